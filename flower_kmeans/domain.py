@@ -1,0 +1,447 @@
+"""Public bounds of the records, and the integer grid on which all private work is done.
+
+A record's way (docs/guarantees.md, "Fixed point, rounding, sampling"): user's units -> clipped to
+the public bounds -> scaled to the unit box or the unit ball -> rounded to the grid of step
+``2**-fraction_bits``. Every step maps one record without looking at any other: the same record
+gives the same grid point in any block, on any client, so sensitivities are those of one record.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flower_kmeans.canonical import (
+    array_from_text,
+    array_to_text,
+    real_from_text,
+    real_to_text,
+)
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
+from flower_kmeans.records import FloatArray, as_numbers, check_records, usable_records
+
+IntArray = NDArray[np.int64]
+
+__all__ = [
+    "MAX_FRACTION_BITS",
+    "Ball",
+    "Box",
+    "Domain",
+    "GridRecords",
+    "check_fraction_bits",
+    "check_records",
+    "domain_from_config",
+    "usable_records",
+]
+
+MAX_FRACTION_BITS = 25  # more would leave no room for a single squared distance (check_exactness)
+_LARGEST_BOUND = 1e300  # beyond these two, widths or their reciprocals leave float64's range
+_SMALLEST_WIDTH = 1e-280
+_INNER_LOOP = 4_096
+
+
+# --------------------------------------------------------------------------- domains
+
+
+@dataclass(frozen=True, init=False)
+class Box:
+    """Records lie between a lower and an upper bound in every column.
+
+    Parameters
+    ----------
+    lower, upper : array-like of shape (d,)
+        Public bounds in the user's units; a record outside is clipped to them. They must not be
+        computed from private records.
+    scale : {"column", "common"}
+        ``"column"`` scales every column to [-1, 1]; ``"common"`` divides all columns by the half
+        width of the widest one, so distances keep their meaning in the user's units.
+
+    Raises
+    ------
+    ConfigurationError
+        If bounds are not finite, reversed, equal or of different lengths, or the scale is unknown.
+    """
+
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    scale: Literal["column", "common"] = "column"
+
+    def __init__(
+        self, lower: ArrayLike, upper: ArrayLike, scale: Literal["column", "common"] = "column"
+    ) -> None:
+        lows, highs = _vector("lower", lower), _vector("upper", upper)
+        if len(lows) != len(highs):
+            raise ConfigurationError(
+                f"lower and upper must have one bound per column, got {len(lows)} and {len(highs)}."
+            )
+        for column, (low, high) in enumerate(zip(lows, highs, strict=True)):
+            if not high - low >= _SMALLEST_WIDTH:
+                raise ConfigurationError(
+                    f"lower must be below upper in every column, got lower={low!r} and "
+                    f"upper={high!r} in column {column}."
+                )
+        if scale not in ("column", "common"):
+            raise ConfigurationError(f"scale must be 'column' or 'common', got {scale!r}.")
+        object.__setattr__(self, "lower", lows)
+        object.__setattr__(self, "upper", highs)
+        object.__setattr__(self, "scale", scale)
+
+    @property
+    def n_features(self) -> int:
+        """Number of columns, d."""
+        return len(self.lower)
+
+    @cached_property
+    def _center(self) -> FloatArray:
+        return np.array(self.lower) / 2 + np.array(self.upper) / 2
+
+    @cached_property
+    def _unit(self) -> FloatArray:
+        """User's units in one scaled unit, per column."""
+        half = np.array(self.upper) / 2 - np.array(self.lower) / 2
+        return np.full_like(half, half.max()) if self.scale == "common" else half
+
+    @cached_property
+    def half_widths(self) -> FloatArray:
+        """Public bound of each scaled coordinate, (d,): 1, or less with a common scale."""
+        half = np.array(self.upper) / 2 - np.array(self.lower) / 2
+        return _frozen(half / self._unit)
+
+    def to_unit(self, records: FloatArray) -> FloatArray:
+        """Clip records (n, d) to the bounds and scale them to ``[-half_widths, half_widths]``."""
+        with np.errstate(over="ignore"):
+            unit = (records - self._center) * (1 / self._unit)
+        return np.clip(unit, -self.half_widths, self.half_widths, out=unit)
+
+    def from_unit(self, points: FloatArray) -> FloatArray:
+        """Return scaled points (m, d) in the user's units, without clipping."""
+        return points * self._unit + self._center
+
+    def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
+        """Return the nearest grid points (n, d), as integers in float64; ties go to even ones."""
+        limit = self.grid_half_widths(fraction_bits)
+        grid = np.rint(unit_points * float(2**fraction_bits))
+        return np.clip(grid, -limit, limit, out=grid)
+
+    def grid_half_widths(self, fraction_bits: int) -> IntArray:
+        """Return the largest absolute integer coordinate of each column, (d,)."""
+        check_fraction_bits(fraction_bits)
+        limits: FloatArray = np.rint(self.half_widths * 2**fraction_bits)
+        return limits.astype(np.int64)
+
+    def l2_bound(self, fraction_bits: int) -> float:
+        """Return the largest l2 norm of a quantised record, in grid units (attained)."""
+        return _sqrt_up(sum(int(g) ** 2 for g in self.grid_half_widths(fraction_bits)))
+
+    def l1_bound(self, fraction_bits: int) -> float:
+        """Return the largest l1 norm of a quantised record, in grid units (attained)."""
+        return float(self.grid_half_widths(fraction_bits).sum())
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the box for a run document."""
+        return {
+            "name": "box",
+            "n_features": self.n_features,
+            "lower": array_to_text(self.lower),
+            "upper": array_to_text(self.upper),
+            "scale": self.scale,
+        }
+
+
+@dataclass(frozen=True, init=False)
+class Ball:
+    """Records lie within a radius of a centre; all columns share one scale.
+
+    Parameters
+    ----------
+    radius : float
+        Public l2 bound in the user's units; a record outside is moved straight towards the centre
+        until it lies on the sphere.
+    center : array-like of shape (d,)
+        In the user's units; public as well.
+
+    Raises
+    ------
+    ConfigurationError
+        If the radius is not positive or a number is not finite.
+    """
+
+    radius: float
+    center: tuple[float, ...]
+
+    def __init__(self, radius: float, center: ArrayLike) -> None:
+        if isinstance(radius, bool) or not isinstance(radius, int | float | np.number):
+            raise ConfigurationTypeError(f"radius must be a number, got {type(radius).__name__}.")
+        if not _SMALLEST_WIDTH <= float(radius) <= _LARGEST_BOUND:
+            raise ConfigurationError(f"radius must be positive and finite, got {radius!r}.")
+        object.__setattr__(self, "radius", float(radius))
+        object.__setattr__(self, "center", _vector("center", center))
+
+    @property
+    def n_features(self) -> int:
+        """Number of columns, d."""
+        return len(self.center)
+
+    @cached_property
+    def half_widths(self) -> FloatArray:
+        """Public bound of each scaled coordinate, (d,): all 1."""
+        return _frozen(np.ones(self.n_features))
+
+    @cached_property
+    def _center(self) -> FloatArray:
+        return np.array(self.center)
+
+    def to_unit(self, records: FloatArray) -> FloatArray:
+        """Move records (n, d) into the ball and scale them to the unit ball."""
+        with np.errstate(over="ignore"):
+            unit = (records - self._center) * (1 / self.radius)
+        # Squares must stay finite. A record so far out keeps its direction only roughly.
+        np.clip(unit, -1e150, 1e150, out=unit)
+        squared = _row_sums(unit * unit)
+        outside = squared > 1
+        unit[outside] /= np.sqrt(squared[outside])[:, None]
+        return unit
+
+    def from_unit(self, points: FloatArray) -> FloatArray:
+        """Return scaled points (m, d) in the user's units, without clipping."""
+        return points * self.radius + self._center
+
+    def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
+        """Return grid points (n, d) as integers in float64, truncated toward zero.
+
+        Rounding to the nearest grid point would put half of the points of the sphere outside.
+        """
+        check_fraction_bits(fraction_bits)
+        grid = np.trunc(unit_points * float(2**fraction_bits))
+        # Truncation cannot lengthen a vector, but to_unit's division may, by a few roundings. The
+        # squared norms here are exact integers (check_exactness), and the factor below 1 covers the
+        # roundings of this correction, so afterwards no norm exceeds 2**fraction_bits.
+        squared = _row_sums(grid * grid)
+        outside = squared > float(4**fraction_bits)
+        if outside.any():
+            factor = (1 - 2.0**-40) * 2**fraction_bits / np.sqrt(squared[outside])
+            grid[outside] = np.trunc(grid[outside] * factor[:, None])
+        return grid
+
+    def grid_half_widths(self, fraction_bits: int) -> IntArray:
+        """Return the largest absolute integer coordinate of each column, (d,)."""
+        check_fraction_bits(fraction_bits)
+        return np.full(self.n_features, 2**fraction_bits, dtype=np.int64)
+
+    def l2_bound(self, fraction_bits: int) -> float:
+        """Return the largest l2 norm of a quantised record, in grid units (attained)."""
+        check_fraction_bits(fraction_bits)
+        return float(2**fraction_bits)
+
+    def l1_bound(self, fraction_bits: int) -> float:
+        """Return a bound of the l1 norm of a quantised record, in grid units.
+
+        By Cauchy-Schwarz at most ``sqrt(d) * 2**fraction_bits``, and an l1 norm of integers is an
+        integer.
+        """
+        check_fraction_bits(fraction_bits)
+        return float(math.isqrt(self.n_features * 4**fraction_bits))
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the ball for a run document."""
+        return {
+            "name": "ball",
+            "n_features": self.n_features,
+            "radius": real_to_text(self.radius),
+            "center": array_to_text(self.center),
+        }
+
+
+Domain = Box | Ball
+
+
+def domain_from_config(config: Mapping[str, Any]) -> Domain:
+    """Return the domain that ``to_config`` wrote.
+
+    Raises
+    ------
+    ConfigurationError, MessageError
+        If the configuration is not one of a box or a ball.
+    """
+    fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
+    name = config.get("name")
+    expected = fields.get(name) if isinstance(name, str) else None
+    if expected is None or set(config) != expected | {"name", "n_features"}:
+        raise ConfigurationError("domain must hold exactly the fields of a 'box' or a 'ball'.")
+    width = config["n_features"]
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ConfigurationError("n_features of a domain must be a positive integer.")
+    if name == "box":
+        lower = array_from_text(config["lower"], (width,))
+        return Box(lower, array_from_text(config["upper"], (width,)), config["scale"])
+    return Ball(real_from_text(config["radius"]), array_from_text(config["center"], (width,)))
+
+
+def check_fraction_bits(fraction_bits: int) -> None:
+    """Require a number of fractional bits that the grid can have.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is not an integer in [1, 25].
+    """
+    if isinstance(fraction_bits, bool) or not isinstance(fraction_bits, int | np.integer):
+        raise ConfigurationTypeError(
+            f"fraction_bits must be an integer, got {type(fraction_bits).__name__}."
+        )
+    if not 1 <= fraction_bits <= MAX_FRACTION_BITS:
+        raise ConfigurationError(
+            f"fraction_bits must lie in [1, {MAX_FRACTION_BITS}], got {fraction_bits}."
+        )
+
+
+# --------------------------------------------------------------------------- records
+
+
+class GridRecords:
+    """Records as exact integers on the grid, made block by block.
+
+    The records stay where they are, in the user's units; blocks are clipped, scaled and quantised
+    on the fly, so nothing of the records' size is allocated. Coordinates are those of
+    ``domain.quantise(domain.to_unit(records), fraction_bits)``, bit for bit.
+
+    Parameters
+    ----------
+    records : ndarray of shape (n, d), float64
+        As ``check_records`` or ``usable_records`` return them.
+    domain : Box or Ball
+    fraction_bits : int
+        The grid's step is ``2**-fraction_bits``.
+    """
+
+    def __init__(self, records: FloatArray, domain: Domain, fraction_bits: int) -> None:
+        check_fraction_bits(fraction_bits)
+        if records.ndim != 2 or records.shape[1] != domain.n_features:
+            raise DataError(
+                f"records must have shape (n, {domain.n_features}), got {records.shape}."
+            )
+        self._records = np.ascontiguousarray(records, dtype=np.float64)
+        self.fraction_bits = int(fraction_bits)
+        self._read = _box_reader(domain, fraction_bits) if isinstance(domain, Box) else None
+        self._domain: Domain | None = domain
+
+    @classmethod
+    def from_grid(cls, grid: ArrayLike, fraction_bits: int) -> "GridRecords":
+        """Return records that are already integers on the grid, (n, d)."""
+        check_fraction_bits(fraction_bits)
+        values = np.asarray(grid)
+        points = values.astype(np.float64)
+        if values.ndim != 2 or not (np.rint(points) == points).all():
+            raise DataError("grid must be a two-dimensional array of integers.")
+        if points.size and np.abs(points).max() > 2**fraction_bits:
+            raise DataError(f"grid must lie in [-{2**fraction_bits}, {2**fraction_bits}].")
+        self = cls.__new__(cls)
+        self._records = np.ascontiguousarray(points)
+        self.fraction_bits = int(fraction_bits)
+        self._read, self._domain = None, None
+        return self
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of records and of columns."""
+        return self._records.shape[0], self._records.shape[1]
+
+    def read(self, start: int, out: FloatArray) -> None:
+        """Write the grid points of rows ``start`` to ``start + len(out)`` into ``out``."""
+        rows = self._records[start : start + len(out)]
+        if self._read is not None:
+            self._read(rows, out)
+        elif self._domain is not None:
+            out[...] = self._domain.quantise(self._domain.to_unit(rows), self.fraction_bits)
+        else:
+            out[...] = rows
+
+    def blocks(self, max_rows: int) -> Iterator[FloatArray]:
+        """Yield grid points (m, d) as integer-valued float64, m <= max_rows, in order."""
+        n, d = self.shape
+        for start in range(0, n, max_rows):
+            block = np.empty((min(max_rows, n - start), d))
+            self.read(start, block)
+            yield block
+
+
+# --------------------------------------------------------------------------- details
+
+
+def _box_reader(box: Box, fraction_bits: int) -> Callable[[FloatArray, FloatArray], None]:
+    """Return ``quantise(to_unit(rows))`` of a box as four passes over a block.
+
+    A factor 2**q commutes with every rounding, and clipping with rounding, so the result is that of
+    the two methods. Rows of bounds are repeated up to a few thousand columns, because NumPy's inner
+    loop would otherwise be as short as a record.
+    """
+    limits = box.grid_half_widths(fraction_bits).astype(np.float64)
+    d = box.n_features
+    group = max(1, _INNER_LOOP // d)
+    rows = (box._center, 1 / box._unit * 2**fraction_bits, -limits, limits)
+    tiled = tuple(np.tile(row, group) for row in rows)
+
+    def convert(records: FloatArray, out: FloatArray, bounds: tuple[FloatArray, ...]) -> None:
+        center, factor, low, high = bounds
+        np.subtract(records, center, out=out)
+        np.multiply(out, factor, out=out)
+        np.rint(out, out=out)
+        np.maximum(out, low, out=out)
+        np.minimum(out, high, out=out)
+
+    def read(records: FloatArray, out: FloatArray) -> None:
+        whole = len(records) // group * group
+        with np.errstate(over="ignore"):
+            wide = (-1, group * d)
+            convert(records[:whole].reshape(wide), out[:whole].reshape(wide), tiled)
+            convert(records[whole:], out[whole:], rows)
+
+    return read
+
+
+def _row_sums(values: FloatArray) -> FloatArray:
+    """Return the sum of each row, adding halves in place (``values`` is overwritten).
+
+    Only elementwise operations: the order of additions depends on the width alone, so a row's sum
+    is the same in every block, which NumPy's own reductions do not promise.
+    """
+    width = values.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        values[:, : width - half] += values[:, half:width]
+        width = half
+    return values[:, 0]
+
+
+def _sqrt_up(square: int) -> float:
+    """Return the smallest float64 that is not below the root of an integer."""
+    root = math.sqrt(square)
+    numerator, denominator = root.as_integer_ratio()
+    below = numerator**2 < square * denominator**2
+    return math.nextafter(root, math.inf) if below else root
+
+
+def _frozen(array: FloatArray) -> FloatArray:
+    array.setflags(write=False)
+    return array
+
+
+def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:
+    """Return a non-empty finite vector of public numbers as a hashable tuple."""
+    array = as_numbers(values, name)
+    if array.ndim != 1 or not array.size:
+        raise ConfigurationError(
+            f"{name} must be one number per column, of shape (d,), got shape {array.shape}."
+        )
+    vector = array.astype(np.float64) + 0.0  # no negative zeros: equal domains hash alike
+    wrong = np.flatnonzero(~(np.abs(vector) <= _LARGEST_BOUND))
+    if wrong.size:
+        raise ConfigurationError(
+            f"{name} must be finite (at most {_LARGEST_BOUND:g}), got {vector[wrong[0]]!s} in "
+            f"column {wrong[0]}."
+        )
+    return tuple(vector.tolist())

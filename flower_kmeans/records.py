@@ -1,0 +1,107 @@
+"""Records as they come from users: checked, or with their unusable rows left out."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flower_kmeans.errors import ConfigurationTypeError, DataError
+
+FloatArray = NDArray[np.float64]
+
+_CHECK_ROWS = 8_192
+
+
+def check_records(
+    records: ArrayLike, n_features: int | None = None, *, name: str = "records"
+) -> FloatArray:
+    """Return records as a finite, C-contiguous float64 array.
+
+    Parameters
+    ----------
+    records : array-like of shape (n, d)
+        Numbers; n may be 0. An array that is fine as it is comes back uncopied.
+    n_features : int or None
+        The width that is expected, if one is.
+    name : str
+        How the message calls the records.
+
+    Returns
+    -------
+    ndarray of shape (n, d), float64
+
+    Raises
+    ------
+    DataError
+        If the shape is wrong or a value is NaN or infinite.
+    ConfigurationTypeError
+        If the values are not numbers.
+    """
+    checked = _as_table(records, n_features, name)
+    bad = _first_bad_row(checked)
+    if bad is not None:
+        raise DataError(f"{name} must be finite, got NaN or infinity in row {bad}.")
+    return checked
+
+
+def usable_records(records: ArrayLike, n_features: int) -> tuple[FloatArray, int]:
+    """Return the records that a client may use during a run, and how many are not among them.
+
+    Inside a run nothing visible may depend on a single record, so a row that is not finite is a
+    null record that counts as none (docs/guarantees.md, "Neighbours, budget, delta").
+
+    Returns
+    -------
+    usable : ndarray of shape (n, d), float64
+        The input itself, uncopied, where every row is finite.
+    n_null : int
+        Rows left out. Private: for the client's own log only.
+
+    Raises
+    ------
+    DataError, ConfigurationTypeError
+        If this is not a table of numbers of that width at all.
+    """
+    checked = _as_table(records, n_features, "records")
+    if _first_bad_row(checked) is None:
+        return checked, 0
+    finite: NDArray[np.bool_] = np.isfinite(checked).all(axis=1)
+    return checked[finite], int(len(finite) - finite.sum())
+
+
+def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Return an array of real numbers, of any shape, or raise ``ConfigurationTypeError``."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise ConfigurationTypeError(f"{name} must not be a masked array: remove masked rows.")
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise DataError(f"{name} must be rectangular: rows differ in length.") from None
+    if array.dtype.kind not in "biuf":
+        raise ConfigurationTypeError(
+            f"{name} must be an array of real numbers, got dtype {array.dtype}."
+        )
+    return array
+
+
+def _as_table(records: ArrayLike, n_features: int | None, name: str) -> FloatArray:
+    array = as_numbers(records, name)
+    if array.ndim != 2 or array.shape[1] < 1:
+        width = "d" if n_features is None else n_features
+        hint = " Use reshape(-1, 1) for a single column." if array.ndim == 1 else ""
+        raise DataError(
+            f"{name} must be two-dimensional, of shape (n, {width}), got shape {array.shape}.{hint}"
+        )
+    if n_features is not None and array.shape[1] != n_features:
+        raise DataError(f"{name} must have {n_features} columns, got {array.shape[1]}.")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def _first_bad_row(records: FloatArray) -> int | None:
+    """Return the first row that is not finite; a block at a time, to allocate little."""
+    for start in range(0, len(records), _CHECK_ROWS):
+        finite = np.isfinite(records[start : start + _CHECK_ROWS])
+        if not finite.all():
+            return start + int(np.argmin(finite.all(axis=1)))
+    return None
