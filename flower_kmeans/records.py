@@ -65,7 +65,7 @@ def usable_records(records: ArrayLike, n_features: int) -> tuple[FloatArray, int
     checked = _as_table(records, n_features, "records")
     if _first_bad_row(checked) is None:
         return checked, 0
-    finite: NDArray[np.bool_] = np.isfinite(checked).all(axis=1)
+    finite: NDArray[np.bool_] = np.all(np.isfinite(checked), axis=1)
     return checked[finite], int(len(finite) - finite.sum())
 
 
