@@ -1,0 +1,227 @@
+"""What every algorithm is: additive questions to clients, and updates from noisy sums.
+
+An algorithm is a frozen set of public parameters. It holds no records, adds no noise and sends
+nothing: a client computes ``statistic``, somebody adds the statistics of all clients and the noise
+that ``plan`` prescribes, and ``update`` turns the noisy sum into the next state. All statistics are
+integers, so sums are exact in any order (docs/guarantees.md, "Fixed point, rounding, sampling").
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.domain import Domain, GridRecords
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.plan import PrivacyPlan
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A named array of a round's statistic.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+    exponent : int
+        An integer ``i`` of the block stands for the value ``i * 2**-exponent``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    exponent: int
+
+    @property
+    def size(self) -> int:
+        """Number of words."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Integer arrays (int64), named as the blocks of the round's layout."""
+
+    blocks: Mapping[str, IntArray]
+
+
+@dataclass(frozen=True)
+class State:
+    """All that an algorithm knows after a number of rounds.
+
+    Attributes
+    ----------
+    round : int
+        Rounds that are done.
+    arrays : mapping of str to ndarray
+        Of dtype int64 if the algorithm is replayable, so that states can be compared bit for bit.
+    """
+
+    round: int
+    arrays: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that a client must know to answer a round.
+
+    Attributes
+    ----------
+    round : int
+        Counted from 1.
+    arrays : mapping of str to ndarray
+    """
+
+    round: int
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+class Algorithm(ABC):
+    """A clustering algorithm as a sequence of additive questions.
+
+    Implementations are frozen, hashable dataclasses of public parameters, complete when
+    constructed: every parameter is checked there, before anything is sent or spent.
+    """
+
+    name: ClassVar[str]
+    """The name in run documents."""
+
+    replayable: ClassVar[bool]
+    """Whether clients may compute the next question themselves.
+
+    Then ``units`` depends on the question's round alone, ``update`` and ``initial_state`` use no
+    randomness, and their results are the same integers on every processor.
+    """
+
+    domain: Domain
+    n_rounds: int
+
+    @abstractmethod
+    def layout(self, round_number: int) -> tuple[Block, ...]:
+        """Return the blocks of a round's statistic (rounds count from 1), in their order."""
+
+    @abstractmethod
+    def plan(self) -> PrivacyPlan:
+        """Return what each round releases, calibrated to the budget; needs no data."""
+
+    @abstractmethod
+    def initial_state(self, rng: np.random.Generator | None = None) -> State:
+        """Return the state before round 1. It never travels."""
+
+    @abstractmethod
+    def question(self, state: State) -> Question:
+        """Return the question of the round after ``state``."""
+
+    @abstractmethod
+    def units(self, question: Question) -> FloatArray:
+        """Return the public scale of every word of the statistic.
+
+        Returns
+        -------
+        ndarray of shape (words,), float64
+            In grid units, in layout order. For neighbouring data sets, the difference of the
+            statistics divided by the units has norm at most 1, jointly over the blocks of each
+            release of the plan and in that release's norm.
+        """
+
+    @abstractmethod
+    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+        """Return one client's answer; zeros for no records."""
+
+    @abstractmethod
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Return the state after the noisy sum of all answers.
+
+        Total: it accepts any integers. Noise makes every word possible, and an error here would
+        tell others about words that nobody may see.
+        """
+
+    @abstractmethod
+    def centroids(self, state: State) -> FloatArray | None:
+        """Return the centroids in the user's units, (k, d), or ``None`` if there are none yet."""
+
+    @abstractmethod
+    def counts(self, state: State) -> FloatArray | None:
+        """Return the noisy cluster sizes of the last round, (k,), or ``None`` before it."""
+
+    @abstractmethod
+    def to_config(self) -> dict[str, Any]:
+        """Return the parameters for a run document, without domain and budget."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+        """Return the algorithm that ``to_config`` described.
+
+        Raises
+        ------
+        ConfigurationError, MessageError
+            If a parameter is missing, unknown or not acceptable.
+        """
+
+    def words(self, round_number: int) -> int:
+        """Return the number of words of a round's statistic."""
+        return sum(block.size for block in self.layout(round_number))
+
+    def flatten(self, statistic: Statistic, round_number: int) -> IntArray:
+        """Return a statistic as one vector, (words,) int64, in layout order."""
+        parts = []
+        for block in self.layout(round_number):
+            array = statistic.blocks[block.name]
+            if array.shape != block.shape or array.dtype != np.int64:
+                raise ValueError(
+                    f"Expected block {block.name!r} as int64 of shape {block.shape}. "
+                    f"Got {array.dtype} of shape {array.shape} instead."
+                )
+            parts.append(array.reshape(-1))
+        return np.concatenate(parts)
+
+    def unflatten(self, vector: IntArray, round_number: int) -> Statistic:
+        """Return the statistic that ``flatten`` wrote as a vector (words,) int64."""
+        words = self.words(round_number)
+        if vector.shape != (words,) or vector.dtype != np.int64:
+            raise ValueError(
+                f"Expected {words} words of int64. "
+                f"Got {vector.dtype} of shape {vector.shape} instead."
+            )
+        blocks, start = {}, 0
+        for block in self.layout(round_number):
+            blocks[block.name] = vector[start : start + block.size].reshape(block.shape)
+            start += block.size
+        return Statistic(blocks)
+
+
+_REGISTRY: dict[str, type[Algorithm]] = {}
+AlgorithmType = TypeVar("AlgorithmType", bound=type[Algorithm])
+
+
+def register(algorithm: AlgorithmType) -> AlgorithmType:
+    """Make an algorithm known to ``algorithm_from_config`` under its name (a class decorator)."""
+    _REGISTRY[algorithm.name] = algorithm
+    return algorithm
+
+
+def algorithm_from_config(
+    config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
+) -> Algorithm:
+    """Return the algorithm that a run document describes.
+
+    Raises
+    ------
+    ConfigurationError, MessageError
+        If the name is unknown, or a parameter is missing, unknown or not acceptable.
+    """
+    name = config.get("name")
+    if not isinstance(name, str) or name not in _REGISTRY:
+        raise ConfigurationError(f"Expected the name of an algorithm in {sorted(_REGISTRY)}.")
+    return _REGISTRY[name].from_config(config, domain, budget)
