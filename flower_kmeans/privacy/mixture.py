@@ -1,0 +1,75 @@
+"""Composition of Gaussian with Laplace releases, by privacy loss distributions.
+
+One Gaussian release stands for all of them (their composition is exact), the Laplace releases are
+composed with it numerically: ``dp_accounting``'s connect-the-dots discretisation is pessimistic,
+so every number here is an upper bound (Doroshenko et al. 2022; docs/guarantees: Neighbours,
+budget, delta).
+"""
+
+import math
+from collections import Counter
+from functools import lru_cache
+from typing import Any
+
+# Steps of the discretised privacy loss per unit of the largest epsilon involved.
+_STEPS = 10_000
+_MAX_STEP = 1e-2
+_MIN_STEP = 1e-7
+
+
+def laplace_delta(cost: float, epsilon: float) -> float:
+    """Return the least delta of one Laplace release of pure epsilon ``cost`` at ``epsilon``."""
+    return max(0.0, -math.expm1((epsilon - cost) / 2))
+
+
+def mixture_delta(mu: float, laplace: tuple[float, ...], epsilon: float) -> float:
+    """Return a delta that all releases together meet at an epsilon.
+
+    Parameters
+    ----------
+    mu : float
+        The Gaussian releases' composed mu, 0 if there are none.
+    laplace : tuple of float
+        Pure epsilon of every Laplace release.
+    epsilon : float
+        At least 0.
+
+    Returns
+    -------
+    float
+        In [0, 1].
+    """
+    if not mu and math.fsum(laplace) <= epsilon:
+        return 0.0
+    composed = _composed(mu, tuple(sorted(laplace)))
+    return float(composed.get_delta_for_epsilon(epsilon))
+
+
+def mixture_epsilon(mu: float, laplace: tuple[float, ...], delta: float) -> float:
+    """Return an epsilon that all releases together meet at a delta; infinite if there is none."""
+    pure = math.fsum(laplace) if not mu else math.inf
+    if delta == 0:
+        return pure
+    composed = _composed(mu, tuple(sorted(laplace)))
+    return min(pure, float(composed.get_epsilon_for_delta(delta)))
+
+
+@lru_cache(maxsize=64)
+def _composed(mu: float, laplace: tuple[float, ...]) -> Any:
+    # A second of import time, which clients (a new process per message) need not pay for plans
+    # of Gaussian releases.
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    # The step follows the size of the typical loss, so that small budgets stay exact and large
+    # ones stay cheap.
+    size = math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
+    step = min(_MAX_STEP, max(_MIN_STEP, size / _STEPS))
+    total = None
+    for cost, count in Counter(laplace).items():
+        part = pld.from_laplace_mechanism(1 / cost, value_discretization_interval=step)
+        part = part.self_compose(count) if count > 1 else part
+        total = part if total is None else total.compose(part)
+    if mu:
+        part = pld.from_gaussian_mechanism(1 / mu, value_discretization_interval=step)
+        total = part if total is None else total.compose(part)
+    return total

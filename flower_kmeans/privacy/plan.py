@@ -1,0 +1,463 @@
+"""What a run releases, round by round, and what all of it costs together.
+
+Guarantee: a run whose answers carry the planned noise is (epsilon, delta)-differentially private
+for its unit under null-record adjacency, adaptively composed over all rounds
+(docs/guarantees: Neighbours, budget, delta). The same :class:`Release` objects draw the noise and
+are accounted, so the two cannot drift apart.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.canonical import real_from_text, real_to_text
+from flower_kmeans.errors import BudgetError, ConfigurationError, MessageError
+from flower_kmeans.privacy.budget import PrivacyBudget, budget_from_config
+from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
+from flower_kmeans.privacy.mixture import laplace_delta, mixture_delta, mixture_epsilon
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+Mechanism = Literal["gaussian", "laplace"]
+Norm = Literal["l2", "l1"]
+
+_NORM_OF = {"gaussian": "l2", "laplace": "l1"}
+# Far beyond any run; keeps a hostile document from occupying a client for long.
+_MAX_RELEASES = 10_000
+_RELEASE_FIELDS = {"name", "mechanism", "norm", "noise_multiplier", "blocks"}
+# Scales of mixtures are found on a grid this fine, so that the last bits of the numerical
+# composition, which differ between processors, do not reach the noise.
+_SCALE_BITS = 16
+
+
+@dataclass(frozen=True)
+class Release:
+    """One noisy answer, or a part of one.
+
+    Attributes
+    ----------
+    name : str
+        What a user reads.
+    mechanism : {"gaussian", "laplace"}
+        Law of the noise, before rounding.
+    norm : {"l2", "l1"}
+        Norm of the sensitivity: l2 for Gaussian, l1 for Laplace noise.
+    noise_multiplier : float
+        Noise of a coordinate over its public unit: a standard deviation for Gaussian, the scale
+        ``b`` for Laplace noise. Neighbours differ by at most 1 in ``norm``, in units, jointly
+        over all blocks. 0 in a run without privacy.
+    blocks : tuple of str
+        Blocks of the round's statistic that this release covers.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is out of range, or norm and mechanism do not belong together.
+    """
+
+    name: str
+    mechanism: Mechanism
+    norm: Norm
+    noise_multiplier: float
+    blocks: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        if self.mechanism not in _NORM_OF:
+            raise ConfigurationError(
+                "The 'mechanism' of a release must be 'gaussian' or 'laplace'. "
+                f"Got {self.mechanism!r} instead."
+            )
+        if self.norm != _NORM_OF[self.mechanism]:
+            raise ConfigurationError(
+                f"The 'norm' of a {self.mechanism} release must be {_NORM_OF[self.mechanism]!r}. "
+                f"Got {self.norm!r} instead."
+            )
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ConfigurationError(
+                "The 'noise_multiplier' of a release must be at least 0 and finite. "
+                f"Got {self.noise_multiplier!r} instead."
+            )
+        if not self.blocks:
+            raise ConfigurationError("The 'blocks' of a release must name at least one block.")
+
+    @property
+    def cost(self) -> float:
+        """The release's own mu (Gaussian) or pure epsilon (Laplace); infinite without noise."""
+        return 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """All releases of a run, calibrated together.
+
+    Attributes
+    ----------
+    budget : PrivacyBudget
+        What was asked for, with its delta resolved.
+    n_records : int or None
+        The public number of record slots, if the run has one.
+    rounds : tuple of tuples of Release
+        Releases by round.
+    """
+
+    budget: PrivacyBudget
+    n_records: int | None
+    rounds: tuple[tuple[Release, ...], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounds", tuple(tuple(releases) for releases in self.rounds))
+        n_records = self.n_records
+        if n_records is not None and (
+            isinstance(n_records, bool) or not isinstance(n_records, int) or n_records < 1
+        ):
+            raise ConfigurationError(
+                f"The 'n_records' parameter must be a positive integer. Got {n_records!r} instead."
+            )
+        if not self.budget.is_private:
+            if any(release.noise_multiplier for release in self.releases):
+                raise ConfigurationError(
+                    "The releases of a plan with epsilon=None must have noise_multiplier 0."
+                )
+            return
+        if self.budget.delta is None:
+            raise ConfigurationError(
+                "The 'budget' of a plan must be resolved: its delta is None. Use "
+                "PrivacyBudget.resolved, or calibrate."
+            )
+        if not 1 <= len(self.releases) <= _MAX_RELEASES:
+            raise ConfigurationError(
+                f"A private plan must have between 1 and {_MAX_RELEASES} releases. "
+                f"Got {len(self.releases)} instead."
+            )
+        for release in self.releases:
+            if not math.isfinite(release.cost):
+                raise ConfigurationError(
+                    "The 'noise_multiplier' of a release in a private plan must be positive. "
+                    f"Got {release.noise_multiplier!r} for {release.name!r} instead."
+                )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the run has any guarantee."""
+        return self.budget.is_private
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """Releases of all rounds, in order."""
+        return tuple(release for releases in self.rounds for release in releases)
+
+    @property
+    def mu(self) -> float | None:
+        """The run's mu-GDP level; ``None`` when it is not private or not all noise is Gaussian."""
+        mu, laplace = _split(self.releases)
+        return mu if self.is_private and not laplace else None
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """Return the least epsilon that the run meets at a delta (the budget's by default)."""
+        if not self.is_private:
+            return math.inf
+        return _epsilon(self.releases, _delta_or(self.budget, delta))
+
+    def delta(self, epsilon: float) -> float:
+        """Return the least delta that the run meets at an epsilon; 1 when it is not private."""
+        return _delta(self.releases, epsilon) if self.is_private else 1.0
+
+    def curve(self, epsilons: Iterable[float]) -> NDArray[np.float64]:
+        """Return delta(epsilon) at every given epsilon, as a float64 array of the same length."""
+        return np.array([self.delta(float(epsilon)) for epsilon in epsilons], dtype=np.float64)
+
+    def group(self, size: int, delta: float | None = None) -> float:
+        """Return the epsilon that protects a group of units together.
+
+        A group changes every answer by at most ``size`` units of the release, so the group's
+        guarantee is that of noise ``size`` times smaller (all-Gaussian: ``size * mu``-GDP).
+
+        Parameters
+        ----------
+        size : int
+            Units (records or clients) in the group, at least 1.
+        delta : float, optional
+            The budget's by default.
+        """
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigurationError(
+                f"The 'size' of a group must be a positive integer. Got {size!r} instead."
+            )
+        if not self.is_private:
+            return math.inf
+        return _epsilon(_scaled(self.releases, 1.0 / size), _delta_or(self.budget, delta))
+
+    def event(self) -> "dp_accounting.DpEvent":
+        """Return the run as an event for any accountant of ``dp_accounting``."""
+        # A second of import time, which clients (a new process per message) need not pay.
+        import dp_accounting
+
+        if not self.is_private:
+            return dp_accounting.NonPrivateDpEvent()
+        events = {
+            "gaussian": dp_accounting.GaussianDpEvent,
+            "laplace": dp_accounting.LaplaceDpEvent,
+        }
+        return dp_accounting.ComposedDpEvent(
+            [events[release.mechanism](release.noise_multiplier) for release in self.releases]
+        )
+
+    def describe(self) -> str:
+        """Return the plan as a table for its reader."""
+        if not self.is_private:
+            return "NOT PRIVATE: no noise is added to any answer."
+        rows = [("round", "release", "noise", "norm", "multiplier", "alone")]
+        for number, releases in enumerate(self.rounds, 1):
+            rows.extend(
+                (
+                    str(number),
+                    release.name,
+                    release.mechanism,
+                    release.norm,
+                    f"{release.noise_multiplier:.6g}",
+                    f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}",
+                )
+                for release in releases
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        delta = self.budget.delta
+        together = f"epsilon {self.epsilon():.6g} at delta {delta:.4g}"
+        if self.mu is not None:
+            together = f"mu {self.mu:.6g}, {together}"
+        unit = self.budget.unit
+        lines.append(f"All rounds together: {together}, for one {unit}.")
+        curve = ", ".join(f"{e:.3g}: {self.delta(e):.2g}" for e in self._shown_epsilons())
+        lines.append(f"delta at other epsilon: {curve}.")
+        groups = ", ".join(f"{size} {unit}s {self.group(size):.4g}" for size in (2, 10))
+        lines.append(f"epsilon of groups: {groups}.")
+        return "\n".join(lines)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the plan for a run document."""
+        config: dict[str, Any] = {
+            "budget": self.budget.to_config(),
+            "rounds": [
+                [
+                    {
+                        "name": release.name,
+                        "mechanism": release.mechanism,
+                        "norm": release.norm,
+                        "noise_multiplier": real_to_text(release.noise_multiplier),
+                        "blocks": list(release.blocks),
+                    }
+                    for release in releases
+                ]
+                for releases in self.rounds
+            ],
+        }
+        if self.n_records is not None:
+            config["n_records"] = self.n_records
+        if self.mu is not None:
+            config["mu"] = real_to_text(self.mu)
+        return config
+
+    def _shown_epsilons(self) -> list[float]:
+        epsilon = cast(float, self.budget.epsilon)
+        return [factor * epsilon for factor in (0.25, 0.5, 2.0, 4.0)]
+
+
+@lru_cache(maxsize=256)
+def _calibrated(
+    budget: PrivacyBudget, rounds: tuple[tuple[Release, ...], ...], n_records: int | None
+) -> PrivacyPlan:
+    releases = tuple(release for group in rounds for release in group)
+    mu, laplace = _split(releases)
+    epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
+    if not laplace:
+        target = mu_of_budget(epsilon, delta)
+        scale = mu / target
+        # Rounding may leave the composed mu a few bits above the target.
+        while _split(_scaled(releases, scale))[0] > target:
+            scale = math.nextafter(scale, math.inf)
+    elif delta == 0:
+        if mu:
+            raise BudgetError(
+                "The 'delta' parameter must be positive for a plan with Gaussian noise, which is "
+                "never purely differentially private. Got 0 instead."
+            )
+        scale = math.fsum(laplace) / epsilon
+        while math.fsum(_split(_scaled(releases, scale))[1]) > epsilon:
+            scale = math.nextafter(scale, math.inf)
+    else:
+        scale = _mixture_scale(releases, epsilon, delta)
+    scaled = tuple(_scaled(releases_of_round, scale) for releases_of_round in rounds)
+    return PrivacyPlan(budget, n_records, scaled)
+
+
+def calibrate(
+    budget: PrivacyBudget, rounds: Sequence[Sequence[Release]], n_records: int | None
+) -> PrivacyPlan:
+    """Scale the noise of all releases by one factor, so that together they meet the budget.
+
+    Closed form when all noise is Gaussian; the sum of the epsilons when delta is 0 and all noise
+    is Laplace; otherwise bisection over the numerical composition of privacy loss distributions
+    (docs/guarantees: Neighbours, budget, delta).
+
+    Parameters
+    ----------
+    budget : PrivacyBudget
+        A delta of ``None`` is resolved with ``n_records``.
+    rounds : sequence of sequences of Release
+        Releases by round; only the ratios of their noise multipliers matter.
+    n_records : int or None
+        Public number of record slots.
+
+    Returns
+    -------
+    PrivacyPlan
+        With all multipliers 0 when ``budget.epsilon`` is ``None``.
+
+    Raises
+    ------
+    BudgetError
+        If no scale can meet the budget (delta 0 with Gaussian noise).
+    ConfigurationError
+        If delta is to be resolved and ``n_records`` is missing, or a release is out of range.
+    """
+    given = tuple(tuple(releases) for releases in rounds)
+    if not budget.is_private:
+        bare = tuple(tuple(replace(r, noise_multiplier=0.0) for r in group) for group in given)
+        return PrivacyPlan(budget, n_records, bare)
+    if budget.delta is None:
+        if n_records is None:
+            raise ConfigurationError(
+                "The 'n_records' parameter is required: delta is to be chosen from the public "
+                "number of records. Got None instead."
+            )
+        budget = budget.resolved(n_records)
+    # Checks the given multipliers, counts and n_records before anything is computed from them.
+    PrivacyPlan(budget, n_records, given)
+    return _calibrated(budget, given, n_records)
+
+
+def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
+    """Return the plan that a run document states, and require that it keeps its own promise.
+
+    Raises
+    ------
+    MessageError
+        If it is malformed, or its releases cost more than the budget it states.
+    """
+    optional = {"n_records", "mu"}
+    if not isinstance(config, Mapping) or not {"budget", "rounds"} <= set(config) <= (
+        optional | {"budget", "rounds"}
+    ):
+        raise MessageError("A privacy plan must have a budget and rounds.")
+    rounds = config["rounds"]
+    if not isinstance(rounds, list) or not all(isinstance(group, list) for group in rounds):
+        raise MessageError("The rounds of a privacy plan must be lists of releases.")
+    budget = budget_from_config(config["budget"])
+    if sum(map(len, rounds)) > _MAX_RELEASES:
+        raise MessageError(f"A privacy plan must have at most {_MAX_RELEASES} releases.")
+    releases = tuple(tuple(_release_from_config(item) for item in group) for group in rounds)
+    try:
+        plan = PrivacyPlan(budget, config.get("n_records"), releases)
+    except ConfigurationError:
+        raise MessageError("The privacy plan of the run document is out of range.") from None
+    if config.get("mu") != plan.to_config().get("mu"):
+        raise MessageError("The mu of a privacy plan must be that of its releases.")
+    if plan.is_private and not _meets(plan.releases, budget):
+        raise MessageError("The releases of a privacy plan must meet its budget.")
+    return plan
+
+
+def _release_from_config(config: Any) -> Release:
+    if not isinstance(config, Mapping) or set(config) != _RELEASE_FIELDS:
+        raise MessageError("A release must have exactly the fields of a release.")
+    blocks = config["blocks"]
+    texts = [config["name"], config["mechanism"], config["norm"]]
+    if not isinstance(blocks, list) or not all(isinstance(text, str) for text in texts + blocks):
+        raise MessageError("The names of a release and of its blocks must be text.")
+    try:
+        return Release(
+            config["name"],
+            config["mechanism"],
+            config["norm"],
+            real_from_text(config["noise_multiplier"]),
+            tuple(blocks),
+        )
+    except ConfigurationError:
+        raise MessageError("A release of the run document is out of range.") from None
+
+
+def _delta_or(budget: PrivacyBudget, delta: float | None) -> float:
+    return cast(float, budget.delta) if delta is None else delta
+
+
+def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:
+    return tuple(replace(r, noise_multiplier=r.noise_multiplier * scale) for r in releases)
+
+
+def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
+    """Return the composed mu of the Gaussian releases, and the epsilons of the Laplace ones."""
+    squares = []
+    laplace = []
+    for release in releases:
+        if release.mechanism == "gaussian":
+            squares.append(release.cost * release.cost)
+        else:
+            laplace.append(release.cost)
+    return math.sqrt(math.fsum(squares)), tuple(laplace)
+
+
+def _epsilon(releases: Iterable[Release], delta: float) -> float:
+    mu, laplace = _split(releases)
+    return mixture_epsilon(mu, laplace, delta) if laplace else epsilon_of_mu(mu, delta)
+
+
+def _delta(releases: Iterable[Release], epsilon: float) -> float:
+    mu, laplace = _split(releases)
+    return mixture_delta(mu, laplace, epsilon) if laplace else delta_of_mu(mu, epsilon)
+
+
+def _meets(releases: Iterable[Release], budget: PrivacyBudget) -> bool:
+    """Return whether releases meet a budget; cheap refusals first, they bound the rest's work."""
+    epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
+    mu, laplace = _split(releases)
+    if mu and (delta == 0 or mu > mu_of_budget(epsilon, delta)):
+        return False
+    if not laplace or math.fsum(laplace) <= epsilon and not mu:
+        return True
+    if delta == 0 or any(laplace_delta(cost, epsilon) > delta for cost in laplace):
+        return False
+    # Other processors may have found a scale whose last bits differ.
+    return mixture_delta(mu, laplace, epsilon) <= delta * (1 + 1e-6)
+
+
+def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) -> float:
+    mu, laplace = _split(releases)
+    # Half of the budget to either kind meets it by basic composition.
+    high = math.fsum(laplace) / epsilon
+    if mu:
+        high = max(2 * high, mu / mu_of_budget(epsilon / 2, delta))
+    # Both kinds must meet the budget alone, so no scale below this one can.
+    low = max(laplace) / (epsilon - 2 * math.log1p(-delta))
+    if mu:
+        low = max(low, mu / mu_of_budget(epsilon, delta))
+    step = math.ldexp(1.0, math.frexp(high)[1] - _SCALE_BITS)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    while first < last:
+        middle = (first + last) // 2
+        if middle and _delta(_scaled(releases, middle * step), epsilon) <= delta:
+            last = middle
+        else:
+            first = middle + 1
+    return last * step
