@@ -1,5 +1,6 @@
 """Tables of every format give the same records; every split is a partition."""
 
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from flower_kmeans import datasets
 from flower_kmeans.datasets import load_table, split_by_column, split_dirichlet, split_iid, tiles
 from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.extras import require
 
 pa = pytest.importorskip("pyarrow")
 X = np.array([[1.5, -2.0, 0.25], [3.0, 4.0, 5.0], [-1e9, 0.0, 7.0], [2.0, 2.0, 2.0]])
@@ -151,7 +153,21 @@ def test_label_cannot_be_a_feature(tmp_path):
 
 def test_missing_package_names_the_extra():
     with pytest.raises(ConfigurationError, match=r"no_such_package.*flower-kmeans\[simulation\]"):
-        datasets.require("no_such_package", "A test")
+        require("no_such_package", "A test")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch, suffix):
+    path = write(tmp_path, suffix)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"pyarrow.*flower-kmeans\[simulation\]"):
+        load_table(path)
+
+
+def test_without_pillow_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ConfigurationError, match=r"Pillow.*flower-kmeans\[simulation\]"):
+        datasets.load_photo()
 
 
 def assert_partition(parts, n_records, n_clients):

@@ -1,0 +1,24 @@
+"""Packages that only some features need."""
+
+from importlib import import_module
+from types import ModuleType
+
+from flower_kmeans.errors import ConfigurationError
+
+
+def require(module: str, purpose: str, extra: str = "simulation") -> ModuleType:
+    """Import an optional package, or say which extra brings it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the package is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        package = {"PIL": "Pillow"}.get(module.split(".")[0], module.split(".")[0])
+        raise ConfigurationError(
+            f"{purpose} needs the package {package}: "
+            f"install it with pip install 'flower-kmeans[{extra}]'."
+        ) from None

@@ -1,0 +1,266 @@
+"""Tables of records from csv, npy, npz and parquet files."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.extras import require
+
+_SUFFIXES = (".csv", ".npy", ".npz", ".parquet")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Records read from a file.
+
+    Attributes
+    ----------
+    records : ndarray of shape (n, d), float64
+        The features, finite.
+    columns : tuple of str
+        Names of the d features.
+    labels : ndarray of shape (n,), optional
+        The label column, of any type; never a feature.
+    others : mapping from str to ndarray of shape (n,)
+        Columns that were kept beside the features, to split by.
+    """
+
+    records: NDArray[np.float64]
+    columns: tuple[str, ...]
+    labels: NDArray[Any] | None = None
+    others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the values of a feature or of a column that was kept.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such column.
+        """
+        if name in self.others:
+            return self.others[name]
+        if name in self.columns:
+            values: NDArray[Any] = self.records[:, self.columns.index(name)]
+            return values
+        raise ConfigurationError(_unknown_column(name, (*self.columns, *self.others)))
+
+
+def load_table(
+    path: str | Path,
+    *,
+    label: str | None = None,
+    features: Sequence[str] | None = None,
+    keep: Collection[str] = (),
+) -> Table:
+    """Read records from a csv, npy, npz or parquet file.
+
+    A csv file whose first line holds numbers only has no header. Columns without a name are called
+    ``x0``, ``x1``, ... An npz file holds either one two-dimensional array (with, optionally,
+    ``columns``: its names) and any number of one-dimensional ones as long as it has rows, which may
+    serve as label or to split by; or one-dimensional arrays only, which are the columns.
+
+    Parameters
+    ----------
+    path : path
+        The suffix names the format.
+    label : str, optional
+        Column with labels. It is not a feature.
+    features : sequence of str, optional
+        Columns to cluster by; by default all but the label and columns in ``keep`` that hold no
+        numbers.
+    keep : collection of str
+        Further columns to return, whatever they hold.
+
+    Returns
+    -------
+    Table
+
+    Raises
+    ------
+    ConfigurationError
+        If the format or a column is unknown, or a package to read the format is missing.
+    DataError
+        If the file cannot be read, or a feature holds text, nulls, NaN or infinity.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ConfigurationError(
+            f"Expected data in a file that ends in {', '.join(_SUFFIXES)}. Got {path.name} instead."
+        )
+    if not path.is_file():
+        raise DataError(f"The data file {path} does not exist.")
+    columns, side = _read(path)
+    available = {**columns, **side}
+    for name in (label, *(features or ()), *keep):
+        if name is not None and name not in available:
+            raise ConfigurationError(_unknown_column(name, tuple(available)))
+    if features is None:
+        features = [
+            name
+            for name, values in columns.items()
+            if name != label and (_is_number(values) or name not in keep)
+        ]
+    elif label in features:
+        raise ConfigurationError(f"The label column {label!r} cannot be a feature as well.")
+    elif len(set(features)) < len(features):
+        raise ConfigurationError("Expected every feature once. Got one of them twice.")
+    if not features:
+        raise DataError(f"The data file {path} has no column to cluster by.")
+    return Table(
+        records=_stack({name: available[name] for name in features}),
+        columns=tuple(features),
+        labels=None if label is None else available[label],
+        others={name: available[name] for name in keep if name not in features},
+    )
+
+
+def _read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    """Return a file's columns, and what it holds beside them."""
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return _columns_of_array(_load_numpy(path), None), {}
+    if suffix == ".npz":
+        return _read_npz(path)
+    require("pyarrow", f"A {suffix[1:]} file")
+    return (_read_csv(path) if suffix == ".csv" else _read_parquet(path)), {}
+
+
+def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
+    from pyarrow import ArrowInvalid
+    from pyarrow import csv as arrow_csv
+
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            first = file.readline().rstrip("\r\n")
+        delimiter = max(",;\t", key=first.count)
+        names = [name.strip().strip('"') for name in first.split(delimiter)]
+        if headless := bool(first) and all(_is_number_text(name) for name in names):
+            names = _default_names(len(names))
+        table = arrow_csv.read_csv(
+            path,
+            read_options=arrow_csv.ReadOptions(column_names=names if headless else None),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
+        )
+    except (ArrowInvalid, OSError):
+        # The reader's own text quotes the lines it failed on.
+        raise DataError(f"The data file {path} is not a csv table.") from None
+    return _columns_of_arrow(table, path)
+
+
+def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        table = parquet.read_table(path)
+    except (ArrowInvalid, OSError):
+        raise DataError(f"The data file {path} is not a parquet table.") from None
+    return _columns_of_arrow(table, path)
+
+
+def _columns_of_arrow(table: Any, path: Path) -> dict[str, NDArray[Any]]:
+    names = [str(name).strip() for name in table.column_names]
+    if len(set(names)) < len(names):
+        raise DataError(f"The data file {path} has two columns with the same name.")
+    # Nulls become NaN in columns of numbers, which is what the check of features looks for.
+    return {
+        name: np.asarray(column.to_numpy())
+        for name, column in zip(names, table.columns, strict=True)
+    }
+
+
+def _read_npz(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+    archive = _load_numpy(path)
+    if not hasattr(archive, "files"):
+        raise DataError(f"The data file {path} is not an npz archive.")
+    with archive:
+        try:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+        except (ValueError, OSError):
+            raise DataError(f"The data file {path} holds objects or is damaged.") from None
+    names = arrays.pop("columns", None)
+    flat = {name: array for name, array in arrays.items() if array.ndim == 1}
+    tables = {name: array for name, array in arrays.items() if array.ndim == 2}
+    if not tables and flat and len({len(array) for array in flat.values()}) == 1:
+        return flat, {}
+    if len(tables) != 1:
+        raise DataError(
+            f"Expected the data file {path} with one two-dimensional array, or "
+            f"one-dimensional arrays of one length. Got {len(tables)} two-dimensional instead."
+        )
+    ((_, table),) = tables.items()
+    columns = _columns_of_array(table, None if names is None else [str(n) for n in names.flat])
+    clash = set(flat) & set(columns)
+    return columns, {
+        name: array
+        for name, array in flat.items()
+        if len(array) == len(table) and name not in clash
+    }
+
+
+def _load_numpy(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError):
+        raise DataError(f"The data file {path} is not a NumPy file, or it holds objects.") from None
+
+
+def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> dict[str, NDArray[Any]]:
+    fields = array.dtype.names
+    if fields is not None and array.ndim == 1:
+        return {name: array[name] for name in fields}
+    if array.ndim != 2:
+        raise DataError(f"Expected a two-dimensional array of records. Got {array.ndim}-d instead.")
+    if names is None:
+        names = _default_names(array.shape[1])
+    if len(names) != array.shape[1] or len(set(names)) < len(names):
+        raise DataError(
+            f"Expected {array.shape[1]} different names in columns. Got {len(names)} names instead."
+        )
+    return {name: array[:, i] for i, name in enumerate(names)}
+
+
+def _stack(features: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+    lengths = {len(values) for values in features.values()}
+    if len(lengths) != 1:
+        raise DataError("Expected columns of one length.")
+    records = np.empty((lengths.pop(), len(features)), dtype=np.float64)
+    for i, (name, values) in enumerate(features.items()):
+        if values.ndim != 1 or not _is_number(values):
+            raise DataError(
+                f"The column {name!r} does not hold numbers: "
+                "name the columns to cluster by, or make it the label."
+            )
+        records[:, i] = values
+        bad = int(np.count_nonzero(~np.isfinite(records[:, i])))
+        if bad:
+            raise DataError(
+                f"The column {name!r} is empty, NaN or infinite in {bad} of {len(records)} records."
+            )
+    return records
+
+
+def _default_names(n: int) -> list[str]:
+    return [f"x{i}" for i in range(n)]
+
+
+def _is_number(values: NDArray[Any]) -> bool:
+    return values.dtype.kind in "biuf"
+
+
+def _is_number_text(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _unknown_column(name: str, names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"Expected one of the columns {shown}. Got {name!r} instead."
