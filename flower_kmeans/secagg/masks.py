@@ -24,6 +24,11 @@ def mask_key(group_key: bytes, context: bytes) -> bytes:
     return kdf(group_key, context, b"mask")
 
 
+def noise_key(life_secret: bytes, context: bytes) -> bytes:
+    """Return the key of a client's noise share: repeated requests repeat it, others renew it."""
+    return kdf(life_secret, context, b"noise")
+
+
 def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
     """Return a pseudo-random vector.
 
