@@ -1,1 +1,12 @@
-"""TODO."""
+"""Clustering algorithms as additive questions and updates: no Flower, no noise, no I/O."""
+
+from flower_kmeans.algorithms.base import Algorithm as Algorithm
+from flower_kmeans.algorithms.base import Block as Block
+from flower_kmeans.algorithms.base import Question as Question
+from flower_kmeans.algorithms.base import State as State
+from flower_kmeans.algorithms.base import Statistic as Statistic
+from flower_kmeans.algorithms.base import algorithm_from_config as algorithm_from_config
+from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm as FastLloydAlgorithm
+from flower_kmeans.algorithms.lloyd import GLloydAlgorithm as GLloydAlgorithm
+from flower_kmeans.algorithms.lloyd import LloydAlgorithm as LloydAlgorithm
+from flower_kmeans.algorithms.lloyd import SuLloydAlgorithm as SuLloydAlgorithm

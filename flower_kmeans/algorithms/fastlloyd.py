@@ -1,0 +1,204 @@
+"""FastLloyd: Lloyd's algorithm over relative sums within a radius (FastLloyd, section 5).
+
+A record counts only if it lies within the round's radius of its centroid, and it adds its offset
+from the centroid, so one record changes all sums by the radius at most (theorem 5.1).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+import mpmath
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flower_kmeans.algorithms.base import IntArray, Question, State, Statistic, register
+from flower_kmeans.algorithms.lloyd import (
+    COUNTS,
+    MIN_COUNT,
+    SUMS,
+    TARGET_ERROR,
+    LloydFamily,
+    Rounds,
+    auto_rounds,
+)
+from flower_kmeans.algorithms.postprocess import clip_rows, quotients, to_grid, truncate
+from flower_kmeans.assignment import check_exactness, cluster_sums
+from flower_kmeans.canonical import real_from_text, real_to_text
+from flower_kmeans.domain import Domain, GridRecords
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.plan import Release
+
+RADII = ("step", "constant")
+POSTPROCESSES = ("fold", "truncate", "none")
+
+_FREE_BOXES = 2
+
+
+@register
+@dataclass(frozen=True, init=False)
+class FastLloydAlgorithm(LloydFamily):
+    """Radius-constrained Lloyd with Gaussian noise on relative sums and counts.
+
+    Formal guarantee: one record changes all sums of round t by at most ``radius_of(t)`` in l2 and
+    all counts by one; the plan, with the radius of each round as its unit, is exactly mu-GDP
+    (docs/guarantees.md, "Lloyd family, one round").
+
+    Parameters
+    ----------
+    alpha : float
+        Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section 5.6).
+    radius : {"step", "constant"}
+        ``"step"`` takes ``beta / 2`` in round 1, and the radius of alpha from round 2 on.
+    postprocess : {"fold", "truncate", "none"}
+        What happens to a centroid outside the bounds: reflected at the wall, moved to the wall, or
+        left there (up to twice the half widths, as far as distances are exact).
+    n_clusters, domain, budget, n_records, n_rounds, seed, fraction_bits, initial
+        As for all Lloyd algorithms.
+    """
+
+    name: ClassVar[str] = "fastlloyd"
+
+    alpha: float
+    radius: Literal["step", "constant"]
+    postprocess: Literal["fold", "truncate", "none"]
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        budget: PrivacyBudget,
+        *,
+        n_records: int | None = None,
+        n_rounds: Rounds = "auto",
+        seed: int = 0,
+        fraction_bits: int = 16,
+        initial: ArrayLike | None = None,
+        alpha: float = 0.8,
+        radius: Literal["step", "constant"] = "step",
+        postprocess: Literal["fold", "truncate", "none"] = "fold",
+    ) -> None:
+        object.__setattr__(self, "alpha", _positive("alpha", alpha))
+        object.__setattr__(self, "radius", _choice("radius", radius, RADII))
+        object.__setattr__(self, "postprocess", _choice("postprocess", postprocess, POSTPROCESSES))
+        super().__init__(
+            n_clusters,
+            domain,
+            budget,
+            n_records=n_records,
+            n_rounds=n_rounds,
+            seed=seed,
+            fraction_bits=fraction_bits,
+            initial=initial,
+        )
+
+    def radius_of(self, round_number: int) -> int:
+        """Return the radius of a round (from 1) in whole grid units."""
+        return self._first_radius if round_number == 1 else self._radius
+
+    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+        """Return sums of offsets from the centroids, and counts, of records within the radius.
+
+        The test compares integers, so the offset of a kept record is no longer than the radius.
+        """
+        centroids = question.arrays["centroids"]
+        radius = self.radius_of(question.round)
+        sums, counts = cluster_sums(records, centroids, radius * radius)
+        relative = sums - counts[:, None] * centroids
+        return Statistic({SUMS: relative, COUNTS: counts << self.fraction_bits})
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Move each centroid by its mean offset, at most by the round's radius.
+
+        A cluster whose noisy count is too small to divide by keeps its centroid.
+        """
+        counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
+        moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
+        clipped = clip_rows(moves, float(self.radius_of(state.round + 1)))
+        centroids = self._into_domain(old + to_grid(clipped))
+        return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the parameters for a run document; the number of rounds is the resolved one."""
+        return {
+            **super().to_config(),
+            "alpha": real_to_text(self.alpha),
+            "radius": self.radius,
+            "postprocess": self.postprocess,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+        """Return the algorithm that ``to_config`` described."""
+        values = cls._parameters(config, domain, frozenset({"alpha", "radius", "postprocess"}))
+        values["alpha"] = real_from_text(values["alpha"])
+        return cls(domain=domain, budget=budget, **values)
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        if self.postprocess == "none":
+            # Centroids may leave the box, so distances need the exactness of a larger one.
+            check_exactness(self.domain.n_features, self.fraction_bits + 1)
+        if min(self._radius, self._first_radius) < 1:
+            raise ConfigurationError(
+                f"Expected alpha so large that the radius is at least one grid step of "
+                f"2^-{self.fraction_bits}. Got {self.alpha!r} instead."
+            )
+
+    def _auto_rounds(self) -> int:
+        eta = self._radius * 2.0**-self.fraction_bits
+        spread = 1 + math.sqrt(4 * self.domain.n_features)
+        work = self.n_clusters**3 * (eta * eta) * (spread * spread)
+        return auto_rounds(self._mu, self.n_records, work, 4 * TARGET_ERROR)
+
+    def _releases(self, round_number: int) -> tuple[Release, ...]:
+        # Units are the round's own radius, so equal multipliers give every round an equal share.
+        ratio = math.sqrt(math.sqrt(4 * self.domain.n_features))
+        return (
+            Release(SUMS, "gaussian", "l2", 1.0, (SUMS,)),
+            Release(COUNTS, "gaussian", "l2", ratio, (COUNTS,)),
+        )
+
+    def _sum_unit(self, round_number: int) -> float:
+        return float(self.radius_of(round_number))
+
+    def _into_domain(self, points: IntArray) -> IntArray:
+        if self.postprocess == "fold":
+            return super()._into_domain(points)
+        if self.postprocess == "truncate":
+            return self._into_ball(truncate(points, self._half_widths))
+        return truncate(points, _FREE_BOXES * self._half_widths)
+
+    @cached_property
+    def _radius(self) -> int:
+        """Equation 25, rounded to the grid; at most the domain's diameter."""
+        half_diameter = self.domain.l2_bound(self.fraction_bits)
+        with mpmath.workprec(160):  # the same digits on every processor, unlike libm's pow
+            root = mpmath.root(self.n_clusters, self.domain.n_features)
+            eta = mpmath.mpf(self.alpha) * mpmath.mpf(half_diameter) / root
+            return int(mpmath.floor(min(eta, 2 * half_diameter) + mpmath.mpf(0.5)))
+
+    @cached_property
+    def _first_radius(self) -> int:
+        if self.radius == "constant":
+            return self._radius
+        return math.floor(self.domain.l2_bound(self.fraction_bits))
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__}.")
+    if not 0 < value < math.inf:
+        raise ConfigurationError(f"Expected {name} positive and finite. Got {value!r} instead.")
+    return float(value)
+
+
+def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigurationError(f"Expected {name} in {list(choices)}. Got {value!r} instead.")
+    return value

@@ -1,0 +1,153 @@
+"""Initial centroids that need no data: sphere packing.
+
+Every client of a run computes the same points from public numbers alone, so they must not depend on
+a processor, a NumPy version or a library of linear algebra: coordinates come from raw Philox words,
+and all tests are comparisons of exact integers.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import ConfigurationError
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+ATTEMPTS = 100
+"""Random points that are tried for one centroid before the radius is given up."""
+
+_BLOCK_POINTS = 64
+_BLOCK_WORDS = 2**16
+_LARGEST_HALF_WIDTH = 2**25
+
+
+def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> IntArray:
+    """Return centroids that keep away from each other and from the boundary.
+
+    Random points of the box are taken in turn, each at least ``a`` from the boundary and ``2 a``
+    from all points taken before; a radius ``a`` fails when 100 attempts find no further point. The
+    largest ``a`` that does not fail is found by bisection over the integers (FastLloyd, section
+    5.3.1, after Su et al. 2016). The same random numbers serve every radius. In a column narrower
+    than ``2 a`` the points lie in the middle.
+
+    Parameters
+    ----------
+    n_clusters : int
+        k >= 1.
+    grid_half_widths : ndarray of shape (d,), int64
+        Points lie in ``[-grid_half_widths, grid_half_widths]``. Squared distances must be exact in
+        float64 (``assignment.check_exactness``).
+    seed : int
+        Public, in [0, 2**64).
+
+    Returns
+    -------
+    ndarray of shape (k, d), int64
+        Distinct grid points.
+
+    Raises
+    ------
+    ConfigurationError
+        If that many distinct points cannot be placed, or an argument is out of range.
+
+    Notes
+    -----
+    At most ``100 k`` points of d coordinates are drawn for each of about ``log2(2**q)`` radii, and
+    compared with at most k others.
+    """
+    widths = np.array(grid_half_widths, dtype=np.int64)
+    _check(n_clusters, widths, seed)
+    best = _pack(n_clusters, widths, 0, seed)
+    if best is None:
+        raise ConfigurationError(
+            f"n_clusters={n_clusters} distinct initial centroids could not be placed on this small "
+            "grid: take fewer clusters, more fraction_bits, or give initial centroids."
+        )
+    low, high = 0, int(widths.max()) + 1  # low works, high does not (or leaves a single point)
+    while high - low > 1:
+        middle = (low + high) // 2
+        points = _pack(n_clusters, widths, middle, seed)
+        if points is None:
+            high = middle
+        else:
+            low, best = middle, points
+    return best.astype(np.int64)
+
+
+def _check(n_clusters: int, widths: IntArray, seed: int) -> None:
+    if n_clusters < 1:
+        raise ConfigurationError(f"Expected n_clusters >= 1. Got {n_clusters} instead.")
+    if widths.ndim != 1 or not widths.size:
+        raise ConfigurationError(
+            f"Expected grid_half_widths of shape (d,). Got shape {widths.shape} instead."
+        )
+    if widths.min() < 0 or widths.max() > _LARGEST_HALF_WIDTH:
+        raise ConfigurationError(f"Expected grid_half_widths in [0, {_LARGEST_HALF_WIDTH}].")
+    if 4 * int((widths * widths).sum()) > 2**53:
+        raise ConfigurationError(
+            f"Expected grid_half_widths whose squared distances stay below 2^53, got "
+            f"{len(widths)} columns of up to {widths.max()}: take fewer fraction_bits."
+        )
+    if not 0 <= seed < 2**64:
+        raise ConfigurationError(f"Expected seed in [0, 2^64). Got {seed} instead.")
+    grid_points = math.prod(min(2 * int(width) + 1, n_clusters) for width in widths)
+    if grid_points < n_clusters:
+        raise ConfigurationError(
+            f"Expected n_clusters of at most the {grid_points} points of the grid. "
+            f"Got {n_clusters} instead."
+        )
+
+
+def _pack(n_clusters: int, widths: IntArray, radius: int, seed: int) -> FloatArray | None:
+    """Return k points (k, d) at that radius, integers in float64, or None if a point fails."""
+    margins = np.maximum(widths - radius, 0)
+    separation = max(4 * radius * radius, 1)
+    source = np.random.Philox(key=seed)
+    size = max(1, min(_BLOCK_POINTS, _BLOCK_WORDS // len(widths)))
+    chosen = np.empty((n_clusters, len(widths)))
+    n_chosen = failures = 0
+    while n_chosen < n_clusters:
+        block = _random_points(source, size, margins)
+        distances = _nearest_distances(block, chosen[:n_chosen])
+        for i, point in enumerate(block):
+            if distances[i] < separation:
+                failures += 1
+                if failures == ATTEMPTS:
+                    return None
+                continue
+            chosen[n_chosen] = point
+            n_chosen, failures = n_chosen + 1, 0
+            if n_chosen == n_clusters:
+                break
+            rest = block[i + 1 :] - point
+            np.minimum(
+                distances[i + 1 :],
+                np.einsum("ij,ij->i", rest, rest),
+                out=distances[i + 1 :],
+            )
+    return chosen
+
+
+def _random_points(source: np.random.Philox, size: int, margins: IntArray) -> FloatArray:
+    """Return uniform grid points (size, d) of the box, as integers in float64.
+
+    A point takes d words whatever the size of a block, so the sequence of points is the same for
+    every size. The upper half of a word, times the number of values, over 2**32: the bias is below
+    2**-6 of a grid step's probability, and irrelevant to where a centroid starts.
+    """
+    words = source.random_raw(size * len(margins)).reshape(size, len(margins))
+    values = (2 * margins + 1).astype(np.uint64)
+    offsets = ((words >> np.uint64(32)) * values) >> np.uint64(32)
+    return offsets.astype(np.float64) - margins
+
+
+def _nearest_distances(points: FloatArray, chosen: FloatArray) -> FloatArray:
+    """Return the exact squared distance of each point to the nearest chosen one."""
+    if not len(chosen):
+        return np.full(len(points), np.inf)
+    # Integers below 2**53: exact in any order, so BLAS may do it (docs/guarantees.md).
+    squares = np.einsum("ij,ij->i", chosen, chosen)
+    nearest = (points @ (-2 * chosen.T) + squares).min(axis=1)
+    return np.asarray(nearest + np.einsum("ij,ij->i", points, points))
