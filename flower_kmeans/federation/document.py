@@ -95,6 +95,9 @@ class RunDocument:
         self._check_numbers()
         self._check_noise()
 
+    def __hash__(self) -> int:
+        return hash(self.data)
+
     @property
     def is_masked(self) -> bool:
         """Whether words travel masked."""

@@ -8,6 +8,7 @@ more, making one costs 2 or 3, whatever m is.
 """
 
 import struct
+from collections.abc import Callable
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -17,6 +18,8 @@ from flower_kmeans.secagg.hashing import kdf
 
 _G_STREAM = 2**64 - 1
 _COUNTER = struct.Struct(">QQ")
+_WORD_BYTES = 8
+_BLOCK_BYTES = 16
 
 
 def mask_key(group_key: bytes, context: bytes) -> bytes:
@@ -45,12 +48,9 @@ def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
     -------
     ndarray of shape (length,), uint64
         The first words of AES-256-CTR from counter block ``u64be(stream) u64be(0)``, each read
-        little-endian. Read-only.
+        little-endian.
     """
-    # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream reaches another.
-    cipher = Cipher(algorithms.AES(key), modes.CTR(_COUNTER.pack(stream, 0)))
-    data = cipher.encryptor().update(bytes(8 * length))
-    return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
+    return _drawer(key, length)(stream)
 
 
 def mask(key: bytes, index: int, m: int, length: int) -> NDArray[np.uint64]:
@@ -71,9 +71,11 @@ def mask(key: bytes, index: int, m: int, length: int) -> NDArray[np.uint64]:
     -------
     ndarray of shape (length,), uint64
     """
-    result = words(key, index, length) - words(key, (index + 1) % m, length)
+    draw = _drawer(key, length)
+    result = draw(index).copy()
+    result -= draw((index + 1) % m)
     if index == 0:
-        result += words(key, _G_STREAM, length)
+        result += draw(_G_STREAM)
     return result
 
 
@@ -94,12 +96,34 @@ def correction(key: bytes, survivors: NDArray[np.bool_], length: int) -> NDArray
     ndarray of shape (length,), uint64
         Made of two vectors for each cyclic run of survivors, and G if member 0 is among them.
     """
+    draw = _drawer(key, length)
     result = np.zeros(length, dtype=np.uint64)
     before = np.roll(survivors, 1)  # before[i] says whether member i - 1 survived
     for start in np.flatnonzero(survivors & ~before).tolist():
-        result += words(key, start, length)
+        result += draw(start)
     for end in np.flatnonzero(before & ~survivors).tolist():
-        result -= words(key, end, length)
+        result -= draw(end)
     if survivors.size and survivors[0]:
-        result += words(key, _G_STREAM, length)
+        result += draw(_G_STREAM)
     return result
+
+
+def _drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
+    """Return a function that draws one vector after the other, each into the same memory.
+
+    Setting up a cipher and its buffers costs more than a short vector, so that is done once.
+    """
+    n_bytes = _WORD_BYTES * length
+    # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream reaches another.
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
+    zeros = bytes(n_bytes)
+    buffer = np.empty(n_bytes + _BLOCK_BYTES - 1, dtype=np.uint8)  # the cipher wants that much room
+    memory = memoryview(buffer.data)
+    vector = buffer[:n_bytes].view("<u8")
+
+    def draw(stream: int) -> NDArray[np.uint64]:
+        cipher.reset_nonce(_COUNTER.pack(stream, 0))
+        cipher.update_into(zeros, memory)
+        return vector.astype(np.uint64, copy=False)  # a copy on big-endian processors only
+
+    return draw

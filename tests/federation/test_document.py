@@ -40,6 +40,7 @@ def test_documents_survive_the_wire(values):
     assert document.doc_hash == hashlib.sha256(document.data).digest()
     assert json.loads(document.data)["protocol"] == "flower-kmeans/1"
     assert RunDocument.parse(document.data) == document
+    assert hash(RunDocument(**values)) == hash(document)
     assert document.is_masked == (values["trust"] in ("oblivious-server", "distributed-noise"))
     assert document.shares == (3 if values is SHARED else 1)
 

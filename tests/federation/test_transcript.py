@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.federation.transcript import (

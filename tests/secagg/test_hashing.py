@@ -5,7 +5,7 @@ import hmac
 import struct
 
 from hypothesis import given, settings
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 
 from flower_kmeans.secagg.hashing import H, kdf, u32, u64
 

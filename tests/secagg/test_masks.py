@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 
 from flower_kmeans.secagg import masks
 from flower_kmeans.secagg.masks import correction, mask, mask_key, noise_key, words
@@ -68,7 +68,7 @@ def test_masks_are_uniform_over_a_small_ring(m, bits, monkeypatch):
     for *f, g in itertools.product(ring, repeat=m + 1):
         vectors = {**dict(enumerate(f)), G_STREAM: g}
         monkeypatch.setattr(
-            masks, "words", lambda _, s, n, v=vectors: np.full(n, v[s], dtype=np.uint64)
+            masks, "_drawer", lambda _, n, v=vectors: lambda s: np.full(n, v[s], dtype=np.uint64)
         )
         tuple_of_masks = tuple(int(mask(KEY, i, m, 1)[0]) for i in range(m))
         counts[tuple_of_masks] = counts.get(tuple_of_masks, 0) + 1
@@ -79,11 +79,12 @@ def test_masks_are_uniform_over_a_small_ring(m, bits, monkeypatch):
 def test_work_does_not_grow_with_the_cohort(monkeypatch):
     calls = []
 
-    def counted(key, stream, length):
-        calls.append(stream)
-        return words(key, stream, length)
+    def counted(key, length):
+        draw = drawer(key, length)
+        return lambda stream: calls.append(stream) or draw(stream)
 
-    monkeypatch.setattr(masks, "words", counted)
+    drawer = masks._drawer
+    monkeypatch.setattr(masks, "_drawer", counted)
     for m in (3, 10_000):
         for index, cost in ((0, 3), (1, 2), (m - 1, 2)):
             calls.clear()

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.secagg.ring import from_ring, require_capacity, to_ring
