@@ -65,7 +65,7 @@ def save_photo_picture(
 
     full_width = 2 * width + 3 * _MARGIN
     palette_top = 2 * _MARGIN + _CAPTION + height
-    page = Image.new("RGB", (full_width, palette_top + 2 * _CAPTION + _SWATCHES), _PAPER)
+    page = Image.new("RGB", (full_width, palette_top + _CAPTION + _SWATCHES + _MARGIN), _PAPER)
     page.paste(Image.fromarray(image), (_MARGIN, _MARGIN + _CAPTION))
     page.paste(Image.fromarray(after), (width + 2 * _MARGIN, _MARGIN + _CAPTION))
 

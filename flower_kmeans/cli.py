@@ -1,0 +1,364 @@
+"""The ``flower-kmeans`` command.
+
+``simulate`` clusters a photograph, or a table of one's own, with all clients on this machine;
+``plan`` prints what a private run would cost, from its parameters alone. Errors are one sentence
+and end with exit code 1.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from flower_kmeans.errors import ConfigurationError, KMeansError
+
+if TYPE_CHECKING:
+    from flower_kmeans.domain import Box
+    from flower_kmeans.strategies import KMeansStrategy, RoundInfo
+
+app = typer.Typer(
+    name="flower-kmeans",
+    help="Private, federated k-means for the Flower framework.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its traceback would print local variables, that is, records
+)
+
+
+class StrategyName(StrEnum):
+    """Strategies of the Lloyd family."""
+
+    LLOYD = "lloyd"
+    SULLOYD = "sulloyd"
+    GLLOYD = "glloyd"
+    FASTLLOYD = "fastlloyd"
+
+
+class Trust(StrEnum):
+    """Who may see what."""
+
+    OBLIVIOUS_SERVER = "oblivious-server"
+    DISTRIBUTED_NOISE = "distributed-noise"
+    TRUSTED_SERVER = "trusted-server"
+    PLAIN = "plain"
+
+
+class Engine(StrEnum):
+    """Where the clients run."""
+
+    IN_PROCESS = "in-process"
+    RAY = "ray"
+
+
+Clusters = Annotated[int, typer.Option(help="Number of clusters.")]
+Strategy = Annotated[StrategyName, typer.Option(case_sensitive=False, help="Algorithm.")]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(help="Privacy budget; 1.0 unless the strategy or the trust is not private."),
+]
+Delta = Annotated[
+    float | None, typer.Option(help="Privacy budget; min(1e-6, 1/(100 n_records)) by default.")
+]
+TrustModel = Annotated[
+    Trust | None,
+    typer.Option(help="Who adds the noise; oblivious-server by default, plain for lloyd."),
+]
+Rounds = Annotated[
+    int | None, typer.Option(help="Number of rounds; by default the strategy's rule, 2 to 7.")
+]
+MinClients = Annotated[
+    int | None, typer.Option(help="Fewest clients behind a sum; by default the strategy's rule.")
+]
+NRecords = Annotated[
+    int | None,
+    typer.Option(help="Public planning figure for the number of records, never counted in them."),
+]
+
+
+@app.callback()
+def _root() -> None:
+    """Private, federated k-means for the Flower framework."""
+
+
+@app.command()
+def simulate(
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A csv, npy, npz or parquet file; by default a bundled photograph."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns to cluster by, as NAME,NAME; all by default.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Column with labels; never a feature.")] = None,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(help="Public bounds of one column, as NAME=LOW:HIGH; may be repeated."),
+    ] = None,
+    lower: Annotated[float | None, typer.Option(help="Public lower bound of all columns.")] = None,
+    upper: Annotated[float | None, typer.Option(help="Public upper bound of all columns.")] = None,
+    bounds_from_data: Annotated[
+        bool, typer.Option("--bounds-from-data", help="Read missing bounds off: NOT private.")
+    ] = False,
+    n_records: NRecords = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients; 20, or one per value of the column.")
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="tiles (of the photograph), iid, column:NAME (clients by its values), or "
+            "dirichlet:ALPHA (by the labels)."
+        ),
+    ] = None,
+    clusters: Clusters = 16,
+    strategy: Strategy = StrategyName.FASTLLOYD,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    trust: TrustModel = None,
+    rounds: Rounds = None,
+    min_clients: MinClients = None,
+    seed: Annotated[int, typer.Option(help="Public randomness only: never that of noise.")] = 0,
+    engine: Annotated[Engine, typer.Option(help="Where the clients run.")] = Engine.RAY,
+    output: Annotated[Path, typer.Option(help="Directory for the results.")] = Path(
+        "flower-kmeans-out"
+    ),
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's own log.")] = False,
+) -> None:
+    """Cluster a photograph, or your own table, in a federation on this machine.
+
+    The results are centroids (npz, csv), a report (json) and a picture (png).
+    """
+    with _one_sentence():
+        from flower_kmeans import output as out
+        from flower_kmeans import source as sources
+        from flower_kmeans.simulation import simulate as run
+
+        console = _console()
+        private = _is_private(strategy, epsilon, trust)
+        if data is None:
+            _refuse_for_photo(columns, label)
+            source = sources.photo()
+        else:
+            source = sources.table(data, columns, label, split, n_records)
+        box = source.box(bounds or [], lower, upper, from_data=bounds_from_data or not private)
+        if bounds_from_data and private:
+            _warn_of_bounds()
+        partitions = source.split(split, clients, seed)
+        planned = n_records if n_records is not None else source.n_records
+        if planned is None:
+            if private:
+                raise ConfigurationError(
+                    "A private run needs --n-records, the public planning figure for the number "
+                    "of records: it is not counted, because the true number is private."
+                )
+            planned = len(source.records)
+        chosen = _strategy(
+            strategy,
+            box,
+            epsilon,
+            trust,
+            n_clusters=clusters,
+            delta=delta,
+            n_records=planned,
+            n_clients=len(partitions),
+            n_rounds=rounds,
+            min_clients=min_clients,
+            seed=seed,
+        )
+        out.prepare_directory(output)
+        _quieten(verbose)
+        console.print(
+            Text(
+                f"{source.name}: {len(source.records):,} records of {len(partitions)} clients, "
+                f"{len(source.columns)} columns; {type(chosen).__name__}, {clusters} clusters, "
+                f"engine {engine}"
+            ),
+            soft_wrap=True,
+        )
+        start = time.perf_counter()
+        with console.status("starting the clients") as status:
+            clustering = run(
+                chosen, partitions, engine=engine.value, on_round=_round_printer(console, status)
+            )
+        seconds = time.perf_counter() - start
+        inertia = clustering.inertia(source.records) / len(source.records)
+        facts = {
+            "data": source.name,
+            "columns": source.columns,
+            "lower": box.lower,
+            "upper": box.upper,
+            "bounds_from_data": bool(bounds_from_data),
+            "n_clusters": clusters,
+            "engine": engine.value,
+            "seed": seed,
+            "seconds": seconds,
+        }
+        files = out.write_centroids(output, clustering.centroids, clustering.counts, source.columns)
+        files += out.write_report(output, clustering.report.to_dict() | facts)
+        privacy = f"epsilon {clustering.report.epsilon:.4g}" if private else "not private"
+        caption = f"after: {clusters} colours, {privacy}"
+        pictured = source.draw(output / "picture.png", clustering, caption)
+        out.print_clusters(console, clustering, source.columns, colours=source.image is not None)
+        out.print_cost(
+            console,
+            clustering.report,
+            facts=[
+                ("time", f"{seconds:.1f} s on engine {engine}"),
+                ("inertia", f"{inertia:.5g} per record (exact; only a simulation can know it)"),
+            ],
+        )
+        if bounds_from_data and private:
+            _warn_of_bounds()
+        files += ["picture.png"] if pictured else []
+        console.print(Text(f"Written to {output}: {', '.join(files)}"), soft_wrap=True)
+        if pictured:
+            console.print(Text("picture.png shows the records themselves.", style="dim"))
+
+
+@app.command()
+def plan(
+    *,
+    features: Annotated[int, typer.Option(help="Number of columns.")] = 3,
+    n_records: NRecords = None,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 20,
+    clusters: Clusters = 16,
+    strategy: Strategy = StrategyName.FASTLLOYD,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    trust: TrustModel = None,
+    rounds: Rounds = None,
+    min_clients: MinClients = None,
+) -> None:
+    """Print what a run would cost, from its parameters alone.
+
+    Columns are taken as scaled to [-1, 1]. The defaults are those of the photograph.
+    """
+    with _one_sentence():
+        from flower_kmeans import datasets, output
+        from flower_kmeans.domain import Box
+
+        if features < 1:
+            raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
+        chosen = _strategy(
+            strategy,
+            Box([-1.0] * features, [1.0] * features),
+            epsilon,
+            trust,
+            n_clusters=clusters,
+            delta=delta,
+            n_records=datasets.PHOTO_RECORDS if n_records is None else n_records,
+            n_clients=clients,
+            n_rounds=rounds,
+            min_clients=min_clients,
+            seed=0,
+        )
+        output.print_plan(_console(), chosen.plan)
+
+
+def main() -> None:
+    """Run the command."""
+    app()
+
+
+def _strategy(
+    name: StrategyName,
+    box: "Box",
+    epsilon: float | None,
+    trust: Trust | None,
+    *,
+    delta: float | None,
+    n_rounds: int | None,
+    **parameters: Any,
+) -> "KMeansStrategy":
+    """Build the strategy that the options describe."""
+    from flower_kmeans import strategies
+    from flower_kmeans.privacy.budget import PrivacyBudget
+
+    private = _is_private(name, epsilon, trust)
+    if private and epsilon is None:
+        epsilon = 1.0
+    kinds: dict[StrategyName, Callable[..., KMeansStrategy]] = {
+        StrategyName.LLOYD: strategies.Lloyd,
+        StrategyName.SULLOYD: strategies.SuLloyd,
+        StrategyName.GLLOYD: strategies.GLloyd,
+        StrategyName.FASTLLOYD: strategies.FastLloyd,
+    }
+    return kinds[name](
+        domain=box,
+        privacy=PrivacyBudget(epsilon=epsilon, delta=delta),
+        trust=None if trust is None else trust.value,
+        n_rounds="auto" if n_rounds is None else n_rounds,
+        **parameters,
+    )
+
+
+def _is_private(name: StrategyName, epsilon: float | None, trust: Trust | None) -> bool:
+    if name is StrategyName.LLOYD and epsilon is not None:
+        raise ConfigurationError(
+            "The strategy lloyd adds no noise: leave out --epsilon, or choose fastlloyd, glloyd "
+            "or sulloyd."
+        )
+    if trust is Trust.PLAIN and epsilon is not None:
+        raise ConfigurationError(
+            "Nobody adds noise under --trust plain: leave out --epsilon, or choose another trust."
+        )
+    return name is not StrategyName.LLOYD and trust is not Trust.PLAIN
+
+
+def _refuse_for_photo(columns: str | None, label: str | None) -> None:
+    for option, value in (("--columns", columns), ("--label", label)):
+        if value is not None:
+            raise ConfigurationError(
+                f"{option} names columns of your own file: give it with --data."
+            )
+
+
+def _round_printer(console: Console, status: Status) -> "Callable[[RoundInfo], None]":
+    def on_round(info: "RoundInfo") -> None:
+        missing = f", {info.dropped} missing" if info.dropped else ""
+        console.print(
+            f"round {info.round} of {info.n_rounds}: {info.n_answers} clients answered{missing}",
+            highlight=False,
+        )
+        status.update("delivering" if info.round == info.n_rounds else "asking the next question")
+
+    return on_round
+
+
+def _warn_of_bounds() -> None:
+    Console(stderr=True).print(
+        Text(
+            "WARNING: --bounds-from-data read the bounds off the records. They are exact facts "
+            "about single records, so this run is NOT private, whatever epsilon says.",
+            style="bold red",
+        ),
+        soft_wrap=True,
+    )
+
+
+def _quieten(verbose: bool) -> None:
+    if not verbose:
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turn an error of ours into its sentence and exit code 1."""
+    try:
+        yield
+    except KMeansError as error:
+        Console(stderr=True).print(Text(f"Error: {error}"), soft_wrap=True)
+        raise typer.Exit(1) from None

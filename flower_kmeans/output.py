@@ -1,0 +1,193 @@
+"""What a finished run leaves behind: its files, and the tables that a user reads."""
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flower_kmeans.clustering import Clustering
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.privacy.report import Report
+
+_MAX_ROWS = 24
+_MAX_COLUMNS = 6
+_CURVE = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+
+
+def prepare_directory(output: Path) -> None:
+    """Create the directory for results, before anything is spent.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be created or written to.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        probe = output / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected output to be a directory that can be written to. "
+            f"Got {output} instead: {error.strerror}."
+        ) from None
+
+
+def write_centroids(
+    output: Path,
+    centroids: NDArray[np.float64],
+    counts: NDArray[np.float64],
+    columns: Sequence[str],
+) -> list[str]:
+    """Write centroids and noisy sizes to ``centroids.npz`` and ``centroids.csv``.
+
+    Parameters
+    ----------
+    output : Path
+        An existing directory.
+    centroids : ndarray of shape (k, d)
+        In the user's units.
+    counts : ndarray of shape (k,)
+        Noisy cluster sizes.
+    columns : sequence of d str
+        Names of the columns.
+
+    Returns
+    -------
+    list of str
+        Names of the files.
+    """
+    names = [str(column) for column in columns]
+    np.savez(output / "centroids.npz", centroids=centroids, counts=counts, columns=np.array(names))
+    with (output / "centroids.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["cluster", "noisy_size", *names])
+        for cluster, (size, centroid) in enumerate(zip(counts, centroids, strict=True)):
+            writer.writerow([cluster, repr(float(size)), *(repr(float(x)) for x in centroid)])
+    return ["centroids.npz", "centroids.csv"]
+
+
+def write_report(output: Path, report: Mapping[str, Any]) -> list[str]:
+    """Write plain values to ``report.json`` and return its name."""
+    text = json.dumps(_jsonable(report), indent=2, allow_nan=False)
+    (output / "report.json").write_text(text + "\n", encoding="utf-8")
+    return ["report.json"]
+
+
+def print_clusters(
+    console: Console, clustering: Clustering, columns: Sequence[str], *, colours: bool
+) -> None:
+    """Print the clusters, largest first, with their noisy sizes."""
+    counts, centroids = clustering.counts, clustering.centroids
+    shown = list(columns[:_MAX_COLUMNS])
+    more = len(columns) - len(shown)
+    table = Table(title="What was learned", title_justify="left")
+    table.add_column("cluster", justify="right")
+    if colours:
+        table.add_column("colour")
+    table.add_column("noisy size", justify="right")
+    table.add_column("share", justify="right")
+    for column in shown:
+        table.add_column(Text(column), justify="right")
+    if more:
+        table.add_column(f"{more} more")
+    total = float(np.maximum(counts, 0).sum())
+    decimals = [_decimals(centroids[:, i]) for i in range(len(shown))]
+    order = np.argsort(-counts, kind="stable")
+    for cluster in order[:_MAX_ROWS]:
+        share = max(float(counts[cluster]), 0.0) / total if total > 0 else 0.0
+        cells: list[str | Text] = [str(cluster)]
+        if colours:
+            cells.append(_swatch(centroids[cluster]))
+        cells += [f"{counts[cluster]:,.0f}", f"{share:.1%}"]
+        cells += [f"{centroids[cluster, i]:,.{decimals[i]}f}" for i in range(len(shown))]
+        table.add_row(*cells, *(["..."] if more else []))
+    console.print(table)
+    if len(order) > _MAX_ROWS:
+        console.print(
+            f"and {len(order) - _MAX_ROWS} smaller clusters, in centroids.csv", style="dim"
+        )
+
+
+def print_cost(console: Console, report: Report, *, facts: Sequence[tuple[str, str]]) -> None:
+    """Print what the run cost: its guarantee, and who was there; then what it rests on."""
+    table = Table(title="What it cost", title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in (*_guarantee(report), *facts):
+        table.add_row(name, Text(value))
+    console.print(table)
+    for statement in report.statements:
+        console.print(Text(f"- {statement}", style="dim"))
+
+
+def print_plan(console: Console, plan: PrivacyPlan) -> None:
+    """Print a plan's releases, and delta as a function of epsilon."""
+    console.print(Text(plan.describe()))
+    if not plan.is_private:
+        return
+    table = Table(title="delta by epsilon", title_justify="left")
+    table.add_column("epsilon", justify="right")
+    table.add_column("delta", justify="right")
+    epsilon = float(plan.epsilon())
+    for factor in _CURVE:
+        delta = float(plan.delta(epsilon * factor))
+        style = "bold" if factor == 1.0 else None
+        table.add_row(f"{epsilon * factor:.4g}", f"{delta:.3g}", style=style)
+    console.print(table)
+
+
+def _guarantee(report: Report) -> Iterator[tuple[str, str]]:
+    if report.epsilon is None:
+        yield "privacy", "NOT PRIVATE (no noise was added)"
+    else:
+        yield "epsilon", f"{report.epsilon:.4g} per {report.unit}"
+        yield "delta", f"{report.delta:.3g}"
+        yield "mu", "-" if report.mu is None else f"{report.mu:.4g}"
+    yield "trust", report.trust
+    yield "rounds", str(report.n_rounds)
+    missing = {entry.client for entry in report.dropped}
+    yield (
+        "clients",
+        f"{report.n_clients}" + (f" ({len(missing)} missed a round)" if missing else ""),
+    )
+
+
+def _swatch(centroid: NDArray[np.float64]) -> Text:
+    red, green, blue = (int(c) for c in np.clip(np.rint(centroid), 0, 255))
+    return Text.assemble(
+        ("   ", f"on rgb({red},{green},{blue})"), f" #{red:02x}{green:02x}{blue:02x}"
+    )
+
+
+def _decimals(column: NDArray[np.float64]) -> int:
+    """Return how many decimals show four digits of a column's largest value."""
+    largest = float(np.abs(column).max(initial=0.0))
+    return int(np.clip(3 - math.floor(math.log10(largest)), 0, 9)) if largest > 0 else 0
+
+
+def _jsonable(value: Any) -> Any:
+    """Return plain values; JSON has no infinity and no NaN, so those become text."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return _jsonable(value.tolist())
+    if isinstance(value, np.generic):
+        return _jsonable(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Path):
+        return str(value)
+    return value

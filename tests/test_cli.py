@@ -1,0 +1,286 @@
+"""The command: what it writes, what it prints, and that every error is one sentence."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from flower_kmeans.cli import app
+from flower_kmeans.datasets import PHOTO_RECORDS
+
+CENTERS = np.array([[-3.0, 1.0], [3.0, 2.0], [0.0, 9.0]])
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def invoke(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return invoke
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    rng = np.random.default_rng(5)
+    kind = np.repeat([0, 1, 2], 400)
+    records = CENTERS[kind] + rng.normal(scale=0.2, size=(1200, 2))
+    path = tmp_path / "blobs.csv"
+    with path.open("w") as file:
+        file.write("height,weight,site\n")
+        for (height, weight), k in zip(records, kind, strict=True):
+            file.write(f"{height},{weight},site-{k}\n")
+    return path
+
+
+PUBLIC = ("--bounds", "height=-5:5", "--bounds", "weight=0:10", "--n-records", 1200)
+LOCAL = ("--engine", "in-process", "--clusters", 3, "--output", "out", "--columns", "height,weight")
+
+
+def simulate(run, path, *arguments):
+    return run("simulate", "--data", path, *LOCAL, *arguments)
+
+
+def assert_one_sentence(result, *words):
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+    for word in words:
+        assert word in result.stderr
+
+
+class TestSimulate:
+    def test_lloyd_finds_the_blobs_and_writes_them(self, run, blobs, tmp_path):
+        result = simulate(run, blobs, "--strategy", "lloyd", "--clients", 4)
+        assert result.exit_code == 0, result.output
+        with np.load(tmp_path / "out" / "centroids.npz") as saved:
+            centroids, counts, columns = saved["centroids"], saved["counts"], saved["columns"]
+        assert columns.tolist() == ["height", "weight"]
+        nearest = np.abs(centroids[:, None] - CENTERS).sum(axis=2).argmin(axis=0)
+        np.testing.assert_allclose(centroids[nearest], CENTERS, atol=0.1)
+        np.testing.assert_allclose(counts.sum(), 1200)
+        with (tmp_path / "out" / "centroids.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [float(row["height"]) for row in rows] == centroids[:, 0].tolist()
+        assert [float(row["noisy_size"]) for row in rows] == counts.tolist()
+        assert "NOT PRIVATE" in result.stdout
+
+    @pytest.mark.parametrize("strategy", ["fastlloyd", "glloyd", "sulloyd", "FastLloyd"])
+    def test_private_run_reports_its_guarantee(self, run, blobs, tmp_path, strategy):
+        result = simulate(
+            run, blobs, "--strategy", strategy, "--epsilon", 2, "--delta", 1e-7,
+            "--rounds", 3, "--clients", 5, *PUBLIC,
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["epsilon"] == pytest.approx(2)
+        assert report["delta"] in (0, 1e-7)
+        assert report["trust"] == "oblivious-server"
+        assert (report["n_rounds"], report["n_clients"]) == (3, 5)
+        assert report["n_records"] == 1200
+        assert (report["lower"], report["upper"]) == ([-5, 0], [5, 10])
+        for number in (1, 2, 3):
+            assert f"round {number} of 3: 5 clients answered" in result.stdout
+        for word in ("epsilon", "delta", "mu", "trust", "rounds", "clients", "time", "noisy size"):
+            assert word in result.stdout
+
+    @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
+    def test_other_trust_models(self, run, blobs, tmp_path, trust):
+        result = simulate(run, blobs, "--trust", trust, "--rounds", 2, "--clients", 4, *PUBLIC)
+        assert result.exit_code == 0, result.output
+        assert json.loads((tmp_path / "out" / "report.json").read_text())["trust"] == trust
+
+    def test_plain_trust_is_not_private_and_needs_no_public_figures(self, run, blobs, tmp_path):
+        result = simulate(run, blobs, "--trust", "plain", "--clients", 3)
+        assert result.exit_code == 0, result.output
+        assert json.loads((tmp_path / "out" / "report.json").read_text())["epsilon"] is None
+
+    def test_picture_of_a_table(self, run, blobs, tmp_path):
+        pytest.importorskip("matplotlib")
+        result = simulate(run, blobs, "--strategy", "lloyd")
+        assert "picture.png" in result.stdout
+        assert (tmp_path / "out" / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_no_picture_without_matplotlib(self, run, blobs, tmp_path, monkeypatch):
+        monkeypatch.setattr("flower_kmeans.picture.can_plot", lambda: False)
+        result = simulate(run, blobs, "--strategy", "lloyd")
+        assert result.exit_code == 0, result.output
+        assert "picture.png" not in result.stdout
+        assert not (tmp_path / "out" / "picture.png").exists()
+
+    @pytest.mark.parametrize(
+        ("split", "more", "n_clients"),
+        [
+            ("iid", (), 20),
+            ("column:site", (), 3),
+            ("column:site", ("--clients", 2), 2),
+            ("column:height", ("--clients", 7), 7),
+            ("dirichlet:0.5", ("--label", "site", "--clients", 6), 6),
+        ],
+    )
+    def test_splits(self, run, blobs, tmp_path, split, more, n_clients):
+        result = simulate(run, blobs, "--strategy", "lloyd", "--split", split, *more)
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["n_clients"] == n_clients
+        assert report["columns"] == ["height", "weight"]
+
+    def test_a_text_column_to_split_by_need_not_be_left_out(self, run, blobs, tmp_path):
+        result = run(
+            "simulate", "--data", blobs, "--engine", "in-process", "--strategy", "lloyd",
+            "--split", "column:site", "--clusters", 3, "--output", "out",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["columns"] == ["height", "weight"]
+
+    def test_one_bound_for_all_columns_and_another_for_one(self, run, blobs, tmp_path):
+        result = simulate(
+            run, blobs, "--n-records", 1200, "--lower", -10, "--upper", 10,
+            "--bounds", "height=-5:5", "--rounds", 2,
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert (report["lower"], report["upper"]) == ([-5, -10], [5, 10])
+
+    def test_bounds_from_data_warn_loudly(self, run, blobs, tmp_path):
+        result = simulate(run, blobs, "--n-records", 1200, "--bounds-from-data", "--rounds", 2)
+        assert result.exit_code == 0, result.output
+        assert "NOT private" in result.stderr
+        assert json.loads((tmp_path / "out" / "report.json").read_text())["bounds_from_data"]
+
+    def test_the_number_of_records_is_never_counted(self, run, blobs, tmp_path):
+        result = simulate(run, blobs, "--rounds", 2, *PUBLIC[:4], "--n-records", 1000)
+        assert result.exit_code == 0, result.output
+        assert json.loads((tmp_path / "out" / "report.json").read_text())["n_records"] == 1000
+
+    def test_photograph(self, run, tmp_path):
+        result = run("simulate", "--engine", "in-process", "--output", "out", "--rounds", 2)
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert (report["n_clients"], report["n_records"]) == (20, PHOTO_RECORDS)
+        assert report["epsilon"] == pytest.approx(1)
+        assert report["columns"] == ["red", "green", "blue"]
+        with np.load(tmp_path / "out" / "centroids.npz") as saved:
+            assert saved["centroids"].shape == (16, 3)
+            assert saved["centroids"].min() >= 0
+            assert saved["centroids"].max() <= 255
+        image = pytest.importorskip("PIL.Image")
+        with image.open(tmp_path / "out" / "picture.png") as picture:
+            assert picture.size[0] > 2 * 640
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (PUBLIC[:4], ["--n-records"]),
+            (("--n-records", 1200), ["'height', 'weight'", "--bounds-from-data"]),
+            ((*PUBLIC[:2], *PUBLIC[4:]), ["'weight'", "--bounds"]),
+            ((*PUBLIC, "--bounds", "size=0:1"), ["'size'"]),
+            ((*PUBLIC, "--bounds", "height"), ["NAME=LOW:HIGH"]),
+            ((*PUBLIC, "--bounds", "height=0:tall"), ["'tall'"]),
+            ((*PUBLIC, "--bounds", "height=5:-5"), ["'height'", "5:-5"]),
+            ((*PUBLIC, "--bounds", "height=nan:5"), ["'nan'"]),
+            ((*PUBLIC, "--lower", 0), ["--lower", "--upper"]),
+            ((*PUBLIC, "--epsilon", 0), ["epsilon"]),
+            ((*PUBLIC, "--epsilon", "nan"), ["epsilon"]),
+            ((*PUBLIC, "--delta", 1.5), ["delta"]),
+            ((*PUBLIC, "--clusters", 0), ["n_clusters"]),
+            ((*PUBLIC, "--clusters", 1201), ["1201"]),
+            ((*PUBLIC, "--rounds", 0), ["n_rounds"]),
+            ((*PUBLIC, "--n-records", 0), ["n_records"]),
+            ((*PUBLIC, "--clients", 0), ["--clients"]),
+            ((*PUBLIC, "--clients", 4, "--min-clients", 5), ["min_clients"]),
+            ((*PUBLIC, "--seed", -1), ["--seed"]),
+            ((*PUBLIC, "--columns", "height,age"), ["'age'"]),
+            ((*PUBLIC, "--label", "age"), ["'age'"]),
+            ((*PUBLIC, "--split", "random"), ["'random'"]),
+            ((*PUBLIC, "--split", "column:age"), ["'age'"]),
+            ((*PUBLIC, "--split", "column:site", "--clients", 4), ["3", "4"]),
+            ((*PUBLIC, "--split", "column:height"), ["--clients"]),
+            ((*PUBLIC, "--split", "dirichlet:1"), ["--label"]),
+            ((*PUBLIC, "--split", "dirichlet:x", "--label", "site"), ["'x'"]),
+            ((*PUBLIC, "--split", "dirichlet:-1", "--label", "site"), ["alpha"]),
+            ((*PUBLIC, "--split", "tiles"), ["photograph"]),
+            (("--strategy", "lloyd", "--epsilon", 1), ["lloyd", "--epsilon"]),
+            ((*PUBLIC, "--trust", "plain", "--epsilon", 1), ["plain", "--epsilon"]),
+            ((*PUBLIC, "--trust", "distributed-noise", "--strategy", "sulloyd"), ["trust"]),
+        ],
+    )
+    def test_one_sentence_before_anything_is_written(self, run, blobs, tmp_path, arguments, words):
+        assert_one_sentence(simulate(run, blobs, *arguments), *words)
+        assert not (tmp_path / "out").exists()
+
+    def test_missing_file(self, run, tmp_path):
+        assert_one_sentence(simulate(run, tmp_path / "none.csv"), "none.csv")
+
+    def test_file_without_records(self, run, tmp_path):
+        (tmp_path / "empty.csv").write_text("height,weight\n")
+        assert_one_sentence(simulate(run, tmp_path / "empty.csv"), "empty.csv")
+
+    def test_columns_of_the_photograph(self, run):
+        assert_one_sentence(run("simulate", "--columns", "red"), "--data")
+        assert_one_sentence(run("simulate", "--label", "red"), "--data")
+
+    def test_output_that_cannot_be_written(self, run, blobs, tmp_path):
+        (tmp_path / "out").write_text("a file")
+        assert_one_sentence(simulate(run, blobs, "--strategy", "lloyd"), "out")
+
+    def test_no_record_is_shown(self, run, tmp_path):
+        path = tmp_path / "bad.csv"
+        path.write_text("height,weight\n123.456,2\n654.321,nan\n")
+        result = simulate(run, path)
+        assert_one_sentence(result, "'weight'", "1 of 2")
+        assert "123.456" not in result.output
+        assert "654.321" not in result.output
+
+    def test_missing_package_names_the_extra(self, run, monkeypatch):
+        monkeypatch.setitem(sys.modules, "PIL", None)
+        assert_one_sentence(run("simulate"), "Pillow", "flower-kmeans[simulation]")
+
+
+class TestPlan:
+    def test_prints_the_plan_of_the_photograph(self, run):
+        result = run("plan")
+        assert result.exit_code == 0, result.output
+        assert "epsilon" in result.stdout
+        assert "delta" in result.stdout
+
+    def test_curve_goes_through_the_budget(self, run):
+        result = run("plan", "--epsilon", 0.5, "--delta", 2.5e-7, "--n-records", 10_000)
+        assert result.exit_code == 0, result.output
+        rows = [line.split("│") for line in result.stdout.splitlines() if "│" in line]
+        curve = {row[1].strip(): float(row[2]) for row in rows if len(row) == 4}
+        assert curve["0.5"] == pytest.approx(2.5e-7, rel=0.01)
+        assert list(curve.values()) == sorted(curve.values(), reverse=True)
+
+    def test_not_private(self, run):
+        result = run("plan", "--strategy", "lloyd")
+        assert result.exit_code == 0, result.output
+        assert "not private" in result.stdout.lower()
+
+    @pytest.mark.parametrize(
+        ("arguments", "word"),
+        [
+            (("--features", 0), "--features"),
+            (("--epsilon", -1), "epsilon"),
+            (("--clusters", 0), "n_clusters"),
+        ],
+    )
+    def test_errors_are_one_sentence(self, run, arguments, word):
+        assert_one_sentence(run("plan", *arguments), word)
+
+
+def test_help_lists_the_commands(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    assert "simulate" in result.stdout
+    assert "plan" in result.stdout
