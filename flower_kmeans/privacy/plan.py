@@ -434,7 +434,7 @@ def _meets(releases: Iterable[Release], budget: PrivacyBudget) -> bool:
     mu, laplace = _split(releases)
     if mu and (delta == 0 or mu > mu_of_budget(epsilon, delta)):
         return False
-    if not laplace or math.fsum(laplace) <= epsilon and not mu:
+    if not laplace or (not mu and math.fsum(laplace) <= epsilon):
         return True
     if delta == 0 or any(laplace_delta(cost, epsilon) > delta for cost in laplace):
         return False

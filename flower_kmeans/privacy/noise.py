@@ -1,0 +1,413 @@
+r"""Exact integer noise, vectorised.
+
+Guarantee: if the words of the stream are uniform, every sampler has exactly the law that it names,
+not one within some distance of it, and its result is a function of the words alone, on every
+processor (docs/guarantees: Fixed point, rounding, sampling).
+
+How: a word is the leading bits of a uniform real whose further bits are drawn only when they
+matter. The inverse of the distribution function is first evaluated in float64; where the answer
+lies so far from the next integer that neither the rest of the uniform nor the error of float64 can
+change it, it stands. The rare others (one in ten million or so at usual scales) are settled with
+mpmath: the uniform's interval is compared with the exact boundary, with more words from the
+branch of that very position until it lies on one side. The main stream never shifts.
+
+Which noise came from where is public in a report by the names in :data:`SAMPLERS`. The running
+time depends on the noise (by far less than a network's jitter); the values of records never enter
+here.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.plan import Release
+from flower_kmeans.privacy.randomness import Stream
+
+# Above it, a draw could leave int64 with more than a negligible probability.
+MAX_SCALE = 2.0**55
+# Kairouz, Liu & Steinke 2021: from here on a sum of discrete Gaussians is one, up to 7e-17.
+MIN_SHARE_STD = 2.0
+
+# Bound on the error of ndtri, log and exp, and of the few operations around them, relative to
+# 1 + their size: 64 times float64's unit. The tests compare it with mpmath.
+_FLOAT_ERROR = 2.0**-46
+# Words whose leading bits are all zero carry too little of the uniform for the fast path.
+_MIN_HEAD = 2**20
+_GUARD_BITS = 40
+
+_Floats = NDArray[np.float64]
+_Integers = NDArray[np.int64]
+_Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class _Law:
+    """A symmetric law on the reals, by its upper tail at unit scale: tail(0) = 1/2."""
+
+    # float64: tail probabilities in (0, 1/2] -> x >= 0. Its density is at least 0.79 tail, so a
+    # relative error r of the tail moves x by at most 1.26 r / (1 - r).
+    inverse: Callable[[_Floats], _Floats]
+    # mpmath, at the working precision.
+    exact_tail: Callable[[Any], Any]
+    exact_inverse: Callable[[Any], Any]
+
+
+def _gaussian_tail(x: Any) -> Any:
+    return mpmath.erfc(x / mpmath.sqrt(2)) / 2
+
+
+def _gaussian_inverse(tail: Any) -> Any:
+    # Newton's method on the logarithm, which is smooth and nearly a parabola. The caller checks
+    # what comes out, so this needs to be good, not proved.
+    log_tail = mpmath.log(tail)
+    x = mpmath.mpf(-ndtri(float(tail))) if tail > 1e-300 else mpmath.sqrt(-2 * log_tail)
+    for _ in range(64):
+        value = _gaussian_tail(x)
+        slope = mpmath.exp(-x * x / 2) / mpmath.sqrt(2 * mpmath.pi)
+        step = (mpmath.log(value) - log_tail) * value / slope
+        x += step
+        if abs(step) <= mpmath.ldexp(1 + abs(x), 8 - mpmath.mp.prec):
+            break
+    return max(x, mpmath.mpf(0))
+
+
+def _laplace_tail(x: Any) -> Any:
+    return mpmath.exp(-x) / 2
+
+
+_GAUSSIAN = _Law(lambda tail: -ndtri(tail), _gaussian_tail, _gaussian_inverse)
+_LAPLACE = _Law(lambda tail: -np.log(2 * tail), _laplace_tail, lambda tail: -mpmath.log(2 * tail))
+
+
+class _Uniform:
+    """The uniform in [0, 1) whose first bits are known, refined on demand."""
+
+    def __init__(self, head: int, bits: int, more: Iterator[int]) -> None:
+        self._value, self.bits, self._more = head, bits, more
+
+    def refine(self) -> None:
+        self._value = self._value << 64 | next(self._more)
+        self.bits += 64
+
+    def ends(self) -> tuple[Any, Any]:
+        """Return the interval's ends, exactly if the working precision is ``bits`` or more."""
+        return (mpmath.ldexp(self._value, -self.bits), mpmath.ldexp(self._value + 1, -self.bits))
+
+
+def rounded_gaussian(std: _Floats, stream: Stream) -> _Integers:
+    """Draw floor(N(0, std^2) + 1/2), independently for every coordinate.
+
+    Exactly mu-GDP, because rounding an integer plus noise is rounding the noise
+    (docs/guarantees: Fixed point, rounding, sampling).
+
+    Parameters
+    ----------
+    std : ndarray of shape (m,), float64
+        Standard deviations in grid units, in [0, 2^55]. 0 gives 0. Beyond about 2^40 most draws
+        are settled exactly, which is slow.
+    stream : Stream
+        Gives one word per coordinate.
+
+    Returns
+    -------
+    ndarray of shape (m,), int64
+        Modulo 2^64, should one ever leave int64 (probability below e^-256).
+
+    Raises
+    ------
+    ConfigurationError
+        If a standard deviation is negative, not finite, or above 2^55.
+    """
+    return _rounded(_GAUSSIAN, _checked("std", std), stream)
+
+
+def rounded_laplace(scale: _Floats, stream: Stream) -> _Integers:
+    """Draw floor(Laplace(0, scale) + 1/2), independently for every coordinate.
+
+    Exactly (1 / scale)-differentially private per unit of l1 sensitivity.
+
+    Parameters
+    ----------
+    scale : ndarray of shape (m,), float64
+        Scales ``b`` (mean absolute values) in grid units, in [0, 2^55]. 0 gives 0.
+    stream : Stream
+        Gives one word per coordinate.
+
+    Returns
+    -------
+    ndarray of shape (m,), int64
+        Modulo 2^64, should one ever leave int64 (probability below e^-255).
+
+    Raises
+    ------
+    ConfigurationError
+        If a scale is negative, not finite, or above 2^55.
+    """
+    return _rounded(_LAPLACE, _checked("scale", scale), stream)
+
+
+def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
+    """Draw discrete Gaussians: P(n) proportional to exp(-n^2 / (2 variance)).
+
+    Canonne, Kamath & Steinke 2020, Algorithm 3: a discrete Laplace proposal of scale
+    t = floor(sqrt(variance)) + 1 is accepted with probability
+    exp(-(|n| - variance / t)^2 / (2 variance)). The law is exact for any t.
+
+    Parameters
+    ----------
+    variance : ndarray of shape (m,), float64
+        Parameter sigma^2 in squared grid units, in [0, 2^111]. 0 gives 0.
+    stream : Stream
+        Gives two words per proposal; the coordinates still open propose again, in order.
+
+    Returns
+    -------
+    ndarray of shape (m,), int64
+
+    Raises
+    ------
+    ConfigurationError
+        If a variance is negative, not finite, or above 2^111.
+    """
+    checked = _checked("variance", variance, 2 * MAX_SCALE**2)
+    noise = np.zeros(checked.shape, dtype=np.int64)
+    pending = np.flatnonzero(checked)
+    while pending.size:
+        here = checked[pending]
+        start = stream.position
+        words = stream.words(2 * pending.size)
+        negative, heads = _sign_and_head(words[0::2])
+        scale = np.floor(np.sqrt(here)) + 1
+        size = _magnitudes(_LAPLACE, scale, 0.0, heads, stream, start, 2)
+        taken = _accepted(size, scale, here, words[1::2], stream, start)
+        # Zero has one sign only, or it would come twice as often.
+        taken &= ~(negative & (size == 0))
+        noise[pending[taken]] = np.where(negative, -size, size)[taken]
+        pending = pending[~taken]
+    return noise
+
+
+SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
+    "rounded-gaussian/1": rounded_gaussian,
+    "rounded-laplace/1": rounded_laplace,
+    "discrete-gaussian/1": discrete_gaussian,
+}
+"""Samplers by name and version; a change of the map from words to noise is a new version."""
+
+
+def sampler_name(release: Release, shared: bool = False) -> str:
+    """Return the name of the sampler behind :func:`draw`, or :func:`draw_share` if ``shared``."""
+    return "discrete-gaussian/1" if shared else f"rounded-{release.mechanism}/1"
+
+
+def draw(release: Release, units: _Floats, stream: Stream) -> _Integers:
+    """Draw the noise of one release.
+
+    Parameters
+    ----------
+    release : Release
+        Its noise multiplier times a coordinate's unit is the coordinate's noise.
+    units : ndarray of shape (m,), float64
+        Public units of the release's coordinates, in grid units.
+    stream : Stream
+        Source of the words.
+
+    Returns
+    -------
+    ndarray of shape (m,), int64
+        In grid units; zeros when the multiplier is 0.
+
+    Raises
+    ------
+    ConfigurationError
+        If a unit is negative or not finite, or the noise too large.
+    """
+    scale = _scale(release, units)
+    return SAMPLERS[sampler_name(release)](scale, stream)
+
+
+def draw_share(release: Release, units: _Floats, shares: int, stream: Stream) -> _Integers:
+    """Draw one client's share of the noise of a release (docs/guarantees: Distributed noise).
+
+    A discrete Gaussian of variance ``(multiplier * unit)^2 / shares``: the sum of ``shares`` of
+    them carries the planned noise.
+
+    Parameters
+    ----------
+    release : Release
+        A Gaussian release.
+    units : ndarray of shape (m,), float64
+        Public units of the release's coordinates, in grid units.
+    shares : int
+        How many shares make the planned noise.
+    stream : Stream
+        Source of the words.
+
+    Returns
+    -------
+    ndarray of shape (m,), int64
+        In grid units; zeros when the multiplier is 0.
+
+    Raises
+    ------
+    ConfigurationError
+        If the release is not Gaussian, ``shares`` is not a positive integer, or a share's
+        standard deviation is below 2 grid units.
+    """
+    if release.mechanism != "gaussian":
+        raise ConfigurationError(
+            "Noise in shares must be Gaussian: a sum of Laplace variables is not one. Got the "
+            f"{release.mechanism} release {release.name!r} instead."
+        )
+    if isinstance(shares, bool) or not isinstance(shares, int) or shares < 1:
+        raise ConfigurationError(
+            f"The 'shares' parameter must be a positive integer. Got {shares!r} instead."
+        )
+    scale = _checked("std", _scale(release, units))
+    # A coordinate of unit 0 is one that no record can change: it needs no noise.
+    variance = np.where(scale > 0, _upwards(_upwards(scale * scale) / shares), 0.0)
+    narrow = variance[(scale > 0) & (variance < MIN_SHARE_STD**2)]
+    if narrow.size:
+        raise ConfigurationError(
+            f"The standard deviation of a noise share must be at least {MIN_SHARE_STD:g} grid "
+            f"units. Got {np.sqrt(narrow.min()):.4g} for the release {release.name!r} in "
+            f"{shares} shares; take more fraction_bits, fewer clients, or a smaller epsilon."
+        )
+    return discrete_gaussian(variance, stream)
+
+
+def _scale(release: Release, units: _Floats) -> _Floats:
+    checked = _checked("units", units)
+    if not release.noise_multiplier:
+        return np.zeros_like(checked)
+    return np.where(checked > 0, _upwards(checked * release.noise_multiplier), 0.0)
+
+
+def _upwards(values: _Floats) -> _Floats:
+    """Return the next float64 above, so that rounding never makes noise smaller than planned."""
+    return np.nextafter(values, np.inf)
+
+
+def _checked(name: str, values: _Floats, largest: float = MAX_SCALE) -> _Floats:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1:
+        raise ConfigurationError(
+            f"The '{name}' parameter must have one dimension. Got shape {array.shape} instead."
+        )
+    outside = array[~((array >= 0) & (array <= largest))]
+    if outside.size:
+        raise ConfigurationError(
+            f"The '{name}' parameter must be within [0, {largest:.4g}] grid units. "
+            f"Got {outside[0]!r} instead."
+        )
+    return array
+
+
+def _sign_and_head(words: _Words) -> tuple[NDArray[np.bool_], _Words]:
+    """Split words into a fair sign and the 63 leading bits of the magnitude's uniform."""
+    return (words & np.uint64(1)).astype(bool), words >> np.uint64(1)
+
+
+def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
+    start = stream.position
+    negative, heads = _sign_and_head(stream.words(scale.size))
+    size = _magnitudes(law, scale, 0.5, heads, stream, start, 1)
+    return np.where(negative, -size, size)
+
+
+def _magnitudes(
+    law: _Law,
+    scale: _Floats,
+    offset: float,
+    heads: _Words,
+    stream: Stream,
+    start: int,
+    stride: int,
+) -> _Integers:
+    """Return floor(scale |X| + offset), X of the law; head i sits at start + stride i."""
+    head = heads.astype(np.float64)
+    # The uniform of tail probabilities lies in [head, head + 1) / 2^64, below 1/2.
+    x = law.inverse((head + 0.5) * 2.0**-64)
+    value = scale * x + offset
+    nearest = np.rint(value)
+    doubt = 2.0**-52 + 0.5 / np.maximum(head, 1.0)
+    error = scale * (_FLOAT_ERROR * (1 + x) + 2 * doubt) + 2.0**-50
+    unsettled = (np.abs(value - nearest) <= error) | (heads < _MIN_HEAD)
+    unsettled &= scale > 0
+    size = np.floor(np.where(unsettled, 0.0, value)).astype(np.int64)
+    for i in np.flatnonzero(unsettled):
+        uniform = _Uniform(int(heads[i]), 64, stream.branch(start + stride * int(i)))
+        size[i] = _settled_magnitude(law, float(scale[i]), offset, uniform)
+    return size
+
+
+def _settled_magnitude(law: _Law, scale: float, offset: float, uniform: _Uniform) -> int:
+    while True:
+        uniform.refine()
+        # Boundaries are computed to a relative 2^-(bits + 20) at least, the interval is exact.
+        with mpmath.workprec(uniform.bits + _GUARD_BITS):
+            low, high = uniform.ends()
+            if low == 0:
+                continue
+            size = int(mpmath.floor(law.exact_inverse((low + high) / 2) * scale + offset))
+            margin = mpmath.ldexp(1, -uniform.bits - _GUARD_BITS // 2)
+            # The real exceeds a boundary exactly where the uniform is below its tail.
+            upper = (mpmath.mpf(size) + 1 - offset) / scale
+            if low < law.exact_tail(upper) * (1 + margin):
+                continue
+            if size > 0:
+                lower = (mpmath.mpf(size) - offset) / scale
+                if high > law.exact_tail(lower) * (1 - margin):
+                    continue
+        return (size + 2**63) % 2**64 - 2**63
+
+
+def _accepted(
+    size: _Integers,
+    scale: _Floats,
+    variance: _Floats,
+    words: _Words,
+    stream: Stream,
+    start: int,
+) -> NDArray[np.bool_]:
+    """Return whether uniform < exp(-(size - variance / scale)^2 / (2 variance))."""
+    # Divided first: squares of large scales stay far from overflow, and errors stay relative to
+    # 1 + the exponent.
+    std = np.sqrt(variance)
+    # Beyond 1e4 the chance is below e^-1e7, and squares might overflow.
+    ratio = np.minimum(size / std, 1e4)
+    away = ratio - std / scale
+    exponent = away * away / 2
+    chance = np.exp(-exponent)
+    uniform = (words.astype(np.float64) + 0.5) * 2.0**-64
+    error = chance * (_FLOAT_ERROR * (1 + ratio * ratio)) + uniform * 2.0**-50 + 2.0**-62
+    taken: NDArray[np.bool_] = uniform < chance
+    for i in np.flatnonzero(np.abs(uniform - chance) <= error):
+        refined = _Uniform(int(words[i]), 64, stream.branch(start + 2 * int(i) + 1))
+        taken[i] = _settled_acceptance(int(size[i]), int(scale[i]), float(variance[i]), refined)
+    return taken
+
+
+def _settled_acceptance(size: int, scale: int, variance: float, uniform: _Uniform) -> bool:
+    exact = Fraction(variance)
+    exponent = (size - exact / scale) ** 2 / (2 * exact)
+    if exponent == 0:
+        return True
+    while True:
+        uniform.refine()
+        extra = max(0, int(exponent)).bit_length()
+        with mpmath.workprec(uniform.bits + _GUARD_BITS + extra):
+            low, high = uniform.ends()
+            chance = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator)
+            margin = chance * mpmath.ldexp(1, -uniform.bits - _GUARD_BITS // 2)
+            if high <= chance - margin:
+                return True
+            if low >= chance + margin:
+                return False

@@ -1,0 +1,121 @@
+"""The one module that asks the operating system for secrets.
+
+Keys, run identifiers and privacy noise all start here, and never from a seed that anybody could
+choose: a seed that a client knows is noise that it can subtract (docs/guarantees: Fixed point,
+rounding, sampling). Nothing public in this library takes a seed for them.
+
+The seam: everything secret goes through the private name ``_os_random`` of this module, a function
+from a number of bytes to that many bytes. Tests replace it to make a run repeatable.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import ConfigurationError
+
+_os_random: Callable[[int], bytes] = os.urandom
+
+_KEY_BYTES = 32
+_WORD_BYTES = 8
+_MAX_BRANCHES = 2**64 - 1
+
+
+def token(n_bytes: int) -> bytes:
+    """Return secret bytes from the operating system.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``n_bytes`` is not a positive integer.
+    """
+    if isinstance(n_bytes, bool) or not isinstance(n_bytes, int) or n_bytes < 1:
+        raise ConfigurationError(
+            f"The 'n_bytes' parameter must be a positive integer. Got {n_bytes!r} instead."
+        )
+    return _os_random(n_bytes)
+
+
+class Stream:
+    """Endless uniform 64-bit words: AES-256 in counter mode (docs/protocol.md, "Noise share").
+
+    The main stream starts at counter block 0. Beside it, every position of it has a branch of its
+    own, words that refine the one at that position: branch ``i`` starts at counter block
+    u64be(i + 1) || u64be(0), so no two of them share a block.
+
+    Parameters
+    ----------
+    key : bytes of length 32
+        Whoever knows it knows every word.
+
+    Raises
+    ------
+    ConfigurationError
+        If the key has another length.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != _KEY_BYTES:
+            raise ConfigurationError(
+                f"The 'key' parameter must hold {_KEY_BYTES} bytes. Got {len(key)} instead."
+            )
+        self._key = bytes(key)
+        self._main = _keystream(self._key, 0)
+        self._position = 0
+
+    @classmethod
+    def fresh(cls) -> "Stream":
+        """Return a stream under a new secret key."""
+        return cls(token(_KEY_BYTES))
+
+    @classmethod
+    def from_key(cls, key: bytes) -> "Stream":
+        """Return the stream of a key, from its first word."""
+        return cls(key)
+
+    def __repr__(self) -> str:
+        # The key must not reach a log.
+        return f"Stream(position={self._position})"
+
+    @property
+    def position(self) -> int:
+        """How many words of the main stream were taken."""
+        return self._position
+
+    def words(self, n_words: int) -> NDArray[np.uint64]:
+        """Return the next words of the main stream.
+
+        Returns
+        -------
+        ndarray of shape (n_words,), uint64
+        """
+        data = self._main(n_words * _WORD_BYTES)
+        self._position += n_words
+        return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+
+    def branch(self, position: int) -> Iterator[int]:
+        """Yield the words that refine the one at a position of the main stream.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such position.
+        """
+        if not 0 <= position < _MAX_BRANCHES:
+            raise ConfigurationError(
+                f"A position must be in [0, {_MAX_BRANCHES}). Got {position!r} instead."
+            )
+        source = _keystream(self._key, position + 1)
+        while True:
+            yield int.from_bytes(source(_WORD_BYTES), "little")
+
+
+def _keystream(key: bytes, number: int) -> Callable[[int], bytes]:
+    first_block = number.to_bytes(8, "big") + bytes(8)
+    encryptor = Cipher(AES256(key), CTR(first_block)).encryptor()
+    return lambda n_bytes: encryptor.update(bytes(n_bytes))
