@@ -178,7 +178,7 @@ class _Base:
             cls._cached = tuple(
                 _Field(
                     field.name,
-                    field.default,
+                    MISSING if field.name in _ALWAYS_SENT else field.default,
                     cls.CHECKS[field.name],
                     *_CONVERSIONS.get(field.name, (None, None)),
                 )
@@ -190,6 +190,9 @@ class _Base:
 class _ReplyBase(_Base):
     CONSTANTS: ClassVar[Mapping[str, int]] = {"code": int(Code.OK)}
 
+
+# What a server must hear from every client, although there is an obvious value.
+_ALWAYS_SENT = frozenset({"versions"})
 
 # Flower's records know lists and plain integers; messages are frozen and know codes by name.
 _CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -357,7 +360,7 @@ class EnrolReply(_ReplyBase):
     commitment : bytes
         Commitment of the client's life, 32 bytes.
     versions : tuple of int
-        Versions of the messages that the client speaks.
+        Versions of the messages that the client speaks; sent always.
     public_key : bytes
         X25519 public key, 32 bytes; empty where keys come from a file or nothing is masked.
     key_id : bytes, optional
@@ -381,7 +384,7 @@ class EnrolReply(_ReplyBase):
 
     doc_hash: bytes
     commitment: bytes
-    versions: tuple[int, ...]
+    versions: tuple[int, ...] = (MESSAGE_VERSION,)
     public_key: bytes = b""
     key_id: bytes | None = None
     leader: bytes | None = None
@@ -506,7 +509,7 @@ class Refusal(_Base):
 
 Request = Enrol | Lead | Round | Open | Finish
 Reply = EnrolReply | LeadReply | RoundReply | OpenReply
-R = TypeVar("R", EnrolReply, LeadReply, RoundReply, OpenReply)
+R = TypeVar("R", bound=EnrolReply | LeadReply | RoundReply | OpenReply)
 
 _REQUESTS: dict[str, type[Request]] = {cls.KIND: cls for cls in get_args(Request)}
 

@@ -1,0 +1,130 @@
+"""The client's side for a Flower project: three lines beside what an app already does."""
+
+from collections.abc import Callable
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from numpy.typing import ArrayLike
+
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.federation.member import ClientResult, Member
+from flower_kmeans.federation.policy import ClientPolicy
+
+LoadData = Callable[[Context], ArrayLike]
+OnResult = Callable[[ClientResult, Context], None]
+
+ACTION = "kmeans"
+_TYPES = frozenset(f"{category}.{ACTION}" for category in ("train", "query", "evaluate"))
+
+__all__ = ["ClientPolicy", "ClientResult", "kmeans_client_app", "register_kmeans", "with_kmeans"]
+
+
+def kmeans_client_app(
+    load_data: LoadData, policy: ClientPolicy | None = None, on_result: OnResult | None = None
+) -> ClientApp:
+    """Return a ClientApp that takes part in private clustering and does nothing else.
+
+    See `register_kmeans` for the parameters.
+    """
+    app = ClientApp()
+    register_kmeans(app, load_data, policy, on_result)
+    return app
+
+
+def register_kmeans(
+    app: ClientApp,
+    load_data: LoadData,
+    policy: ClientPolicy | None = None,
+    on_result: OnResult | None = None,
+) -> None:
+    """Add private clustering to a ClientApp, beside the actions that it has.
+
+    Parameters
+    ----------
+    app : ClientApp
+        Built with decorators. For an app made from ``client_fn`` use `with_kmeans`.
+    load_data : callable
+        ``load_data(context)`` returns the client's records, an array-like of shape (n, d) in the
+        user's units. It is called once per message, so it must be cheap, and must return the same
+        records in the same order throughout a run.
+    policy : ClientPolicy, optional
+        What this client accepts. The default accepts no private run, because it names no ledger.
+    on_result : callable, optional
+        ``on_result(result, context)`` is called once per finished run with a `ClientResult`.
+
+    Raises
+    ------
+    ConfigurationError
+        If the app was made from ``client_fn``, has mods that would see our messages, or has
+        actions of this name already.
+    """
+    if not isinstance(app, ClientApp):
+        raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
+    if getattr(app, "_mods", None):
+        raise ConfigurationError(
+            "Expected a ClientApp without app-level mods, which would see and could change the "
+            "messages of a private run. Give mods to single actions instead."
+        )
+    handler = _handler(load_data, policy, on_result)
+    try:
+        for register in (app.train, app.query, app.evaluate):
+            register(ACTION)(handler)
+    except ValueError as error:
+        raise ConfigurationError(
+            "Expected a ClientApp built with decorators and without 'kmeans' actions; an app made "
+            f"from client_fn is extended by with_kmeans(app, load_data). Flower says: {error}"
+        ) from None
+
+
+def with_kmeans(
+    app: ClientApp,
+    load_data: LoadData,
+    policy: ClientPolicy | None = None,
+    on_result: OnResult | None = None,
+) -> ClientApp:
+    """Return a ClientApp that clusters privately and routes everything else to another app.
+
+    For apps that refuse decorators: those made from ``client_fn``, as every NumPyClient is.
+    See `register_kmeans` for the other parameters.
+
+    Parameters
+    ----------
+    app : ClientApp
+        The app that keeps answering all other messages.
+    """
+    if not isinstance(app, ClientApp):
+        raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
+    return _RoutingClientApp(app, kmeans_client_app(load_data, policy, on_result))
+
+
+class _RoutingClientApp(ClientApp):
+    """Two apps behind one: our message types go to the second, all others to the first."""
+
+    def __init__(self, app: ClientApp, kmeans_app: ClientApp) -> None:
+        super().__init__()
+        self._app = app
+        self._kmeans_app = kmeans_app
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Route one message by its type."""
+        ours = message.metadata.message_type in _TYPES
+        return (self._kmeans_app if ours else self._app)(message, context)
+
+
+def _handler(
+    load_data: LoadData, policy: ClientPolicy | None, on_result: OnResult | None
+) -> Callable[[Message, Context], Message]:
+    accepted = ClientPolicy() if policy is None else policy
+
+    def handle(message: Message, context: Context) -> Message:
+        member = Member(
+            accepted,
+            context.state,
+            context.node_id,
+            lambda: load_data(context),
+            None if on_result is None else lambda result: on_result(result, context),
+        )
+        content = message.content if message.has_content() else RecordDict()
+        return Message(member.handle(content), reply_to=message)
+
+    return handle

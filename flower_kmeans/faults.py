@@ -1,0 +1,183 @@
+"""Faults for simulations: clients that drop, crash, answer late, twice, or wrongly.
+
+A fault is produced where it would arise: the client's side raises or spoils its reply, and what
+the network would do (lose, delay, repeat) is done to real messages between client and strategy.
+The strategy and the honest clients run their ordinary code.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.federation.messages import RECORD_KEY
+
+FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
+_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+_NETWORK = ("drop", "late", "twice")
+_TAG = "fault"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One client's misbehaviour in one round.
+
+    Parameters
+    ----------
+    client : int
+        Partition id of the client.
+    round : int
+        1 to T for the rounds, 0 for the enrolment, -1 for the final delivery.
+    kind : str
+        ``"drop"`` the message never reaches the client; ``"crash"`` the client raises;
+        ``"late"`` its answer comes after the round is over; ``"twice"`` it comes again;
+        ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the wrong number of
+        words, the wrong type, or belongs to another round or another run.
+    """
+
+    client: int
+    round: int
+    kind: FaultKind
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise ConfigurationError(f"Expected kind from {_KINDS}. Got {self.kind!r} instead.")
+        if self.client < 0 or self.round < -1:
+            raise ConfigurationError(
+                "Expected client >= 0 and round >= -1. "
+                f"Got client={self.client} and round={self.round} instead."
+            )
+
+
+class InjectedCrashError(RuntimeError):
+    """Raised by a simulated client that crashes."""
+
+
+def _round_of(message: Message) -> int | None:
+    record = message.content.config_records.get(RECORD_KEY)
+    if record is None:
+        return None
+    kind = record.get("kind")
+    if kind == "round":
+        return int(record["t"])  # type: ignore[arg-type]
+    return {"enrol": 0, "finish": -1}.get(str(kind))
+
+
+class FaultyClientApp(ClientApp):
+    """A ClientApp whose clients misbehave as told."""
+
+    def __init__(self, app: ClientApp, faults: Sequence[Fault]) -> None:
+        super().__init__()
+        self._app = app
+        self._faults = {(fault.client, fault.round): fault.kind for fault in faults}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer as the client would, or as its fault wants it."""
+        place = (int(context.node_config["partition-id"]), _round_of(message))
+        kind = self._faults.get(place) if place[1] is not None else None  # type: ignore[arg-type]
+        if kind == "crash":
+            raise InjectedCrashError("The client was told to crash.")
+        if kind == "drop":
+            reply = Message(RecordDict(), reply_to=message)
+        else:
+            reply = self._app(message, context)
+        if kind in _NETWORK:
+            reply.content[_TAG] = ConfigRecord({"kind": str(kind)})
+        elif kind is not None:
+            _spoil(reply.content.config_records[RECORD_KEY], kind)
+        return reply
+
+
+def _spoil(record: ConfigRecord, kind: str) -> None:
+    words = record.get("words", b"")
+    context = record.get("ctx", b"")
+    if kind == "shape" and isinstance(words, bytes):
+        record["words"] = words[:-8]
+    elif kind == "type":
+        record["words"] = "words"
+    elif kind == "round" and isinstance(context, bytes):
+        record["ctx"] = bytes(b ^ 1 for b in context)
+    elif kind == "run":
+        record["doc_hash"] = bytes(32)
+
+
+class FaultyGrid(Grid):
+    """A grid that loses, delays and repeats the replies that a FaultyClientApp has tagged."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._lost: set[str] = set()
+        self._held: list[Message] = []
+
+    def set_run(self, run: Run) -> None:
+        """Set the run of the wrapped grid."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._grid.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message; kept for Flower's interface."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages to the wrapped grid."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Yield replies, with those of earlier rounds that came late first."""
+        ids = list(message_ids)
+        late, self._held = self._held, []
+        yield from late
+        for reply in self._grid.pull_messages(ids):
+            kind = self._untag(reply)
+            reply_to = reply.metadata.reply_to_message_id
+            if kind == "drop":
+                self._lost.add(reply_to)
+            elif kind == "late":
+                self._lost.add(reply_to)
+                self._held.append(reply)
+            else:
+                yield reply
+                if kind == "twice":
+                    yield reply
+
+    def known_lost(self, message_ids: Iterable[str]) -> set[str]:
+        """Return the messages whose replies this grid holds back or has lost."""
+        ids = set(message_ids)
+        inner = getattr(self._grid, "known_lost", None)
+        return (self._lost & ids) | (inner(ids) if inner is not None else set())
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and return their replies."""
+        from flower_kmeans.federation.exchange import receive  # an exchange needs a grid
+
+        pushed = {str(i): -1 for i in self.push_messages(messages)}
+        return [reply for _, reply in receive(self, pushed, timeout)]
+
+    @staticmethod
+    def _untag(reply: Message) -> str | None:
+        if not reply.has_content():
+            return None
+        tag = reply.content.pop(_TAG, None)
+        return str(tag["kind"]) if isinstance(tag, ConfigRecord) else None

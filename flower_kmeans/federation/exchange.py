@@ -1,0 +1,55 @@
+"""Sending a hop's messages and taking its replies as they arrive."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.5
+
+
+def send(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
+    """Push messages and return the node of each message id that was accepted."""
+    listed = list(messages)
+    ids = list(grid.push_messages(listed))
+    if len(ids) == len(listed):
+        return {str(i): m.metadata.dst_node_id for i, m in zip(ids, listed, strict=True)}
+    by_id = {m.metadata.message_id: m.metadata.dst_node_id for m in listed}
+    return {str(i): by_id.get(str(i), -1) for i in ids}
+
+
+def receive(grid: Grid, pushed: Mapping[str, int], timeout: float) -> Iterator[tuple[int, Message]]:
+    """Yield ``(node_id, reply)`` as replies arrive, until all are there or time is up.
+
+    Replies are yielded one by one, so a caller that folds them never holds more than one. A node
+    is known by the message it replies to, because Flower's error replies name no node. A grid may
+    offer ``known_lost(ids)`` to say that some messages will never be answered.
+
+    Parameters
+    ----------
+    grid : Grid
+    pushed : mapping of str to int
+        Message ids and their nodes, from ``send``.
+    timeout : float
+        Seconds.
+    """
+    pending = set(pushed)
+    known_lost = getattr(grid, "known_lost", None)
+    started = time.monotonic()
+    while pending:
+        progress = False
+        for reply in grid.pull_messages(list(pending)):
+            progress = True
+            reply_to = reply.metadata.reply_to_message_id
+            pending.discard(reply_to)
+            yield pushed.get(reply_to, reply.metadata.src_node_id), reply
+        if known_lost is not None:
+            pending -= known_lost(pending)
+        elapsed = time.monotonic() - started
+        if elapsed >= timeout:
+            return
+        if pending and not progress:
+            pause = min(max(_FIRST_PAUSE, elapsed / 20), _LONGEST_PAUSE)
+            time.sleep(min(pause, timeout - elapsed))

@@ -1,0 +1,151 @@
+"""A client's memory of one run: its life (docs/protocol.md, sections 1, 4 and 9).
+
+A life is one secret and one data set. It is kept in the context's state under the run's document
+hash, so several runs may share a context, and holds what the protocol's rules need: who the client
+is in the cohort, how far it followed the transcript, and what it answered to which question.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from flower_kmeans.algorithms.base import State
+from flower_kmeans.federation.transcript import first_hash
+from flower_kmeans.privacy.randomness import token
+
+_SECRET_BYTES = 32
+_ANSWER = struct.Struct("<II32s32s")
+_PREFIX = "kmeans."
+_BYTES_FIELDS = (
+    "secret",
+    "commitment",
+    "exchange_secret",
+    "lead_secret",
+    "document",
+    "group_key",
+    "chain",
+    "last_context",
+    "last_survivors",
+)
+_INT_FIELDS = ("index", "head", "last_m", "finished")
+
+
+@dataclass
+class Life:
+    """One life of a client in one run.
+
+    Attributes
+    ----------
+    secret : bytes
+        ``z``: 32 random bytes that never leave the client.
+    commitment : bytes
+        Public commitment to the secret and the data.
+    exchange_secret : bytes
+        Private X25519 key where keys are relayed, else empty.
+    lead_secret : bytes
+        The group secret that this client drew when it was asked to lead, else empty.
+    document : bytes
+        The accepted run document; empty until there is one.
+    index : int
+        Place in the cohort; -1 until known.
+    group_key : bytes
+        ``Kg``; empty until known.
+    head : int
+        Number of transcript entries that were accepted.
+    chain : bytes
+        ``h_t`` at the head.
+    last_context, last_survivors, last_m : bytes, bytes, int
+        Context, survivors' bitmap and cohort size of the entry at the head.
+    answered : dict
+        ``(t, attempt) -> (context, SHA-256 of the words sent)`` for the rounds from the head on.
+    state : State, optional
+        The algorithm's state at the head.
+    finished : int
+        1 when the result was delivered; everything secret is erased then.
+    """
+
+    secret: bytes
+    chain: bytes
+    commitment: bytes = b""
+    exchange_secret: bytes = b""
+    lead_secret: bytes = b""
+    document: bytes = b""
+    group_key: bytes = b""
+    last_context: bytes = b""
+    last_survivors: bytes = b""
+    index: int = -1
+    head: int = 0
+    last_m: int = 0
+    finished: int = 0
+    answered: dict[tuple[int, int], tuple[bytes, bytes]] = field(default_factory=dict)
+    state: State | None = None
+
+    @classmethod
+    def begin(cls, doc_hash: bytes) -> "Life":
+        """Return a new life with a secret of its own."""
+        return cls(secret=token(_SECRET_BYTES), chain=first_hash(doc_hash))
+
+    def answered_context(self, t: int, context: bytes) -> bool:
+        """Return whether this life answered that very context in round ``t``."""
+        return any(key[0] == t and value[0] == context for key, value in self.answered.items())
+
+    def forget_before(self, t: int) -> None:
+        """Drop answers to rounds before ``t``: no rule asks for them again."""
+        self.answered = {key: value for key, value in self.answered.items() if key[0] >= t}
+
+    def finish(self) -> None:
+        """Keep only the fact that the run is over; erase every secret (section 8, End)."""
+        over = Life(secret=b"", chain=b"", finished=1, head=self.head)
+        self.__dict__.update(over.__dict__)
+
+
+def load_life(state: RecordDict, doc_hash: bytes) -> Life | None:
+    """Return the life that a context holds for a run, or ``None``."""
+    record = state.get(_PREFIX + doc_hash.hex())
+    if not isinstance(record, ConfigRecord):
+        return None
+    values: Mapping[str, Any] = record
+    life = Life(
+        **{name: values[name] for name in _BYTES_FIELDS},
+        **{name: values[name] for name in _INT_FIELDS},
+    )
+    for item in values.get("answered", ()):
+        t, attempt, context, digest = _ANSWER.unpack(item)
+        life.answered[t, attempt] = (context, digest)
+    if "state.round" in values:
+        life.state = _unpack_state(values)
+    return life
+
+
+def save_life(state: RecordDict, doc_hash: bytes, life: Life) -> None:
+    """Write a life into a context's state, in place of what was there for that run."""
+    values: dict[str, Any] = {name: getattr(life, name) for name in (*_BYTES_FIELDS, *_INT_FIELDS)}
+    if life.answered:
+        values["answered"] = [
+            _ANSWER.pack(*key, *value) for key, value in sorted(life.answered.items())
+        ]
+    if life.state is not None:
+        values.update(_pack_state(life.state))
+    state[_PREFIX + doc_hash.hex()] = ConfigRecord(values)
+
+
+def _pack_state(state: State) -> dict[str, Any]:
+    values: dict[str, Any] = {"state.round": state.round}
+    for name, array in state.arrays.items():
+        values[f"state.shape.{name}"] = list(array.shape)
+        values[f"state.array.{name}"] = np.asarray(array).astype("<i8").tobytes()
+    return values
+
+
+def _unpack_state(values: Mapping[str, Any]) -> State:
+    arrays = {}
+    for key, data in values.items():
+        if key.startswith("state.array."):
+            name = key.removeprefix("state.array.")
+            shape = tuple(values[f"state.shape.{name}"])
+            arrays[name] = np.frombuffer(data, dtype="<i8").astype(np.int64).reshape(shape)
+    return State(round=values["state.round"], arrays=arrays)

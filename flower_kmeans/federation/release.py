@@ -1,0 +1,81 @@
+"""The noise of one round, for whoever adds it."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import Algorithm, Question
+from flower_kmeans.privacy.noise import draw, draw_share
+from flower_kmeans.privacy.plan import PrivacyPlan, Release
+from flower_kmeans.privacy.randomness import Stream
+
+Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
+
+
+def server_noise(
+    algorithm: Algorithm, plan: PrivacyPlan, question: Question, stream: Stream
+) -> NDArray[np.int64]:
+    """Return the noise that a server adds to one round's sum.
+
+    Returns
+    -------
+    ndarray of shape (words,), int64
+        In grid units, in the order of the round's layout; zeros if the plan is not private.
+    """
+    return _round_noise(
+        algorithm, plan, question, lambda release, units: draw(release, units, stream)
+    )
+
+
+def noise_share(
+    algorithm: Algorithm, plan: PrivacyPlan, question: Question, shares: int, stream: Stream
+) -> NDArray[np.int64]:
+    """Return one client's share of a round's noise: its variance is the plan's over ``shares``.
+
+    Returns
+    -------
+    ndarray of shape (words,), int64
+        In grid units, in the order of the round's layout.
+    """
+    return _round_noise(
+        algorithm, plan, question, lambda release, units: draw_share(release, units, shares, stream)
+    )
+
+
+def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
+    """Require that every share of a replayable algorithm's noise can be drawn.
+
+    Raises
+    ------
+    ConfigurationError
+        If a release has no shares (Laplace), or a share's standard deviation is below two grid
+        units, where the sum of shares would no longer be the planned noise (docs/guarantees.md,
+        Distributed noise).
+    """
+    stream = Stream.fresh()
+    for number in range(1, algorithm.n_rounds + 1):
+        noise_share(algorithm, plan, Question(round=number, arrays={}), shares, stream)
+
+
+def _round_noise(
+    algorithm: Algorithm, plan: PrivacyPlan, question: Question, sampler: Sampler
+) -> NDArray[np.int64]:
+    noise = np.zeros(algorithm.words(question.round), dtype=np.int64)
+    releases: Sequence[Release] = plan.rounds[question.round - 1] if plan.is_private else ()
+    if releases:
+        units = algorithm.units(question)
+        place = _places(algorithm, question.round)
+    for release in releases:
+        coordinates = np.concatenate([place[name] for name in release.blocks])
+        noise[coordinates] += sampler(release, units[coordinates])
+    return noise
+
+
+def _places(algorithm: Algorithm, number: int) -> dict[str, NDArray[np.intp]]:
+    places, start = {}, 0
+    for block in algorithm.layout(number):
+        size = int(np.prod(block.shape))
+        places[block.name] = np.arange(start, start + size)
+        start += size
+    return places

@@ -1,0 +1,192 @@
+"""What a finished run tells its user: the guarantee, who is trusted with what, who was missing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flower_kmeans.privacy.plan import PrivacyPlan
+
+_TRUST = {
+    "oblivious-server": (
+        "The server adds the noise and sees masked words only; clients see the noisy results.",
+        "The noise is as good as the server's word: a server that leaves it out is not detected.",
+        "The server and any one client together see everything.",
+    ),
+    "distributed-noise": (
+        "Every client adds a share of the noise; everyone sees the noisy results.",
+        "The server and any one client together open every client's statistic, which is then "
+        "covered by that client's own share of the noise only.",
+    ),
+    "trusted-server": (
+        "The server adds the noise and sees every client's exact statistic.",
+        "Clients and outsiders are protected from each other, nobody is protected from the server.",
+    ),
+    "plain": ("NOT PRIVATE: nobody adds noise and the server sees every client's statistic.",),
+}
+_KEYS = {
+    "relayed": (
+        "Keys were relayed by the server: a malicious server, or one that adds its own nodes, "
+        "reads everything."
+    ),
+    "file": "Keys come from a file that the server must not have.",
+    "roster": "Keys come from a roster of pinned public keys.",
+}
+_OPENING = {
+    "simple": "Sums were opened by single clients, which protects against a passive server only.",
+}
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A client that a round went on without.
+
+    Attributes
+    ----------
+    client : int
+        Place of the client in the cohort (its rank by node id); -1 if it never got one.
+    node_id : int
+        Flower's id of the node.
+    round : int
+        0 is the enrolment, ``n_rounds + 1`` the delivery.
+    reason : str
+        One of this library's fixed sentences.
+    """
+
+    client: int
+    node_id: int
+    round: int
+    reason: str
+
+
+@dataclass
+class Report:
+    """Privacy and fault report of one run.
+
+    Attributes
+    ----------
+    plan : PrivacyPlan
+        The releases and their composition.
+    trust, keys, opening : str
+        Trust model, where the group key came from, and how sums were opened.
+    n_clients, min_clients, n_rounds : int
+        Cohort size, fewest clients behind a sum, rounds that were completed.
+    noise_factor : float
+        Standard deviation of the noise that the results carry over the planned one; above 1
+        only under distributed noise, where more clients add a share than had to.
+    dropped : list of Dropped
+        Whom a round went on without, when and why.
+    incidents : list of Dropped
+        Everything that was not an orderly answer, also where the round did not miss it.
+    """
+
+    strategy: str
+    plan: PrivacyPlan
+    trust: str
+    keys: str
+    opening: str
+    min_clients: int
+    n_clients: int = 0
+    n_rounds: int = 0
+    colluders: int = 0
+    noise_factor: float = 1.0
+    ledger: bool = False
+    sampler: str = ""
+    seconds: float = 0.0
+    answers: list[int] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    incidents: list[Dropped] = field(default_factory=list)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether any noise was planned."""
+        return self.plan.is_private
+
+    @property
+    def epsilon(self) -> float | None:
+        """The epsilon of the run at its delta; ``None`` if the run was not private."""
+        return self.plan.epsilon() if self.is_private else None
+
+    @property
+    def delta(self) -> float | None:
+        """The delta of the run; ``None`` if the run was not private."""
+        return self.plan.budget.delta if self.is_private else None
+
+    @property
+    def mu(self) -> float | None:
+        """The Gaussian-differential-privacy level; ``None`` unless all noise is Gaussian."""
+        return self.plan.mu
+
+    @property
+    def unit(self) -> str:
+        """Who is protected: one record or one client."""
+        return self.plan.budget.unit
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """What the user must be told, in plain sentences (docs/protocol.md, section 11)."""
+        told = list(_TRUST[self.trust])
+        if self.trust in ("oblivious-server", "distributed-noise"):
+            told.append(_KEYS[self.keys])
+            told.append(
+                "TLS is required between clients and server: a client that can read another "
+                "client's messages can unmask them."
+            )
+        if self.opening in _OPENING:
+            told.append(_OPENING[self.opening])
+        if self.trust == "distributed-noise" and self.plan.mu is not None:
+            shares = self.min_clients - self.colluders
+            told.append(
+                f"Against the server together with one client, a client's own share of the noise "
+                f"alone gives mu = {self.plan.mu * shares**0.5:.4g}."
+            )
+        if self.is_private:
+            told.append(
+                "A ledger of releases was kept."
+                if self.ledger
+                else "No ledger was kept: guarantees hold for this run alone."
+            )
+            told.append("Not protected: n_records, participation, timing and message sizes.")
+        told.append("Results are not protected against a hostile server or client.")
+        return tuple(told)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values, ready for JSON."""
+        out: dict[str, Any] = {
+            "strategy": self.strategy,
+            "private": self.is_private,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "mu": self.mu,
+            "unit": self.unit,
+            "n_records": self.plan.n_records,
+            "trust": self.trust,
+            "keys": self.keys,
+            "opening": self.opening,
+            "n_rounds": self.n_rounds,
+            "n_clients": self.n_clients,
+            "min_clients": self.min_clients,
+            "colluders": self.colluders,
+            "noise_factor": self.noise_factor,
+            "sampler": self.sampler,
+            "ledger": self.ledger,
+            "seconds": self.seconds,
+            "answers": list(self.answers),
+            "dropped": [vars(entry).copy() for entry in self.dropped],
+            "incidents": [vars(entry).copy() for entry in self.incidents],
+            "releases": self._releases(),
+            "statements": list(self.statements),
+        }
+        return out
+
+    def _releases(self) -> list[Mapping[str, Any]]:
+        return [
+            {
+                "round": number,
+                "name": release.name,
+                "mechanism": release.mechanism,
+                "norm": release.norm,
+                "noise_multiplier": release.noise_multiplier,
+            }
+            for number, releases in enumerate(self.plan.rounds, 1)
+            for release in releases
+        ]

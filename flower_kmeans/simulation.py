@@ -1,0 +1,259 @@
+"""Whole federations on one machine: in this process, or on Ray through Flower's simulation.
+
+Both engines run the strategy and the client code that a deployment runs, over Flower messages.
+Where the server must not see the result, it is taken from a client through its ``on_result``, as in
+a deployment, and never passes the grid.
+"""
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from numpy.typing import ArrayLike, NDArray
+
+from flower_kmeans.client import ClientPolicy, ClientResult, kmeans_client_app
+from flower_kmeans.clustering import Clustering
+from flower_kmeans.domain import check_records
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
+from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
+from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.strategies import KMeansStrategy, RoundInfo
+
+Engine = Literal["in-process", "ray"]
+Records = list[NDArray[np.float64]]
+
+_RESULT_FILE = "result.npz"
+
+
+def simulate(
+    strategy: KMeansStrategy,
+    partitions: Sequence[ArrayLike],
+    *,
+    engine: Engine = "in-process",
+    policy: ClientPolicy | None = None,
+    faults: Sequence[Fault] = (),
+    timeout: float = 600.0,
+    on_round: Callable[[RoundInfo], None] | None = None,
+) -> Clustering:
+    """Run a strategy over simulated clients.
+
+    Parameters
+    ----------
+    strategy : KMeansStrategy
+        For example `FastLloyd`.
+    partitions : sequence of array-like of shape (n_i, n_features)
+        The records of each client, in the user's units; a client may have none.
+    engine : {"in-process", "ray"} (default: "in-process")
+        In this process, one client after the other, or on Ray through Flower's simulation.
+    policy : ClientPolicy, optional
+        What every client accepts. The default, ``ClientPolicy.for_simulation()``, accepts
+        whatever the strategy asks for.
+    faults : sequence of Fault
+        Misbehaviour of chosen clients in chosen rounds.
+    timeout : float (default: 600)
+        Seconds to wait for the answers of one hop.
+    on_round : callable, optional
+        Called with a `RoundInfo` after each round.
+
+    Returns
+    -------
+    Clustering
+        Centroids in the user's units, noisy sizes, and the report.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError, DataError
+        If an argument cannot be used; nothing has been sent then.
+    TooFewClientsError, RunError
+        If the run could not be completed.
+    """
+    if not isinstance(strategy, KMeansStrategy):
+        raise ConfigurationTypeError(
+            "Expected strategy as one of flower_kmeans.strategies. "
+            f"Got {type(strategy).__name__} instead."
+        )
+    if engine not in ("in-process", "ray"):
+        raise ConfigurationError(
+            f"Expected engine in ('in-process', 'ray'). Got {engine!r} instead."
+        )
+    records = _checked_partitions(strategy, partitions)
+    _check_faults(faults, len(records))
+    accepted = ClientPolicy.for_simulation() if policy is None else policy
+    own_on_round, own_n_clients = strategy.on_round, strategy.n_clients
+    strategy.on_round = on_round or own_on_round
+    strategy.n_clients = own_n_clients or len(records)
+    try:
+        run = _run_in_process if engine == "in-process" else _run_on_ray
+        result = run(strategy, records, accepted, faults, timeout)
+    finally:
+        strategy.on_round, strategy.n_clients = own_on_round, own_n_clients
+    return Clustering(result.centroids, result.counts, strategy.domain, strategy.report)
+
+
+def _checked_partitions(strategy: KMeansStrategy, partitions: Sequence[ArrayLike]) -> Records:
+    if isinstance(partitions, np.ndarray) or not isinstance(partitions, Sequence):
+        raise ConfigurationTypeError(
+            "Expected partitions as a list of arrays, one per client. "
+            f"Got {type(partitions).__name__} instead."
+        )
+    if not partitions:
+        raise ConfigurationError("Expected partitions for at least one client. Got 0 instead.")
+    if strategy.n_clients is not None and strategy.n_clients != len(partitions):
+        raise ConfigurationError(
+            f"Expected partitions for n_clients={strategy.n_clients} clients. "
+            f"Got {len(partitions)} instead."
+        )
+    if len(partitions) < strategy.min_clients:
+        raise ConfigurationError(
+            f"Expected partitions for at least min_clients={strategy.min_clients} clients. "
+            f"Got {len(partitions)} instead."
+        )
+    return [
+        check_records(part, strategy.domain.n_features, name=f"partitions[{i}]")
+        for i, part in enumerate(partitions)
+    ]
+
+
+def _check_faults(faults: Sequence[Fault], n_clients: int) -> None:
+    for fault in faults:
+        if not isinstance(fault, Fault):
+            raise ConfigurationTypeError(
+                f"Expected faults as a list of Fault. Got {type(fault).__name__} instead."
+            )
+        if fault.client >= n_clients:
+            raise ConfigurationError(
+                f"Expected faults of clients below {n_clients}. Got client={fault.client} instead."
+            )
+
+
+def _with_faults(app: ClientApp, faults: Sequence[Fault]) -> ClientApp:
+    return FaultyClientApp(app, faults) if faults else app
+
+
+# --------------------------------------------------------------------------- in this process
+
+
+def _run_in_process(
+    strategy: KMeansStrategy,
+    records: Records,
+    policy: ClientPolicy,
+    faults: Sequence[Fault],
+    timeout: float,
+) -> ClientResult:
+    results: list[ClientResult] = []
+    app = kmeans_client_app(
+        lambda context: records[int(context.node_config["partition-id"])],
+        policy,
+        lambda result, context: results.append(result) if not results else None,
+    )
+    grid: Grid = InProcessGrid(_with_faults(app, faults), len(records))
+    if faults:
+        grid = FaultyGrid(grid)
+    with task_identity():
+        strategy.start(grid, timeout=timeout)
+    if not results:
+        raise RunError("No client reported a result.")
+    return results[0]
+
+
+# --------------------------------------------------------------------------- on Ray
+
+
+def _run_on_ray(
+    strategy: KMeansStrategy,
+    records: Records,
+    policy: ClientPolicy,
+    faults: Sequence[Fault],
+    timeout: float,
+) -> ClientResult:
+    try:
+        import ray  # noqa: F401
+        from flwr.simulation import run_simulation
+    except ImportError:
+        raise ConfigurationError(
+            "Expected Ray for engine='ray'. Install it with: "
+            "pip install 'flower-kmeans[simulation]'"
+        ) from None
+    with _private_directory() as directory:
+        _write_partitions(directory, records)
+        app = kmeans_client_app(
+            partial(_load_partition, str(directory)),
+            policy,
+            partial(_keep_result, str(directory)),
+        )
+        server_app = ServerApp()
+
+        @server_app.main()
+        def main(grid: Grid, context: Context) -> None:
+            strategy.start(FaultyGrid(grid) if faults else grid, timeout=timeout)
+
+        with warnings.catch_warnings(), _quiet_flower():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            run_simulation(
+                server_app,
+                _with_faults(app, faults),
+                num_supernodes=len(records),
+                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+            )
+        return _read_result(directory)
+
+
+@contextmanager
+def _private_directory() -> Iterator[Path]:
+    """Make a directory that only this user can read, for what clients on Ray load and keep."""
+    with tempfile.TemporaryDirectory(prefix="flower-kmeans-") as name:
+        path = Path(name)
+        path.chmod(0o700)
+        yield path
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Keep Flower from reporting usage while a simulation runs."""
+    before = os.environ.get("FLWR_TELEMETRY_ENABLED")
+    os.environ["FLWR_TELEMETRY_ENABLED"] = before or "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FLWR_TELEMETRY_ENABLED"]
+
+
+def _write_partitions(directory: Path, records: Records) -> None:
+    """Write all records into one file that workers map instead of receiving copies."""
+    np.save(directory / "records.npy", np.concatenate(records))
+    np.save(directory / "ends.npy", np.cumsum([len(part) for part in records]))
+
+
+def _load_partition(directory: str, context: Context) -> NDArray[np.float64]:
+    i = int(context.node_config["partition-id"])
+    ends = np.load(os.path.join(directory, "ends.npy"))
+    records = np.load(os.path.join(directory, "records.npy"), mmap_mode="r")
+    start = int(ends[i - 1]) if i else 0
+    return np.asarray(records[start : int(ends[i])])
+
+
+def _keep_result(directory: str, result: ClientResult, context: Context) -> None:
+    """Keep one client's result; all clients have the same."""
+    path = os.path.join(directory, _RESULT_FILE)
+    temporary = f"{path}.{context.node_id}"
+    with open(temporary, "wb") as file:
+        np.savez(file, centroids=result.centroids, counts=result.counts, run=result.run)
+    os.replace(temporary, path)
+
+
+def _read_result(directory: Path) -> ClientResult:
+    path = directory / _RESULT_FILE
+    if not path.exists():
+        raise RunError("No client reported a result.")
+    with np.load(path, allow_pickle=False) as stored:
+        return ClientResult(stored["centroids"], stored["counts"], str(stored["run"]))

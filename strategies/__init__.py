@@ -1,0 +1,11 @@
+"""Flower strategies for private, federated k-means.
+
+Each is a ``flwr.serverapp.strategy.Strategy``: build it, then call ``start(grid)`` in a ServerApp,
+or hand it to ``flower_kmeans.simulate``.
+"""
+
+from flower_kmeans.strategies._base import KMeansStrategy, RoundInfo
+from flower_kmeans.strategies.fastlloyd import FastLloyd
+from flower_kmeans.strategies.lloyd import GLloyd, Lloyd, SuLloyd
+
+__all__ = ["FastLloyd", "GLloyd", "KMeansStrategy", "Lloyd", "RoundInfo", "SuLloyd"]

@@ -1,0 +1,669 @@
+"""What all strategies share: set-up, rounds with retries, delivery, and the report.
+
+The hooks are Flower's. Set-up happens in ``configure_train`` of round 1 and delivery in
+``configure_evaluate`` of the last round, so Flower's stock ``Strategy.start`` drives a strategy to
+the same result as our own ``start``, which adds folding of replies as they arrive and one hop less.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from logging import INFO
+from typing import Any, ClassVar, Literal, TypedDict
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.domain import Ball, Box, Domain
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    MessageError,
+    ObliviousServerError,
+    RunError,
+)
+from flower_kmeans.federation.coordinator import (
+    CRASHED,
+    MALFORMED,
+    N_LEADERS,
+    Coordinator,
+)
+from flower_kmeans.federation.document import MASKED_TRUSTS, NONE, RunDocument
+from flower_kmeans.federation.exchange import receive, send
+from flower_kmeans.federation.messages import (
+    Code,
+    EnrolReply,
+    LeadReply,
+    OpenReply,
+    Refusal,
+    Reply,
+    Request,
+    RoundReply,
+    decode_reply,
+    to_content,
+)
+from flower_kmeans.federation.release import check_shares
+from flower_kmeans.federation.run import Run
+from flower_kmeans.privacy import noise
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.randomness import token
+from flower_kmeans.privacy.report import Report
+
+TRAIN, QUERY, EVALUATE = "train.kmeans", "query.kmeans", "evaluate.kmeans"
+_TTL_MARGIN = 10.0  # seconds; economy, not protection
+_DEFAULT_TIMEOUT = 3600.0
+_SHARE_OF_CLIENTS = 0.8
+_MIN_CLIENTS = 3
+_NODE_POLL = 0.5
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """Progress of a run, given to ``on_round`` after each round. Nothing here is from records."""
+
+    round: int
+    n_rounds: int
+    n_answers: int
+    n_clients: int
+    dropped: int
+    seconds: float
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options that all strategies share; see `KMeansStrategy`."""
+
+    n_clients: int | None
+    trust: str | None
+    n_rounds: int | Literal["auto"]
+    min_clients: int | None
+    seed: int
+    fraction_bits: int
+    keys: Literal["relayed", "file"]
+    max_attempts: int
+    colluders: int
+    on_round: Callable[[RoundInfo], None] | None
+
+
+class KMeansStrategy(Strategy):
+    """Base of the library's strategies.
+
+    Parameters
+    ----------
+    algorithm : callable
+        Makes the strategy's algorithm from the parameters that concern it.
+    n_clusters : int
+    domain : Box or Ball
+        Public bounds of the records, in the user's units. Records outside are clipped.
+    privacy : PrivacyBudget
+        Of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy.
+    n_records : int, optional
+        Public planning figure for the number of records of all clients together, never counted
+        from the data. Private strategies require it.
+    n_clients : int, optional
+        Public number of clients; the start waits for them.
+    trust : str, optional
+        Trust model. Default: the first of the strategy's ``TRUSTS``, ``"plain"`` without privacy.
+    n_rounds : int or "auto" (default: "auto")
+        Number of rounds; "auto" follows the papers' rules from public figures.
+    min_clients : int, optional
+        Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1 without
+        privacy, and 0.8 ``n_clients`` under distributed noise.
+    seed : int (default: 0)
+        Public randomness only (the initial centroids); noise and keys never depend on it.
+    fraction_bits : int (default: 16)
+        Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
+    keys : {"relayed", "file"} (default: "relayed")
+        Where the clients' group key comes from; relayed keys withstand a passive server only.
+    max_attempts : int (default: 2)
+        How often a round with too few answers is asked for, 1 to 3.
+    colluders : int (default: 1)
+        Distributed noise: how many clients may pool what they know of their noise.
+    on_round : callable, optional
+        Called with a `RoundInfo` after each round.
+
+    Raises
+    ------
+    ConfigurationError
+        If a parameter is out of range, or parameters contradict each other.
+    """
+
+    TRUSTS: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        algorithm: Callable[..., Algorithm],
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None,
+        *,
+        n_clients: int | None = None,
+        trust: str | None = None,
+        n_rounds: int | Literal["auto"] = "auto",
+        min_clients: int | None = None,
+        seed: int = 0,
+        fraction_bits: int = 16,
+        keys: Literal["relayed", "file"] = "relayed",
+        max_attempts: int = 2,
+        colluders: int = 1,
+        on_round: Callable[[RoundInfo], None] | None = None,
+    ) -> None:
+        _require_type("domain", domain, Box | Ball, "a Box or a Ball")
+        _require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
+        if privacy.unit != "record":
+            raise ConfigurationError(
+                "Expected unit='record': client-level privacy is not available in this version. "
+                f"Got unit={privacy.unit!r} instead."
+            )
+        if keys not in ("relayed", "file"):
+            raise ConfigurationError(f"Expected keys in ('relayed', 'file'). Got {keys!r} instead.")
+        self.n_clusters = n_clusters
+        self.n_records = n_records
+        self.domain = domain
+        self.privacy = privacy
+        self.trust = self._checked_trust(trust, privacy)
+        self.n_clients = _checked_count("n_clients", n_clients)
+        self.min_clients = self._checked_min_clients(min_clients)
+        self.keys = keys if self.trust in MASKED_TRUSTS else NONE
+        self.max_attempts = max_attempts
+        self.colluders = colluders if self.trust == "distributed-noise" else 0
+        self.on_round = on_round
+        self._make_algorithm = partial(
+            algorithm,
+            n_clusters=n_clusters,
+            domain=domain,
+            budget=privacy,
+            n_records=n_records,
+            n_rounds=n_rounds,
+            seed=seed,
+            fraction_bits=fraction_bits,
+        )
+        self.algorithm = self._make_algorithm()
+        self.plan = self.algorithm.plan()
+        document = self._document()  # fails now if its parameters do not fit each other
+        if self.trust == "distributed-noise":
+            check_shares(self.algorithm, self.plan, document.shares)
+        self._timeout = _DEFAULT_TIMEOUT
+        self._own_start = False
+        self._grid: Grid | None = None
+        self._coordinator: Coordinator | None = None
+        self._report: Report | None = None
+        self._nodes: dict[str, int] = {}
+        self._started = 0.0
+
+    # ------------------------------------------------------------------ parameters
+
+    def _checked_trust(self, trust: str | None, privacy: PrivacyBudget) -> str:
+        if trust is None:
+            trust = self.TRUSTS[0] if privacy.is_private else "plain"
+        accepted = self.TRUSTS if privacy.is_private else ("plain",)
+        if trust not in accepted:
+            name, epsilon = type(self).__name__, privacy.epsilon
+            raise ConfigurationError(
+                f"Expected trust of {name} with epsilon={epsilon} in {accepted}. "
+                f"Got {trust!r} instead."
+            )
+        return trust
+
+    def _checked_min_clients(self, min_clients: int | None) -> int:
+        if min_clients is not None:
+            least = _checked_count("min_clients", min_clients) or 1
+            if self.n_clients is not None and least > self.n_clients:
+                raise ConfigurationError(
+                    f"Expected min_clients <= n_clients={self.n_clients}. Got {least} instead."
+                )
+            return least
+        if self.trust == "plain":
+            return 1
+        if self.trust == "distributed-noise":
+            if self.n_clients is None:
+                raise ConfigurationError(
+                    "Expected n_clients or min_clients under trust='distributed-noise', where the "
+                    "noise is shared among min_clients. Got neither."
+                )
+            return max(2, math.ceil(_SHARE_OF_CLIENTS * self.n_clients))
+        return _MIN_CLIENTS if self.n_clients is None else min(_MIN_CLIENTS, self.n_clients)
+
+    def _document(self) -> RunDocument:
+        algorithm = self.algorithm
+        words = [algorithm.words(t) + 1 for t in range(1, algorithm.n_rounds + 1)]
+        shared = self.trust == "distributed-noise"
+        return RunDocument(
+            run=token(16).hex(),
+            trust=self.trust,
+            keys=self.keys,
+            opening="simple" if shared else NONE,
+            algorithm=algorithm.to_config(),
+            domain=self.domain.to_config(),
+            privacy=self.plan.to_config(),
+            words=words[0] if len(set(words)) == 1 else tuple(words),
+            rounds=algorithm.n_rounds,
+            min_clients=self.min_clients,
+            max_attempts=self.max_attempts,
+            colluders=self.colluders,
+            share_variance=f"1/{self.min_clients - self.colluders}" if shared else NONE,
+            sampler=self._sampler(),
+        )
+
+    def _sampler(self) -> str:
+        if not self.plan.is_private:
+            return NONE
+        shared = self.trust == "distributed-noise"
+        releases = (release for releases in self.plan.rounds for release in releases)
+        return "+".join(sorted({noise.sampler_name(release, shared) for release in releases}))
+
+    # ------------------------------------------------------------------ Flower's hooks
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float = _DEFAULT_TIMEOUT,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the whole clustering.
+
+        Parameters
+        ----------
+        grid : Grid
+            From the ServerApp.
+        initial_arrays : ArrayRecord, optional
+            Public initial centroids in the user's units, one array of shape
+            (n_clusters, n_features); without them the algorithm makes its own.
+        num_rounds : int, optional
+            Must be the planned number of rounds if given: the plan is fixed before data is seen.
+        timeout : float (default: 3600)
+            Seconds to wait for the answers of one hop.
+        train_config, evaluate_config : ConfigRecord, optional
+            Must be empty: everything that clients need is in the run document.
+        evaluate_fn : callable, optional
+            Called with the round and the centroids, where the server may see them.
+
+        Returns
+        -------
+        Result
+            With ``arrays["centroids"]`` and ``arrays["counts"]`` where the trust model lets the
+            server see them, and no arrays otherwise.
+
+        Raises
+        ------
+        ConfigurationError
+            If an argument contradicts the plan, or asks an oblivious server for centroids.
+        TooFewClientsError
+            If fewer than ``min_clients`` clients answered a round in all attempts.
+        RunError
+            If the run ended otherwise.
+        """
+        self._check_start(num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        self._timeout, self._own_start, self._coordinator = timeout, True, None
+        log(INFO, "Starting %s strategy:", type(self).__name__)
+        result = Result()
+        arrays = ArrayRecord() if initial_arrays is None else initial_arrays
+        evaluated = 0
+        if evaluate_fn is not None and initial_arrays is not None:
+            _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, initial_arrays))
+        for t in range(1, self.algorithm.n_rounds + 1):
+            messages = self.configure_train(t, arrays, ConfigRecord(), grid)
+            self.aggregate_train(t, self._exchange(messages))
+            if t == self.algorithm.n_rounds:
+                messages = self.configure_evaluate(t, arrays, ConfigRecord(), grid)
+                self.aggregate_evaluate(t, self._exchange(messages))
+            opened = self._run_state.n_opened
+            if evaluate_fn is not None and opened > evaluated:
+                evaluated = opened
+                metrics = evaluate_fn(opened, self._visible_arrays() or ArrayRecord())
+                _keep(result.evaluate_metrics_serverapp, opened, metrics)
+        result.arrays = self._visible_arrays() or ArrayRecord()
+        self._own_start = False
+        log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of one round; in round 1, set up the cohort first."""
+        self._refuse_wrapper()
+        if len(config):
+            raise ConfigurationError(
+                "Expected an empty train_config: what clients need is in the run document. "
+                f"Got {len(config)} entries instead."
+            )
+        self._grid = grid
+        if server_round == 1:
+            self._set_up(grid, arrays)
+        run = self._run_state
+        if server_round != run.head + 1 or server_round > self.algorithm.n_rounds:
+            raise ConfigurationError(
+                f"Expected rounds 1 to {self.algorithm.n_rounds} in their order, round "
+                f"{min(run.head + 1, self.algorithm.n_rounds)} next. Got {server_round} instead."
+            )
+        return self._messages(TRAIN, run.round_requests(1), str(server_round))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the answers up, ask again if too few came, and announce the sum.
+
+        Returns
+        -------
+        tuple
+            The centroids after this round where the server already knows them, else ``None``;
+            and always ``None`` for metrics.
+        """
+        run, attempt = self._run_state, 1
+        self._absorb(server_round, replies, RoundReply, run.accept_round)
+        while not run.has_enough:
+            if attempt == self.max_attempts:
+                raise run.too_few()
+            attempt += 1
+            log(INFO, "Round %s: too few answers, attempt %s", server_round, attempt)
+            messages = self._messages(TRAIN, run.round_requests(attempt), str(server_round))
+            self._absorb(server_round, self._exchange(messages), RoundReply, run.accept_round)
+        if run.unopened:  # nobody who answered could open the round before
+            self._open_hop(server_round)
+        run.close_round()
+        is_last = server_round == self.algorithm.n_rounds
+        if is_last and run.unopened and not self._own_start:
+            self._open_hop(server_round)  # the stock start takes its arrays from here
+        self._tell_round(server_round)
+        return (self._visible_arrays() if run.n_opened == server_round else None), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the delivery of the result after the last round, and nothing before."""
+        self._refuse_wrapper()
+        if server_round != self.algorithm.n_rounds:
+            return []
+        return self._messages(EVALUATE, self._run_state.finish_requests(), "finish")
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Take the acknowledgements of the delivery and finish the report."""
+        if server_round != self.algorithm.n_rounds:
+            return None
+        run, after = self._run_state, self.algorithm.n_rounds + 1
+        refused = self._absorb(after, replies, OpenReply, run.accept_open)
+        if refused:  # some lacked a part of the run: everything is sent to them once more
+            requests = run.finish_requests()
+            again = {node: requests[node] for node in refused if node in requests}
+            replies = self._exchange(self._messages(EVALUATE, again, "finish"))
+            self._absorb(after, replies, OpenReply, run.accept_open)
+        run.note_dropped(
+            after, [seat.node_id for seat in run.seats if seat.node_id not in run.delivered]
+        )
+        self._finish_report()
+        if run.unopened:
+            raise RunError("No client opened the last round's sum for the server.")
+        if not run.delivered:
+            raise RunError("No client confirmed the delivery of the result.")
+        return None
+
+    def summary(self) -> None:
+        """Log the configuration of the strategy."""
+        self._refuse_wrapper()
+        log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self.n_clusters, self.n_rounds)
+        log(INFO, "\t├──> Trust: %s (keys: %s)", self.trust, self.keys)
+        log(INFO, "\t├──> Clients: at least %s", self.min_clients)
+        if self.plan.is_private:
+            epsilon, delta = self.plan.epsilon(), self.plan.budget.delta
+            log(INFO, "\t└──> Privacy: (%.4g, %.3g) per %s", epsilon, delta, self.privacy.unit)
+        else:
+            log(INFO, "\t└──> Privacy: NOT PRIVATE")
+
+    # ------------------------------------------------------------------ results
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of planned rounds."""
+        return self.algorithm.n_rounds
+
+    @property
+    def report(self) -> Report:
+        """Privacy and fault report of the run, complete after it."""
+        if self._report is None:
+            raise RunError("There is no report before the run has started.")
+        return self._report
+
+    @property
+    def centroids(self) -> NDArray[np.float64]:
+        """Centroids in the user's units, (n_clusters, n_features), where the server may see them.
+
+        Raises
+        ------
+        ObliviousServerError
+            Under ``trust="oblivious-server"``: the party that adds the noise must never see them.
+        """
+        arrays = self._visible_arrays()
+        if self.trust == "oblivious-server":
+            raise ObliviousServerError(_OBLIVIOUS)
+        if arrays is None:
+            raise RunError("There are no centroids before a round is finished.")
+        return arrays["centroids"].numpy()
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _run_state(self) -> Coordinator:
+        if self._coordinator is None:
+            raise RunError("The run has not started: round 1 must be configured first.")
+        return self._coordinator
+
+    def _check_start(
+        self,
+        num_rounds: int | None,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: object,
+    ) -> None:
+        self._refuse_wrapper()
+        if num_rounds is not None and num_rounds != self.algorithm.n_rounds:
+            raise ConfigurationError(
+                f"Expected num_rounds={self.algorithm.n_rounds} as planned, or None. "
+                f"Got {num_rounds} instead."
+            )
+        if not timeout > 0:
+            raise ConfigurationError(f"Expected timeout > 0 seconds. Got {timeout} instead.")
+        for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
+            if config is not None and len(config):
+                raise ConfigurationError(
+                    f"Expected an empty {name}: what clients need is in the run document. "
+                    f"Got {len(config)} entries instead."
+                )
+        if evaluate_fn is not None and self.trust == "oblivious-server":
+            raise ObliviousServerError(_OBLIVIOUS)
+
+    def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
+        """Enrol the clients and, where keys are relayed, let one of them make the group key."""
+        self._started = time.monotonic()
+        self.algorithm = self._make_algorithm(initial=_initial_centroids(arrays))
+        document = self._document()
+        run = Coordinator(Run(document, self.algorithm, self.plan))
+        self._coordinator = run
+        self._report = Report(
+            strategy=type(self).__name__,
+            plan=self.plan,
+            trust=self.trust,
+            keys=self.keys,
+            opening=document.opening,
+            min_clients=self.min_clients,
+            colluders=self.colluders,
+            sampler=document.sampler,
+            dropped=run.dropped,
+            incidents=run.incidents,
+        )
+        self.summary()
+        nodes = self._wait_for_nodes(grid)
+        replies = self._exchange(self._messages(QUERY, run.enrol_requests(nodes), "enrol"))
+        self._absorb(0, replies, EnrolReply, run.accept_enrol)
+        run.close_enrolment()
+        self._report.n_clients = len(run.seats)
+        for first in range(0, len(run.seats), N_LEADERS):
+            if not run.needs_leader:
+                return
+            candidates = range(first, min(first + N_LEADERS, len(run.seats)))
+            replies = self._exchange(self._messages(QUERY, run.lead_requests(candidates), "lead"))
+            self._absorb(0, replies, LeadReply, run.accept_lead)
+        if run.needs_leader:
+            raise RunError("No client answered when it was asked to make the group key.")
+
+    def _wait_for_nodes(self, grid: Grid) -> list[int]:
+        wanted = self.min_clients if self.n_clients is None else self.n_clients
+        deadline = time.monotonic() + self._timeout
+        while True:
+            nodes = sorted(grid.get_node_ids())
+            if len(nodes) >= wanted or time.monotonic() >= deadline:
+                return nodes
+            time.sleep(min(_NODE_POLL, self._timeout))
+
+    def _open_hop(self, t: int) -> None:
+        run = self._run_state
+        opened_round = run.head
+        replies = self._exchange(self._messages(QUERY, run.open_requests(), str(t)))
+        self._absorb(t, replies, OpenReply, run.accept_correction)
+        if run.unopened:
+            raise RunError(f"No client opened the sum of round {opened_round} for the server.")
+
+    def _messages(
+        self, message_type: str, requests: Mapping[int, Request], group_id: str
+    ) -> list[Message]:
+        ttl = self._timeout + _TTL_MARGIN
+        contents: dict[int, Any] = {}
+        messages = []
+        for node_id, request in requests.items():
+            content = contents.get(id(request))
+            if content is None:
+                content = contents[id(request)] = to_content(request)
+            messages.append(Message(content, node_id, message_type, ttl=ttl, group_id=group_id))
+        return messages
+
+    def _exchange(self, messages: Iterable[Message]) -> Iterable[Message]:
+        """Send messages and yield replies as they arrive, each with the node it came from."""
+        if self._grid is None:
+            raise RunError("The run has not started: round 1 must be configured first.")
+        self._nodes = send(self._grid, messages)
+        for _, reply in receive(self._grid, self._nodes, self._timeout):
+            yield reply
+
+    def _absorb(
+        self,
+        t: int,
+        replies: Iterable[Message],
+        expected: type[Reply],
+        accept: Callable[[int, Any], None],
+    ) -> list[int]:
+        """Hand every orderly reply to the coordinator; return nodes that lacked something."""
+        run, lacking = self._run_state, []
+        for message in replies:
+            node_id = self._nodes.get(
+                message.metadata.reply_to_message_id, message.metadata.src_node_id
+            )
+            if not message.has_content():
+                run.note(node_id, t, CRASHED)
+                continue
+            try:
+                reply = decode_reply(message.content, expected, run.run.document.doc_hash)
+            except MessageError:
+                run.note(node_id, t, MALFORMED)
+                continue
+            if isinstance(reply, Refusal):
+                run.refuse(node_id, reply, t)
+                if reply.code in (Code.NEED, Code.RENEW):
+                    lacking.append(node_id)
+            else:
+                accept(node_id, reply)
+        return lacking
+
+    def _tell_round(self, t: int) -> None:
+        run, report = self._run_state, self.report
+        answers = run.closed[-1].entry.n_survivors
+        report.n_rounds = t
+        report.answers.append(answers)
+        report.seconds = time.monotonic() - self._started
+        info = RoundInfo(
+            t, self.n_rounds, answers, len(run.seats), len(run.seats) - answers, report.seconds
+        )
+        log(INFO, "Round %s/%s: %s of %s clients", t, self.n_rounds, answers, info.n_clients)
+        if self.on_round is not None:
+            self.on_round(info)
+
+    def _finish_report(self) -> None:
+        report = self.report
+        report.seconds = time.monotonic() - self._started
+        if self.trust == "distributed-noise":
+            shares = self.min_clients - self.colluders
+            report.noise_factor = math.sqrt(max(report.answers) / shares)
+
+    def _visible_arrays(self) -> ArrayRecord | None:
+        run = self._run_state
+        if self.trust == "oblivious-server" or not run.n_opened:
+            return None
+        centroids, counts = self.algorithm.centroids(run.state), self.algorithm.counts(run.state)
+        if centroids is None or counts is None:
+            return None
+        record = ArrayRecord([centroids, counts])
+        return ArrayRecord(dict(zip(("centroids", "counts"), record.values(), strict=True)))
+
+    def _refuse_wrapper(self) -> None:
+        """Refuse to be wrapped, as Flower's own privacy wrappers would do.
+
+        They clip and noise arrays that this strategy never sends, and would report a guarantee
+        that nobody gives. A wrapper is known by its calling the hooks of the strategy it holds.
+        """
+        frame = sys._getframe(2)
+        caller = frame.f_locals.get("self")
+        if caller is not self and isinstance(caller, Strategy):
+            raise ConfigurationError(
+                f"Expected {type(self).__name__} to be driven directly. Got it wrapped in "
+                f"{type(caller).__name__}, whose privacy does not apply to it."
+            )
+
+
+_OBLIVIOUS = (
+    "Expected no request for centroids at the server under trust='oblivious-server': the party "
+    "that adds the noise must never see the result. Take them from a client's on_result."
+)
+
+
+def _require_type(name: str, value: object, kind: Any, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise ConfigurationTypeError(
+            f"Expected {name} as {expected}. Got {type(value).__name__} instead."
+        )
+
+
+def _checked_count(name: str, value: int | None) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"Expected {name} as an integer >= 1. Got {value!r} instead.")
+    return value
+
+
+def _keep(metrics: dict[int, MetricRecord], number: int, record: MetricRecord | None) -> None:
+    if record is not None:
+        metrics[number] = record
+
+
+def _initial_centroids(arrays: ArrayRecord) -> NDArray[np.float64] | None:
+    if not len(arrays):
+        return None
+    if len(arrays) != 1:
+        raise ConfigurationError(
+            "Expected initial_arrays with one array of shape (n_clusters, n_features). "
+            f"Got {len(arrays)} arrays instead."
+        )
+    return np.asarray(next(iter(arrays.values())).numpy(), dtype=np.float64)

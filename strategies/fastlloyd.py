@@ -1,0 +1,64 @@
+"""FastLloyd: radius-bounded relative updates with Gaussian noise."""
+
+from functools import partial
+from typing import Literal, Unpack
+
+from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
+from flower_kmeans.domain import Domain
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
+
+
+class FastLloyd(KMeansStrategy):
+    """FastLloyd (Diaa, Humphries & Kerschbaum, 2025, Algorithm 1).
+
+    Every record goes to its nearest centroid if it lies within a radius that shrinks with the
+    number of clusters; clients send relative sums and counts, masked, and the noise is Gaussian.
+
+    Parameters
+    ----------
+    n_clusters, domain, privacy, n_records, **options
+        As in `KMeansStrategy`.
+    alpha : float (default: 0.8)
+        Factor of the radius (paper, eq. 25).
+    radius : {"step", "constant"} (default: "step")
+        Whether the first round uses half of the domain's diagonal.
+    postprocess : {"fold", "truncate", "none"} (default: "fold")
+        What is done to centroids outside of the domain.
+
+    Raises
+    ------
+    ConfigurationError
+        If a parameter is out of range, or parameters contradict each other.
+
+    Notes
+    -----
+    Formal guarantee (docs/guarantees.md, Lloyd family): a round releases relative sums, of l2
+    sensitivity at most the radius of *that* round over all clusters together, and counts, of
+    sensitivity 1. Gaussian releases compose exactly; one scale makes the run (epsilon, delta).
+
+    Examples
+    --------
+    >>> from flower_kmeans import Box, PrivacyBudget
+    >>> from flower_kmeans.strategies import FastLloyd
+    >>> strategy = FastLloyd(15, Box([0, 0], [10, 10]), PrivacyBudget(1.0), n_records=5000)
+    >>> strategy.trust
+    'oblivious-server'
+    """
+
+    TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server")
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        *,
+        alpha: float = 0.8,
+        radius: Literal["step", "constant"] = "step",
+        postprocess: Literal["fold", "truncate", "none"] = "fold",
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        algorithm = partial(FastLloydAlgorithm, alpha=alpha, radius=radius, postprocess=postprocess)
+        super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)

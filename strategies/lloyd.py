@@ -1,0 +1,97 @@
+"""Lloyd's algorithm with absolute sums: exact, with Laplace noise, with Gaussian noise."""
+
+from typing import Unpack
+
+from flower_kmeans.algorithms.lloyd import (
+    GLloydAlgorithm,
+    LloydAlgorithm,
+    SuLloydAlgorithm,
+)
+from flower_kmeans.domain import Domain
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
+
+
+class Lloyd(KMeansStrategy):
+    """Lloyd's algorithm, exact and NOT PRIVATE: the server sees every client's sums.
+
+    Parameters
+    ----------
+    n_clusters, domain, n_records, **options
+        As in `KMeansStrategy`; records are clipped to the domain here too.
+    privacy : PrivacyBudget, optional
+        ``PrivacyBudget(epsilon=None)``, which is the default; anything else is refused.
+    """
+
+    TRUSTS = ("plain",)
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget | None = None,
+        n_records: int | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        budget = PrivacyBudget(epsilon=None) if privacy is None else privacy
+        if isinstance(budget, PrivacyBudget) and budget.is_private:
+            raise ConfigurationError(
+                "Expected PrivacyBudget(epsilon=None) for Lloyd, which is not private. "
+                f"Got epsilon={budget.epsilon} instead; use FastLloyd, GLloyd or SuLloyd."
+            )
+        super().__init__(LloydAlgorithm, n_clusters, domain, budget, n_records, **options)
+
+
+class SuLloyd(KMeansStrategy):
+    """Lloyd's algorithm with Laplace noise (Su, Cao, Li, Bertino & Jin, 2016).
+
+    Parameters
+    ----------
+    n_clusters, domain, privacy, n_records, **options
+        As in `KMeansStrategy`. Laplace noise exists only where the server adds it.
+
+    Notes
+    -----
+    Formal guarantee (docs/guarantees.md, Lloyd family): per round, sums of l1 sensitivity at most
+    the l1 bound of the domain and counts of sensitivity 1, composed by privacy-loss distributions.
+    """
+
+    TRUSTS = ("oblivious-server", "trusted-server")
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(SuLloydAlgorithm, n_clusters, domain, privacy, n_records, **options)
+
+
+class GLloyd(KMeansStrategy):
+    """Lloyd's algorithm with Gaussian noise (FastLloyd's paper, Appendix B.1).
+
+    Parameters
+    ----------
+    n_clusters, domain, privacy, n_records, **options
+        As in `KMeansStrategy`.
+
+    Notes
+    -----
+    Formal guarantee (docs/guarantees.md, Lloyd family): per round, sums of l2 sensitivity at most
+    the l2 bound of the domain and counts of sensitivity 1, composed exactly.
+    """
+
+    TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server")
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(GLloydAlgorithm, n_clusters, domain, privacy, n_records, **options)
