@@ -105,6 +105,13 @@ def test_every_message_has_version_kind_and_document():
         assert record["doc_hash"] == D
 
 
+def test_versions_are_always_told():
+    content = to_content(EnrolReply(doc_hash=D, commitment=E))
+    assert content["kmeans"].pop("versions") == [1]
+    with pytest.raises(MessageError):
+        decode_reply(content, EnrolReply, D)
+
+
 def decode(content, message):
     if isinstance(message, tuple(type(request) for request in REQUESTS)):
         return decode_request(content)
