@@ -231,7 +231,7 @@ def _stack(features: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         raise DataError("Expected columns of one length.")
     records = np.empty((lengths.pop(), len(features)), dtype=np.float64)
     for i, (name, values) in enumerate(features.items()):
-        if values.ndim != 1 or not _is_number(values):
+        if values.ndim != 1 or (len(values) and not _is_number(values)):
             raise DataError(
                 f"The column {name!r} does not hold numbers: "
                 "name the columns to cluster by, or make it the label."
