@@ -1,211 +1,44 @@
-"""Every message between server and clients, and its one encoding (docs/protocol.md, section 8).
+"""Every message between server and clients (docs/protocol.md, section 8).
 
 A message is one ``ConfigRecord`` under the key "kmeans". A field that has its default is not sent.
 Decoding is strict: exact types and sizes and no unknown field, so no message has two encodings.
 Whatever is wrong ends in one ``MessageError`` whose text holds nothing of what was received.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar, get_args
 
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_kmeans.canonical import MAX_BYTES
 from flower_kmeans.errors import MessageError
+from flower_kmeans.federation.codes import Code as Code
 from flower_kmeans.federation.cohort import depth
-from flower_kmeans.federation.document import VersionError
+from flower_kmeans.federation.encoding import (
+    MALFORMED,
+    Check,
+    Encoded,
+    integer,
+    is_bool,
+    is_bytes,
+    is_document,
+    is_true,
+    is_words,
+    list_of,
+    require_version,
+    sized,
+)
+from flower_kmeans.federation.encoding import MESSAGE_VERSION as MESSAGE_VERSION
 
 RECORD_KEY = "kmeans"
-MESSAGE_VERSION = 1
 
-_MALFORMED = "A message is malformed."
-
-
-class Code(IntEnum):
-    """Why a client refuses; each code has one fixed sentence."""
-
-    OK = 0
-    BAD_MESSAGE = 1
-    VERSION = 2
-    POLICY = 3
-    STALE = 4
-    NEED = 5
-    RENEW = 6
-    CONFLICT = 7
-    GARBAGE = 8
-    KEY = 9
-    LEDGER = 10
-    DATA = 11
-    INTERNAL = 12
-
-    @property
-    def sentence(self) -> str:
-        """The sentence that stands for the code in reports and logs."""
-        return _SENTENCES[self]
-
-
-_SENTENCES = {
-    Code.OK: "The client answered.",
-    Code.BAD_MESSAGE: "The message was malformed.",
-    Code.VERSION: "The client does not speak this version of the protocol.",
-    Code.POLICY: "The run is outside of what the client's policy accepts.",
-    Code.STALE: "The message belongs to a round that is over.",
-    Code.NEED: "The client lacks an earlier part of the run.",
-    Code.RENEW: "The client has no part in the cohort yet, or its records changed.",
-    Code.CONFLICT: "The message contradicts what the client already answered.",
-    Code.GARBAGE: "The announced sum does not open.",
-    Code.KEY: "The client has no group key, or cannot accept the one that was sent.",
-    Code.LEDGER: "The client's privacy ledger does not allow another release.",
-    Code.DATA: "The client's records could not be loaded or checked.",
-    Code.INTERNAL: "The client failed; its own log says why.",
-}
-
-
-# ---------------------------------------------------------------------------------------- checks
-Check = Callable[[Any], bool]
-
-
-def _sized(size: int) -> Check:
-    return lambda value: type(value) is bytes and len(value) == size
-
-
-def _integer(low: int, high: int) -> Check:
-    return lambda value: type(value) is int and low <= value <= high
-
-
-def _list_of(check: Check) -> Check:
-    return lambda value: type(value) is list and bool(value) and all(map(check, value))
-
-
-def _is_bytes(value: Any) -> bool:
-    return type(value) is bytes and bool(value)
-
-
-def _is_document(value: Any) -> bool:
-    return _is_bytes(value) and len(value) <= MAX_BYTES
-
-
-def _is_words(value: Any) -> bool:
-    return _is_bytes(value) and len(value) % 8 == 0
-
-
-def _is_bool(value: Any) -> bool:
-    return type(value) is bool
-
-
-def _is_true(value: Any) -> bool:
-    return value is True
-
-
-_digest = _sized(32)
-_u32 = _integer(1, 2**32 - 1)
-_attempt = _integer(1, 3)
-
-
-# -------------------------------------------------------------------------------------- messages
-class _Field(NamedTuple):
-    name: str
-    default: Any
-    check: Check
-    encode: Callable[[Any], Any] | None
-    decode: Callable[[Any], Any] | None
-
-
-class _Base:
-    """Conversion to and from a record, driven by the fields and checks of the subclass."""
-
-    KIND: ClassVar[str]
-    CHECKS: ClassVar[Mapping[str, Check]]
-    CONSTANTS: ClassVar[Mapping[str, int]] = {}
-    _cached: ClassVar[tuple[_Field, ...]]
-
-    def to_record(self) -> ConfigRecord:
-        """Return the message as a record. Nothing is checked: the sender made it."""
-        values: dict[str, Any] = {"v": MESSAGE_VERSION, "kind": self.KIND, **self.CONSTANTS}
-        for name, default, _, encode, _ in self._table():
-            value = getattr(self, name)
-            if value != default:
-                values[name] = value if encode is None else encode(value)
-        return ConfigRecord(values)
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read a message of this class from a record.
-
-        Raises
-        ------
-        VersionError
-            If the record is of another version.
-        MessageError
-            If the record is of another kind, or anything in it is not as the protocol says.
-        """
-        values = dict(record)
-        _require_version(values.pop("v", None))
-        kind = values.pop("kind", None)
-        if type(kind) is not str or kind != cls.KIND:
-            raise MessageError(_MALFORMED)
-        for name, constant in cls.CONSTANTS.items():
-            value = values.pop(name, None)
-            if type(value) is not int or value != constant:
-                raise MessageError(_MALFORMED)
-        found = {}
-        for name, default, check, _, decode in cls._table():
-            value = values.pop(name, MISSING)
-            if value is MISSING:
-                if default is MISSING:
-                    raise MessageError(_MALFORMED)
-            elif not check(value):
-                raise MessageError(_MALFORMED)
-            else:
-                found[name] = value if decode is None else decode(value)
-        if values:
-            raise MessageError(_MALFORMED)
-        message = cls(**found)
-        if not message._is_consistent():
-            raise MessageError(_MALFORMED)
-        return message
-
-    def _is_consistent(self) -> bool:
-        """Return whether fields fit each other; called on what was received."""
-        return True
-
-    @classmethod
-    def _table(cls) -> tuple[_Field, ...]:
-        """Return the fields with their checks and conversions, worked out once per class."""
-        if "_cached" not in cls.__dict__:
-            cls._cached = tuple(
-                _Field(
-                    field.name,
-                    MISSING if field.name in _ALWAYS_SENT else field.default,
-                    cls.CHECKS[field.name],
-                    *_CONVERSIONS.get(field.name, (None, None)),
-                )
-                for field in fields(cls)  # type: ignore[arg-type]
-            )
-        return cls._cached
-
-
-class _ReplyBase(_Base):
-    CONSTANTS: ClassVar[Mapping[str, int]] = {"code": int(Code.OK)}
-
-
-# What a server must hear from every client, although there is an obvious value.
-_ALWAYS_SENT = frozenset({"versions"})
-
-# Flower's records know lists and plain integers; messages are frozen and know codes by name.
-_CONVERSIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "code": (int, Code),
-    "entries": (list, tuple),
-    "envelopes": (list, tuple),
-    "pubs": (list, tuple),
-    "versions": (list, tuple),
-}
+_digest = sized(32)
+_u32 = integer(1, 2**32 - 1)
+_attempt = integer(1, 3)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Enrol(_Base):
+class Enrol(Encoded):
     """First contact: the run document, and whether the client is asked to lead.
 
     Parameters
@@ -221,8 +54,8 @@ class Enrol(_Base):
     KIND = "enrol"
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "doc_hash": _digest,
-        "doc": _is_document,
-        "lead": _is_bool,
+        "doc": is_document,
+        "lead": is_bool,
     }
 
     doc_hash: bytes
@@ -231,7 +64,7 @@ class Enrol(_Base):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lead(_Base):
+class Lead(Encoded):
     """Relayed keys: asks a client to make a group key for these members.
 
     Parameters
@@ -241,7 +74,7 @@ class Lead(_Base):
     """
 
     KIND = "lead"
-    CHECKS: ClassVar[Mapping[str, Check]] = {"doc_hash": _digest, "pubs": _list_of(_digest)}
+    CHECKS: ClassVar[Mapping[str, Check]] = {"doc_hash": _digest, "pubs": list_of(_digest)}
 
     doc_hash: bytes
     pubs: tuple[bytes, ...]
@@ -251,19 +84,19 @@ _PLACE_CHECKS: dict[str, Check] = {
     "doc_hash": _digest,
     "t": _u32,
     "m": _u32,
-    "index": _integer(0, 2**32 - 1),
+    "index": integer(0, 2**32 - 1),
     "root": _digest,
-    "path": _is_bytes,
-    "entries": _list_of(_is_bytes),
-    "doc": _is_document,
-    "leader": _sized(64),
-    "envelope": _sized(48),
-    "want_correction": _is_true,
+    "path": is_bytes,
+    "entries": list_of(is_bytes),
+    "doc": is_document,
+    "leader": sized(64),
+    "envelope": sized(48),
+    "want_correction": is_true,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Placed(_Base):
+class _Placed(Encoded):
     """What round, open and finish have in common.
 
     Parameters
@@ -328,7 +161,7 @@ class Round(_Placed):
     CHECKS: ClassVar[Mapping[str, Check]] = {
         **_PLACE_CHECKS,
         "attempt": _attempt,
-        "question": _is_bytes,
+        "question": is_bytes,
     }
 
     attempt: int
@@ -349,8 +182,14 @@ class Finish(_Placed):
     KIND = "finish"
 
 
+class _Reply(Encoded):
+    # A reply says OK; everything else is a Refusal.
+    CONSTANTS: ClassVar[Mapping[str, int]] = {"code": int(Code.OK)}
+    doc_hash: bytes
+
+
 @dataclass(frozen=True, kw_only=True)
-class EnrolReply(_ReplyBase):
+class EnrolReply(_Reply):
     """The client takes part.
 
     Parameters
@@ -375,11 +214,11 @@ class EnrolReply(_ReplyBase):
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "doc_hash": _digest,
         "commitment": _digest,
-        "versions": _list_of(_integer(0, 2**31 - 1)),
+        "versions": list_of(integer(0, 2**31 - 1)),
         "public_key": _digest,
-        "key_id": _sized(8),
-        "leader": _sized(64),
-        "envelopes": _list_of(_sized(80)),
+        "key_id": sized(8),
+        "leader": sized(64),
+        "envelopes": list_of(sized(80)),
     }
 
     doc_hash: bytes
@@ -395,7 +234,7 @@ class EnrolReply(_ReplyBase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeadReply(_ReplyBase):
+class LeadReply(_Reply):
     """A group key, sealed for every member.
 
     Parameters
@@ -409,8 +248,8 @@ class LeadReply(_ReplyBase):
     KIND = "lead"
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "doc_hash": _digest,
-        "leader": _sized(64),
-        "envelopes": _list_of(_sized(80)),
+        "leader": sized(64),
+        "envelopes": list_of(sized(80)),
     }
 
     doc_hash: bytes
@@ -419,7 +258,7 @@ class LeadReply(_ReplyBase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundReply(_ReplyBase):
+class RoundReply(_Reply):
     """One client's vector for one round.
 
     Parameters
@@ -438,9 +277,9 @@ class RoundReply(_ReplyBase):
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "doc_hash": _digest,
         "ctx": _digest,
-        "words": _is_words,
+        "words": is_words,
         "correction_t": _u32,
-        "correction": _is_words,
+        "correction": is_words,
     }
 
     doc_hash: bytes
@@ -454,14 +293,14 @@ class RoundReply(_ReplyBase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenReply(_ReplyBase):
+class OpenReply(_Reply):
     """Answer to open and finish; with the correction if it was asked for and may be given."""
 
     KIND = "open"
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "doc_hash": _digest,
         "correction_t": _u32,
-        "correction": _is_words,
+        "correction": is_words,
     }
 
     doc_hash: bytes
@@ -473,7 +312,7 @@ class OpenReply(_ReplyBase):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal(_Base):
+class Refusal(Encoded):
     """The client does not answer; nothing but the code says why.
 
     Parameters
@@ -490,7 +329,7 @@ class Refusal(_Base):
 
     KIND = "refusal"
     CHECKS: ClassVar[Mapping[str, Check]] = {
-        "code": _integer(1, max(Code)),
+        "code": integer(1, max(Code)),
         "doc_hash": _digest,
         "commitment": _digest,
         "public_key": _digest,
@@ -509,7 +348,7 @@ class Refusal(_Base):
 
 Request = Enrol | Lead | Round | Open | Finish
 Reply = EnrolReply | LeadReply | RoundReply | OpenReply
-R = TypeVar("R", bound=EnrolReply | LeadReply | RoundReply | OpenReply)
+R = TypeVar("R", bound=_Reply)
 
 _REQUESTS: dict[str, type[Request]] = {cls.KIND: cls for cls in get_args(Request)}
 
@@ -530,11 +369,11 @@ def decode_request(content: RecordDict) -> Request:
         If it is malformed.
     """
     record = _only_record(content)
-    _require_version(record.get("v"))
+    require_version(record.get("v"))
     kind = record.get("kind")
     cls = _REQUESTS.get(kind) if type(kind) is str else None
     if cls is None:
-        raise MessageError(_MALFORMED)
+        raise MessageError(MALFORMED)
     return cls.from_record(record)
 
 
@@ -558,27 +397,22 @@ def decode_reply(content: RecordDict, expected: type[R], doc_hash: bytes) -> R |
         If it is malformed, of another kind, or of another run.
     """
     record = _only_record(content)
-    reply: R | Refusal
     if record.get("kind") == Refusal.KIND:
-        reply = Refusal.from_record(record)
-        if reply.doc_hash is None:
-            return reply
-    else:
-        reply = expected.from_record(record)
-    if reply.doc_hash != doc_hash:
-        raise MessageError("A message belongs to another run.")
+        refusal = Refusal.from_record(record)
+        _require_run(refusal.doc_hash or doc_hash, doc_hash)
+        return refusal
+    reply = expected.from_record(record)
+    _require_run(reply.doc_hash, doc_hash)
     return reply
+
+
+def _require_run(doc_hash: bytes, expected: bytes) -> None:
+    if doc_hash != expected:
+        raise MessageError("A message belongs to another run.")
 
 
 def _only_record(content: RecordDict) -> ConfigRecord:
     record = content.get(RECORD_KEY)
     if len(content) != 1 or not isinstance(record, ConfigRecord):
-        raise MessageError(_MALFORMED)
+        raise MessageError(MALFORMED)
     return record
-
-
-def _require_version(version: Any) -> None:
-    if type(version) is not int:
-        raise MessageError(_MALFORMED)
-    if version != MESSAGE_VERSION:
-        raise VersionError("A message is of another version of the protocol.")

@@ -182,17 +182,3 @@ def next_hash(previous: bytes, context: bytes, entry: Entry) -> bytes:
         The entry of round t.
     """
     return H(b"entry", previous, context, pack_survivors(entry.survivors), pack_words(entry.words))
-
-
-__all__ = [
-    "EMPTY_QUESTION_HASH",
-    "Entry",
-    "first_hash",
-    "next_hash",
-    "pack_survivors",
-    "pack_words",
-    "question_hash",
-    "round_context",
-    "unpack_survivors",
-    "unpack_words",
-]
