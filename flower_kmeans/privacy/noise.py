@@ -60,6 +60,8 @@ class _Law:
 
 
 def _gaussian_tail(x: Any) -> Any:
+    # mpmath overflows far out. A uniform reaches this tail, 2^-(2^39), after 2^33 zero words.
+    x = min(x, mpmath.mpf(2**20))
     return mpmath.erfc(x / mpmath.sqrt(2)) / 2
 
 
