@@ -5,6 +5,7 @@ the network would do (lose, delay, repeat) is done to real messages between clie
 The strategy and the honest clients run their ordinary code.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.federation.exchange import receive
 from flower_kmeans.federation.messages import RECORD_KEY
 
 FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
@@ -170,10 +172,8 @@ class FaultyGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push messages and return their replies."""
-        from flower_kmeans.federation.exchange import receive  # an exchange needs a grid
-
         pushed = {str(i): -1 for i in self.push_messages(messages)}
-        return [reply for _, reply in receive(self, pushed, timeout)]
+        return [reply for _, reply in receive(self, pushed, math.inf if timeout is None else timeout)]
 
     @staticmethod
     def _untag(reply: Message) -> str | None:

@@ -100,7 +100,7 @@ def simulate(
 
 
 def _checked_partitions(strategy: KMeansStrategy, partitions: Sequence[ArrayLike]) -> Records:
-    if isinstance(partitions, np.ndarray) or not isinstance(partitions, Sequence):
+    if not isinstance(partitions, list | tuple):
         raise ConfigurationTypeError(
             "Expected partitions as a list of arrays, one per client. "
             f"Got {type(partitions).__name__} instead."

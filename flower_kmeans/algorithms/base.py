@@ -102,7 +102,9 @@ class Algorithm(ABC):
     """
 
     domain: Domain
+    n_clusters: int
     n_rounds: int
+    fraction_bits: int
 
     @abstractmethod
     def layout(self, round_number: int) -> tuple[Block, ...]:

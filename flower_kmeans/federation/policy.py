@@ -84,6 +84,8 @@ class ClientPolicy:
             return False
         if document.min_clients < self.min_clients:
             return False
+        if document.opening not in (NONE, "simple"):
+            return False  # quorum opening is not spoken by this version
         if self.algorithms is not None and document.algorithm.get("name") not in self.algorithms:
             return False
         if self.domain is not None and document.domain != self.domain.to_config():
