@@ -40,7 +40,7 @@ from flower_kmeans.federation.messages import (
 )
 from flower_kmeans.federation.policy import ClientPolicy
 from flower_kmeans.federation.release import noise_share
-from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run
+from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.federation.transcript import (
     Entry,
     next_hash,
@@ -208,6 +208,7 @@ class Member:
             raise RefuseError(Code.BAD_MESSAGE)
         try:
             run = open_run(data)
+            verify_plan(data)
         except UnacceptableRunError as error:
             log.warning("Refused a run: %s", error)
             raise RefuseError(Code.POLICY) from None

@@ -1,4 +1,8 @@
-"""What a run document means: the algorithm and the privacy plan, computed by one's own code."""
+"""What a run document means, and whether its privacy plan is what one's own code computes.
+
+A client verifies a document once, before it answers anything; a plan with Laplace noise takes a
+numerical composition to recompute. Afterwards it reads the document that its life has accepted.
+"""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +10,7 @@ from functools import lru_cache
 
 from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
 from flower_kmeans.domain import domain_from_config
-from flower_kmeans.errors import KMeansError
+from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.federation.document import RunDocument
 from flower_kmeans.federation.release import check_shares
 from flower_kmeans.privacy.plan import PrivacyPlan, plan_from_config
@@ -28,7 +32,7 @@ class Run:
     document : RunDocument
     algorithm : Algorithm
     plan : PrivacyPlan
-        Computed from the algorithm by this side, not taken from the document.
+        As the document announces it; `verify_plan` compares it with one's own computation.
     """
 
     document: RunDocument
@@ -39,7 +43,7 @@ class Run:
 # Clients of one process are sent the same document: they share what it means.
 @lru_cache(maxsize=8)
 def open_run(data: bytes) -> Run:
-    """Read a run document, recompute its privacy plan and require that both agree.
+    """Read a run document.
 
     Parameters
     ----------
@@ -51,30 +55,45 @@ def open_run(data: bytes) -> Run:
     MessageError
         If the bytes are no run document (``VersionError``: of another version).
     UnacceptableRunError
-        If the document's parameters are refused by the algorithm, its announced plan differs from
-        the recomputed one, or its sizes do not fit the algorithm.
+        If the algorithm refuses the document's parameters, or its sizes do not fit them.
     """
     document = RunDocument.parse(data)
     try:
-        announced = plan_from_config(document.privacy)
+        plan = plan_from_config(document.privacy)
         domain = domain_from_config(document.domain)
-        algorithm = algorithm_from_config(document.algorithm, domain, announced.budget)
-        plan = algorithm.plan()
-        if document.trust == "distributed-noise":
-            check_shares(algorithm, plan, document.shares)
+        algorithm = algorithm_from_config(document.algorithm, domain, plan.budget)
     except (KMeansError, KeyError, TypeError, ValueError, OverflowError):
         raise UnacceptableRunError("The parameters of the run are not acceptable.") from None
-    agree = (
-        _plans_agree(announced, plan)
-        and document.rounds == algorithm.n_rounds
-        and all(
-            document.words_of(t) == algorithm.words(t) + 1 for t in range(1, document.rounds + 1)
-        )
-        and (document.trust == "plain") == (not plan.is_private)
+    fits = document.rounds == algorithm.n_rounds and all(
+        document.words_of(t) == algorithm.words(t) + 1 for t in range(1, document.rounds + 1)
     )
-    if not agree:
-        raise UnacceptableRunError("The announced privacy plan is not that of the parameters.")
+    if not fits or (document.trust == "plain") == plan.is_private:
+        raise UnacceptableRunError("The sizes or the trust of the run do not fit its parameters.")
     return Run(document, algorithm, plan)
+
+
+@lru_cache(maxsize=8)
+def verify_plan(data: bytes) -> None:
+    """Recompute the privacy plan of a run document and require that it is the announced one.
+
+    Parameters
+    ----------
+    data : bytes
+        Canonical bytes of a document that `open_run` accepts.
+
+    Raises
+    ------
+    UnacceptableRunError
+        If the plans differ, or noise shares could not be drawn.
+    """
+    run = open_run(data)
+    if not _plans_agree(run.plan, run.algorithm.plan()):
+        raise UnacceptableRunError("The announced privacy plan is not that of the parameters.")
+    if run.document.trust == "distributed-noise":
+        try:
+            check_shares(run.algorithm, run.plan, run.document.shares)
+        except ConfigurationError:
+            raise UnacceptableRunError("The noise cannot be shared among clients.") from None
 
 
 def _plans_agree(announced: PrivacyPlan, own: PrivacyPlan) -> bool:
