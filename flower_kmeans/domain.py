@@ -382,23 +382,29 @@ def _box_reader(box: Box, fraction_bits: int) -> Callable[[FloatArray, FloatArra
     limits = box.grid_half_widths(fraction_bits).astype(np.float64)
     d = box.n_features
     group = max(1, _INNER_LOOP // d)
-    rows = (box._center, 1 / box._unit * 2**fraction_bits, -limits, limits)
+    rows = (box._center, 1 / box._unit * 2**fraction_bits, limits)
     tiled = tuple(np.tile(row, group) for row in rows)
+    largest = float(limits[0]) if (limits == limits[0]).all() else None
 
     def convert(records: FloatArray, out: FloatArray, bounds: tuple[FloatArray, ...]) -> None:
-        center, factor, low, high = bounds
+        center, factor, limit = bounds
         np.subtract(records, center, out=out)
         np.multiply(out, factor, out=out)
         np.rint(out, out=out)
-        np.maximum(out, low, out=out)
-        np.minimum(out, high, out=out)
+        if largest is None:
+            np.maximum(out, -limit, out=out)
+            np.minimum(out, limit, out=out)
+        else:
+            np.clip(out, -largest, largest, out=out)
 
     def read(records: FloatArray, out: FloatArray) -> None:
         whole = len(records) // group * group
         with np.errstate(over="ignore"):
-            wide = (-1, group * d)
-            convert(records[:whole].reshape(wide), out[:whole].reshape(wide), tiled)
-            convert(records[whole:], out[whole:], rows)
+            if whole:
+                wide = (-1, group * d)
+                convert(records[:whole].reshape(wide), out[:whole].reshape(wide), tiled)
+            if whole < len(records):
+                convert(records[whole:], out[whole:], rows)
 
     return read
 

@@ -1,0 +1,189 @@
+"""Assignment in exact integers, against Python's own integers."""
+
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_kmeans import assignment
+from flower_kmeans.assignment import assign, check_exactness, cluster_sums
+from flower_kmeans.domain import Box, GridRecords
+from flower_kmeans.errors import ConfigurationError
+
+
+def reference(points, centroids, radius2=None):
+    """Labels, squared distances, sums and counts by Python integers."""
+    labels, d2 = [], []
+    sums = [[0] * len(centroids[0]) for _ in centroids]
+    counts = [0] * len(centroids)
+    for x in points:
+        distances = [sum((a - b) ** 2 for a, b in zip(x, c, strict=True)) for c in centroids]
+        nearest = distances.index(min(distances))
+        labels.append(nearest)
+        d2.append(distances[nearest])
+        if radius2 is None or distances[nearest] <= radius2:
+            counts[nearest] += 1
+            sums[nearest] = [s + a for s, a in zip(sums[nearest], x, strict=True)]
+    return labels, d2, sums, counts
+
+
+def check(points, centroids, fraction_bits, radius2=None):
+    """Compare both functions with the reference."""
+    labels, d2, sums, counts = reference(points, centroids, radius2)
+    width = len(centroids[0])
+    grid = np.array(points, dtype=np.int64).reshape(-1, width)
+    centers = np.array(centroids, dtype=np.int64)
+    got_labels, got_d2 = assign(grid.astype(np.float64), centers)
+    assert got_labels.dtype == np.int32
+    assert got_labels.tolist() == labels
+    assert [int(v) for v in got_d2] == d2
+    records = GridRecords.from_grid(grid, fraction_bits)
+    got_sums, got_counts = cluster_sums(records, centers, radius2)
+    assert got_sums.dtype == got_counts.dtype == np.int64
+    assert got_sums.tolist() == sums
+    assert got_counts.tolist() == counts
+
+
+@st.composite
+def problems(draw):
+    """Points and centroids made to be close, equal, and as large as they may be."""
+    q = draw(st.integers(1, 25))
+    d = draw(st.integers(1, min(6, 2 ** (51 - 2 * q))))
+    top = 2**q
+    special = st.sampled_from([-top, -top + 1, -1, 0, 1, top - 1, top])
+    coordinate = special | st.integers(-top, top)
+    vector = st.lists(coordinate, min_size=d, max_size=d)
+    centroids = draw(st.lists(vector, min_size=1, max_size=12))
+    for _ in range(draw(st.integers(0, 3))):  # one step beside another centroid, or equal to it
+        close = list(draw(st.sampled_from(centroids)))
+        column = draw(st.integers(0, d - 1))
+        close[column] = max(-top, min(top, close[column] + draw(st.integers(-1, 1))))
+        centroids.append(close)
+    points = draw(st.lists(vector, max_size=12))
+    for _ in range(draw(st.integers(0, 4))):  # the middle of two centroids: a tie or nearly one
+        a, b = draw(st.sampled_from(centroids)), draw(st.sampled_from(centroids))
+        points.append([(u + v) // 2 for u, v in zip(a, b, strict=True)])
+    return q, points, centroids
+
+
+@given(problems(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_equals_integer_reference(problem, data):
+    q, points, centroids = problem
+    check(points, centroids, q)
+    if points:  # a radius that lies exactly on a distance, and the ones beside it
+        on_the_edge = data.draw(st.sampled_from(reference(points, centroids)[1]))
+        for radius2 in (on_the_edge - 1, on_the_edge, on_the_edge + 1):
+            check(points, centroids, q, radius2)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 8, 9, 63, 64, 65, 128, 129, 300])
+@pytest.mark.parametrize(("q", "d"), [(16, 3), (16, 40), (20, 6), (22, 100), (24, 8)])
+def test_every_size_of_group(k, q, d):
+    # (22, 100) and (24, 8) leave no room for indices beside the scores, (20, 6) for a few.
+    rng = np.random.default_rng(k)
+    top = 2**q
+    centroids = rng.integers(-top, top, (k, d), endpoint=True)
+    centroids[rng.integers(0, k, k // 3)] = centroids[rng.integers(0, k, k // 3)]
+    points = rng.integers(-top, top, (60, d), endpoint=True)
+    points[::4] = np.clip(
+        centroids[rng.integers(0, k, 15)] + rng.integers(-1, 2, (15, d)), -top, top
+    )
+    points[1] = top
+    centroids[0] = -top
+    check(points.tolist(), centroids.tolist(), q)
+    radius2 = int(np.median(reference(points.tolist(), centroids.tolist())[1]))
+    check(points.tolist(), centroids.tolist(), q, radius2)
+
+
+@pytest.mark.parametrize(("q", "d"), [(16, 524_288), (20, 2_048), (24, 8), (25, 2)])
+def test_largest_exact_dimension(q, d):
+    check_exactness(d, q)
+    with pytest.raises(ConfigurationError, match=f"{d + 1} columns.*at most {d} columns"):
+        check_exactness(d + 1, q)
+    # Opposite corners, and one step less in one column.
+    corner = np.full((3, d), 2.0**q)
+    corner[1, -1] -= 1
+    corner[2, 0] -= 1
+    centroids = np.full((2, d), -(2**q), dtype=np.int64)
+    centroids[0, 0] += 1
+    labels, d2 = assign(corner, centroids)
+    side = 2 ** (q + 1)
+    expected = [(d - 1) * side**2 + (side - 1) ** 2]
+    expected += [(d - 2) * side**2 + 2 * (side - 1) ** 2, (d - 1) * side**2 + (side - 2) ** 2]
+    assert labels.tolist() == [0, 0, 0]
+    assert [int(v) for v in d2] == expected
+    records = GridRecords.from_grid(corner, q)
+    counts = [cluster_sums(records, centroids, r)[1].tolist() for r in sorted(expected)]
+    assert counts == [[1, 0], [2, 0], [3, 0]]
+
+
+def test_ties_go_to_the_lowest_index():
+    centroids = [[1, 0], [-1, 0], [0, 1], [1, 0], [0, -1]]
+    check([[0, 0], [1, 1], [-1, -1], [1, 0]], centroids, 4)
+
+
+def test_no_records_give_zeros():
+    sums, counts = cluster_sums(
+        GridRecords.from_grid(np.empty((0, 3)), 16), np.ones((4, 3), dtype=np.int64), 5
+    )
+    assert not sums.any()
+    assert not counts.any()
+    assert sums.shape == (4, 3)
+
+
+@pytest.mark.parametrize(("k", "radius2"), [(5, 2**29), (2_000, 2**24)])
+def test_blocks_and_threads_change_nothing(monkeypatch, k, radius2):
+    rng = np.random.default_rng(3)
+    domain = Box(-np.ones(3), np.ones(3))
+    records = GridRecords(rng.normal(0, 0.6, (5_003, 3)), domain, 16)
+    centroids = rng.integers(-(2**16), 2**16, (k, 3))
+    expected = cluster_sums(records, centroids, radius2)
+    assert 0 < expected[1].sum() < 5_003
+    monkeypatch.setattr(assignment, "_ROWS_PER_WORKER", 1_000)
+    monkeypatch.setattr(assignment, "_blas_threads", lambda: 3)
+    for block_bytes in (1, 2**15, 2**17):
+        monkeypatch.setattr(assignment, "_WORKER_BYTES", block_bytes)
+        got = cluster_sums(records, centroids, radius2)
+        np.testing.assert_array_equal(got[0], expected[0])
+        np.testing.assert_array_equal(got[1], expected[1])
+
+
+def test_overlapping_calls_restore_the_threads_of_blas(monkeypatch):
+    before = [library["num_threads"] for library in assignment._controller().info()]
+    monkeypatch.setattr(assignment, "_ROWS_PER_WORKER", 100)
+    monkeypatch.setattr(assignment, "_blas_threads", lambda: 2)
+    records = GridRecords.from_grid(np.zeros((2_000, 2)), 16)
+    start = threading.Barrier(4)
+
+    def call(_):
+        start.wait()
+        for _ in range(5):
+            cluster_sums(records, np.zeros((3, 2), dtype=np.int64))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, range(4)))
+    assert [library["num_threads"] for library in assignment._controller().info()] == before
+
+
+def test_memory_does_not_grow_with_the_records():
+    data = np.zeros((2_600_000, 4))  # 83 MB
+    records = GridRecords(data, Box(-np.ones(4), np.ones(4)), 16)
+    centroids = np.arange(64).reshape(16, 4)
+    tracemalloc.start()
+    try:
+        cluster_sums(records, centroids, 2**30)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * 2**20
+
+
+def test_refuses_columns_that_would_not_be_exact():
+    records = GridRecords.from_grid(np.zeros((2, 9)), 24)
+    with pytest.raises(ConfigurationError, match="9 columns"):
+        cluster_sums(records, np.zeros((1, 9), dtype=np.int64))
