@@ -7,6 +7,7 @@ and end with exit code 1.
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -175,7 +176,6 @@ def simulate(
             seed=seed,
         )
         out.prepare_directory(output)
-        _quieten(verbose)
         console.print(
             Text(
                 f"{source.name}: {len(source.records):,} records of {len(partitions)} clients, "
@@ -185,7 +185,7 @@ def simulate(
             soft_wrap=True,
         )
         start = time.perf_counter()
-        with console.status("starting the clients") as status:
+        with console.status("starting the clients") as status, _quiet(verbose):
             clustering = run(
                 chosen, partitions, engine=engine.value, on_round=_round_printer(console, status)
             )
@@ -345,9 +345,21 @@ def _warn_of_bounds() -> None:
     )
 
 
-def _quieten(verbose: bool) -> None:
-    if not verbose:
-        logging.getLogger("flwr").setLevel(logging.ERROR)
+@contextmanager
+def _quiet(verbose: bool) -> Iterator[None]:
+    """Keep the logs of Flower and Ray, but not their errors, from between the rounds' lines."""
+    if verbose:
+        yield
+        return
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _console() -> Console:

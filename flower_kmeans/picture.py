@@ -149,6 +149,6 @@ def _palette_edges(counts: NDArray[np.float64], width: int) -> NDArray[np.int64]
     sizes = np.maximum(counts[_by_size(counts)], 0.0)
     total = float(sizes.sum())
     shares = sizes / total if total > 0 else np.full(len(sizes), 1 / len(sizes))
-    shares = 0.8 * shares + 0.2 / len(shares)
+    shares = 0.92 * shares + 0.08 / len(shares)
     edges: NDArray[np.float64] = np.rint(np.concatenate([[0.0], np.cumsum(shares)]) * width)
     return edges.astype(np.int64)
