@@ -1,0 +1,311 @@
+"""Public bounds, the grid, and records as users hand them over."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_kmeans.canonical import canonical_bytes, parse_canonical
+from flower_kmeans.domain import (
+    Ball,
+    Box,
+    GridRecords,
+    check_fraction_bits,
+    check_records,
+    domain_from_config,
+    usable_records,
+)
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    KMeansError,
+)
+
+BOX = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0])
+COMMON = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0], scale="common")
+BALL = Ball(2.5, [1.0, -2.0, 300.0])
+DOMAINS = [BOX, COMMON, BALL]
+
+
+@st.composite
+def domains_and_records(draw):
+    d = draw(st.integers(1, 9))
+    finite = st.floats(-1e6, 1e6)
+    bounds = st.lists(finite, min_size=d, max_size=d)
+    if draw(st.booleans()):
+        lower = draw(bounds)
+        widths = draw(st.lists(st.floats(1e-3, 1e6), min_size=d, max_size=d))
+        upper = [a + w for a, w in zip(lower, widths, strict=True)]
+        domain = Box(lower, upper, draw(st.sampled_from(["column", "common"])))
+    else:
+        domain = Ball(draw(st.floats(1e-3, 1e6)), draw(bounds))
+    # Any finite record, and some around the bounds.
+    wild = st.floats(allow_nan=False, allow_infinity=False)
+    unit = np.array(draw(st.lists(st.lists(st.floats(-2, 2), min_size=d, max_size=d), max_size=4)))
+    rows = draw(st.lists(st.lists(wild, min_size=d, max_size=d), max_size=4))
+    close = domain.from_unit(unit.reshape(-1, d))
+    return domain, np.vstack([np.array(rows).reshape(-1, d), close])
+
+
+class TestDomains:
+    @given(domains_and_records(), st.integers(1, 25))
+    @settings(max_examples=200, deadline=None)
+    def test_every_record_lands_within_the_declared_bounds(self, case, q):
+        domain, records = case
+        unit = domain.to_unit(records)
+        assert (np.abs(unit) <= domain.half_widths).all()
+        grid = domain.quantise(unit, q)
+        assert (np.rint(grid) == grid).all()
+        assert (np.abs(grid) <= domain.grid_half_widths(q)).all()
+        for row in grid:
+            exact = [int(v) for v in row]
+            assert sum(map(abs, exact)) <= domain.l1_bound(q)
+            numerator, denominator = domain.l2_bound(q).as_integer_ratio()
+            assert sum(v * v for v in exact) * denominator**2 <= numerator**2
+
+    @given(domains_and_records(), st.integers(1, 25), st.integers(1, 5))
+    @settings(max_examples=150, deadline=None)
+    def test_a_record_maps_alike_alone_and_in_any_block(self, case, q, max_rows):
+        domain, records = case
+        whole = domain.quantise(domain.to_unit(records), q)
+        streamed = GridRecords(records, domain, q)
+        assert streamed.shape == records.shape
+        blocks = list(streamed.blocks(max_rows))
+        assert all(len(block) <= max_rows for block in blocks)
+        np.testing.assert_array_equal(np.vstack([*blocks, np.empty((0, whole.shape[1]))]), whole)
+
+    @pytest.mark.parametrize("domain", DOMAINS)
+    def test_long_blocks_equal_single_rows(self, domain):
+        # Long enough for every way in which NumPy may split a loop.
+        records = domain.from_unit(np.random.default_rng(1).normal(0, 0.7, (6_001, 3)))
+        streamed = GridRecords(records, domain, 16)
+        (block,) = streamed.blocks(10_000)
+        for i in (0, 1, 17, 4_095, 4_096, 5_999, 6_000):
+            (alone,) = GridRecords(records[i : i + 1], domain, 16).blocks(1)
+            np.testing.assert_array_equal(alone[0], block[i])
+
+    @pytest.mark.parametrize("domain", DOMAINS)
+    def test_users_units_and_back(self, domain):
+        unit = np.random.default_rng(2).uniform(-0.5, 0.5, (50, 3)) * domain.half_widths
+        np.testing.assert_allclose(domain.to_unit(domain.from_unit(unit)), unit, atol=1e-12)
+        assert domain.from_unit(np.full((1, 3), 7.0)).max() > 5  # no clipping on this way
+
+    def test_column_scale_maps_bounds_to_one(self):
+        corners = BOX.to_unit(np.array([BOX.lower, BOX.upper, [1.0, 0.25, 10.5]]))
+        np.testing.assert_allclose(corners, [[-1] * 3, [1] * 3, [0] * 3], atol=1e-15)
+        np.testing.assert_array_equal(BOX.half_widths, 1)
+        np.testing.assert_array_equal(BOX.to_unit(np.array([[-1e308, 9e9, 10.75]])), [[-1, 1, 0.5]])
+
+    def test_common_scale_keeps_proportions(self):
+        np.testing.assert_allclose(COMMON.half_widths, [1, 0.125, 0.25])
+        points = np.array([[0.0, 0.1, 10.2], [2.0, 0.4, 10.9]])
+        step = np.diff(COMMON.to_unit(points), axis=0)
+        np.testing.assert_allclose(step * 2, np.diff(points, axis=0))
+
+    def test_ball_moves_outliers_straight_to_the_sphere(self):
+        center = np.array(BALL.center)
+        direction = np.array([3.0, 4.0, 12.0]) / 13
+        records = np.array([center + r * 2.5 * direction for r in (0, 0.3, 1.5, 1e9)])
+        expected = [r * direction for r in (0, 0.3, 1, 1)]
+        np.testing.assert_allclose(BALL.to_unit(records), expected, atol=1e-7)
+
+    def test_box_rounds_to_the_nearest_and_ball_toward_zero(self):
+        unit = np.array([[0.3, 0.7, -0.3], [-0.7, 0.0, 0.9]]) / 8
+        np.testing.assert_array_equal(BOX.quantise(unit, 3), [[0, 1, 0], [-1, 0, 1]])
+        np.testing.assert_array_equal(BALL.quantise(unit, 3), np.zeros((2, 3)))
+
+    @pytest.mark.parametrize("q", [1, 16, 25])
+    @pytest.mark.parametrize("domain", [BOX, COMMON])
+    def test_bounds_of_a_box_are_attained_in_its_corner(self, domain, q):
+        corner = domain.quantise(domain.to_unit(np.array([domain.upper])), q)[0]
+        np.testing.assert_array_equal(corner, domain.grid_half_widths(q))
+        assert domain.l1_bound(q) == corner.sum()
+        assert domain.l2_bound(q) == pytest.approx(np.linalg.norm(corner), rel=1e-15)
+        assert domain.grid_half_widths(q).dtype == np.int64
+
+    @pytest.mark.parametrize("q", [1, 16, 25])
+    def test_bounds_of_a_ball_are_attained(self, q):
+        pole = BALL.quantise(np.array([[0.0, -1.0, 0.0]]), q)[0]
+        assert np.linalg.norm(pole) == BALL.l2_bound(q) == 2**q
+        square = Ball(1, np.zeros(4))
+        even = square.quantise(np.full((1, 4), 0.5), q)[0]
+        assert np.abs(even).sum() == square.l1_bound(q) == 2 ** (q + 1)
+
+    @pytest.mark.parametrize("d", [2, 3, 10, 1_000])
+    def test_no_vector_of_the_sphere_is_quantised_outside(self, d):
+        # Also those that roundings have made a little too long.
+        rng = np.random.default_rng(d)
+        unit = rng.normal(size=(300, d))
+        unit /= np.linalg.norm(unit, axis=1)[:, None]
+        unit[::2] *= 1 + 1e-7
+        unit[0] = 0
+        unit[0, 0] = 1 + 2.0**-20
+        grid = Ball(1, np.zeros(d)).quantise(unit, 20)
+        assert max(sum(int(v) ** 2 for v in row) for row in grid) <= 4**20
+        assert grid[0, 0] >= 2**20 - 1
+
+    @pytest.mark.parametrize("domain", DOMAINS)
+    def test_equal_domains_compare_hash_and_travel(self, domain):
+        config = parse_canonical(canonical_bytes(domain.to_config()))
+        again = domain_from_config(config)
+        assert again == domain
+        assert hash(again) == hash(domain)
+        assert again.to_config() == config
+        assert pickle.loads(pickle.dumps(domain)) == domain  # noqa: S301
+        assert again not in [other for other in DOMAINS if other is not domain]
+
+    def test_zero_has_one_form(self):
+        assert Box([-0.0], [1]).to_config() == Box([0], [1]).to_config()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"name": "cube"},
+            {"name": ["box"]},
+            {"n_features": 2},
+            {"n_features": 0},
+            {"n_features": True},
+            {"n_features": "3"},
+            {"lower": "AAAA"},
+            {"lower": 3},
+            {"upper": Box([0, 0, 0], [1, 1, 1]).to_config()["lower"]},
+            {"scale": "row"},
+            {"scale": 1},
+            {"more": 1},
+        ],
+    )
+    def test_malformed_configurations_are_refused(self, change):
+        with pytest.raises(KMeansError):
+            domain_from_config(BOX.to_config() | change)
+
+    @pytest.mark.parametrize("radius", [1, "1.0", "inf", "-0x1.0p+0"])
+    def test_malformed_balls_are_refused(self, radius):
+        with pytest.raises(KMeansError):
+            domain_from_config(BALL.to_config() | {"radius": radius})
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: Box([0, 5], [1, 4]), r"lower must be below upper.*column 1"),
+            (lambda: Box([0], [0]), "lower must be below upper"),
+            (lambda: Box([0], [1, 2]), "got 1 and 2"),
+            (lambda: Box([0, np.nan], [1, 1]), "lower must be finite.*column 1"),
+            (lambda: Box([0], [np.inf]), "upper must be finite"),
+            (lambda: Box([], []), "one number per column"),
+            (lambda: Box(0, 1), "one number per column"),
+            (lambda: Box([[0]], [[1]]), "one number per column"),
+            (lambda: Box([0], [1], scale="rows"), "scale must be 'column' or 'common'"),
+            (lambda: Ball(0, [0]), "radius must be positive"),
+            (lambda: Ball(-1, [0]), "radius must be positive"),
+            (lambda: Ball(math.nan, [0]), "radius must be positive"),
+            (lambda: Ball(math.inf, [0]), "radius must be positive"),
+            (lambda: Ball(1, [np.nan]), "center must be finite"),
+            (lambda: BOX.grid_half_widths(0), r"fraction_bits must lie in \[1, 25\], got 0"),
+            (lambda: check_fraction_bits(26), "got 26"),
+        ],
+    )
+    def test_bad_parameters_are_named(self, make, message):
+        with pytest.raises(ConfigurationError, match=message):
+            make()
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: Box(["a"], ["b"]),
+            lambda: Ball("1", [0]),
+            lambda: Ball(True, [0]),
+            lambda: check_fraction_bits(16.0),
+            lambda: check_fraction_bits(True),
+        ],
+    )
+    def test_wrong_types_are_named(self, make):
+        with pytest.raises(ConfigurationTypeError):
+            make()
+
+
+class TestRecords:
+    @pytest.mark.parametrize(
+        "records",
+        [
+            [[1, 2], [3, 4]],
+            np.array([[1, 2], [3, 4]], dtype=np.uint8),
+            np.array([[1, 2], [3, 4]], dtype=np.float32),
+            np.array([[1.0, 3.0], [2.0, 4.0]]).T,
+        ],
+    )
+    def test_tables_of_numbers_become_float64(self, records):
+        checked = check_records(records, 2)
+        assert checked.dtype == np.float64
+        assert checked.flags.c_contiguous
+        np.testing.assert_array_equal(checked, [[1, 2], [3, 4]])
+
+    def test_good_arrays_are_not_copied(self):
+        records = np.zeros((5, 2))
+        assert np.shares_memory(check_records(records), records)
+        assert np.shares_memory(usable_records(records, 2)[0], records)
+
+    def test_no_records_are_fine(self):
+        assert check_records(np.empty((0, 4)), 4).shape == (0, 4)
+
+    @pytest.mark.parametrize("read", [check_records, usable_records])
+    @pytest.mark.parametrize(
+        ("records", "error", "message"),
+        [
+            ([1.0, 2.0], DataError, r"two-dimensional.*reshape\(-1, 1\)"),
+            (3.0, DataError, "two-dimensional"),
+            (np.zeros((2, 2, 2)), DataError, "two-dimensional"),
+            (np.zeros((3, 0)), DataError, "two-dimensional"),
+            (np.zeros((3, 5)), DataError, "must have 2 columns, got 5"),
+            ([[1, 2], [3]], DataError, "rectangular"),
+            (np.array([[1, None]], dtype=object), ConfigurationTypeError, "dtype object"),
+            ([["secret", "b"]], ConfigurationTypeError, "dtype <U6"),
+            (np.zeros((2, 2), dtype=complex), ConfigurationTypeError, "dtype complex128"),
+            (np.ma.masked_array(np.zeros((2, 2))), ConfigurationTypeError, "masked"),
+        ],
+    )
+    def test_what_is_no_table_is_refused(self, read, records, error, message):
+        with pytest.raises(error, match=message) as caught:
+            read(records, 2)
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_check_refuses_the_rows_that_usable_leaves_out(self, bad):
+        records = np.arange(40_000.0).reshape(20_000, 2)
+        records[[9_000, 19_999], 1] = bad
+        with pytest.raises(DataError, match="data must be finite, got NaN or infinity in row 9000"):
+            check_records(records, 2, name="data")
+        usable, n_null = usable_records(records, 2)
+        assert n_null == 2
+        np.testing.assert_array_equal(usable, np.delete(records, [9_000, 19_999], axis=0))
+
+    def test_a_number_too_large_for_float64_is_not_finite(self):
+        if np.finfo(np.longdouble).max == np.finfo(np.float64).max:
+            pytest.skip("long double is double here")
+        with pytest.raises(DataError, match="finite"):
+            check_records(np.array([[np.finfo(np.longdouble).max]]))
+
+
+class TestGridRecords:
+    def test_from_grid_keeps_integers(self):
+        records = GridRecords.from_grid([[1, -2], [4, 0], [3, 3]], 2)
+        assert [block.tolist() for block in records.blocks(2)] == [[[1, -2], [4, 0]], [[3, 3]]]
+
+    @pytest.mark.parametrize("grid", [[[0.5]], [1, 2], [[5]], [[-5]], [[np.nan]]])
+    def test_from_grid_refuses_what_is_not_on_the_grid(self, grid):
+        with pytest.raises(DataError):
+            GridRecords.from_grid(grid, 2)
+
+    def test_width_must_fit_the_domain(self):
+        with pytest.raises(DataError, match=r"shape \(n, 3\)"):
+            GridRecords(np.zeros((2, 4)), BOX, 16)
+
+    def test_blocks_are_the_callers_own(self):
+        records = GridRecords.from_grid([[1], [2]], 2)
+        first, second = records.blocks(1)
+        first[:] = 0
+        assert second[0, 0] == 2
+        assert next(records.blocks(2)).tolist() == [[1], [2]]
