@@ -202,7 +202,10 @@ def _run_on_ray(
                 server_app,
                 _with_faults(app, faults),
                 num_supernodes=len(records),
-                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+                backend_config={
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                    "init_args": {"log_to_driver": False},  # client logs stay with the clients
+                },
             )
         return _read_result(directory)
 
