@@ -3,6 +3,7 @@
 - :mod:`~flower_kmeans.privacy.budget`: the (epsilon, delta) that a user asks for.
 - :mod:`~flower_kmeans.privacy.calibration`: Gaussian differential privacy in closed form.
 - :mod:`~flower_kmeans.privacy.mixture`: numerical composition of Gaussian with Laplace releases.
+- :mod:`~flower_kmeans.privacy.release`: one noisy answer, and how much noise it carries.
 - :mod:`~flower_kmeans.privacy.plan`: every release of a run, calibrated together.
 - :mod:`~flower_kmeans.privacy.randomness`: the operating system's source, and streams from keys.
 - :mod:`~flower_kmeans.privacy.noise`: exact samplers of integer noise.
@@ -13,7 +14,7 @@ This package knows nothing of k-means or of Flower.
 
 from flower_kmeans.privacy.budget import PrivacyBudget as PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan as PrivacyPlan
-from flower_kmeans.privacy.plan import Release as Release
 from flower_kmeans.privacy.plan import calibrate as calibrate
+from flower_kmeans.privacy.release import Release as Release
 
 __all__ = ["PrivacyBudget", "PrivacyPlan", "Release", "calibrate"]

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.privacy.release import Release
 
 # Above it, a draw could leave int64 with more than a negligible probability.
 MAX_SCALE = 2.0**55
@@ -159,7 +159,7 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
     """Draw discrete Gaussians: P(n) proportional to exp(-n^2 / (2 variance)).
 
     Canonne, Kamath & Steinke 2020, Algorithm 3: a discrete Laplace proposal of scale
-    t = floor(sqrt(variance)) + 1 is accepted with probability
+    t = floor(sqrt(variance)) + 1, in float64, is accepted with probability
     exp(-(|n| - variance / t)^2 / (2 variance)). The law is exact for any t.
 
     Parameters

@@ -10,88 +10,31 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.canonical import real_from_text, real_to_text
+from flower_kmeans.canonical import real_to_text
 from flower_kmeans.errors import BudgetError, ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget, budget_from_config
 from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
-from flower_kmeans.privacy.mixture import laplace_delta, mixture_delta, mixture_epsilon
+from flower_kmeans.privacy.mixture import (
+    laplace_delta,
+    least_scale,
+    mixture_delta,
+    mixture_epsilon,
+)
+from flower_kmeans.privacy.release import Release as Release
+from flower_kmeans.privacy.release import release_from_config
 
 if TYPE_CHECKING:
     import dp_accounting
 
-Mechanism = Literal["gaussian", "laplace"]
-Norm = Literal["l2", "l1"]
-
-_NORM_OF = {"gaussian": "l2", "laplace": "l1"}
 # Far beyond any run; keeps a hostile document from occupying a client for long.
 _MAX_RELEASES = 10_000
-_RELEASE_FIELDS = {"name", "mechanism", "norm", "noise_multiplier", "blocks"}
-# Scales of mixtures are found on a grid this fine, so that the last bits of the numerical
-# composition, which differ between processors, do not reach the noise.
-_SCALE_BITS = 16
-
-
-@dataclass(frozen=True)
-class Release:
-    """One noisy answer, or a part of one.
-
-    Attributes
-    ----------
-    name : str
-        What a user reads.
-    mechanism : {"gaussian", "laplace"}
-        Law of the noise, before rounding.
-    norm : {"l2", "l1"}
-        Norm of the sensitivity: l2 for Gaussian, l1 for Laplace noise.
-    noise_multiplier : float
-        Noise of a coordinate over its public unit: a standard deviation for Gaussian, the scale
-        ``b`` for Laplace noise. Neighbours differ by at most 1 in ``norm``, in units, jointly
-        over all blocks. 0 in a run without privacy.
-    blocks : tuple of str
-        Blocks of the round's statistic that this release covers.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range, or norm and mechanism do not belong together.
-    """
-
-    name: str
-    mechanism: Mechanism
-    norm: Norm
-    noise_multiplier: float
-    blocks: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
-        object.__setattr__(self, "blocks", tuple(self.blocks))
-        if self.mechanism not in _NORM_OF:
-            raise ConfigurationError(
-                "The 'mechanism' of a release must be 'gaussian' or 'laplace'. "
-                f"Got {self.mechanism!r} instead."
-            )
-        if self.norm != _NORM_OF[self.mechanism]:
-            raise ConfigurationError(
-                f"The 'norm' of a {self.mechanism} release must be {_NORM_OF[self.mechanism]!r}. "
-                f"Got {self.norm!r} instead."
-            )
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ConfigurationError(
-                "The 'noise_multiplier' of a release must be at least 0 and finite. "
-                f"Got {self.noise_multiplier!r} instead."
-            )
-        if not self.blocks:
-            raise ConfigurationError("The 'blocks' of a release must name at least one block.")
-
-    @property
-    def cost(self) -> float:
-        """The release's own mu (Gaussian) or pure epsilon (Laplace); infinite without noise."""
-        return 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
+# Every further scale of Laplace noise is one more numerical composition.
+_MAX_LAPLACE_SCALES = 256
 
 
 @dataclass(frozen=True)
@@ -138,11 +81,17 @@ class PrivacyPlan:
                 f"Got {len(self.releases)} instead."
             )
         for release in self.releases:
-            if not math.isfinite(release.cost):
+            if not release.noise_multiplier:
                 raise ConfigurationError(
                     "The 'noise_multiplier' of a release in a private plan must be positive. "
-                    f"Got {release.noise_multiplier!r} for {release.name!r} instead."
+                    f"Got 0 for {release.name!r} instead."
                 )
+        n_scales = len({r.noise_multiplier for r in self.releases if r.mechanism == "laplace"})
+        if n_scales > _MAX_LAPLACE_SCALES:
+            raise ConfigurationError(
+                f"A plan must have at most {_MAX_LAPLACE_SCALES} different scales of Laplace "
+                f"noise. Got {n_scales} instead."
+            )
 
     @property
     def is_private(self) -> bool:
@@ -249,19 +198,7 @@ class PrivacyPlan:
         """Return the plan for a run document."""
         config: dict[str, Any] = {
             "budget": self.budget.to_config(),
-            "rounds": [
-                [
-                    {
-                        "name": release.name,
-                        "mechanism": release.mechanism,
-                        "norm": release.norm,
-                        "noise_multiplier": real_to_text(release.noise_multiplier),
-                        "blocks": list(release.blocks),
-                    }
-                    for release in releases
-                ]
-                for releases in self.rounds
-            ],
+            "rounds": [[release.to_config() for release in releases] for releases in self.rounds],
         }
         if self.n_records is not None:
             config["n_records"] = self.n_records
@@ -367,7 +304,7 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
     budget = budget_from_config(config["budget"])
     if sum(map(len, rounds)) > _MAX_RELEASES:
         raise MessageError(f"A privacy plan must have at most {_MAX_RELEASES} releases.")
-    releases = tuple(tuple(_release_from_config(item) for item in group) for group in rounds)
+    releases = tuple(tuple(release_from_config(item) for item in group) for group in rounds)
     try:
         plan = PrivacyPlan(budget, config.get("n_records"), releases)
     except ConfigurationError:
@@ -377,25 +314,6 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
     if plan.is_private and not _meets(plan.releases, budget):
         raise MessageError("The releases of a privacy plan must meet its budget.")
     return plan
-
-
-def _release_from_config(config: Any) -> Release:
-    if not isinstance(config, Mapping) or set(config) != _RELEASE_FIELDS:
-        raise MessageError("A release must have exactly the fields of a release.")
-    blocks = config["blocks"]
-    texts = [config["name"], config["mechanism"], config["norm"]]
-    if not isinstance(blocks, list) or not all(isinstance(text, str) for text in texts + blocks):
-        raise MessageError("The names of a release and of its blocks must be text.")
-    try:
-        return Release(
-            config["name"],
-            config["mechanism"],
-            config["norm"],
-            real_from_text(config["noise_multiplier"]),
-            tuple(blocks),
-        )
-    except ConfigurationError:
-        raise MessageError("A release of the run document is out of range.") from None
 
 
 def _delta_or(budget: PrivacyBudget, delta: float | None) -> float:
@@ -452,12 +370,11 @@ def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) ->
     low = max(laplace) / (epsilon - 2 * math.log1p(-delta))
     if mu:
         low = max(low, mu / mu_of_budget(epsilon, delta))
-    step = math.ldexp(1.0, math.frexp(high)[1] - _SCALE_BITS)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    while first < last:
-        middle = (first + last) // 2
-        if middle and _delta(_scaled(releases, middle * step), epsilon) <= delta:
-            last = middle
-        else:
-            first = middle + 1
-    return last * step
+
+    def excess(scale: float) -> float:
+        scaled = _scaled(releases, scale)
+        over = _epsilon(scaled, delta) / epsilon - 1
+        # Both numbers are printed, so both must hold; they may differ in their last digits.
+        return max(over, 1e-9) if _delta(scaled, epsilon) > delta else over
+
+    return least_scale(excess, low, high)

@@ -1,0 +1,269 @@
+import json
+import math
+from pathlib import Path
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from scipy.special import ndtri
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy import noise
+from flower_kmeans.privacy.noise import (
+    SAMPLERS,
+    discrete_gaussian,
+    draw,
+    draw_share,
+    rounded_gaussian,
+    rounded_laplace,
+    sampler_name,
+)
+from flower_kmeans.privacy.plan import Release
+from flower_kmeans.privacy.randomness import Stream
+
+VECTORS = json.loads(Path(__file__).with_name("noise_vectors.json").read_text())
+# Public keys: the goodness-of-fit tests below are repeatable. Each would pass for all but a
+# millionth of all keys.
+KEYS = [bytes([i]) * 32 for i in range(3)]
+SIGNIFICANCE = 1e-6
+
+GAUSSIAN = Release("sums", "gaussian", "l2", 3.0, ("sums",))
+LAPLACE = Release("sums", "laplace", "l1", 3.0, ("sums",))
+
+
+def argument(name, scale):
+    return scale**2 if name.startswith("discrete") else scale
+
+
+def sample(name, scale, size, key):
+    return SAMPLERS[name](np.full(size, argument(name, scale)), Stream.from_key(key))
+
+
+def mass(name, scale, limit):
+    """Probabilities of -limit..limit, with both tails in the end cells."""
+    n = np.arange(-limit, limit + 1)
+    if name == "discrete-gaussian/1":
+        wide = np.arange(-60 * math.ceil(scale) - limit, 60 * math.ceil(scale) + limit + 1)
+        weight = np.exp(-((wide / scale) ** 2) / 2)
+        below = np.cumsum(weight) / weight.sum()
+        cdf = below[np.searchsorted(wide, n[:-1])]
+    else:
+        law = stats.norm if name == "rounded-gaussian/1" else stats.laplace
+        cdf = law.cdf((n[:-1] + 0.5) / scale)
+    return np.diff(np.concatenate([[0.0], cdf, [1.0]]))
+
+
+def fit(draws, probability, limit):
+    observed = np.bincount(np.clip(draws, -limit, limit) + limit, minlength=2 * limit + 1)
+    return stats.chisquare(observed, probability * draws.size).pvalue
+
+
+@pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda v: v["sampler"])
+def test_vectors(vector):
+    stream = Stream.from_key(bytes.fromhex(VECTORS["key"]))
+    values = np.array([float.fromhex(text) for text in vector["argument"]])
+    drawn = SAMPLERS[vector["sampler"]](values, stream)
+    assert drawn.dtype == np.int64
+    assert drawn.tolist() == vector["noise"]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("scale", [0.4, 1.0, 3.3])
+@pytest.mark.parametrize("key", KEYS)
+def test_every_small_integer_has_its_probability(name, scale, key):
+    limit = math.ceil(4 * scale)
+    draws = sample(name, scale, 50_000, key)
+    assert fit(draws, mass(name, scale, limit), limit) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("scale", [10.0, 5 * 2.0**16])
+def test_scale_is_accepted_and_two_thirds_and_three_halves_are_not(name, scale):
+    law = stats.laplace if name == "rounded-laplace/1" else stats.norm
+    draws = sample(name, scale, 20_000, KEYS[0])
+    # Spread within the unit cell, draws of either law at these scales are continuous enough for
+    # this test: the discrete Gaussian's cells differ by less than a thousandth.
+    spread = draws + np.random.default_rng(0).uniform(-0.5, 0.5, draws.size)
+    assert stats.kstest(spread / scale, law.cdf).pvalue > SIGNIFICANCE
+    for factor in (2 / 3, 3 / 2):
+        assert stats.kstest(spread / (scale * factor), law.cdf).pvalue < 1e-12
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_two_thirds_and_three_halves_are_rejected_at_small_scales(name):
+    draws = sample(name, 3.0, 20_000, KEYS[0])
+    for factor in (2 / 3, 3 / 2):
+        assert fit(draws, mass(name, 3.0 * factor, 9), 9) < 1e-12
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_coordinates_and_calls_are_independent(name):
+    stream = Stream.from_key(KEYS[1])
+    values = np.full(20_000, argument(name, 1000.0))
+    first, second = SAMPLERS[name](values, stream), SAMPLERS[name](values, stream)
+    bound = 5 / math.sqrt(values.size)
+    for one, other in [(first, second), (first[:-1], first[1:]), (abs(first), abs(second))]:
+        assert abs(np.corrcoef(one, other)[0, 1]) < bound
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("scale", [0.3, 7.0, 2.0**20, 2.0**36])
+def test_the_fast_path_changes_nothing(name, scale, monkeypatch):
+    fast = sample(name, scale, 300, KEYS[2])
+    # No draw is far enough from a boundary any more: all are settled exactly.
+    monkeypatch.setattr(noise, "_FLOAT_ERROR", 1e9)
+    np.testing.assert_array_equal(sample(name, scale, 300, KEYS[2]), fast)
+
+
+def test_a_wrong_fast_path_would_be_seen(monkeypatch):
+    monkeypatch.setattr(noise, "_FLOAT_ERROR", 1e9)
+    monkeypatch.setattr(noise._Uniform, "ends", lambda self: (mpmath.mpf(0.25), mpmath.mpf(0.25)))
+    assert set(np.abs(sample("rounded-gaussian/1", 1000.0, 50, KEYS[0]))) == {674}
+
+
+@pytest.mark.parametrize("law", [noise._GAUSSIAN, noise._LAPLACE])
+def test_float64_stays_far_within_its_error_bound(law):
+    heads = np.concatenate(
+        [2.0 ** np.linspace(20, 63, 400), 2.0**63 - 2.0 ** np.linspace(10, 62, 200)]
+    )
+    tails = (np.floor(heads) + 0.5) * 2.0**-64
+    with mpmath.workdps(40):
+        exact = [law.exact_inverse(mpmath.mpf(float(tail))) for tail in tails]
+        error = [
+            abs(float(x - e)) / (1 + float(e))
+            for x, e in zip(law.inverse(tails), exact, strict=True)
+        ]
+    assert max(error) < noise._FLOAT_ERROR / 8
+
+
+def test_a_straddled_boundary_takes_more_words():
+    # The uniform's first 128 bits are those of the tail beyond 1/2, where rounding goes from 0
+    # to 1; only the bits after them can tell.
+    with mpmath.workprec(400):
+        tail = noise._gaussian_tail(mpmath.mpf(0.5))
+        bits = int(mpmath.floor(mpmath.ldexp(tail, 256)))
+    head, *words = [bits >> shift & (2**64 - 1) for shift in (192, 128, 64, 0)]
+
+    def settle(last):
+        more = iter([words[0], words[1] + last, 0, 0])
+        uniform = noise._Uniform(head, 64, more)
+        size = noise._settled_magnitude(noise._GAUSSIAN, 1.0, 0.5, uniform)
+        return size, uniform.bits
+
+    # A smaller tail lies farther out.
+    assert settle(-1) == (1, 192)
+    assert settle(1) == (0, 192)
+
+
+@pytest.mark.parametrize("law", [noise._GAUSSIAN, noise._LAPLACE])
+@pytest.mark.parametrize("offset", [0.0, 0.5])
+@pytest.mark.parametrize("scale", [1e-300, 0.1, 1.0, 1000.0])
+def test_words_of_zeros_are_settled(law, offset, scale):
+    words = [0, 0, 2**40, 5, 6]
+    size = noise._settled_magnitude(law, scale, offset, noise._Uniform(0, 64, iter(words)))
+    with mpmath.workprec(400):
+        x = law.exact_inverse(mpmath.ldexp(2**40, -256))
+        assert size == int(mpmath.floor(x * scale + offset))
+
+
+@given(
+    scales=st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 2.0**34)), max_size=30),
+    name=st.sampled_from(sorted(SAMPLERS)),
+)
+@settings(max_examples=50, deadline=None)
+def test_shapes_types_zeros_and_determinism(scales, name):
+    values = np.array([argument(name, scale) for scale in scales], dtype=np.float64)
+    drawn = SAMPLERS[name](values, Stream.from_key(KEYS[0]))
+    assert drawn.shape == values.shape
+    assert drawn.dtype == np.int64
+    assert not drawn[values == 0].any()
+    np.testing.assert_array_equal(drawn, SAMPLERS[name](values, Stream.from_key(KEYS[0])))
+
+
+def test_the_rest_of_a_draw_does_not_depend_on_one_coordinates_scale():
+    values = np.full(200, 100.0)
+    other = values.copy()
+    other[7] = 2.0**50
+    for sampler in (rounded_gaussian, rounded_laplace):
+        one, two = (sampler(v, Stream.from_key(KEYS[0])) for v in (values, other))
+        np.testing.assert_array_equal(np.delete(one, 7), np.delete(two, 7))
+
+
+def test_draw_is_the_multiplier_times_the_unit():
+    units = np.array([0.0, 1.0, 5.0, 2.0**16] * 2000)
+    for release, name in [(GAUSSIAN, "rounded-gaussian/1"), (LAPLACE, "rounded-laplace/1")]:
+        drawn = draw(release, units, Stream.from_key(KEYS[0]))
+        expected = SAMPLERS[name](3.0 * units, Stream.from_key(KEYS[0]))
+        np.testing.assert_array_equal(drawn, expected)
+        assert sampler_name(release) == name
+    assert sampler_name(GAUSSIAN, shared=True) == "discrete-gaussian/1"
+
+
+def test_the_same_parameters_twice_give_other_noise():
+    units = np.full(50, 1000.0)
+    assert not np.array_equal(
+        draw(GAUSSIAN, units, Stream.fresh()), draw(GAUSSIAN, units, Stream.fresh())
+    )
+
+
+def test_shares_add_up_to_the_planned_noise():
+    units = np.full(20_000, 20.0)
+    total = sum(draw_share(GAUSSIAN, units, 5, Stream.from_key(bytes([i]) * 32)) for i in range(5))
+    # Planned standard deviation: 3 * 20. A sum of discrete Gaussians is one, up to 7e-17.
+    spread = total + np.random.default_rng(0).uniform(-0.5, 0.5, total.size)
+    assert stats.kstest(spread / 60, stats.norm.cdf).pvalue > SIGNIFICANCE
+    for factor in (2 / 3, 3 / 2):
+        assert stats.kstest(spread / (60 * factor), stats.norm.cdf).pvalue < 1e-12
+
+
+def test_a_share_is_a_function_of_its_key():
+    units = np.full(100, 1000.0)
+    one, two = (draw_share(GAUSSIAN, units, 4, Stream.from_key(KEYS[0])) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_shares_are_refused():
+    units = np.array([1000.0])
+    with pytest.raises(ConfigurationError, match="must be Gaussian"):
+        draw_share(LAPLACE, units, 2, Stream.fresh())
+    for shares in (0, -1, 2.0, True):
+        with pytest.raises(ConfigurationError, match="'shares'"):
+            draw_share(GAUSSIAN, units, shares, Stream.fresh())
+    # 3 * 2 / sqrt(9) is exactly the 2 that is enough, 3 * 2 / sqrt(10) is not.
+    draw_share(GAUSSIAN, np.array([2.0, 0.0]), 9, Stream.fresh())
+    for unit in (2.0, 1e-200):
+        with pytest.raises(ConfigurationError, match="at least 2 grid units"):
+            draw_share(GAUSSIAN, np.array([unit, 100.0]), 10, Stream.fresh())
+
+
+def test_no_noise_without_privacy():
+    release = Release("sums", "gaussian", "l2", 0.0, ("sums",))
+    assert not draw(release, np.full(9, 1000.0), Stream.fresh()).any()
+    assert not draw_share(release, np.full(9, 1000.0), 3, Stream.fresh()).any()
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 2.0**120])
+def test_scales_out_of_range(value):
+    for sampler in SAMPLERS.values():
+        with pytest.raises(ConfigurationError, match="must be within"):
+            sampler(np.array([1.0, value]), Stream.fresh())
+    for call in (lambda u, s: draw(GAUSSIAN, u, s), lambda u, s: draw_share(GAUSSIAN, u, 2, s)):
+        with pytest.raises(ConfigurationError, match="must be within"):
+            call(np.array([1000.0, value]), Stream.fresh())
+    with pytest.raises(ConfigurationError, match="one dimension"):
+        rounded_gaussian(np.ones((2, 2)), Stream.fresh())
+
+
+def test_the_largest_scale_fits_int64():
+    values = np.full(20, 2.0**55)
+    for drawn in (
+        rounded_gaussian(values, Stream.from_key(KEYS[0])),
+        rounded_laplace(values, Stream.from_key(KEYS[0])),
+        discrete_gaussian(values**2, Stream.from_key(KEYS[0])),
+    ):
+        assert 2.0**53 < np.abs(drawn).mean() < 2.0**57
+    # The farthest that the fast path can reach.
+    assert -ndtri(2.0**-44) * 2.0**55 < 2.0**63

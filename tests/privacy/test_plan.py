@@ -1,0 +1,260 @@
+import json
+import math
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from flower_kmeans.canonical import canonical_bytes, real_to_text
+from flower_kmeans.errors import BudgetError, ConfigurationError, MessageError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.calibration import mu_of_budget
+from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate, plan_from_config
+
+TABLE = json.loads(Path(__file__).with_name("tensorflow_privacy_table.json").read_text())
+
+
+def gaussian(multiplier, name="sums"):
+    return Release(name, "gaussian", "l2", multiplier, (name,))
+
+
+def laplace(multiplier, name="counts"):
+    return Release(name, "laplace", "l1", multiplier, (name,))
+
+
+# As FastLloyd's: the first round costs another radius than the later ones.
+GAUSSIAN = [[gaussian(3.0), gaussian(5.0, "counts")], [gaussian(1.0), gaussian(1.7, "counts")]]
+LAPLACE = [[laplace(1.0, "sums"), laplace(2.5)]] * 3
+MIXED = [[gaussian(1.0), laplace(4.0)]] * 2
+
+
+def accountant_epsilon(plan, delta):
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    return accountant.compose(plan.event()).get_epsilon(delta)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+@pytest.mark.parametrize("delta", [1e-5, 1e-9])
+def test_gaussian_plans_agree_with_dp_accounting(epsilon, delta):
+    plan = calibrate(PrivacyBudget(epsilon, delta), GAUSSIAN, 1000)
+    assert plan.mu == pytest.approx(mu_of_budget(epsilon, delta), rel=1e-14)
+    assert plan.delta(epsilon) <= delta
+    assert plan.delta(epsilon) == pytest.approx(delta, rel=1e-10)
+    assert plan.epsilon() == pytest.approx(epsilon, rel=1e-10)
+    assert accountant_epsilon(plan, delta) == pytest.approx(epsilon, rel=2e-3)
+
+
+@pytest.mark.parametrize("row", TABLE["rounds"])
+def test_rounds_agree_with_tensorflow_privacy(row):
+    rounds = ((gaussian(row["noise_multiplier"]),),) * row["rounds"]
+    plan = PrivacyPlan(PrivacyBudget(1.0, row["delta"]), None, rounds)
+    # Its numerical composition is pessimistic by up to half a step of 1e-4 a round.
+    assert plan.epsilon() == pytest.approx(row["epsilon_pld"], rel=1e-3, abs=1e-3)
+    # Renyi accounting is an upper bound, and not a sharp one.
+    assert plan.epsilon() < row["epsilon_rdp"] < 1.5 * plan.epsilon()
+
+
+@pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED])
+def test_one_factor_scales_all_releases(rounds):
+    plan = calibrate(PrivacyBudget(1.0, 1e-6), rounds, 1000)
+    factors = [
+        new.noise_multiplier / old.noise_multiplier
+        for news, olds in zip(plan.rounds, rounds, strict=True)
+        for new, old in zip(news, olds, strict=True)
+    ]
+    np.testing.assert_allclose(factors, factors[0], rtol=1e-14)
+    assert [[r.name for r in group] for group in plan.rounds] == [
+        [r.name for r in group] for group in rounds
+    ]
+
+
+@pytest.mark.parametrize("rounds", [LAPLACE, MIXED])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-6), (1.0, 1e-6), (5.0, 1e-9)])
+def test_mixtures_meet_the_budget_and_waste_little(rounds, epsilon, delta):
+    plan = calibrate(PrivacyBudget(epsilon, delta), rounds, 1000)
+    assert plan.mu is None
+    assert plan.delta(epsilon) <= delta
+    assert plan.epsilon() <= epsilon
+    assert plan.epsilon() == pytest.approx(epsilon, rel=1e-3)
+    # An accountant of its own, on the event and with its own grid.
+    assert accountant_epsilon(plan, delta) == pytest.approx(epsilon, rel=5e-3, abs=5e-4)
+
+
+def test_pure_privacy_is_the_sum_of_the_epsilons():
+    plan = calibrate(PrivacyBudget(0.8, 0.0), LAPLACE, 1000)
+    total = math.fsum(1 / r.noise_multiplier for r in plan.releases)
+    assert total <= 0.8
+    assert total == pytest.approx(0.8, rel=1e-14)
+    assert plan.epsilon() == total
+    assert plan.delta(0.8) == 0.0
+    with pytest.raises(BudgetError, match="'delta'"):
+        calibrate(PrivacyBudget(0.8, 0.0), MIXED, 1000)
+    with pytest.raises(BudgetError, match="'delta'"):
+        calibrate(PrivacyBudget(0.8, 0.0), GAUSSIAN, 1000)
+
+
+def test_mixture_lies_between_its_parts_and_their_sum():
+    plan = calibrate(PrivacyBudget(1.0, 1e-6), MIXED, 1000)
+    bare = [[r for r in group if r.mechanism == "gaussian"] for group in plan.rounds]
+    part = PrivacyPlan(plan.budget, None, tuple(map(tuple, bare)))
+    pure = math.fsum(1 / r.noise_multiplier for r in plan.releases if r.mechanism == "laplace")
+    assert part.epsilon() < plan.epsilon() < part.epsilon() + pure
+
+
+def test_delta_is_resolved_from_the_public_number_of_records():
+    assert calibrate(PrivacyBudget(1.0), GAUSSIAN, 50_000).budget.delta == 1 / 5_000_000
+    with pytest.raises(ConfigurationError, match="'n_records'"):
+        calibrate(PrivacyBudget(1.0), GAUSSIAN, None)
+    assert calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, None).n_records is None
+
+
+def test_without_privacy():
+    plan = calibrate(PrivacyBudget(None), GAUSSIAN, None)
+    assert not plan.is_private
+    assert all(release.noise_multiplier == 0 for release in plan.releases)
+    assert plan.mu is None
+    assert plan.epsilon() == math.inf
+    assert plan.delta(3.0) == 1.0
+    assert plan.group(2) == math.inf
+    assert isinstance(plan.event(), dp_accounting.NonPrivateDpEvent)
+    assert plan.describe().startswith("NOT PRIVATE")
+    assert plan_from_config(plan.to_config()) == plan
+
+
+def test_groups():
+    plan = calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000)
+    assert plan.group(1) == pytest.approx(1.0, rel=1e-9)
+    threefold = PrivacyPlan(
+        plan.budget,
+        None,
+        tuple(
+            tuple(gaussian(r.noise_multiplier / 3, r.name) for r in group) for group in plan.rounds
+        ),
+    )
+    assert threefold.mu == pytest.approx(3 * plan.mu)
+    assert plan.group(3) == pytest.approx(threefold.epsilon(), rel=1e-9)
+    pure = calibrate(PrivacyBudget(0.8, 0.0), LAPLACE, 1000)
+    assert pure.group(5) == pytest.approx(4.0, rel=1e-12)
+    with pytest.raises(ConfigurationError, match="'size'"):
+        plan.group(0)
+
+
+@pytest.mark.parametrize("rounds", [GAUSSIAN, MIXED])
+def test_curve_falls_and_agrees_with_delta(rounds):
+    plan = calibrate(PrivacyBudget(1.0, 1e-6), rounds, 1000)
+    epsilons = np.linspace(0, 2, 9)
+    curve = plan.curve(epsilons)
+    assert curve.shape == (9,)
+    assert np.all(np.diff(curve) < 0)
+    assert curve[4] == plan.delta(1.0)
+    assert plan.epsilon(float(curve[2])) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_describe_names_every_release_and_the_composition():
+    plan = calibrate(PrivacyBudget(1.0, 1e-6), MIXED, 1000)
+    text = plan.describe()
+    assert text.count("sums") == text.count("counts") == 2
+    assert f"{plan.rounds[0][0].noise_multiplier:.6g}" in text
+    assert "delta 1e-06" in text
+    assert "for one record" in text
+    assert "mu 0.2367" in calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000).describe()
+
+
+@pytest.mark.parametrize(
+    "budget", [PrivacyBudget(1.0, 1e-6), PrivacyBudget(0.3), PrivacyBudget(2.0, 1e-7, "client")]
+)
+@pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED])
+def test_config_round_trip(budget, rounds):
+    plan = calibrate(budget, rounds, 1000)
+    config = json.loads(canonical_bytes(plan.to_config()))
+    assert plan_from_config(config) == plan
+
+
+def weaker(config):
+    release = config["rounds"][0][0]
+    release["noise_multiplier"] = real_to_text(0.5 * float.fromhex(release["noise_multiplier"]))
+    config.pop("mu", None)
+    return config
+
+
+@pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED])
+def test_a_plan_that_breaks_its_promise_is_refused(rounds):
+    config = calibrate(PrivacyBudget(1.0, 1e-6), rounds, 1000).to_config()
+    with pytest.raises(MessageError):
+        plan_from_config(weaker(config))
+
+
+def test_a_gaussian_plan_below_its_budget_is_refused_for_its_promise_alone():
+    plan = calibrate(PrivacyBudget(2.0, 1e-6), GAUSSIAN, 1000)
+    false = PrivacyPlan(PrivacyBudget(1.0, 1e-6), plan.n_records, plan.rounds)
+    with pytest.raises(MessageError, match="must meet its budget"):
+        plan_from_config(false.to_config())
+
+
+def edits():
+    def edit(path, value):
+        def change(config):
+            place = config
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            return config
+
+        return change
+
+    release = ("rounds", 0, 0)
+    for path, value in [
+        (("more",), 1),
+        (("budget",), {}),
+        (("budget",), {"unit": "record", "epsilon": real_to_text(1.0)}),
+        (("rounds",), {}),
+        (("rounds",), []),
+        (("rounds",), [[], 3]),
+        (("n_records",), 0),
+        (("n_records",), "5"),
+        (("n_records",), [5]),
+        (("mu",), real_to_text(0.01)),
+        ((*release, "name"), 3),
+        ((*release, "mechanism"), "none"),
+        ((*release, "mechanism"), []),
+        ((*release, "norm"), "l1"),
+        ((*release, "blocks"), []),
+        ((*release, "blocks"), [1]),
+        ((*release, "noise_multiplier"), 1.0),
+        ((*release, "noise_multiplier"), real_to_text(0.0)),
+        ((*release, "noise_multiplier"), real_to_text(5e-324)),
+        ((*release, "noise_multiplier"), real_to_text(-1.0)),
+        ((*release, "more"), 1),
+    ]:
+        yield pytest.param(edit(path, value), id=f"{path[-1]}={value}")
+
+
+@pytest.mark.parametrize("change", list(edits()))
+def test_malformed_config(change):
+    config = change(calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000).to_config())
+    with pytest.raises(MessageError):
+        plan_from_config(config)
+
+
+@pytest.mark.parametrize("config", [None, 3, [], {}, {"rounds": []}])
+def test_not_a_plan_at_all(config):
+    with pytest.raises(MessageError):
+        plan_from_config(config)
+
+
+def test_plan_refuses_what_it_cannot_promise():
+    budget = PrivacyBudget(1.0, 1e-6)
+    with pytest.raises(ConfigurationError, match="resolved"):
+        PrivacyPlan(PrivacyBudget(1.0), 10, ((gaussian(1.0),),))
+    with pytest.raises(ConfigurationError, match="'noise_multiplier'"):
+        PrivacyPlan(budget, 10, ((gaussian(0.0),),))
+    with pytest.raises(ConfigurationError, match="between 1 and"):
+        PrivacyPlan(budget, 10, ((),))
+    with pytest.raises(ConfigurationError, match="'n_records'"):
+        PrivacyPlan(budget, 0, ((gaussian(1.0),),))
+    with pytest.raises(ConfigurationError, match="different scales"):
+        PrivacyPlan(budget, 10, (tuple(laplace(1.0 + i) for i in range(257)),))
+    with pytest.raises(ConfigurationError, match="epsilon=None"):
+        PrivacyPlan(PrivacyBudget(None), None, ((gaussian(1.0),),))
