@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.errors import ConfigurationTypeError, DataError
+from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
 FloatArray = NDArray[np.float64]
 
@@ -47,8 +47,9 @@ def check_records(
 def usable_records(records: ArrayLike, n_features: int) -> tuple[FloatArray, int]:
     """Return the records that a client may use during a run, and how many are not among them.
 
-    Inside a run nothing visible may depend on a single record, so a row that is not finite is a
-    null record that counts as none (docs/guarantees.md, "Neighbours, budget, delta").
+    Inside a run nothing visible may depend on a single record, so a row that is malformed or not
+    finite is a null record that counts as none, and no records at all are a table without rows
+    (docs/guarantees.md, "Neighbours, budget, delta").
 
     Returns
     -------
@@ -60,9 +61,16 @@ def usable_records(records: ArrayLike, n_features: int) -> tuple[FloatArray, int
     Raises
     ------
     DataError, ConfigurationTypeError
-        If this is not a table of numbers of that width at all.
+        If this is not a table at all, or an array of another width or type.
     """
-    checked = _as_table(records, n_features, "records")
+    try:
+        checked = _as_table(records, n_features, "records")
+    except (DataError, ConfigurationTypeError):
+        rows = _listed(records)
+        if rows is None:
+            raise
+        table = [row for row in (_row(row, n_features) for row in rows) if row is not None]
+        return np.array(table, dtype=np.float64).reshape(-1, n_features), len(rows) - len(table)
     if _first_bad_row(checked) is None:
         return checked, 0
     finite: NDArray[np.bool_] = np.all(np.isfinite(checked), axis=1)
@@ -96,6 +104,26 @@ def _as_table(records: ArrayLike, n_features: int | None, name: str) -> FloatArr
         raise DataError(f"{name} must have {n_features} columns, got {array.shape[1]}.")
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def _listed(records: Any) -> list[Any] | None:
+    """Return the rows of what may hold anything, or ``None`` if it has no rows of its own."""
+    if isinstance(records, list | tuple):
+        return list(records)
+    if isinstance(records, np.ma.MaskedArray):
+        return None
+    array = np.asarray(records)
+    may_hold_anything = array.dtype.kind == "O" and array.ndim in (1, 2)
+    return array.tolist() if may_hold_anything or array.shape == (0,) else None
+
+
+def _row(row: Any, n_features: int) -> FloatArray | None:
+    """Return one record, or ``None`` if it is malformed or not finite."""
+    try:
+        numbers = _as_table([row], n_features, "records")[0]
+    except (KMeansError, TypeError, ValueError, OverflowError):
+        return None
+    return numbers if np.isfinite(numbers).all() else None
 
 
 def _first_bad_row(records: FloatArray) -> int | None:

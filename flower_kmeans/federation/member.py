@@ -122,6 +122,7 @@ class Member:
         self._node_id = node_id
         self._load_records = load_records
         self._on_result = on_result
+        self._loaded: NDArray[np.float64] | None = None
 
     def handle(self, content: RecordDict) -> RecordDict:
         """Answer one message. Never raises: an error leaves as a code, its text stays here."""
@@ -255,13 +256,17 @@ class Member:
     # ------------------------------------------------------------------ records and lives
 
     def _records(self, run: Run) -> NDArray[np.float64]:
+        """Return the checked records, which are loaded once per message."""
+        if self._loaded is not None:
+            return self._loaded
         try:
             records, n_null = usable_records(self._load_records(), run.algorithm.domain.n_features)
-        except Exception:
+        except (Exception, SystemExit):
             log.exception("The records could not be loaded or checked.")
             raise RefuseError(Code.DATA) from None
         if n_null:
-            log.warning("%d records are not finite; each counts as none.", n_null)
+            log.warning("%d records are malformed or not finite; each counts as none.", n_null)
+        self._loaded = records
         return records
 
     @staticmethod
@@ -442,7 +447,7 @@ class Member:
             return
         try:
             self._on_result(ClientResult(centroids, counts, run.document.run))
-        except Exception:  # the reply must not tell anything about the result
+        except (Exception, SystemExit):  # the reply must not tell anything about the result
             log.exception("on_result failed; the run's result was not kept by it.")
 
     @staticmethod
