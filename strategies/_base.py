@@ -50,9 +50,8 @@ from flower_kmeans.federation.messages import (
     decode_reply,
     to_content,
 )
-from flower_kmeans.federation.release import check_shares
+from flower_kmeans.federation.release import check_shares, sampler_of
 from flower_kmeans.federation.run import Run
-from flower_kmeans.privacy import noise
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
@@ -250,15 +249,8 @@ class KMeansStrategy(Strategy):
             max_attempts=self.max_attempts,
             colluders=self.colluders,
             share_variance=f"1/{self.min_clients - self.colluders}" if shared else NONE,
-            sampler=self._sampler(),
+            sampler=sampler_of(self.plan, shared),
         )
-
-    def _sampler(self) -> str:
-        if not self.plan.is_private:
-            return NONE
-        shared = self.trust == "distributed-noise"
-        releases = (release for releases in self.plan.rounds for release in releases)
-        return "+".join(sorted({noise.sampler_name(release, shared) for release in releases}))
 
     # ------------------------------------------------------------------ Flower's hooks
 

@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm, Question
-from flower_kmeans.privacy.noise import draw, draw_share
+from flower_kmeans.federation.document import NONE
+from flower_kmeans.privacy.noise import draw, draw_share, sampler_name
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
 
@@ -41,6 +42,20 @@ def noise_share(
     return _round_noise(
         algorithm, plan, question, lambda release, units: draw_share(release, units, shares, stream)
     )
+
+
+def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
+    """Return what a run document calls the samplers of a plan's noise.
+
+    Parameters
+    ----------
+    plan : PrivacyPlan
+    shared : bool
+        Whether clients add the noise in shares.
+    """
+    if not plan.is_private:
+        return NONE
+    return "+".join(sorted({sampler_name(release, shared) for release in plan.releases}))
 
 
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:

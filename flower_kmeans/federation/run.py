@@ -12,7 +12,7 @@ from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
 from flower_kmeans.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.federation.document import RunDocument
-from flower_kmeans.federation.release import check_shares
+from flower_kmeans.federation.release import check_shares, sampler_of
 from flower_kmeans.privacy.plan import PrivacyPlan, plan_from_config
 
 # Two processors may differ in the last digits of a calibrated multiplier, no more.
@@ -89,7 +89,10 @@ def verify_plan(data: bytes) -> None:
     run = open_run(data)
     if not _plans_agree(run.plan, run.algorithm.plan()):
         raise UnacceptableRunError("The announced privacy plan is not that of the parameters.")
-    if run.document.trust == "distributed-noise":
+    shared = run.document.trust == "distributed-noise"
+    if run.document.sampler != sampler_of(run.plan, shared):
+        raise UnacceptableRunError("The announced sampler is not the one that draws the noise.")
+    if shared:
         try:
             check_shares(run.algorithm, run.plan, run.document.shares)
         except ConfigurationError:
