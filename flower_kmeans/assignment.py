@@ -33,8 +33,10 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 LabelArray = NDArray[np.int32]
 
+_TRANSPOSED = 16  # columns up to which records are transposed for BLAS
 _GROUP = 64  # centroids that are compared at once, at most
-_WORKER_BYTES = 9 * 2**19  # buffers of one thread: few enough for a cache, long enough for NumPy
+_BLOCK_BYTES = 2**22  # of a thread's block: few enough for a cache, and for threads to meet rarely
+_SCORES = 2**17  # of a product, 1 MB
 _MAX_ROWS = 2**15
 _MAX_WORKERS = 8
 _ROWS_PER_WORKER = 2**15  # fewer are not worth a thread
@@ -82,7 +84,7 @@ def assign(points: FloatArray, centroids: IntArray) -> tuple[LabelArray, FloatAr
     doubled = np.ascontiguousarray(-2 * centers.T)
     labels = np.empty(len(points), dtype=np.int32)
     d2 = np.empty(len(points))
-    step = max(1, _WORKER_BYTES // (8 * sum(centers.shape)))
+    step = max(1, _BLOCK_BYTES // (8 * sum(centers.shape)))
     for start in range(0, len(points), step):
         block = points[start : start + step]
         scores = block @ doubled
@@ -167,8 +169,7 @@ class _Question:
 
     def block_rows(self) -> int:
         """Return how many records a thread takes at once."""
-        row_bytes = 8 * (2 * self.d + self.group + 6)
-        return max(1, min(_MAX_ROWS, _WORKER_BYTES // row_bytes))
+        return max(1, min(_MAX_ROWS, _BLOCK_BYTES // (8 * (2 * self.d + 8))))
 
 
 class _Worker:
@@ -177,14 +178,17 @@ class _Worker:
     def __init__(self, question: _Question, rows: int) -> None:
         d = question.d
         self.question = question
-        self.points = np.empty((rows, d))
-        # Columns by records, and a row of ones for the norms of the centroids. For short records
-        # that is also the order in memory, which is the faster one for BLAS; long ones would cost
-        # more to transpose than that saves.
-        self._features = np.empty((d + 1, rows), order="C" if d <= 16 else "F")
+        # The product needs columns by records, and a row of ones for the norms of the centroids;
+        # the sums need records by columns. Long records share one array. BLAS is faster with short
+        # ones that are transposed in memory, so those are kept twice.
+        table = np.empty((rows, d + 1) if d > _TRANSPOSED else (rows, d))
+        self._features = table.T if d > _TRANSPOSED else np.empty((d + 1, rows))
         self._features[d] = 1
-        self._scores = np.empty(question.group * rows)
-        self._rows = np.arange(rows)
+        self._table = table
+        self.points = table[:, :d]
+        self.scratch = np.empty((rows, d)) if d > _TRANSPOSED else self.points
+        self._slice = max(1, min(rows, _SCORES // question.group))
+        self._scores = np.empty(question.group * self._slice)
         self._packed = np.empty(rows, dtype=np.int64)
         self._lowest, self._best = np.empty(rows), np.empty(rows)
         self._index = np.empty(rows, dtype=np.int32)
@@ -199,7 +203,8 @@ class _Worker:
     def label(self) -> None:
         """Write to ``labels`` the cluster of each of ``points``, or k for one out of reach."""
         question = self.question
-        np.copyto(self._features[:-1], self.points.T)
+        if self.question.d <= _TRANSPOSED:
+            np.copyto(self._features[:-1], self.points.T)
         self._nearest(question.groups[0], self.labels, self._best)
         for number, group in enumerate(question.groups[1:], start=1):
             self._nearest(group, self._index, self._lowest)
@@ -208,26 +213,32 @@ class _Worker:
             np.copyto(self.labels, self._index, where=closer)
             np.copyto(self._best, self._lowest, where=closer)
         if question.radius2 is not None:
-            # K d2 = K s + K |x|**2, and the features hold a 1 beside x.
+            # The features hold a 1 beside x, and the lowest score may still hold an index below K:
+            # d2 <= radius2 means K (s + |x|**2 + 1) + index < K (radius2 + 2).
             norms = np.einsum("ij,ij->j", self._features, self._features, out=self._lowest)
             norms *= question.factor
             norms += self._best
-            far = norms > question.factor * (question.radius2 + 1)
+            far = norms >= question.factor * (question.radius2 + 2)
             np.copyto(self.labels, question.k, where=far)
 
     def _nearest(self, group: FloatArray, index: LabelArray, lowest: FloatArray) -> None:
-        """Write the index within a group of the nearest centroid of each row, and its K s."""
-        rows = len(self.points)
-        scores = self._scores[: len(group) * rows].reshape(len(group), rows)
-        np.dot(group, self._features, out=scores)
+        """Write the index within a group of the nearest centroid of each row, and its score."""
+        for start in range(0, len(self.points), self._slice):
+            part = slice(start, start + self._slice)
+            features = self._features[:, part]
+            shape = len(group), features.shape[1]
+            scores = self._scores[: shape[0] * shape[1]].reshape(shape)
+            np.dot(group, features, out=scores)
+            if self.question.packed:
+                np.minimum.reduce(scores, axis=0, out=lowest[part])
+            else:
+                index[part] = scores.argmin(axis=0)
+                lowest[part] = scores[index[part], np.arange(shape[1])]
         if self.question.packed:
-            np.minimum.reduce(scores, axis=0, out=lowest)
             np.copyto(self._packed, lowest, casting="unsafe")  # an integer already
             np.bitwise_and(self._packed, self.question.factor - 1, out=index, casting="same_kind")
-            lowest -= index
-        else:
-            index[:] = scores.argmin(axis=0)
-            lowest[:] = scores[index, self._rows]
+            if len(self.question.groups) > 1:
+                lowest -= index
 
     def add(self, sums: IntArray, counts: IntArray) -> None:
         """Add the points to the sums and counts of their clusters."""
@@ -236,7 +247,8 @@ class _Worker:
             kept = labels < k
             np.add.at(sums, labels[kept], self.points[kept].astype(np.int64))
         else:
-            sums += (self._choice @ self.points)[:k].astype(np.int64)  # below 2**53: exact
+            product = self._choice @ self._table  # below 2**53: exact
+            sums += product[:k, : self.question.d].astype(np.int64)
         counts += np.bincount(labels, minlength=k + 1)[:k]
 
 
@@ -253,7 +265,7 @@ def _sum_rows(
         rows = min(step, stop - first)
         if worker is None or len(worker.points) != rows:
             worker = _Worker(question, rows)
-        records.read(first, worker.points)
+        records.read(first, worker.points, worker.scratch)
         worker.label()
         worker.add(sums, counts)
     return sums, counts

@@ -350,11 +350,14 @@ class GridRecords:
         """Numbers of records and of columns."""
         return self._records.shape[0], self._records.shape[1]
 
-    def read(self, start: int, out: FloatArray) -> None:
-        """Write the grid points of rows ``start`` to ``start + len(out)`` into ``out``."""
+    def read(self, start: int, out: FloatArray, scratch: FloatArray | None = None) -> None:
+        """Write the grid points of rows ``start`` to ``start + len(out)`` into ``out``.
+
+        ``scratch`` has the shape of ``out`` and is C-contiguous; ``out`` itself serves if it is.
+        """
         rows = self._records[start : start + len(out)]
         if self._read is not None:
-            self._read(rows, out)
+            self._read(rows, out, out if scratch is None else scratch)
         elif self._domain is not None:
             out[...] = self._domain.quantise(self._domain.to_unit(rows), self.fraction_bits)
         else:
@@ -372,39 +375,50 @@ class GridRecords:
 # --------------------------------------------------------------------------- details
 
 
-def _box_reader(box: Box, fraction_bits: int) -> Callable[[FloatArray, FloatArray], None]:
-    """Return ``quantise(to_unit(rows))`` of a box as four passes over a block.
+def _box_reader(
+    box: Box, fraction_bits: int
+) -> Callable[[FloatArray, FloatArray, FloatArray], None]:
+    """Return ``quantise(to_unit(rows))`` of a box as a few passes over a block.
 
     A factor 2**q commutes with every rounding, and clipping with rounding, so the result is that of
-    the two methods. Rows of bounds are repeated up to a few thousand columns, because NumPy's inner
-    loop would otherwise be as short as a record.
+    the two methods. Where columns differ, the row of their bounds is repeated up to a few thousand
+    columns, because NumPy's inner loop would otherwise be as short as a record.
     """
-    limits = box.grid_half_widths(fraction_bits).astype(np.float64)
     d = box.n_features
     group = max(1, _INNER_LOOP // d)
-    rows = (box._center, 1 / box._unit * 2**fraction_bits, limits)
-    tiled = tuple(np.tile(row, group) for row in rows)
-    largest = float(limits[0]) if (limits == limits[0]).all() else None
 
-    def convert(records: FloatArray, out: FloatArray, bounds: tuple[FloatArray, ...]) -> None:
-        center, factor, limit = bounds
-        np.subtract(records, center, out=out)
-        np.multiply(out, factor, out=out)
-        np.rint(out, out=out)
-        if largest is None:
-            np.maximum(out, -limit, out=out)
-            np.minimum(out, limit, out=out)
-        else:
-            np.clip(out, -largest, largest, out=out)
+    def spread(row: FloatArray) -> FloatArray:
+        return np.array(row[0]) if (row == row[0]).all() else np.tile(row, group)
 
-    def read(records: FloatArray, out: FloatArray) -> None:
+    def cut(bound: FloatArray, width: int) -> FloatArray:
+        return bound[:width] if bound.ndim else bound
+
+    center, factor = spread(box._center), spread(1 / box._unit * 2**fraction_bits)
+    limit = spread(box.grid_half_widths(fraction_bits).astype(np.float64))
+    centered = not box._center.any()
+
+    def convert(records: FloatArray, work: FloatArray) -> None:
+        width = work.shape[1]
+        if not centered:
+            records = np.subtract(records, cut(center, width), out=work)
+        np.multiply(records, cut(factor, width), out=work)
+        np.rint(work, out=work)
+        if limit.ndim:
+            np.maximum(work, -limit[:width], out=work)
+            np.minimum(work, limit[:width], out=work)
+
+    def read(records: FloatArray, out: FloatArray, scratch: FloatArray) -> None:
         whole = len(records) // group * group
         with np.errstate(over="ignore"):
             if whole:
                 wide = (-1, group * d)
-                convert(records[:whole].reshape(wide), out[:whole].reshape(wide), tiled)
+                convert(records[:whole].reshape(wide), scratch[:whole].reshape(wide))
             if whole < len(records):
-                convert(records[whole:], out[whole:], rows)
+                convert(records[whole:], scratch[whole:])
+        if not limit.ndim:
+            np.clip(scratch, -limit, limit, out=out)
+        elif out is not scratch:
+            np.copyto(out, scratch)
 
     return read
 

@@ -63,7 +63,7 @@ def nicv(records: ArrayLike, centroids: ArrayLike) -> float:
     Returns
     -------
     float
-        In squared units of the records (FastLloyd, section 6; Su et al. 2016).
+        In squared units of the records (FastLloyd, section 6.2.1).
 
     Raises
     ------

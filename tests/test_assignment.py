@@ -147,7 +147,7 @@ def test_blocks_and_threads_change_nothing(monkeypatch, k, radius2):
     monkeypatch.setattr(assignment, "_ROWS_PER_WORKER", 1_000)
     monkeypatch.setattr(assignment, "_blas_threads", lambda: 3)
     for block_bytes in (1, 2**15, 2**17):
-        monkeypatch.setattr(assignment, "_WORKER_BYTES", block_bytes)
+        monkeypatch.setattr(assignment, "_BLOCK_BYTES", block_bytes)
         got = cluster_sums(records, centroids, radius2)
         np.testing.assert_array_equal(got[0], expected[0])
         np.testing.assert_array_equal(got[1], expected[1])
