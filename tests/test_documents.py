@@ -1,0 +1,528 @@
+"""The documents: their code runs, their links lead somewhere, and their promises hold."""
+
+import logging
+import math
+import re
+import shlex
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from typer.testing import CliRunner
+
+from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, kmeans_client_app, simulate
+from flower_kmeans.algorithms import FastLloydAlgorithm, GLloydAlgorithm, SuLloydAlgorithm, base
+from flower_kmeans.cli import app as command
+from flower_kmeans.errors import ConfigurationError, ObliviousServerError, TooFewClientsError
+from flower_kmeans.federation import messages
+from flower_kmeans.federation.codes import Code
+from flower_kmeans.federation.document import PROTOCOL, RunDocument
+from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
+from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd, SuLloyd
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("simulations/*/README.md")]
+)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)")
+WITH_PYTHON = [page for page in PAGES if PYTHON.search(page.read_text("utf-8"))]
+
+BOX = Box([0, 0], [10, 10])
+RECORDS = np.random.default_rng(7).uniform(0, 10, (600, 2))
+PARTITIONS = np.array_split(RECORDS, 6)
+BUDGET = PrivacyBudget(epsilon=1.0)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
+
+
+@pytest.fixture(autouse=True)
+def known_algorithms(monkeypatch):
+    """Forget the algorithms that a document registers."""
+    monkeypatch.setattr(base, "_REGISTRY", dict(base._REGISTRY))
+
+
+def page_id(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def run_blocks(page):
+    """Run a page's Python, all blocks in one namespace, and return the namespace."""
+    text = page.read_text("utf-8")
+    namespace = {"__name__": "documents"}
+    for block in PYTHON.finditer(text):
+        source = "\n" * text[: block.start(1)].count("\n") + block[1]  # lines as in the page
+        exec(compile(source, str(page), "exec"), namespace)  # noqa: S102
+    return namespace
+
+
+def table(page, first_cell):
+    """Return the rows (lists of cells) of the page's table whose heading starts like that."""
+    lines = (ROOT / page).read_text("utf-8").splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith(f"| {first_cell} |")]
+    assert len(starts) == 1, f"{page} has {len(starts)} tables that start with {first_cell!r}"
+    rows = []
+    for line in lines[starts[0] + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def code_spans(cell):
+    return tuple(re.findall(r"`([^`]+)`", cell))
+
+
+# --------------------------------------------------------------------------- the documents
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=page_id)
+def test_python_blocks_run(page):
+    run_blocks(page)
+
+
+def test_the_readme_has_python():
+    assert ROOT / "README.md" in WITH_PYTHON
+    assert ROOT / "docs" / "adding-an-algorithm.md" in WITH_PYTHON
+
+
+def anchors(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", heading.lower())
+        found.add(words.replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_relative_links_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    missing = []
+    for target in LINK.findall(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            missing.append(target)
+    assert not missing
+
+
+def test_tests_that_are_named_as_evidence_exist():
+    named = re.findall(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`", (ROOT / "docs/claims.md").read_text())
+    assert len(named) > 50
+    for file, name in named:
+        source = (ROOT / file).read_text("utf-8")
+        assert re.search(rf"^ *def {name or 'test_'}", source, re.MULTILINE), (file, name)
+
+
+# --------------------------------------------------------------------------- README
+
+
+def test_commands_run(tmp_path, monkeypatch):
+    blocks = SHELL.findall((ROOT / "README.md").read_text("utf-8"))
+    assert blocks[0] == 'python -m pip install ".[simulation]" && flower-kmeans simulate\n'
+    assert blocks[1] == 'python -m pip install ".[test]" && python -m pytest\n'
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {"simulation", "test"} <= set(project["optional-dependencies"])
+    assert project["scripts"]["flower-kmeans"] == "flower_kmeans.cli:main"
+
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(3)
+    rows = np.column_stack([rng.uniform(18, 90, 500), rng.uniform(0, 90_000, 500)])
+    np.savetxt("customers.csv", rows, delimiter=",", header="age,income", comments="")
+    lines = blocks[2].replace("\\\n", " ").splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "flower-kmeans"
+        if arguments[0] == "simulate":
+            arguments += ["--engine", "in-process"]  # Ray takes longer than all of this file
+        result = CliRunner().invoke(command, arguments)
+        assert result.exit_code == 0, result.output
+    written = {path.name for path in (tmp_path / "flower-kmeans-out").iterdir()}
+    assert {"centroids.npz", "centroids.csv", "report.json"} <= written
+
+
+def test_the_readmes_app_and_server_make_a_run():
+    readme = run_blocks(ROOT / "README.md")
+    for client_app in (readme["app"], readme["wrapped_app"]):
+        readme["results"].clear()
+        with task_identity():
+            readme["main"](InProcessGrid(client_app, 10), None)
+        assert [result.centroids.shape for result in readme["results"]] == [(15, 2)] * 10
+        assert len({result.centroids.tobytes() for result in readme["results"]}) == 1
+
+
+def build(strategy, trust=None, **options):
+    """Build a small strategy."""
+    budget = PrivacyBudget(None) if strategy is Lloyd or trust == "plain" else BUDGET
+    return strategy(3, BOX, budget, 600, trust=trust, n_clients=6, n_rounds=2, **options)
+
+
+def test_strategies_are_as_in_the_table():
+    rows = table("README.md", "strategy")
+    found = {}
+    for name, _, noise, trusts in rows:
+        found[code_spans(name)[0]] = (noise, code_spans(trusts))
+    classes = {cls.__name__: cls for cls in (FastLloyd, GLloyd, SuLloyd, Lloyd)}
+    assert found.keys() == classes.keys()
+    for name, (noise, trusts) in found.items():
+        strategy = build(classes[name])
+        assert trusts == strategy.TRUSTS
+        assert strategy.trust == trusts[0]
+        mechanisms = {release.mechanism for release in strategy.plan.releases}
+        assert mechanisms == (set() if noise == "none" else {noise.lower()})
+    models = {code_spans(row[0])[0] for row in table("README.md", "trust")}
+    assert models == {trust for _, trusts in found.values() for trust in trusts}
+    with pytest.raises(ConfigurationError, match="trust of SuLloyd"):
+        build(SuLloyd, "distributed-noise")
+    for strategy in (FastLloyd, GLloyd, SuLloyd):
+        assert build(strategy, "plain").plan.is_private is False
+
+
+def test_centroids_at_an_oblivious_server_are_an_error():
+    strategy = build(FastLloyd)
+    simulate(strategy, PARTITIONS)
+    with pytest.raises(ObliviousServerError, match="must never see the result"):
+        _ = strategy.centroids
+    with task_identity(), pytest.raises(ObliviousServerError, match="must never see the result"):
+        strategy.start(InProcessGrid(None, 6), evaluate_fn=lambda number, arrays: None)
+
+
+@pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise", "trusted-server"])
+def test_the_server_gets_centroids_where_it_may(trust):
+    strategy = build(FastLloyd, trust)
+    learned = []
+    client_app = kmeans_client_app(
+        lambda context: PARTITIONS[context.node_config["partition-id"]],
+        ClientPolicy.for_simulation(),
+        lambda result, context: learned.append(result.centroids),
+    )
+    with task_identity():
+        arrays = strategy.start(InProcessGrid(client_app, 6)).arrays
+    if trust == "oblivious-server":
+        assert arrays == ArrayRecord()
+    else:
+        np.testing.assert_array_equal(arrays["centroids"].numpy(), learned[0])
+
+
+def test_one_seed_gives_the_same_start_and_other_noise():
+    # 36 noisy coordinates at hundreds of thousands of grid units: equal once in 10^200 or so.
+    first, second = build(GLloyd, seed=5), build(GLloyd, seed=5)
+    assert first.algorithm == second.algorithm
+    assert first.algorithm != build(GLloyd, seed=6).algorithm
+    a, b = simulate(first, PARTITIONS), simulate(second, PARTITIONS)
+    assert (a.counts != b.counts).any()
+
+
+def test_private_work_needs_in_memory():
+    assert ClientPolicy().in_memory is False
+    with pytest.raises(TooFewClientsError, match=re.escape(Code.LEDGER.sentence)):
+        simulate(build(FastLloyd), PARTITIONS, policy=ClientPolicy())
+    simulate(build(FastLloyd), PARTITIONS, policy=ClientPolicy(in_memory=True))
+
+
+def test_groups_are_computed_and_client_level_is_refused():
+    plan = build(FastLloyd).plan
+    assert plan.group(10) == pytest.approx(epsilon_of_mu(10 * plan.mu, plan.budget.delta))
+    with pytest.raises(ConfigurationError, match="unit='record'"):
+        FastLloyd(3, BOX, PrivacyBudget(1.0, unit="client"), 600)
+
+
+def test_without_privacy_the_report_says_so():
+    report = simulate(build(Lloyd), PARTITIONS).report
+    assert report.epsilon is None
+    assert any("NOT PRIVATE" in statement for statement in report.statements)
+
+
+def test_policies_have_the_documented_defaults():
+    rows = {
+        code_spans(row[0]): row[1]
+        for row in table("docs/threat-model.md", "setting of `ClientPolicy`")
+    }
+    documented = {name for names in rows for name in names}
+    assert documented == {field.name for field in fields(ClientPolicy)}
+    policy = ClientPolicy()
+    assert rows[("trusts",)] == ", ".join(f"`{trust}`" for trust in policy.trusts)
+    assert rows[("min_clients",)] == str(policy.min_clients)
+    assert rows[("max_rounds",)] == str(policy.max_rounds)
+    assert rows[("in_memory",)] == str(policy.in_memory)
+    assert (policy.max_epsilon, policy.max_delta) == (1.0, 1e-6)
+
+
+# --------------------------------------------------------------------------- how a run works
+
+
+class CountingGrid(InProcessGrid):
+    """A grid that counts hops and keeps replies."""
+
+    def __init__(self, client_app, n_nodes):
+        super().__init__(client_app, n_nodes)
+        self.hops, self.replies = 0, []
+
+    def push_messages(self, messages):
+        self.hops += 1
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        for reply in super().pull_messages(message_ids):
+            self.replies.append(reply)
+            yield reply
+
+
+def run_counted(strategy, policy):
+    client_app = kmeans_client_app(
+        lambda context: PARTITIONS[context.node_config["partition-id"]], policy
+    )
+    grid = CountingGrid(client_app, 6)
+    with task_identity():
+        strategy.start(grid)
+    return grid
+
+
+@pytest.mark.parametrize(
+    "trust", ["oblivious-server", "distributed-noise", "trusted-server", "plain"]
+)
+@pytest.mark.parametrize("keys", ["relayed", "file"])
+def test_hops_are_as_documented(trust, keys, tmp_path):
+    strategy, file = build(FastLloyd, trust, keys=keys), None
+    if strategy.keys == "file":
+        file = tmp_path / "group.key"
+        file.write_bytes(bytes(range(32)))
+        file.chmod(0o600)
+    policy = ClientPolicy(
+        trusts=tuple({*FastLloyd.TRUSTS, "plain"}),
+        group_key_file=file,
+        min_clients=1,
+        in_memory=True,
+    )
+    documented = {
+        row[0]: row[1] for row in table("docs/protocol.md", "hops of a run without faults")
+    }
+    row = {"relayed": "relayed keys", "file": "key file", "none": "nothing masked"}[strategy.keys]
+    first, rounds, last = documented[row].split(" + ")
+    assert rounds == "T"
+    assert run_counted(strategy, policy).hops == int(first) + strategy.n_rounds + int(last)
+
+
+def test_a_reply_is_k_times_d_plus_1_plus_1_words():
+    grid = run_counted(build(FastLloyd), ClientPolicy.for_simulation())
+    records = [reply.content["kmeans"] for reply in grid.replies]
+    answers = [record for record in records if record["kind"] == "round"]
+    assert len(answers) == 2 * 6
+    for record in answers:
+        assert set(record) == {"v", "kind", "code", "doc_hash", "ctx", "words"}
+        assert len(record["words"]) == 8 * (3 * (2 + 1) + 1)
+
+
+def test_the_report_lists_who_was_missing():
+    faults = [Fault(client=3, round=1, kind="drop"), Fault(client=5, round=2, kind="crash")]
+    report = simulate(build(FastLloyd), PARTITIONS, faults=faults).report
+    assert [(missed.client, missed.round) for missed in report.dropped] == [(3, 1), (5, 2)]
+    assert report.answers == [5, 5]
+    everyone = [Fault(client=i, round=1, kind="crash") for i in range(4)]
+    with pytest.raises(TooFewClientsError, match="min_clients=3 answers in round 1"):
+        simulate(build(FastLloyd), PARTITIONS, faults=everyone)
+
+
+# --------------------------------------------------------------------------- guarantees
+
+
+def unit_box(d):
+    return Box([-1.0] * d, [1.0] * d)
+
+
+def multipliers(algorithm):
+    return [
+        [release.noise_multiplier for release in releases] for releases in algorithm.plan().rounds
+    ]
+
+
+@pytest.mark.parametrize(("k", "d", "n"), [(15, 2, 5000), (16, 3, 273_280), (3, 10, 20_000)])
+def test_formulas_of_the_lloyd_family(k, d, n):
+    rho, budget = 0.225, PrivacyBudget(1.0, 1e-6)
+    mu, root = mu_of_budget(1.0, 1e-6), math.sqrt(d)
+
+    fast = FastLloydAlgorithm(k, unit_box(d), budget, n_records=n)
+    eta = 0.8 * root / k ** (1 / d)
+    assert fast.radius_of(1) == math.floor(root * 2**16)
+    assert fast.radius_of(2) == pytest.approx(eta * 2**16, abs=1)
+    rule = 4 * 0.004 * n**2 * mu**2 / (k**3 * eta**2 * (1 + math.sqrt(4 * d)) ** 2)
+    assert fast.n_rounds == int(min(max(rule, 2), 7))
+    first, *later = multipliers(fast)
+    assert len({sums for sums, _ in later}) == 1
+    assert first[0] / later[0][0] == pytest.approx(math.sqrt(2 * eta / root), rel=1e-4)
+    for sums, counts in (first, *later):
+        assert counts / sums == pytest.approx((4 * d) ** 0.25)
+    spent = sum((1 + 1 / math.sqrt(4 * d)) / sums**2 for sums, _ in (first, *later))
+    assert spent == pytest.approx(mu**2)
+    constant = FastLloydAlgorithm(k, unit_box(d), budget, n_records=n, radius="constant")
+    assert constant.radius_of(1) == fast.radius_of(2)
+    assert len({sums for sums, _ in multipliers(constant)}) == 1
+
+    gaussian = GLloydAlgorithm(k, unit_box(d), budget, n_records=n)
+    rule = 0.004 * n**2 * mu**2 / (k**3 * d * (2 * rho + root) ** 2)
+    assert gaussian.n_rounds == int(min(max(rule, 2), 7))
+    m = math.sqrt(gaussian.n_rounds) / mu
+    for sums, counts in multipliers(gaussian):
+        assert sums == pytest.approx(m * math.sqrt((2 * rho + root) / root))
+        assert counts == pytest.approx(m * math.sqrt((2 * rho + root) / (2 * rho)))
+
+    pure = SuLloydAlgorithm(k, unit_box(d), PrivacyBudget(1.0, 0.0), n_records=n)
+    share = (4 * d * rho**2) ** (1 / 3)
+    rule = 1 / math.sqrt(500 * k**3 / n**2 * (d + share) ** 3)
+    assert pure.n_rounds == int(min(max(rule, 2), 7))
+    mixed = SuLloydAlgorithm(k, unit_box(d), budget, n_records=n)
+    assert mixed.n_rounds == pure.n_rounds
+    for sums, counts in multipliers(pure):
+        assert counts / sums == pytest.approx(d / share)
+        assert pure.n_rounds * (1 / sums + 1 / counts) == pytest.approx(1.0)
+    assert multipliers(mixed)[0][0] <= multipliers(pure)[0][0] * (
+        1 + 2**-15
+    )  # scales lie on a grid
+    seven = [
+        SuLloydAlgorithm(k, unit_box(d), PrivacyBudget(1.0, delta), n_records=n, n_rounds=7)
+        for delta in (0.0, 1e-6)
+    ]
+    assert multipliers(seven[1])[0][0] < multipliers(seven[0])[0][0]
+
+
+@pytest.mark.parametrize(("k", "documented"), [(15, "1.93"), (100, "4.81")])
+def test_one_radius_for_all_rounds_costs_what_the_documents_say(k, documented):
+    algorithm = FastLloydAlgorithm(k, unit_box(2), BUDGET, n_records=50_000)
+    wider = algorithm.radius_of(1) / algorithm.radius_of(2)
+    round_mu2 = mu_of_budget(1.0, 1e-6) ** 2 / 7
+    counts_mu2 = round_mu2 / (1 + math.sqrt(4 * 2))
+    sums_mu2 = round_mu2 - counts_mu2
+    mu = math.sqrt((wider**2 + 6) * sums_mu2 + 7 * counts_mu2)
+    assert f"{epsilon_of_mu(mu, 1e-6):.2f}" == documented
+    assert documented in (ROOT / "docs/guarantees.md").read_text("utf-8")
+
+
+def test_a_counted_n_changes_the_rounds_at_one_record():
+    def rounds(n):
+        budget = PrivacyBudget(1.0, 1 / (n * math.log(n)))
+        return FastLloydAlgorithm(15, unit_box(2), budget, n_records=n).n_rounds
+
+    assert (rounds(3026), rounds(3027)) == (2, 3)
+
+
+def test_cutting_noise_toward_zero_depends_on_the_exact_value():
+    noise = np.array([-0.4, 0.4, -0.6, 0.6])
+    rounded = [np.floor(value + noise + 0.5) - value for value in (-1, 0, 1)]
+    cut = [np.trunc(value + noise) - value for value in (-1, 0, 1)]
+    np.testing.assert_array_equal(rounded[0], rounded[1])
+    np.testing.assert_array_equal(rounded[1], rounded[2])
+    assert not np.array_equal(cut[0], cut[2])
+
+
+def test_sums_that_do_not_fit_are_refused():
+    FastLloydAlgorithm(3, unit_box(2), BUDGET, n_records=10**13)
+    with pytest.raises(ConfigurationError, match=r"2\^63"):
+        FastLloydAlgorithm(3, unit_box(2), BUDGET, n_records=10**14)
+    assert 32_768 * 2**16 == 2**31  # what the documents say of 32 bits
+
+
+def test_distributed_noise_is_as_documented():
+    strategy = FastLloyd(
+        16,
+        Box([0] * 3, [255] * 3),
+        BUDGET,
+        n_records=273_280,
+        n_clients=20,
+        trust="distributed-noise",
+    )
+    assert (strategy.min_clients, strategy.colluders) == (16, 1)
+    assert f"{math.sqrt(20 / (16 - 1)):.2f}" == "1.15"
+    algorithm = strategy.algorithm
+    k = (3 + 1) * algorithm.n_rounds
+    smallest = min(
+        release.noise_multiplier * unit
+        for t, releases in enumerate(strategy.plan.rounds, 1)
+        for release, unit in zip(releases, (algorithm.radius_of(t), 2**16), strict=True)
+    )
+    assert k == 28
+    assert smallest > 2**19
+    assert 2 * k * (10**2 + 1) / (24 * smallest**2) < 1e-9
+
+    report = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
+    assert report.noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))
+    assert any(f"mu = {report.mu * 2:.4g}" in statement for statement in report.statements)
+
+
+# --------------------------------------------------------------------------- protocol
+
+
+def test_tables_of_the_protocol():
+    codes = {int(number): (name, text) for number, name, text in table("docs/protocol.md", "code")}
+    assert codes == {int(code): (code.name, code.sentence) for code in Code}
+
+    documented = [code_spans(row[0])[0] for row in table("docs/protocol.md", "field")]
+    assert documented[0] == "protocol"
+    assert PROTOCOL == "flower-kmeans/1"
+    assert sorted(documented[1:]) == sorted(field.name for field in fields(RunDocument))
+
+    requests = {code_spans(row[0])[0]: row for row in table("docs/protocol.md", "request")}
+    requests["open"][2] = requests["round"][2].replace("attempt, ", "").replace("question", "")
+    requests["finish"][2] = requests["open"][2]
+    replies = {code_spans(row[0])[0]: row for row in table("docs/protocol.md", "reply")}
+    rosters_only = {"leader", "envelopes"}
+    for rows, classes in (
+        (requests, (messages.Enrol, messages.Lead, messages.Round, messages.Open, messages.Finish)),
+        (
+            replies,
+            (
+                messages.EnrolReply,
+                messages.LeadReply,
+                messages.RoundReply,
+                messages.OpenReply,
+                messages.Refusal,
+            ),
+        ),
+    ):
+        assert rows.keys() == {cls.KIND for cls in classes}
+        for cls in classes:
+            names = set(re.findall(r"[a-z_]+", re.sub(r"\([^)]*\)", "", rows[cls.KIND][2])))
+            expected = set(cls.CHECKS) - {"doc_hash"}
+            if cls is messages.EnrolReply:
+                expected -= rosters_only
+            assert expected <= names, cls
+
+
+def test_the_report_says_what_section_11_requires(tmp_path):
+    section = (ROOT / "docs/protocol.md").read_text("utf-8").split("## 11")[1].split("## ")[0]
+    assert "The report states: trust and key mode;" in section
+    together, relayed, word = re.findall(r'"([^"]+)"', section)
+    said = " ".join(simulate(build(FastLloyd), PARTITIONS).report.statements).lower()
+    for text in (
+        together.replace("server and", "the server and"),
+        relayed,
+        word.replace("noise is", "the noise is"),
+        "no ledger was kept",
+        "tls is required",
+        "results are not protected against a hostile server or client",
+    ):
+        assert text in said
+    shared = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
+    facts = SimpleNamespace(**shared.to_dict())
+    assert (facts.trust, facts.keys, facts.opening) == ("distributed-noise", "relayed", "simple")
+    assert facts.ledger is False
+    said = " ".join(shared.statements).lower()
+    assert relayed in said
+    assert "the server and any one client together" in said
+    assert "passive server only" in said
