@@ -14,7 +14,7 @@ import mpmath
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_kmeans.algorithms.base import IntArray, Question, State, Statistic, register
+from flower_kmeans.algorithms.base import FloatArray, IntArray, Question, State, Statistic, register
 from flower_kmeans.algorithms.lloyd import (
     COUNTS,
     MIN_COUNT,
@@ -25,7 +25,7 @@ from flower_kmeans.algorithms.lloyd import (
     auto_rounds,
 )
 from flower_kmeans.algorithms.postprocess import clip_rows, quotients, to_grid, truncate
-from flower_kmeans.assignment import check_exactness, cluster_sums
+from flower_kmeans.assignment import cluster_sums
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
@@ -35,7 +35,7 @@ from flower_kmeans.privacy.plan import Release
 RADII = ("step", "constant")
 POSTPROCESSES = ("fold", "truncate", "none")
 
-_FREE_BOXES = 2
+_FREE_BOXES = 2  # the wider grid has one bit more
 
 
 @register
@@ -106,6 +106,8 @@ class FastLloydAlgorithm(LloydFamily):
         """
         centroids = question.arrays["centroids"]
         radius = self.radius_of(question.round)
+        if self.postprocess == "none":
+            records = _WiderGrid(records)
         sums, counts = cluster_sums(records, centroids, radius * radius)
         relative = sums - counts[:, None] * centroids
         return Statistic({SUMS: relative, COUNTS: counts << self.fraction_bits})
@@ -141,9 +143,13 @@ class FastLloydAlgorithm(LloydFamily):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        if self.postprocess == "none":
-            # Centroids may leave the box, so distances need the exactness of a larger one.
-            check_exactness(self.domain.n_features, self.fraction_bits + 1)
+        d = self.domain.n_features
+        # Centroids that may leave the box need the exactness of a larger one.
+        if self.postprocess == "none" and d * 4 ** (self.fraction_bits + 2) > 2**53:
+            raise ConfigurationError(
+                f"fraction_bits={self.fraction_bits} is too fine for {d} columns and "
+                "postprocess='none': take one bit less, or 'fold'."
+            )
         if min(self._radius, self._first_radius) < 1:
             raise ConfigurationError(
                 f"Expected alpha so large that the radius is at least one grid step of "
@@ -157,11 +163,17 @@ class FastLloydAlgorithm(LloydFamily):
         return auto_rounds(self._mu, self.n_records, work, 4 * TARGET_ERROR)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
-        # Units are the round's own radius, so equal multipliers give every round an equal share.
+        # Units are the round's own radius, so equal multipliers give every round an equal share of
+        # mu^2. Multipliers that go with 1 / sqrt(radius) minimise the sum of all squared errors of
+        # the centroids; the 2 says that those of round 1, which later rounds repair, weigh a
+        # quarter.
+        share = 1.0
+        if round_number == 1 and self.radius == "step":
+            share = math.sqrt(2 * self._radius / self._first_radius)
         ratio = math.sqrt(math.sqrt(4 * self.domain.n_features))
         return (
-            Release(SUMS, "gaussian", "l2", 1.0, (SUMS,)),
-            Release(COUNTS, "gaussian", "l2", ratio, (COUNTS,)),
+            Release(SUMS, "gaussian", "l2", share, (SUMS,)),
+            Release(COUNTS, "gaussian", "l2", share * ratio, (COUNTS,)),
         )
 
     def _sum_unit(self, round_number: int) -> float:
@@ -188,6 +200,21 @@ class FastLloydAlgorithm(LloydFamily):
         if self.radius == "constant":
             return self._radius
         return math.floor(self.domain.l2_bound(self.fraction_bits))
+
+
+class _WiderGrid(GridRecords):
+    """The same records, on a grid that has room for centroids up to twice as far out."""
+
+    def __init__(self, records: GridRecords) -> None:
+        self._inner = records
+        self.fraction_bits = records.fraction_bits + 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._inner.shape
+
+    def read(self, start: int, out: FloatArray, scratch: FloatArray | None = None) -> None:
+        self._inner.read(start, out, scratch)
 
 
 def _positive(name: str, value: Any) -> float:

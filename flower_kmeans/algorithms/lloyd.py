@@ -60,6 +60,7 @@ TARGET_ERROR = 0.004
 """Squared error per round that the automatic number of rounds accepts (Su et al.)."""
 
 
+@dataclass(frozen=True, init=False)
 class LloydFamily(Algorithm):
     """What all Lloyd algorithms share: parameters, their checks, and sums and counts.
 

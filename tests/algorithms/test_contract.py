@@ -1,0 +1,239 @@
+"""What every algorithm promises: its sensitivities, total updates, and a plan that is kept."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from flower_kmeans.algorithms import (
+    FastLloydAlgorithm,
+    GLloydAlgorithm,
+    LloydAlgorithm,
+    Question,
+    State,
+    Statistic,
+    SuLloydAlgorithm,
+    algorithm_from_config,
+)
+from flower_kmeans.domain import Ball, Box, GridRecords
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+PRIVATE = [SuLloydAlgorithm, GLloydAlgorithm, FastLloydAlgorithm]
+BUDGET = PrivacyBudget(1.0)
+Q = 3  # a grid small enough to enumerate
+
+# Bounds are attained by a record in a corner, or by one at a whole radius from its centroid.
+DOMAINS = {
+    "line": Box([0], [1]),
+    "square": Box([0, 0], [1, 1]),
+    "rectangle": Box([0, 0], [4, 3], scale="common"),
+    "disc": Ball(2.0, [0, 0]),
+    "cube": Box([0] * 3, [1] * 3),
+}
+
+
+def build(cls, domain, k=2, **options):
+    options = {"n_records": 1000, "fraction_bits": Q, "n_rounds": 3, **options}
+    return cls(k, domain, PrivacyBudget(None) if cls is LloydAlgorithm else BUDGET, **options)
+
+
+def grid_points(domain):
+    """All grid points that a quantised record can be."""
+    axes = [range(-int(g), int(g) + 1) for g in domain.grid_half_widths(Q)]
+    points = np.array(list(itertools.product(*axes)), dtype=np.int64)
+    if isinstance(domain, Ball):
+        points = points[(points**2).sum(axis=1) <= 4**Q]
+    return points
+
+
+def centroid_sets(domain, seed):
+    """Corners and walls, which are the extremes, and some points at random."""
+    points = grid_points(domain)
+    rng = np.random.default_rng(seed)
+    yield points[[0, -1]]
+    yield points[[-1, -1]]
+    for _ in range(6):
+        yield points[rng.integers(len(points), size=2)]
+
+
+@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_one_record_changes_each_release_by_its_unit_at_most(cls, name):
+    domain = DOMAINS[name]
+    algorithm = build(cls, domain)
+    records = grid_points(domain)
+    if name == "cube":  # enough to reach whole radii: 13 = |(3, 4, 12)| and 9 = |(1, 4, 8)|
+        records = records[np.isin(records, [-8, -7, -5, -4, 0, 4, 8]).all(axis=1)]
+    others = records[::7]
+    largest = {}
+    for round_number, centroids in itertools.product((1, 2), centroid_sets(domain, seed=1)):
+        question = Question(round_number, {"centroids": centroids})
+        units = algorithm.units(question)
+        before = answer(algorithm, question, others)
+        for record in records:
+            after = answer(algorithm, question, np.vstack([others, record]))
+            change = np.abs(after - before) / units
+            for release in algorithm.plan().rounds[round_number - 1]:
+                part = change[words_of(algorithm, release.blocks)]
+                norm = part.sum() if release.norm == "l1" else np.sqrt((part**2).sum())
+                key = (round_number, release.name)
+                largest[key] = max(largest.get(key, 0.0), norm)
+    assert set(largest) == {(t, name) for t in (1, 2) for name in ("sums", "counts")}
+    for key, norm in largest.items():
+        assert norm <= 1 + 1e-12, key
+        assert norm >= attained(cls, name, key) - 1e-12, key
+
+
+def attained(cls, name, key):
+    """How much of its bound a release must reach on the grids above."""
+    if key[1] == "counts":
+        return 1.0
+    if cls is FastLloydAlgorithm:
+        # A disc of this size holds few points at exactly a radius from a point on its rim.
+        return 1.0 if name in ("line", "square", "cube") else 0.9
+    if cls is SuLloydAlgorithm and name == "disc":
+        return 0.9  # no grid point lies exactly on the diagonal of the disc
+    return 1.0
+
+
+def answer(algorithm, question, points):
+    records = GridRecords.from_grid(points, Q)
+    return algorithm.flatten(algorithm.statistic(question, records), question.round)
+
+
+def words_of(algorithm, blocks):
+    mask, start = np.zeros(algorithm.words(1), dtype=bool), 0
+    for block in algorithm.layout(1):
+        mask[start : start + block.size] = block.name in blocks
+        start += block.size
+    return mask
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_every_word_belongs_to_exactly_one_release(cls):
+    algorithm = build(cls, DOMAINS["square"])
+    for releases in algorithm.plan().rounds:
+        times = sum(words_of(algorithm, release.blocks).astype(int) for release in releases)
+        assert (times == 1).all()
+
+
+@pytest.mark.parametrize("cls", [LloydAlgorithm, *PRIVATE])
+def test_records_outside_the_bounds_count_as_records_on_them(cls):
+    domain = Box([0, 0], [1, 1])
+    algorithm = build(cls, domain)
+    question = algorithm.question(algorithm.initial_state())
+    far = GridRecords(np.array([[1e9, -1e300], [0.5, 7.0]]), domain, Q)
+    near = GridRecords(np.array([[1.0, 0.0], [0.5, 1.0]]), domain, Q)
+    for name, block in algorithm.statistic(question, far).blocks.items():
+        np.testing.assert_array_equal(block, algorithm.statistic(question, near).blocks[name])
+
+
+@pytest.mark.parametrize("cls", [LloydAlgorithm, *PRIVATE])
+@pytest.mark.parametrize("n", [0, 1])
+def test_clusters_without_records_send_zeros(cls, n):
+    algorithm = build(cls, DOMAINS["square"], k=4)
+    question = algorithm.question(algorithm.initial_state())
+    statistic = algorithm.statistic(question, GridRecords.from_grid(np.zeros((n, 2), np.int64), Q))
+    empty = statistic.blocks["counts"] == 0
+    assert empty.sum() >= 4 - n
+    assert not statistic.blocks["sums"][empty].any()
+
+
+@pytest.mark.parametrize("cls", [LloydAlgorithm, *PRIVATE])
+def test_answers_add_up_to_that_of_the_pooled_records(cls):
+    algorithm = build(cls, DOMAINS["cube"], k=3)
+    points = np.random.default_rng(0).integers(-(2**Q), 2**Q + 1, size=(60, 3))
+    question = algorithm.question(algorithm.initial_state())
+    parts = [answer(algorithm, question, part) for part in np.array_split(points, 7)]
+    np.testing.assert_array_equal(sum(parts), answer(algorithm, question, points))
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_units_depend_on_the_round_alone(cls):
+    algorithm = build(cls, DOMAINS["square"])
+    state = algorithm.initial_state()
+    for t in (1, 2, 3):
+        full = algorithm.question(State(t - 1, state.arrays))
+        units = algorithm.units(Question(t))
+        np.testing.assert_array_equal(algorithm.units(full), units)
+        assert units.shape == (algorithm.words(t),)
+        assert units.dtype == np.float64
+        assert (units > 0).all()
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), 2**63 - 1, 0, 2**16, -1])
+VARIANTS = [(cls, {}) for cls in (LloydAlgorithm, *PRIVATE)] + [
+    (FastLloydAlgorithm, {"postprocess": "truncate"}),
+    (FastLloydAlgorithm, {"postprocess": "none", "radius": "constant"}),
+]
+
+
+@pytest.mark.parametrize("name", ["rectangle", "disc"])
+@pytest.mark.parametrize(("cls", "options"), VARIANTS)
+@settings(max_examples=30, deadline=None)
+@given(words=arrays(np.int64, (3, 6), elements=INT64))
+def test_update_accepts_any_integers(cls, options, name, words):
+    algorithm = build(cls, DOMAINS[name], **options)
+    state = algorithm.initial_state()
+    before = state.arrays["centroids"].copy()
+    limit = 2 if options.get("postprocess") == "none" else 1
+    with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+        warnings.simplefilter("error")
+        for t, vector in enumerate(words, start=1):
+            following = algorithm.update(state, algorithm.unflatten(vector, t))
+            again = algorithm.update(state, algorithm.unflatten(vector, t))
+            assert following.round == t
+            for key, array in following.arrays.items():
+                assert array.dtype == np.int64
+                np.testing.assert_array_equal(array, again.arrays[key])
+            state = following
+            centroids = state.arrays["centroids"]
+            assert (np.abs(centroids) <= limit * algorithm.domain.grid_half_widths(Q)).all()
+            if name == "disc" and limit == 1:
+                assert ((centroids**2).sum(axis=1) <= 4**Q).all()
+            assert np.isfinite(algorithm.centroids(state)).all()
+            np.testing.assert_array_equal(algorithm.counts(state), vector[4:].astype(float) / 2**Q)
+            # The next question can be asked whatever came back.
+            statistic = algorithm.statistic(
+                algorithm.question(state), GridRecords.from_grid(grid_points(algorithm.domain), Q)
+            )
+            assert statistic.blocks["counts"].sum() <= len(grid_points(algorithm.domain)) << Q
+    np.testing.assert_array_equal(algorithm.initial_state().arrays["centroids"], before)
+
+
+@pytest.mark.parametrize(("cls", "options"), VARIANTS)
+@pytest.mark.parametrize("name", ["rectangle", "disc"])
+def test_an_algorithm_survives_its_configuration(cls, options, name):
+    options = {**options, "initial": [[0.1, 0.2], [0.3, 0.4]], "n_rounds": "auto", "seed": 5}
+    algorithm = build(cls, DOMAINS[name], **options)
+    again = algorithm_from_config(algorithm.to_config(), algorithm.domain, algorithm.budget)
+    assert type(again) is cls
+    assert again == algorithm
+    assert hash(again) == hash(algorithm)
+    assert again.to_config() == algorithm.to_config()
+    assert again.plan() == algorithm.plan()
+    assert again != build(cls, DOMAINS["square"], **options)
+
+
+@pytest.mark.parametrize("cls", [LloydAlgorithm, *PRIVATE])
+def test_centroids_are_in_the_users_units(cls):
+    initial = np.array([[10.0, -3.0], [20.0, -1.0], [12.5, -2.0]])
+    domain = Box([10, -3], [20, -1])
+    algorithm = build(cls, domain, k=3, initial=initial, fraction_bits=16)
+    state = algorithm.initial_state()
+    np.testing.assert_allclose(algorithm.centroids(state), initial, atol=1e-4)
+    assert algorithm.counts(state) is None
+    assert state.round == 0
+
+
+def test_statistics_are_named_as_the_layout():
+    algorithm = build(FastLloydAlgorithm, DOMAINS["square"])
+    question = algorithm.question(algorithm.initial_state())
+    statistic = algorithm.statistic(question, GridRecords.from_grid(np.zeros((1, 2), int), Q))
+    assert isinstance(statistic, Statistic)
+    assert list(statistic.blocks) == [block.name for block in algorithm.layout(1)]
+    assert {block.exponent for block in algorithm.layout(1)} == {Q}

@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.initialization import ATTEMPTS, sphere_packing
+
+
+def widths(d, q=16):
+    return np.full(d, 2**q, dtype=np.int64)
+
+
+def separation2(points):
+    """Smallest squared distance between two points, as an exact integer."""
+    best = None
+    for i, point in enumerate(points):
+        for other in points[:i]:
+            d2 = sum((int(a) - int(b)) ** 2 for a, b in zip(point, other, strict=True))
+            best = d2 if best is None else min(best, d2)
+    return best
+
+
+def packed_slowly(k, half_widths, a, seed):
+    """One radius by the paper's words, in Python's integers and one point at a time."""
+    words = iter(np.random.Philox(key=seed).random_raw(100 * k * len(half_widths)).tolist())
+    points = []
+    while len(points) < k:
+        for _ in range(100):
+            point = []
+            for half_width in half_widths:
+                limit = max(half_width - a, 0)
+                point.append(((next(words) >> 32) * (2 * limit + 1) >> 32) - limit)
+            if separation2([*points, point]) is None or all(
+                separation2([point, other]) >= max(4 * a * a, 1) for other in points
+            ):
+                points.append(point)
+                break
+        else:
+            return None
+    return points
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 8),
+    st.lists(st.integers(3, 40), min_size=1, max_size=3),
+    st.integers(0, 2**64 - 1),
+)
+def test_packing_follows_the_paper(k, half_widths, seed):
+    low, high, expected = 0, max(half_widths) + 1, packed_slowly(k, half_widths, 0, seed)
+    if expected is None:
+        return  # seven of seven points: refused, see below
+    while high - low > 1:
+        middle = (low + high) // 2
+        points = packed_slowly(k, half_widths, middle, seed)
+        low, high = (low, middle) if points is None else (middle, high)
+        expected = expected if points is None else points
+    found = sphere_packing(k, np.array(half_widths), seed)
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, expected)
+    assert k == 1 or separation2(found.tolist()) >= max(4 * low * low, 1)
+    margins = np.array(half_widths) - np.abs(found)
+    assert (margins >= np.minimum(low, half_widths)).all()
+
+
+def test_the_radius_is_a_good_part_of_the_best_possible_one():
+    # Four points in a square: at most a = 1/2, by a grid.
+    points = sphere_packing(4, widths(2), 0)
+    margin = 2**16 - np.abs(points).max()
+    assert min(margin, np.sqrt(separation2(points)) / 2) > 0.35 * 2**16
+    # In many dimensions almost any points are far from each other.
+    far = sphere_packing(128, widths(1024), 0)
+    assert np.sqrt(separation2(far[:20])) / 2 > 0.8 * 2**16
+
+
+def test_one_cluster_starts_in_the_middle():
+    np.testing.assert_array_equal(sphere_packing(1, widths(3), 5), np.zeros((1, 3)))
+
+
+def test_points_are_the_same_everywhere():
+    # Computed once: these integers must never change, or clients of two versions would disagree.
+    expected = [[28762, -15819], [-32248, 15200], [36346, 37416]]
+    np.testing.assert_array_equal(sphere_packing(3, widths(2), 7), expected)
+    assert (sphere_packing(3, widths(2), 8) != expected).any()
+
+
+def test_narrow_columns_hold_the_middle():
+    points = sphere_packing(4, np.array([2**16, 2**16, 100, 0]), 1)
+    assert np.abs(points[:, 2]).max() <= 100
+    assert not points[:, 3].any()
+    assert separation2(points[:, :2]) > (0.5 * 2**16) ** 2
+
+
+def test_all_points_of_a_tiny_grid_can_be_used():
+    # 3 values, 3 clusters: a point fails with probability (2/3)^100 < 3e-18.
+    points = sphere_packing(3, np.array([1]), 0)
+    assert sorted(points[:, 0].tolist()) == [-1, 0, 1]
+    assert ATTEMPTS == 100
+
+
+@pytest.mark.parametrize(
+    ("k", "half_widths", "seed", "message"),
+    [
+        (4, [1], 0, "at most the 3 points"),
+        (2, [0, 0], 0, "at most the 1 points"),
+        (0, [5], 0, "n_clusters >= 1"),
+        (2, [], 0, "shape"),
+        (2, [[3]], 0, "shape"),
+        (2, [-1], 0, "grid_half_widths in"),
+        (2, [2**26], 0, "grid_half_widths in"),
+        (2, [2**25, 2**25, 2**25], 0, "2\\^53"),
+        (2, [5], -1, "seed"),
+        (2, [5], 2**64, "seed"),
+    ],
+)
+def test_impossible_packings_are_refused(k, half_widths, seed, message):
+    with pytest.raises(ConfigurationError, match=message):
+        sphere_packing(k, np.array(half_widths, dtype=np.int64), seed)
+
+
+def test_a_crowded_grid_is_refused_with_what_to_do():
+    # 961 of 961 points: the last ones are found with probability about 0.1 each.
+    with pytest.raises(ConfigurationError, match="n_clusters=961"):
+        sphere_packing(961, np.array([15, 15]), 0)
