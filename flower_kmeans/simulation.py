@@ -86,7 +86,15 @@ def simulate(
             f"Expected engine in ('in-process', 'ray'). Got {engine!r} instead."
         )
     records = _checked_partitions(strategy, partitions)
-    _check_faults(faults, len(records))
+    _check_faults(faults, len(records), strategy.n_rounds)
+    if policy is not None and not isinstance(policy, ClientPolicy):
+        raise ConfigurationTypeError(
+            f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
+        )
+    if on_round is not None and not callable(on_round):
+        raise ConfigurationTypeError(
+            f"Expected on_round as a callable. Got {type(on_round).__name__} instead."
+        )
     accepted = ClientPolicy.for_simulation() if policy is None else policy
     own_on_round, own_n_clients = strategy.on_round, strategy.n_clients
     strategy.on_round = on_round or own_on_round
@@ -123,7 +131,11 @@ def _checked_partitions(strategy: KMeansStrategy, partitions: Sequence[ArrayLike
     ]
 
 
-def _check_faults(faults: Sequence[Fault], n_clients: int) -> None:
+def _check_faults(faults: Sequence[Fault], n_clients: int, n_rounds: int) -> None:
+    if not isinstance(faults, list | tuple):
+        raise ConfigurationTypeError(
+            f"Expected faults as a list of Fault. Got {type(faults).__name__} instead."
+        )
     for fault in faults:
         if not isinstance(fault, Fault):
             raise ConfigurationTypeError(
@@ -132,6 +144,10 @@ def _check_faults(faults: Sequence[Fault], n_clients: int) -> None:
         if fault.client >= n_clients:
             raise ConfigurationError(
                 f"Expected faults of clients below {n_clients}. Got client={fault.client} instead."
+            )
+        if fault.round > n_rounds:
+            raise ConfigurationError(
+                f"Expected faults in rounds up to {n_rounds}. Got round={fault.round} instead."
             )
 
 
