@@ -35,7 +35,7 @@ def receive(grid: Grid, pushed: Mapping[str, int], timeout: float) -> Iterator[t
     timeout : float
         Seconds.
     """
-    pending = set(pushed)
+    pending = dict.fromkeys(pushed)  # in order, so a simulated run can be repeated exactly
     known_lost = getattr(grid, "known_lost", None)
     started = time.monotonic()
     while pending:
@@ -43,10 +43,11 @@ def receive(grid: Grid, pushed: Mapping[str, int], timeout: float) -> Iterator[t
         for reply in grid.pull_messages(list(pending)):
             progress = True
             reply_to = reply.metadata.reply_to_message_id
-            pending.discard(reply_to)
+            pending.pop(reply_to, None)
             yield pushed.get(reply_to, reply.metadata.src_node_id), reply
         if known_lost is not None:
-            pending -= known_lost(pending)
+            for message_id in known_lost(pending):
+                pending.pop(message_id, None)
         elapsed = time.monotonic() - started
         if elapsed >= timeout:
             return

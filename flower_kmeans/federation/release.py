@@ -68,7 +68,7 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
         units, where the sum of shares would no longer be the planned noise (docs/guarantees.md,
         Distributed noise).
     """
-    stream = Stream.fresh()
+    stream = Stream.from_key(bytes(32))  # no secret is needed for draws that are thrown away
     for number in range(1, algorithm.n_rounds + 1):
         noise_share(algorithm, plan, Question(round=number, arrays={}), shares, stream)
 
