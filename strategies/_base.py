@@ -62,6 +62,7 @@ _DEFAULT_TIMEOUT = 3600.0
 _SHARE_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
 _NODE_POLL = 0.5
+_DELIVERY_RETRIES = 2  # a client that lost its memory lacks the document first, then its place
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ class KMeansStrategy(Strategy):
             )
         if keys not in ("relayed", "file"):
             raise ConfigurationError(f"Expected keys in ('relayed', 'file'). Got {keys!r} instead.")
+        if on_round is not None:
+            _require_type("on_round", on_round, Callable, "a callable")
         self.n_clusters = n_clusters
         self.n_records = n_records
         self.domain = domain
@@ -305,19 +308,27 @@ class KMeansStrategy(Strategy):
         evaluated = 0
         if evaluate_fn is not None and initial_arrays is not None:
             _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, initial_arrays))
-        for t in range(1, self.algorithm.n_rounds + 1):
-            messages = self.configure_train(t, arrays, ConfigRecord(), grid)
-            self.aggregate_train(t, self._exchange(messages))
-            if t == self.algorithm.n_rounds:
-                messages = self.configure_evaluate(t, arrays, ConfigRecord(), grid)
-                self.aggregate_evaluate(t, self._exchange(messages))
+
+        def evaluate() -> None:
+            nonlocal evaluated
             opened = self._run_state.n_opened
             if evaluate_fn is not None and opened > evaluated:
                 evaluated = opened
                 metrics = evaluate_fn(opened, self._visible_arrays() or ArrayRecord())
                 _keep(result.evaluate_metrics_serverapp, opened, metrics)
+
+        last = self.algorithm.n_rounds
+        try:
+            for t in range(1, last + 1):
+                messages = self.configure_train(t, arrays, ConfigRecord(), grid)
+                self.aggregate_train(t, self._exchange(messages))
+                evaluate()
+            messages = self.configure_evaluate(last, arrays, ConfigRecord(), grid)
+            self.aggregate_evaluate(last, self._exchange(messages))
+            evaluate()  # where clients open the sums, the last round's is known only now
+        finally:
+            self._own_start = False
         result.arrays = self._visible_arrays() or ArrayRecord()
-        self._own_start = False
         log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
         return result
 
@@ -354,14 +365,14 @@ class KMeansStrategy(Strategy):
             and always ``None`` for metrics.
         """
         run, attempt = self._run_state, 1
-        self._absorb(server_round, replies, RoundReply, run.accept_round)
+        self._take_answers(server_round, replies)
         while not run.has_enough:
             if attempt == self.max_attempts:
                 raise run.too_few()
             attempt += 1
             log(INFO, "Round %s: too few answers, attempt %s", server_round, attempt)
             messages = self._messages(TRAIN, run.round_requests(attempt), str(server_round))
-            self._absorb(server_round, self._exchange(messages), RoundReply, run.accept_round)
+            self._take_answers(server_round, self._exchange(messages))
         if run.unopened:  # nobody who answered could open the round before
             self._open_hop(server_round)
         run.close_round()
@@ -388,11 +399,12 @@ class KMeansStrategy(Strategy):
             return None
         run, after = self._run_state, self.algorithm.n_rounds + 1
         refused = self._absorb(after, replies, OpenReply, run.accept_open)
-        if refused:  # some lacked a part of the run: everything is sent to them once more
-            requests = run.finish_requests()
-            again = {node: requests[node] for node in refused if node in requests}
-            replies = self._exchange(self._messages(EVALUATE, again, "finish"))
-            self._absorb(after, replies, OpenReply, run.accept_open)
+        for _ in range(_DELIVERY_RETRIES):
+            if refused:
+                requests = run.finish_requests()
+                again = {node: requests[node] for node in refused if node in requests}
+                replies = self._exchange(self._messages(EVALUATE, again, "finish"))
+                refused = self._absorb(after, replies, OpenReply, run.accept_open)
         run.note_dropped(
             after, [seat.node_id for seat in run.seats if seat.node_id not in run.delivered]
         )
@@ -467,6 +479,7 @@ class KMeansStrategy(Strategy):
                 f"Expected num_rounds={self.algorithm.n_rounds} as planned, or None. "
                 f"Got {num_rounds} instead."
             )
+        _require_type("timeout", timeout, int | float, "a number of seconds")
         if not timeout > 0:
             raise ConfigurationError(f"Expected timeout > 0 seconds. Got {timeout} instead.")
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
@@ -550,14 +563,23 @@ class KMeansStrategy(Strategy):
         for _, reply in receive(self._grid, self._nodes, self._timeout):
             yield reply
 
+    def _take_answers(self, t: int, replies: Iterable[Message]) -> None:
+        """Take a round's answers; whoever lacks a part of the run is sent all of it at once."""
+        run = self._run_state
+        lacking = self._absorb(t, replies, RoundReply, run.accept_round, (Code.NEED,))
+        if lacking:
+            messages = self._messages(TRAIN, run.repeat_requests(lacking), str(t))
+            self._absorb(t, self._exchange(messages), RoundReply, run.accept_round)
+
     def _absorb(
         self,
         t: int,
         replies: Iterable[Message],
         expected: type[Reply],
         accept: Callable[[int, Any], None],
+        retry: tuple[Code, ...] = (Code.NEED, Code.RENEW),
     ) -> list[int]:
-        """Hand every orderly reply to the coordinator; return nodes that lacked something."""
+        """Hand every orderly reply to the coordinator; return who refused with a ``retry`` code."""
         run, lacking = self._run_state, []
         for message in replies:
             node_id = self._nodes.get(
@@ -573,7 +595,7 @@ class KMeansStrategy(Strategy):
                 continue
             if isinstance(reply, Refusal):
                 run.refuse(node_id, reply, t)
-                if reply.code in (Code.NEED, Code.RENEW):
+                if reply.code in retry:
                     lacking.append(node_id)
             else:
                 accept(node_id, reply)

@@ -207,12 +207,22 @@ class Coordinator:
         )
         context = draft.context(self._doc_hash, self._chain)
         self._open = _OpenRound(t, attempt, context, tree.root, draft.words, draft.survivors)
-        wanted = set(self._openers(N_OPENERS))
+        return self.repeat_requests(seat.node_id for seat in self.seats)
+
+    def repeat_requests(self, node_ids: Iterable[int]) -> dict[int, Round]:
+        """Return what asks these members for their answers in the open attempt."""
+        tree, now = self._cohort(), self._open
+        if now is None:
+            return {}
+        wanted, indices = set(self._openers(N_OPENERS)), self._index
         return {
-            seat.node_id: Round(
-                **self._place(i, t, tree), attempt=attempt, want_correction=i in wanted
+            node_id: Round(
+                **self._place(indices[node_id], now.t, tree),
+                attempt=now.attempt,
+                want_correction=indices[node_id] in wanted,
             )
-            for i, seat in enumerate(self.seats)
+            for node_id in node_ids
+            if node_id in indices
         }
 
     def accept_round(self, node_id: int, reply: RoundReply) -> None:
