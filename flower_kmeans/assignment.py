@@ -39,7 +39,8 @@ _BLOCK_BYTES = 2**22  # of a thread's block: few enough for a cache, and for thr
 _SCORES = 2**17  # of a product, 1 MB
 _MAX_ROWS = 2**15
 _MAX_WORKERS = 8
-_ROWS_PER_WORKER = 2**15  # fewer are not worth a thread
+_ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
+_WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thread
 
 
 def check_exactness(n_features: int, fraction_bits: int) -> None:
@@ -129,14 +130,18 @@ def cluster_sums(
     if radius2 is not None and radius2 >= d * 4 ** (records.fraction_bits + 1):
         radius2 = None  # no two points of the grid are further apart
     question = _Question(centroids, records.fraction_bits, radius2)
-    workers = min(_blas_threads(), max(1, n // _ROWS_PER_WORKER))
-    if workers == 1:
-        return _sum_rows(records, question, 0, n)
+    work = n * (len(centroids) * d + _ROW_WORK)
+    workers = min(_blas_threads(), 1 + work // _WORK_PER_THREAD, max(1, n))
     edges = [n * i // workers for i in range(workers + 1)]
-    with _single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
-        parts = list(
-            pool.map(lambda i: _sum_rows(records, question, edges[i], edges[i + 1]), range(workers))
-        )
+
+    def part(i: int) -> tuple[IntArray, IntArray]:
+        return _sum_rows(records, question, edges[i], edges[i + 1])
+
+    with _single_threaded_blas():
+        if workers == 1:
+            return part(0)
+        with ThreadPoolExecutor(workers) as pool:
+            parts = list(pool.map(part, range(workers)))
     sums, counts = parts[0]
     for more_sums, more_counts in parts[1:]:
         sums += more_sums

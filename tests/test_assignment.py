@@ -144,7 +144,7 @@ def test_blocks_and_threads_change_nothing(monkeypatch, k, radius2):
     centroids = rng.integers(-(2**16), 2**16, (k, 3))
     expected = cluster_sums(records, centroids, radius2)
     assert 0 < expected[1].sum() < 5_003
-    monkeypatch.setattr(assignment, "_ROWS_PER_WORKER", 1_000)
+    monkeypatch.setattr(assignment, "_WORK_PER_THREAD", 1)
     monkeypatch.setattr(assignment, "_blas_threads", lambda: 3)
     for block_bytes in (1, 2**15, 2**17):
         monkeypatch.setattr(assignment, "_BLOCK_BYTES", block_bytes)
@@ -155,7 +155,7 @@ def test_blocks_and_threads_change_nothing(monkeypatch, k, radius2):
 
 def test_overlapping_calls_restore_the_threads_of_blas(monkeypatch):
     before = [library["num_threads"] for library in assignment._controller().info()]
-    monkeypatch.setattr(assignment, "_ROWS_PER_WORKER", 100)
+    monkeypatch.setattr(assignment, "_WORK_PER_THREAD", 1)
     monkeypatch.setattr(assignment, "_blas_threads", lambda: 2)
     records = GridRecords.from_grid(np.zeros((2_000, 2)), 16)
     start = threading.Barrier(4)

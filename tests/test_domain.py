@@ -251,26 +251,42 @@ class TestRecords:
     def test_no_records_are_fine(self):
         assert check_records(np.empty((0, 4)), 4).shape == (0, 4)
 
-    @pytest.mark.parametrize("read", [check_records, usable_records])
-    @pytest.mark.parametrize(
-        ("records", "error", "message"),
-        [
-            ([1.0, 2.0], DataError, r"two-dimensional.*reshape\(-1, 1\)"),
-            (3.0, DataError, "two-dimensional"),
-            (np.zeros((2, 2, 2)), DataError, "two-dimensional"),
-            (np.zeros((3, 0)), DataError, "two-dimensional"),
-            (np.zeros((3, 5)), DataError, "must have 2 columns, got 5"),
-            ([[1, 2], [3]], DataError, "rectangular"),
-            (np.array([[1, None]], dtype=object), ConfigurationTypeError, "dtype object"),
-            ([["secret", "b"]], ConfigurationTypeError, "dtype <U6"),
-            (np.zeros((2, 2), dtype=complex), ConfigurationTypeError, "dtype complex128"),
-            (np.ma.masked_array(np.zeros((2, 2))), ConfigurationTypeError, "masked"),
-        ],
+    NO_TABLES = (
+        (3.0, DataError, "two-dimensional"),
+        (np.zeros(2), DataError, r"two-dimensional.*reshape\(-1, 1\)"),
+        (np.zeros((2, 2, 2)), DataError, "two-dimensional"),
+        (np.zeros((3, 0)), DataError, "two-dimensional"),
+        (np.zeros((3, 5)), DataError, "must have 2 columns, got 5"),
+        (np.array([["secret", "b"]]), ConfigurationTypeError, "dtype <U6"),
+        (np.zeros((2, 2), dtype=complex), ConfigurationTypeError, "dtype complex128"),
+        (np.ma.masked_array(np.zeros((2, 2))), ConfigurationTypeError, "masked"),
     )
-    def test_what_is_no_table_is_refused(self, read, records, error, message):
+    # Arrays have one type and one width. These may have bad rows among good ones.
+    BAD_ROWS = (
+        ([1.0, 2.0], DataError, "two-dimensional"),
+        ([[1, 2], [3]], DataError, "rectangular"),
+        (np.array([[1, None]], dtype=object), ConfigurationTypeError, "dtype object"),
+        ([["secret", "b"]], ConfigurationTypeError, "dtype <U6"),
+    )
+
+    @pytest.mark.parametrize(("records", "error", "message"), NO_TABLES + BAD_ROWS)
+    def test_what_is_no_table_is_refused(self, records, error, message):
         with pytest.raises(error, match=message) as caught:
-            read(records, 2)
+            check_records(records, 2)
         assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize(("records", "error", "message"), NO_TABLES)
+    def test_what_is_no_table_is_refused_during_a_run(self, records, error, message):
+        with pytest.raises(error, match=message) as caught:
+            usable_records(records, 2)
+        assert "secret" not in str(caught.value)
+
+    @pytest.mark.parametrize(("records", "_error", "_message"), BAD_ROWS)
+    def test_malformed_rows_count_as_none_during_a_run(self, records, _error, _message):
+        usable, n_null = usable_records([*records, [5.0, 6.0]], 2)
+        good = [row for row in records if isinstance(row, list) and row == [1, 2]]
+        np.testing.assert_array_equal(usable, [*good, [5.0, 6.0]])
+        assert n_null == len(records) - len(good)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
     def test_check_refuses_the_rows_that_usable_leaves_out(self, bad):
