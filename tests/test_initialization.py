@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.errors import ConfigurationError
@@ -31,9 +31,7 @@ def packed_slowly(k, half_widths, a, seed):
             for half_width in half_widths:
                 limit = max(half_width - a, 0)
                 point.append(((next(words) >> 32) * (2 * limit + 1) >> 32) - limit)
-            if separation2([*points, point]) is None or all(
-                separation2([point, other]) >= max(4 * a * a, 1) for other in points
-            ):
+            if all(separation2([point, other]) >= max(4 * a * a, 1) for other in points):
                 points.append(point)
                 break
         else:
@@ -42,6 +40,9 @@ def packed_slowly(k, half_widths, a, seed):
 
 
 @settings(max_examples=30, deadline=None)
+@example(8, [40, 40], 0)
+@example(8, [300, 200], 1)
+@example(12, [1000, 1000, 1000], 2)
 @given(
     st.integers(1, 8),
     st.lists(st.integers(3, 40), min_size=1, max_size=3),
