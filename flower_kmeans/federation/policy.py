@@ -4,12 +4,23 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from flower_kmeans.domain import Domain
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.domain import Ball, Box, Domain
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.federation.document import NONE, TRUSTS, RunDocument
 
 _KEY_BYTES = 32
+_TYPES: dict[str, tuple[Any, str]] = {
+    "trusts": (list | tuple, "a tuple of str"),
+    "max_epsilon": (int | float, "a number"),
+    "max_delta": (int | float, "a number"),
+    "min_clients": (int, "an integer"),
+    "max_rounds": (int, "an integer"),
+    "algorithms": (list | tuple | None, "a tuple of str or None"),
+    "domain": (Box | Ball | None, "a Box, a Ball or None"),
+    "group_key_file": (str | os.PathLike | None, "a path or None"),
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,12 @@ class ClientPolicy:
     in_memory: bool = False
 
     def __post_init__(self) -> None:
+        for name, (kind, expected) in _TYPES.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise ConfigurationTypeError(
+                    f"Expected {name} as {expected}. Got {type(value).__name__} instead."
+                )
         unknown = sorted(set(self.trusts) - set(TRUSTS))
         if unknown:
             raise ConfigurationError(f"Expected trusts from {TRUSTS}. Got {unknown} instead.")
