@@ -1,0 +1,145 @@
+"""What a client agrees to, before anything is computed or sent."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from harness import SIMULATED, key_file, make_run
+
+from flower_kmeans.client import ClientPolicy
+from flower_kmeans.domain import Box
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+
+OPEN = replace(SIMULATED)
+
+
+def test_the_defaults_are_strict():
+    policy = ClientPolicy()
+    assert policy.trusts == ("oblivious-server", "distributed-noise")
+    assert (policy.max_epsilon, policy.max_delta, policy.min_clients) == (1.0, 1e-6, 3)
+    assert not policy.in_memory
+    for trust in ("trusted-server", "plain"):
+        assert not policy.accepts(make_run(trust, min_clients=3).document)
+    for trust in policy.trusts:
+        assert policy.accepts(make_run(trust, min_clients=3).document)
+        assert not policy.accepts(make_run(trust, min_clients=2).document)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "accepted"),
+    [
+        (1.0, 1e-6, True),
+        (1.0 + 1e-12, 1e-6, False),
+        (1.0, 1.1e-6, False),
+        (0.1, 0.0, True),
+        (float("inf"), 0.0, False),
+        (float("nan"), 0.0, False),
+        (0.5, float("nan"), False),
+        (None, None, False),
+    ],
+)
+def test_guarantees_beyond_the_limits_are_refused(epsilon, delta, accepted):
+    assert ClientPolicy().accepts_guarantee(epsilon, delta) is accepted
+
+
+def test_runs_without_privacy_need_plain_trust():
+    assert ClientPolicy(trusts=("plain",)).accepts_guarantee(None, None)
+
+
+@pytest.mark.parametrize(
+    ("limit", "changes"),
+    [
+        ({"max_rounds": 2}, {"rounds": 3}),
+        ({"min_clients": 4}, {"min_clients": 3}),
+        ({"algorithms": ("glloyd",)}, {}),
+        ({"algorithms": ()}, {}),
+        ({"trusts": ("distributed-noise",)}, {}),
+        ({"domain": Box([0, 0], [1, 2])}, {}),
+        ({"domain": Box([0, 0], [1, 1], scale="common")}, {}),
+        ({"group_key_file": "k"}, {"keys": "relayed"}),
+        ({}, {"keys": "file"}),
+        ({}, {"keys": "roster"}),
+    ],
+)
+def test_each_limit_refuses(limit, changes):
+    document = make_run(**changes).document
+    assert not replace(OPEN, **limit).accepts(document)
+
+
+def test_pinned_domains_and_named_algorithms_accept_their_own():
+    document = make_run().document
+    assert replace(OPEN, domain=Box([0, 0], [1, 1])).accepts(document)
+    assert replace(OPEN, algorithms=("fastlloyd",)).accepts(document)
+
+
+def test_openings_of_later_versions_are_refused():
+    document = make_run("distributed-noise").document
+    assert OPEN.accepts(document)
+    for opening in ("deferred", "immediate"):
+        assert not OPEN.accepts(replace(document, opening=opening))
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "values"),
+    [
+        (ConfigurationError, "trusts", {"trusts": ("nobody",)}),
+        (ConfigurationError, "max_epsilon", {"max_epsilon": 0.0}),
+        (ConfigurationError, "max_epsilon", {"max_epsilon": float("nan")}),
+        (ConfigurationError, "max_delta", {"max_delta": 1.0}),
+        (ConfigurationError, "max_delta", {"max_delta": -1e-9}),
+        (ConfigurationError, "min_clients", {"min_clients": 0}),
+        (ConfigurationError, "max_rounds", {"max_rounds": 0}),
+        (ConfigurationTypeError, "trusts", {"trusts": "plain"}),
+        (ConfigurationTypeError, "max_epsilon", {"max_epsilon": "1"}),
+        (ConfigurationTypeError, "max_delta", {"max_delta": None}),
+        (ConfigurationTypeError, "min_clients", {"min_clients": 2.5}),
+        (ConfigurationTypeError, "max_rounds", {"max_rounds": "7"}),
+        (ConfigurationTypeError, "domain", {"domain": [[0, 0], [1, 1]]}),
+        (ConfigurationTypeError, "algorithms", {"algorithms": "lloyd"}),
+        (ConfigurationTypeError, "group_key_file", {"group_key_file": 5}),
+    ],
+)
+def test_bad_limits_are_one_sentence(error, name, values):
+    with pytest.raises(error, match=name) as caught:
+        ClientPolicy(**values)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_group_key_file_is_read(tmp_path):
+    content = bytes(range(32))
+    policy = ClientPolicy(group_key_file=key_file(tmp_path, content))
+    assert policy.read_group_key() == content
+    assert ClientPolicy().read_group_key() is None
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o622, 0o610, 0o601])
+def test_a_group_key_file_must_be_its_owners_alone(mode, tmp_path):
+    policy = ClientPolicy(group_key_file=key_file(tmp_path, mode=mode))
+    with pytest.raises(ConfigurationError, match=f"0600.*{mode:04o}"):
+        policy.read_group_key()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_a_group_key_file_may_be_read_only(mode, tmp_path):
+    assert ClientPolicy(group_key_file=key_file(tmp_path, mode=mode)).read_group_key()
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 64])
+def test_a_group_key_file_has_32_bytes(size, tmp_path):
+    policy = ClientPolicy(group_key_file=key_file(tmp_path, b"k" * size))
+    with pytest.raises(ConfigurationError, match=f"32 bytes.*{size}") as caught:
+        policy.read_group_key()
+    assert "kkkk" not in str(caught.value)
+
+
+def test_a_group_key_file_must_exist(tmp_path):
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            ClientPolicy(group_key_file=path).read_group_key()
+
+
+def test_policies_are_values(tmp_path):
+    assert ClientPolicy() == ClientPolicy()
+    assert ClientPolicy.for_simulation() == ClientPolicy.for_simulation()
+    with pytest.raises(AttributeError):
+        ClientPolicy().max_epsilon = np.inf
