@@ -173,7 +173,8 @@ class FaultyGrid(Grid):
     ) -> Iterable[Message]:
         """Push messages and return their replies."""
         pushed = {str(i): -1 for i in self.push_messages(messages)}
-        return [reply for _, reply in receive(self, pushed, math.inf if timeout is None else timeout)]
+        seconds = math.inf if timeout is None else timeout
+        return [reply for _, reply in receive(self, pushed, seconds)]
 
     @staticmethod
     def _untag(reply: Message) -> str | None:

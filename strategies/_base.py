@@ -199,6 +199,7 @@ class KMeansStrategy(Strategy):
         self._coordinator: Coordinator | None = None
         self._report: Report | None = None
         self._nodes: dict[str, int] = {}
+        self._invited: dict[str, int] = {}
         self._started = 0.0
 
     # ------------------------------------------------------------------ parameters
@@ -321,7 +322,7 @@ class KMeansStrategy(Strategy):
         try:
             for t in range(1, last + 1):
                 messages = self.configure_train(t, arrays, ConfigRecord(), grid)
-                self.aggregate_train(t, self._exchange(messages))
+                self.aggregate_train(t, self._exchange(messages, self._invitations(t)))
                 evaluate()
             messages = self.configure_evaluate(last, arrays, ConfigRecord(), grid)
             self.aggregate_evaluate(last, self._exchange(messages))
@@ -409,6 +410,7 @@ class KMeansStrategy(Strategy):
             after, [seat.node_id for seat in run.seats if seat.node_id not in run.delivered]
         )
         self._finish_report()
+        self.report.n_clients = len(run.seats)
         if run.unopened:
             raise RunError("No client opened the last round's sum for the server.")
         if not run.delivered:
@@ -498,6 +500,7 @@ class KMeansStrategy(Strategy):
         document = self._document()
         run = Coordinator(Run(document, self.algorithm, self.plan))
         self._coordinator = run
+        self._invited = {}
         self._report = Report(
             strategy=type(self).__name__,
             plan=self.plan,
@@ -515,6 +518,8 @@ class KMeansStrategy(Strategy):
         replies = self._exchange(self._messages(QUERY, run.enrol_requests(nodes), "enrol"))
         self._absorb(0, replies, EnrolReply, run.accept_enrol)
         run.close_enrolment()
+        late = run.join_requests(nodes)
+        self._invited = {i: node for i, node in self._nodes.items() if node in late}
         self._report.n_clients = len(run.seats)
         for first in range(0, len(run.seats), N_LEADERS):
             if not run.needs_leader:
@@ -555,13 +560,33 @@ class KMeansStrategy(Strategy):
             messages.append(Message(content, node_id, message_type, ttl=ttl, group_id=group_id))
         return messages
 
-    def _exchange(self, messages: Iterable[Message]) -> Iterable[Message]:
-        """Send messages and yield replies as they arrive, each with the node it came from."""
-        if self._grid is None:
+    def _exchange(
+        self, messages: Iterable[Message], invitations: Iterable[Message] = ()
+    ) -> Iterable[Message]:
+        """Send messages and yield replies as they arrive.
+
+        Nobody waits for the answers to invitations: they are taken when they come, in this hop or
+        in a later one.
+        """
+        grid = self._grid
+        if grid is None:
             raise RunError("The run has not started: round 1 must be configured first.")
-        self._nodes = send(self._grid, messages)
-        for _, reply in receive(self._grid, self._nodes, self._timeout):
+        awaited = send(grid, messages)
+        self._invited |= send(grid, invitations)
+        self._nodes = awaited | self._invited
+        for _, reply in receive(grid, self._nodes, self._timeout, awaited):
             yield reply
+            self._invited.pop(reply.metadata.reply_to_message_id, None)
+        for message_id in getattr(grid, "known_lost", _none_lost)(self._invited):
+            del self._invited[message_id]
+
+    def _invitations(self, t: int) -> list[Message]:
+        """Return the enrolment of nodes that have no seat and are not being asked for one."""
+        if self._grid is None or t == 1:
+            return []
+        asked = set(self._invited.values())
+        nodes = (node for node in sorted(self._grid.get_node_ids()) if node not in asked)
+        return self._messages(QUERY, self._run_state.join_requests(nodes), "enrol")
 
     def _take_answers(self, t: int, replies: Iterable[Message]) -> None:
         """Take a round's answers; whoever lacks a part of the run is sent all of it at once."""
@@ -588,8 +613,10 @@ class KMeansStrategy(Strategy):
             if not message.has_content():
                 run.note(node_id, t, CRASHED)
                 continue
+            joins = message.metadata.reply_to_message_id in self._invited
+            kind: type[Reply] = EnrolReply if joins else expected
             try:
-                reply = decode_reply(message.content, expected, run.run.document.doc_hash)
+                reply = decode_reply(message.content, kind, run.run.document.doc_hash)
             except MessageError:
                 run.note(node_id, t, MALFORMED)
                 continue
@@ -597,6 +624,8 @@ class KMeansStrategy(Strategy):
                 run.refuse(node_id, reply, t)
                 if reply.code in retry:
                     lacking.append(node_id)
+            elif isinstance(reply, EnrolReply) and joins:
+                run.accept_join(node_id, reply)
             else:
                 accept(node_id, reply)
         return lacking
@@ -650,6 +679,10 @@ _OBLIVIOUS = (
     "Expected no request for centroids at the server under trust='oblivious-server': the party "
     "that adds the noise must never see the result. Take them from a client's on_result."
 )
+
+
+def _none_lost(message_ids: Iterable[str]) -> set[str]:
+    return set()
 
 
 def _require_type(name: str, value: object, kind: Any, expected: str) -> None:

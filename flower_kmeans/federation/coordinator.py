@@ -121,6 +121,9 @@ class Coordinator:
         self._state: State = self.run.algorithm.initial_state(None)
         self._n_opened = 0
         self._asked: list[int] = []
+        self._declined: set[int] = set()
+        self._renewed: dict[int, tuple[bytes, bytes]] = {}
+        self._joined: dict[int, Seat] = {}
         self._entries: list[bytes] = []
         self.delivered: set[int] = set()
 
@@ -142,6 +145,43 @@ class Coordinator:
         if reply.key_id is not None:
             self._key_ids.add(reply.key_id)
         self.seats.append(Seat(node_id, reply.commitment, reply.public_key))
+
+    def join_requests(self, node_ids: Iterable[int]) -> dict[int, Enrol]:
+        """Return the first message to nodes that came late, or whose enrolment was lost.
+
+        Relayed keys are sealed for the first members only, so such a run takes no late ones.
+        """
+        if self._document.keys == "relayed":
+            return {}
+        known = self._index.keys() | self._joined.keys() | self._declined
+        late = [node_id for node_id in node_ids if node_id not in known]
+        enrol = Enrol(doc_hash=self._doc_hash, doc=self._document.data, lead=False)
+        return dict.fromkeys(late, enrol)
+
+    def accept_join(self, node_id: int, reply: EnrolReply) -> None:
+        """Append a late member to the cohort; it is asked from the next attempt or round on."""
+        fits = reply.key_id is None or reply.key_id in self._key_ids
+        if node_id in self._index or reply.public_key or not fits:
+            self.note(node_id, self.head + 1, TWICE if node_id in self._index else MALFORMED)
+            return
+        self._joined[node_id] = Seat(node_id, reply.commitment, b"")
+
+    def _amend(self) -> None:
+        """Put renewed and late members into the tree, between two attempts and never within one.
+
+        The root is part of the open attempt's context: all its answers must be to the same one.
+        """
+        tree = self._cohort()
+        for index, (commitment, public_key) in self._renewed.items():
+            self.seats[index].commitment = commitment
+            self.seats[index].public_key = public_key
+            tree.update(index, self._leaf(index))
+        for node_id, seat in self._joined.items():
+            self._index[node_id] = len(self.seats)
+            self.seats.append(seat)
+            tree.append(self._leaf(self._index[node_id]))
+        self._renewed.clear()
+        self._joined.clear()
 
     def close_enrolment(self) -> None:
         """Give members their index by ascending node id, and build the tree.
@@ -194,6 +234,7 @@ class Coordinator:
 
     def round_requests(self, attempt: int) -> dict[int, Round]:
         """Open an attempt at the next round and return what asks every member for its answer."""
+        self._amend()
         tree, t = self._cohort(), self.head + 1
         length, m = self._document.words_of(t), len(self.seats)
         draft = Entry(
@@ -296,6 +337,7 @@ class Coordinator:
 
     def open_requests(self) -> dict[int, Open]:
         """Return what asks all survivors of the last round to open it."""
+        self._amend()
         tree = self._cohort()
         return {
             self.seats[i].node_id: Open(**self._place(i, self.head, tree), want_correction=True)
@@ -304,6 +346,7 @@ class Coordinator:
 
     def finish_requests(self) -> dict[int, Finish]:
         """Return the last entries for every member; survivors are asked to open the last sum."""
+        self._amend()
         tree, openers = self._cohort(), set(self._openers(len(self.seats)))
         return {
             seat.node_id: Finish(**self._place(i, self.head, tree), want_correction=i in openers)
@@ -365,12 +408,13 @@ class Coordinator:
         """
         index, code = self._index.get(node_id), Code(refusal.code)
         self.note(node_id, t, code.sentence)
-        if index is not None:
+        if index is None:
+            self._declined.add(node_id)
+        else:
             seat = self.seats[index]
             seat.followed = -1
-            if code == Code.RENEW and refusal.commitment is not None and self._tree is not None:
-                seat.commitment, seat.public_key = refusal.commitment, refusal.public_key
-                self._tree.update(index, self._leaf(index))
+            if code == Code.RENEW and refusal.commitment is not None:
+                self._renewed[index] = (refusal.commitment, refusal.public_key)
         if code == Code.GARBAGE:
             raise RunError(
                 "A client could not open an announced sum: keys differ or messages were altered."

@@ -1,7 +1,7 @@
 """Sending a hop's messages and taking its replies as they arrive."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -13,6 +13,8 @@ _LONGEST_PAUSE = 0.5
 def send(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
     """Push messages and return the node of each message id that was accepted."""
     listed = list(messages)
+    if not listed:
+        return {}
     ids = list(grid.push_messages(listed))
     if len(ids) == len(listed):
         return {str(i): m.metadata.dst_node_id for i, m in zip(ids, listed, strict=True)}
@@ -20,7 +22,12 @@ def send(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
     return {str(i): by_id.get(str(i), -1) for i in ids}
 
 
-def receive(grid: Grid, pushed: Mapping[str, int], timeout: float) -> Iterator[tuple[int, Message]]:
+def receive(
+    grid: Grid,
+    pushed: Mapping[str, int],
+    timeout: float,
+    awaited: Collection[str] | None = None,
+) -> Iterator[tuple[int, Message]]:
     """Yield ``(node_id, reply)`` as replies arrive, until all are there or time is up.
 
     Replies are yielded one by one, so a caller that folds them never holds more than one. A node
@@ -34,23 +41,28 @@ def receive(grid: Grid, pushed: Mapping[str, int], timeout: float) -> Iterator[t
         Message ids and their nodes, from ``send``.
     timeout : float
         Seconds.
+    awaited : collection of str, optional
+        Message ids to wait for; replies to the others are only taken along. Default: all.
     """
+    waiting = set(pushed if awaited is None else awaited)
     pending = dict.fromkeys(pushed)  # in order, so a simulated run can be repeated exactly
     known_lost = getattr(grid, "known_lost", None)
     started = time.monotonic()
-    while pending:
+    while waiting:
         progress = False
         for reply in grid.pull_messages(list(pending)):
             progress = True
             reply_to = reply.metadata.reply_to_message_id
             pending.pop(reply_to, None)
+            waiting.discard(reply_to)
             yield pushed.get(reply_to, reply.metadata.src_node_id), reply
         if known_lost is not None:
             for message_id in known_lost(pending):
                 pending.pop(message_id, None)
+                waiting.discard(message_id)
         elapsed = time.monotonic() - started
         if elapsed >= timeout:
             return
-        if pending and not progress:
+        if waiting and not progress:
             pause = min(max(_FIRST_PAUSE, elapsed / 20), _LONGEST_PAUSE)
             time.sleep(min(pause, timeout - elapsed))
