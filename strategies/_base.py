@@ -34,6 +34,7 @@ from flower_kmeans.federation.coordinator import (
     CRASHED,
     MALFORMED,
     N_LEADERS,
+    STRAY,
     Coordinator,
 )
 from flower_kmeans.federation.document import MASKED_TRUSTS, NONE, RunDocument
@@ -43,6 +44,7 @@ from flower_kmeans.federation.messages import (
     EnrolReply,
     LeadReply,
     OpenReply,
+    OtherRunError,
     Refusal,
     Reply,
     Request,
@@ -617,6 +619,9 @@ class KMeansStrategy(Strategy):
             kind: type[Reply] = EnrolReply if joins else expected
             try:
                 reply = decode_reply(message.content, kind, run.run.document.doc_hash)
+            except OtherRunError:
+                run.note(node_id, t, STRAY)
+                continue
             except MessageError:
                 run.note(node_id, t, MALFORMED)
                 continue

@@ -32,6 +32,11 @@ from flower_kmeans.federation.encoding import MESSAGE_VERSION as MESSAGE_VERSION
 
 RECORD_KEY = "kmeans"
 
+
+class OtherRunError(MessageError):
+    """A reply names another run than the one that asked."""
+
+
 _digest = sized(32)
 _u32 = integer(1, 2**32 - 1)
 _attempt = integer(1, 3)
@@ -393,8 +398,10 @@ def decode_reply(content: RecordDict, expected: type[R], doc_hash: bytes) -> R |
     ------
     VersionError
         If the message is of another version.
+    OtherRunError
+        If it is of another run.
     MessageError
-        If it is malformed, of another kind, or of another run.
+        If it is malformed, or of another kind.
     """
     record = _only_record(content)
     if record.get("kind") == Refusal.KIND:
@@ -408,7 +415,7 @@ def decode_reply(content: RecordDict, expected: type[R], doc_hash: bytes) -> R |
 
 def _require_run(doc_hash: bytes, expected: bytes) -> None:
     if doc_hash != expected:
-        raise MessageError("A message belongs to another run.")
+        raise OtherRunError("A message belongs to another run.")
 
 
 def _only_record(content: RecordDict) -> ConfigRecord:
