@@ -1,9 +1,10 @@
 """The client's side for a Flower project: three lines beside what an app already does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from numpy.typing import ArrayLike
 
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
@@ -36,6 +37,7 @@ def register_kmeans(
     load_data: LoadData,
     policy: ClientPolicy | None = None,
     on_result: OnResult | None = None,
+    mods: Sequence[Mod] = (),
 ) -> None:
     """Add private clustering to a ClientApp, beside the actions that it has.
 
@@ -51,6 +53,9 @@ def register_kmeans(
         What this client accepts. The default accepts no private run, because it names no ledger.
     on_result : callable, optional
         ``on_result(result, context)`` is called once per finished run with a `ClientResult`.
+    mods : sequence of Mod
+        App-level mods of ``app`` that may see the messages of private runs. Any other is refused:
+        it could change or copy them.
 
     Raises
     ------
@@ -60,10 +65,12 @@ def register_kmeans(
     """
     if not isinstance(app, ClientApp):
         raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
-    if getattr(app, "_mods", None):
+    unlisted = [mod for mod in getattr(app, "_mods", None) or () if mod not in mods]
+    if unlisted:
         raise ConfigurationError(
-            "Expected a ClientApp without app-level mods, which would see and could change the "
-            "messages of a private run. Give mods to single actions instead."
+            "Expected a ClientApp without app-level mods that are not listed in mods=: they would "
+            "see, and could change, the messages of a private run. "
+            f"Got {len(unlisted)} of them; give them to single actions instead."
         )
     handler = _handler(load_data, policy, on_result)
     try:

@@ -52,7 +52,7 @@ from flower_kmeans.federation.messages import (
     decode_reply,
     to_content,
 )
-from flower_kmeans.federation.release import check_shares, sampler_of
+from flower_kmeans.federation.release import check_shares, sampler_of, sharing_slack
 from flower_kmeans.federation.run import Run
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
@@ -195,6 +195,8 @@ class KMeansStrategy(Strategy):
         document = self._document()  # fails now if its parameters do not fit each other
         if self.trust == "distributed-noise":
             check_shares(self.algorithm, self.plan, document.shares)
+            most = max(self.n_clients or 0, self.min_clients)
+            self.algorithm.require_capacity(math.sqrt(most / document.shares))
         self._timeout = _DEFAULT_TIMEOUT
         self._own_start = False
         self._grid: Grid | None = None
@@ -512,6 +514,9 @@ class KMeansStrategy(Strategy):
             min_clients=self.min_clients,
             colluders=self.colluders,
             sampler=document.sampler,
+            epsilon_slack=(
+                sharing_slack(self.algorithm, self.plan) if document.opening != NONE else 0.0
+            ),
             dropped=run.dropped,
             incidents=run.incidents,
         )

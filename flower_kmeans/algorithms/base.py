@@ -115,6 +115,21 @@ class Algorithm(ABC):
         """Return what each round releases, calibrated to the budget; needs no data."""
 
     @abstractmethod
+    def require_capacity(self, noise_factor: float = 1.0) -> None:
+        """Require that no word of a noisy sum can overflow 64 bits (docs/guarantees.md, Ring).
+
+        Parameters
+        ----------
+        noise_factor : float (default: 1)
+            By how much the noise may exceed the plan's, where more clients add shares than had to.
+
+        Raises
+        ------
+        ConfigurationError
+            With the numbers, if sums and noise do not fit.
+        """
+
+    @abstractmethod
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the state before round 1. It never travels."""
 

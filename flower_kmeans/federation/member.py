@@ -188,7 +188,7 @@ class Member:
         if (
             document.keys != "relayed"
             or len(set(members)) != len(members)
-            or len(members) < document.min_clients
+            or len(members) < max(document.min_clients, self._policy.min_clients)
             or _public_key(life) not in members
         ):
             raise RefuseError(Code.POLICY)

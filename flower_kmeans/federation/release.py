@@ -1,5 +1,6 @@
 """The noise of one round, for whoever adds it."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from flower_kmeans.federation.document import NONE
 from flower_kmeans.privacy.noise import draw, draw_share, sampler_name
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
+
+_TAIL = 8.0
 
 Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
 
@@ -56,6 +59,28 @@ def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
     if not plan.is_private:
         return NONE
     return "+".join(sorted({sampler_name(release, shared) for release in plan.releases}))
+
+
+def sharing_slack(algorithm: Algorithm, plan: PrivacyPlan) -> float:
+    """Return by how much epsilon may exceed the plan's where noise is a discrete Gaussian.
+
+    The sum of all shares is a discrete Gaussian, which is as private as the continuous one up to
+    ``2 K (L^2 + 1) / (24 s^2)``, doubled to be safe (docs/guarantees.md, Distributed noise): ``s``
+    is the smallest standard deviation in grid units, ``K`` the number of noisy coordinates of a
+    run that one record can touch, bounded here by all of them, and ``L = 8`` cuts the tail.
+
+    Returns
+    -------
+    float
+        In units of epsilon.
+    """
+    n_words, smallest = 0, math.inf
+    for number, releases in enumerate(plan.rounds, 1):
+        units = algorithm.units(Question(round=number, arrays={}))
+        n_words += len(units)
+        multiplier = min(release.noise_multiplier for release in releases)
+        smallest = min(smallest, multiplier * float(units.min()))
+    return 2 * 2 * n_words * (_TAIL**2 + 1) / (24 * smallest**2)
 
 
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:

@@ -14,8 +14,8 @@ _TRUST = {
     ),
     "distributed-noise": (
         "Every client adds a share of the noise; everyone sees the noisy results.",
-        "The server and any one client together open every client's statistic, which is then "
-        "covered by that client's own share of the noise only.",
+        "The server and any one client together see everything: every client's statistic, under "
+        "that client's own share of the noise only.",
     ),
     "trusted-server": (
         "The server adds the noise and sees every client's exact statistic.",
@@ -73,6 +73,8 @@ class Report:
     noise_factor : float
         Standard deviation of the noise that the results carry over the planned one; above 1
         only under distributed noise, where more clients add a share than had to.
+    epsilon_slack : float
+        By how much epsilon may exceed the plan's, because shared noise is a discrete Gaussian.
     dropped : list of Dropped
         Whom a round went on without, when and why.
     incidents : list of Dropped
@@ -89,6 +91,7 @@ class Report:
     n_rounds: int = 0
     colluders: int = 0
     noise_factor: float = 1.0
+    epsilon_slack: float = 0.0
     ledger: bool = False
     sampler: str = ""
     seconds: float = 0.0
@@ -167,6 +170,7 @@ class Report:
             "min_clients": self.min_clients,
             "colluders": self.colluders,
             "noise_factor": self.noise_factor,
+            "epsilon_slack": self.epsilon_slack,
             "sampler": self.sampler,
             "ledger": self.ledger,
             "seconds": self.seconds,
