@@ -155,7 +155,7 @@ def test_too_few_enrolments_end_the_run_clearly(trust):
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_nobody_at_the_delivery_is_an_error(trust):
     faults = [Fault(i, -1, "drop") for i in range(5)]
-    with pytest.raises(RunError, match="delivery|opened"):
+    with pytest.raises(RunError, match=r"delivery|opened"):
         simulate(make(trust), PARTS, faults=faults, timeout=60)
 
 
