@@ -1,0 +1,90 @@
+import math
+
+import numpy as np
+import pytest
+
+from flower_kmeans import Box, PrivacyBudget
+from flower_kmeans.algorithms.base import Question
+from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
+from flower_kmeans.algorithms.lloyd import LloydAlgorithm, SuLloydAlgorithm
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.federation.release import (
+    check_shares,
+    noise_share,
+    server_noise,
+    sharing_slack,
+)
+from flower_kmeans.privacy.randomness import Stream
+
+
+def _algorithm(epsilon=1.0, d=2, **options):
+    box = Box([0.0] * d, [1.0] * d)
+    return FastLloydAlgorithm(3, box, PrivacyBudget(epsilon), n_records=500, **options)
+
+
+def test_the_slack_is_that_of_the_formula():
+    algorithm = _algorithm(n_rounds=2, radius="constant")
+    (sums, counts), _ = algorithm.plan().rounds
+    one = 2**algorithm.fraction_bits
+    units = algorithm.units(Question(1))
+    smallest = min(sums.noise_multiplier, counts.noise_multiplier) * min(units.min(), one)
+    words = 2 * 3 * (2 + 1)
+    expected = 2 * 2 * words * 65 / (24 * smallest**2)
+    assert math.isclose(sharing_slack(algorithm, algorithm.plan()), expected, rel_tol=1e-12)
+
+
+def test_the_slack_shrinks_with_the_grid():
+    slacks = [
+        sharing_slack(algorithm, algorithm.plan())
+        for algorithm in (_algorithm(fraction_bits=q, n_rounds=3) for q in (8, 12, 16))
+    ]
+    assert slacks[0] > 200 * slacks[1] > 40_000 * slacks[2] > 0
+
+
+def test_shares_too_narrow_for_the_grid_are_refused():
+    algorithm = _algorithm(epsilon=200.0, fraction_bits=1, n_rounds=2)
+    with pytest.raises(ConfigurationError, match="grid units"):
+        check_shares(algorithm, algorithm.plan(), 1000)
+
+
+def test_laplace_noise_has_no_shares():
+    algorithm = SuLloydAlgorithm(
+        2, Box([0.0], [1.0]), PrivacyBudget(1.0, 0.0), n_records=100, n_rounds=2
+    )
+    with pytest.raises(ConfigurationError):
+        check_shares(algorithm, algorithm.plan(), 2)
+
+
+def test_the_noise_follows_the_layout():
+    """Every word gets noise of its own block's scale: counts and sums are not exchanged."""
+    algorithm = _algorithm(n_rounds=2)
+    question = Question(2)
+    draws = np.array(
+        [server_noise(algorithm, algorithm.plan(), question, Stream.fresh()) for _ in range(2000)]
+    )
+    sums, counts = algorithm.plan().rounds[1]
+    units = algorithm.units(question)
+    multiplier = np.repeat([sums.noise_multiplier, counts.noise_multiplier], [6, 3])
+    ratio = draws.std(axis=0) / (multiplier * units)
+    # A sample deviation over 2,000 draws is within 10 % of the true one but for p < 1e-9.
+    assert np.all(np.abs(ratio - 1) < 0.1)
+
+
+def test_a_share_has_its_part_of_the_variance():
+    algorithm = _algorithm(n_rounds=2)
+    question, plan = Question(2), algorithm.plan()
+    whole = np.array(
+        [noise_share(algorithm, plan, question, 1, Stream.fresh()) for _ in range(400)]
+    )
+    ninth = np.array(
+        [noise_share(algorithm, plan, question, 9, Stream.fresh()) for _ in range(400)]
+    )
+    ratio = math.sqrt(float((whole.astype(float) ** 2).mean() / (ninth.astype(float) ** 2).mean()))
+    assert 2.6 < ratio < 3.4
+
+
+def test_no_noise_without_privacy():
+    algorithm = LloydAlgorithm(2, Box([0.0], [1.0]), PrivacyBudget(None))
+    noise = server_noise(algorithm, algorithm.plan(), Question(1), Stream.fresh())
+    assert not noise.any()
+    assert noise.shape == (algorithm.words(1),)
