@@ -305,6 +305,8 @@ class KMeansStrategy(Strategy):
         RunError
             If the run ended otherwise.
         """
+        if initial_arrays is not None:
+            _require_type("initial_arrays", initial_arrays, ArrayRecord, "an ArrayRecord")
         self._check_start(num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
         self._timeout, self._own_start, self._coordinator = timeout, True, None
         log(INFO, "Starting %s strategy:", type(self).__name__)
@@ -456,9 +458,9 @@ class KMeansStrategy(Strategy):
         ObliviousServerError
             Under ``trust="oblivious-server"``: the party that adds the noise must never see them.
         """
-        arrays = self._visible_arrays()
         if self.trust == "oblivious-server":
             raise ObliviousServerError(_OBLIVIOUS)
+        arrays = self._visible_arrays()
         if arrays is None:
             raise RunError("There are no centroids before a round is finished.")
         return arrays["centroids"].numpy()
@@ -480,6 +482,10 @@ class KMeansStrategy(Strategy):
         evaluate_fn: object,
     ) -> None:
         self._refuse_wrapper()
+        if num_rounds is not None:
+            _require_type("num_rounds", num_rounds, int, "an integer")
+        if evaluate_fn is not None:
+            _require_type("evaluate_fn", evaluate_fn, Callable, "a callable")
         if num_rounds is not None and num_rounds != self.algorithm.n_rounds:
             raise ConfigurationError(
                 f"Expected num_rounds={self.algorithm.n_rounds} as planned, or None. "
@@ -715,7 +721,7 @@ def _keep(metrics: dict[int, MetricRecord], number: int, record: MetricRecord | 
         metrics[number] = record
 
 
-def _initial_centroids(arrays: ArrayRecord) -> NDArray[np.float64] | None:
+def _initial_centroids(arrays: ArrayRecord) -> NDArray[Any] | None:
     if not len(arrays):
         return None
     if len(arrays) != 1:
@@ -723,4 +729,4 @@ def _initial_centroids(arrays: ArrayRecord) -> NDArray[np.float64] | None:
             "Expected initial_arrays with one array of shape (n_clusters, n_features). "
             f"Got {len(arrays)} arrays instead."
         )
-    return np.asarray(next(iter(arrays.values())).numpy(), dtype=np.float64)
+    return next(iter(arrays.values())).numpy()
