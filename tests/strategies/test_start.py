@@ -1,0 +1,438 @@
+"""Starting a strategy: what is refused before anything is sent, the hooks, and what comes back."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    Strategy,
+)
+from harness import SIMULATED, RecordingGrid, run_recorded, stock_start
+
+from flower_kmeans import Ball, Box, PrivacyBudget, kmeans_client_app
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    KMeansError,
+    ObliviousServerError,
+    RunError,
+    TooFewClientsError,
+)
+from flower_kmeans.federation.in_process import task_identity
+from flower_kmeans.strategies import FastLloyd, GLloyd, KMeansStrategy, Lloyd, SuLloyd
+
+BOX = Box([0.0, 0.0], [10.0, 10.0])
+PARTS = [np.random.default_rng(i).uniform(0, 10, (30, 2)) for i in range(5)]
+TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server", "plain")
+
+
+def make(trust="oblivious-server", rounds=3, **options):
+    if trust == "plain":
+        return Lloyd(2, BOX, n_rounds=rounds, **options)
+    options.setdefault("min_clients", 3)
+    return FastLloyd(2, BOX, PrivacyBudget(1.0), 150, trust=trust, n_rounds=rounds, **options)
+
+
+def grid_of(parts=PARTS):
+    app = kmeans_client_app(lambda context: parts[context.node_config["partition-id"]], SIMULATED)
+    return RecordingGrid(app, len(parts))
+
+
+def refused(call, grid, error, match):
+    """Require one clear sentence and that nothing was sent."""
+    with task_identity(), pytest.raises(error, match=match) as caught:
+        call(grid)
+    assert not grid.sent
+    assert not grid.received
+    assert isinstance(caught.value, KMeansError)
+    assert isinstance(caught.value, ValueError | TypeError)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert 20 < len(text) < 300
+
+
+# --------------------------------------------------------------------------- start's arguments
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "options"),
+    [
+        (ConfigurationError, "num_rounds=3", {"num_rounds": 2}),
+        (ConfigurationError, "num_rounds=3", {"num_rounds": 4}),
+        (ConfigurationError, "num_rounds", {"num_rounds": 0}),
+        (ConfigurationError, "train_config", {"train_config": ConfigRecord({"lr": 0.1})}),
+        (ConfigurationError, "evaluate_config", {"evaluate_config": ConfigRecord({"x": 1})}),
+        (ConfigurationError, "timeout", {"timeout": 0}),
+        (ConfigurationError, "timeout", {"timeout": -5.0}),
+        (ConfigurationTypeError, "timeout", {"timeout": "1"}),
+        (ObliviousServerError, "oblivious", {"evaluate_fn": lambda t, arrays: None}),
+        (
+            ConfigurationError,
+            "initial_arrays",
+            {"initial_arrays": ArrayRecord([np.ones((2, 2))] * 2)},
+        ),
+        (ConfigurationError, "initial", {"initial_arrays": ArrayRecord([np.ones((3, 2))])}),
+        (DataError, "initial", {"initial_arrays": ArrayRecord([np.ones((2, 3))])}),
+        (DataError, "initial", {"initial_arrays": ArrayRecord([np.ones(2)])}),
+        (DataError, "initial", {"initial_arrays": ArrayRecord([np.full((2, 2), np.nan)])}),
+        (ConfigurationTypeError, "initial", {"initial_arrays": ArrayRecord([np.array(["a"])])}),
+        (ConfigurationTypeError, "initial_arrays", {"initial_arrays": np.ones((2, 2))}),
+        (ConfigurationTypeError, "evaluate_fn", {"evaluate_fn": 5}),
+        (ConfigurationTypeError, "num_rounds", {"num_rounds": 3.0}),
+    ],
+)
+def test_arguments_that_contradict_the_plan_are_refused(error, match, options):
+    if "evaluate_fn" in options and error is ConfigurationTypeError:
+        strategy = make("trusted-server")
+    else:
+        strategy = make()
+    refused(lambda grid: strategy.start(grid, **options), grid_of(), error, match)
+
+
+def test_the_planned_number_of_rounds_and_empty_configs_are_accepted():
+    outcome = run_recorded(
+        make(), PARTS, num_rounds=3, train_config=ConfigRecord(), evaluate_config=ConfigRecord()
+    )
+    assert len(outcome.results) == 5
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: DifferentialPrivacyServerSideFixedClipping(s, 1.0, 1.0, 5),
+        lambda s: DifferentialPrivacyClientSideFixedClipping(s, 1.0, 1.0, 5),
+        lambda s: DifferentialPrivacyServerSideAdaptiveClipping(s, 0.5, 100),
+        lambda s: DifferentialPrivacyClientSideAdaptiveClipping(s, 0.5, 100),
+    ],
+)
+def test_flowers_own_privacy_wrappers_are_refused(trust, wrap):
+    wrapped = wrap(make(trust))
+    refused(
+        lambda grid: wrapped.start(grid, ArrayRecord([np.ones((2, 2))]), num_rounds=3),
+        grid_of(),
+        ConfigurationError,
+        "wrapped in DifferentialPrivacy",
+    )
+
+
+def test_a_wrapper_that_skips_the_summary_is_refused_too():
+    class Quiet(FedAvg):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def summary(self):
+            pass
+
+        def configure_train(self, server_round, arrays, config, grid):
+            return self.inner.configure_train(server_round, arrays, config, grid)
+
+    refused(
+        lambda grid: Quiet(make()).start(grid, ArrayRecord(), num_rounds=3),
+        grid_of(),
+        ConfigurationError,
+        "wrapped in Quiet",
+    )
+
+
+def test_a_non_empty_train_config_is_refused_by_the_hook():
+    strategy = make()
+    refused(
+        lambda grid: stock_start(strategy, grid, train_config=ConfigRecord({"a": 1})),
+        grid_of(),
+        ConfigurationError,
+        "train_config",
+    )
+
+
+def test_hooks_out_of_order_are_refused():
+    strategy, grid = make(), grid_of()
+    with pytest.raises(RunError, match="not started"):
+        strategy.configure_train(2, ArrayRecord(), ConfigRecord(), grid)
+    with pytest.raises(RunError, match="not started"):
+        strategy.aggregate_train(1, [])
+    with pytest.raises(RunError, match="before the run"):
+        _ = strategy.report
+    with task_identity():
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+        with pytest.raises(ConfigurationError, match="round 1 next"):
+            strategy.configure_train(2, ArrayRecord(), ConfigRecord(), grid)
+
+
+def test_flowers_own_start_with_more_rounds_than_planned_ends_in_an_error():
+    with task_identity(), pytest.raises(ConfigurationError, match="rounds 1 to 3"):
+        Strategy.start(make(), grid_of(), ArrayRecord(), num_rounds=4)
+
+
+# --------------------------------------------------------------------------- constructors
+
+
+def _fast(**changes):
+    values = {"n_clusters": 2, "domain": BOX, "privacy": PrivacyBudget(1.0), "n_records": 100}
+    return FastLloyd(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("match", "make_it"),
+    [
+        ("n_clusters", lambda: _fast(n_clusters=0)),
+        ("n_clusters", lambda: _fast(n_clusters=101)),
+        ("n_clusters", lambda: _fast(n_clusters=2.0)),
+        ("n_clusters", lambda: _fast(n_clusters=10**7, n_records=10**9)),
+        ("n_records", lambda: _fast(n_records=None)),
+        ("n_records", lambda: _fast(n_records=0)),
+        ("n_records", lambda: _fast(n_records="many")),
+        ("domain", lambda: _fast(domain=([0, 0], [1, 1]))),
+        ("lower", lambda: Box([1, 0], [0, 1])),
+        ("lower", lambda: Box([0, 0], [0, 1])),
+        ("upper|bounds|finite", lambda: Box([0, 0], [np.inf, 1])),
+        ("radius", lambda: Ball(0.0, [0, 0])),
+        ("privacy", lambda: _fast(privacy=1.0)),
+        ("epsilon", lambda: PrivacyBudget(0.0)),
+        ("epsilon", lambda: PrivacyBudget(-1.0)),
+        ("epsilon", lambda: PrivacyBudget(float("inf"))),
+        ("epsilon", lambda: PrivacyBudget(float("nan"))),
+        ("epsilon", lambda: PrivacyBudget("1")),
+        ("delta", lambda: PrivacyBudget(1.0, 1.0)),
+        ("delta", lambda: PrivacyBudget(1.0, -1e-9)),
+        ("delta", lambda: PrivacyBudget(None, 1e-6)),
+        ("delta", lambda: _fast(privacy=PrivacyBudget(1.0, 0.0))),
+        ("unit", lambda: _fast(privacy=PrivacyBudget(1.0, unit="client"))),
+        ("trust", lambda: _fast(trust="plain")),
+        ("trust", lambda: _fast(trust="me")),
+        ("trust", lambda: SuLloyd(2, BOX, PrivacyBudget(1.0), 100, trust="distributed-noise")),
+        ("trust", lambda: _fast(privacy=PrivacyBudget(None), trust="oblivious-server")),
+        ("epsilon=None", lambda: Lloyd(2, BOX, PrivacyBudget(1.0))),
+        ("n_rounds", lambda: _fast(n_rounds=0)),
+        ("n_rounds", lambda: _fast(n_rounds="some")),
+        ("n_rounds", lambda: _fast(n_rounds=2.5)),
+        ("min_clients", lambda: _fast(min_clients=0)),
+        ("min_clients", lambda: _fast(min_clients=2.5)),
+        ("n_clients", lambda: _fast(min_clients=5, n_clients=4)),
+        ("n_clients", lambda: _fast(n_clients=0)),
+        ("n_clients or min_clients", lambda: _fast(trust="distributed-noise")),
+        ("min_clients", lambda: _fast(trust="distributed-noise", min_clients=1)),
+        ("colluders", lambda: _fast(trust="distributed-noise", min_clients=3, colluders=3)),
+        ("colluders", lambda: _fast(trust="distributed-noise", min_clients=3, colluders=0)),
+        ("seed", lambda: _fast(seed=-1)),
+        ("seed", lambda: _fast(seed=None)),
+        ("fraction_bits", lambda: _fast(fraction_bits=0)),
+        ("fraction_bits", lambda: _fast(fraction_bits=60)),
+        ("keys", lambda: _fast(keys="roster")),
+        ("max_attempts", lambda: _fast(max_attempts=0)),
+        ("max_attempts", lambda: _fast(max_attempts=4)),
+        ("on_round", lambda: _fast(on_round="print")),
+        ("alpha", lambda: _fast(alpha=0.0)),
+        ("alpha", lambda: _fast(alpha=float("nan"))),
+        ("alpha", lambda: _fast(alpha="0.8")),
+        ("radius", lambda: _fast(radius="stairs")),
+        ("postprocess", lambda: _fast(postprocess="wrap")),
+        ("word|bit|overflow", lambda: _fast(privacy=PrivacyBudget(1e-14, 1e-16))),
+        (
+            "2\\^|fraction_bits|exact",
+            lambda: GLloyd(
+                2, Box(np.zeros(5000), np.ones(5000)), PrivacyBudget(1.0), 100, fraction_bits=20
+            ),
+        ),
+    ],
+)
+def test_parameters_that_cannot_be_used_are_one_sentence(match, make_it):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=match) as caught:
+        make_it()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 400
+    assert isinstance(caught.value, ValueError | TypeError)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trusts"),
+    [
+        (Lloyd, ("plain",)),
+        (SuLloyd, ("oblivious-server", "trusted-server")),
+        (GLloyd, ("oblivious-server", "distributed-noise", "trusted-server")),
+        (FastLloyd, ("oblivious-server", "distributed-noise", "trusted-server")),
+    ],
+)
+def test_strategies_run_under_the_trusts_of_the_guarantees(strategy, trusts):
+    assert trusts == strategy.TRUSTS
+    assert issubclass(strategy, KMeansStrategy)
+    assert issubclass(strategy, Strategy)
+    if strategy is not Lloyd:
+        default = strategy(2, BOX, PrivacyBudget(1.0, delta=1e-6), 100)
+        assert default.trust == "oblivious-server"
+        assert strategy(2, BOX, PrivacyBudget(None)).trust == "plain"
+
+
+def test_every_strategy_runs_without_privacy_and_says_so():
+    for strategy in (Lloyd, SuLloyd, GLloyd, FastLloyd):
+        outcome = run_recorded(strategy(2, BOX, PrivacyBudget(None), n_rounds=2), PARTS)
+        report = outcome.strategy.report
+        assert (report.trust, report.epsilon, report.is_private) == ("plain", None, False)
+        assert any("NOT PRIVATE" in statement for statement in report.statements)
+
+
+def test_defaults_of_min_clients():
+    assert _fast().min_clients == 3
+    assert _fast(n_clients=2).min_clients == 2
+    assert _fast(n_clients=50).min_clients == 3
+    assert _fast(trust="distributed-noise", n_clients=20).min_clients == 16
+    assert Lloyd(2, BOX).min_clients == 1
+
+
+# --------------------------------------------------------------------------- centroids
+
+
+def test_an_oblivious_server_has_no_centroids_and_says_why():
+    outcome = run_recorded(make(), PARTS)
+    with pytest.raises(ObliviousServerError, match=r"on_result") as caught:
+        _ = outcome.strategy.centroids
+    assert isinstance(caught.value, ConfigurationError)
+    assert not len(outcome.result.arrays)
+
+
+def test_centroids_at_an_oblivious_server_are_refused_before_the_run_too():
+    with pytest.raises(ObliviousServerError):
+        _ = make().centroids
+
+
+@pytest.mark.parametrize("trust", TRUSTS[1:])
+def test_the_server_has_the_clients_result_where_it_may(trust):
+    outcome = run_recorded(make(trust), PARTS)
+    assert set(outcome.result.arrays) == {"centroids", "counts"}
+    np.testing.assert_array_equal(outcome.result.arrays["centroids"].numpy(), outcome.one.centroids)
+    np.testing.assert_array_equal(outcome.result.arrays["counts"].numpy(), outcome.one.counts)
+    np.testing.assert_array_equal(outcome.strategy.centroids, outcome.one.centroids)
+
+
+def test_there_are_no_centroids_before_a_round():
+    with pytest.raises(RunError, match="not started"):
+        _ = make("plain").centroids
+
+
+# --------------------------------------------------------------------------- hooks
+
+
+@pytest.mark.parametrize("trust", TRUSTS[1:])
+@pytest.mark.parametrize("initial", [None, np.array([[1.0, 2.0], [8.0, 7.0]])])
+def test_evaluate_fn_sees_every_rounds_centroids(trust, initial):
+    seen = {}
+
+    def evaluate(number, arrays):
+        assert number not in seen
+        seen[number] = [array.numpy() for array in arrays.values()]
+        return MetricRecord({"round": number}) if number != 2 else None
+
+    options = {} if initial is None else {"initial_arrays": ArrayRecord([initial])}
+    outcome = run_recorded(make(trust), PARTS, evaluate_fn=evaluate, **options)
+    rounds = [1, 2, 3] if initial is None else [0, 1, 2, 3]
+    assert list(seen) == rounds
+    np.testing.assert_array_equal(seen[3][0], outcome.one.centroids)
+    assert not np.array_equal(seen[1][0], seen[3][0])
+    metrics = outcome.result.evaluate_metrics_serverapp
+    assert list(metrics) == [number for number in rounds if number != 2]
+    assert metrics[3]["round"] == 3
+    if initial is not None:
+        np.testing.assert_array_equal(seen[0][0], initial)
+
+
+def test_evaluate_fn_is_called_with_flowers_own_start():
+    seen = {}
+    outcome = run_recorded(
+        make("plain"),
+        PARTS,
+        start=stock_start,
+        evaluate_fn=lambda number, arrays: seen.update({number: dict(arrays)}),
+    )
+    assert list(seen) == [0, 1, 2, 3]
+    np.testing.assert_array_equal(seen[3]["centroids"].numpy(), outcome.one.centroids)
+
+
+def test_nothing_is_evaluated_on_clients_before_the_last_round():
+    outcome = run_recorded(make(), PARTS)
+    kinds = [(item.message_type, item.kind) for item in outcome.grid.sent]
+    evaluated = [place for place, kind in enumerate(kinds) if kind[0] == "evaluate.kmeans"]
+    assert len(evaluated) == 5
+    assert min(evaluated) > max(i for i, kind in enumerate(kinds) if kind[1] == "round")
+    assert {kind for _, kind in kinds[min(evaluated) :]} == {"finish"}
+
+
+@pytest.mark.parametrize(
+    ("trust", "hops"),
+    [("oblivious-server", 2 + 3 + 1), ("distributed-noise", 2 + 3 + 1), ("plain", 1 + 3 + 1)],
+)
+def test_a_run_takes_as_many_hops_as_planned(trust, hops):
+    pushes = []
+    run_recorded(make(trust), PARTS, on_push=lambda grid, messages: pushes.append(len(messages)))
+    assert len([size for size in pushes if size]) == hops
+
+
+def test_train_metrics_are_never_reported():
+    """A metric of clients would be an unaccounted release."""
+    result = run_recorded(make("trusted-server"), PARTS).result
+    assert not result.train_metrics_clientapp
+    assert not result.evaluate_metrics_clientapp
+
+
+def test_on_round_tells_progress_and_nothing_of_records():
+    seen = []
+    run_recorded(make(on_round=seen.append), PARTS)
+    assert [(info.round, info.n_rounds, info.n_answers, info.n_clients) for info in seen] == [
+        (t, 3, 5, 5) for t in (1, 2, 3)
+    ]
+    assert all(info.seconds >= 0 for info in seen)
+
+
+def test_a_strategy_can_be_started_again():
+    strategy = make()
+    first = run_recorded(strategy, PARTS)
+    run = strategy._run_state.run.document.run
+    second = run_recorded(strategy, PARTS[:4])
+    assert strategy._run_state.run.document.run != run
+    assert strategy.report.n_clients == 4
+    assert not np.array_equal(first.one.counts, second.one.counts)
+
+
+def test_flowers_own_start_works_after_our_start_failed():
+    strategy = make("distributed-noise")
+    with pytest.raises(TooFewClientsError):
+        run_recorded(strategy, PARTS[:2], timeout=0.5)
+    outcome = run_recorded(strategy, PARTS, start=stock_start)
+    np.testing.assert_array_equal(outcome.result.arrays["centroids"].numpy(), outcome.one.centroids)
+
+
+def test_the_run_document_holds_what_clients_check():
+    outcome = run_recorded(make("distributed-noise", min_clients=4, colluders=2), PARTS)
+    document = outcome.strategy._run_state.run.document
+    data = json.loads(document.data)
+    assert data["trust"] == "distributed-noise"
+    assert (data["min_clients"], data["colluders"], data["share_variance"]) == (4, 2, "1/2")
+    assert data["sampler"] == "discrete-gaussian/1"
+    assert data["rounds"] == 3
+    sent = [item for item in outcome.grid.sent if item.kind == "enrol"]
+    assert all(item.fields["doc"] == document.data for item in sent)
+
+
+def test_messages_expire_soon_after_the_timeout():
+    lives = []
+    run_recorded(
+        make(),
+        PARTS,
+        timeout=25.0,
+        on_push=lambda grid, messages: lives.extend(message.metadata.ttl for message in messages),
+    )
+    assert set(lives) == {35.0}
+
+
+def test_waiting_for_clients_ends_at_the_timeout():
+    strategy = make(n_clients=50)
+    with pytest.raises(TooFewClientsError, match="Got 2"):
+        run_recorded(strategy, PARTS[:2], timeout=0.6)
