@@ -62,6 +62,8 @@ def register_kmeans(
     ConfigurationError
         If the app was made from ``client_fn``, has mods that would see our messages, or has
         actions of this name already.
+    ConfigurationTypeError
+        If an argument has the wrong type.
     """
     if not isinstance(app, ClientApp):
         raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
@@ -122,6 +124,15 @@ def _handler(
     load_data: LoadData, policy: ClientPolicy | None, on_result: OnResult | None
 ) -> Callable[[Message, Context], Message]:
     accepted = ClientPolicy() if policy is None else policy
+    if not isinstance(accepted, ClientPolicy):
+        raise ConfigurationTypeError(
+            f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
+        )
+    for name, function in (("load_data", load_data), ("on_result", on_result)):
+        if not callable(function) and (name, function) != ("on_result", None):
+            raise ConfigurationTypeError(
+                f"Expected {name} as a callable. Got {type(function).__name__} instead."
+            )
 
     def handle(message: Message, context: Context) -> Message:
         member = Member(

@@ -13,10 +13,10 @@ from typing import Literal, get_args
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.federation.exchange import receive
+from flower_kmeans.federation.in_process import FlowerRun
 from flower_kmeans.federation.messages import RECORD_KEY
 
 FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
@@ -116,12 +116,12 @@ class FaultyGrid(Grid):
         self._lost: set[str] = set()
         self._held: list[Message] = []
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: FlowerRun) -> None:
         """Set the run of the wrapped grid."""
         self._grid.set_run(run)
 
     @property
-    def run(self) -> Run:
+    def run(self) -> FlowerRun:
         """Run information."""
         return self._grid.run
 

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+FlowerRun = Run
 CLIENT_RAISED = 2
 _RUN_ID = 1
 _SERVER_NODE_ID = 1
