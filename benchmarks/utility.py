@@ -11,8 +11,8 @@ stands scikit-learn's KMeans on the pooled records (the best of ten starts by k-
 convergence): what neither privacy, nor a start without data, nor seven rounds have cost.
 
 ``DIR`` holds ``NAME.npz`` files with an array ``X`` of shape (N, d); missing ones are skipped, and
-scikit-learn's own sets need no file. ``--variants`` also runs FastLloyd with the noise or the
-start of the paper's reference code, to explain differences: see ``reference.py``.
+scikit-learn's own sets need no file. ``--variants`` also runs strategies with parts of the papers'
+reference code, to explain differences: see ``reference.py``.
 
 Written to ``--output``: runs.csv (one row per run), tables.md (also printed) and utility.png.
 
@@ -182,8 +182,9 @@ def cluster(data: Data, task: Task, trust: str | None = None) -> Outcome:
         options["trust"] = trust
     halves = np.array_split(data.records[np.random.default_rng(task.run).permutation(n)], N_CLIENTS)
     if task.method in VARIANTS:
-        strategy = FastLloyd(data.n_clusters, box, budget, **options)
-        with VARIANTS[task.method](strategy, task.run):
+        variant = VARIANTS[task.method]
+        strategy = variant.make(data.n_clusters, box, budget, **options)
+        with variant.varied(strategy, task.run):
             clustering = simulate(strategy, halves)
     else:
         strategy = STRATEGIES[task.method](data.n_clusters, box, budget, **options)
@@ -288,7 +289,7 @@ def auc_table(curves: Curves) -> str:
     ]
     for (data, method), curve in curves.items():
         mean, half = interval(areas_of(curve))
-        base = "FastLloyd" if method in VARIANTS else method
+        base = VARIANTS[method].base if method in VARIANTS else method
         reference = REFERENCE.get(base, {}).get(data)
         cells = [data, method, f"{mean:.3g}", f"± {half:.2g}", "", "", ""]
         if reference is not None:
