@@ -390,8 +390,12 @@ def test_runs_share_a_memory_without_meeting():
 # --------------------------------------------------------------------------- one answer per place
 
 
-def test_another_context_for_the_same_attempt_is_a_conflict(tmp_path):
-    scene = file_scene(tmp_path)
+@pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise", "plain"])
+def test_another_context_for_the_same_attempt_is_a_conflict(trust, tmp_path):
+    if trust == "plain":
+        scene = Scene(make_run(trust))  # the words would be the same: only the context tells
+    else:
+        scene = file_scene(tmp_path, trust)
     scene.open()
     scene.answer(1)
     # Another member renews: the root changes, and the server asks again in the same attempt.
@@ -883,6 +887,23 @@ def test_documents_that_contradict_themselves_are_refused(changes):
     node = Node(3, np.ones((4, 2)), SIMULATED)
     assert code_of(enrol(node, replace(run, document=document))) == Code.POLICY
     assert node.loads == 0
+
+
+@pytest.mark.parametrize(
+    ("run", "changes"),
+    [
+        ("plain", {"trust": "oblivious-server", "keys": "relayed"}),
+        ("plain", {"trust": "trusted-server"}),
+        ("trusted-server", {"trust": "plain"}),
+    ],
+)
+def test_a_trust_that_does_not_fit_the_plan_is_refused(run, changes):
+    """No noise under a trust that promises it, or a plan that nobody would carry out."""
+    run = make_run(run)
+    document = replace(run.document, **changes)
+    node = Node(3, np.ones((4, 2)), SIMULATED)
+    assert code_of(enrol(node, run)) == Code.OK
+    assert code_of(enrol(node, replace(run, document=document))) == Code.POLICY
 
 
 @pytest.mark.parametrize("factor", [0.5, 1 - 1e-6, 2.0])
