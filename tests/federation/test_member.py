@@ -392,10 +392,8 @@ def test_runs_share_a_memory_without_meeting():
 
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise", "plain"])
 def test_another_context_for_the_same_attempt_is_a_conflict(trust, tmp_path):
-    if trust == "plain":
-        scene = Scene(make_run(trust))  # the words would be the same: only the context tells
-    else:
-        scene = file_scene(tmp_path, trust)
+    # Under plain trust the words would be the same: only the context tells.
+    scene = Scene(make_run(trust)) if trust == "plain" else file_scene(tmp_path, trust)
     scene.open()
     scene.answer(1)
     # Another member renews: the root changes, and the server asks again in the same attempt.
