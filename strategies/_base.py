@@ -8,11 +8,11 @@ the same result as our own ``start``, which adds folding of replies as they arri
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from logging import INFO
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import ClassVar, Literal, TypedDict
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -23,48 +23,20 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.domain import Ball, Box, Domain
-from flower_kmeans.errors import (
-    ConfigurationError,
-    ConfigurationTypeError,
-    MessageError,
-    ObliviousServerError,
-    RunError,
-)
-from flower_kmeans.federation.coordinator import (
-    CRASHED,
-    MALFORMED,
-    N_LEADERS,
-    STRAY,
-    Coordinator,
-)
+from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
+from flower_kmeans.federation.coordinator import Coordinator
 from flower_kmeans.federation.document import MASKED_TRUSTS, NONE, RunDocument
-from flower_kmeans.federation.exchange import receive, send
-from flower_kmeans.federation.messages import (
-    Code,
-    EnrolReply,
-    LeadReply,
-    OpenReply,
-    OtherRunError,
-    Refusal,
-    Reply,
-    Request,
-    RoundReply,
-    decode_reply,
-    to_content,
-)
 from flower_kmeans.federation.release import check_shares, sampler_of, sharing_slack
 from flower_kmeans.federation.run import Run
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
+from flower_kmeans.strategies._checks import checked_count, initial_centroids, require_type
+from flower_kmeans.strategies._conversation import Conversation
 
-TRAIN, QUERY, EVALUATE = "train.kmeans", "query.kmeans", "evaluate.kmeans"
-_TTL_MARGIN = 10.0  # seconds; economy, not protection
 _DEFAULT_TIMEOUT = 3600.0
 _SHARE_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
-_NODE_POLL = 0.5
-_DELIVERY_RETRIES = 2  # a client that lost its memory lacks the document first, then its place
 
 
 @dataclass(frozen=True)
@@ -158,8 +130,8 @@ class KMeansStrategy(Strategy):
         colluders: int = 1,
         on_round: Callable[[RoundInfo], None] | None = None,
     ) -> None:
-        _require_type("domain", domain, Box | Ball, "a Box or a Ball")
-        _require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
+        require_type("domain", domain, Box | Ball, "a Box or a Ball")
+        require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
         if privacy.unit != "record":
             raise ConfigurationError(
                 "Expected unit='record': client-level privacy is not available in this version. "
@@ -168,13 +140,13 @@ class KMeansStrategy(Strategy):
         if keys not in ("relayed", "file"):
             raise ConfigurationError(f"Expected keys in ('relayed', 'file'). Got {keys!r} instead.")
         if on_round is not None:
-            _require_type("on_round", on_round, Callable, "a callable")
+            require_type("on_round", on_round, Callable, "a callable")
         self.n_clusters = n_clusters
         self.n_records = n_records
         self.domain = domain
         self.privacy = privacy
         self.trust = self._checked_trust(trust, privacy)
-        self.n_clients = _checked_count("n_clients", n_clients)
+        self.n_clients = checked_count("n_clients", n_clients)
         self.min_clients = self._checked_min_clients(min_clients)
         self.keys = keys if self.trust in MASKED_TRUSTS else NONE
         self.max_attempts = max_attempts
@@ -199,11 +171,8 @@ class KMeansStrategy(Strategy):
             self.algorithm.require_capacity(math.sqrt(most / document.shares))
         self._timeout = _DEFAULT_TIMEOUT
         self._own_start = False
-        self._grid: Grid | None = None
-        self._coordinator: Coordinator | None = None
+        self._conversation: Conversation | None = None
         self._report: Report | None = None
-        self._nodes: dict[str, int] = {}
-        self._invited: dict[str, int] = {}
         self._started = 0.0
 
     # ------------------------------------------------------------------ parameters
@@ -222,7 +191,7 @@ class KMeansStrategy(Strategy):
 
     def _checked_min_clients(self, min_clients: int | None) -> int:
         if min_clients is not None:
-            least = _checked_count("min_clients", min_clients) or 1
+            least = checked_count("min_clients", min_clients) or 1
             if self.n_clients is not None and least > self.n_clients:
                 raise ConfigurationError(
                     f"Expected min_clients <= n_clients={self.n_clients}. Got {least} instead."
@@ -306,9 +275,9 @@ class KMeansStrategy(Strategy):
             If the run ended otherwise.
         """
         if initial_arrays is not None:
-            _require_type("initial_arrays", initial_arrays, ArrayRecord, "an ArrayRecord")
+            require_type("initial_arrays", initial_arrays, ArrayRecord, "an ArrayRecord")
         self._check_start(num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
-        self._timeout, self._own_start, self._coordinator = timeout, True, None
+        self._timeout, self._own_start, self._conversation = timeout, True, None
         log(INFO, "Starting %s strategy:", type(self).__name__)
         result = Result()
         arrays = ArrayRecord() if initial_arrays is None else initial_arrays
@@ -328,10 +297,11 @@ class KMeansStrategy(Strategy):
         try:
             for t in range(1, last + 1):
                 messages = self.configure_train(t, arrays, ConfigRecord(), grid)
-                self.aggregate_train(t, self._exchange(messages, self._invitations(t)))
+                invitations = self._talk.invitations() if t > 1 else []
+                self.aggregate_train(t, self._talk.exchange(messages, invitations))
                 evaluate()
             messages = self.configure_evaluate(last, arrays, ConfigRecord(), grid)
-            self.aggregate_evaluate(last, self._exchange(messages))
+            self.aggregate_evaluate(last, self._talk.exchange(messages))
             evaluate()  # where clients open the sums, the last round's is known only now
         finally:
             self._own_start = False
@@ -349,7 +319,6 @@ class KMeansStrategy(Strategy):
                 "Expected an empty train_config: what clients need is in the run document. "
                 f"Got {len(config)} entries instead."
             )
-        self._grid = grid
         if server_round == 1:
             self._set_up(grid, arrays)
         run = self._run_state
@@ -358,7 +327,7 @@ class KMeansStrategy(Strategy):
                 f"Expected rounds 1 to {self.algorithm.n_rounds} in their order, round "
                 f"{min(run.head + 1, self.algorithm.n_rounds)} next. Got {server_round} instead."
             )
-        return self._messages(TRAIN, run.round_requests(1), str(server_round))
+        return self._talk.ask_round(server_round, 1)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -371,21 +340,20 @@ class KMeansStrategy(Strategy):
             The centroids after this round where the server already knows them, else ``None``;
             and always ``None`` for metrics.
         """
-        run, attempt = self._run_state, 1
-        self._take_answers(server_round, replies)
+        talk, run, attempt = self._talk, self._run_state, 1
+        talk.take_answers(server_round, replies)
         while not run.has_enough:
             if attempt == self.max_attempts:
                 raise run.too_few()
             attempt += 1
             log(INFO, "Round %s: too few answers, attempt %s", server_round, attempt)
-            messages = self._messages(TRAIN, run.round_requests(attempt), str(server_round))
-            self._take_answers(server_round, self._exchange(messages))
+            talk.take_answers(server_round, talk.exchange(talk.ask_round(server_round, attempt)))
         if run.unopened:  # nobody who answered could open the round before
-            self._open_hop(server_round)
+            talk.open_sum(server_round)
         run.close_round()
         is_last = server_round == self.algorithm.n_rounds
         if is_last and run.unopened and not self._own_start:
-            self._open_hop(server_round)  # the stock start takes its arrays from here
+            talk.open_sum(server_round)  # the stock start takes its arrays from here
         self._tell_round(server_round)
         return (self._visible_arrays() if run.n_opened == server_round else None), None
 
@@ -396,7 +364,7 @@ class KMeansStrategy(Strategy):
         self._refuse_wrapper()
         if server_round != self.algorithm.n_rounds:
             return []
-        return self._messages(EVALUATE, self._run_state.finish_requests(), "finish")
+        return self._talk.ask_finish()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -404,17 +372,8 @@ class KMeansStrategy(Strategy):
         """Take the acknowledgements of the delivery and finish the report."""
         if server_round != self.algorithm.n_rounds:
             return None
-        run, after = self._run_state, self.algorithm.n_rounds + 1
-        refused = self._absorb(after, replies, OpenReply, run.accept_open)
-        for _ in range(_DELIVERY_RETRIES):
-            if refused:
-                requests = run.finish_requests()
-                again = {node: requests[node] for node in refused if node in requests}
-                replies = self._exchange(self._messages(EVALUATE, again, "finish"))
-                refused = self._absorb(after, replies, OpenReply, run.accept_open)
-        run.note_dropped(
-            after, [seat.node_id for seat in run.seats if seat.node_id not in run.delivered]
-        )
+        run = self._run_state
+        self._talk.take_delivery(replies)
         self._finish_report()
         self.report.n_clients = len(run.seats)
         if run.unopened:
@@ -469,9 +428,13 @@ class KMeansStrategy(Strategy):
 
     @property
     def _run_state(self) -> Coordinator:
-        if self._coordinator is None:
+        return self._talk.run
+
+    @property
+    def _talk(self) -> Conversation:
+        if self._conversation is None:
             raise RunError("The run has not started: round 1 must be configured first.")
-        return self._coordinator
+        return self._conversation
 
     def _check_start(
         self,
@@ -483,15 +446,15 @@ class KMeansStrategy(Strategy):
     ) -> None:
         self._refuse_wrapper()
         if num_rounds is not None:
-            _require_type("num_rounds", num_rounds, int, "an integer")
+            require_type("num_rounds", num_rounds, int, "an integer")
         if evaluate_fn is not None:
-            _require_type("evaluate_fn", evaluate_fn, Callable, "a callable")
+            require_type("evaluate_fn", evaluate_fn, Callable, "a callable")
         if num_rounds is not None and num_rounds != self.algorithm.n_rounds:
             raise ConfigurationError(
                 f"Expected num_rounds={self.algorithm.n_rounds} as planned, or None. "
                 f"Got {num_rounds} instead."
             )
-        _require_type("timeout", timeout, int | float, "a number of seconds")
+        require_type("timeout", timeout, int | float, "a number of seconds")
         if not timeout > 0:
             raise ConfigurationError(f"Expected timeout > 0 seconds. Got {timeout} instead.")
         for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
@@ -506,11 +469,10 @@ class KMeansStrategy(Strategy):
     def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Enrol the clients and, where keys are relayed, let one of them make the group key."""
         self._started = time.monotonic()
-        self.algorithm = self._make_algorithm(initial=_initial_centroids(arrays))
+        self.algorithm = self._make_algorithm(initial=initial_centroids(arrays))
         document = self._document()
         run = Coordinator(Run(document, self.algorithm, self.plan))
-        self._coordinator = run
-        self._invited = {}
+        self._conversation = Conversation(run, grid, self._timeout)
         self._report = Report(
             strategy=type(self).__name__,
             plan=self.plan,
@@ -527,124 +489,8 @@ class KMeansStrategy(Strategy):
             incidents=run.incidents,
         )
         self.summary()
-        nodes = self._wait_for_nodes(grid)
-        replies = self._exchange(self._messages(QUERY, run.enrol_requests(nodes), "enrol"))
-        self._absorb(0, replies, EnrolReply, run.accept_enrol)
-        run.close_enrolment()
-        late = run.join_requests(nodes)
-        self._invited = {i: node for i, node in self._nodes.items() if node in late}
+        self._conversation.set_up(self.n_clients or self.min_clients)
         self._report.n_clients = len(run.seats)
-        for first in range(0, len(run.seats), N_LEADERS):
-            if not run.needs_leader:
-                return
-            candidates = range(first, min(first + N_LEADERS, len(run.seats)))
-            replies = self._exchange(self._messages(QUERY, run.lead_requests(candidates), "lead"))
-            self._absorb(0, replies, LeadReply, run.accept_lead)
-        if run.needs_leader:
-            raise RunError("No client answered when it was asked to make the group key.")
-
-    def _wait_for_nodes(self, grid: Grid) -> list[int]:
-        wanted = self.min_clients if self.n_clients is None else self.n_clients
-        deadline = time.monotonic() + self._timeout
-        while True:
-            nodes = sorted(grid.get_node_ids())
-            if len(nodes) >= wanted or time.monotonic() >= deadline:
-                return nodes
-            time.sleep(min(_NODE_POLL, self._timeout))
-
-    def _open_hop(self, t: int) -> None:
-        run = self._run_state
-        opened_round = run.head
-        replies = self._exchange(self._messages(QUERY, run.open_requests(), str(t)))
-        self._absorb(t, replies, OpenReply, run.accept_correction)
-        if run.unopened:
-            raise RunError(f"No client opened the sum of round {opened_round} for the server.")
-
-    def _messages(
-        self, message_type: str, requests: Mapping[int, Request], group_id: str
-    ) -> list[Message]:
-        ttl = self._timeout + _TTL_MARGIN
-        contents: dict[int, Any] = {}
-        messages = []
-        for node_id, request in requests.items():
-            content = contents.get(id(request))
-            if content is None:
-                content = contents[id(request)] = to_content(request)
-            messages.append(Message(content, node_id, message_type, ttl=ttl, group_id=group_id))
-        return messages
-
-    def _exchange(
-        self, messages: Iterable[Message], invitations: Iterable[Message] = ()
-    ) -> Iterable[Message]:
-        """Send messages and yield replies as they arrive.
-
-        Nobody waits for the answers to invitations: they are taken when they come, in this hop or
-        in a later one.
-        """
-        grid = self._grid
-        if grid is None:
-            raise RunError("The run has not started: round 1 must be configured first.")
-        awaited = send(grid, messages)
-        self._invited |= send(grid, invitations)
-        self._nodes = awaited | self._invited
-        for _, reply in receive(grid, self._nodes, self._timeout, awaited):
-            yield reply
-            self._invited.pop(reply.metadata.reply_to_message_id, None)
-        for message_id in getattr(grid, "known_lost", _none_lost)(self._invited):
-            del self._invited[message_id]
-
-    def _invitations(self, t: int) -> list[Message]:
-        """Return the enrolment of nodes that have no seat and are not being asked for one."""
-        if self._grid is None or t == 1:
-            return []
-        asked = set(self._invited.values())
-        nodes = (node for node in sorted(self._grid.get_node_ids()) if node not in asked)
-        return self._messages(QUERY, self._run_state.join_requests(nodes), "enrol")
-
-    def _take_answers(self, t: int, replies: Iterable[Message]) -> None:
-        """Take a round's answers; whoever lacks a part of the run is sent all of it at once."""
-        run = self._run_state
-        lacking = self._absorb(t, replies, RoundReply, run.accept_round, (Code.NEED,))
-        if lacking:
-            messages = self._messages(TRAIN, run.repeat_requests(lacking), str(t))
-            self._absorb(t, self._exchange(messages), RoundReply, run.accept_round)
-
-    def _absorb(
-        self,
-        t: int,
-        replies: Iterable[Message],
-        expected: type[Reply],
-        accept: Callable[[int, Any], None],
-        retry: tuple[Code, ...] = (Code.NEED, Code.RENEW),
-    ) -> list[int]:
-        """Hand every orderly reply to the coordinator; return who refused with a ``retry`` code."""
-        run, lacking = self._run_state, []
-        for message in replies:
-            node_id = self._nodes.get(
-                message.metadata.reply_to_message_id, message.metadata.src_node_id
-            )
-            if not message.has_content():
-                run.note(node_id, t, CRASHED)
-                continue
-            joins = message.metadata.reply_to_message_id in self._invited
-            kind: type[Reply] = EnrolReply if joins else expected
-            try:
-                reply = decode_reply(message.content, kind, run.run.document.doc_hash)
-            except OtherRunError:
-                run.note(node_id, t, STRAY)
-                continue
-            except MessageError:
-                run.note(node_id, t, MALFORMED)
-                continue
-            if isinstance(reply, Refusal):
-                run.refuse(node_id, reply, t)
-                if reply.code in retry:
-                    lacking.append(node_id)
-            elif isinstance(reply, EnrolReply) and joins:
-                run.accept_join(node_id, reply)
-            else:
-                accept(node_id, reply)
-        return lacking
 
     def _tell_round(self, t: int) -> None:
         run, report = self._run_state, self.report
@@ -697,36 +543,6 @@ _OBLIVIOUS = (
 )
 
 
-def _none_lost(message_ids: Iterable[str]) -> set[str]:
-    return set()
-
-
-def _require_type(name: str, value: object, kind: Any, expected: str) -> None:
-    if not isinstance(value, kind):
-        raise ConfigurationTypeError(
-            f"Expected {name} as {expected}. Got {type(value).__name__} instead."
-        )
-
-
-def _checked_count(name: str, value: int | None) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"Expected {name} as an integer >= 1. Got {value!r} instead.")
-    return value
-
-
 def _keep(metrics: dict[int, MetricRecord], number: int, record: MetricRecord | None) -> None:
     if record is not None:
         metrics[number] = record
-
-
-def _initial_centroids(arrays: ArrayRecord) -> NDArray[Any] | None:
-    if not len(arrays):
-        return None
-    if len(arrays) != 1:
-        raise ConfigurationError(
-            "Expected initial_arrays with one array of shape (n_clusters, n_features). "
-            f"Got {len(arrays)} arrays instead."
-        )
-    return next(iter(arrays.values())).numpy()

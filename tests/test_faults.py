@@ -43,7 +43,7 @@ def told(strategy):
     return [(entry.client, entry.round, entry.reason) for entry in strategy.report.dropped]
 
 
-@pytest.mark.parametrize(("trust", "kind"), itertools.product(TRUSTS, KINDS))
+@pytest.mark.parametrize(("trust", "kind"), list(itertools.product(TRUSTS, KINDS)))
 def test_a_run_goes_on_without_a_faulty_client(trust, kind):
     strategy = make(trust)
     started = time.monotonic()
@@ -91,7 +91,7 @@ def test_a_late_answer_is_not_added_to_a_later_round():
     assert (0, 2, STRAY) in [(e.client, e.round, e.reason) for e in late.report.incidents]
 
 
-@pytest.mark.parametrize(("trust", "kind"), itertools.product(TRUSTS, KINDS))
+@pytest.mark.parametrize(("trust", "kind"), list(itertools.product(TRUSTS, KINDS)))
 def test_faults_in_the_enrolment_leave_the_others(trust, kind):
     strategy = make(trust)
     outcome = run_recorded(strategy, PARTS, faults=[Fault(4, 0, kind)], timeout=60)
@@ -105,7 +105,7 @@ def test_faults_in_the_enrolment_leave_the_others(trust, kind):
     assert len(outcome.results) >= expected
 
 
-@pytest.mark.parametrize(("trust", "kind"), itertools.product(TRUSTS, KINDS))
+@pytest.mark.parametrize(("trust", "kind"), list(itertools.product(TRUSTS, KINDS)))
 def test_faults_in_the_delivery_are_reported(trust, kind):
     strategy = make(trust)
     outcome = run_recorded(strategy, PARTS, faults=[Fault(1, -1, kind)], timeout=60)

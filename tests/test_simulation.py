@@ -538,7 +538,9 @@ def fixed_source(monkeypatch):
         while frame is not None:
             if frame.f_code.co_filename.endswith("member.py"):
                 break
-            if frame.f_code.co_filename.endswith(("coordinator.py", "_base.py")):
+            if frame.f_code.co_filename.endswith(
+                ("coordinator.py", "_base.py", "_conversation.py")
+            ):
                 who = "server"
                 break
             frame = frame.f_back

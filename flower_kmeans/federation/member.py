@@ -288,7 +288,10 @@ class Member:
         if life is not None and life.finished:
             raise RefuseError(Code.STALE)
         if life is not None and life.document:
-            return life, open_run(life.document)
+            run = open_run(life.document)
+            if not self._policy.accepts(run.document):  # its operator may have tightened it since
+                raise RefuseError(Code.POLICY)
+            return life, run
         if request.doc is None:
             raise RefuseError(Code.NEED)
         run = self._accept_document(request.doc, request.doc_hash)

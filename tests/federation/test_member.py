@@ -1128,3 +1128,14 @@ def test_nothing_secret_depends_on_anything_but_the_systems_source(monkeypatch):
     monkeypatch.setattr(randomness, "_os_random", lambda n: used.append(n) or source(n))
     Scene(make_run("distributed-noise"))
     assert used
+
+
+def test_a_policy_that_was_tightened_during_a_run_counts():
+    scene = Scene(make_run(rounds=3))
+    scene.round()
+    scene.nodes[1].policy = replace(SIMULATED, max_rounds=2)
+    scene.open()
+    refused = scene.ask(1)
+    assert isinstance(refused, Refusal)
+    assert refused.code == Code.POLICY
+    assert isinstance(scene.ask(0), RoundReply)
