@@ -146,7 +146,8 @@ class Report:
             told.append(
                 "A ledger of releases was kept."
                 if self.ledger
-                else "No ledger was kept: guarantees hold for this run alone."
+                else "No ledger was kept by the server, and it cannot know whether clients keep "
+                "one: guarantees hold for this run alone."
             )
             told.append("Not protected: n_records, participation, timing and message sizes.")
         told.append("Results are not protected against a hostile server or client.")
