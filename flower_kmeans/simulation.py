@@ -91,6 +91,11 @@ def simulate(
         raise ConfigurationTypeError(
             f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
         )
+    if policy is not None and policy.state_dir is not None:
+        raise ConfigurationError(
+            "Expected policy without a state_dir: a ledger belongs to one node, and simulated "
+            "clients share their policy. Got one with a state_dir instead."
+        )
     if on_round is not None and not callable(on_round):
         raise ConfigurationTypeError(
             f"Expected on_round as a callable. Got {type(on_round).__name__} instead."

@@ -8,7 +8,8 @@ What is charged (docs/threat-model.md, "The ledger"): the first answer in a run 
 of its plan. A client that answers a round again as a new member (with other records) gives a
 further release, so that round is charged once more. The same answer again costs nothing, and
 another answer to the same (run, round, attempt) is refused. A run without privacy has no price and
-is not counted. The charges are composed adaptively, all at once (docs/guarantees.md, "Neighbours, budget, delta").
+is not counted. The charges are composed adaptively, all at once (docs/guarantees.md, "Neighbours,
+budget, delta").
 
 Beside them lies an opaque memory for each run, which its owner replaces by comparing versions.
 """
