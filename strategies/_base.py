@@ -481,6 +481,7 @@ class KMeansStrategy(Strategy):
             opening=document.opening,
             min_clients=self.min_clients,
             colluders=self.colluders,
+            max_attempts=self.max_attempts,
             sampler=document.sampler,
             epsilon_slack=(
                 sharing_slack(self.algorithm, self.plan) if document.opening != NONE else 0.0

@@ -20,6 +20,7 @@ _TRUST = {
     "trusted-server": (
         "The server adds the noise and sees every client's exact statistic.",
         "Clients and outsiders are protected from each other, nobody is protected from the server.",
+        "TLS is required between clients and server: messages hold exact statistics.",
     ),
     "plain": ("NOT PRIVATE: nobody adds noise and the server sees every client's statistic.",),
 }
@@ -73,6 +74,8 @@ class Report:
     noise_factor : float
         Standard deviation of the noise that the results carry over the planned one; above 1
         only under distributed noise, where more clients add a share than had to.
+    max_attempts : int
+        How often the server may ask for a round.
     epsilon_slack : float
         By how much epsilon may exceed the plan's, because shared noise is a discrete Gaussian.
     dropped : list of Dropped
@@ -90,6 +93,7 @@ class Report:
     n_clients: int = 0
     n_rounds: int = 0
     colluders: int = 0
+    max_attempts: int = 1
     noise_factor: float = 1.0
     epsilon_slack: float = 0.0
     ledger: bool = False
@@ -137,10 +141,15 @@ class Report:
         if self.opening in _OPENING:
             told.append(_OPENING[self.opening])
         if self.trust == "distributed-noise" and self.plan.mu is not None:
-            shares = self.min_clients - self.colluders
+            own = self.plan.mu * (self.min_clients - self.colluders) ** 0.5
+            # Every attempt at a round has the same answer under another share.
+            often = (
+                f", or {own * self.max_attempts**0.5:.4g} if the server asks {self.max_attempts} "
+                "times for every round"
+            )
             told.append(
                 f"Against the server together with one client, a client's own share of the noise "
-                f"alone gives mu = {self.plan.mu * shares**0.5:.4g}."
+                f"alone gives mu = {own:.4g}{often if self.max_attempts > 1 else ''}."
             )
         if self.is_private:
             told.append(
@@ -169,6 +178,7 @@ class Report:
             "n_clients": self.n_clients,
             "min_clients": self.min_clients,
             "colluders": self.colluders,
+            "max_attempts": self.max_attempts,
             "noise_factor": self.noise_factor,
             "epsilon_slack": self.epsilon_slack,
             "sampler": self.sampler,

@@ -70,6 +70,8 @@ def test_shared_noise_grows_with_the_clients_and_the_report_says_by_how_much(col
     own = report.mu * math.sqrt(4 - colluders)
     (statement,) = [text for text in report.statements if "own share" in text and "mu =" in text]
     assert f"mu = {own:.4g}" in statement
+    assert report.max_attempts == 2
+    assert f"{own * math.sqrt(2):.4g} if the server asks 2 times" in statement
     assert 0 <= report.epsilon_slack < 1e-3
 
 
@@ -90,7 +92,7 @@ def test_noise_of_the_server_does_not_grow(trust):
     [
         ("oblivious-server", ("as good as the server's word", "any one client together", "TLS")),
         ("distributed-noise", ("any one client together", "own share", "passive server", "TLS")),
-        ("trusted-server", ("nobody is protected from the server",)),
+        ("trusted-server", ("nobody is protected from the server", "TLS")),
         ("plain", ("NOT PRIVATE",)),
     ],
 )
