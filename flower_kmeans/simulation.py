@@ -196,8 +196,8 @@ def _run_on_ray(
         from flwr.simulation import run_simulation
     except ImportError:
         raise ConfigurationError(
-            "Expected Ray for engine='ray'. Install it with: "
-            "pip install 'flower-kmeans[simulation]'"
+            "The engine 'ray' needs the package ray: install it with "
+            "pip install 'flower-kmeans[simulation]', or choose the engine 'in-process'."
         ) from None
     with _private_directory() as directory:
         _write_partitions(directory, records)
