@@ -32,6 +32,8 @@ _KEYS = {
     "file": "Keys come from a file that the server must not have.",
     "roster": "Keys come from a roster of pinned public keys.",
 }
+_NEIGHBOURS = "one record replaced by a null record, which adds nothing; n_records is public"
+_GROUPS = (2, 10)
 _OPENING = {
     "simple": "Sums were opened by single clients, which protects against a passive server only.",
 }
@@ -171,6 +173,7 @@ class Report:
             "mu": self.mu,
             "unit": self.unit,
             "n_records": self.plan.n_records,
+            **self._further_guarantees(),
             "trust": self.trust,
             "keys": self.keys,
             "opening": self.opening,
@@ -191,6 +194,18 @@ class Report:
             "statements": list(self.statements),
         }
         return out
+
+    def _further_guarantees(self) -> dict[str, Any]:
+        """Return what else the same noise means: for other epsilons, and for several records."""
+        epsilon = self.plan.budget.epsilon
+        if epsilon is None:
+            return {}
+        epsilons = [factor * epsilon for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
+        return {
+            "neighbours": _NEIGHBOURS,
+            "delta_at_epsilon": [[e, self.plan.delta(e)] for e in epsilons],
+            "epsilon_of_groups": {str(size): self.plan.group(size) for size in _GROUPS},
+        }
 
     def _releases(self) -> list[Mapping[str, Any]]:
         return [

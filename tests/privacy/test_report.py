@@ -143,6 +143,18 @@ def test_a_report_is_json_and_back(trust):
         assert math.sqrt(cost) == pytest.approx(report.mu)
 
 
+def test_a_report_holds_the_curve_and_the_guarantee_of_groups():
+    report = report_of(fast("oblivious-server"))
+    data = report.to_dict()
+    assert "null record" in data["neighbours"]
+    assert len(data["delta_at_epsilon"]) >= 3
+    for epsilon, delta in data["delta_at_epsilon"]:
+        assert delta == pytest.approx(delta_of(report.mu, epsilon), rel=1e-6, abs=1e-15)
+    for size, epsilon in data["epsilon_of_groups"].items():
+        assert delta_of(int(size) * report.mu, epsilon) == pytest.approx(report.delta, rel=1e-6)
+    assert "epsilon_of_groups" not in report_of(Lloyd(2, BOX)).to_dict()
+
+
 def test_a_report_does_not_change_with_what_is_done_to_its_copy():
     report = report_of(fast("oblivious-server"))
     data = report.to_dict()
