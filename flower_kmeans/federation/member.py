@@ -183,8 +183,9 @@ class Member:
         life = load_life(self._state, request.doc_hash)
         if life is None or not life.document or life.finished:
             raise RefuseError(Code.STALE)
-        document = open_run(life.document).document
-        members = request.pubs
+        run = open_run(life.document)
+        self._require_accepted(run)
+        document, members = run.document, request.pubs
         if (
             document.keys != "relayed"
             or len(set(members)) != len(members)
@@ -213,6 +214,11 @@ class Member:
         except UnacceptableRunError as error:
             log.warning("Refused a run: %s", error)
             raise RefuseError(Code.POLICY) from None
+        self._require_accepted(run)
+        return run
+
+    def _require_accepted(self, run: Run) -> None:
+        """Compare a run with the policy of this moment: its operator may have tightened it."""
         plan = run.plan
         epsilon, delta = (plan.epsilon(), plan.budget.delta) if plan.is_private else (None, None)
         if not self._policy.accepts(run.document) or not self._policy.accepts_guarantee(
@@ -223,7 +229,6 @@ class Member:
         if plan.is_private and not self._policy.in_memory:
             log.warning("Refused a private run: the policy names no ledger.")
             raise RefuseError(Code.LEDGER)
-        return run
 
     def _file_key(self) -> bytes:
         try:
@@ -289,8 +294,7 @@ class Member:
             raise RefuseError(Code.STALE)
         if life is not None and life.document:
             run = open_run(life.document)
-            if not self._policy.accepts(run.document):  # its operator may have tightened it since
-                raise RefuseError(Code.POLICY)
+            self._require_accepted(run)
             return life, run
         if request.doc is None:
             raise RefuseError(Code.NEED)
