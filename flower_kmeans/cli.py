@@ -20,6 +20,7 @@ from rich.status import Status
 from rich.text import Text
 
 from flower_kmeans.errors import ConfigurationError, KMeansError
+from flower_kmeans.version import __version__
 
 if TYPE_CHECKING:
     from flower_kmeans.domain import Box
@@ -90,8 +91,21 @@ NRecords = Annotated[
 ]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flower-kmeans {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     """Private, federated k-means for the Flower framework."""
 
 

@@ -159,6 +159,12 @@ def print_plan(console: Console, plan: PrivacyPlan) -> None:
     console.print(Text(plan.describe()))
     if not plan.is_private:
         return
+    for release in plan.rounds[-1]:
+        if release.name == "counts":
+            std = release.noise_multiplier * (2**0.5 if release.mechanism == "laplace" else 1)
+            console.print(
+                Text(f"A cluster's size is known up to noise of about {std:.3g} records.")
+            )
     table = Table(title="delta by epsilon", title_justify="left")
     table.add_column("epsilon", justify="right")
     table.add_column("delta", justify="right")

@@ -175,6 +175,13 @@ class KMeansStrategy(Strategy):
         self._report: Report | None = None
         self._started = 0.0
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(n_clusters={self.n_clusters}, trust={self.trust!r}, "
+            f"privacy={self.plan.budget}, n_rounds={self.n_rounds}, "
+            f"min_clients={self.min_clients})"
+        )
+
     # ------------------------------------------------------------------ parameters
 
     def _checked_trust(self, trust: str | None, privacy: PrivacyBudget) -> str:

@@ -325,3 +325,20 @@ def test_help_lists_the_commands(run):
     assert result.exit_code == 0
     assert "simulate" in result.stdout
     assert "plan" in result.stdout
+
+
+def test_the_version_is_that_of_the_package():
+    import flower_kmeans
+
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.strip() == f"flower-kmeans {flower_kmeans.__version__}"
+
+
+@pytest.mark.parametrize(("strategy", "factor"), [("glloyd", 1.0), ("sulloyd", 2**0.5)])
+def test_plan_says_how_large_the_noise_of_a_size_is(strategy, factor):
+    arguments = ["plan", "--strategy", strategy, "--clusters", "3", "--n-records", "5000"]
+    output = CliRunner().invoke(app, arguments).output
+    plan = next(line for line in output.splitlines() if "counts" in line).split()
+    stated = float(output.split("up to noise of about ")[1].split()[0])
+    assert stated == pytest.approx(float(plan[4]) * factor, rel=0.01)

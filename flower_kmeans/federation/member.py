@@ -54,8 +54,9 @@ from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.secagg import keys, masks
 from flower_kmeans.secagg.hashing import kdf
 from flower_kmeans.secagg.ring import from_ring, to_ring
+from flower_kmeans.version import __version__
 
-SOFTWARE = b"flower-kmeans/0.1"
+SOFTWARE = f"flower-kmeans/{__version__}".encode()
 _KEY_BYTES = 32
 log = logging.getLogger("flower_kmeans.client")
 
