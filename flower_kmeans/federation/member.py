@@ -61,8 +61,9 @@ from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.secagg import keys, masks
 from flower_kmeans.secagg.hashing import kdf
 from flower_kmeans.secagg.ring import from_ring, to_ring
+from flower_kmeans.version import __version__
 
-SOFTWARE = b"flower-kmeans/0.1"
+SOFTWARE = f"flower-kmeans/{__version__}".encode()
 _KEY_BYTES = 32
 # Each time, another process of this node answered another message of the run in the meantime.
 _TRIES = 8
@@ -212,11 +213,11 @@ class Member:
         life = self._memory.load(request.doc_hash)
         if life is None or not life.document or life.finished:
             raise RefuseError(Code.STALE)
-        document = open_run(life.document).document
-        members = request.pubs
+        run = open_run(life.document)
+        self._require_accepted(run)
+        document, members = run.document, request.pubs
         if (
-            not self._policy.accepts(document)
-            or document.keys != "relayed"
+            document.keys != "relayed"
             or len(set(members)) != len(members)
             or len(members) < max(document.min_clients, self._policy.min_clients)
             or _public_key(life) not in members
@@ -243,6 +244,13 @@ class Member:
         except UnacceptableRunError as error:
             log.warning("Refused a run: %s", error)
             raise RefuseError(Code.POLICY) from None
+        self._require_accepted(run)
+        if run.plan.is_private:
+            self._memory.require_room(doc_hash, run.plan)
+        return run
+
+    def _require_accepted(self, run: Run) -> None:
+        """Compare a run with the policy of this moment: its operator may have tightened it."""
         plan = run.plan
         epsilon, delta = (plan.epsilon(), plan.budget.delta) if plan.is_private else (None, None)
         if not self._policy.accepts(run.document) or not self._policy.accepts_guarantee(
@@ -250,13 +258,7 @@ class Member:
         ):
             log.warning("Refused a run: it is outside of what the policy accepts.")
             raise RefuseError(Code.POLICY)
-        self._require_ledger(run)
-        if plan.is_private:
-            self._memory.require_room(doc_hash, plan)
-        return run
-
-    def _require_ledger(self, run: Run) -> None:
-        if run.plan.is_private and not self._policy.allows_private_work:
+        if plan.is_private and not self._policy.allows_private_work:
             log.warning("Refused a private run: the policy names no ledger.")
             raise RefuseError(Code.LEDGER)
 
@@ -324,9 +326,7 @@ class Member:
             raise RefuseError(Code.STALE)
         if life is not None and life.document:
             run = open_run(life.document)
-            if not self._policy.accepts(run.document):  # its operator may have tightened it since
-                raise RefuseError(Code.POLICY)
-            self._require_ledger(run)
+            self._require_accepted(run)
             return life, run
         if request.doc is None:
             raise RefuseError(Code.NEED)
