@@ -15,7 +15,9 @@ def main(wheel: str) -> int:
         for path in (ROOT / "flower_kmeans").rglob("*.py")
         if "strategies" not in path.parts
     }
-    package |= {f"flower_kmeans/strategies/{path.name}" for path in (ROOT / "strategies").glob("*.py")}
+    package |= {
+        f"flower_kmeans/strategies/{path.name}" for path in (ROOT / "strategies").glob("*.py")
+    }
     package.add("flower_kmeans/py.typed")
     code = {name for name in names if ".dist-info/" not in name}
     for name in sorted(package - code):

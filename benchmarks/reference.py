@@ -5,9 +5,10 @@ Written from the behaviour of the published code; each difference can be measure
 - start: a sphere-packing radius from {1, 1/2, 1/4, ...} instead of the largest that works.
 - division: sums are divided by the noisy count whatever it is, so a centroid whose count is small
   or negative jumps, by up to a radius in FastLloyd, where the library's centroid stays.
-- noise, NOT PRIVATE AS CLAIMED: truncated toward zero, that of counts to whole records; sums and
-  counts come from one stream seeded with ``seed * (round - 1)``, so they share their normals, any
-  client can subtract them, and round 1 has the *same* noise in every run of an experiment.
+- noise, NOT PRIVATE AS CLAIMED: every round has the same share of mu^2, where the library's shares
+  follow the radii; and noise is truncated toward zero, that of counts to whole records; and sums
+  and counts come from one stream seeded with ``seed * (round - 1)``, so they share their normals,
+  any client can subtract them, and round 1 has the *same* noise in every run of an experiment.
 - one radius, NOT PRIVATE AS CLAIMED: the noise of round 1 is made for the radius of later rounds,
   although round 1 keeps records within half of the domain's diagonal. So reads the paper's
   accounting of "Step"; the figures show that the reference code does not do it.

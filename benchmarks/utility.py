@@ -246,6 +246,11 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(student.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread
 
 
+def shown(half: float, mean: float) -> str:
+    """Return half an interval as text; differences between roundings are 0."""
+    return f"± {half:.2g}" if not half < 1e-6 * mean else "± 0"
+
+
 def area(nicv: Sequence[float]) -> float:
     """Return the area under NICV over the five epsilons (the paper's section 6.3)."""
     steps = zip(nicv, nicv[1:], EPSILONS, EPSILONS[1:], strict=False)
@@ -292,7 +297,7 @@ def auc_table(curves: Curves) -> str:
         mean, half = interval(areas_of(curve))
         base = VARIANTS[method].base if method in VARIANTS else method
         reference = REFERENCE.get(base, {}).get(data)
-        cells = [data, method, f"{mean:.3g}", f"± {half:.2g}"]
+        cells = [data, method, f"{mean:.3g}", shown(half, mean)]
         if reference is None:
             cells += ["", "", ""]
         else:
@@ -310,7 +315,7 @@ def nicv_table(curves: Curves) -> str:
         cells = []
         for epsilon in EPSILONS:
             mean, half = interval(curve[None] if None in curve else curve[epsilon])
-            cells.append(f"{mean:.3g} ± {half:.2g}")
+            cells.append(f"{mean:.3g} {shown(half, mean)}")
         lines.append(f"| {data} | {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

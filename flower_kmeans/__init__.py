@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flower_kmeans.faults import Fault as Fault
     from flower_kmeans.privacy.budget import PrivacyBudget as PrivacyBudget
     from flower_kmeans.simulation import simulate as simulate
+    from flower_kmeans.version import __version__ as __version__
 
 _HOME = {
     "Ball": "flower_kmeans.domain",
@@ -26,6 +27,7 @@ _HOME = {
     "Clustering": "flower_kmeans.clustering",
     "Fault": "flower_kmeans.faults",
     "PrivacyBudget": "flower_kmeans.privacy.budget",
+    "__version__": "flower_kmeans.version",
     "kmeans_client_app": "flower_kmeans.client",
     "register_kmeans": "flower_kmeans.client",
     "simulate": "flower_kmeans.simulation",
@@ -39,6 +41,7 @@ __all__ = [
     "Clustering",
     "Fault",
     "PrivacyBudget",
+    "__version__",
     "kmeans_client_app",
     "register_kmeans",
     "simulate",

@@ -137,7 +137,7 @@ def cluster_sums(
     def part(i: int) -> tuple[IntArray, IntArray]:
         return _sum_rows(records, question, edges[i], edges[i + 1])
 
-    with _single_threaded_blas():
+    with single_threaded_blas():
         if workers == 1:
             return part(0)
         with ThreadPoolExecutor(workers) as pool:
@@ -295,7 +295,7 @@ def _blas_threads() -> int:
 
 
 @contextmanager
-def _single_threaded_blas() -> Iterator[None]:
+def single_threaded_blas() -> Iterator[None]:
     """Keep BLAS to one thread per caller while blocks are shared out over our own threads.
 
     The limit belongs to the process: of calls that overlap, the first sets it, and the last

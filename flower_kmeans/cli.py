@@ -20,6 +20,7 @@ from rich.status import Status
 from rich.text import Text
 
 from flower_kmeans.errors import ConfigurationError, KMeansError
+from flower_kmeans.version import __version__
 
 if TYPE_CHECKING:
     from flower_kmeans.domain import Box
@@ -59,6 +60,12 @@ class Engine(StrEnum):
     RAY = "ray"
 
 
+# Told first in the report of such a run, whose epsilon is otherwise that of its noise.
+_BOUNDS_READ_OFF = (
+    "NOT PRIVATE: the bounds were read off the records and are exact facts about single ones; "
+    "epsilon and delta would hold for public bounds."
+)
+
 Clusters = Annotated[int, typer.Option(help="Number of clusters.")]
 Strategy = Annotated[StrategyName, typer.Option(case_sensitive=False, help="Algorithm.")]
 Epsilon = Annotated[
@@ -84,8 +91,21 @@ NRecords = Annotated[
 ]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flower-kmeans {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     """Private, federated k-means for the Flower framework."""
 
 
@@ -151,7 +171,8 @@ def simulate(
         else:
             source = sources.table(data, columns, label, split, n_records)
         box = source.box(bounds or [], lower, upper, from_data=bounds_from_data or not private)
-        if bounds_from_data and private:
+        read_off = bool(source.without_bounds(bounds or [], lower, upper))
+        if read_off and private:
             _warn_of_bounds()
         partitions = source.split(split, clients, seed)
         planned = n_records if n_records is not None else source.n_records
@@ -178,9 +199,9 @@ def simulate(
         out.prepare_directory(output)
         console.print(
             Text(
-                f"{source.name}: {len(source.records):,} records of {len(partitions)} clients, "
-                f"{len(source.columns)} columns; {type(chosen).__name__}, {clusters} clusters, "
-                f"engine {engine}"
+                f"{source.name}: {_number(len(source.records), 'record')} of "
+                f"{_number(len(partitions), 'client')}, {_number(len(source.columns), 'column')}; "
+                f"{type(chosen).__name__}, {_number(clusters, 'cluster')}, engine {engine}"
             ),
             soft_wrap=True,
         )
@@ -191,17 +212,21 @@ def simulate(
             )
         seconds = time.perf_counter() - start
         inertia = clustering.inertia(source.records) / len(source.records)
-        facts = {
+        facts: dict[str, Any] = {
             "data": source.name,
             "columns": source.columns,
             "lower": box.lower,
             "upper": box.upper,
-            "bounds_from_data": bool(bounds_from_data),
+            "bounds_from_data": read_off,
             "n_clusters": clusters,
             "engine": engine.value,
             "seed": seed,
             "seconds": seconds,
         }
+        statements = clustering.report.statements
+        if read_off and private:
+            statements = (_BOUNDS_READ_OFF, *statements)
+            facts |= {"private": False, "statements": statements}
         files = out.write_centroids(output, clustering.centroids, clustering.counts, source.columns)
         files += out.write_report(output, clustering.report.to_dict() | facts)
         privacy = f"epsilon {clustering.report.epsilon:.4g}" if private else "not private"
@@ -211,17 +236,25 @@ def simulate(
         out.print_cost(
             console,
             clustering.report,
+            statements,
+            not_private="the bounds were read off the records" if read_off and private else None,
             facts=[
                 ("time", f"{seconds:.1f} s on engine {engine}"),
                 ("inertia", f"{inertia:.5g} per record (exact; only a simulation can know it)"),
             ],
         )
-        if bounds_from_data and private:
+        if read_off and private:
             _warn_of_bounds()
         files += ["picture.png"] if pictured else []
         console.print(Text(f"Written to {output}: {', '.join(files)}"), soft_wrap=True)
         if pictured:
             console.print(Text("picture.png shows the records themselves.", style="dim"))
+        else:
+            note = (
+                "No picture was drawn: that of a table needs at least two columns, and the package "
+                "matplotlib (pip install 'flower-kmeans[plots]')."
+            )
+            console.print(Text(note, style="dim"), soft_wrap=True)
 
 
 @app.command()
@@ -326,12 +359,17 @@ def _round_printer(console: Console, status: Status) -> "Callable[[RoundInfo], N
     def on_round(info: "RoundInfo") -> None:
         missing = f", {info.dropped} missing" if info.dropped else ""
         console.print(
-            f"round {info.round} of {info.n_rounds}: {info.n_answers} clients answered{missing}",
+            f"round {info.round} of {info.n_rounds}: "
+            f"{_number(info.n_answers, 'client')} answered{missing}",
             highlight=False,
         )
         status.update("delivering" if info.round == info.n_rounds else "asking the next question")
 
     return on_round
+
+
+def _number(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _warn_of_bounds() -> None:

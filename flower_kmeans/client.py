@@ -1,6 +1,8 @@
 """The client's side for a Flower project: three lines beside what an app already does."""
 
+import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -9,13 +11,16 @@ from numpy.typing import ArrayLike
 
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.federation.member import ClientResult, Member
-from flower_kmeans.federation.policy import ClientPolicy
+from flower_kmeans.federation.policy import ClientPolicy, tightest
 
 LoadData = Callable[[Context], ArrayLike]
 OnResult = Callable[[ClientResult, Context], None]
 
 ACTION = "kmeans"
+POLICY_FILE = "policy-file"
 _TYPES = frozenset(f"{category}.{ACTION}" for category in ("train", "query", "evaluate"))
+
+log = logging.getLogger("flower_kmeans.client")
 
 __all__ = ["ClientPolicy", "ClientResult", "kmeans_client_app", "register_kmeans", "with_kmeans"]
 
@@ -47,10 +52,13 @@ def register_kmeans(
         Built with decorators. For an app made from ``client_fn`` use `with_kmeans`.
     load_data : callable
         ``load_data(context)`` returns the client's records, an array-like of shape (n, d) in the
-        user's units. It is called once per message, so it must be cheap, and must return the same
+        user's units, with NaN for what is missing (an array whose type is not numeric is refused
+        as a whole). It is called once per message, so it must be cheap, and must return the same
         records in the same order throughout a run.
     policy : ClientPolicy, optional
         What this client accepts. The default accepts no private run, because it names no ledger.
+        Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it
+        can only tighten that (`tightest`), and the default leaves it as it is.
     on_result : callable, optional
         ``on_result(result, context)`` is called once per finished run with a `ClientResult`.
     mods : sequence of Mod
@@ -123,8 +131,7 @@ class _RoutingClientApp(ClientApp):
 def _handler(
     load_data: LoadData, policy: ClientPolicy | None, on_result: OnResult | None
 ) -> Callable[[Message, Context], Message]:
-    accepted = ClientPolicy() if policy is None else policy
-    if not isinstance(accepted, ClientPolicy):
+    if policy is not None and not isinstance(policy, ClientPolicy):
         raise ConfigurationTypeError(
             f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
         )
@@ -136,7 +143,7 @@ def _handler(
 
     def handle(message: Message, context: Context) -> Message:
         member = Member(
-            accepted,
+            _policy_at(context, policy),
             context.state,
             context.node_id,
             lambda: load_data(context),
@@ -146,3 +153,18 @@ def _handler(
         return Message(member.handle(content), reply_to=message)
 
     return handle
+
+
+def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
+    """Return what a node accepts: its operator's file, tightened by the app; nothing on errors."""
+    name = context.node_config.get(POLICY_FILE)
+    if name is None:
+        return ClientPolicy() if own is None else own
+    try:
+        if not isinstance(name, str) or not Path(name).is_absolute():
+            raise ConfigurationError(f"Expected {POLICY_FILE} as an absolute path in text.")
+        operators = ClientPolicy.from_file(name)
+        return operators if own is None else tightest(operators, own)
+    except Exception as error:
+        log.error("Every run is refused, for the policy file cannot be followed: %s", error)
+        return ClientPolicy(trusts=())

@@ -38,3 +38,7 @@ class TooFewClientsError(RunError):
 
 class MessageError(KMeansError, ValueError):
     """A received message is malformed. Its text never holds what was received."""
+
+
+class LedgerError(KMeansError, RuntimeError):
+    """A ledger cannot be read or written, or others could read it."""

@@ -10,6 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.assignment import single_threaded_blas
 from flower_kmeans.errors import ConfigurationError
 
 IntArray = NDArray[np.int64]
@@ -59,12 +60,23 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
     """
     widths = np.array(grid_half_widths, dtype=np.int64)
     _check(n_clusters, widths, seed)
-    best = _pack(n_clusters, widths, 0, seed)
+    # A strategy is often made beside Ray, and a fork never returns while another thread is inside
+    # a library of linear algebra that uses threads of its own.
+    with single_threaded_blas():
+        best = _largest_packing(n_clusters, widths, seed)
     if best is None:
         raise ConfigurationError(
             f"n_clusters={n_clusters} distinct initial centroids could not be placed on this small "
             "grid: take fewer clusters, more fraction_bits, or give initial centroids."
         )
+    return best.astype(np.int64)
+
+
+def _largest_packing(n_clusters: int, widths: IntArray, seed: int) -> FloatArray | None:
+    """Return the points of the largest radius that does not fail, or None if even 0 does."""
+    best = _pack(n_clusters, widths, 0, seed)
+    if best is None:
+        return None
     low, high = 0, int(widths.max()) + 1  # low works, high does not (or leaves a single point)
     while high - low > 1:
         middle = (low + high) // 2
@@ -73,7 +85,7 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
             high = middle
         else:
             low, best = middle, points
-    return best.astype(np.int64)
+    return best
 
 
 def _check(n_clusters: int, widths: IntArray, seed: int) -> None:

@@ -87,7 +87,7 @@ def write_report(output: Path, report: Mapping[str, Any]) -> list[str]:
 def print_clusters(
     console: Console, clustering: Clustering, columns: Sequence[str], *, colours: bool
 ) -> None:
-    """Print the clusters, largest first, with their noisy sizes."""
+    """Print the clusters, largest first, with their sizes: noisy ones, if the run was private."""
     counts, centroids = clustering.counts, clustering.centroids
     shown = list(columns[:_MAX_COLUMNS])
     more = len(columns) - len(shown)
@@ -95,7 +95,7 @@ def print_clusters(
     table.add_column("cluster", justify="right")
     if colours:
         table.add_column("colour")
-    table.add_column("noisy size", justify="right")
+    table.add_column("noisy size" if clustering.report.is_private else "size", justify="right")
     table.add_column("share", justify="right")
     for column in shown:
         table.add_column(Text(column), justify="right")
@@ -119,15 +119,38 @@ def print_clusters(
         )
 
 
-def print_cost(console: Console, report: Report, *, facts: Sequence[tuple[str, str]]) -> None:
-    """Print what the run cost: its guarantee, and who was there; then what it rests on."""
+def print_cost(
+    console: Console,
+    report: Report,
+    statements: Sequence[str],
+    *,
+    facts: Sequence[tuple[str, str]],
+    not_private: str | None = None,
+) -> None:
+    """Print what the run cost: its guarantee, and who was there; then what it rests on.
+
+    Parameters
+    ----------
+    console : Console
+        Where to print.
+    report : Report
+        Of the run.
+    statements : sequence of str
+        The report's, and what else the user must be told.
+    facts : sequence of (str, str)
+        Further rows.
+    not_private : str, optional
+        Why the run was not private in spite of its noise.
+    """
     table = Table(title="What it cost", title_justify="left", show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
+    if not_private is not None:
+        table.add_row("privacy", Text(f"NOT PRIVATE ({not_private})", style="bold red"))
     for name, value in (*_guarantee(report), *facts):
         table.add_row(name, Text(value))
     console.print(table)
-    for statement in report.statements:
+    for statement in statements:
         console.print(Text(f"- {statement}", style="dim"))
 
 
@@ -136,6 +159,12 @@ def print_plan(console: Console, plan: PrivacyPlan) -> None:
     console.print(Text(plan.describe()))
     if not plan.is_private:
         return
+    for release in plan.rounds[-1]:
+        if release.name == "counts":
+            std = release.noise_multiplier * (2**0.5 if release.mechanism == "laplace" else 1)
+            console.print(
+                Text(f"A cluster's size is known up to noise of about {std:.3g} records.")
+            )
     table = Table(title="delta by epsilon", title_justify="left")
     table.add_column("epsilon", justify="right")
     table.add_column("delta", justify="right")

@@ -114,7 +114,8 @@ def _listed(records: Any) -> list[Any] | None:
         return None
     array = np.asarray(records)
     may_hold_anything = array.dtype.kind == "O" and array.ndim in (1, 2)
-    return array.tolist() if may_hold_anything or array.shape == (0,) else None
+    has_nothing = array.shape in ((0,), (0, 0))
+    return array.tolist() if may_hold_anything or has_nothing else None
 
 
 def _row(row: Any, n_features: int) -> FloatArray | None:

@@ -51,7 +51,8 @@ def simulate(
     strategy : KMeansStrategy
         For example `FastLloyd`.
     partitions : sequence of array-like of shape (n_i, n_features)
-        The records of each client, in the user's units; a client may have none.
+        The records of each client, in the user's units; a client may have none. A strategy that
+        was given neither ``n_clients`` nor ``min_clients`` takes their defaults from this number.
     engine : {"in-process", "ray"} (default: "in-process")
         In this process, one client after the other, or on Ray through Flower's simulation.
     policy : ClientPolicy, optional
@@ -91,19 +92,24 @@ def simulate(
         raise ConfigurationTypeError(
             f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
         )
+    if policy is not None and policy.state_dir is not None:
+        raise ConfigurationError(
+            "Expected policy without a state_dir: a ledger belongs to one node, and simulated "
+            "clients share their policy. Got one with a state_dir instead."
+        )
     if on_round is not None and not callable(on_round):
         raise ConfigurationTypeError(
             f"Expected on_round as a callable. Got {type(on_round).__name__} instead."
         )
     accepted = ClientPolicy.for_simulation() if policy is None else policy
-    own_on_round, own_n_clients = strategy.on_round, strategy.n_clients
+    run = _run_in_process if engine == "in-process" else _run_on_ray
+    own_on_round = strategy.on_round
     strategy.on_round = on_round or own_on_round
-    strategy.n_clients = own_n_clients or len(records)
     try:
-        run = _run_in_process if engine == "in-process" else _run_on_ray
-        result = run(strategy, records, accepted, faults, timeout)
+        with strategy.expecting(len(records)):
+            result = run(strategy, records, accepted, faults, timeout)
     finally:
-        strategy.on_round, strategy.n_clients = own_on_round, own_n_clients
+        strategy.on_round = own_on_round
     return Clustering(result.centroids, result.counts, strategy.domain, strategy.report)
 
 
@@ -120,11 +126,8 @@ def _checked_partitions(strategy: KMeansStrategy, partitions: Sequence[ArrayLike
             f"Expected partitions for n_clients={strategy.n_clients} clients. "
             f"Got {len(partitions)} instead."
         )
-    if len(partitions) < strategy.min_clients:
-        raise ConfigurationError(
-            f"Expected partitions for at least min_clients={strategy.min_clients} clients. "
-            f"Got {len(partitions)} instead."
-        )
+    with strategy.expecting(len(partitions)):
+        pass  # fails now if fewer clients than the strategy was told to need
     return [
         check_records(part, strategy.domain.n_features, name=f"partitions[{i}]")
         for i, part in enumerate(partitions)
@@ -196,8 +199,8 @@ def _run_on_ray(
         from flwr.simulation import run_simulation
     except ImportError:
         raise ConfigurationError(
-            "Expected Ray for engine='ray'. Install it with: "
-            "pip install 'flower-kmeans[simulation]'"
+            "The engine 'ray' needs the package ray: install it with "
+            "pip install 'flower-kmeans[simulation]', or choose the engine 'in-process'."
         ) from None
     with _private_directory() as directory:
         _write_partitions(directory, records)

@@ -71,20 +71,8 @@ class Source:
         ConfigurationError
             If a bound cannot be read, is not a bound of a column, or is missing.
         """
-        if (lower is None) != (upper is None):
-            raise ConfigurationError("Expected both --lower and --upper. Got one of them only.")
-        known = dict(self.bounds)
-        if lower is not None and upper is not None:
-            known = dict.fromkeys(self.columns, (lower, upper))
-        for text in bounds:
-            name, interval = parse_bounds(text)
-            if name not in self.columns:
-                raise ConfigurationError(
-                    f"Expected bounds of one of the columns {', '.join(self.columns)}. "
-                    f"Got {name!r} instead."
-                )
-            known[name] = interval
-        missing = [name for name in self.columns if name not in known]
+        known = self._known_bounds(bounds, lower, upper)
+        missing = self.without_bounds(bounds, lower, upper)
         if missing and not from_data:
             raise ConfigurationError(
                 f"The public bounds of {_some(missing)} are missing: a private run cannot read "
@@ -101,6 +89,13 @@ class Source:
                 )
         pairs = [known[name] for name in self.columns]
         return Box([low for low, _ in pairs], [high for _, high in pairs])
+
+    def without_bounds(
+        self, bounds: Sequence[str], lower: float | None, upper: float | None
+    ) -> list[str]:
+        """Return the columns whose bounds are neither known nor given, as for `box`."""
+        known = self._known_bounds(bounds, lower, upper)
+        return [name for name in self.columns if name not in known]
 
     def split(self, split: str | None, clients: int | None, seed: int) -> list[NDArray[np.float64]]:
         """Return the records of each client.
@@ -171,6 +166,24 @@ class Source:
             return False
         picture.save_scatter_picture(path, self.records, labels, clustering.centroids, self.columns)
         return True
+
+    def _known_bounds(
+        self, bounds: Sequence[str], lower: float | None, upper: float | None
+    ) -> dict[str, tuple[float, float]]:
+        if (lower is None) != (upper is None):
+            raise ConfigurationError("Expected both --lower and --upper. Got one of them only.")
+        known = dict(self.bounds)
+        if lower is not None and upper is not None:
+            known = dict.fromkeys(self.columns, (lower, upper))
+        for text in bounds:
+            name, interval = parse_bounds(text)
+            if name not in self.columns:
+                raise ConfigurationError(
+                    f"Expected bounds of one of the columns {', '.join(self.columns)}. "
+                    f"Got {name!r} instead."
+                )
+            known[name] = interval
+        return known
 
     def _by_column(self, name: str, clients: int | None) -> list[NDArray[np.int64]]:
         table = self.table or datasets.Table(self.records, self.columns)

@@ -91,7 +91,7 @@ def load_table(
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigurationError(
-            f"Expected data in a file that ends in {', '.join(_SUFFIXES)}. Got {path.name} instead."
+            f"Expected data in a file that ends in {', '.join(_SUFFIXES)}. Got {path} instead."
         )
     if not path.is_file():
         raise DataError(f"The data file {path} does not exist.")
@@ -233,14 +233,15 @@ def _stack(features: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
     for i, (name, values) in enumerate(features.items()):
         if values.ndim != 1 or (len(values) and not _is_number(values)):
             raise DataError(
-                f"The column {name!r} does not hold numbers: "
-                "name the columns to cluster by, or make it the label."
+                f"The column {name!r} does not hold numbers (dates and text do not count): "
+                "name the columns to cluster by with --columns, or turn it into numbers."
             )
         records[:, i] = values
         bad = int(np.count_nonzero(~np.isfinite(records[:, i])))
         if bad:
             raise DataError(
-                f"The column {name!r} is empty, NaN or infinite in {bad} of {len(records)} records."
+                f"The column {name!r} is empty, NaN or infinite in {bad} of {len(records)} "
+                "records: fill them in or remove them first."
             )
     return records
 

@@ -8,7 +8,8 @@ the same result as our own ``start``, which adds folding of replies as they arri
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from logging import INFO
@@ -147,6 +148,7 @@ class KMeansStrategy(Strategy):
         self.privacy = privacy
         self.trust = self._checked_trust(trust, privacy)
         self.n_clients = checked_count("n_clients", n_clients)
+        self._given_min_clients = min_clients
         self.min_clients = self._checked_min_clients(min_clients)
         self.keys = keys if self.trust in MASKED_TRUSTS else NONE
         self.max_attempts = max_attempts
@@ -174,6 +176,30 @@ class KMeansStrategy(Strategy):
         self._conversation: Conversation | None = None
         self._report: Report | None = None
         self._started = 0.0
+
+    @contextmanager
+    def expecting(self, n_clients: int) -> Iterator[None]:
+        """Run with a known number of clients where none was given, and its default min_clients.
+
+        Parameters
+        ----------
+        n_clients : int
+            Ignored if the strategy was made for a number of clients.
+        """
+        before = self.n_clients, self.min_clients
+        self.n_clients = self.n_clients or n_clients
+        try:
+            self.min_clients = self._checked_min_clients(self._given_min_clients)
+            yield
+        finally:
+            self.n_clients, self.min_clients = before
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(n_clusters={self.n_clusters}, trust={self.trust!r}, "
+            f"privacy={self.plan.budget}, n_rounds={self.n_rounds}, "
+            f"min_clients={self.min_clients})"
+        )
 
     # ------------------------------------------------------------------ parameters
 
@@ -481,6 +507,7 @@ class KMeansStrategy(Strategy):
             opening=document.opening,
             min_clients=self.min_clients,
             colluders=self.colluders,
+            max_attempts=self.max_attempts,
             sampler=document.sampler,
             epsilon_slack=(
                 sharing_slack(self.algorithm, self.plan) if document.opening != NONE else 0.0

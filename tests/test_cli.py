@@ -71,6 +71,8 @@ class TestSimulate:
         assert [float(row["height"]) for row in rows] == centroids[:, 0].tolist()
         assert [float(row["noisy_size"]) for row in rows] == counts.tolist()
         assert "NOT PRIVATE" in result.stdout
+        assert " size" in result.stdout
+        assert "noisy" not in result.stdout
 
     @pytest.mark.parametrize("strategy", ["fastlloyd", "glloyd", "sulloyd", "FastLloyd"])
     def test_private_run_reports_its_guarantee(self, run, blobs, tmp_path, strategy):
@@ -114,6 +116,7 @@ class TestSimulate:
         result = simulate(run, blobs, "--strategy", "lloyd")
         assert result.exit_code == 0, result.output
         assert "picture.png" not in result.stdout
+        assert "flower-kmeans[plots]" in result.stdout
         assert not (tmp_path / "out" / "picture.png").exists()
 
     @pytest.mark.parametrize(
@@ -155,7 +158,26 @@ class TestSimulate:
         result = simulate(run, blobs, "--n-records", 1200, "--bounds-from-data", "--rounds", 2)
         assert result.exit_code == 0, result.output
         assert "NOT private" in result.stderr
-        assert json.loads((tmp_path / "out" / "report.json").read_text())["bounds_from_data"]
+        assert "NOT PRIVATE" in result.stdout
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["bounds_from_data"] is True
+        assert report["private"] is False
+        assert report["statements"][0].startswith("NOT PRIVATE")
+        assert len(report["statements"]) > 1
+
+    def test_bounds_that_were_given_are_not_read_off(self, run, blobs, tmp_path):
+        result = simulate(run, blobs, "--bounds-from-data", "--rounds", 2, *PUBLIC)
+        assert result.exit_code == 0, result.output
+        assert "not private" not in result.output.lower()
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["bounds_from_data"] is False
+        assert report["private"] is True
+        assert report["lower"] == [-5, 0]
+
+    def test_one_client_is_no_clients(self, run, blobs):
+        result = simulate(run, blobs, "--strategy", "lloyd", "--clients", 1)
+        assert "1,200 records of 1 client, " in result.stdout
+        assert "1 client answered" in result.stdout
 
     def test_the_number_of_records_is_never_counted(self, run, blobs, tmp_path):
         result = simulate(run, blobs, "--rounds", 2, *PUBLIC[:4], "--n-records", 1000)
@@ -247,6 +269,24 @@ class TestErrors:
         monkeypatch.setitem(sys.modules, "PIL", None)
         assert_one_sentence(run("simulate"), "Pillow", "flower-kmeans[simulation]")
 
+    def test_missing_ray_names_the_extra_and_the_other_engine(self, run, blobs, monkeypatch):
+        monkeypatch.setitem(sys.modules, "ray", None)
+        result = simulate(run, blobs, *PUBLIC, "--engine", "ray")
+        assert_one_sentence(result, "ray", "flower-kmeans[simulation]", "in-process")
+
+    def test_text_and_missing_values_say_what_to_do(self, run, tmp_path):
+        path = tmp_path / "people.csv"
+        path.write_text("id,age,seen\nP1,31,2024-01-02\nP2,,2024-02-03\n")
+        result = run("simulate", "--data", path)
+        assert_one_sentence(result, "'id'", "--columns")
+        result = run("simulate", "--data", path, "--columns", "seen")
+        assert_one_sentence(result, "'seen'", "dates")
+        result = run("simulate", "--data", path, "--columns", "age")
+        assert_one_sentence(result, "'age'", "1 of 2", "remove")
+
+    def test_a_directory_is_named(self, run):
+        assert_one_sentence(run("simulate", "--data", "."), "Got . instead")
+
 
 class TestPlan:
     def test_prints_the_plan_of_the_photograph(self, run):
@@ -285,3 +325,20 @@ def test_help_lists_the_commands(run):
     assert result.exit_code == 0
     assert "simulate" in result.stdout
     assert "plan" in result.stdout
+
+
+def test_the_version_is_that_of_the_package():
+    import flower_kmeans
+
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.strip() == f"flower-kmeans {flower_kmeans.__version__}"
+
+
+@pytest.mark.parametrize(("strategy", "factor"), [("glloyd", 1.0), ("sulloyd", 2**0.5)])
+def test_plan_says_how_large_the_noise_of_a_size_is(strategy, factor):
+    arguments = ["plan", "--strategy", strategy, "--clusters", "3", "--n-records", "5000"]
+    output = CliRunner().invoke(app, arguments).output
+    plan = next(line for line in output.splitlines() if "counts" in line).split()
+    stated = float(output.split("up to noise of about ")[1].split()[0])
+    assert stated == pytest.approx(float(plan[4]) * factor, rel=0.01)

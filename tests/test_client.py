@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import x25519
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
@@ -18,7 +19,14 @@ from flower_kmeans import (
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, TooFewClientsError
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.in_process import task_identity
-from flower_kmeans.federation.messages import Enrol, EnrolReply, Refusal, to_content
+from flower_kmeans.federation.messages import (
+    Enrol,
+    EnrolReply,
+    Lead,
+    LeadReply,
+    Refusal,
+    to_content,
+)
 from flower_kmeans.strategies import FastLloyd
 
 PARTS = [np.random.default_rng(i).random((20, 2)) for i in range(4)]
@@ -34,11 +42,11 @@ def _identity():
         yield
 
 
-def context(partition=0, node_id=7):
+def context(partition=0, node_id=7, **node_config):
     return Context(
         run_id=1,
         node_id=node_id,
-        node_config={"partition-id": partition},
+        node_config={"partition-id": partition, **node_config},
         state=RecordDict(),
         run_config={},
     )
@@ -212,3 +220,116 @@ def test_a_reply_is_built_from_nothing():
     }
     assert "MARKER" not in repr(reply.content)
     assert own.state["secret"]["marker"] == "MARKER"
+
+
+# --------------------------------------------------------------------------- the operator's file
+
+
+def enrol_with(app, run=None, **node_config):
+    document = make_run(min_clients=3).document if run is None else run.document
+    content = to_content(Enrol(doc_hash=document.doc_hash, doc=document.data, lead=False))
+    reply = app(message("query.kmeans", content), context(**node_config))
+    assert not reply.has_error()
+    answer = decoded(reply.content)
+    return Code.OK if isinstance(answer, EnrolReply) else answer.code
+
+
+def policy_file(tmp_path, text):
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return {"policy-file": str(path)}
+
+
+def test_a_file_of_the_operators_decides(tmp_path):
+    file = policy_file(tmp_path, 'state_dir = "state"')
+    assert enrol_with(kmeans_client_app(load)) == Code.LEDGER
+    assert enrol_with(kmeans_client_app(load), **file) == Code.OK
+    assert (tmp_path / "state").is_dir()
+    file = policy_file(tmp_path, 'state_dir = "state"\nmax_epsilon = 0.5')
+    assert enrol_with(kmeans_client_app(load), **file) == Code.POLICY
+
+
+def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
+    file = policy_file(tmp_path, 'state_dir = "state"')
+    assert enrol_with(kmeans_client_app(load, ClientPolicy()), **file) == Code.OK
+    strict = kmeans_client_app(load, ClientPolicy(min_clients=4))
+    assert enrol_with(strict, **file) == Code.POLICY
+    # What simulations accept is as much as the file accepts.
+    assert enrol_with(kmeans_client_app(load, SIMULATED), **file) == Code.OK
+    weak = make_run("trusted-server", min_clients=3)
+    assert enrol_with(kmeans_client_app(load, SIMULATED), weak) == Code.OK
+    assert enrol_with(kmeans_client_app(load, SIMULATED), weak, **file) == Code.POLICY
+    file = policy_file(tmp_path, "")  # no ledger: the app's in_memory does not help
+    assert enrol_with(kmeans_client_app(load, SIMULATED), **file) == Code.LEDGER
+
+
+@pytest.mark.parametrize(
+    "text", ["max_epsilom = 1", "not toml", 'state_dir = "state"\n[domain]\nradius = 1']
+)
+def test_a_file_that_cannot_be_followed_refuses_every_run(text, tmp_path, caplog):
+    file = policy_file(tmp_path, text)
+    for run in (None, make_run("plain")):
+        assert enrol_with(kmeans_client_app(load, SIMULATED), run, **file) == Code.POLICY
+    assert "policy" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "/missing/policy.toml", "", 5, True])
+def test_a_file_that_is_not_there_refuses_every_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "missing.toml").write_text('state_dir = "state"')  # a path must be absolute
+    node_config = {"policy-file": name}
+    assert enrol_with(kmeans_client_app(load, SIMULATED), **node_config) == Code.POLICY
+
+
+def test_an_app_with_another_ledger_than_the_files_is_refused(tmp_path):
+    file = policy_file(tmp_path, 'state_dir = "state"')
+    app = kmeans_client_app(load, ClientPolicy(state_dir=tmp_path / "other"))
+    assert enrol_with(app, **file) == Code.POLICY
+    same = kmeans_client_app(load, ClientPolicy(state_dir=tmp_path / "state"))
+    assert enrol_with(same, **file) == Code.OK
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_policy_that_broke_during_a_run_refuses_the_rest_of_it(tmp_path):
+    file = policy_file(tmp_path, 'state_dir = "state"')
+    app = kmeans_client_app(load)
+    document = make_run(min_clients=3).document
+    enrol = to_content(Enrol(doc_hash=document.doc_hash, doc=document.data, lead=False))
+
+    def ask(content):
+        return decoded(app(message("query.kmeans", content), context(**file)).content)
+
+    own = ask(enrol).public_key
+    others = tuple(x25519.X25519PrivateKey.generate().public_key() for _ in range(2))
+    pubs = (own, *(key.public_bytes_raw() for key in others))
+    lead = to_content(Lead(doc_hash=document.doc_hash, pubs=pubs))
+    assert isinstance(ask(lead), LeadReply)
+    file = policy_file(tmp_path, 'state_dir = "state"\nmax_rounds = 1')
+    assert [ask(content).code for content in (enrol, lead)] == [Code.POLICY] * 2
+    file = policy_file(tmp_path, "broken")
+    assert [ask(content).code for content in (enrol, lead)] == [Code.POLICY, Code.STALE]
+
+
+class OwnFiles(RecordingGrid):
+    """A grid whose nodes have policy files and ledgers of their own."""
+
+    def __init__(self, app, directory, n_nodes):
+        super().__init__(app, n_nodes)
+        for i, node in enumerate(self._contexts.values()):
+            own = directory / f"node-{i}"
+            own.mkdir()
+            node.node_config |= policy_file(own, 'state_dir = "state"\nmax_total_epsilon = 1.5')
+
+
+def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
+    grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
+    for _ in range(2):
+        strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
+        strategy.start(grid, timeout=60)
+        assert strategy.report.answers == [4, 4]
+        assert strategy.report.ledger is False  # what a server cannot know, it does not claim
+    assert not any(len(state) for state in grid.states.values())
+    strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
+    with pytest.raises(TooFewClientsError, match="ledger"):
+        strategy.start(grid, timeout=60)

@@ -263,6 +263,34 @@ def test_policies_have_the_documented_defaults():
     assert rows[("max_rounds",)] == str(policy.max_rounds)
     assert rows[("in_memory",)] == str(policy.in_memory)
     assert (policy.max_epsilon, policy.max_delta) == (1.0, 1e-6)
+    assert rows[("max_epsilon", "max_delta")].startswith("1.0, 10⁻⁶ ")
+    assert (policy.max_total_epsilon, policy.max_total_delta) == (10.0, 1e-6)
+    assert rows[("max_total_epsilon", "max_total_delta")].startswith("10.0, 10⁻⁶ ")
+
+
+def test_the_documented_policy_file_is_one(tmp_path):
+    (text,) = re.findall(
+        r"^```toml\n(.*?)^```", (ROOT / "docs/threat-model.md").read_text("utf-8"), re.M | re.S
+    )
+    path = tmp_path / "policy.toml"
+    path.write_text(text, "utf-8")
+    path.chmod(0o600)
+    policy = ClientPolicy.from_file(path)
+    assert (policy.max_epsilon, policy.max_total_epsilon) == (0.5, 5.0)
+    assert policy.domain == Box([0, 0], [120, 250_000])
+    assert policy.allows_private_work
+
+
+def test_the_documented_number_of_runs_fits_into_the_total():
+    mu = mu_of_budget(1.0, 1e-6)
+    assert epsilon_of_mu(mu * 60**0.5, 1e-6) < 10 < epsilon_of_mu(mu * 61**0.5, 1e-6)
+
+
+def test_simulated_clients_share_no_ledger(tmp_path):
+    policy = ClientPolicy(state_dir=tmp_path / "state")
+    with pytest.raises(ConfigurationError, match="state_dir"):
+        simulate(build(FastLloyd), PARTITIONS, policy=policy)
+    assert not list(tmp_path.iterdir())
 
 
 # --------------------------------------------------------------------------- how a run works

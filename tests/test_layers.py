@@ -35,6 +35,7 @@ LEVELS = {
     "initialization": 0,
     "canonical": 0,
     "errors": 0,
+    "version": 0,
 }
 MODULES = sorted(
     path

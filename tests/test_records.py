@@ -81,6 +81,13 @@ def test_what_is_no_table_of_that_width_is_an_error(records):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("nothing", [np.empty((0, 0)), np.empty(0), [], ()])
+def test_no_records_are_a_table_without_rows_however_they_come(nothing):
+    usable, n_null = usable_records(nothing, 2)
+    assert usable.shape == (0, 2)
+    assert n_null == 0
+
+
 def test_outside_of_a_run_every_bad_row_is_an_error():
     for row in (None, [np.nan, 1.0], [1.0], ["x", 1.0]):
         with pytest.raises((DataError, ConfigurationTypeError)):

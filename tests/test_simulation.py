@@ -803,7 +803,11 @@ def test_simulate_leaves_the_strategy_as_it_was():
         (ConfigurationTypeError, "partitions", {"partitions": np.ones((6, 5, 2))}),
         (ConfigurationTypeError, "partitions", {"partitions": 5}),
         (ConfigurationError, "partitions", {"partitions": []}),
-        (ConfigurationError, "min_clients", {"partitions": [np.ones((2, 2))] * 2}),
+        (
+            ConfigurationError,
+            "min_clients",
+            {"strategy": fast(min_clients=3), "partitions": [np.ones((2, 2))] * 2},
+        ),
         (DataError, r"partitions\[1\]", {"partitions": [np.ones((2, 2)), [[np.nan, 1]]] * 2}),
         (DataError, r"partitions\[0\]", {"partitions": [np.full((2, 2), np.inf)] * 3}),
         (DataError, "2 columns", {"partitions": [np.ones((2, 3))] * 3}),
@@ -930,3 +934,13 @@ def test_fastlloyd_runs_on_ray_with_relayed_keys_and_finds_the_clusters():
     exact = simulate(Lloyd(3, BOX, n_rounds=strategy.n_rounds), parted(records, 5))
     assert clustering.report.answers == [5] * strategy.n_rounds
     assert clustering.inertia(records) < 1.5 * exact.inertia(records)
+
+
+@pytest.mark.parametrize("n_clients", [1, 2, 5])
+def test_min_clients_follows_the_number_of_partitions_where_nothing_was_given(n_clients):
+    strategy = fast(n_rounds=2)
+    clustering = simulate(strategy, parted(blobs(), n_clients))
+    assert clustering.report.n_clients == n_clients
+    assert clustering.report.min_clients == min(3, n_clients)
+    assert strategy.n_clients is None
+    assert strategy.min_clients == 3

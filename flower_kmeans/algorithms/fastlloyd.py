@@ -186,6 +186,10 @@ class FastLloydAlgorithm(LloydFamily):
             return self._into_ball(truncate(points, self._half_widths))
         return truncate(points, _FREE_BOXES * self._half_widths)
 
+    @property
+    def _largest_offset(self) -> int:
+        return 1 + _FREE_BOXES if self.postprocess == "none" else super()._largest_offset
+
     @cached_property
     def _radius(self) -> int:
         """Equation 25, rounded to the grid; at most the domain's diameter."""

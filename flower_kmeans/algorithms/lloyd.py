@@ -275,14 +275,19 @@ class LloydFamily(Algorithm):
             for release in releases if self.budget.is_private else ():
                 unit = max(units[block] for block in release.blocks)
                 noise = max(noise, release.noise_multiplier * unit * _tail(release, draws))
-        # A record moves a coordinate by 2 at most (relative to a centroid), and a count by 1.
-        bound = self.n_records * (2 * one + 0.5) + noise * noise_factor
+        # A record moves a coordinate by the largest offset at most, and a count by 1.
+        bound = self.n_records * (self._largest_offset * one + 0.5) + noise * noise_factor
         require_capacity(
             bound,
             explanation=f"They come from n_records={self.n_records} and noise of up to "
             f"{noise * noise_factor:.3g} units at fraction_bits={self.fraction_bits}: take fewer "
             "fraction_bits or a larger epsilon.",
         )
+
+    @property
+    def _largest_offset(self) -> int:
+        """Largest |coordinate| of a record relative to a centroid, in half widths."""
+        return 2
 
     @cached_property
     def _half_widths(self) -> IntArray:

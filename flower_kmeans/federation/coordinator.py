@@ -337,7 +337,8 @@ class Coordinator:
 
     def open_requests(self) -> dict[int, Open]:
         """Return what asks all survivors of the last round to open it."""
-        self._amend()
+        if self._open is None:  # an open attempt keeps its cohort
+            self._amend()
         tree = self._cohort()
         return {
             self.seats[i].node_id: Open(**self._place(i, self.head, tree), want_correction=True)

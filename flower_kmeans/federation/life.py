@@ -1,20 +1,25 @@
 """A client's memory of one run: its life (docs/protocol.md, sections 1, 4 and 9).
 
-A life is one secret and one data set. It is kept in the context's state under the run's document
-hash, so several runs may share a context, and holds what the protocol's rules need: who the client
-is in the cohort, how far it followed the transcript, and what it answered to which question.
+A life is one secret and one data set. It is kept under the run's document hash, so several runs
+may share a memory, and holds what the protocol's rules need: who the client is in the cohort, how
+far it followed the transcript, and what it answered to which question. It lies in the ledger file
+if the client's policy names a ``state_dir``, else in the context's state.
 """
 
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_kmeans.algorithms.base import State
+from flower_kmeans.errors import LedgerError
 from flower_kmeans.federation.transcript import first_hash
+from flower_kmeans.privacy.ledger import Answer, Ledger, Limit
+from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
 
 _SECRET_BYTES = 32
@@ -108,7 +113,110 @@ def load_life(state: RecordDict, doc_hash: bytes) -> Life | None:
     record = state.get(_PREFIX + doc_hash.hex())
     if not isinstance(record, ConfigRecord):
         return None
-    values: Mapping[str, Any] = record
+    return _life_from(record)
+
+
+def save_life(state: RecordDict, doc_hash: bytes, life: Life) -> None:
+    """Write a life into a context's state, in place of what was there for that run."""
+    state[_PREFIX + doc_hash.hex()] = ConfigRecord(_values(life))
+
+
+def pack_life(life: Life) -> bytes:
+    """Return a life as bytes, for a ledger."""
+    return json.dumps(_values(life), default=lambda data: {"hex": data.hex()}).encode()
+
+
+def unpack_life(data: bytes) -> Life:
+    """Return the life that `pack_life` wrote.
+
+    Raises
+    ------
+    LedgerError
+        If it is none.
+    """
+    try:
+        return _life_from(
+            json.loads(
+                data, object_hook=lambda v: bytes.fromhex(v["hex"]) if v.keys() == {"hex"} else v
+            )
+        )
+    except (ValueError, LookupError, TypeError, AttributeError, struct.error):
+        raise LedgerError("The ledger holds a life that cannot be read.") from None
+
+
+class Memory(Protocol):
+    """Where the lives of a client lie."""
+
+    def load(self, doc_hash: bytes) -> Life | None:
+        """Return the life in a run, or ``None``."""
+
+    def save(self, doc_hash: bytes, life: Life) -> None:
+        """Write a life in place of what was there."""
+
+    def answer(self, answer: Answer, plan: PrivacyPlan, life: Life) -> None:
+        """Write a life with an answer that it is about to give, and charge it where one can."""
+
+    def require_room(self, doc_hash: bytes, plan: PrivacyPlan) -> None:
+        """Require that a run fits into what all runs may cost, where that is known."""
+
+
+class ContextMemory:
+    """Lives in a context's state: lost with it, and no account of runs."""
+
+    def __init__(self, state: RecordDict) -> None:
+        self._state = state
+
+    def load(self, doc_hash: bytes) -> Life | None:
+        """Return the life in a run, or ``None``."""
+        return load_life(self._state, doc_hash)
+
+    def save(self, doc_hash: bytes, life: Life) -> None:
+        """Write a life in place of what was there."""
+        save_life(self._state, doc_hash, life)
+
+    def answer(self, answer: Answer, plan: PrivacyPlan, life: Life) -> None:
+        """Write a life; nothing is charged."""
+        self.save(answer.run, life)
+
+    def require_room(self, doc_hash: bytes, plan: PrivacyPlan) -> None:
+        """Accept: there is no account."""
+
+
+class LedgerMemory:
+    """Lives in a ledger, where an answer is charged as it is written down.
+
+    Raises from `save` and `answer` what the ledger raises: above all `MemoryChangedError`, after
+    which the message must be handled again from what the file then holds.
+    """
+
+    def __init__(self, ledger: Ledger, limit: Limit) -> None:
+        self._ledger = ledger
+        self._limit = limit
+        self._versions: dict[bytes, int] = {}
+
+    def load(self, doc_hash: bytes) -> Life | None:
+        """Return the life in a run, or ``None``."""
+        found = self._ledger.load(doc_hash)
+        self._versions[doc_hash] = 0 if found is None else found[0]
+        return None if found is None else unpack_life(found[1])
+
+    def save(self, doc_hash: bytes, life: Life) -> None:
+        """Write a life in place of the one that was read."""
+        version = self._versions[doc_hash]
+        self._versions[doc_hash] = self._ledger.save(doc_hash, version, pack_life(life))
+
+    def answer(self, answer: Answer, plan: PrivacyPlan, life: Life) -> None:
+        """Write a life with its answer, and what that costs, in one transaction."""
+        self._versions[answer.run] = self._ledger.charge(
+            answer, plan, self._limit, self._versions[answer.run], pack_life(life)
+        )
+
+    def require_room(self, doc_hash: bytes, plan: PrivacyPlan) -> None:
+        """Require that a run fits into the limit."""
+        self._ledger.require_room(doc_hash, plan, self._limit)
+
+
+def _life_from(values: Mapping[str, Any]) -> Life:
     life = Life(
         **{name: values[name] for name in _BYTES_FIELDS},
         **{name: values[name] for name in _INT_FIELDS},
@@ -121,8 +229,7 @@ def load_life(state: RecordDict, doc_hash: bytes) -> Life | None:
     return life
 
 
-def save_life(state: RecordDict, doc_hash: bytes, life: Life) -> None:
-    """Write a life into a context's state, in place of what was there for that run."""
+def _values(life: Life) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(life, name) for name in (*_BYTES_FIELDS, *_INT_FIELDS)}
     if life.answered:
         values["answered"] = [
@@ -130,7 +237,7 @@ def save_life(state: RecordDict, doc_hash: bytes, life: Life) -> None:
         ]
     if life.state is not None:
         values.update(_pack_state(life.state))
-    state[_PREFIX + doc_hash.hex()] = ConfigRecord(values)
+    return values
 
 
 def _pack_state(state: State) -> dict[str, Any]:

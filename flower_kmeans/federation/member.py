@@ -8,7 +8,7 @@ announced sum opens to.
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import RecordDict
@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.base import State
 from flower_kmeans.domain import GridRecords, usable_records
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import BudgetError, ConfigurationError, LedgerError, MessageError
 from flower_kmeans.federation.cohort import commitment, data_digest, leaf, root_from
 from flower_kmeans.federation.document import VersionError
-from flower_kmeans.federation.life import Life, load_life, save_life
+from flower_kmeans.federation.life import ContextMemory, LedgerMemory, Life, Memory
 from flower_kmeans.federation.messages import (
     MESSAGE_VERSION,
     Code,
@@ -50,13 +50,23 @@ from flower_kmeans.federation.transcript import (
     round_context,
     unpack_survivors,
 )
+from flower_kmeans.privacy.ledger import (
+    AnotherAnswerError,
+    Answer,
+    Ledger,
+    Limit,
+    MemoryChangedError,
+)
 from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.secagg import keys, masks
 from flower_kmeans.secagg.hashing import kdf
 from flower_kmeans.secagg.ring import from_ring, to_ring
+from flower_kmeans.version import __version__
 
-SOFTWARE = b"flower-kmeans/0.1"
+SOFTWARE = f"flower-kmeans/{__version__}".encode()
 _KEY_BYTES = 32
+# Each time, another process of this node answered another message of the run in the meantime.
+_TRIES = 8
 log = logging.getLogger("flower_kmeans.client")
 
 Words = NDArray[np.uint64]
@@ -99,7 +109,7 @@ class Member:
     policy : ClientPolicy
         What its operator accepts.
     state : RecordDict
-        The memory that outlives the message: the context's state.
+        The context's state: the memory that outlives the message where the policy names no ledger.
     node_id : int
         The client's own node id.
     load_records : callable
@@ -119,6 +129,7 @@ class Member:
     ) -> None:
         self._policy = policy
         self._state = state
+        self._memory: Memory = ContextMemory(state)
         self._node_id = node_id
         self._load_records = load_records
         self._on_result = on_result
@@ -129,7 +140,7 @@ class Member:
         request: Request | None = None
         try:
             request = decode_request(content)
-            return to_content(self._answer(request))
+            return to_content(self._remembering(request))
         except VersionError:
             refusal = Refusal(code=Code.VERSION)
         except MessageError:
@@ -149,6 +160,25 @@ class Member:
             refusal = Refusal(code=Code.INTERNAL)
         return to_content(refusal)
 
+    def _remembering(self, request: Request) -> Reply:
+        """Answer from the memory that the policy names, which no answer leaves behind."""
+        policy = self._policy
+        if policy.state_dir is None:
+            return self._answer(request)
+        try:
+            with Ledger(policy.state_dir) as ledger:
+                limit = Limit(policy.max_total_epsilon, policy.max_total_delta)
+                self._memory = LedgerMemory(ledger, limit)
+                for _ in range(_TRIES):
+                    try:
+                        return self._answer(request)
+                    except MemoryChangedError:
+                        continue
+                raise RefuseError(Code.INTERNAL)
+        except (BudgetError, LedgerError) as error:
+            log.warning("The ledger allows no answer: %s", error)
+            raise RefuseError(Code.LEDGER) from None
+
     def _answer(self, request: Request) -> Reply:
         if isinstance(request, Enrol):
             return self._enrol(request)
@@ -162,14 +192,14 @@ class Member:
 
     def _enrol(self, request: Enrol) -> EnrolReply:
         run = self._accept_document(request.doc, request.doc_hash)
-        life = load_life(self._state, request.doc_hash)
+        life = self._memory.load(request.doc_hash)
         if life is not None and life.finished:
             raise RefuseError(Code.STALE)
         digest = data_digest(self._records(run))
         if life is None or life.commitment != self._commit(life, request.doc_hash, digest):
             life = self._begin(run, digest)
         life.document = request.doc
-        save_life(self._state, request.doc_hash, life)
+        self._memory.save(request.doc_hash, life)
         file_key = self._file_key() if run.document.keys == "file" else None
         return EnrolReply(
             doc_hash=request.doc_hash,
@@ -180,11 +210,12 @@ class Member:
         )
 
     def _lead(self, request: Lead) -> LeadReply:
-        life = load_life(self._state, request.doc_hash)
+        life = self._memory.load(request.doc_hash)
         if life is None or not life.document or life.finished:
             raise RefuseError(Code.STALE)
-        document = open_run(life.document).document
-        members = request.pubs
+        run = open_run(life.document)
+        self._require_accepted(run)
+        document, members = run.document, request.pubs
         if (
             document.keys != "relayed"
             or len(set(members)) != len(members)
@@ -194,7 +225,7 @@ class Member:
             raise RefuseError(Code.POLICY)
         if not life.lead_secret:
             life.lead_secret = token(_KEY_BYTES)
-            save_life(self._state, request.doc_hash, life)
+            self._memory.save(request.doc_hash, life)
         leader, envelopes = keys.make_envelopes(
             life.lead_secret, members, request.doc_hash, token(_KEY_BYTES)
         )
@@ -213,6 +244,13 @@ class Member:
         except UnacceptableRunError as error:
             log.warning("Refused a run: %s", error)
             raise RefuseError(Code.POLICY) from None
+        self._require_accepted(run)
+        if run.plan.is_private:
+            self._memory.require_room(doc_hash, run.plan)
+        return run
+
+    def _require_accepted(self, run: Run) -> None:
+        """Compare a run with the policy of this moment: its operator may have tightened it."""
         plan = run.plan
         epsilon, delta = (plan.epsilon(), plan.budget.delta) if plan.is_private else (None, None)
         if not self._policy.accepts(run.document) or not self._policy.accepts_guarantee(
@@ -220,10 +258,9 @@ class Member:
         ):
             log.warning("Refused a run: it is outside of what the policy accepts.")
             raise RefuseError(Code.POLICY)
-        if plan.is_private and not self._policy.in_memory:
+        if plan.is_private and not self._policy.allows_private_work:
             log.warning("Refused a private run: the policy names no ledger.")
             raise RefuseError(Code.LEDGER)
-        return run
 
     def _file_key(self) -> bytes:
         try:
@@ -284,13 +321,12 @@ class Member:
 
     def _find_life(self, request: Placed) -> tuple[Life, Run]:
         """Return the life that may answer, and its run."""
-        life = load_life(self._state, request.doc_hash)
+        life = self._memory.load(request.doc_hash)
         if life is not None and life.finished:
             raise RefuseError(Code.STALE)
         if life is not None and life.document:
             run = open_run(life.document)
-            if not self._policy.accepts(run.document):  # its operator may have tightened it since
-                raise RefuseError(Code.POLICY)
+            self._require_accepted(run)
             return life, run
         if request.doc is None:
             raise RefuseError(Code.NEED)
@@ -360,10 +396,12 @@ class Member:
             sent = pack_words(words)
             digest = hashlib.sha256(sent).digest()
             place = (request.t, request.attempt)
-            if life.answered.setdefault(place, (context, digest))[1] != digest:
+            if life.answered.get(place, (context, digest))[1] != digest:
                 raise RefuseError(Code.CONFLICT)
-        finally:
-            save_life(self._state, request.doc_hash, life)  # before anything is sent
+        except BaseException:
+            self._memory.save(request.doc_hash, life)  # what it learned from the transcript stays
+            raise
+        self._commit_answer(life, run, request, context, digest)  # before anything is sent
         correction = self._give_correction(life, run, request)
         return RoundReply(
             doc_hash=request.doc_hash,
@@ -372,6 +410,26 @@ class Member:
             correction_t=None if correction is None else life.head,
             correction=correction,
         )
+
+    def _commit_answer(
+        self, life: Life, run: Run, request: Round, context: bytes, digest: bytes
+    ) -> None:
+        """Write down, and charge, what is about to be sent."""
+        answer = Answer(
+            request.doc_hash, request.t, request.attempt, life.commitment, context, digest
+        )
+        answered = replace(
+            life, answered={**life.answered, (answer.round, answer.attempt): (context, digest)}
+        )
+        try:
+            self._memory.answer(answer, run.plan, answered)
+        except AnotherAnswerError:
+            self._memory.save(request.doc_hash, life)
+            raise RefuseError(Code.CONFLICT) from None
+        except BudgetError:
+            self._memory.save(request.doc_hash, life)
+            raise
+        life.answered = answered.answered
 
     def _admit(self, life: Life, run: Run, request: Round) -> bytes:
         """Return the context of the attempt that is asked for, if it may be answered."""
@@ -421,14 +479,14 @@ class Member:
     # ------------------------------------------------------------------ opening and delivery
 
     def _open(self, request: Open | Finish) -> OpenReply:
-        over = load_life(self._state, request.doc_hash)
+        over = self._memory.load(request.doc_hash)
         if over is not None and over.finished and isinstance(request, Finish):
             return OpenReply(doc_hash=request.doc_hash)  # a repeated finish
         life, run = self._find_life(request)
         try:
             self._prepare(life, run, request)
         finally:
-            save_life(self._state, request.doc_hash, life)
+            self._memory.save(request.doc_hash, life)
         if life.head != request.t:
             raise RefuseError(Code.NEED if life.head < request.t else Code.STALE)
         correction = self._give_correction(life, run, request)
@@ -440,7 +498,7 @@ class Member:
         if isinstance(request, Finish) and life.head == run.document.rounds:
             state = _state(life, run)
             life.finish()
-            save_life(self._state, request.doc_hash, life)
+            self._memory.save(request.doc_hash, life)
             self._deliver(run, state)
         return reply
 

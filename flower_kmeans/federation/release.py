@@ -7,12 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm, Question
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.federation.document import NONE
 from flower_kmeans.privacy.noise import draw, draw_share, sampler_name
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
 
 _TAIL = 8.0
+# Part of epsilon by which shared noise may exceed it.
+_MAX_SLACK = 0.01
 
 Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
 
@@ -90,12 +93,21 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     ------
     ConfigurationError
         If a release has no shares (Laplace), or a share's standard deviation is below two grid
-        units, where the sum of shares would no longer be the planned noise (docs/guarantees.md,
-        Distributed noise).
+        units, where the sum of shares would no longer be the planned noise, or `sharing_slack` is
+        above one per cent of epsilon, which would no longer be what was asked for
+        (docs/guarantees.md, Distributed noise).
     """
     stream = Stream.from_key(bytes(32))  # no secret is needed for draws that are thrown away
     for number in range(1, algorithm.n_rounds + 1):
         noise_share(algorithm, plan, Question(round=number, arrays={}), shares, stream)
+    epsilon = plan.budget.epsilon
+    slack = 0.0 if epsilon is None else sharing_slack(algorithm, plan)
+    if epsilon is not None and slack > _MAX_SLACK * epsilon:
+        raise ConfigurationError(
+            "Expected shared noise so fine that its difference from continuous noise costs at most "
+            f"{_MAX_SLACK:.0%} of epsilon={epsilon:g}. Got {slack:.3g} at "
+            f"fraction_bits={algorithm.fraction_bits}: take more fraction_bits."
+        )
 
 
 def _round_noise(

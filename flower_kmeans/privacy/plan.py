@@ -113,7 +113,7 @@ class PrivacyPlan:
         """Return the least epsilon that the run meets at a delta (the budget's by default)."""
         if not self.is_private:
             return math.inf
-        return _epsilon(self.releases, _delta_or(self.budget, delta))
+        return composed_epsilon(self.releases, _delta_or(self.budget, delta))
 
     def delta(self, epsilon: float) -> float:
         """Return the least delta that the run meets at an epsilon; 1 when it is not private."""
@@ -142,7 +142,7 @@ class PrivacyPlan:
             )
         if not self.is_private:
             return math.inf
-        return _epsilon(_scaled(self.releases, 1.0 / size), _delta_or(self.budget, delta))
+        return composed_epsilon(_scaled(self.releases, 1.0 / size), _delta_or(self.budget, delta))
 
     def event(self) -> "dp_accounting.DpEvent":
         """Return the run as an event for any accountant of ``dp_accounting``."""
@@ -336,7 +336,8 @@ def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
     return math.sqrt(math.fsum(squares)), tuple(laplace)
 
 
-def _epsilon(releases: Iterable[Release], delta: float) -> float:
+def composed_epsilon(releases: Iterable[Release], delta: float) -> float:
+    """Return the least epsilon that releases, of one run or of many, meet together at a delta."""
     mu, laplace = _split(releases)
     return mixture_epsilon(mu, laplace, delta) if laplace else epsilon_of_mu(mu, delta)
 
@@ -373,7 +374,7 @@ def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) ->
 
     def excess(scale: float) -> float:
         scaled = _scaled(releases, scale)
-        over = _epsilon(scaled, delta) / epsilon - 1
+        over = composed_epsilon(scaled, delta) / epsilon - 1
         # Both numbers are printed, so both must hold; they may differ in their last digits.
         return max(over, 1e-9) if _delta(scaled, epsilon) > delta else over
 

@@ -20,6 +20,7 @@ _TRUST = {
     "trusted-server": (
         "The server adds the noise and sees every client's exact statistic.",
         "Clients and outsiders are protected from each other, nobody is protected from the server.",
+        "TLS is required between clients and server: messages hold exact statistics.",
     ),
     "plain": ("NOT PRIVATE: nobody adds noise and the server sees every client's statistic.",),
 }
@@ -31,6 +32,8 @@ _KEYS = {
     "file": "Keys come from a file that the server must not have.",
     "roster": "Keys come from a roster of pinned public keys.",
 }
+_NEIGHBOURS = "one record replaced by a null record, which adds nothing; n_records is public"
+_GROUPS = (2, 10)
 _OPENING = {
     "simple": "Sums were opened by single clients, which protects against a passive server only.",
 }
@@ -73,6 +76,8 @@ class Report:
     noise_factor : float
         Standard deviation of the noise that the results carry over the planned one; above 1
         only under distributed noise, where more clients add a share than had to.
+    max_attempts : int
+        How often the server may ask for a round.
     epsilon_slack : float
         By how much epsilon may exceed the plan's, because shared noise is a discrete Gaussian.
     dropped : list of Dropped
@@ -90,6 +95,7 @@ class Report:
     n_clients: int = 0
     n_rounds: int = 0
     colluders: int = 0
+    max_attempts: int = 1
     noise_factor: float = 1.0
     epsilon_slack: float = 0.0
     ledger: bool = False
@@ -137,16 +143,22 @@ class Report:
         if self.opening in _OPENING:
             told.append(_OPENING[self.opening])
         if self.trust == "distributed-noise" and self.plan.mu is not None:
-            shares = self.min_clients - self.colluders
+            own = self.plan.mu * (self.min_clients - self.colluders) ** 0.5
+            # Every attempt at a round has the same answer under another share.
+            often = (
+                f", or {own * self.max_attempts**0.5:.4g} if the server asks {self.max_attempts} "
+                "times for every round"
+            )
             told.append(
                 f"Against the server together with one client, a client's own share of the noise "
-                f"alone gives mu = {self.plan.mu * shares**0.5:.4g}."
+                f"alone gives mu = {own:.4g}{often if self.max_attempts > 1 else ''}."
             )
         if self.is_private:
             told.append(
                 "A ledger of releases was kept."
                 if self.ledger
-                else "No ledger was kept: guarantees hold for this run alone."
+                else "No ledger was kept by the server, and it cannot know whether clients keep "
+                "one: guarantees hold for this run alone."
             )
             told.append("Not protected: n_records, participation, timing and message sizes.")
         told.append("Results are not protected against a hostile server or client.")
@@ -162,6 +174,7 @@ class Report:
             "mu": self.mu,
             "unit": self.unit,
             "n_records": self.plan.n_records,
+            **self._further_guarantees(),
             "trust": self.trust,
             "keys": self.keys,
             "opening": self.opening,
@@ -169,6 +182,7 @@ class Report:
             "n_clients": self.n_clients,
             "min_clients": self.min_clients,
             "colluders": self.colluders,
+            "max_attempts": self.max_attempts,
             "noise_factor": self.noise_factor,
             "epsilon_slack": self.epsilon_slack,
             "sampler": self.sampler,
@@ -181,6 +195,18 @@ class Report:
             "statements": list(self.statements),
         }
         return out
+
+    def _further_guarantees(self) -> dict[str, Any]:
+        """Return what else the same noise means: for other epsilons, and for several records."""
+        epsilon = self.plan.budget.epsilon
+        if epsilon is None:
+            return {}
+        epsilons = [factor * epsilon for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
+        return {
+            "neighbours": _NEIGHBOURS,
+            "delta_at_epsilon": [[e, self.plan.delta(e)] for e in epsilons],
+            "epsilon_of_groups": {str(size): self.plan.group(size) for size in _GROUPS},
+        }
 
     def _releases(self) -> list[Mapping[str, Any]]:
         return [

@@ -350,6 +350,7 @@ def deployment(
                 "data": str(next(node.glob("records.*"))),
                 "bounds": bounds,
                 "group-key": str(node / "group.key"),
+                "state": str(results[i].with_suffix(".state")),
                 "result": str(results[i]),
             }
             processes.start(

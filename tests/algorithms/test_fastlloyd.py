@@ -258,3 +258,12 @@ def test_parameters_make_algorithms_different():
         )
     ]
     assert len(set(variants)) == 12
+
+
+def test_free_centroids_leave_room_for_larger_offsets():
+    """Without postprocessing a record may be three half widths from a centroid."""
+    options = {"n_records": 3 * 2**39, "n_rounds": 2, "fraction_bits": 21}
+    box = Box([-1.0], [1.0])
+    FastLloydAlgorithm(2, box, PrivacyBudget(1.0), **options)
+    with pytest.raises(ConfigurationError, match="n_records"):
+        FastLloydAlgorithm(2, box, PrivacyBudget(1.0), postprocess="none", **options)

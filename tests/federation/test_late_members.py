@@ -77,6 +77,26 @@ def test_joining_does_not_touch_the_open_attempt(tmp_path):
     assert scene.request(0).root != root
 
 
+def test_a_late_member_does_not_touch_an_attempt_that_waits_for_an_opening(tmp_path):
+    scene = Scene(make_run("distributed-noise", keys="file"), policy=_policy(tmp_path))
+    scene.round()
+    scene.open()
+    for i, node in enumerate(scene.nodes):  # nobody opens the round before on the way
+        reply = replace(scene.ask(i), correction=None, correction_t=None)
+        scene.server.accept_round(node.node_id, reply)
+    late = Node(2**62, np.random.default_rng(8).random((9, 2)), _policy(tmp_path))
+    _join(scene, late)
+    node = scene.nodes[1]
+    opened = node.ask(scene.server.open_requests()[node.node_id])
+    assert isinstance(opened, OpenReply)
+    scene.server.accept_correction(node.node_id, opened)
+    assert scene.server.unopened == 0
+    assert scene.server.close_round()
+    assert scene.server.closed[-1].entry.m == 4
+    scene.open()
+    assert len(scene.requests) == 5
+
+
 def test_a_late_member_follows_the_transcript_from_its_beginning(tmp_path):
     scene = Scene(make_run(keys="file", rounds=3), policy=_policy(tmp_path))
     scene.round()

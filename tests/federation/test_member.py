@@ -1130,12 +1130,21 @@ def test_nothing_secret_depends_on_anything_but_the_systems_source(monkeypatch):
     assert used
 
 
-def test_a_policy_that_was_tightened_during_a_run_counts():
+@pytest.mark.parametrize(
+    ("tightened", "code"),
+    [
+        ({"max_rounds": 2}, Code.POLICY),
+        ({"max_epsilon": 0.5}, Code.POLICY),
+        ({"max_delta": 1e-9}, Code.POLICY),
+        ({"in_memory": False}, Code.LEDGER),
+    ],
+)
+def test_a_policy_that_was_tightened_during_a_run_counts(tightened, code):
     scene = Scene(make_run(rounds=3))
     scene.round()
-    scene.nodes[1].policy = replace(SIMULATED, max_rounds=2)
+    scene.nodes[1].policy = replace(SIMULATED, **tightened)
     scene.open()
     refused = scene.ask(1)
     assert isinstance(refused, Refusal)
-    assert refused.code == Code.POLICY
+    assert refused.code == code
     assert isinstance(scene.ask(0), RoundReply)

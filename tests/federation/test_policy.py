@@ -17,7 +17,10 @@ def test_the_defaults_are_strict():
     policy = ClientPolicy()
     assert policy.trusts == ("oblivious-server", "distributed-noise")
     assert (policy.max_epsilon, policy.max_delta, policy.min_clients) == (1.0, 1e-6, 3)
+    assert (policy.max_total_epsilon, policy.max_total_delta) == (10.0, 1e-6)
     assert not policy.in_memory
+    assert policy.state_dir is None
+    assert not policy.allows_private_work
     for trust in ("trusted-server", "plain"):
         assert not policy.accepts(make_run(trust, min_clients=3).document)
     for trust in policy.trusts:
@@ -87,6 +90,8 @@ def test_openings_of_later_versions_are_refused():
         (ConfigurationError, "max_epsilon", {"max_epsilon": float("nan")}),
         (ConfigurationError, "max_delta", {"max_delta": 1.0}),
         (ConfigurationError, "max_delta", {"max_delta": -1e-9}),
+        (ConfigurationError, "max_total_epsilon", {"max_total_epsilon": -1.0}),
+        (ConfigurationError, "max_total_delta", {"max_total_delta": float("nan")}),
         (ConfigurationError, "min_clients", {"min_clients": 0}),
         (ConfigurationError, "max_rounds", {"max_rounds": 0}),
         (ConfigurationTypeError, "trusts", {"trusts": "plain"}),
@@ -97,6 +102,10 @@ def test_openings_of_later_versions_are_refused():
         (ConfigurationTypeError, "domain", {"domain": [[0, 0], [1, 1]]}),
         (ConfigurationTypeError, "algorithms", {"algorithms": "lloyd"}),
         (ConfigurationTypeError, "group_key_file", {"group_key_file": 5}),
+        (ConfigurationTypeError, "state_dir", {"state_dir": True}),
+        (ConfigurationTypeError, "in_memory", {"in_memory": 1}),
+        (ConfigurationTypeError, "max_total_epsilon", {"max_total_epsilon": "10"}),
+        (ConfigurationTypeError, "max_total_delta", {"max_total_delta": None}),
     ],
 )
 def test_bad_limits_are_one_sentence(error, name, values):

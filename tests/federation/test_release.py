@@ -47,6 +47,19 @@ def test_shares_too_narrow_for_the_grid_are_refused():
         check_shares(algorithm, algorithm.plan(), 1000)
 
 
+@pytest.mark.parametrize(("fraction_bits", "fits"), [(4, False), (8, True)])
+def test_shared_noise_on_too_coarse_a_grid_is_refused(fraction_bits, fits):
+    """Shares may be wide enough, and their sum still too coarse for the epsilon that is told."""
+    algorithm = _algorithm(fraction_bits=fraction_bits, n_rounds=3)
+    plan = algorithm.plan()
+    assert (sharing_slack(algorithm, plan) <= 0.01) == fits
+    if fits:
+        check_shares(algorithm, plan, 4)
+        return
+    with pytest.raises(ConfigurationError, match="fraction_bits=4: take more"):
+        check_shares(algorithm, plan, 4)
+
+
 def test_laplace_noise_has_no_shares():
     algorithm = SuLloydAlgorithm(
         2, Box([0.0], [1.0]), PrivacyBudget(1.0, 0.0), n_records=100, n_rounds=2

@@ -70,6 +70,8 @@ def test_shared_noise_grows_with_the_clients_and_the_report_says_by_how_much(col
     own = report.mu * math.sqrt(4 - colluders)
     (statement,) = [text for text in report.statements if "own share" in text and "mu =" in text]
     assert f"mu = {own:.4g}" in statement
+    assert report.max_attempts == 2
+    assert f"{own * math.sqrt(2):.4g} if the server asks 2 times" in statement
     assert 0 <= report.epsilon_slack < 1e-3
 
 
@@ -90,7 +92,7 @@ def test_noise_of_the_server_does_not_grow(trust):
     [
         ("oblivious-server", ("as good as the server's word", "any one client together", "TLS")),
         ("distributed-noise", ("any one client together", "own share", "passive server", "TLS")),
-        ("trusted-server", ("nobody is protected from the server",)),
+        ("trusted-server", ("nobody is protected from the server", "TLS")),
         ("plain", ("NOT PRIVATE",)),
     ],
 )
@@ -139,6 +141,18 @@ def test_a_report_is_json_and_back(trust):
         assert all(release["noise_multiplier"] > 0 for release in data["releases"])
         cost = sum(1 / release["noise_multiplier"] ** 2 for release in data["releases"])
         assert math.sqrt(cost) == pytest.approx(report.mu)
+
+
+def test_a_report_holds_the_curve_and_the_guarantee_of_groups():
+    report = report_of(fast("oblivious-server"))
+    data = report.to_dict()
+    assert "null record" in data["neighbours"]
+    assert len(data["delta_at_epsilon"]) >= 3
+    for epsilon, delta in data["delta_at_epsilon"]:
+        assert delta == pytest.approx(delta_of(report.mu, epsilon), rel=1e-6, abs=1e-15)
+    for size, epsilon in data["epsilon_of_groups"].items():
+        assert delta_of(int(size) * report.mu, epsilon) == pytest.approx(report.delta, rel=1e-6)
+    assert "epsilon_of_groups" not in report_of(Lloyd(2, BOX)).to_dict()
 
 
 def test_a_report_does_not_change_with_what_is_done_to_its_copy():

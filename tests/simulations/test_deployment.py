@@ -156,6 +156,7 @@ def test_the_pages_commands_are_those_that_run(loopback):
         "data": "/srv/records.csv",
         "bounds": BOUNDS,
         "group-key": "/srv/node/group.key",
+        "state": "/srv/node/state",
         "result": "/srv/result.npz",
     }
     link = ("link", "0.0.0.0", 8000)  # noqa: S104
@@ -233,11 +234,13 @@ def node_context(config):
 
 def test_a_node_accepts_what_its_operator_said(monkeypatch):
     app = load(monkeypatch, FOLDER / "app", "client_app")
-    config = {"bounds": "0:1,-2:2.5", "group-key": "/srv/group.key"}
+    config = {"bounds": "0:1,-2:2.5", "group-key": "/srv/group.key", "state": "/srv/state"}
     policy = app.policy_of(node_context(config))
     assert policy.domain == Box([0, -2], [1, 2.5])
     assert (policy.trusts, policy.group_key_file) == (("oblivious-server",), "/srv/group.key")
     assert (policy.max_epsilon, policy.min_clients) == (1.0, 3)
+    assert policy.state_dir == "/srv/state"
+    assert not policy.in_memory
     for missing in config:
         rest = {key: value for key, value in config.items() if key != missing}
         assert app.policy_of(node_context(rest)) == ClientPolicy()
@@ -260,6 +263,7 @@ def run_in_process(monkeypatch, loopback, credentials, tmp_path, **changed):
             "data": str(tmp_path / f"records{node}.npy"),
             "bounds": BOUNDS,
             "group-key": str(tmp_path / "group.key"),
+            "state": str(tmp_path / f"state{node}"),
             "result": str(tmp_path / f"result{node}.npz"),
         }
         if node == 2:

@@ -436,3 +436,11 @@ def test_waiting_for_clients_ends_at_the_timeout():
     strategy = make(n_clients=50)
     with pytest.raises(TooFewClientsError, match="Got 2"):
         run_recorded(strategy, PARTS[:2], timeout=0.6)
+
+
+def test_a_strategy_shows_what_it_is():
+    strategy = FastLloyd(3, BOX, PrivacyBudget(1.0), 1000, n_rounds=4)
+    text = repr(strategy)
+    assert text.startswith("FastLloyd(n_clusters=3, trust='oblivious-server'")
+    assert "epsilon=1.0" in text
+    assert "n_rounds=4" in text

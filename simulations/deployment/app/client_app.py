@@ -8,6 +8,8 @@ What a node has and accepts is said by its operator, in ``--node-config``:
     Public bounds of its columns. A run with other bounds is refused.
 ``group-key``
     The key file that all data holders share and the server does not have, mode 0600.
+``state``
+    The directory of the node's ledger, mode 0700; its parent must exist.
 ``result``
     The npz file that the node writes its result to.
 """
@@ -36,18 +38,17 @@ def load_data(context: Context) -> NDArray[np.float64]:
 def policy_of(context: Context) -> ClientPolicy:
     """Return what this node accepts.
 
-    A node that was not told its bounds and its key gets the library's default policy, which
-    accepts no private run.
+    A node that was not told its bounds, its key and where its ledger lies gets the library's
+    default policy, which accepts no private run.
     """
     config = context.node_config
-    if not {"bounds", "group-key"} <= config.keys():
+    if not {"bounds", "group-key", "state"} <= config.keys():
         return ClientPolicy()
     return ClientPolicy(
         trusts=("oblivious-server",),
         domain=read_box(str(config["bounds"])),
         group_key_file=str(config["group-key"]),
-        # The operator adds up what several runs cost: this version keeps no ledger.
-        in_memory=True,
+        state_dir=str(config["state"]),
     )
 
 

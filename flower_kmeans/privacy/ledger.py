@@ -1,0 +1,331 @@
+"""A node's memory of what it released, in one SQLite file: what runs cost together.
+
+A node starts a process per message, two of them may run at once, and any of them may die at any
+moment. So an answer is written down, with what it costs, in one exclusive transaction that is on
+the disk before anything is sent: a crash in between loses an answer, never a charge.
+
+What is charged (docs/threat-model.md, "The ledger"): the first answer in a run charges all rounds
+of its plan. A client that answers a round again as a new member (with other records) gives a
+further release, so that round is charged once more. The same answer again costs nothing, and
+another answer to the same (run, round, attempt) is refused. A run without privacy has no price and
+is not counted. The charges are composed adaptively, all at once (docs/guarantees.md, "Neighbours,
+budget, delta").
+
+Beside them lies an opaque memory for each run, which its owner replaces by comparing versions.
+"""
+
+import json
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_kmeans.errors import BudgetError, KMeansError, LedgerError, MessageError
+from flower_kmeans.privacy.plan import PrivacyPlan, composed_epsilon
+from flower_kmeans.privacy.release import Release, release_from_config
+
+FILE_NAME = "ledger.sqlite3"
+_VERSION = 1
+_BUSY_SECONDS = 60.0
+_SCHEMA = """
+CREATE TABLE runs (run BLOB PRIMARY KEY, plan TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE answers (
+    run BLOB NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    member BLOB NOT NULL, context BLOB NOT NULL, digest BLOB NOT NULL,
+    PRIMARY KEY (run, round, attempt)
+) WITHOUT ROWID;
+CREATE TABLE memories (run BLOB PRIMARY KEY, version INTEGER NOT NULL, memory BLOB NOT NULL);
+"""
+
+
+class AnotherAnswerError(KMeansError):
+    """What was asked for was answered before, with something else."""
+
+
+class MemoryChangedError(KMeansError):
+    """Another process replaced the memory since it was read: read it, and decide, again."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What all runs together may cost.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+        All releases ever charged must meet this epsilon at this delta, as one composition.
+    """
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer, by what a ledger must know of it.
+
+    Attributes
+    ----------
+    run : bytes
+        Hash of the run document.
+    round, attempt : int
+        Which question was answered.
+    member : bytes
+        Public name of who answers: one secret and one data set, the life's commitment.
+    context : bytes
+        Hash of all that the answer depends on beside records and secret.
+    digest : bytes
+        SHA-256 of the bytes to send.
+    """
+
+    run: bytes
+    round: int
+    attempt: int
+    member: bytes
+    context: bytes
+    digest: bytes
+
+
+class Ledger:
+    """An open ledger. Use it as a context manager, in one thread.
+
+    Parameters
+    ----------
+    state_dir : path
+        The node's own directory, mode 0700, in a parent that exists; it is made if it is missing.
+        One per node and data set: two directories are two accounts.
+
+    Raises
+    ------
+    LedgerError
+        If the directory or the file cannot be used, or is open to others than its owner.
+    """
+
+    def __init__(self, state_dir: str | os.PathLike[str]) -> None:
+        path = _private_file(Path(state_dir))
+        with _ledger_errors():
+            self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+            try:
+                # EXTRA: a commit is on the disk, with its directory entry, when it returns.
+                # secure_delete: erased secrets are overwritten in the file.
+                self._db.execute("PRAGMA synchronous = EXTRA")
+                self._db.execute("PRAGMA secure_delete = ON")
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _prepare(self) -> None:
+        if self._schema() == _VERSION:
+            return
+        with self._exclusive():
+            version = self._schema()  # another process may have been first
+            if version not in (0, _VERSION):
+                raise LedgerError(
+                    f"Expected a ledger of version {_VERSION}. Got version {version} instead."
+                )
+            if version == 0:
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {_VERSION}")
+
+    def _schema(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    # ------------------------------------------------------------------ memories
+
+    def load(self, run: bytes) -> tuple[int, bytes] | None:
+        """Return version and content of a run's memory, or ``None``."""
+        with _ledger_errors():
+            row = self._db.execute(
+                "SELECT version, memory FROM memories WHERE run = ?", (run,)
+            ).fetchone()
+        return None if row is None else (int(row[0]), bytes(row[1]))
+
+    def save(self, run: bytes, version: int, memory: bytes) -> int:
+        """Replace a run's memory and return its new version.
+
+        Parameters
+        ----------
+        version : int
+            The version that was read; 0 if there was none.
+
+        Raises
+        ------
+        MemoryChangedError
+            If the file holds another version by now. Nothing is written.
+        """
+        with self._exclusive():
+            return self._replace(run, version, memory)
+
+    def _replace(self, run: bytes, version: int, memory: bytes) -> int:
+        row = self._db.execute("SELECT version FROM memories WHERE run = ?", (run,)).fetchone()
+        if (0 if row is None else row[0]) != version:
+            raise MemoryChangedError("Another process changed the memory of this run.")
+        self._db.execute(
+            "INSERT OR REPLACE INTO memories VALUES (?, ?, ?)", (run, version + 1, memory)
+        )
+        return version + 1
+
+    # ------------------------------------------------------------------ charges
+
+    def charge(
+        self, answer: Answer, plan: PrivacyPlan, limit: Limit, version: int, memory: bytes
+    ) -> int:
+        """Write down an answer, what it costs and the memory that goes with it; all or nothing.
+
+        It is on the disk when this returns: send the answer then, and not before.
+
+        Parameters
+        ----------
+        answer : Answer
+        plan : PrivacyPlan
+            The run's plan, verified.
+        limit : Limit
+            Checked only if the answer is charged; what was charged before is not refused.
+        version, memory : int, bytes
+            As in `save`.
+
+        Returns
+        -------
+        int
+            The memory's new version.
+
+        Raises
+        ------
+        BudgetError
+            If all runs together would exceed the limit.
+        AnotherAnswerError
+            If another answer was given to this (run, round, attempt).
+        MemoryChangedError
+            If the file holds another version of the memory by now.
+        """
+        with self._exclusive():
+            replaced = self._replace(answer.run, version, memory)
+            place = (answer.run, answer.round, answer.attempt)
+            given = (answer.member, answer.context, answer.digest)
+            row = self._db.execute(
+                "SELECT member, context, digest FROM answers "
+                "WHERE run = ? AND round = ? AND attempt = ?",
+                place,
+            ).fetchone()
+            if row is not None:
+                if tuple(row) != given:
+                    raise AnotherAnswerError("This question was answered with something else.")
+                return replaced
+            before = self._charges()
+            if plan.is_private:
+                config = json.dumps(plan.to_config(), sort_keys=True)
+                self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (answer.run, config))
+            self._db.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", (*place, *given))
+            after = self._charges()
+            if len(after) > len(before):
+                _require(after, limit)
+            return replaced
+
+    def require_room(self, run: bytes, plan: PrivacyPlan, limit: Limit) -> None:
+        """Require that a run's first answer would fit; a run that was charged costs nothing.
+
+        Only `charge` decides: another process may take the room in between.
+
+        Raises
+        ------
+        BudgetError
+            If all runs together would exceed the limit.
+        """
+        with _ledger_errors():
+            known = self._db.execute("SELECT 1 FROM runs WHERE run = ?", (run,)).fetchone()
+            if known is None and plan.is_private:
+                _require([*self._charges(), *plan.releases], limit)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the least epsilon that everything charged so far meets at a delta."""
+        with _ledger_errors():
+            charges = self._charges()
+        return composed_epsilon(charges, delta) if charges else 0.0
+
+    def _charges(self) -> list[Release]:
+        """Return every release that was charged, as often as it was."""
+        members = {
+            (bytes(run), t): count
+            for run, t, count in self._db.execute(
+                "SELECT run, round, COUNT(DISTINCT member) FROM answers GROUP BY run, round"
+            )
+        }
+        charges: list[Release] = []
+        for run, config in self._db.execute("SELECT run, plan FROM runs"):
+            for t, releases in enumerate(_rounds(config), 1):
+                charges.extend(releases * max(1, members.get((bytes(run), t), 1)))
+        return charges
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the file against all other writers; everything inside happens, or nothing."""
+        with _ledger_errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+
+def _require(charges: list[Release], limit: Limit) -> None:
+    epsilon = composed_epsilon(charges, limit.delta)
+    if not epsilon <= limit.epsilon:
+        raise BudgetError(
+            f"Expected all runs together to cost epsilon <= {limit.epsilon:g} at delta "
+            f"{limit.delta:g}. Got {epsilon:.6g} with this release instead."
+        )
+
+
+def _rounds(config: str) -> list[list[Release]]:
+    # Not the whole plan: its promise was verified when it was written, and takes long to verify.
+    rounds: list[list[dict[str, Any]]] = json.loads(config)["rounds"]
+    return [[release_from_config(item) for item in releases] for releases in rounds]
+
+
+def _private_file(directory: Path) -> Path:
+    """Return the ledger's path in a directory, both made if missing, both their owner's alone."""
+    path = directory / FILE_NAME
+    try:
+        if not directory.exists():
+            directory.mkdir(mode=0o700, exist_ok=True)  # not its parents: they may be unmounted
+        _require_private(directory, "state_dir", 0o700)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _require_private(path, "ledger", 0o600)
+    except OSError as error:
+        raise LedgerError(f"The state_dir {directory} cannot be used: {error.strerror}.") from None
+    return path
+
+
+def _require_private(path: Path, name: str, expected: int) -> None:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise LedgerError(f"Expected {name} {path} with mode {expected:04o}. Got {mode:04o}.")
+
+
+@contextmanager
+def _ledger_errors() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise LedgerError(f"The ledger cannot be used: {error}.") from None
+    except (json.JSONDecodeError, LookupError, MessageError, TypeError):
+        raise LedgerError("The ledger holds something that no ledger writes.") from None

@@ -1,0 +1,202 @@
+"""The operator's policy file, and that an app can only tighten it."""
+
+from dataclasses import fields, replace
+
+import pytest
+from harness import SIMULATED, key_file, make_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_kmeans.client import ClientPolicy
+from flower_kmeans.domain import Ball, Box
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.federation.document import TRUSTS
+from flower_kmeans.federation.policy import tightest
+
+FULL = """
+trusts = ["oblivious-server", "trusted-server"]
+max_epsilon = 0.5
+max_delta = 1e-7
+min_clients = 5
+max_rounds = 20
+algorithms = ["fastlloyd"]
+group_key_file = "group.key"
+in_memory = false
+state_dir = "/var/lib/kmeans"
+max_total_epsilon = 3
+max_total_delta = 1e-8
+
+[domain]
+lower = [0, -1.5]
+upper = [1, 1.5]
+scale = "common"
+"""
+
+
+def write(directory, text, mode=0o600):
+    path = directory / "policy.toml"
+    path.write_text(text, "utf-8")
+    path.chmod(mode)
+    return path
+
+
+def test_every_setting_is_read(tmp_path):
+    policy = ClientPolicy.from_file(write(tmp_path, FULL))
+    assert policy == ClientPolicy(
+        trusts=("oblivious-server", "trusted-server"),
+        max_epsilon=0.5,
+        max_delta=1e-7,
+        min_clients=5,
+        max_rounds=20,
+        algorithms=("fastlloyd",),
+        domain=Box([0, -1.5], [1, 1.5], scale="common"),
+        group_key_file=str(tmp_path.resolve() / "group.key"),
+        state_dir="/var/lib/kmeans",
+        max_total_epsilon=3.0,
+        max_total_delta=1e-8,
+    )
+    assert all(f"{field.name} = " in FULL or field.name == "domain" for field in fields(policy))
+
+
+def test_what_a_file_leaves_out_is_strict(tmp_path):
+    assert ClientPolicy.from_file(write(tmp_path, "")) == ClientPolicy()
+    assert (ClientPolicy().max_total_epsilon, ClientPolicy().max_total_delta) == (10.0, 1e-6)
+
+
+def test_a_pinned_ball_is_read(tmp_path):
+    text = "[domain]\nradius = 2\ncenter = [0, 1]\n"
+    assert ClientPolicy.from_file(write(tmp_path, text)).domain == Ball(2, [0, 1])
+
+
+def test_a_pinned_domain_of_a_file_holds(tmp_path):
+    document = make_run(min_clients=3).document
+    for upper, accepted in (("[1, 1]", True), ("[1, 2]", False)):
+        text = f"[domain]\nlower = [0, 0]\nupper = {upper}\n"
+        assert ClientPolicy.from_file(write(tmp_path, text)).accepts(document) is accepted
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "text"),
+    [
+        (ConfigurationError, "max_epsilom", "max_epsilom = 1.0"),
+        (ConfigurationError, "policy", "[policy]\nmax_epsilon = 1.0"),
+        (ConfigurationError, "not TOML", "max_epsilon: 1.0"),
+        (ConfigurationError, "not TOML", "max_epsilon = 1.0\nmax_epsilon = 2.0"),
+        (ConfigurationError, "max_epsilon", "max_epsilon = nan"),
+        (ConfigurationError, "max_total_epsilon", "max_total_epsilon = 0"),
+        (ConfigurationError, "max_total_delta", "max_total_delta = 1"),
+        (ConfigurationError, "trusts", 'trusts = ["nobody"]'),
+        (ConfigurationTypeError, "trusts", "trusts = [[]]"),
+        (ConfigurationTypeError, "trusts", 'trusts = "plain"'),
+        (ConfigurationTypeError, "algorithms", "algorithms = [1]"),
+        (ConfigurationTypeError, "algorithms", 'algorithms = "fastlloyd"'),
+        (ConfigurationTypeError, "in_memory", 'in_memory = "no"'),
+        (ConfigurationTypeError, "state_dir", "state_dir = 5"),
+        (ConfigurationTypeError, "max_epsilon", "max_epsilon = true"),
+        (ConfigurationTypeError, "min_clients", "min_clients = 2.5"),
+        (ConfigurationError, "domain", 'domain = "box"'),
+        (ConfigurationError, "domain", "[domain]\nlower = [0]"),
+        (ConfigurationError, "domain", "[domain]\nlower = [0]\nupper = [1]\nradius = 1"),
+        (ConfigurationError, "domain", "[domain]\nlower = [1]\nupper = [0]"),
+        (ConfigurationError, "domain", '[domain]\nlower = ["a"]\nupper = ["b"]'),
+        (ConfigurationError, "domain", "[domain]\nradius = -1\ncenter = [0]"),
+    ],
+)
+def test_files_that_cannot_be_followed_are_refused(error, match, text, tmp_path):
+    with pytest.raises(error, match=match):
+        ClientPolicy.from_file(write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            ClientPolicy.from_file(path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="not TOML"):
+        ClientPolicy.from_file(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_may_write_is_refused(mode, tmp_path):
+    with pytest.raises(ConfigurationError, match=f"{mode:04o}"):
+        ClientPolicy.from_file(write(tmp_path, FULL, mode))
+    assert ClientPolicy.from_file(write(tmp_path, FULL, 0o644)).min_clients == 5
+
+
+# --------------------------------------------------------------------------- tightening
+
+_policies = st.builds(
+    ClientPolicy,
+    trusts=st.lists(st.sampled_from(TRUSTS), unique=True).map(tuple),
+    max_epsilon=st.sampled_from([0.5, 1.0, 2.0]),
+    max_delta=st.sampled_from([1e-7, 1e-6]),
+    min_clients=st.integers(1, 4),
+    max_rounds=st.integers(1, 5),
+    algorithms=st.none()
+    | st.lists(st.sampled_from(["fastlloyd", "glloyd", "lloyd"]), unique=True).map(tuple),
+    domain=st.sampled_from([None, Box([0, 0], [1, 1])]),
+    in_memory=st.booleans(),
+    state_dir=st.sampled_from([None, "/state"]),
+    max_total_epsilon=st.sampled_from([1.0, 10.0]),
+    max_total_delta=st.sampled_from([1e-7, 1e-6]),
+)
+_DOCUMENTS = [
+    make_run(trust, rounds=rounds, min_clients=m).document
+    for trust in TRUSTS
+    for rounds in (2, 4)
+    for m in (2, 4)
+]
+
+
+@given(_policies, _policies)
+def test_the_tightest_policy_accepts_what_both_accept(operator, app):
+    if operator.state_dir is None and app.state_dir is not None:
+        with pytest.raises(ConfigurationError, match="state_dir"):
+            tightest(operator, app)
+        return
+    both = tightest(operator, app)
+    for document in _DOCUMENTS:
+        accepted = operator.accepts(document) and app.accepts(document)
+        assert both.accepts(document) is accepted
+    for epsilon in (0.4, 0.9, 1.5, 3.0):
+        for delta in (0.0, 5e-7, 1e-5):
+            assert both.accepts_guarantee(epsilon, delta) is (
+                operator.accepts_guarantee(epsilon, delta) and app.accepts_guarantee(epsilon, delta)
+            )
+    assert both.accepts_guarantee(None, None) is (
+        operator.accepts_guarantee(None, None) and app.accepts_guarantee(None, None)
+    )
+    assert both.state_dir == operator.state_dir
+    assert both.in_memory <= operator.in_memory
+    assert both.allows_private_work <= operator.allows_private_work
+    assert both.max_total_epsilon == min(operator.max_total_epsilon, app.max_total_epsilon)
+    assert both.max_total_delta == min(operator.max_total_delta, app.max_total_delta)
+
+
+def test_a_policy_is_its_own_tightest(tmp_path):
+    for policy in (ClientPolicy(), SIMULATED, ClientPolicy.from_file(write(tmp_path, FULL))):
+        assert tightest(policy, policy) == policy
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("group_key_file", {"group_key_file": "/elsewhere"}),
+        ("state_dir", {"state_dir": "/elsewhere"}),
+        ("domain", {"domain": Box([0, 0], [1, 2])}),
+    ],
+)
+def test_contradictions_are_refused(match, changes, tmp_path):
+    operator = ClientPolicy(
+        group_key_file=key_file(tmp_path), state_dir=tmp_path, domain=Box([0, 0], [1, 1])
+    )
+    for theirs in (operator, replace(operator, state_dir=None, group_key_file=None)):
+        if match == "domain" or theirs is not operator:
+            with pytest.raises(ConfigurationError, match=match):
+                tightest(theirs, ClientPolicy(**changes))
+    with pytest.raises(ConfigurationError, match=match):
+        tightest(operator, ClientPolicy(**changes))
+    # What an app leaves out is the operator's.
+    kept = tightest(operator, ClientPolicy())
+    for name in ("group_key_file", "state_dir", "domain"):
+        assert getattr(kept, name) == getattr(operator, name)

@@ -1,0 +1,103 @@
+"""What other processes do to a ledger; here, where a spawned process can import it."""
+
+import os
+
+from flower_kmeans.errors import BudgetError
+from flower_kmeans.privacy import ledger as ledgers
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.ledger import (
+    AnotherAnswerError,
+    Answer,
+    Ledger,
+    Limit,
+    MemoryChangedError,
+)
+from flower_kmeans.privacy.plan import calibrate
+from flower_kmeans.privacy.release import Release
+
+DELTA = 1e-6
+CRASHED = 9
+
+
+def gaussian_plan(rounds=3, epsilon=1.0):
+    release = Release("sums", "gaussian", "l2", 1.0, ("sums",))
+    return calibrate(PrivacyBudget(epsilon, DELTA), [[release]] * rounds, None)
+
+
+def laplace_plan(rounds=2, epsilon=1.0):
+    release = Release("all", "laplace", "l1", 1.0, ("sums",))
+    return calibrate(PrivacyBudget(epsilon, 0.0), [[release]] * rounds, None)
+
+
+def answer_of(run=1, t=1, attempt=1, member=1, context=1, digest=None):
+    return Answer(
+        bytes([run]) * 32,
+        t,
+        attempt,
+        bytes([member]) * 32,
+        bytes([context]) * 32,
+        bytes([context if digest is None else digest]) * 32,
+    )
+
+
+def charge(ledger, answer, plan, limit):
+    """Read the run's memory and charge an answer with it, as often as others come between."""
+    while True:
+        version, memory = ledger.load(answer.run) or (0, b"")
+        try:
+            return ledger.charge(answer, plan, limit, version, memory + bytes([answer.attempt]))
+        except MemoryChangedError:
+            continue
+
+
+def race_for_budget(state_dir, barrier, results, runs, limit):
+    """Charge many runs; report those that were accepted."""
+    plan = gaussian_plan()
+    barrier.wait()
+    accepted = []
+    with Ledger(state_dir) as ledger:
+        for run in runs:
+            try:
+                charge(ledger, answer_of(run), plan, limit)
+            except BudgetError:
+                continue
+            accepted.append(run)
+    results.put(accepted)
+
+
+def race_for_answers(state_dir, barrier, results, context, n):
+    """Answer the same questions as another process, differently; report what was accepted."""
+    plan = gaussian_plan(rounds=n)
+    barrier.wait()
+    accepted = []
+    with Ledger(state_dir) as ledger:
+        for t in range(1, n + 1):
+            try:
+                charge(ledger, answer_of(t=t, context=context), plan, Limit(100.0, DELTA))
+            except AnotherAnswerError:
+                continue
+            accepted.append(t)
+    results.put(accepted)
+
+
+def die(state_dir, when):
+    """End without a word, inside of the transaction or just after it."""
+    if when == "inside":
+        ledgers._require = lambda *_: os._exit(CRASHED)
+    with Ledger(state_dir) as ledger:
+        charge(ledger, answer_of(), gaussian_plan(), Limit(10.0, DELTA))
+        os._exit(CRASHED)
+
+
+def answer_and_die(policy, records, content, sent):
+    """Handle a message as a client does and end before, or after, the reply has left."""
+    from flwr.app import RecordDict
+
+    from flower_kmeans.federation.member import Member
+
+    reply = Member(policy, RecordDict(), 2**63 + 1, lambda: records).handle(content)
+    if sent is not None:
+        sent.put(bytes(reply["kmeans"]["words"]))
+        sent.close()
+        sent.join_thread()
+    os._exit(CRASHED)
