@@ -39,11 +39,11 @@ from flower_kmeans.federation.transcript import (
 )
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.report import Dropped
+from flower_kmeans.secagg.keys import KEY_BYTES
 from flower_kmeans.secagg.ring import from_ring, to_ring
 
 N_OPENERS = 3
 N_LEADERS = 3
-_KEY_BYTES = 32
 
 NO_ANSWER = "No answer in time."
 CRASHED = "The client or its node failed."
@@ -216,7 +216,7 @@ class Coordinator:
 
     def accept_lead(self, node_id: int, reply: LeadReply) -> None:
         """Keep the first complete set of envelopes; two are never mixed."""
-        envelopes = {item[:_KEY_BYTES]: item[_KEY_BYTES:] for item in reply.envelopes}
+        envelopes = {item[:KEY_BYTES]: item[KEY_BYTES:] for item in reply.envelopes}
         if not self._leader and all(seat.public_key in envelopes for seat in self.seats):
             self._leader, self._envelopes = reply.leader, envelopes
 

@@ -59,12 +59,10 @@ from flower_kmeans.privacy.ledger import (
 )
 from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.secagg import keys, masks
-from flower_kmeans.secagg.hashing import kdf
 from flower_kmeans.secagg.ring import from_ring, to_ring
 from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans/{__version__}".encode()
-_KEY_BYTES = 32
 # Each time, another process of this node answered another message of the run in the meantime.
 _TRIES = 8
 log = logging.getLogger("flower_kmeans.client")
@@ -128,7 +126,6 @@ class Member:
         on_result: Callable[[ClientResult], None] | None = None,
     ) -> None:
         self._policy = policy
-        self._state = state
         self._memory: Memory = ContextMemory(state)
         self._node_id = node_id
         self._load_records = load_records
@@ -224,10 +221,10 @@ class Member:
         ):
             raise RefuseError(Code.POLICY)
         if not life.lead_secret:
-            life.lead_secret = token(_KEY_BYTES)
+            life.lead_secret = token(keys.KEY_BYTES)
             self._memory.save(request.doc_hash, life)
         leader, envelopes = keys.make_envelopes(
-            life.lead_secret, members, request.doc_hash, token(_KEY_BYTES)
+            life.lead_secret, members, request.doc_hash, token(keys.KEY_BYTES)
         )
         return LeadReply(
             doc_hash=request.doc_hash,
@@ -316,7 +313,7 @@ class Member:
         life.commitment = self._commit(life, doc_hash, digest)
         life.document = run.document.data
         if run.document.keys == "relayed":
-            life.exchange_secret = token(_KEY_BYTES)
+            life.exchange_secret = token(keys.KEY_BYTES)
         return life
 
     def _find_life(self, request: Placed) -> tuple[Life, Run]:
@@ -470,7 +467,7 @@ class Member:
         grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
         statistic = algorithm.flatten(algorithm.statistic(question, grid), question.round)
         if document.trust == "distributed-noise":
-            stream = Stream.from_key(kdf(life.secret, context, b"noise"))
+            stream = Stream.from_key(masks.noise_key(life.secret, context))
             statistic = statistic + noise_share(
                 algorithm, run.plan, question, document.shares, stream
             )

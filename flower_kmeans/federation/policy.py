@@ -10,8 +10,8 @@ from typing import Any
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.federation.document import NONE, TRUSTS, RunDocument
+from flower_kmeans.secagg.keys import KEY_BYTES
 
-_KEY_BYTES = 32
 _TYPES: dict[str, tuple[Any, str]] = {
     "trusts": (list | tuple, "a tuple of str"),
     "max_epsilon": (int | float, "a number"),
@@ -218,9 +218,9 @@ class ClientPolicy:
             raise ConfigurationError(
                 f"Expected group_key_file {path} with mode 0600. Got {mode:04o} instead."
             )
-        if len(content) != _KEY_BYTES:
+        if len(content) != KEY_BYTES:
             raise ConfigurationError(
-                f"Expected group_key_file {path} of {_KEY_BYTES} bytes. Got {len(content)} instead."
+                f"Expected group_key_file {path} of {KEY_BYTES} bytes. Got {len(content)} instead."
             )
         return content
 
