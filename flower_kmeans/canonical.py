@@ -19,6 +19,7 @@ from flower_kmeans.errors import MessageError
 
 MAX_BYTES = 2**20
 _MAX_INTEGER = 2**53
+_MAX_DEPTH = 32  # far more than any document has, far less than the interpreter's stack
 
 
 def canonical_bytes(value: Mapping[str, Any]) -> bytes:
@@ -27,9 +28,10 @@ def canonical_bytes(value: Mapping[str, Any]) -> bytes:
     Raises
     ------
     MessageError
-        If the document holds a value that has no canonical form, or is longer than 1 MiB.
+        If the document holds a value that has no canonical form, is nested too deeply, or is
+        longer than 1 MiB.
     """
-    _require_canonical(value)
+    _require_canonical(value, _MAX_DEPTH)
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     data = text.encode("utf-8")
     if len(data) > MAX_BYTES:
@@ -58,7 +60,9 @@ def parse_canonical(data: bytes) -> dict[str, Any]:
     raise MessageError("The run document is not canonical JSON.")
 
 
-def _require_canonical(value: Any) -> None:
+def _require_canonical(value: Any, depth: int) -> None:
+    if not depth:
+        raise MessageError(f"A run document has at most {_MAX_DEPTH} levels.")
     if isinstance(value, str | bool):
         return
     if isinstance(value, int):
@@ -66,11 +70,11 @@ def _require_canonical(value: Any) -> None:
             return
     elif isinstance(value, list):
         for item in value:
-            _require_canonical(item)
+            _require_canonical(item, depth - 1)
         return
     elif isinstance(value, Mapping) and all(isinstance(k, str) and k.isascii() for k in value):
         for item in value.values():
-            _require_canonical(item)
+            _require_canonical(item, depth - 1)
         return
     raise MessageError(f"A value of type {type(value).__name__} has no canonical form.")
 

@@ -1,8 +1,9 @@
 """The ``flower-kmeans`` command.
 
 ``simulate`` clusters a photograph, or a table of one's own, with all clients on this machine;
-``plan`` prints what a private run would cost, from its parameters alone. Errors are one sentence
-and end with exit code 1.
+``plan`` prints what a private run would cost, from its parameters alone; ``keygen`` makes keys for
+a deployment, and ``check`` tells whether a node could take part in one. Errors are one sentence and
+end with exit code 1.
 """
 
 import logging
@@ -295,6 +296,70 @@ def plan(
             seed=0,
         )
         output.print_plan(_console(), chosen.plan)
+
+
+@app.command()
+def keygen(
+    names: Annotated[
+        list[str], typer.Argument(help="The group key file to write; with --members, their names.")
+    ],
+    *,
+    members: Annotated[
+        bool, typer.Option("--members", help="Write one key per member, and their roster.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="With --members: the directory for keys and roster.")
+    ] = None,
+) -> None:
+    """Make a group key, or the keys of members and the roster that pins them.
+
+    The server must get none of these files but the roster. A member that makes its own key gives
+    away its line of the roster only; the lines of all, in one order, are everybody's roster.
+    """
+    with _one_sentence():
+        from flower_kmeans.federation.roster import write_group_key, write_members
+
+        if members:
+            written = write_members(output or Path(), names)
+        elif len(names) > 1 or output is not None:
+            raise ConfigurationError(
+                "Expected one group key file to write, or --members with names. "
+                f"Got {len(names)} names and --output={output} instead."
+            )
+        else:
+            written = [Path(names[0])]
+            write_group_key(written[0])
+        for path in written:
+            typer.echo(f"Wrote {path}")
+
+
+@app.command()
+def check(
+    *,
+    policy_file: Annotated[Path, typer.Option(help="The policy that the node names.")],
+    data: Annotated[
+        Path | None, typer.Option(help="The node's records: a csv, npy, npz or parquet file.")
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="The SuperLink to reach with TLS, as HOST:PORT.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of the SuperLink's authority (ca.crt).")
+    ] = None,
+) -> None:
+    """Tell whether a node could take part, as the user who runs it. Nothing is changed.
+
+    Exit code 0 if all is well, 1 otherwise. No record's value and no number of records is printed.
+    """
+    with _one_sentence():
+        from flower_kmeans.check import check_node, print_findings
+
+        if root_certificates is not None and superlink is None:
+            raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
+        findings = check_node(policy_file, data, superlink, root_certificates)
+        print_findings(_console(), findings)
+        if not all(finding.is_well for finding in findings):
+            raise typer.Exit(1)
 
 
 def main() -> None:

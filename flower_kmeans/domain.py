@@ -7,7 +7,7 @@ gives the same grid point in any block, on any client, so sensitivities are thos
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -33,7 +33,9 @@ __all__ = [
     "Domain",
     "GridRecords",
     "check_fraction_bits",
+    "check_names",
     "check_records",
+    "difference",
     "domain_from_config",
     "usable_records",
 ]
@@ -59,19 +61,30 @@ class Box:
     scale : {"column", "common"}
         ``"column"`` scales every column to [-1, 1]; ``"common"`` divides all columns by the half
         width of the widest one, so distances keep their meaning in the user's units.
+    columns : sequence of str, optional
+        Public names of the d columns, in order. With them, a client whose records name their
+        columns answers only if the names and their order are these.
 
     Raises
     ------
     ConfigurationError
-        If bounds are not finite, reversed, equal or of different lengths, or the scale is unknown.
+        If bounds are not finite, reversed, equal or of different lengths, the scale is unknown, or
+        names are empty, unprintable, repeated or not as many as there are columns.
+    ConfigurationTypeError
+        If columns are not names.
     """
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
     scale: Literal["column", "common"] = "column"
+    columns: tuple[str, ...] | None = None
 
     def __init__(
-        self, lower: ArrayLike, upper: ArrayLike, scale: Literal["column", "common"] = "column"
+        self,
+        lower: ArrayLike,
+        upper: ArrayLike,
+        scale: Literal["column", "common"] = "column",
+        columns: Sequence[str] | None = None,
     ) -> None:
         lows, highs = _vector("lower", lower), _vector("upper", upper)
         if len(lows) != len(highs):
@@ -89,6 +102,7 @@ class Box:
         object.__setattr__(self, "lower", lows)
         object.__setattr__(self, "upper", highs)
         object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "columns", _names(columns, len(lows)))
 
     @property
     def n_features(self) -> int:
@@ -149,6 +163,7 @@ class Box:
             "lower": array_to_text(self.lower),
             "upper": array_to_text(self.upper),
             "scale": self.scale,
+            **_named(self.columns),
         }
 
 
@@ -163,23 +178,32 @@ class Ball:
         until it lies on the sphere.
     center : array-like of shape (d,)
         In the user's units; public as well.
+    columns : sequence of str, optional
+        Public names of the d columns, in order, as in `Box`.
 
     Raises
     ------
     ConfigurationError
-        If the radius is not positive or a number is not finite.
+        If the radius is not positive, a number is not finite, or names are empty, unprintable,
+        repeated or not as many as there are columns.
+    ConfigurationTypeError
+        If the radius is not a number, or columns are not names.
     """
 
     radius: float
     center: tuple[float, ...]
+    columns: tuple[str, ...] | None = None
 
-    def __init__(self, radius: float, center: ArrayLike) -> None:
+    def __init__(
+        self, radius: float, center: ArrayLike, columns: Sequence[str] | None = None
+    ) -> None:
         if isinstance(radius, bool) or not isinstance(radius, int | float | np.number):
             raise ConfigurationTypeError(f"radius must be a number, got {type(radius).__name__}.")
         if not _SMALLEST_WIDTH <= float(radius) <= _LARGEST_BOUND:
             raise ConfigurationError(f"radius must be positive and finite, got {radius!r}.")
         object.__setattr__(self, "radius", float(radius))
         object.__setattr__(self, "center", _vector("center", center))
+        object.__setattr__(self, "columns", _names(columns, len(self.center)))
 
     @property
     def n_features(self) -> int:
@@ -253,6 +277,7 @@ class Ball:
             "n_features": self.n_features,
             "radius": real_to_text(self.radius),
             "center": array_to_text(self.center),
+            **_named(self.columns),
         }
 
 
@@ -270,15 +295,56 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
     fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
     name = config.get("name")
     expected = fields.get(name) if isinstance(name, str) else None
-    if expected is None or set(config) != expected | {"name", "n_features"}:
+    if expected is None or set(config) - {"columns"} != expected | {"name", "n_features"}:
         raise ConfigurationError("domain must hold exactly the fields of a 'box' or a 'ball'.")
     width = config["n_features"]
     if isinstance(width, bool) or not isinstance(width, int) or width < 1:
         raise ConfigurationError("n_features of a domain must be a positive integer.")
+    columns = config.get("columns")
+    named = isinstance(columns, list) and all(isinstance(column, str) for column in columns)
+    if "columns" in config and not named:
+        raise ConfigurationError("columns of a domain must be a list of names.")
     if name == "box":
         lower = array_from_text(config["lower"], (width,))
-        return Box(lower, array_from_text(config["upper"], (width,)), config["scale"])
-    return Ball(real_from_text(config["radius"]), array_from_text(config["center"], (width,)))
+        return Box(lower, array_from_text(config["upper"], (width,)), config["scale"], columns)
+    center = array_from_text(config["center"], (width,))
+    return Ball(real_from_text(config["radius"]), center, columns)
+
+
+def difference(first: Domain, second: Domain) -> tuple[str, Any, Any] | None:
+    """Return the first thing in which two domains differ, other than the names of their columns.
+
+    Returns
+    -------
+    tuple of (str, value, value), or None
+        What it is, and what it is in either domain; ``None`` if records have the same bounds and
+        the same scale.
+    """
+    ours, theirs = _parts(first), _parts(second)
+    for (name, value), (_, other) in zip(ours, theirs, strict=False):
+        if value != other:
+            return name, value, other
+    return None
+
+
+def check_names(columns: Sequence[str] | None, name: str = "columns") -> tuple[str, ...] | None:
+    """Return names of columns as a tuple, or raise what `Box` raises for them."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise ConfigurationTypeError(
+            f"{name} must be a sequence of names, got {type(columns).__name__}."
+        )
+    for column in columns:
+        if not isinstance(column, str):
+            raise ConfigurationTypeError(
+                f"{name} must be a sequence of names, got {type(column).__name__} among them."
+            )
+        if not column or not column.isprintable():
+            raise ConfigurationError(f"{name} must be printable names, got {column!r}.")
+    if not columns or len(set(columns)) < len(columns):
+        raise ConfigurationError(f"{name} must be one or more different names.")
+    return tuple(columns)
 
 
 def check_fraction_bits(fraction_bits: int) -> None:
@@ -448,6 +514,38 @@ def _sqrt_up(square: int) -> float:
 def _frozen(array: FloatArray) -> FloatArray:
     array.setflags(write=False)
     return array
+
+
+def _names(columns: Sequence[str] | None, n_features: int) -> tuple[str, ...] | None:
+    names = check_names(columns)
+    if names is not None and len(names) != n_features:
+        raise ConfigurationError(
+            f"columns must name all {n_features} columns, got {len(names)} names."
+        )
+    return names
+
+
+def _named(columns: tuple[str, ...] | None) -> dict[str, list[str]]:
+    """Return the names for a run document, in which what is not set is left out."""
+    return {} if columns is None else {"columns": list(columns)}
+
+
+def _parts(domain: Domain) -> list[tuple[str, Any]]:
+    """Return what makes up a domain; what decides how many parts there are comes first."""
+    if isinstance(domain, Box):
+        bounds = zip(domain.lower, domain.upper, strict=True)
+        return [
+            ("kind", "box"),
+            ("number of columns", domain.n_features),
+            ("scale", domain.scale),
+            *((f"bounds of column {i}", pair) for i, pair in enumerate(bounds)),
+        ]
+    return [
+        ("kind", "ball"),
+        ("number of columns", domain.n_features),
+        ("radius", domain.radius),
+        *((f"center in column {i}", value) for i, value in enumerate(domain.center)),
+    ]
 
 
 def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:

@@ -115,6 +115,7 @@ class FaultyGrid(Grid):
         self._grid = grid
         self._lost: set[str] = set()
         self._held: list[Message] = []
+        self._late: list[Message] = []
 
     def set_run(self, run: FlowerRun) -> None:
         """Set the run of the wrapped grid."""
@@ -141,13 +142,15 @@ class FaultyGrid(Grid):
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages to the wrapped grid."""
+        """Push messages to the wrapped grid; what was held back until then will arrive."""
+        self._late += self._held
+        self._held = []
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Yield replies, with those of earlier rounds that came late first."""
         ids = list(message_ids)
-        late, self._held = self._held, []
+        late, self._late = self._late, []
         yield from late
         for reply in self._grid.pull_messages(ids):
             kind = self._untag(reply)

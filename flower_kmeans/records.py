@@ -1,5 +1,6 @@
 """Records as they come from users: checked, or with their unusable rows left out."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,23 @@ def check_records(
     return checked
 
 
-def usable_records(records: ArrayLike, n_features: int) -> tuple[FloatArray, int]:
+def usable_records(
+    records: ArrayLike, n_features: int, columns: Sequence[str] | None = None
+) -> tuple[FloatArray, int]:
     """Return the records that a client may use during a run, and how many are not among them.
 
     Inside a run nothing visible may depend on a single record, so a row that is malformed or not
     finite is a null record that counts as none, and no records at all are a table without rows
     (docs/guarantees.md, "Neighbours, budget, delta").
+
+    Parameters
+    ----------
+    records : array-like of shape (n, d)
+        May name its columns, as the tables of pandas, pyarrow and this library do.
+    n_features : int
+        The width that is expected, d.
+    columns : sequence of str, optional
+        Names that the columns must have, in this order, where the records name them.
 
     Returns
     -------
@@ -61,8 +73,14 @@ def usable_records(records: ArrayLike, n_features: int) -> tuple[FloatArray, int
     Raises
     ------
     DataError, ConfigurationTypeError
-        If this is not a table at all, or an array of another width or type.
+        If this is not a table at all, an array of another width or type, or one with other columns.
     """
+    if isinstance(records, tuple | list) and any(
+        getattr(item, "ndim", 0) == 2 for item in records[:2]
+    ):
+        # Told apart from malformed rows, which count as none: it is the loader that is wrong.
+        raise DataError("Expected one table of records, without labels. Got several instead.")
+    check_columns(named_columns(records), columns)
     try:
         checked = _as_table(records, n_features, "records")
     except (DataError, ConfigurationTypeError):
@@ -75,6 +93,33 @@ def usable_records(records: ArrayLike, n_features: int) -> tuple[FloatArray, int
         return checked, 0
     finite: NDArray[np.bool_] = np.all(np.isfinite(checked), axis=1)
     return checked[finite], int(len(finite) - finite.sum())
+
+
+def named_columns(records: Any) -> tuple[str, ...] | None:
+    """Return the names that a table gives its columns, or ``None`` if it has no such names.
+
+    What is no text is told by its type, which no name of a run is, and never by its value.
+    """
+    # In this order: the `columns` of a pyarrow table are not names.
+    for attribute in ("column_names", "columns"):
+        names = getattr(records, attribute, None)
+        if names is not None and not callable(names):
+            return tuple(n if isinstance(n, str) else f"<{type(n).__name__}>" for n in names)
+    return None
+
+
+def check_columns(found: Sequence[str] | None, expected: Sequence[str] | None) -> None:
+    """Require the columns of records to be the expected ones, where both are named.
+
+    Raises
+    ------
+    DataError
+        If they differ, or come in another order.
+    """
+    if found is not None and expected is not None and tuple(found) != tuple(expected):
+        raise DataError(
+            f"records must have the columns {list(expected)} in this order, got {list(found)}."
+        )
 
 
 def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:

@@ -14,9 +14,20 @@ from flower_kmeans.extras import require
 _SUFFIXES = (".csv", ".npy", ".npz", ".parquet")
 
 
+class MissingValuesError(DataError):
+    """A column holds nulls, NaN or infinity. The text tells how many; for the data's owner."""
+
+    def __init__(self, column: str, bad: int, n_records: int) -> None:
+        super().__init__(
+            f"The column {column!r} is empty, NaN or infinite in {bad} of {n_records} "
+            "records: fill them in or remove them first."
+        )
+        self.column = column
+
+
 @dataclass(frozen=True)
 class Table:
-    """Records read from a file.
+    """Records read from a file: an array-like that names its columns.
 
     Attributes
     ----------
@@ -34,6 +45,12 @@ class Table:
     columns: tuple[str, ...]
     labels: NDArray[Any] | None = None
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the features, for NumPy."""
+        if copy is None:
+            return np.asarray(self.records, dtype)
+        return np.array(self.records, dtype, copy=copy)
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the values of a feature or of a column that was kept.
@@ -239,10 +256,7 @@ def _stack(features: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         records[:, i] = values
         bad = int(np.count_nonzero(~np.isfinite(records[:, i])))
         if bad:
-            raise DataError(
-                f"The column {name!r} is empty, NaN or infinite in {bad} of {len(records)} "
-                "records: fill them in or remove them first."
-            )
+            raise MissingValuesError(name, bad, len(records))
     return records
 
 

@@ -26,7 +26,7 @@ from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
 from flower_kmeans.federation.coordinator import Coordinator
-from flower_kmeans.federation.document import MASKED_TRUSTS, NONE, RunDocument
+from flower_kmeans.federation.document import KEYS, MASKED_TRUSTS, NONE, OPENINGS, RunDocument
 from flower_kmeans.federation.release import check_shares, sampler_of, sharing_slack
 from flower_kmeans.federation.run import Run
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -61,9 +61,10 @@ class CommonOptions(TypedDict, total=False):
     min_clients: int | None
     seed: int
     fraction_bits: int
-    keys: Literal["relayed", "file"]
+    keys: Literal["relayed", "file", "roster"]
     max_attempts: int
     colluders: int
+    opening: Literal["deferred", "immediate", "simple"]
     on_round: Callable[[RoundInfo], None] | None
 
 
@@ -95,12 +96,18 @@ class KMeansStrategy(Strategy):
         Public randomness only (the initial centroids); noise and keys never depend on it.
     fraction_bits : int (default: 16)
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
-    keys : {"relayed", "file"} (default: "relayed")
-        Where the clients' group key comes from; relayed keys withstand a passive server only.
+    keys : {"relayed", "file", "roster"} (default: "relayed")
+        Where the clients' group key comes from: relayed by the server, which withstands a passive
+        server only; a file that they share; or one of them, for all whose keys are pinned.
     max_attempts : int (default: 2)
         How often a round with too few answers is asked for, 1 to 3.
     colluders : int (default: 1)
         Distributed noise: how many clients may pool what they know of their noise.
+    opening : {"deferred", "immediate", "simple"} (default: "deferred")
+        Distributed noise: when a majority of the clients opens a round's sum for the server: with
+        the answers to the next round, or in a hop of its own, before ``on_round`` and
+        ``evaluate_fn`` are called and the next question is asked. ``"simple"`` lets single clients
+        open sums, which withstands a passive server only; clients refuse it by default.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -126,9 +133,10 @@ class KMeansStrategy(Strategy):
         min_clients: int | None = None,
         seed: int = 0,
         fraction_bits: int = 16,
-        keys: Literal["relayed", "file"] = "relayed",
+        keys: Literal["relayed", "file", "roster"] = "relayed",
         max_attempts: int = 2,
         colluders: int = 1,
+        opening: Literal["deferred", "immediate", "simple"] = "deferred",
         on_round: Callable[[RoundInfo], None] | None = None,
     ) -> None:
         require_type("domain", domain, Box | Ball, "a Box or a Ball")
@@ -138,8 +146,10 @@ class KMeansStrategy(Strategy):
                 "Expected unit='record': client-level privacy is not available in this version. "
                 f"Got unit={privacy.unit!r} instead."
             )
-        if keys not in ("relayed", "file"):
-            raise ConfigurationError(f"Expected keys in ('relayed', 'file'). Got {keys!r} instead.")
+        if keys not in KEYS:
+            raise ConfigurationError(f"Expected keys in {KEYS}. Got {keys!r} instead.")
+        if opening not in OPENINGS:
+            raise ConfigurationError(f"Expected opening in {OPENINGS}. Got {opening!r} instead.")
         if on_round is not None:
             require_type("on_round", on_round, Callable, "a callable")
         self.n_clusters = n_clusters
@@ -153,6 +163,7 @@ class KMeansStrategy(Strategy):
         self.keys = keys if self.trust in MASKED_TRUSTS else NONE
         self.max_attempts = max_attempts
         self.colluders = colluders if self.trust == "distributed-noise" else 0
+        self.opening = opening if self.trust == "distributed-noise" else NONE
         self.on_round = on_round
         self._make_algorithm = partial(
             algorithm,
@@ -242,7 +253,7 @@ class KMeansStrategy(Strategy):
             run=token(16).hex(),
             trust=self.trust,
             keys=self.keys,
-            opening="simple" if shared else NONE,
+            opening=self.opening,
             algorithm=algorithm.to_config(),
             domain=self.domain.to_config(),
             privacy=self.plan.to_config(),
@@ -374,12 +385,11 @@ class KMeansStrategy(Strategy):
             attempt += 1
             log(INFO, "Round %s: too few answers, attempt %s", server_round, attempt)
             talk.take_answers(server_round, talk.exchange(talk.ask_round(server_round, attempt)))
-        if run.unopened:  # nobody who answered could open the round before
+        if run.unopened:  # what came with the answers did not open the round before
             talk.open_sum(server_round)
         run.close_round()
-        is_last = server_round == self.algorithm.n_rounds
-        if is_last and run.unopened and not self._own_start:
-            talk.open_sum(server_round)  # the stock start takes its arrays from here
+        if run.unopened and self._opens_now(server_round):
+            talk.open_sum(server_round)
         self._tell_round(server_round)
         return (self._visible_arrays() if run.n_opened == server_round else None), None
 
@@ -401,9 +411,10 @@ class KMeansStrategy(Strategy):
         run = self._run_state
         self._talk.take_delivery(replies)
         self._finish_report()
-        self.report.n_clients = len(run.seats)
+        self.report.n_clients, self.report.n_places = run.n_members, run.n_places
+        self.report.ledger = run.all_keep_ledgers
         if run.unopened:
-            raise RunError("No client opened the last round's sum for the server.")
+            raise run.not_opened()
         if not run.delivered:
             raise RunError("No client confirmed the delivery of the result.")
         return None
@@ -492,6 +503,13 @@ class KMeansStrategy(Strategy):
         if evaluate_fn is not None and self.trust == "oblivious-server":
             raise ObliviousServerError(_OBLIVIOUS)
 
+    def _opens_now(self, t: int) -> bool:
+        """Whether a round's sum is opened in a hop of its own as soon as it is announced."""
+        if t < self.algorithm.n_rounds:
+            return self.opening == "immediate"
+        # The delivery opens the last sum, but the stock start takes its arrays before that.
+        return not self._own_start
+
     def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Enrol the clients and, where keys are relayed, let one of them make the group key."""
         self._started = time.monotonic()
@@ -504,20 +522,21 @@ class KMeansStrategy(Strategy):
             plan=self.plan,
             trust=self.trust,
             keys=self.keys,
-            opening=document.opening,
+            opening=self.opening,
             min_clients=self.min_clients,
             colluders=self.colluders,
             max_attempts=self.max_attempts,
             sampler=document.sampler,
             epsilon_slack=(
-                sharing_slack(self.algorithm, self.plan) if document.opening != NONE else 0.0
+                sharing_slack(self.algorithm, self.plan) if self.opening != NONE else 0.0
             ),
             dropped=run.dropped,
             incidents=run.incidents,
         )
         self.summary()
         self._conversation.set_up(self.n_clients or self.min_clients)
-        self._report.n_clients = len(run.seats)
+        self._report.n_clients, self._report.n_places = run.n_members, run.n_places
+        self._report.ledger = run.all_keep_ledgers
 
     def _tell_round(self, t: int) -> None:
         run, report = self._run_state, self.report
@@ -526,7 +545,7 @@ class KMeansStrategy(Strategy):
         report.answers.append(answers)
         report.seconds = time.monotonic() - self._started
         info = RoundInfo(
-            t, self.n_rounds, answers, len(run.seats), len(run.seats) - answers, report.seconds
+            t, self.n_rounds, answers, run.n_members, run.n_members - answers, report.seconds
         )
         log(INFO, "Round %s/%s: %s of %s clients", t, self.n_rounds, answers, info.n_clients)
         if self.on_round is not None:

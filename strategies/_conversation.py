@@ -74,43 +74,57 @@ class Conversation:
         nodes = self._wait_for_nodes(n_nodes)
         replies = self.exchange(self.messages(QUERY, run.enrol_requests(nodes), "enrol"))
         self._absorb(0, replies, EnrolReply, run.accept_enrol)
+        unanswered = dict(self._nodes)
         run.close_enrolment()
-        late = run.join_requests(nodes)
-        self._invited = {i: node for i, node in self._nodes.items() if node in late}
+        # With a roster, the first of them were asked as they enrolled.
         for first in range(0, len(run.seats), N_LEADERS):
             if not run.needs_leader:
-                return
+                break
             candidates = range(first, min(first + N_LEADERS, len(run.seats)))
+            kind = EnrolReply if run.run.document.keys == "roster" else LeadReply
             replies = self.exchange(self.messages(QUERY, run.lead_requests(candidates), "lead"))
-            self._absorb(0, replies, LeadReply, run.accept_lead)
+            self._absorb(0, replies, kind, run.accept_lead)
+            run.close_leading()
         if run.needs_leader:
             raise RunError("No client answered when it was asked to make the group key.")
+        late = run.join_requests(nodes)
+        self._invited = {i: node for i, node in unanswered.items() if node in late}
 
     def ask_round(self, t: int, attempt: int) -> list[Message]:
         """Return the messages of one attempt at a round."""
         return self.messages(TRAIN, self.run.round_requests(attempt), str(t))
 
     def take_answers(self, t: int, replies: Iterable[Message]) -> None:
-        """Take a round's answers; whoever lacks a part of the run is sent all of it at once."""
+        """Take a round's answers; whoever lacks a part of the run is sent all of it at once.
+
+        Raises
+        ------
+        RunError
+            If a client could not open an announced sum, or the sum before opens in two ways.
+        """
         run = self.run
         lacking = self._absorb(t, replies, RoundReply, run.accept_round, (Code.NEED,))
         if lacking:
             messages = self.messages(TRAIN, run.repeat_requests(lacking), str(t))
             self._absorb(t, self.exchange(messages), RoundReply, run.accept_round)
+        run.try_open()
 
     def open_sum(self, t: int) -> None:
-        """Ask the survivors of the last round to open its sum.
+        """Ask the survivors of the last round to open its sum, and then everyone if need be.
 
         Raises
         ------
         RunError
-            If none of them did.
+            If what they gave did not open it.
         """
-        run, opened_round = self.run, self.run.head
-        replies = self.exchange(self.messages(QUERY, run.open_requests(), str(t)))
-        self._absorb(t, replies, OpenReply, run.accept_correction)
-        if run.unopened:
-            raise RunError(f"No client opened the sum of round {opened_round} for the server.")
+        run = self.run
+        for everyone in (False, True):
+            replies = self.exchange(self.messages(QUERY, run.open_requests(everyone), str(t)))
+            self._absorb(t, replies, OpenReply, run.accept_open)
+            run.try_open()
+            if not run.unopened:
+                return
+        raise run.not_opened()
 
     def ask_finish(self, nodes: Sequence[int] | None = None) -> list[Message]:
         """Return the delivery of the result, to all members or some nodes."""
@@ -122,13 +136,15 @@ class Conversation:
     def take_delivery(self, replies: Iterable[Message]) -> None:
         """Take the acknowledgements; whoever lacked something is sent everything again."""
         run, after = self.run, self.run.head + 1
-        refused = self._absorb(after, replies, OpenReply, run.accept_open)
+        refused = self._absorb(after, replies, OpenReply, run.accept_finish)
         for _ in range(_DELIVERY_RETRIES):
             if refused:
                 replies = self.exchange(self.ask_finish(refused))
-                refused = self._absorb(after, replies, OpenReply, run.accept_open)
+                refused = self._absorb(after, replies, OpenReply, run.accept_finish)
+        run.try_open()
         run.note_dropped(
-            after, [seat.node_id for seat in run.seats if seat.node_id not in run.delivered]
+            after,
+            [s.node_id for s in run.seats if s.is_taken and s.node_id not in run.delivered],
         )
 
     def invitations(self) -> list[Message]:

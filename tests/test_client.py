@@ -328,8 +328,49 @@ def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
         strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
         strategy.start(grid, timeout=60)
         assert strategy.report.answers == [4, 4]
-        assert strategy.report.ledger is False  # what a server cannot know, it does not claim
+        assert strategy.report.ledger is True
+        assert any("Every client says that it keeps" in text for text in strategy.report.statements)
     assert not any(len(state) for state in grid.states.values())
     strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
     with pytest.raises(TooFewClientsError, match="ledger"):
         strategy.start(grid, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("tightened", "code", "expected"),
+    [
+        ("min_clients = 4", Code.POLICY, "min_clients >= 4"),
+        ('trusts = ["distributed-noise"]', Code.POLICY, "trusts=['distributed-noise']"),
+        ("max_total_epsilon = 0.9", Code.LEDGER, "epsilon <= 0.9"),
+        ('columns = ["age", "income"]', Code.POLICY, "columns=['age', 'income']"),
+        ("not a policy", Code.POLICY, "trusts=[]"),
+    ],
+)
+def test_a_file_that_is_tightened_during_a_run_holds_from_the_next_message_on(
+    tightened, code, expected, tmp_path, caplog
+):
+    """The others finish the run without this node."""
+    grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
+
+    def on_push(messages):
+        asked = {(m.content["kmeans"]["kind"], m.content["kmeans"].get("t")) for m in messages}
+        if ("round", 2) in asked:
+            policy_file(tmp_path / "node-1", f'state_dir = "state"\n{tightened}')
+
+    grid.on_push = on_push
+    strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=3, min_clients=3)
+    strategy.start(grid, timeout=60)
+    report = strategy.report
+    assert report.answers == [4, 3, 3]
+    ((node, reason),) = {(entry.node_id, entry.reason) for entry in report.dropped}
+    assert node == list(grid.states)[1]
+    assert reason == code.sentence
+    assert any(
+        expected in record.getMessage()
+        for record in caplog.records
+        if record.name == "flower_kmeans.client"
+    )
+    # Of the reason, nothing is in what the server received.
+    received = [recorded for recorded in grid.received if recorded.node_id == node]
+    assert len(received) > 2
+    assert not [recorded for recorded in received if expected.encode() in recorded.data]

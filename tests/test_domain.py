@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from flower_kmeans.domain import (
     GridRecords,
     check_fraction_bits,
     check_records,
+    difference,
     domain_from_config,
     usable_records,
 )
@@ -157,6 +159,67 @@ class TestDomains:
         assert again.to_config() == config
         assert pickle.loads(pickle.dumps(domain)) == domain  # noqa: S301
         assert again not in [other for other in DOMAINS if other is not domain]
+
+    @pytest.mark.parametrize("domain", [BOX, BALL])
+    def test_named_columns_travel_and_change_nothing_else(self, domain):
+        names = tuple(f"c {i}" for i in range(domain.n_features))
+        named = replace(domain, columns=list(names))
+        assert named.columns == names
+        assert named != domain
+        assert difference(named, domain) is None
+        config = parse_canonical(canonical_bytes(named.to_config()))
+        assert config == domain.to_config() | {"columns": list(names)}
+        assert domain_from_config(config) == named
+        assert "columns" not in domain.to_config()  # documents without names hash as they did
+        points = np.random.default_rng(0).uniform(-3, 3, (50, domain.n_features))
+        np.testing.assert_array_equal(domain.to_unit(points), named.to_unit(points))
+
+    @pytest.mark.parametrize(
+        ("columns", "error"),
+        [
+            ("abc", ConfigurationTypeError),
+            (5, ConfigurationTypeError),
+            ({"a": 1, "b": 2, "c": 3}, ConfigurationTypeError),
+            (["a", "b", 3], ConfigurationTypeError),
+            (["a", "b", None], ConfigurationTypeError),
+            (["a", "b"], ConfigurationError),
+            (["a", "b", "c", "d"], ConfigurationError),
+            (["a", "b", "a"], ConfigurationError),
+            (["a", "b", ""], ConfigurationError),
+            (["a", "b", "c\n"], ConfigurationError),
+            (["a", "b", "\ud800"], ConfigurationError),
+            ([], ConfigurationError),
+        ],
+    )
+    def test_names_that_are_none_are_refused(self, columns, error):
+        for make in (
+            lambda: Box([0, 0, 0], [1, 1, 1], columns=columns),
+            lambda: Ball(1, [0, 0, 0], columns),
+        ):
+            with pytest.raises(error, match="columns") as caught:
+                make()
+            assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("columns", [None, "abc", ["a"], [1, 2, 3], ["a", "b", "b"], {}])
+    def test_malformed_names_of_a_document_are_refused(self, columns):
+        for domain in (Box([0, 0, 0], [1, 1, 1]), Ball(1, [0, 0, 0])):
+            with pytest.raises(KMeansError):
+                domain_from_config(domain.to_config() | {"columns": columns})
+
+    @pytest.mark.parametrize(
+        ("first", "second", "found"),
+        [
+            (Box([0], [1]), Ball(1, [0]), ("kind", "box", "ball")),
+            (Box([0], [1]), Box([0, 0], [1, 1]), ("number of columns", 1, 2)),
+            (Box([0], [1]), Box([0], [1], "common"), ("scale", "column", "common")),
+            (Box([0, 0], [1, 1]), Box([0, 0], [1, 2]), ("bounds of column 1", (0, 1), (0, 2))),
+            (Ball(1, [0, 0]), Ball(2, [0, 0]), ("radius", 1, 2)),
+            (Ball(1, [0, 0]), Ball(1, [0, 3]), ("center in column 1", 0, 3)),
+            (Ball(1, [0, 0]), Ball(1, [0, 0], ["x", "y"]), None),
+        ],
+    )
+    def test_the_first_difference_is_named(self, first, second, found):
+        assert difference(first, second) == found
 
     def test_zero_has_one_form(self):
         assert Box([-0.0], [1]).to_config() == Box([0], [1]).to_config()

@@ -13,6 +13,7 @@ PACKAGE = ROOT / "flower_kmeans"
 # A room may import rooms of lower numbers, and its own. Within a number, only what is listed.
 LEVELS = {
     "cli": 5,
+    "check": 5,
     "output": 5,
     "picture": 5,
     "source": 5,
@@ -183,3 +184,16 @@ def test_unknown_names_are_attribute_errors():
 
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = flower_kmeans.no_such_name
+
+
+CLOCKS = {"time", "datetime"}
+SERVER_SIDE = {"exchange", "in_process"}
+
+
+def test_no_rule_of_a_client_reads_a_clock():
+    rooms = ("federation", "algorithms", "secagg")
+    own = [path for name in rooms for path in of(name) if path.stem not in SERVER_SIDE]
+    assert {"member", "coordinator", "keyring", "opening"} <= {path.stem for path in own}
+    for path in [*own, *of("client")]:
+        found = {name.split(".")[0] for name in imports(path)}
+        assert not found & CLOCKS, f"{path} reads a clock"

@@ -1,6 +1,7 @@
 """The library reproduces the protocol's published test vectors (docs/protocol.md)."""
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from flower_kmeans.federation.transcript import (
     question_hash,
     round_context,
 )
-from flower_kmeans.secagg import keys, masks
+from flower_kmeans.secagg import keys, masks, sharing
 
 VECTORS = json.loads(Path(__file__).with_name("protocol_vectors.json").read_text())
 ROUND = VECTORS["round"]
@@ -116,6 +117,25 @@ def test_openings(opening):
     assert hashlib.sha256(entry.pack()).hexdigest() == opening["entry_sha256"]
     assert entry.context(DOC_HASH, H0) == CONTEXT
     assert next_hash(H0, CONTEXT, entry).hex() == opening["h1"]
+
+
+@pytest.mark.parametrize("opening", VECTORS["openings"], ids=lambda o: f"S={o['S']}")
+def test_shares_of_openings(opening):
+    head = bytes.fromhex(opening["h1"])
+    assert sharing.quorum(M) == opening["quorum"]
+    coefficients = sharing.polynomial(bytes.fromhex(VECTORS["group_key"]), head, M)
+    assert len(coefficients) == opening["quorum"]
+    secret = sharing.secret_of(coefficients)
+    assert secret.hex() == opening["secret"]
+    shares = [sharing.share_of(coefficients, i) for i in range(M)]
+    assert [share.hex() for share in shares] == opening["shares"]
+    sealed = words(opening["correction"]) + sharing.open_stream(secret, head, L)
+    assert np.array_equal(sealed, words(opening["sealed_correction"]))
+    for places in itertools.combinations(range(M), opening["quorum"]):
+        found = sharing.Interpolation({i: shares[i] for i in places})
+        assert found.secret == secret
+        unsealed = sealed - sharing.open_stream(found.secret, head, L)
+        assert np.array_equal(words(opening["masked_sum"]) - unsealed, words(opening["sum"]))
 
 
 @pytest.mark.parametrize("kind", ["roster", "relayed"])

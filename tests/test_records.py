@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 from flower_kmeans.records import check_records, usable_records
+from flower_kmeans.tables import Table
 
 _good = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=2)
 _bad = st.one_of(
@@ -92,3 +93,68 @@ def test_outside_of_a_run_every_bad_row_is_an_error():
     for row in (None, [np.nan, 1.0], [1.0], ["x", 1.0]):
         with pytest.raises((DataError, ConfigurationTypeError)):
             check_records([[0.5, 0.5], row], 2)
+
+
+# --------------------------------------------------------------------------- names of columns
+
+
+class Frame:
+    """What a data frame is to us: an array that names its columns."""
+
+    def __init__(self, values, columns):
+        self.values, self.columns = np.asarray(values), columns
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+def arrow(columns):
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.table({name: [1.0, 2.0] for name in columns})
+
+
+TABLES = [
+    lambda columns: Frame([[1.0, 1.0], [2.0, 2.0]], columns),
+    lambda columns: Table(np.array([[1.0, 1.0], [2.0, 2.0]]), tuple(columns)),
+    arrow,
+]
+
+
+@pytest.mark.parametrize("make", TABLES, ids=["frame", "table", "arrow"])
+def test_named_columns_are_those_of_the_run(make):
+    table = make(["age", "income"])
+    for columns in (None, ["age", "income"], ("age", "income")):
+        usable, n_null = usable_records(table, 2, columns)
+        np.testing.assert_array_equal(usable, [[1, 1], [2, 2]])
+        assert n_null == 0
+    for columns in (["income", "age"], ["age", "incomes"], ["age"], ["age", "income", "x"]):
+        with pytest.raises(DataError, match="columns"):
+            usable_records(table, 2, columns)
+
+
+def test_names_that_are_no_text_are_not_those_of_the_run():
+    values = [np.array([0.123456]), np.array([7.891])]  # "columns" that are not names
+    for names in (range(2), [0, 1], [("a", "age"), ("a", "income")], [None, None], values):
+        with pytest.raises(DataError, match="columns") as caught:
+            usable_records(Frame(np.ones((3, 2)), names), 2, ["age", "income"])
+        assert "7.891" not in str(caught.value)
+
+
+@pytest.mark.parametrize("records", [np.ones((2, 2)), [[1, 1], [1, 1]], ((1, 1), (1, 1))])
+def test_records_without_names_are_taken_by_place(records):
+    np.testing.assert_array_equal(usable_records(records, 2, ["age", "income"])[0], np.ones((2, 2)))
+
+
+def test_no_value_is_in_the_text_about_columns():
+    table = Frame([[0.123456, 7.891], [1, 2]], ["age", "income"])
+    with pytest.raises(DataError) as caught:
+        usable_records(table, 2, ["a", "b"])
+    assert "0.12" not in str(caught.value)
+    assert "7.8" not in str(caught.value)
+
+
+def test_a_loader_that_returns_labels_as_well_is_refused():
+    X, y = np.ones((4, 2)), np.zeros(4)
+    for loaded in ((X, y), [X, y], (X, None), (y, X)):
+        with pytest.raises(DataError, match="without labels"):
+            usable_records(loaded, 2)

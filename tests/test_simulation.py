@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -912,8 +913,33 @@ def test_ray_gives_the_same_result(trust, monkeypatch, tmp_path):
 
 
 @pytest.mark.ray
-def test_ray_runs_faults_and_distributed_noise():
-    strategy = fast("distributed-noise", n_rounds=2, epsilon=20.0, min_clients=2)
+@pytest.mark.parametrize("opening", ["deferred", "immediate"])
+def test_ray_opens_the_same_sums(opening, tmp_path):
+    """Node ids differ, and with them the noise, so there is next to none."""
+    parts = parted(blobs(), 4)
+    policy = replace(ClientPolicy.for_simulation(), group_key_file=key_file(tmp_path))
+    found = []
+    for engine in ("in-process", "ray"):
+        strategy = fast(
+            "distributed-noise",
+            opening=opening,
+            keys="file",
+            n_rounds=3,
+            epsilon=1e6,
+            min_clients=3,
+            fraction_bits=20,
+        )
+        found.append(simulate(strategy, parts, policy=policy, engine=engine, timeout=120))
+        assert strategy._run_state.n_opened == 3
+        np.testing.assert_array_equal(found[-1].centroids, strategy.centroids)
+    np.testing.assert_allclose(found[0].centroids, found[1].centroids, atol=0.01)
+    np.testing.assert_allclose(found[0].counts, found[1].counts, atol=1)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("opening", ["deferred", "immediate"])
+def test_ray_runs_faults_and_distributed_noise(opening):
+    strategy = fast("distributed-noise", n_rounds=2, epsilon=20.0, min_clients=2, opening=opening)
     faults = [Fault(0, 1, "drop"), Fault(1, 2, "crash"), Fault(2, 1, "twice")]
     clustering = simulate(strategy, parted(blobs(), 4), engine="ray", faults=faults, timeout=120)
     report = clustering.report

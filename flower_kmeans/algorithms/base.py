@@ -182,7 +182,7 @@ class Algorithm(ABC):
 
         Raises
         ------
-        ConfigurationError, MessageError
+        ConfigurationError, ConfigurationTypeError, MessageError
             If a parameter is missing, unknown or not acceptable.
         """
 
@@ -235,7 +235,7 @@ def algorithm_from_config(
 
     Raises
     ------
-    ConfigurationError, MessageError
+    ConfigurationError, ConfigurationTypeError, MessageError
         If the name is unknown, or a parameter is missing, unknown or not acceptable.
     """
     name = config.get("name")

@@ -46,6 +46,12 @@ COUNTS = "counts"
 
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
+MAX_WORDS = 2**22
+"""Words of a round: 32 MiB of a message, and a few times that of a client's memory."""
+MAX_RUN_WORDS = 2**27
+"""Words of all rounds: a gigabyte that each client sends."""
+MAX_PACKING = 2**33
+"""k^2 d of a sphere packing, which compares all pairs of points: up to a quarter of a minute."""
 MOST_AUTO_ROUNDS = 7
 FEWEST_AUTO_ROUNDS = 2
 MIN_COUNT = 1.0
@@ -121,6 +127,7 @@ class LloydFamily(Algorithm):
         put(self, "fraction_bits", integer("fraction_bits", fraction_bits, 1, 25))
         check_exactness(domain.n_features, self.fraction_bits)
         put(self, "initial", _initial(initial, self.n_clusters, domain.n_features))
+        self._check_size()
         self._check_parameters()
         rounds = self._auto_rounds() if isinstance(n_rounds, str) else n_rounds
         if isinstance(n_rounds, str) and n_rounds != "auto":
@@ -128,6 +135,12 @@ class LloydFamily(Algorithm):
                 f"Expected n_rounds as an integer or 'auto'. Got {n_rounds!r}."
             )
         put(self, "n_rounds", integer("n_rounds", rounds, 1, MAX_ROUNDS))
+        words = self.n_rounds * self.words(1)
+        if words > MAX_RUN_WORDS:
+            raise ConfigurationError(
+                f"Expected n_rounds so that each client sends at most {MAX_RUN_WORDS} words. "
+                f"Got n_rounds={self.n_rounds}, which are {words} words."
+            )
         self.require_capacity()
         _ = self._initial_grid  # placing the centroids can fail too
 
@@ -151,6 +164,20 @@ class LloydFamily(Algorithm):
             raise ConfigurationError(
                 f"Expected a budget with unit='record' for {type(self).__name__}. "
                 f"Got unit={self.budget.unit!r} instead."
+            )
+
+    def _check_size(self) -> None:
+        """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
+        k, d = self.n_clusters, self.domain.n_features
+        if k * (d + 1) > MAX_WORDS:
+            raise ConfigurationError(
+                f"Expected n_clusters and columns with k (d + 1) <= {MAX_WORDS} words. "
+                f"Got n_clusters={k} and {d} columns instead."
+            )
+        if self.initial is None and k * k * d > MAX_PACKING:
+            raise ConfigurationError(
+                f"Expected n_clusters and columns with k^2 d <= {MAX_PACKING} where no initial "
+                f"centroids are given. Got n_clusters={k} and {d} columns instead."
             )
 
     def _into_domain(self, points: IntArray) -> IntArray:
@@ -475,7 +502,7 @@ def _tail(release: Release, draws: int) -> float:
     return math.sqrt(2 * logarithm) if release.mechanism == "gaussian" else logarithm
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _packed(n_clusters: int, half_widths: tuple[int, ...], seed: int) -> IntArray:
     packed = sphere_packing(n_clusters, np.array(half_widths, dtype=np.int64), seed)
     packed.setflags(write=False)  # shared by all clients of a process

@@ -16,6 +16,9 @@ from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, kdf, u32, u64
 
 EMPTY = H(b"empty")
 
+MAX_MEMBERS = 2**17
+"""Largest cohort: a client works and stores in proportion to the number that it is told."""
+
 
 def data_digest(records: NDArray[np.float64]) -> bytes:
     """Return the digest of checked records.

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Question, State
-from flower_kmeans.errors import RunError, TooFewClientsError
-from flower_kmeans.federation.cohort import Tree, leaf
+from flower_kmeans.errors import MessageError, RunError, TooFewClientsError
+from flower_kmeans.federation.cohort import Tree
+from flower_kmeans.federation.document import NONE
 from flower_kmeans.federation.messages import (
     Code,
     Enrol,
@@ -28,8 +29,10 @@ from flower_kmeans.federation.messages import (
     Round,
     RoundReply,
 )
+from flower_kmeans.federation.opening import N_OPENERS, Opening
 from flower_kmeans.federation.release import server_noise
 from flower_kmeans.federation.run import Run
+from flower_kmeans.federation.seating import STRANGER, TAKEN, Offer, Seat, seats_by_roster
 from flower_kmeans.federation.transcript import (
     Entry,
     first_hash,
@@ -39,10 +42,10 @@ from flower_kmeans.federation.transcript import (
 )
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.report import Dropped
-from flower_kmeans.secagg.keys import KEY_BYTES
+from flower_kmeans.secagg.keys import KEY_BYTES, require_public_key
 from flower_kmeans.secagg.ring import from_ring, to_ring
+from flower_kmeans.secagg.sharing import quorum
 
-N_OPENERS = 3
 N_LEADERS = 3
 
 NO_ANSWER = "No answer in time."
@@ -50,18 +53,9 @@ CRASHED = "The client or its node failed."
 MALFORMED = "The answer was malformed."
 STRAY = "The answer belonged to another round, attempt or run."
 TWICE = "The client answered twice; only the first answer counted."
+FALSE = "What the client sent to open a sum was false."
 
 Words = NDArray[np.uint64]
-
-
-@dataclass
-class Seat:
-    """One member of the cohort as the server knows it."""
-
-    node_id: int
-    commitment: bytes
-    public_key: bytes
-    followed: int = -1  # rounds whose entries the member has; -1 until its first answer
 
 
 @dataclass
@@ -95,7 +89,8 @@ class Coordinator:
     Attributes
     ----------
     seats : list of Seat
-        The cohort; a member's place in the list is its index.
+        The cohort; a member's place in the list is its index. With a roster, every pinned key has
+        a seat, taken or not.
     incidents : list of Dropped
         Everything that was not an orderly answer.
     dropped : list of Dropped
@@ -115,10 +110,12 @@ class Coordinator:
         self._index: dict[int, int] = {}
         self._tree: Tree | None = None
         self._open: _OpenRound | None = None
-        self._leader = b""
-        self._envelopes: dict[bytes, bytes] = {}
+        self._leader: Offer | None = None
+        self._offers: list[Offer] = []
         self._key_ids: set[bytes] = set()
         self._state: State = self.run.algorithm.initial_state(None)
+        self._opening: Opening | None = None
+        self._openers: set[int] = set()
         self._n_opened = 0
         self._asked: list[int] = []
         self._declined: set[int] = set()
@@ -130,21 +127,39 @@ class Coordinator:
     # ------------------------------------------------------------------ enrolment
 
     def enrol_requests(self, node_ids: Iterable[int]) -> dict[int, Enrol]:
-        """Return the first message to every node."""
+        """Return the first message to every node; with a roster, some are asked to lead."""
         self._asked = sorted(node_ids)
-        enrol = Enrol(doc_hash=self._doc_hash, doc=self._document.data, lead=False)
-        return dict.fromkeys(self._asked, enrol)
+        n_leaders = N_LEADERS if self._document.keys == "roster" else 0
+        return dict.fromkeys(self._asked[:n_leaders], self._enrol(lead=True)) | dict.fromkeys(
+            self._asked[n_leaders:], self._enrol()
+        )
+
+    def _enrol(self, *, lead: bool = False) -> Enrol:
+        return Enrol(doc_hash=self._doc_hash, doc=self._document.data, lead=lead)
 
     def accept_enrol(self, node_id: int, reply: EnrolReply) -> None:
         """Give a node a seat; seats are numbered when the enrolment is closed."""
-        needs_key = self._document.keys == "relayed"
         known = any(seat.node_id == node_id for seat in self.seats)
-        if known or bool(reply.public_key) != needs_key:
+        if known or not self._is_key(reply.public_key):
             self.note(node_id, 0, TWICE if known else MALFORMED)
             return
         if reply.key_id is not None:
             self._key_ids.add(reply.key_id)
-        self.seats.append(Seat(node_id, reply.commitment, reply.public_key))
+        self.seats.append(Seat(node_id, reply.commitment, reply.public_key, ledger=reply.ledger))
+        if self._document.keys == "roster":
+            self._offer(reply)
+
+    def _is_key(self, public_key: bytes) -> bool:
+        """Return whether an envelope for every member can be made with this key among theirs."""
+        source = self._document.keys
+        if source not in ("relayed", "roster"):
+            return not public_key
+        try:
+            require_public_key(public_key)
+        except MessageError:
+            return False
+        # Pinned keys that come twice are told apart when the roster is known.
+        return source == "roster" or all(seat.public_key != public_key for seat in self.seats)
 
     def join_requests(self, node_ids: Iterable[int]) -> dict[int, Enrol]:
         """Return the first message to nodes that came late, or whose enrolment was lost.
@@ -155,16 +170,30 @@ class Coordinator:
             return {}
         known = self._index.keys() | self._joined.keys() | self._declined
         late = [node_id for node_id in node_ids if node_id not in known]
-        enrol = Enrol(doc_hash=self._doc_hash, doc=self._document.data, lead=False)
-        return dict.fromkeys(late, enrol)
+        return dict.fromkeys(late, self._enrol())
 
     def accept_join(self, node_id: int, reply: EnrolReply) -> None:
-        """Append a late member to the cohort; it is asked from the next attempt or round on."""
+        """Seat a late member; it is asked from the next attempt or round on."""
         fits = reply.key_id is None or reply.key_id in self._key_ids
-        if node_id in self._index or reply.public_key or not fits:
+        pinned = self._document.keys == "roster"
+        if node_id in self._index or bool(reply.public_key) != pinned or not fits:
             self.note(node_id, self.head + 1, TWICE if node_id in self._index else MALFORMED)
             return
-        self._joined[node_id] = Seat(node_id, reply.commitment, b"")
+        seat = Seat(node_id, reply.commitment, reply.public_key, ledger=reply.ledger)
+        objection = self._objection_to(seat) if pinned else None
+        if objection is not None:
+            self.note(node_id, self.head + 1, objection)
+            self._declined.add(node_id)
+            return
+        self._joined[node_id] = seat
+
+    def _objection_to(self, late: Seat) -> str | None:
+        """Return why a late member cannot have the place of its pinned key, or ``None``."""
+        holder = next((s for s in self.seats if s.public_key == late.public_key), None)
+        if holder is None:
+            return STRANGER
+        promised = any(seat.public_key == late.public_key for seat in self._joined.values())
+        return TAKEN if holder.is_taken or promised else None
 
     def _amend(self) -> None:
         """Put renewed and late members into the tree, between two attempts and never within one.
@@ -175,16 +204,29 @@ class Coordinator:
         for index, (commitment, public_key) in self._renewed.items():
             self.seats[index].commitment = commitment
             self.seats[index].public_key = public_key
-            tree.update(index, self._leaf(index))
+            tree.update(index, self.seats[index].leaf(index))
         for node_id, seat in self._joined.items():
-            self._index[node_id] = len(self.seats)
-            self.seats.append(seat)
-            tree.append(self._leaf(self._index[node_id]))
+            index = self._place_of(seat)
+            self._index[node_id] = index
+            if index == len(self.seats):
+                self.seats.append(seat)
+                tree.append(seat.leaf(index))
+            else:
+                self.seats[index] = seat
+                tree.update(index, seat.leaf(index))
         self._renewed.clear()
         self._joined.clear()
 
+    def _place_of(self, late: Seat) -> int:
+        """Return the index of a late member: that of its pinned key, or the next one."""
+        if self._document.keys == "roster":
+            return next(i for i, s in enumerate(self.seats) if s.public_key == late.public_key)
+        return len(self.seats)
+
     def close_enrolment(self) -> None:
-        """Give members their index by ascending node id, and build the tree.
+        """Give members their index by ascending node id, or by the roster if a leader sent it.
+
+        With a roster and no leader yet, `close_leading` does so.
 
         Raises
         ------
@@ -193,37 +235,100 @@ class Coordinator:
         RunError
             If clients hold different group key files.
         """
-        need, have = self._document.min_clients, len(self.seats)
-        if have < need:
-            raise TooFewClientsError(
-                f"Expected at least min_clients={need} clients to take part. Got {have} instead."
-                + self._reasons(0)
-            )
+        self._require_enough()
         if len(self._key_ids) > 1:
             raise RunError(
                 "Expected all clients to hold the same group key file. "
                 f"Got {len(self._key_ids)} different ones instead."
             )
         self.seats.sort(key=lambda seat: seat.node_id)
-        self._index = {seat.node_id: i for i, seat in enumerate(self.seats)}
-        self._tree = Tree(self._leaf(i) for i in range(have))
+        if self._document.keys == "roster":
+            self.close_leading()
+        else:
+            self._seat(self.seats)
+
+    def _require_enough(self) -> None:
+        need, have = self._document.min_clients, self.n_members
+        if have < need:
+            raise TooFewClientsError(
+                f"Expected at least min_clients={need} clients to take part. Got {have} instead."
+                + self._reasons(0)
+            )
+
+    def _seat(self, seats: list[Seat]) -> None:
+        """Fix who sits where, and build the tree."""
+        self.seats = seats
+        self._index = {seat.node_id: i for i, seat in enumerate(seats) if seat.is_taken}
+        self._tree = Tree(seat.leaf(i) for i, seat in enumerate(seats))
         self.note_dropped(0, (node for node in self._asked if node not in self._index))
 
-    def lead_requests(self, candidates: Sequence[int]) -> dict[int, Lead]:
-        """Return what asks the candidates (by seat) for a group key, where keys are relayed."""
+    def lead_requests(self, candidates: Sequence[int]) -> dict[int, Lead | Enrol]:
+        """Return what asks the candidates (by seat) for a group key."""
+        nodes = [self.seats[i].node_id for i in candidates]
+        if self._document.keys == "roster":
+            return dict.fromkeys(nodes, self._enrol(lead=True))
         lead = Lead(doc_hash=self._doc_hash, pubs=tuple(seat.public_key for seat in self.seats))
-        return {self.seats[i].node_id: lead for i in candidates}
+        return dict.fromkeys(nodes, lead)
 
-    def accept_lead(self, node_id: int, reply: LeadReply) -> None:
-        """Keep the first complete set of envelopes; two are never mixed."""
-        envelopes = {item[:KEY_BYTES]: item[KEY_BYTES:] for item in reply.envelopes}
-        if not self._leader and all(seat.public_key in envelopes for seat in self.seats):
-            self._leader, self._envelopes = reply.leader, envelopes
+    def accept_lead(self, node_id: int, reply: LeadReply | EnrolReply) -> None:
+        """Keep the envelopes of one leader; those of two are never mixed."""
+        self._offer(reply)
+        if self._document.keys == "relayed" and self._leader is None:
+            complete = (o for o in self._offers if o.covers(self.seats) == len(self.seats))
+            self._leader = next(complete, None)
+
+    def close_leading(self) -> None:
+        """Take the leader whose roster has most of the members on it, and seat them by it.
+
+        Does nothing if none has answered, or keys do not come from a roster.
+
+        Raises
+        ------
+        TooFewClientsError
+            If fewer than ``min_clients`` members are on that roster, or too few of those on it have
+            come for a quorum.
+        """
+        if self._document.keys != "roster" or self._leader is not None or not self._offers:
+            return
+        best = max(self._offers, key=lambda offer: offer.covers(self.seats))  # ties: the first
+        self._leader = best
+        seats, turned_away = seats_by_roster(self.seats, tuple(best.envelopes))
+        for node_id, reason in turned_away.items():
+            self.note(node_id, 0, reason)
+            self._declined.add(node_id)
+        self._seat(seats)
+        self._require_enough()
+        needed = self._needed(len(seats))  # a quorum is of all places, taken or not
+        if self.n_members < needed:
+            raise TooFewClientsError(
+                f"Expected a quorum of {needed} of the {len(seats)} members on the roster to take "
+                f"part. Got {self.n_members} instead.{self._reasons(0)}"
+            )
+
+    def _offer(self, reply: LeadReply | EnrolReply) -> None:
+        if reply.leader is not None:
+            envelopes = {item[:KEY_BYTES]: item[KEY_BYTES:] for item in reply.envelopes}
+            self._offers.append(Offer(reply.leader, envelopes))
 
     @property
     def needs_leader(self) -> bool:
-        """Whether a group key must still be relayed."""
-        return self._document.keys == "relayed" and not self._leader
+        """Whether a group key must still be made by one of the members."""
+        return self._document.keys in ("relayed", "roster") and self._leader is None
+
+    @property
+    def n_members(self) -> int:
+        """Number of members that took their seats."""
+        return sum(seat.is_taken for seat in self.seats)
+
+    @property
+    def n_places(self) -> int:
+        """Number of places: with a roster more than members, if not all have come."""
+        return len(self.seats)
+
+    @property
+    def all_keep_ledgers(self) -> bool:
+        """Whether every member said that it keeps a ledger, which only they can know."""
+        return bool(self._index) and all(seat.ledger for seat in self.seats if seat.is_taken)
 
     # ------------------------------------------------------------------ rounds
 
@@ -248,19 +353,22 @@ class Coordinator:
         )
         context = draft.context(self._doc_hash, self._chain)
         self._open = _OpenRound(t, attempt, context, tree.root, draft.words, draft.survivors)
-        return self.repeat_requests(seat.node_id for seat in self.seats)
+        # Where sums are opened one hop late, the answers carry what opens the one before.
+        rides = self._document.opening != "immediate"
+        self._openers = self._choose_openers(N_OPENERS) if rides else set()
+        return self.repeat_requests(list(self._index))
 
     def repeat_requests(self, node_ids: Iterable[int]) -> dict[int, Round]:
         """Return what asks these members for their answers in the open attempt."""
         tree, now = self._cohort(), self._open
         if now is None:
             return {}
-        wanted, indices = set(self._openers(N_OPENERS)), self._index
+        indices = self._index
         return {
             node_id: Round(
                 **self._place(indices[node_id], now.t, tree),
                 attempt=now.attempt,
-                want_correction=indices[node_id] in wanted,
+                want_correction=indices[node_id] in self._openers,
             )
             for node_id in node_ids
             if node_id in indices
@@ -278,16 +386,25 @@ class Coordinator:
         if len(reply.words) != 8 * len(now.sum):
             self.note(node_id, now.t, MALFORMED)
             return
-        now.sum += unpack_words(reply.words)  # modulo 2^64
+        words = unpack_words(reply.words)
+        if not self._document.is_masked and int(words[-1]) != 1:
+            self.note(node_id, now.t, MALFORMED)  # no client could open a sum with these in it
+            return
+        now.sum += words  # modulo 2^64
         now.survivors[index] = True
         self.seats[index].followed = now.t - 1
-        self._take_correction(reply.correction_t, reply.correction)
+        self._take_given(index, reply)
 
     @property
     def has_enough(self) -> bool:
         """Whether enough members answered the open attempt."""
         now = self._open
-        return now is not None and int(now.survivors.sum()) >= self._document.min_clients
+        return now is not None and int(now.survivors.sum()) >= self._needed(len(now.survivors))
+
+    def _needed(self, m: int) -> int:
+        """Return how many answers make a round: a quorum too, where that has to open the sum."""
+        least = self._document.min_clients
+        return max(least, quorum(m)) if self._document.opens_by_quorum else least
 
     def close_round(self) -> bool:
         """Announce the open attempt's sum if enough members answered; return whether it was."""
@@ -308,6 +425,8 @@ class Coordinator:
         )
         self._chain = next_hash(self._chain, now.context, entry)
         self.closed.append(_ClosedRound(entry))
+        if self._document.opening != NONE:
+            self._opening = Opening(entry, self._chain, self._document.opens_by_quorum)
         self.note_dropped(now.t, self.missing())
         self._open = None
         if not self._document.is_masked:
@@ -319,7 +438,9 @@ class Coordinator:
         if self._open is None:
             return []
         present = self._open.survivors
-        return [seat.node_id for i, seat in enumerate(self.seats) if not present[i]]
+        return [
+            seat.node_id for i, seat in enumerate(self.seats) if seat.is_taken and not present[i]
+        ]
 
     def _noise(self, t: int) -> Words:
         question = Question(round=t, arrays={})
@@ -335,51 +456,95 @@ class Coordinator:
             return 0
         return self._n_opened + 1
 
-    def open_requests(self) -> dict[int, Open]:
-        """Return what asks all survivors of the last round to open it."""
+    def open_requests(self, everyone: bool = False) -> dict[int, Open]:
+        """Return what asks members to open the last round, in a hop of its own.
+
+        Parameters
+        ----------
+        everyone : bool (default: False)
+            Ask all members for all that they may give: also one whose answer came too late can
+            open a sum. Otherwise all survivors are asked, and some of them for the correction.
+        """
+        if not self.unopened:
+            return {}
         if self._open is None:  # an open attempt keeps its cohort
             self._amend()
-        tree = self._cohort()
+        tree, survivors = self._cohort(), self.closed[-1].entry.survivors
+        asked = sorted(self._index.values())
+        wanted = set(asked)
+        if not everyone:
+            asked = np.flatnonzero(survivors).tolist()
+            # Without shares any one correction opens the sum.
+            wanted = self._choose_openers(N_OPENERS if self._document.opens_by_quorum else None)
         return {
-            self.seats[i].node_id: Open(**self._place(i, self.head, tree), want_correction=True)
-            for i in self._openers(len(self.seats))
+            self.seats[i].node_id: Open(
+                **self._place(i, self.head, tree), want_correction=i in wanted
+            )
+            for i in asked
         }
 
     def finish_requests(self) -> dict[int, Finish]:
-        """Return the last entries for every member; survivors are asked to open the last sum."""
+        """Return the last entries for every member; survivors are asked to open the last sum.
+
+        All of them are asked for the correction: nobody can be asked again, since a member that
+        has the result erases its keys.
+        """
         self._amend()
-        tree, openers = self._cohort(), set(self._openers(len(self.seats)))
+        tree, openers = self._cohort(), self._choose_openers(None)
         return {
             seat.node_id: Finish(**self._place(i, self.head, tree), want_correction=i in openers)
             for i, seat in enumerate(self.seats)
+            if seat.is_taken
         }
 
     def accept_open(self, node_id: int, reply: OpenReply) -> None:
-        """Take a member's word that it follows, and its correction if it gave one."""
+        """Take a member's word that it follows, and what it gives toward opening the last sum."""
         index = self._index.get(node_id)
         if index is not None:
             self.seats[index].followed = self.head
+            self._take_given(index, reply)
+
+    def accept_finish(self, node_id: int, reply: OpenReply) -> None:
+        """Take a member's word that it has the result, and what it gives toward opening."""
+        self.accept_open(node_id, reply)
+        if node_id in self._index:
             self.delivered.add(node_id)
-        self.accept_correction(node_id, reply)
 
-    def accept_correction(self, node_id: int, reply: OpenReply) -> None:
-        """Take the correction that a survivor gave between two rounds."""
-        self._take_correction(reply.correction_t, reply.correction)
+    def _choose_openers(self, n: int | None) -> set[int]:
+        """Choose members to ask for the correction of the last sum; ``None`` for all survivors."""
+        if self._opening is None or not self.unopened:
+            return set()
+        present = () if self._open is None else np.flatnonzero(self._open.survivors).tolist()
+        return self._opening.ask(len(self.seats) if n is None else n, present)
 
-    def _openers(self, n: int) -> list[int]:
-        if self._document.opening != "simple" or not self.unopened:
-            return []
-        return [int(i) for i in np.flatnonzero(self.closed[-1].entry.survivors)[:n]]
+    def _take_given(self, index: int, reply: RoundReply | OpenReply) -> None:
+        if self._opening is not None and reply.share_t == self.head == self.unopened:
+            self._opening.take(index, reply.share, reply.correction)
 
-    def _take_correction(self, t: int | None, correction: bytes | None) -> None:
-        if t is None or correction is None or t != self.unopened:
+    def try_open(self) -> None:
+        """Open the last sum if what members gave suffices; call it at the end of a hop.
+
+        Raises
+        ------
+        RunError
+            If the sum opens in two ways.
+        """
+        opening = self._opening
+        if opening is None or self.unopened != self.head:
             return
-        entry = self.closed[t - 1].entry
-        if len(correction) != 8 * len(entry.words):
-            return
-        opened = entry.words - unpack_words(correction)
-        if int(opened[-1]) == entry.n_survivors:
-            self._record_opened(t, opened)
+        opened = opening.open()
+        if opened is not None:
+            for index in sorted(opening.false):
+                self.note(self.seats[index].node_id, self.head, FALSE)
+            self._opening = None
+            self._record_opened(self.head, opened)
+
+    def not_opened(self) -> RunError:
+        """Return the error that ends a run whose last sum the server could not open."""
+        return RunError(
+            f"The sum of round {self.head} could not be opened for the server. "
+            f"Members sent {self._opening}."
+        )
 
     def _record_opened(self, t: int, opened: Words) -> None:
         self.closed[t - 1].opened = opened
@@ -414,7 +579,8 @@ class Coordinator:
         else:
             seat = self.seats[index]
             seat.followed = -1
-            if code == Code.RENEW and refusal.commitment is not None:
+            known = self._document.keys != "roster" or refusal.public_key == seat.public_key
+            if code == Code.RENEW and refusal.commitment is not None and known:
                 self._renewed[index] = (refusal.commitment, refusal.public_key)
         if code == Code.GARBAGE:
             raise RunError(
@@ -435,9 +601,12 @@ class Coordinator:
     def too_few(self) -> TooFewClientsError:
         """Return the error that ends a run whose round failed in every attempt."""
         t, have = self.head + 1, 0 if self._open is None else int(self._open.survivors.sum())
+        needed, least = self._needed(len(self.seats)), self._document.min_clients
+        crowd = f"{needed} (more than half of {len(self.seats)} places)"
+        least_of = crowd if needed > least else f"min_clients={least}"
         return TooFewClientsError(
-            f"Expected at least min_clients={self._document.min_clients} answers in round {t} "
-            f"of {self._document.rounds}. Got {have} of {len(self.seats)} in the last of "
+            f"Expected at least {least_of} answers in round {t} "
+            f"of {self._document.rounds}. Got {have} of {self.n_members} in the last of "
             f"{self._document.max_attempts} attempts.{self._reasons(t)}"
         )
 
@@ -449,10 +618,6 @@ class Coordinator:
         if self._tree is None:
             raise RunError("The enrolment is not closed.")
         return self._tree
-
-    def _leaf(self, index: int) -> bytes:
-        seat = self.seats[index]
-        return leaf(index, seat.node_id, seat.commitment, seat.public_key)
 
     def _place(self, index: int, t: int, tree: Tree) -> dict[str, Any]:
         """Return what round, open and finish have in common for one member."""
@@ -468,9 +633,9 @@ class Coordinator:
         }
         if seat.followed < 0:
             place["doc"] = self._document.data
-            if seat.public_key in self._envelopes:
-                place["leader"] = self._leader
-                place["envelope"] = self._envelopes[seat.public_key]
+            if self._leader is not None and seat.public_key in self._leader.envelopes:
+                place["leader"] = self._leader.leader
+                place["envelope"] = self._leader.envelopes[seat.public_key]
         return place
 
     def _packed(self, first: int) -> tuple[bytes, ...]:

@@ -20,7 +20,7 @@ NONE = "none"
 TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server", "plain")
 MASKED_TRUSTS = ("oblivious-server", "distributed-noise")
 KEYS = ("file", "roster", "relayed")
-OPENINGS = ("simple", "deferred", "immediate")
+OPENINGS = ("deferred", "immediate", "simple")
 
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 2**31 - 1
@@ -102,6 +102,11 @@ class RunDocument:
     def is_masked(self) -> bool:
         """Whether words travel masked."""
         return self.trust in MASKED_TRUSTS
+
+    @property
+    def opens_by_quorum(self) -> bool:
+        """Whether a majority of the cohort opens sums, together."""
+        return self.opening in ("deferred", "immediate")
 
     @property
     def shares(self) -> int:

@@ -32,9 +32,9 @@ def integer(low: int, high: int) -> Check:
     return lambda value: type(value) is int and low <= value <= high
 
 
-def list_of(check: Check) -> Check:
-    """Return a check for a list that is not empty and whose items pass a check."""
-    return lambda value: type(value) is list and bool(value) and all(map(check, value))
+def list_of(check: Check, most: int = 2**31 - 1) -> Check:
+    """Return a check for a list of 1 to ``most`` items that pass a check."""
+    return lambda value: type(value) is list and 1 <= len(value) <= most and all(map(check, value))
 
 
 def is_bytes(value: Any) -> bool:

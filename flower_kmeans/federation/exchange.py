@@ -6,8 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+AT_ONCE = 64
+"""Replies that are taken from a grid in one go: a grid gives all that have arrived as a list."""
+
 _FIRST_PAUSE = 0.02
+_PAUSE_AMID = 0.1  # while replies arrive
 _LONGEST_PAUSE = 0.5
+_PAUSES_PER_LOOK = 4  # a look costs a grid work for every reply that is still awaited
 
 
 def send(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
@@ -30,9 +35,10 @@ def receive(
 ) -> Iterator[tuple[int, Message]]:
     """Yield ``(node_id, reply)`` as replies arrive, until all are there or time is up.
 
-    Replies are yielded one by one, so a caller that folds them never holds more than one. A node
-    is known by the message it replies to, because Flower's error replies name no node. A grid may
-    offer ``known_lost(ids)`` to say that some messages will never be answered.
+    Replies are yielded one by one, so a caller that folds them holds one, and at most `AT_ONCE`
+    more are in this process, however many clients there are. A node is known by the message it
+    replies to, because Flower's error replies name no node. A grid may offer ``known_lost(ids)``
+    to say that some messages will never be answered.
 
     Parameters
     ----------
@@ -49,13 +55,17 @@ def receive(
     known_lost = getattr(grid, "known_lost", None)
     started = time.monotonic()
     while waiting:
-        progress = False
-        for reply in grid.pull_messages(list(pending)):
-            progress = True
-            reply_to = reply.metadata.reply_to_message_id
-            pending.pop(reply_to, None)
-            waiting.discard(reply_to)
-            yield pushed.get(reply_to, reply.metadata.src_node_id), reply
+        progress, looking, ids = False, 0.0, list(pending)
+        for first in range(0, len(ids), AT_ONCE):
+            begun = time.monotonic()
+            replies = iter(grid.pull_messages(ids[first : first + AT_ONCE]))
+            looking += time.monotonic() - begun
+            for reply in replies:
+                progress = True
+                reply_to = reply.metadata.reply_to_message_id
+                pending.pop(reply_to, None)
+                waiting.discard(reply_to)
+                yield pushed.get(reply_to, reply.metadata.src_node_id), reply
         if known_lost is not None:
             for message_id in known_lost(pending):
                 pending.pop(message_id, None)
@@ -63,6 +73,8 @@ def receive(
         elapsed = time.monotonic() - started
         if elapsed >= timeout:
             return
-        if waiting and not progress:
-            pause = min(max(_FIRST_PAUSE, elapsed / 20), _LONGEST_PAUSE)
-            time.sleep(min(pause, timeout - elapsed))
+        if waiting:
+            usual, longest = elapsed / 20, _LONGEST_PAUSE
+            if progress:
+                usual, longest = _PAUSES_PER_LOOK * looking, _PAUSE_AMID
+            time.sleep(min(max(_FIRST_PAUSE, usual), longest, timeout - elapsed))

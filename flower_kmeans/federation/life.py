@@ -36,7 +36,16 @@ _BYTES_FIELDS = (
     "last_context",
     "last_survivors",
 )
-_INT_FIELDS = ("index", "head", "last_m", "finished")
+_INT_FIELDS = ("index", "head", "last_m", "may_open", "largest_m", "finished")
+_UNREADABLE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    struct.error,
+)
 
 
 @dataclass
@@ -65,6 +74,10 @@ class Life:
         ``h_t`` at the head.
     last_context, last_survivors, last_m : bytes, bytes, int
         Context, survivors' bitmap and cohort size of the entry at the head.
+    may_open : int
+        1 if this life may help to open the entry at the head.
+    largest_m : int
+        Size of the largest cohort in which it answered.
     answered : dict
         ``(t, attempt) -> (context, SHA-256 of the words sent)`` for the rounds from the head on.
     state : State, optional
@@ -85,6 +98,8 @@ class Life:
     index: int = -1
     head: int = 0
     last_m: int = 0
+    may_open: int = 0
+    largest_m: int = 0
     finished: int = 0
     answered: dict[tuple[int, int], tuple[bytes, bytes]] = field(default_factory=dict)
     state: State | None = None
@@ -135,13 +150,15 @@ def unpack_life(data: bytes) -> Life:
         If it is none.
     """
     try:
-        return _life_from(
-            json.loads(
-                data, object_hook=lambda v: bytes.fromhex(v["hex"]) if v.keys() == {"hex"} else v
-            )
+        values = json.loads(
+            data, object_hook=lambda v: bytes.fromhex(v["hex"]) if v.keys() == {"hex"} else v
         )
-    except (ValueError, LookupError, TypeError, AttributeError, struct.error):
-        raise LedgerError("The ledger holds a life that cannot be read.") from None
+        kinds = {**dict.fromkeys(_BYTES_FIELDS, bytes), **dict.fromkeys(_INT_FIELDS, int)}
+        if all(type(values[name]) is kind for name, kind in kinds.items()):
+            return _life_from(values)
+    except _UNREADABLE:
+        pass
+    raise LedgerError("The ledger holds a life that cannot be read.")
 
 
 class Memory(Protocol):

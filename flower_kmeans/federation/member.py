@@ -7,7 +7,7 @@ announced sum opens to.
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,9 +16,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.base import State
 from flower_kmeans.domain import GridRecords, usable_records
-from flower_kmeans.errors import BudgetError, ConfigurationError, LedgerError, MessageError
+from flower_kmeans.errors import (
+    BudgetError,
+    ConfigurationError,
+    KMeansError,
+    LedgerError,
+    MessageError,
+)
 from flower_kmeans.federation.cohort import commitment, data_digest, leaf, root_from
-from flower_kmeans.federation.document import VersionError
+from flower_kmeans.federation.document import RunDocument, VersionError
+from flower_kmeans.federation.keyring import Keyring
 from flower_kmeans.federation.life import ContextMemory, LedgerMemory, Life, Memory
 from flower_kmeans.federation.messages import (
     MESSAGE_VERSION,
@@ -38,6 +45,7 @@ from flower_kmeans.federation.messages import (
     decode_request,
     to_content,
 )
+from flower_kmeans.federation.opening import give, may_open
 from flower_kmeans.federation.policy import ClientPolicy
 from flower_kmeans.federation.release import noise_share
 from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run, verify_plan
@@ -48,7 +56,6 @@ from flower_kmeans.federation.transcript import (
     pack_words,
     question_hash,
     round_context,
-    unpack_survivors,
 )
 from flower_kmeans.privacy.ledger import (
     AnotherAnswerError,
@@ -67,7 +74,6 @@ SOFTWARE = f"flower-kmeans/{__version__}".encode()
 _TRIES = 8
 log = logging.getLogger("flower_kmeans.client")
 
-Words = NDArray[np.uint64]
 Placed = Round | Open | Finish
 
 
@@ -91,12 +97,20 @@ class ClientResult:
 
 
 class RefuseError(Exception):
-    """Ends the handling of a message with a code."""
+    """Ends the handling of a message with a code, and a reason that stays in the client's log."""
 
-    def __init__(self, code: Code, life: Life | None = None) -> None:
-        super().__init__(code.sentence)
+    def __init__(
+        self,
+        code: Code,
+        commitment: bytes | None = None,
+        public_key: bytes = b"",
+        *,
+        reason: str = "",
+    ) -> None:
+        super().__init__(reason or code.sentence)
         self.code = code
-        self.life = life
+        self.commitment = commitment  # RENEW only, with the public key: the new leaf
+        self.public_key = public_key
 
 
 class Member:
@@ -131,6 +145,7 @@ class Member:
         self._load_records = load_records
         self._on_result = on_result
         self._loaded: NDArray[np.float64] | None = None
+        self._keyring: Keyring | None = None
 
     def handle(self, content: RecordDict) -> RecordDict:
         """Answer one message. Never raises: an error leaves as a code, its text stays here."""
@@ -138,20 +153,20 @@ class Member:
         try:
             request = decode_request(content)
             return to_content(self._remembering(request))
-        except VersionError:
+        except VersionError as error:
+            log.warning("Refused a message (VERSION): %s", error)
             refusal = Refusal(code=Code.VERSION)
-        except MessageError:
+        except MessageError as error:
+            log.warning("Refused a message (BAD_MESSAGE): %s", error)
             refusal = Refusal(code=Code.BAD_MESSAGE)
         except RefuseError as error:
-            log.info("Refused a message: %s", error.code.sentence)
-            refusal = Refusal(code=error.code, doc_hash=request.doc_hash if request else None)
-            if error.code == Code.RENEW and error.life is not None and request is not None:
-                refusal = Refusal(
-                    code=error.code,
-                    doc_hash=request.doc_hash,
-                    commitment=error.life.commitment,
-                    public_key=_public_key(error.life),
-                )
+            log.warning(*_told(request, error), exc_info=error.__cause__)
+            refusal = Refusal(
+                code=error.code,
+                doc_hash=request.doc_hash if request else None,
+                commitment=error.commitment,
+                public_key=error.public_key,
+            )
         except Exception:
             log.exception("A message could not be answered.")
             refusal = Refusal(code=Code.INTERNAL)
@@ -173,8 +188,7 @@ class Member:
                         continue
                 raise RefuseError(Code.INTERNAL)
         except (BudgetError, LedgerError) as error:
-            log.warning("The ledger allows no answer: %s", error)
-            raise RefuseError(Code.LEDGER) from None
+            raise RefuseError(Code.LEDGER, reason=str(error)) from None
 
     def _answer(self, request: Request) -> Reply:
         if isinstance(request, Enrol):
@@ -196,14 +210,20 @@ class Member:
         if life is None or life.commitment != self._commit(life, request.doc_hash, digest):
             life = self._begin(run, digest)
         life.document = request.doc
+        keyring = self._keys(run)
+        # Only rosters lead at enrolment: a leader needs to know for whom.
+        leads = request.lead and keyring.identity is not None
+        leader, envelopes = keyring.lead(life, request.doc_hash) if leads else (None, {})
         self._memory.save(request.doc_hash, life)
-        file_key = self._file_key() if run.document.keys == "file" else None
         return EnrolReply(
             doc_hash=request.doc_hash,
             commitment=life.commitment,
             versions=(MESSAGE_VERSION,),
-            public_key=_public_key(life),
-            key_id=None if file_key is None else keys.key_id(file_key, request.doc_hash),
+            public_key=keyring.public_key(life),
+            key_id=keyring.key_id(request.doc_hash),
+            leader=leader,
+            envelopes=_listed(envelopes),
+            ledger=self._policy.state_dir is not None,
         )
 
     def _lead(self, request: Lead) -> LeadReply:
@@ -212,25 +232,18 @@ class Member:
             raise RefuseError(Code.STALE)
         run = open_run(life.document)
         self._require_accepted(run)
-        document, members = run.document, request.pubs
+        document, members, keyring = run.document, request.pubs, self._keys(run)
         if (
             document.keys != "relayed"
             or len(set(members)) != len(members)
-            or len(members) < max(document.min_clients, self._policy.min_clients)
-            or _public_key(life) not in members
+            or keyring.public_key(life) not in members
         ):
-            raise RefuseError(Code.POLICY)
-        if not life.lead_secret:
-            life.lead_secret = token(keys.KEY_BYTES)
-            self._memory.save(request.doc_hash, life)
-        leader, envelopes = keys.make_envelopes(
-            life.lead_secret, members, request.doc_hash, token(keys.KEY_BYTES)
-        )
-        return LeadReply(
-            doc_hash=request.doc_hash,
-            leader=leader,
-            envelopes=tuple(key + envelope for key, envelope in envelopes.items()),
-        )
+            reason = "Expected relayed keys, each member's once and this client's among them."
+            raise RefuseError(Code.POLICY, reason=reason)
+        self._require_crowd("keys of members", len(members), document)
+        leader, envelopes = keyring.lead(life, request.doc_hash, members)
+        self._memory.save(request.doc_hash, life)
+        return LeadReply(doc_hash=request.doc_hash, leader=leader, envelopes=_listed(envelopes))
 
     def _accept_document(self, data: bytes, doc_hash: bytes) -> Run:
         if hashlib.sha256(data).digest() != doc_hash:
@@ -239,52 +252,54 @@ class Member:
             run = open_run(data)
             verify_plan(data)
         except UnacceptableRunError as error:
-            log.warning("Refused a run: %s", error)
-            raise RefuseError(Code.POLICY) from None
+            raise RefuseError(Code.POLICY, reason=str(error)) from None
         self._require_accepted(run)
-        if run.plan.is_private:
-            self._memory.require_room(doc_hash, run.plan)
         return run
 
     def _require_accepted(self, run: Run) -> None:
         """Compare a run with the policy of this moment: its operator may have tightened it."""
         plan = run.plan
         epsilon, delta = (plan.epsilon(), plan.budget.delta) if plan.is_private else (None, None)
-        if not self._policy.accepts(run.document) or not self._policy.accepts_guarantee(
-            epsilon, delta
-        ):
-            log.warning("Refused a run: it is outside of what the policy accepts.")
-            raise RefuseError(Code.POLICY)
+        objection = self._policy.objection(run.document)
+        if objection is None:
+            objection = self._policy.objection_to_guarantee(epsilon, delta)
+        if objection is not None:
+            raise RefuseError(Code.POLICY, reason=objection)
         if plan.is_private and not self._policy.allows_private_work:
-            log.warning("Refused a private run: the policy names no ledger.")
-            raise RefuseError(Code.LEDGER)
+            raise RefuseError(
+                Code.LEDGER, reason="Expected a policy with state_dir for a private run. Got none."
+            )
+        self._keys(run)  # a client without its key answers nothing and reads no record
+        if plan.is_private:
+            self._memory.require_room(run.document.doc_hash, plan)
 
-    def _file_key(self) -> bytes:
-        try:
-            key = self._policy.read_group_key()
-        except ConfigurationError as error:
-            log.warning("%s", error)
-            key = None
-        if key is None:
-            raise RefuseError(Code.KEY)
-        return key
+    def _require_crowd(self, what: str, n: int, document: RunDocument) -> None:
+        least = max(document.min_clients, self._policy.min_clients)
+        if n < least:
+            reason = f"Expected at least min_clients={least} {what}. Got {n} instead."
+            raise RefuseError(Code.POLICY, reason=reason)
+
+    def _keys(self, run: Run) -> Keyring:
+        """Return the keys that a run needs; their files are read once per message."""
+        if self._keyring is None:
+            try:
+                self._keyring = Keyring(self._policy, run.document.keys)
+            except ConfigurationError as error:
+                raise RefuseError(Code.KEY, reason=str(error)) from None
+        return self._keyring
 
     def _group_key(self, life: Life, run: Run, request: Placed) -> bytes:
         if not run.document.is_masked:
             return b""
         if not life.group_key:
-            if run.document.keys == "file":
-                secret = self._file_key()
-            elif request.envelope is None or request.leader is None:
-                raise RefuseError(Code.NEED if request.doc is None else Code.KEY)
-            else:
-                try:
-                    secret = keys.open_envelope(
-                        request.envelope, request.leader, life.exchange_secret, request.doc_hash
-                    )
-                except MessageError:
-                    raise RefuseError(Code.KEY) from None
-            life.group_key = keys.group_key(secret, request.doc_hash)
+            if run.document.keys != "file" and request.envelope is None and request.doc is None:
+                raise RefuseError(Code.NEED)  # it is told everything again, the envelope too
+            try:
+                life.group_key = self._keys(run).open(
+                    life, request.doc_hash, request.leader, request.envelope
+                )
+            except MessageError as error:
+                raise RefuseError(Code.KEY, reason=str(error)) from None
         return life.group_key
 
     # ------------------------------------------------------------------ records and lives
@@ -293,11 +308,14 @@ class Member:
         """Return the checked records, which are loaded once per message."""
         if self._loaded is not None:
             return self._loaded
+        domain = run.algorithm.domain
         try:
-            records, n_null = usable_records(self._load_records(), run.algorithm.domain.n_features)
-        except (Exception, SystemExit):
-            log.exception("The records could not be loaded or checked.")
-            raise RefuseError(Code.DATA) from None
+            loaded = self._load_records()
+            records, n_null = usable_records(loaded, domain.n_features, domain.columns)
+        except KMeansError as error:  # which tells no record's value
+            raise RefuseError(Code.DATA, reason=str(error)) from None
+        except (Exception, SystemExit) as error:
+            raise RefuseError(Code.DATA) from error
         if n_null:
             log.warning("%d records are malformed or not finite; each counts as none.", n_null)
         self._loaded = records
@@ -340,9 +358,17 @@ class Member:
 
     def _prepare(self, life: Life, run: Run, request: Placed) -> bytes:
         """Check the client's place, take the key, follow the transcript; return the key."""
-        place = leaf(request.index, self._node_id, life.commitment, _public_key(life))
+        keyring = self._keys(run)
+        if not keyring.is_own_place(request.index, request.m):
+            reason = (
+                "Expected the place that this client has on its own roster. "
+                f"Got index={request.index} of m={request.m} instead."
+            )
+            raise RefuseError(Code.POLICY, reason=reason)
+        public_key = keyring.public_key(life)
+        place = leaf(request.index, self._node_id, life.commitment, public_key)
         if root_from(place, request.index, request.m, request.path) != request.root:
-            raise RefuseError(Code.RENEW, life)
+            raise RefuseError(Code.RENEW, life.commitment, public_key)
         if life.index not in (-1, request.index):
             raise RefuseError(Code.CONFLICT)
         life.index = request.index
@@ -359,16 +385,17 @@ class Member:
             raise RefuseError(Code.NEED)
         if entry.attempt > document.max_attempts or len(entry.words) != document.words_of(entry.t):
             raise RefuseError(Code.BAD_MESSAGE)
-        if entry.n_survivors < max(document.min_clients, self._policy.min_clients):
-            raise RefuseError(Code.POLICY)
+        self._require_crowd("survivors", entry.n_survivors, document)
         context = entry.context(document.doc_hash, life.chain)
         opened = entry.words
         if document.is_masked:
-            opened = opened - _correction(group_key, context, entry.survivors, len(opened))
+            key = masks.mask_key(group_key, context)
+            opened = opened - masks.correction(key, entry.survivors, len(opened))
         if int(opened[-1]) != entry.n_survivors:
             raise RefuseError(Code.GARBAGE)  # the one refusal that depends on an opened word
         answer = run.algorithm.unflatten(from_ring(opened[:-1]), entry.t)
         state = run.algorithm.update(_state(life, run), answer)
+        life.may_open = int(may_open(life, context, entry))
         life.chain = next_hash(life.chain, context, entry)
         life.state, life.head = state, entry.t
         life.last_context, life.last_m = context, entry.m
@@ -399,14 +426,8 @@ class Member:
             self._memory.save(request.doc_hash, life)  # what it learned from the transcript stays
             raise
         self._commit_answer(life, run, request, context, digest)  # before anything is sent
-        correction = self._give_correction(life, run, request)
-        return RoundReply(
-            doc_hash=request.doc_hash,
-            ctx=context,
-            words=sent,
-            correction_t=None if correction is None else life.head,
-            correction=correction,
-        )
+        given = give(run.document, life, request)
+        return RoundReply(doc_hash=request.doc_hash, ctx=context, words=sent, **given._asdict())
 
     def _commit_answer(
         self, life: Life, run: Run, request: Round, context: bytes, digest: bytes
@@ -416,7 +437,9 @@ class Member:
             request.doc_hash, request.t, request.attempt, life.commitment, context, digest
         )
         answered = replace(
-            life, answered={**life.answered, (answer.round, answer.attempt): (context, digest)}
+            life,
+            answered={**life.answered, (answer.round, answer.attempt): (context, digest)},
+            largest_m=request.m,
         )
         try:
             self._memory.answer(answer, run.plan, answered)
@@ -426,7 +449,7 @@ class Member:
         except BudgetError:
             self._memory.save(request.doc_hash, life)
             raise
-        life.answered = answered.answered
+        life.answered, life.largest_m = answered.answered, answered.largest_m
 
     def _admit(self, life: Life, run: Run, request: Round) -> bytes:
         """Return the context of the attempt that is asked for, if it may be answered."""
@@ -436,9 +459,15 @@ class Member:
         if t > life.head + 1:
             raise RefuseError(Code.NEED)
         if t > document.rounds or attempt > document.max_attempts:
-            raise RefuseError(Code.POLICY)
-        if request.m < max(document.min_clients, self._policy.min_clients):
-            raise RefuseError(Code.POLICY)
+            reason = (
+                f"Expected a round up to {document.rounds} and an attempt up to "
+                f"{document.max_attempts}. Got round {t}, attempt {attempt} instead."
+            )
+            raise RefuseError(Code.POLICY, reason=reason)
+        self._require_crowd("members of the cohort", request.m, document)
+        if request.m < life.largest_m:  # a smaller cohort would have a quorum of its own
+            reason = f"Expected a cohort of at least {life.largest_m}, as before. Got {request.m}."
+            raise RefuseError(Code.POLICY, reason=reason)
         if request.question and run.algorithm.replayable:
             raise RefuseError(Code.BAD_MESSAGE)  # the question follows from the transcript
         context = round_context(
@@ -486,12 +515,8 @@ class Member:
             self._memory.save(request.doc_hash, life)
         if life.head != request.t:
             raise RefuseError(Code.NEED if life.head < request.t else Code.STALE)
-        correction = self._give_correction(life, run, request)
-        reply = OpenReply(
-            doc_hash=request.doc_hash,
-            correction_t=None if correction is None else life.head,
-            correction=correction,
-        )
+        given = give(run.document, life, request)
+        reply = OpenReply(doc_hash=request.doc_hash, **given._asdict())
         if isinstance(request, Finish) and life.head == run.document.rounds:
             state = _state(life, run)
             life.finish()
@@ -501,34 +526,29 @@ class Member:
 
     def _deliver(self, run: Run, state: State) -> None:
         centroids, counts = run.algorithm.centroids(state), run.algorithm.counts(state)
-        if self._on_result is None or centroids is None or counts is None:
+        if centroids is None or counts is None:
+            return
+        if self._on_result is None:
+            log.warning("Run %s has a result, but no on_result keeps it.", run.document.run)
             return
         try:
             self._on_result(ClientResult(centroids, counts, run.document.run))
         except (Exception, SystemExit):  # the reply must not tell anything about the result
             log.exception("on_result failed; the run's result was not kept by it.")
 
-    @staticmethod
-    def _give_correction(life: Life, run: Run, request: Placed) -> bytes | None:
-        """Return the sum of the survivors' masks, only for a context that this life answered."""
-        if not request.want_correction or run.document.opening != "simple" or not life.head:
-            return None
-        if not life.answered_context(life.head, life.last_context):
-            return None
-        survivors = unpack_survivors(life.last_survivors, life.last_m)
-        length = run.document.words_of(life.head)
-        return pack_words(_correction(life.group_key, life.last_context, survivors, length))
+
+def _told(request: Request | None, error: RefuseError) -> tuple[str, ...]:
+    """Return format and arguments of the log's line on a refusal: public values only."""
+    if request is None:
+        return "Refused a message (%s): %s", error.code.name, str(error)
+    run = request.doc_hash.hex()[:8]
+    return "Refused '%s' of run %s (%s): %s", request.KIND, run, error.code.name, str(error)
 
 
 def _state(life: Life, run: Run) -> State:
     return run.algorithm.initial_state(None) if life.state is None else life.state
 
 
-def _correction(
-    group_key: bytes, context: bytes, survivors: NDArray[np.bool_], length: int
-) -> Words:
-    return masks.correction(masks.mask_key(group_key, context), survivors, length)
-
-
-def _public_key(life: Life) -> bytes:
-    return keys.public_key(life.exchange_secret) if life.exchange_secret else b""
+def _listed(envelopes: Mapping[bytes, bytes]) -> tuple[bytes, ...]:
+    """Return public keys and envelopes as they travel, in their order."""
+    return tuple(public + envelope for public, envelope in envelopes.items())

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.federation.codes import Code as Code
-from flower_kmeans.federation.cohort import depth
+from flower_kmeans.federation.cohort import MAX_MEMBERS, depth
 from flower_kmeans.federation.encoding import (
     MALFORMED,
     Check,
@@ -29,6 +29,7 @@ from flower_kmeans.federation.encoding import (
     sized,
 )
 from flower_kmeans.federation.encoding import MESSAGE_VERSION as MESSAGE_VERSION
+from flower_kmeans.secagg.sharing import SHARE_BYTES
 
 RECORD_KEY = "kmeans"
 
@@ -79,7 +80,10 @@ class Lead(Encoded):
     """
 
     KIND = "lead"
-    CHECKS: ClassVar[Mapping[str, Check]] = {"doc_hash": _digest, "pubs": list_of(_digest)}
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "doc_hash": _digest,
+        "pubs": list_of(_digest, MAX_MEMBERS),
+    }
 
     doc_hash: bytes
     pubs: tuple[bytes, ...]
@@ -88,8 +92,8 @@ class Lead(Encoded):
 _PLACE_CHECKS: dict[str, Check] = {
     "doc_hash": _digest,
     "t": _u32,
-    "m": _u32,
-    "index": integer(0, 2**32 - 1),
+    "m": integer(1, MAX_MEMBERS),
+    "index": integer(0, MAX_MEMBERS - 1),
     "root": _digest,
     "path": is_bytes,
     "entries": list_of(is_bytes),
@@ -125,7 +129,8 @@ class _Placed(Encoded):
     envelope : bytes, optional
         The group key, sealed for this client, 48 bytes.
     want_correction : bool
-        Whether the client is asked for the sum of the survivors' masks.
+        Whether the client is asked for the sum of the survivors' masks, which opens entry ``t``
+        (of a round's request: ``t - 1``).
     """
 
     CHECKS: ClassVar[Mapping[str, Check]] = _PLACE_CHECKS
@@ -175,7 +180,7 @@ class Round(_Placed):
 
 @dataclass(frozen=True, kw_only=True)
 class Open(_Placed):
-    """Asks some survivors of round ``t`` to open its sum."""
+    """Asks members to open the sum of round ``t``."""
 
     KIND = "open"
 
@@ -213,6 +218,8 @@ class EnrolReply(_Reply):
         Rosters: the leader's ephemeral and lasting public key, 64 bytes.
     envelopes : tuple of bytes
         Rosters: public key and envelope of each member, 80 bytes each.
+    ledger : bool
+        Whether the client says that it keeps a ledger of what it releases.
     """
 
     KIND = "enrol"
@@ -223,7 +230,8 @@ class EnrolReply(_Reply):
         "public_key": _digest,
         "key_id": sized(8),
         "leader": sized(64),
-        "envelopes": list_of(sized(80)),
+        "envelopes": list_of(sized(80), MAX_MEMBERS),
+        "ledger": is_true,
     }
 
     doc_hash: bytes
@@ -233,6 +241,7 @@ class EnrolReply(_Reply):
     key_id: bytes | None = None
     leader: bytes | None = None
     envelopes: tuple[bytes, ...] = ()
+    ledger: bool = False
 
     def _is_consistent(self) -> bool:
         return (self.leader is None) == (not self.envelopes)
@@ -254,7 +263,7 @@ class LeadReply(_Reply):
     CHECKS: ClassVar[Mapping[str, Check]] = {
         "doc_hash": _digest,
         "leader": sized(64),
-        "envelopes": list_of(sized(80)),
+        "envelopes": list_of(sized(80), MAX_MEMBERS),
     }
 
     doc_hash: bytes
@@ -263,7 +272,37 @@ class LeadReply(_Reply):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundReply(_Reply):
+class _GivingReply(_Reply):
+    """What a reply may give toward the opening of the last announced sum.
+
+    Parameters
+    ----------
+    share_t : int, optional
+        The round that is opened.
+    share : bytes, optional
+        The client's share of the sum's secret, 32 bytes; absent under simple opening.
+    correction : bytes, optional
+        Sum of the survivors' masks, 8 bytes per word; sealed unless opening is simple.
+    """
+
+    CHECKS: ClassVar[Mapping[str, Check]] = {
+        "doc_hash": _digest,
+        "share_t": _u32,
+        "share": sized(SHARE_BYTES),
+        "correction": is_words,
+    }
+
+    doc_hash: bytes
+    share_t: int | None = None
+    share: bytes | None = None
+    correction: bytes | None = None
+
+    def _is_consistent(self) -> bool:
+        return (self.share_t is None) == (self.share is None and self.correction is None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReply(_GivingReply):
     """One client's vector for one round.
 
     Parameters
@@ -272,48 +311,24 @@ class RoundReply(_Reply):
         Context of the round and attempt, 32 bytes.
     words : bytes
         The vector, masked where the trust model masks: 8 bytes per word, little-endian.
-    correction_t : int, optional
-        The round that ``correction`` opens.
-    correction : bytes, optional
-        Sum of the survivors' masks, 8 bytes per word.
     """
 
     KIND = "round"
     CHECKS: ClassVar[Mapping[str, Check]] = {
-        "doc_hash": _digest,
+        **_GivingReply.CHECKS,
         "ctx": _digest,
         "words": is_words,
-        "correction_t": _u32,
-        "correction": is_words,
     }
 
-    doc_hash: bytes
     ctx: bytes
     words: bytes
-    correction_t: int | None = None
-    correction: bytes | None = None
-
-    def _is_consistent(self) -> bool:
-        return (self.correction_t is None) == (self.correction is None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenReply(_Reply):
-    """Answer to open and finish; with the correction if it was asked for and may be given."""
+class OpenReply(_GivingReply):
+    """Answer to open and finish: the client follows, and gives what it may toward opening."""
 
     KIND = "open"
-    CHECKS: ClassVar[Mapping[str, Check]] = {
-        "doc_hash": _digest,
-        "correction_t": _u32,
-        "correction": is_words,
-    }
-
-    doc_hash: bytes
-    correction_t: int | None = None
-    correction: bytes | None = None
-
-    def _is_consistent(self) -> bool:
-        return (self.correction_t is None) == (self.correction is None)
 
 
 @dataclass(frozen=True, kw_only=True)

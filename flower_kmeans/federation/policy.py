@@ -1,16 +1,23 @@
 """What a client agrees to answer: checked before anything is computed or sent."""
 
 import os
-import stat
-import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from flower_kmeans.domain import Ball, Box, Domain
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.federation.document import NONE, TRUSTS, RunDocument
-from flower_kmeans.secagg.keys import KEY_BYTES
+from flower_kmeans.domain import (
+    Ball,
+    Box,
+    Domain,
+    check_names,
+    difference,
+    domain_from_config,
+)
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
+from flower_kmeans.federation.document import NONE, OPENINGS, TRUSTS, RunDocument
+from flower_kmeans.federation.policy_file import read_key, read_values
+from flower_kmeans.federation.roster import Identity, read_identity
+from flower_kmeans.privacy.budget import Unit
 
 _TYPES: dict[str, tuple[Any, str]] = {
     "trusts": (list | tuple, "a tuple of str"),
@@ -21,10 +28,17 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "min_clients": (int, "an integer"),
     "max_rounds": (int, "an integer"),
     "algorithms": (list | tuple | None, "a tuple of str or None"),
+    "openings": (list | tuple, "a tuple of str"),
     "domain": (Box | Ball | None, "a Box, a Ball or None"),
+    "units": (list | tuple, "a tuple of str"),
     "group_key_file": (str | os.PathLike | None, "a path or None"),
+    "roster_file": (str | os.PathLike | None, "a path or None"),
+    "member_key_file": (str | os.PathLike | None, "a path or None"),
     "state_dir": (str | os.PathLike | None, "a path or None"),
 }
+UNITS: tuple[str, ...] = get_args(Unit)
+_PATHS = ("group_key_file", "roster_file", "member_key_file", "state_dir")
+_SHOWN = 200  # characters of a document's value in a client's log
 
 
 @dataclass(frozen=True)
@@ -46,11 +60,25 @@ class ClientPolicy:
         Largest accepted number of rounds.
     algorithms : tuple of str, optional
         Accepted algorithms by name; ``None`` accepts those of this library.
+    openings : tuple of str
+        Accepted ways for the server to open sums under distributed noise. ``"simple"``, which
+        lets single clients open them, withstands a passive server only.
     domain : Box or Ball, optional
-        Pinned public bounds: a run with other bounds is refused.
+        Pinned public bounds: a run with other bounds is refused. Names of its columns, if it has
+        them, are pinned as well.
+    columns : tuple of str, optional
+        Pinned names of the records' columns, in order: a run whose domain names others, or none, is
+        refused. Where the records that are loaded name their columns, these must be the same.
+    units : tuple of str
+        Accepted units of privacy: what the (epsilon, delta) of a private run protects, "record" or
+        "client".
     group_key_file : path, optional
-        A file of 32 bytes that all clients share and the server does not have. With it, only runs
-        with ``keys="file"`` are accepted; without it, only relayed keys are.
+        A file of 32 bytes that all clients share and the server does not have. With it, runs with
+        ``keys="file"`` are accepted.
+    roster_file, member_key_file : path, optional
+        The members' public keys in the order of their places, the same file at every member, and
+        this client's own secret key (``flower-kmeans keygen --members``). With them, runs with
+        ``keys="roster"`` are accepted. Relayed keys are accepted only if no file names any key.
     state_dir : path, optional
         The node's own directory for its ledger, mode 0700; one per node and data set. Lives and
         charges lie there, in a file. Without it private work is refused.
@@ -72,10 +100,15 @@ class ClientPolicy:
     algorithms: tuple[str, ...] | None = None
     domain: Domain | None = None
     group_key_file: str | os.PathLike[str] | None = None
+    roster_file: str | os.PathLike[str] | None = None
+    member_key_file: str | os.PathLike[str] | None = None
     in_memory: bool = False
     state_dir: str | os.PathLike[str] | None = None
     max_total_epsilon: float = 10.0
     max_total_delta: float = 1e-6
+    columns: tuple[str, ...] | None = None
+    units: tuple[str, ...] = UNITS
+    openings: tuple[str, ...] = ("deferred", "immediate")
 
     def __post_init__(self) -> None:
         for name, (kind, expected) in _TYPES.items():
@@ -88,12 +121,14 @@ class ClientPolicy:
             raise ConfigurationTypeError(
                 f"Expected in_memory as a bool. Got {type(self.in_memory).__name__} instead."
             )
-        for name in ("trusts", "algorithms"):
+        for name in ("trusts", "algorithms", "units", "openings"):
             if not all(isinstance(item, str) for item in getattr(self, name) or ()):
                 raise ConfigurationTypeError(f"Expected {name} as a tuple of str.")
-        unknown = sorted(set(self.trusts) - set(TRUSTS))
-        if unknown:
-            raise ConfigurationError(f"Expected trusts from {TRUSTS}. Got {unknown} instead.")
+        for name, known in (("trusts", TRUSTS), ("units", UNITS), ("openings", OPENINGS)):
+            unknown = sorted(set(getattr(self, name)) - set(known))
+            if unknown:
+                raise ConfigurationError(f"Expected {name} from {known}. Got {unknown} instead.")
+        object.__setattr__(self, "columns", self._pinned_columns())
         for name in ("max_epsilon", "max_total_epsilon"):
             if not getattr(self, name) > 0:
                 raise ConfigurationError(f"Expected {name} > 0. Got {getattr(self, name)} instead.")
@@ -102,11 +137,29 @@ class ClientPolicy:
                 raise ConfigurationError(
                     f"Expected {name} in [0, 1). Got {getattr(self, name)} instead."
                 )
+        if (self.roster_file is None) != (self.member_key_file is None):
+            raise ConfigurationError(
+                "Expected roster_file and member_key_file together, or neither. Got one of them."
+            )
         if self.min_clients < 1 or self.max_rounds < 1:
             raise ConfigurationError(
                 "Expected min_clients >= 1 and max_rounds >= 1. "
                 f"Got {self.min_clients} and {self.max_rounds} instead."
             )
+
+    def _pinned_columns(self) -> tuple[str, ...] | None:
+        """Return the names that `columns` or `domain` give, which may not contradict each other."""
+        columns, domain = check_names(self.columns), self.domain
+        if domain is None:
+            return columns
+        if columns is not None and len(columns) != domain.n_features:
+            raise ConfigurationError(
+                f"Expected columns to name the {domain.n_features} columns of domain. "
+                f"Got {len(columns)} names instead."
+            )
+        if None not in (columns, domain.columns) and columns != domain.columns:
+            raise ConfigurationError("Expected columns as in domain, or None. Got other names.")
+        return columns or domain.columns
 
     @classmethod
     def for_simulation(cls) -> "ClientPolicy":
@@ -120,6 +173,7 @@ class ClientPolicy:
             in_memory=True,
             max_total_epsilon=float("inf"),
             max_total_delta=1.0 - 2.0**-53,
+            openings=OPENINGS,
         )
 
     @classmethod
@@ -138,58 +192,83 @@ class ClientPolicy:
         ConfigurationTypeError
             If a value has the wrong type.
         """
-        path = Path(path)
-        try:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            values: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-        except OSError as error:
-            raise ConfigurationError(
-                f"The policy file {path} cannot be read: {error.strerror}."
-            ) from None
-        except ValueError as error:
-            raise ConfigurationError(f"The policy file {path} is not TOML: {error}.") from None
-        if mode & 0o022:
-            raise ConfigurationError(
-                f"Expected the policy file {path} to be writable by its owner alone. "
-                f"Got mode {mode:04o} instead."
-            )
-        known = {field.name for field in fields(cls)}
-        if not set(values) <= known:
-            raise ConfigurationError(
-                f"Expected keys of ClientPolicy in the policy file {path}. "
-                f"Got {sorted(set(values) - known)} instead."
-            )
-        for name in ("group_key_file", "state_dir"):
-            if isinstance(values.get(name), str):
-                values[name] = str(path.resolve().parent / values[name])
-        for name in ("trusts", "algorithms"):
-            if isinstance(values.get(name), list):
-                values[name] = tuple(values[name])
-        if "domain" in values:
-            values["domain"] = _domain_of(values["domain"])
-        return cls(**values)
+        known = [field.name for field in fields(cls)]
+        return cls(**read_values(path, known, _PATHS))
 
     def accepts(self, document: RunDocument) -> bool:
         """Return whether a run stays within the limits. Reads nothing but the document."""
-        if document.trust not in self.trusts or document.rounds > self.max_rounds:
-            return False
-        if document.min_clients < self.min_clients:
-            return False
-        if document.opening not in (NONE, "simple"):
-            return False  # quorum opening is not spoken by this version
-        if self.algorithms is not None and document.algorithm.get("name") not in self.algorithms:
-            return False
-        if self.domain is not None and document.domain != self.domain.to_config():
-            return False
-        if not document.is_masked:
-            return document.keys == NONE
-        return document.keys == ("relayed" if self.group_key_file is None else "file")
+        return self.objection(document) is None
 
     def accepts_guarantee(self, epsilon: float | None, delta: float | None) -> bool:
         """Return whether the (epsilon, delta) of a run, recomputed by the client, is accepted."""
+        return self.objection_to_guarantee(epsilon, delta) is None
+
+    def objection(self, document: RunDocument) -> str | None:
+        """Return the first limit that a run exceeds, in a sentence, or ``None``.
+
+        Reads nothing but the document, whose values are public; for the client's own log only.
+        """
+        return next(self._objections(document), None)
+
+    def _objections(self, document: RunDocument) -> Iterator[str]:
+        name, keys = document.algorithm.get("name"), document.keys
+        if document.trust not in self.trusts:
+            yield _expected(f"trust in trusts={list(self.trusts)}", document.trust)
+        if self.algorithms is not None and name not in self.algorithms:
+            yield _expected(f"algorithm in algorithms={list(self.algorithms)}", name)
+        if document.rounds > self.max_rounds:
+            yield _expected(f"rounds <= max_rounds={self.max_rounds}", document.rounds)
+        if document.min_clients < self.min_clients:
+            yield _expected(f"min_clients >= {self.min_clients}", document.min_clients)
+        yield from self._objections_to_domain(document.domain)
+        unit = _unit_of(document)
+        if document.trust != "plain" and unit not in self.units:
+            yield _expected(f"unit in units={list(self.units)}", unit)
+        if document.opening not in (NONE, *self.openings):
+            yield _expected(f"opening in openings={list(self.openings)}", document.opening)
+        if document.is_masked and keys not in self.accepted_keys:
+            yield _expected(f"keys in {list(self.accepted_keys)}", keys)
+
+    def _objections_to_domain(self, config: Mapping[str, Any]) -> Iterator[str]:
+        if self.domain is None and self.columns is None:
+            return
+        try:
+            domain = domain_from_config(config)
+        except KMeansError:
+            yield "Expected domain as a box or a ball. Got something else instead."
+            return
+        if self.domain is not None:
+            found = difference(self.domain, domain)
+            if found is not None:
+                name, pinned, got = found
+                yield _expected(f"domain as it is pinned, with {name} {pinned}", got)
+        if self.columns is not None and self.columns != domain.columns:
+            yield _expected(f"columns={list(self.columns)} in domain", domain.columns)
+
+    @property
+    def accepted_keys(self) -> tuple[str, ...]:
+        """Where the group key of a masked run may come from."""
+        own = {"file": self.group_key_file, "roster": self.roster_file}
+        return tuple(name for name, path in own.items() if path is not None) or ("relayed",)
+
+    def objection_to_guarantee(self, epsilon: float | None, delta: float | None) -> str | None:
+        """Return why the (epsilon, delta) of a run is not accepted, in a sentence, or ``None``.
+
+        Parameters
+        ----------
+        epsilon, delta : float or None
+            As the client recomputed them; ``None`` for a run without privacy.
+        """
         if epsilon is None or delta is None:
-            return "plain" in self.trusts
-        return epsilon <= self.max_epsilon and delta <= self.max_delta
+            if "plain" in self.trusts:
+                return None
+            return _expected("a private run, for trusts lacks 'plain'", "epsilon=None")
+        # Not turned around: NaN is no number that either limit admits.
+        if not epsilon <= self.max_epsilon:
+            return _expected(f"epsilon <= max_epsilon={self.max_epsilon:g}", epsilon)
+        if not delta <= self.max_delta:
+            return _expected(f"delta <= max_delta={self.max_delta:g}", delta)
+        return None
 
     @property
     def allows_private_work(self) -> bool:
@@ -206,23 +285,19 @@ class ClientPolicy:
         """
         if self.group_key_file is None:
             return None
-        path = Path(self.group_key_file)
-        try:
-            mode = stat.S_IMODE(path.stat().st_mode)
-            content = path.read_bytes()
-        except OSError as error:
-            raise ConfigurationError(
-                f"The group_key_file {path} cannot be read: {error.strerror}."
-            ) from None
-        if mode & 0o077:
-            raise ConfigurationError(
-                f"Expected group_key_file {path} with mode 0600. Got {mode:04o} instead."
-            )
-        if len(content) != KEY_BYTES:
-            raise ConfigurationError(
-                f"Expected group_key_file {path} of {KEY_BYTES} bytes. Got {len(content)} instead."
-            )
-        return content
+        return read_key(self.group_key_file, "group_key_file")
+
+    def read_identity(self) -> Identity | None:
+        """Return the client's place on its roster and its own key, or ``None`` without a roster.
+
+        Raises
+        ------
+        ConfigurationError
+            If one of the two files cannot be used, or the key is not on the roster.
+        """
+        if self.roster_file is None or self.member_key_file is None:
+            return None
+        return read_identity(self.roster_file, self.member_key_file)
 
 
 def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
@@ -241,19 +316,25 @@ def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
     Raises
     ------
     ConfigurationError
-        If the app names another path than the operator, or both pin different bounds.
+        If the app names another path than the operator, or both pin different bounds or columns.
     """
-    for name in ("group_key_file", "state_dir"):
+    for name in _PATHS:
         theirs, ours = getattr(app, name), getattr(operator, name)
         if theirs is not None and (ours is None or not _same_path(theirs, ours)):
             raise ConfigurationError(
                 f"Expected {name} of the app as in the operator's policy file, or None. "
                 "Got another path instead."
             )
-    if None not in (operator.domain, app.domain) and operator.domain != app.domain:
+    domain, columns = operator.domain or app.domain, operator.columns or app.columns
+    if domain and app.domain and difference(domain, app.domain):
         raise ConfigurationError(
             "Expected domain of the app as in the operator's policy file, or None. "
             "Got other bounds instead."
+        )
+    if app.columns not in (None, columns):
+        raise ConfigurationError(
+            "Expected columns of the app as in the operator's policy file, or None. "
+            "Got other names instead."
         )
     algorithms = operator.algorithms if app.algorithms is None else app.algorithms
     if operator.algorithms is not None:
@@ -266,10 +347,13 @@ def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
         min_clients=max(operator.min_clients, app.min_clients),
         max_rounds=min(operator.max_rounds, app.max_rounds),
         algorithms=algorithms,
-        domain=app.domain if operator.domain is None else operator.domain,
+        domain=domain,
+        columns=columns,
+        units=tuple(unit for unit in operator.units if unit in app.units),
         in_memory=operator.in_memory and app.in_memory,
         max_total_epsilon=min(operator.max_total_epsilon, app.max_total_epsilon),
         max_total_delta=min(operator.max_total_delta, app.max_total_delta),
+        openings=tuple(opening for opening in operator.openings if opening in app.openings),
     )
 
 
@@ -277,16 +361,12 @@ def _same_path(first: str | os.PathLike[str], second: str | os.PathLike[str]) ->
     return os.path.realpath(first) == os.path.realpath(second)
 
 
-def _domain_of(values: Any) -> Domain:
-    if isinstance(values, dict):
-        try:
-            if {"lower", "upper"} <= set(values) <= {"lower", "upper", "scale"}:
-                return Box(**values)
-            if set(values) == {"radius", "center"}:
-                return Ball(**values)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"The domain of a policy file is unusable: {error}") from None
-    raise ConfigurationError(
-        "Expected domain in a policy file as a table of lower, upper and perhaps scale, or of "
-        "radius and center. Got something else instead."
-    )
+def _unit_of(document: RunDocument) -> Any:
+    budget = document.privacy.get("budget")
+    return budget.get("unit") if isinstance(budget, Mapping) else None
+
+
+def _expected(what: str, got: object) -> str:
+    # What a server sent is shown in one line, and not all of it.
+    shown = repr(got)
+    return f"Expected {what}. Got {shown[:_SHOWN]}{'...' if len(shown) > _SHOWN else ''} instead."

@@ -16,6 +16,8 @@ from flower_kmeans.privacy.randomness import Stream
 _TAIL = 8.0
 # Part of epsilon by which shared noise may exceed it.
 _MAX_SLACK = 0.01
+# Widest share, in grid units. Beyond it a draw takes a thousand times as long (privacy/noise.py).
+_MAX_SHARE_STD = 2.0**40
 
 Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
 
@@ -93,13 +95,30 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     ------
     ConfigurationError
         If a release has no shares (Laplace), or a share's standard deviation is below two grid
-        units, where the sum of shares would no longer be the planned noise, or `sharing_slack` is
-        above one per cent of epsilon, which would no longer be what was asked for
-        (docs/guarantees.md, Distributed noise).
+        units, where the sum of shares would no longer be the planned noise, or above 2^40, where
+        drawing takes too long, or `sharing_slack` is above one per cent of epsilon, which would no
+        longer be what was asked for (docs/guarantees.md, Distributed noise).
     """
     stream = Stream.from_key(bytes(32))  # no secret is needed for draws that are thrown away
-    for number in range(1, algorithm.n_rounds + 1):
-        noise_share(algorithm, plan, Question(round=number, arrays={}), shares, stream)
+    tried = set()
+    for number, releases in enumerate(plan.rounds, 1):
+        units = algorithm.units(Question(round=number, arrays={}))
+        place = _places(algorithm, number)
+        for release in releases:
+            # The least and the largest unit stand for all: a run has far too many words to try.
+            here = np.concatenate([units[place[name]] for name in release.blocks])
+            ends = (float(here[here > 0].min(initial=math.inf)), float(here.max()))
+            if ends[1] == 0 or (release, ends) in tried:
+                continue
+            tried.add((release, ends))
+            widest = release.noise_multiplier * ends[1] / math.sqrt(shares)
+            if widest > _MAX_SHARE_STD:
+                raise ConfigurationError(
+                    "Expected noise shares whose standard deviation is at most 2^40 grid units. "
+                    f"Got 2^{math.log2(widest):.1f} for the release {release.name!r} in {shares} "
+                    "shares: take fewer fraction_bits or a larger epsilon."
+                )
+            draw_share(release, np.array(ends), shares, stream)
     epsilon = plan.budget.epsilon
     slack = 0.0 if epsilon is None else sharing_slack(algorithm, plan)
     if epsilon is not None and slack > _MAX_SLACK * epsilon:

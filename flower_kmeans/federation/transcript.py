@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.errors import MessageError
+from flower_kmeans.federation.cohort import MAX_MEMBERS
 from flower_kmeans.secagg.hashing import H, u32
 
 EMPTY_QUESTION_HASH = hashlib.sha256(b"").digest()
@@ -163,7 +164,7 @@ class Entry:
             raise MessageError(_MALFORMED)
         t, attempt, m, root, digest = _HEADER.unpack_from(data)
         body = _HEADER.size + (m + 7) // 8
-        if t < 1 or attempt < 1 or m < 1 or len(data) <= body:
+        if t < 1 or attempt < 1 or not 1 <= m <= MAX_MEMBERS or len(data) <= body:
             raise MessageError(_MALFORMED)
         survivors = unpack_survivors(data[_HEADER.size : body], m)
         return cls(t, attempt, m, root, digest, survivors, unpack_words(data[body:]))

@@ -130,21 +130,13 @@ class Ledger:
         self._db.close()
 
     def _prepare(self) -> None:
-        if self._schema() == _VERSION:
+        if _version(self._db) == _VERSION:
             return
         with self._exclusive():
-            version = self._schema()  # another process may have been first
-            if version not in (0, _VERSION):
-                raise LedgerError(
-                    f"Expected a ledger of version {_VERSION}. Got version {version} instead."
-                )
-            if version == 0:
+            if _version(self._db) == 0:  # or another process was first
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
-
-    def _schema(self) -> int:
-        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     # ------------------------------------------------------------------ memories
 
@@ -227,50 +219,38 @@ class Ledger:
                 if tuple(row) != given:
                     raise AnotherAnswerError("This question was answered with something else.")
                 return replaced
-            before = self._charges()
+            before = _charges(self._db)
             if plan.is_private:
                 config = json.dumps(plan.to_config(), sort_keys=True)
                 self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (answer.run, config))
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", (*place, *given))
-            after = self._charges()
+            after = _charges(self._db)
             if len(after) > len(before):
                 _require(after, limit)
             return replaced
 
     def require_room(self, run: bytes, plan: PrivacyPlan, limit: Limit) -> None:
-        """Require that a run's first answer would fit; a run that was charged costs nothing.
+        """Require that a run fits: with its first answer, or, if that was charged, as it is.
 
+        A run that was charged costs nothing further, but the limit may have been tightened since.
         Only `charge` decides: another process may take the room in between.
 
         Raises
         ------
         BudgetError
-            If all runs together would exceed the limit.
+            If all runs together would exceed the limit, or do.
         """
+        if not plan.is_private:
+            return
         with _ledger_errors():
             known = self._db.execute("SELECT 1 FROM runs WHERE run = ?", (run,)).fetchone()
-            if known is None and plan.is_private:
-                _require([*self._charges(), *plan.releases], limit)
+            _require([*_charges(self._db), *(plan.releases if known is None else ())], limit)
 
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon that everything charged so far meets at a delta."""
         with _ledger_errors():
-            charges = self._charges()
+            charges = _charges(self._db)
         return composed_epsilon(charges, delta) if charges else 0.0
-
-    def _charges(self) -> list[Release]:
-        """Return every release that was charged, as often as it was."""
-        members = {
-            (bytes(run), t): count
-            for run, t, count in self._db.execute(
-                "SELECT run, round, COUNT(DISTINCT member) FROM answers GROUP BY run, round"
-            )
-        }
-        charges: list[Release] = []
-        for run, config in self._db.execute("SELECT run, plan FROM runs"):
-            for t, releases in enumerate(_rounds(config), 1):
-                charges.extend(releases * max(1, members.get((bytes(run), t), 1)))
-        return charges
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -284,6 +264,79 @@ class Ledger:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+
+def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
+    """Return what everything charged so far costs at a delta, and change nothing on the disk.
+
+    Parameters
+    ----------
+    state_dir : path
+    delta : float
+
+    Returns
+    -------
+    float or None
+        ``None`` if there is no ledger yet, and one can be made.
+
+    Raises
+    ------
+    LedgerError
+        If a `Ledger` in this directory could not be opened, or its charges cannot be read.
+    """
+    directory = Path(state_dir)
+    path = directory / FILE_NAME
+    try:
+        if not directory.exists():
+            _require_writable(directory.parent, "the parent of state_dir")
+            return None
+        _require_private(directory, "state_dir", 0o700)
+        _require_writable(directory, "state_dir")
+        if not path.exists():
+            return None
+        _require_private(path, "ledger", 0o600)
+        _require_writable(path, "ledger")
+    except OSError as error:
+        raise LedgerError(f"The state_dir {directory} cannot be used: {error.strerror}.") from None
+    with _ledger_errors():
+        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
+        try:
+            charges = _charges(db) if _version(db) else []
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+                raise
+            raise LedgerError(
+                "A process died while it wrote the ledger. The node's next message undoes what it "
+                "left half done; until then the ledger cannot be read without changing it."
+            ) from None
+        finally:
+            db.close()
+    return composed_epsilon(charges, delta) if charges else 0.0
+
+
+def _version(db: sqlite3.Connection) -> int:
+    """Return the version of a file's tables; 0 if it has none yet."""
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version not in (0, _VERSION):
+        raise LedgerError(
+            f"Expected a ledger of version {_VERSION}. Got version {version} instead."
+        )
+    return version
+
+
+def _charges(db: sqlite3.Connection) -> list[Release]:
+    """Return every release that was charged, as often as it was."""
+    members = {
+        (bytes(run), t): count
+        for run, t, count in db.execute(
+            "SELECT run, round, COUNT(DISTINCT member) FROM answers GROUP BY run, round"
+        )
+    }
+    charges: list[Release] = []
+    for run, config in db.execute("SELECT run, plan FROM runs"):
+        for t, releases in enumerate(_rounds(config), 1):
+            charges.extend(releases * max(1, members.get((bytes(run), t), 1)))
+    return charges
 
 
 def _require(charges: list[Release], limit: Limit) -> None:
@@ -319,6 +372,13 @@ def _require_private(path: Path, name: str, expected: int) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise LedgerError(f"Expected {name} {path} with mode {expected:04o}. Got {mode:04o}.")
+
+
+def _require_writable(path: Path, name: str) -> None:
+    if path.is_dir() != (name != "ledger"):
+        raise LedgerError(f"Expected {name} {path} as a directory. Got something else instead.")
+    if not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
+        raise LedgerError(f"Expected {name} {path} to be writable by this user. Got another.")
 
 
 @contextmanager

@@ -12,10 +12,17 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu
+
 # Steps of the discretised privacy loss per unit of the largest epsilon involved.
 _STEPS = 3_000
 _MAX_STEP = 1e-2
 _MIN_STEP = 1e-7
+# Largest privacy loss that is composed numerically. Beyond it e^loss leaves float64's range, and an
+# epsilon of thousands would take gigabytes.
+_MAX_LOSS = 500.0
+# Standard deviations of a privacy loss whose tail beyond them does not matter.
+_TAIL = 8.0
 # Scales are found on a grid this fine, so that the last bits of the numerical composition, which
 # differ between processors, do not reach the noise: clients recompute the plan they are sent.
 _SCALE_BITS = 16
@@ -23,7 +30,7 @@ _SCALE_BITS = 16
 
 def laplace_delta(cost: float, epsilon: float) -> float:
     """Return the least delta of one Laplace release of pure epsilon ``cost`` at ``epsilon``."""
-    return max(0.0, -math.expm1((epsilon - cost) / 2))
+    return 0.0 - math.expm1(min(0.0, epsilon - cost) / 2)
 
 
 def mixture_delta(mu: float, laplace: tuple[float, ...], epsilon: float) -> float:
@@ -41,12 +48,16 @@ def mixture_delta(mu: float, laplace: tuple[float, ...], epsilon: float) -> floa
     Returns
     -------
     float
-        In [0, 1].
+        In [0, 1]. Where releases cost so much together that they cannot be composed numerically,
+        the sum of their epsilons is taken instead.
     """
-    if not mu and math.fsum(laplace) <= epsilon:
+    rest = epsilon - math.fsum(laplace)
+    if not mu and rest >= 0:
         return 0.0
+    if not _is_composable(mu, laplace):
+        return delta_of_mu(mu, rest) if rest >= 0 else 1.0
     composed = _composed(mu, tuple(sorted(laplace)))
-    return float(composed.get_delta_for_epsilon(epsilon))
+    return min(1.0, float(composed.get_delta_for_epsilon(epsilon)))
 
 
 def mixture_epsilon(mu: float, laplace: tuple[float, ...], delta: float) -> float:
@@ -54,8 +65,23 @@ def mixture_epsilon(mu: float, laplace: tuple[float, ...], delta: float) -> floa
     pure = math.fsum(laplace) if not mu else math.inf
     if delta == 0:
         return pure
+    if not _is_composable(mu, laplace):
+        return math.fsum(laplace) + epsilon_of_mu(mu, delta)
     composed = _composed(mu, tuple(sorted(laplace)))
     return min(pure, float(composed.get_epsilon_for_delta(delta)))
+
+
+def _size(mu: float, laplace: tuple[float, ...]) -> float:
+    """Return the size of the typical privacy loss."""
+    return math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
+
+
+def _is_composable(mu: float, laplace: tuple[float, ...]) -> bool:
+    """Return whether the numerical composition is small enough to be carried out."""
+    size, gaussian = _size(mu, laplace), mu * (mu / 2 + _TAIL)
+    # The loss is at most the sum of the epsilons, and hardly ever beyond that of a Gaussian.
+    largest = min(math.fsum(laplace) + gaussian, size * (size / 2 + _TAIL))
+    return max(largest, gaussian, *laplace) <= _MAX_LOSS
 
 
 @lru_cache(maxsize=64)
@@ -66,8 +92,7 @@ def _composed(mu: float, laplace: tuple[float, ...]) -> Any:
 
     # The step follows the size of the typical loss, so that small budgets stay exact and large
     # ones stay cheap.
-    size = math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
-    step = min(_MAX_STEP, max(_MIN_STEP, size / _STEPS))
+    step = min(_MAX_STEP, max(_MIN_STEP, _size(mu, laplace) / _STEPS))
     total = None
     for cost, count in Counter(laplace).items():
         part = pld.from_laplace_mechanism(1 / cost, value_discretization_interval=step)

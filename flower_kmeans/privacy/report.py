@@ -18,11 +18,16 @@ _TRUST = {
         "that client's own share of the noise only.",
     ),
     "trusted-server": (
-        "The server adds the noise and sees every client's exact statistic.",
+        "The server adds the noise and sees every client's exact statistic; so the server and any "
+        "one client together see everything.",
         "Clients and outsiders are protected from each other, nobody is protected from the server.",
         "TLS is required between clients and server: messages hold exact statistics.",
     ),
-    "plain": ("NOT PRIVATE: nobody adds noise and the server sees every client's statistic.",),
+    "plain": (
+        "NOT PRIVATE: nobody adds noise and the server sees every client's statistic; so the "
+        "server and any one client together see everything.",
+        "TLS is required between clients and server: messages hold exact statistics.",
+    ),
 }
 _KEYS = {
     "relayed": (
@@ -30,13 +35,28 @@ _KEYS = {
         "reads everything."
     ),
     "file": "Keys come from a file that the server must not have.",
-    "roster": "Keys come from a roster of pinned public keys.",
+    "roster": (
+        "Keys come from a roster of pinned public keys: a member's place is its own on the roster, "
+        "and nodes that are not on it can neither read nor make a sum."
+    ),
 }
 _NEIGHBOURS = "one record replaced by a null record, which adds nothing; n_records is public"
 _GROUPS = (2, 10)
+_QUORUM = "Sums were opened by more than half of the clients together"
 _OPENING = {
     "simple": "Sums were opened by single clients, which protects against a passive server only.",
+    "deferred": f"{_QUORUM}; the server saw each sum with the answers to the next round.",
+    "immediate": f"{_QUORUM}; the server saw each sum before it asked for the next round.",
 }
+_MASKED = ("oblivious-server", "distributed-noise")
+
+
+def _against(passive: str, active: str, together: str) -> dict[str, str]:
+    return {
+        "passive server": passive,
+        "active server": active,
+        "one client and the server together": together,
+    }
 
 
 @dataclass(frozen=True)
@@ -72,12 +92,16 @@ class Report:
     trust, keys, opening : str
         Trust model, where the group key came from, and how sums were opened.
     n_clients, min_clients, n_rounds : int
-        Cohort size, fewest clients behind a sum, rounds that were completed.
+        Members of the cohort, fewest clients behind a sum, rounds that were completed.
+    n_places : int
+        Places of the cohort: with a roster as many as names on it, whether they came or not.
     noise_factor : float
         Standard deviation of the noise that the results carry over the planned one; above 1
         only under distributed noise, where more clients add a share than had to.
     max_attempts : int
         How often the server may ask for a round.
+    ledger : bool
+        Whether every client said that it keeps a ledger.
     epsilon_slack : float
         By how much epsilon may exceed the plan's, because shared noise is a discrete Gaussian.
     dropped : list of Dropped
@@ -93,6 +117,7 @@ class Report:
     opening: str
     min_clients: int
     n_clients: int = 0
+    n_places: int = 0
     n_rounds: int = 0
     colluders: int = 0
     max_attempts: int = 1
@@ -134,35 +159,89 @@ class Report:
     def statements(self) -> tuple[str, ...]:
         """What the user must be told, in plain sentences (docs/protocol.md, section 11)."""
         told = list(_TRUST[self.trust])
-        if self.trust in ("oblivious-server", "distributed-noise"):
+        told.append(f"Trust model: {self.trust}. Keys: {self.keys}.")
+        if self.trust in _MASKED:
             told.append(_KEYS[self.keys])
+            if self.keys == "roster":
+                told.append(f"{self.n_clients} of {self.n_places} members on the roster took part.")
             told.append(
                 "TLS is required between clients and server: a client that can read another "
                 "client's messages can unmask them."
             )
         if self.opening in _OPENING:
             told.append(_OPENING[self.opening])
-        if self.trust == "distributed-noise" and self.plan.mu is not None:
-            own = self.plan.mu * (self.min_clients - self.colluders) ** 0.5
-            # Every attempt at a round has the same answer under another share.
-            often = (
-                f", or {own * self.max_attempts**0.5:.4g} if the server asks {self.max_attempts} "
-                "times for every round"
-            )
+        own = self._own_share()
+        if own:
             told.append(
-                f"Against the server together with one client, a client's own share of the noise "
-                f"alone gives mu = {own:.4g}{often if self.max_attempts > 1 else ''}."
+                "Against the server together with one client, a client's own share of the noise "
+                f"alone gives {own}."
+            )
+        if not self.is_private:
+            told.append("No ledger counts this run: without privacy it has no price.")
+        elif self.ledger:
+            told.append(
+                "Every client says that it keeps a ledger of releases; such a ledger bounds what "
+                "all runs together cost that client, and nobody else can check it."
+            )
+        else:
+            told.append(
+                "No ledger was kept by the server, and it cannot know whether clients keep one: "
+                "guarantees hold for this run alone."
             )
         if self.is_private:
-            told.append(
-                "A ledger of releases was kept."
-                if self.ledger
-                else "No ledger was kept by the server, and it cannot know whether clients keep "
-                "one: guarantees hold for this run alone."
-            )
             told.append("Not protected: n_records, participation, timing and message sizes.")
         told.append("Results are not protected against a hostile server or client.")
         return tuple(told)
+
+    @property
+    def withstands(self) -> dict[str, str]:
+        """Whether records stay protected against whom (docs/threat-model.md), a sentence each."""
+        if self.trust not in _MASKED:
+            exact = "No: it sees every client's exact statistic."
+            together = "No: the server alone sees everything."
+            return _against(exact, exact, together)
+        if self.trust == "oblivious-server":
+            return _against(
+                "Yes: it sees masked words only.",
+                "No: it can play the leader and read everything."
+                if self.keys == "relayed"
+                else "In part: it sees masked words only, but can leave the noise out, unseen.",
+                "No: together they see everything.",
+            )
+        own = self._own_share()
+        share = f"each client's own share of the noise alone protects it{own and f' ({own})'}."
+        if self.keys == "relayed":
+            active = f"No: it can play the leader and remove the masks; {share}"
+        elif self.opening == "simple":
+            active = f"No: it can collect two openings of one round; {share}"
+        elif self.keys == "roster":
+            active = "Yes: more than half of the roster open one sum of a round and no other."
+        else:
+            active = (
+                "In part: the cohort is its word, so it can have up to "
+                f"{self.max_attempts} sums of each round opened, each with noise of its own"
+            )
+            if self.plan.mu is not None:
+                active += f" (mu = {self.plan.mu * self.max_attempts**0.5:.4g})"
+            active += "."
+        return _against(
+            "Yes: it sees masked words, and sums with the planned noise.",
+            active,
+            f"No: {share}",
+        )
+
+    def _own_share(self) -> str:
+        """Return what a client's own share of the noise gives, in words; empty if not Gaussian."""
+        if self.trust != "distributed-noise" or self.plan.mu is None:
+            return ""
+        own = self.plan.mu * (self.min_clients - self.colluders) ** 0.5
+        if self.max_attempts == 1:
+            return f"mu = {own:.4g}"
+        # Every attempt at a round has the same answer under another share.
+        return (
+            f"mu = {own:.4g}, or {own * self.max_attempts**0.5:.4g} if the server asks "
+            f"{self.max_attempts} times for every round"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values, ready for JSON."""
@@ -180,6 +259,7 @@ class Report:
             "opening": self.opening,
             "n_rounds": self.n_rounds,
             "n_clients": self.n_clients,
+            "n_places": self.n_places,
             "min_clients": self.min_clients,
             "colluders": self.colluders,
             "max_attempts": self.max_attempts,
@@ -192,6 +272,7 @@ class Report:
             "dropped": [vars(entry).copy() for entry in self.dropped],
             "incidents": [vars(entry).copy() for entry in self.incidents],
             "releases": self._releases(),
+            "withstands": self.withstands,
             "statements": list(self.statements),
         }
         return out

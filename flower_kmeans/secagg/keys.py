@@ -46,6 +46,17 @@ def public_key(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
+def require_public_key(public: bytes) -> None:
+    """Require a public key of which no secret key makes the all-zero result.
+
+    Raises
+    ------
+    MessageError
+        If it is one of the few points that do so with every secret key.
+    """
+    _exchange(X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES)), public)
+
+
 def make_envelopes(
     group_secret: bytes,
     public_keys: Iterable[bytes],

@@ -271,6 +271,20 @@ def test_noise_that_could_overflow_is_refused_with_the_numbers(cls):
         algorithm.require_capacity(noise_factor=2.0**40)
 
 
+@pytest.mark.parametrize(
+    ("k", "d", "options", "match"),
+    [
+        (10_000, 419, {}, "k \\(d \\+ 1\\)"),
+        (3, 2**21, {"fraction_bits": 4}, "k \\(d \\+ 1\\)"),
+        (10_000, 86, {}, "no initial"),
+        (1000, 2**12 - 1, {"n_rounds": 33, "fraction_bits": 8}, "n_rounds=33"),
+    ],
+)
+def test_sizes_of_hours_and_gigabytes_are_refused(k, d, options, match):
+    with pytest.raises(ConfigurationError, match=match):
+        LloydAlgorithm(k, box(d), OPEN, **options)
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_numpy_integers_are_integers(cls):
     budget = OPEN if cls is LloydAlgorithm else PrivacyBudget(1.0)

@@ -85,6 +85,26 @@ def test_a_second_enrolment_and_a_missing_key_do_not_count():
     assert reasons(coordinator) == [(1, TWICE), (2, MALFORMED)]
 
 
+@pytest.mark.parametrize(
+    ("ledgers", "all_keep"), [([True] * 3, True), ([True, False, True], False)]
+)
+@pytest.mark.parametrize("late", [None, True, False])
+def test_ledgers_are_said_to_be_kept_if_every_member_says_so(ledgers, all_keep, late):
+    run = make_run("plain")
+    coordinator = Coordinator(run)
+    assert not coordinator.all_keep_ledgers
+    coordinator.enrol_requests([1, 2, 3])
+    reply = EnrolReply(doc_hash=run.document.doc_hash, commitment=bytes(32))
+    for node_id, ledger in enumerate(ledgers, 1):
+        coordinator.accept_enrol(node_id, replace(reply, ledger=ledger))
+    coordinator.close_enrolment()
+    assert coordinator.all_keep_ledgers is all_keep
+    if late is not None:
+        coordinator.accept_join(4, replace(reply, ledger=late))
+        coordinator.round_requests(1)
+        assert coordinator.all_keep_ledgers is (all_keep and late)
+
+
 def test_only_a_complete_set_of_envelopes_is_taken_and_never_two():
     from flower_kmeans.federation.messages import LeadReply
 
@@ -266,57 +286,11 @@ def test_an_oblivious_server_opens_nothing():
     assert not any(request.want_correction for request in scene.server.round_requests(1).values())
     assert not any(request.want_correction for request in scene.server.finish_requests().values())
     length = 8 * scene.run.document.words_of(1)
-    reply = OpenReply(doc_hash=scene.doc_hash, correction_t=2, correction=bytes(length))
-    scene.server.accept_correction(scene.nodes[0].node_id, reply)
+    reply = OpenReply(doc_hash=scene.doc_hash, share_t=2, share=bytes(32), correction=bytes(length))
+    scene.server.accept_open(scene.nodes[0].node_id, reply)
+    scene.server.try_open()
     assert scene.server.n_opened == 0
     assert scene.server.state.round == 0
-
-
-def test_false_corrections_open_nothing():
-    scene = Scene(make_run("distributed-noise"))
-    scene.round()
-    assert scene.server.unopened == 1
-    length = 8 * scene.run.document.words_of(1)
-    node = scene.nodes[0].node_id
-    for t, correction in ((1, bytes(length)), (1, bytes(length - 8)), (2, bytes(length))):
-        reply = OpenReply(doc_hash=scene.doc_hash, correction_t=t, correction=correction)
-        scene.server.accept_correction(node, reply)
-        assert scene.server.unopened == 1
-    good = scene.nodes[0].ask(scene.server.open_requests()[node])
-    scene.server.accept_correction(node, good)
-    assert scene.server.unopened == 0
-    assert scene.server.state.round == 1
-    scene.server.accept_correction(node, good)  # a second one changes nothing
-    assert scene.server.state.round == 1
-
-
-def test_an_opened_sum_is_the_exact_sum_and_the_noise():
-    """Under distributed noise the server opens what the clients' own arithmetic gives."""
-    scene = Scene(make_run("distributed-noise"))
-    scene.round()
-    node = scene.nodes[1].node_id
-    scene.server.accept_correction(node, scene.nodes[1].ask(scene.server.open_requests()[node]))
-    noise = from_ring(scene.server.closed[0].opened)[:-1] - np.sum(
-        [scene.plain(i) for i in range(4)], axis=0
-    )
-    assert noise.any()
-    scene.open()
-    scene.ask(0)
-    state = scene.nodes[0].life(scene.run).state
-    for name, array in scene.server.state.arrays.items():
-        np.testing.assert_array_equal(array, state.arrays[name])
-
-
-def test_only_survivors_are_asked_to_open_and_only_a_few():
-    scene = Scene(make_run("distributed-noise"), m=7)
-    scene.round([1, 3, 4, 5, 6])
-    wanted = [
-        scene.server._index[node]
-        for node, request in scene.server.round_requests(1).items()
-        if request.want_correction
-    ]
-    assert wanted == [1, 3, 4]
-    assert len(scene.server.open_requests()) == 5
 
 
 def test_nothing_is_asked_before_the_enrolment_is_closed():

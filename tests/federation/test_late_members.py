@@ -82,14 +82,11 @@ def test_a_late_member_does_not_touch_an_attempt_that_waits_for_an_opening(tmp_p
     scene.round()
     scene.open()
     for i, node in enumerate(scene.nodes):  # nobody opens the round before on the way
-        reply = replace(scene.ask(i), correction=None, correction_t=None)
+        reply = replace(scene.ask(i), share_t=None, share=None, correction=None)
         scene.server.accept_round(node.node_id, reply)
     late = Node(2**62, np.random.default_rng(8).random((9, 2)), _policy(tmp_path))
     _join(scene, late)
-    node = scene.nodes[1]
-    opened = node.ask(scene.server.open_requests()[node.node_id])
-    assert isinstance(opened, OpenReply)
-    scene.server.accept_correction(node.node_id, opened)
+    assert all(isinstance(opened, OpenReply) for opened in scene.open_hop())
     assert scene.server.unopened == 0
     assert scene.server.close_round()
     assert scene.server.closed[-1].entry.m == 4

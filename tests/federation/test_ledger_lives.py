@@ -216,13 +216,29 @@ def test_the_last_room_goes_to_the_run_that_answers_first(tmp_path):
     assert set(second_life.answered) == {(1, 1)}
 
 
-def test_a_total_that_was_tightened_does_not_break_a_run_that_was_charged(tmp_path):
+def test_a_total_that_is_tightened_during_a_run_holds_from_the_next_message_on(tmp_path):
     scene = ledger_scene(tmp_path, make_run())
     scene.round()
-    for node in scene.nodes:
-        node.policy = replace(node.policy, max_total_epsilon=0.5)
-    assert scene.round().n_survivors == 4
-    assert code_of(scene.nodes[0].ask(enrolment(make_run(number=2)))) == Code.LEDGER
+    node, cost = scene.nodes[1], spent(scene.nodes[1])
+    with_room = replace(node.policy, max_total_epsilon=cost * 1.001)
+    node.policy = replace(node.policy, max_total_epsilon=cost * 0.999)
+    scene.open()
+    loads = node.loads
+    assert code_of(scene.ask(1)) == Code.LEDGER
+    assert (node.loads, spent(node)) == (loads, cost)
+    node.policy = with_room  # as much as the run costs, which was charged as a whole
+    assert isinstance(scene.answer(1), RoundReply)
+    assert spent(node) == cost
+    assert code_of(node.ask(enrolment(make_run(number=2)))) == Code.LEDGER
+
+
+def test_a_total_delta_that_is_tightened_during_a_run_holds_as_well(tmp_path):
+    scene = ledger_scene(tmp_path, make_run(), max_total_epsilon=1.1)
+    scene.round()
+    scene.nodes[1].policy = replace(scene.nodes[1].policy, max_total_delta=1e-12)
+    scene.open()
+    assert code_of(scene.ask(1)) == Code.LEDGER
+    assert isinstance(scene.ask(0), RoundReply)
 
 
 @pytest.mark.parametrize("trust", ["oblivious-server", "plain"])

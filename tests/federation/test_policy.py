@@ -7,10 +7,11 @@ import pytest
 from harness import SIMULATED, key_file, make_run
 
 from flower_kmeans.client import ClientPolicy
-from flower_kmeans.domain import Box
+from flower_kmeans.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 
 OPEN = replace(SIMULATED)
+NAMED = Box([0, 0], [1, 1], columns=["age", "income"])
 
 
 def test_the_defaults_are_strict():
@@ -59,6 +60,19 @@ def test_runs_without_privacy_need_plain_trust():
         ({"trusts": ("distributed-noise",)}, {}),
         ({"domain": Box([0, 0], [1, 2])}, {}),
         ({"domain": Box([0, 0], [1, 1], scale="common")}, {}),
+        ({"domain": Ball(1, [0, 0])}, {}),
+        ({"domain": Box([0], [1])}, {}),
+        ({"domain": Box([0, 0], [1, 1])}, {"domain": {}}),
+        ({"columns": ("age", "income")}, {}),
+        ({"columns": ("age", "income")}, {"domain": {}}),
+        ({"columns": ("income", "age")}, {"domain": NAMED.to_config()}),
+        ({"columns": ("age",)}, {"domain": NAMED.to_config()}),
+        ({"domain": replace(NAMED, columns=["a", "b"])}, {"domain": NAMED.to_config()}),
+        ({"domain": NAMED}, {}),
+        ({"units": ("client",)}, {}),
+        ({"units": ()}, {}),
+        ({"units": ("record",)}, {"privacy": {"budget": {"unit": "client"}}}),
+        ({"units": ("record",)}, {"privacy": {"budget": 5}}),
         ({"group_key_file": "k"}, {"keys": "relayed"}),
         ({}, {"keys": "file"}),
         ({}, {"keys": "roster"}),
@@ -73,19 +87,52 @@ def test_pinned_domains_and_named_algorithms_accept_their_own():
     document = make_run().document
     assert replace(OPEN, domain=Box([0, 0], [1, 1])).accepts(document)
     assert replace(OPEN, algorithms=("fastlloyd",)).accepts(document)
+    assert replace(OPEN, units=("record",)).accepts(document)
+    # A run without privacy protects no unit.
+    assert replace(OPEN, units=("client",)).accepts(make_run("plain").document)
 
 
-def test_openings_of_later_versions_are_refused():
-    document = make_run("distributed-noise").document
-    assert OPEN.accepts(document)
-    for opening in ("deferred", "immediate"):
-        assert not OPEN.accepts(replace(document, opening=opening))
+def test_pinned_columns_accept_runs_that_name_them():
+    named = make_run(domain=NAMED.to_config()).document
+    for pinned in (
+        OPEN,
+        replace(OPEN, domain=Box([0, 0], [1, 1])),
+        replace(OPEN, columns=["age", "income"]),
+        replace(OPEN, domain=NAMED),
+        replace(OPEN, domain=Box([0, 0], [1, 1]), columns=("age", "income")),
+    ):
+        assert pinned.accepts(named)
+    assert replace(OPEN, domain=NAMED).columns == ("age", "income")
+
+
+def test_an_objection_is_one_line_whatever_the_document_says():
+    document = make_run(algorithm={"name": "x\n" * 10_000}).document
+    objection = replace(OPEN, algorithms=("fastlloyd",)).objection(document)
+    assert "\n" not in objection
+    assert len(objection) < 400
+
+
+def test_single_clients_open_sums_only_where_the_operator_says_so():
+    document = make_run("distributed-noise", min_clients=3).document
+    for opening in ("deferred", "immediate", "simple"):
+        run = replace(document, opening=opening)
+        assert OPEN.accepts(run)
+        assert ClientPolicy().accepts(run) == (opening != "simple")
+        assert not ClientPolicy(openings=()).accepts(run)
+        assert ClientPolicy(openings=[opening]).accepts(run)
+    assert ClientPolicy(openings=()).accepts(make_run(min_clients=3).document)
+    objection = ClientPolicy().objection(replace(document, opening="simple"))
+    assert "openings=['deferred', 'immediate']" in objection
+    assert "'simple'" in objection
 
 
 @pytest.mark.parametrize(
     ("error", "name", "values"),
     [
         (ConfigurationError, "trusts", {"trusts": ("nobody",)}),
+        (ConfigurationError, "openings", {"openings": ("none",)}),
+        (ConfigurationTypeError, "openings", {"openings": "simple"}),
+        (ConfigurationTypeError, "openings", {"openings": (1,)}),
         (ConfigurationError, "max_epsilon", {"max_epsilon": 0.0}),
         (ConfigurationError, "max_epsilon", {"max_epsilon": float("nan")}),
         (ConfigurationError, "max_delta", {"max_delta": 1.0}),
@@ -100,6 +147,14 @@ def test_openings_of_later_versions_are_refused():
         (ConfigurationTypeError, "min_clients", {"min_clients": 2.5}),
         (ConfigurationTypeError, "max_rounds", {"max_rounds": "7"}),
         (ConfigurationTypeError, "domain", {"domain": [[0, 0], [1, 1]]}),
+        (ConfigurationTypeError, "columns", {"columns": "age"}),
+        (ConfigurationTypeError, "columns", {"columns": (1, 2)}),
+        (ConfigurationError, "columns", {"columns": ("age", "age")}),
+        (ConfigurationError, "columns", {"columns": ("age",), "domain": NAMED}),
+        (ConfigurationError, "columns", {"columns": ("income", "age"), "domain": NAMED}),
+        (ConfigurationTypeError, "units", {"units": "record"}),
+        (ConfigurationTypeError, "units", {"units": (1,)}),
+        (ConfigurationError, "units", {"units": ("household",)}),
         (ConfigurationTypeError, "algorithms", {"algorithms": "lloyd"}),
         (ConfigurationTypeError, "group_key_file", {"group_key_file": 5}),
         (ConfigurationTypeError, "state_dir", {"state_dir": True}),

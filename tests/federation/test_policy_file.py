@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flower_kmeans.client import ClientPolicy
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.federation.document import TRUSTS
+from flower_kmeans.federation.document import OPENINGS, TRUSTS
 from flower_kmeans.federation.policy import tightest
 
 FULL = """
@@ -20,11 +20,16 @@ max_delta = 1e-7
 min_clients = 5
 max_rounds = 20
 algorithms = ["fastlloyd"]
+openings = ["immediate"]
 group_key_file = "group.key"
+roster_file = "roster.toml"
+member_key_file = "/etc/kmeans/a.key"
 in_memory = false
 state_dir = "/var/lib/kmeans"
 max_total_epsilon = 3
 max_total_delta = 1e-8
+columns = ["age", "income"]
+units = ["record"]
 
 [domain]
 lower = [0, -1.5]
@@ -49,11 +54,16 @@ def test_every_setting_is_read(tmp_path):
         min_clients=5,
         max_rounds=20,
         algorithms=("fastlloyd",),
+        openings=("immediate",),
         domain=Box([0, -1.5], [1, 1.5], scale="common"),
         group_key_file=str(tmp_path.resolve() / "group.key"),
+        roster_file=str(tmp_path.resolve() / "roster.toml"),
+        member_key_file="/etc/kmeans/a.key",
         state_dir="/var/lib/kmeans",
         max_total_epsilon=3.0,
         max_total_delta=1e-8,
+        columns=("age", "income"),
+        units=("record",),
     )
     assert all(f"{field.name} = " in FULL or field.name == "domain" for field in fields(policy))
 
@@ -94,6 +104,11 @@ def test_a_pinned_domain_of_a_file_holds(tmp_path):
         (ConfigurationTypeError, "state_dir", "state_dir = 5"),
         (ConfigurationTypeError, "max_epsilon", "max_epsilon = true"),
         (ConfigurationTypeError, "min_clients", "min_clients = 2.5"),
+        (ConfigurationError, "units", 'units = ["records"]'),
+        (ConfigurationTypeError, "units", 'units = "record"'),
+        (ConfigurationTypeError, "columns", 'columns = "age"'),
+        (ConfigurationTypeError, "columns", "columns = [1]"),
+        (ConfigurationError, "columns", 'columns = ["a"]\n[domain]\nradius = 1\ncenter = [0, 0]'),
         (ConfigurationError, "domain", 'domain = "box"'),
         (ConfigurationError, "domain", "[domain]\nlower = [0]"),
         (ConfigurationError, "domain", "[domain]\nlower = [0]\nupper = [1]\nradius = 1"),
@@ -134,7 +149,10 @@ _policies = st.builds(
     max_rounds=st.integers(1, 5),
     algorithms=st.none()
     | st.lists(st.sampled_from(["fastlloyd", "glloyd", "lloyd"]), unique=True).map(tuple),
-    domain=st.sampled_from([None, Box([0, 0], [1, 1])]),
+    openings=st.lists(st.sampled_from(OPENINGS), unique=True).map(tuple),
+    domain=st.sampled_from([None, Box([0, 0], [1, 1]), Box([0, 0], [1, 1], columns=["x", "y"])]),
+    columns=st.sampled_from([None, ("x", "y")]),
+    units=st.lists(st.sampled_from(["record", "client"]), unique=True).map(tuple),
     in_memory=st.booleans(),
     state_dir=st.sampled_from([None, "/state"]),
     max_total_epsilon=st.sampled_from([1.0, 10.0]),
@@ -145,7 +163,11 @@ _DOCUMENTS = [
     for trust in TRUSTS
     for rounds in (2, 4)
     for m in (2, 4)
+] + [
+    make_run(domain=Box([0, 0], [1, 1], columns=columns).to_config()).document
+    for columns in (["x", "y"], ["y", "x"])
 ]
+_DOCUMENTS += [make_run("distributed-noise", opening=opening).document for opening in OPENINGS]
 
 
 @given(_policies, _policies)
@@ -173,6 +195,32 @@ def test_the_tightest_policy_accepts_what_both_accept(operator, app):
     assert both.max_total_delta == min(operator.max_total_delta, app.max_total_delta)
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"trusts": ("plain",)},
+        {"min_clients": 9},
+        {"max_rounds": 1},
+        {"algorithms": ("glloyd",)},
+        {"domain": Box([0, 0], [1, 2])},
+        {"columns": ("x", "y")},
+        {"units": ("client",)},
+    ],
+)
+def test_each_limit_of_an_app_tightens(limit):
+    document = make_run().document
+    assert tightest(SIMULATED, SIMULATED).accepts(document)
+    assert not tightest(SIMULATED, replace(SIMULATED, **limit)).accepts(document)
+    assert not tightest(replace(SIMULATED, **limit), SIMULATED).accepts(document)
+
+
+def test_an_app_can_take_openings_away_and_add_none():
+    operator = ClientPolicy(openings=("deferred", "simple"))
+    assert tightest(operator, ClientPolicy()).openings == ("deferred",)
+    assert tightest(ClientPolicy(), operator).openings == ("deferred",)
+    assert tightest(operator, ClientPolicy(openings=("immediate",))).openings == ()
+
+
 def test_a_policy_is_its_own_tightest(tmp_path):
     for policy in (ClientPolicy(), SIMULATED, ClientPolicy.from_file(write(tmp_path, FULL))):
         assert tightest(policy, policy) == policy
@@ -184,19 +232,24 @@ def test_a_policy_is_its_own_tightest(tmp_path):
         ("group_key_file", {"group_key_file": "/elsewhere"}),
         ("state_dir", {"state_dir": "/elsewhere"}),
         ("domain", {"domain": Box([0, 0], [1, 2])}),
+        ("columns", {"columns": ("y", "x")}),
+        ("columns", {"domain": Box([0, 0], [1, 1], columns=["y", "x"])}),
     ],
 )
 def test_contradictions_are_refused(match, changes, tmp_path):
     operator = ClientPolicy(
-        group_key_file=key_file(tmp_path), state_dir=tmp_path, domain=Box([0, 0], [1, 1])
+        group_key_file=key_file(tmp_path),
+        state_dir=tmp_path,
+        domain=Box([0, 0], [1, 1]),
+        columns=("x", "y"),
     )
     for theirs in (operator, replace(operator, state_dir=None, group_key_file=None)):
-        if match == "domain" or theirs is not operator:
+        if match in ("domain", "columns") or theirs is not operator:
             with pytest.raises(ConfigurationError, match=match):
                 tightest(theirs, ClientPolicy(**changes))
     with pytest.raises(ConfigurationError, match=match):
         tightest(operator, ClientPolicy(**changes))
     # What an app leaves out is the operator's.
     kept = tightest(operator, ClientPolicy())
-    for name in ("group_key_file", "state_dir", "domain"):
+    for name in ("group_key_file", "state_dir", "domain", "columns"):
         assert getattr(kept, name) == getattr(operator, name)

@@ -60,6 +60,33 @@ def test_shared_noise_on_too_coarse_a_grid_is_refused(fraction_bits, fits):
         check_shares(algorithm, plan, 4)
 
 
+@pytest.mark.parametrize(("epsilon", "fits"), [(1e-3, True), (1e-9, False)])
+def test_shares_that_would_take_long_to_draw_are_refused(epsilon, fits):
+    budget = PrivacyBudget(epsilon, 1e-10)
+    algorithm = FastLloydAlgorithm(3, Box([0.0], [1.0]), budget, n_records=500, n_rounds=2)
+    if fits:
+        check_shares(algorithm, algorithm.plan(), 4)
+        return
+    with pytest.raises(ConfigurationError, match=r"at most 2\^40 grid units.*in 4 shares"):
+        check_shares(algorithm, algorithm.plan(), 4)
+
+
+def test_checking_shares_draws_a_few_for_all(monkeypatch):
+    """A run document costs a client little, however many words and rounds it describes."""
+    drawn = []
+    monkeypatch.setattr(
+        "flower_kmeans.federation.release.draw_share",
+        lambda release, units, *_: drawn.append(units),
+    )
+    algorithm = _algorithm(d=2000, n_rounds=200)
+    check_shares(algorithm, algorithm.plan(), 4)
+    assert 2 <= sum(map(len, drawn)) <= 8
+    extremes = {float(x) for units in drawn for x in units}
+    for number in (1, 2, 200):
+        units = algorithm.units(Question(number))
+        assert {float(units.min()), float(units.max())} <= extremes
+
+
 def test_laplace_noise_has_no_shares():
     algorithm = SuLloydAlgorithm(
         2, Box([0.0], [1.0]), PrivacyBudget(1.0, 0.0), n_records=100, n_rounds=2

@@ -13,6 +13,7 @@ from ledger_workers import (
     DELTA,
     answer_of,
     charge,
+    crash_with_a_hot_journal,
     die,
     gaussian_plan,
     laplace_plan,
@@ -21,6 +22,7 @@ from ledger_workers import (
 )
 
 from flower_kmeans.errors import BudgetError, LedgerError
+from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.ledger import (
     FILE_NAME,
@@ -28,6 +30,7 @@ from flower_kmeans.privacy.ledger import (
     Ledger,
     Limit,
     MemoryChangedError,
+    spent_epsilon,
 )
 
 LOOSE = Limit(100.0, DELTA)
@@ -152,7 +155,9 @@ def test_what_exceeds_the_limit_is_refused_and_leaves_nothing(state_dir, times):
         with pytest.raises(BudgetError):  # a round that is given again is a release too
             charge(ledger, answer_of(1, attempt=2, member=2, context=2), PLAN, limit)
         assert content_of(state_dir) == before
-        # What was charged goes on.
+        # What was charged goes on, unless the limit was tightened.
+        with pytest.raises(BudgetError, match="epsilon"):
+            ledger.require_room(answer_of(1).run, PLAN, Limit(cost(times) * 0.999, DELTA))
         ledger.require_room(answer_of(1).run, PLAN, limit)
         charge(ledger, answer_of(1, t=2), PLAN, limit)
     with Ledger(state_dir) as ledger, pytest.raises(BudgetError):
@@ -229,6 +234,48 @@ def test_a_crash_leaves_all_of_a_charge_or_nothing(state_dir, when, charged):
         assert (ledger.load(answer_of().run) is not None) is charged
         charge(ledger, answer_of(), PLAN, LOOSE)
         assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
+
+
+def test_a_ledger_that_stays_locked_allows_nothing(state_dir, monkeypatch):
+    monkeypatch.setattr(ledgers, "_BUSY_SECONDS", 0.05)
+    with (
+        Ledger(state_dir) as first,
+        Ledger(state_dir) as second,
+        first._exclusive(),
+        pytest.raises(LedgerError, match="locked"),
+    ):
+        charge(second, answer_of(), PLAN, LOOSE)
+    assert content_of(state_dir) == [[], [], []]
+
+
+def test_a_disk_that_is_full_allows_nothing(state_dir):
+    with Ledger(state_dir) as ledger:
+        charge(ledger, answer_of(1), PLAN, LOOSE)
+        before = content_of(state_dir)
+        (pages,) = ledger._db.execute("PRAGMA page_count").fetchone()
+        ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(LedgerError, match="full"):
+            ledger.charge(answer_of(2), PLAN, LOOSE, 0, bytes(100_000))
+        assert content_of(state_dir) == before
+        ledger._db.execute("PRAGMA max_page_count = 10000")
+        ledger.charge(answer_of(2), PLAN, LOOSE, 0, bytes(100_000))
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(2), rel=1e-9)
+
+
+def test_what_a_crash_left_half_written_is_undone(state_dir):
+    with Ledger(state_dir) as ledger:
+        charge(ledger, answer_of(), PLAN, LOOSE)
+    before = content_of(state_dir)
+    process = SPAWN.Process(target=crash_with_a_hot_journal, args=(state_dir / FILE_NAME,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == CRASHED
+    with pytest.raises(LedgerError, match="died while it wrote"):
+        spent_epsilon(state_dir, DELTA)
+    with Ledger(state_dir) as ledger:
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
+    assert content_of(state_dir) == before
+    assert spent_epsilon(state_dir, DELTA) == pytest.approx(cost(1), rel=1e-9)
 
 
 # --------------------------------------------------------------------------- files

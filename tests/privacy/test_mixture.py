@@ -60,3 +60,23 @@ def test_the_least_scale_is_found(place, shape):
     assert excess(found) <= 0
     assert found == fine or excess(found - fine) > 0
     assert len(calls) < 60
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 40.0])
+@pytest.mark.parametrize("laplace", [(1e4,), (1e3, 1e99), (600.0,) * 1000, (400.0,) * 10])
+def test_costs_beyond_numerical_composition_are_added_up(mu, laplace):
+    """No budget is so large that it could not be accounted, or would take gigabytes."""
+    total = math.fsum(laplace)
+    gaussian = epsilon_of_mu(mu, 1e-6) if mu else 0.0
+    assert mixture_epsilon(mu, laplace, 1e-6) == total + gaussian
+    assert mixture_delta(mu, laplace, 1.001 * total + 2 * gaussian) <= 1e-6
+    assert mixture_delta(mu, laplace, total * 0.999) == 1.0
+    assert laplace_delta(1.0, 1e300) == 0.0
+
+
+def test_numerical_composition_is_never_above_the_sum():
+    for cost in (0.01, 1.0, 20.0):
+        for mu in (0.0, 1.0, 10.0):
+            laplace = (cost,) * 20
+            most = math.fsum(laplace) + (epsilon_of_mu(mu, 1e-6) if mu else 0.0)
+            assert mixture_epsilon(mu, laplace, 1e-6) <= most * (1 + 1e-3)

@@ -58,7 +58,7 @@ def test_a_run_without_privacy_says_so_in_every_place():
     report = report_of(Lloyd(2, BOX))
     assert (report.is_private, report.epsilon, report.delta, report.mu) == (False, None, None, None)
     assert report.statements[0].startswith("NOT PRIVATE")
-    assert not any("ledger" in statement for statement in report.statements)
+    assert any("No ledger counts this run" in statement for statement in report.statements)
     assert report.to_dict()["private"] is False
 
 
@@ -91,7 +91,7 @@ def test_noise_of_the_server_does_not_grow(trust):
     ("trust", "sentences"),
     [
         ("oblivious-server", ("as good as the server's word", "any one client together", "TLS")),
-        ("distributed-noise", ("any one client together", "own share", "passive server", "TLS")),
+        ("distributed-noise", ("any one client together", "own share", "more than half", "TLS")),
         ("trusted-server", ("nobody is protected from the server", "TLS")),
         ("plain", ("NOT PRIVATE",)),
     ],
@@ -108,6 +108,24 @@ def test_users_are_told_what_the_protocol_says_they_must(trust, sentences):
     if trust != "plain":
         assert "No ledger was kept" in text
         assert "participation, timing" in text
+
+
+@pytest.mark.parametrize("opening", ["deferred", "immediate", "simple"])
+@pytest.mark.parametrize("keys", ["file", "relayed"])
+def test_users_are_told_how_sums_were_opened(opening, keys, tmp_path):
+    from dataclasses import replace
+
+    from harness import SIMULATED, key_file
+
+    policy = replace(SIMULATED, group_key_file=key_file(tmp_path) if keys == "file" else None)
+    strategy = fast("distributed-noise", opening=opening, keys=keys)
+    report = report_of(strategy, policy=policy)
+    assert report.opening == report.to_dict()["opening"] == opening
+    text = " ".join(report.statements)
+    assert ("single clients" in text) == (opening == "simple")
+    assert ("more than half of the clients" in text) == (opening != "simple")
+    assert ("with the answers to the next round" in text) == (opening == "deferred")
+    assert ("before it asked for the next round" in text) == (opening == "immediate")
 
 
 def test_key_files_are_named_as_such(tmp_path):

@@ -226,7 +226,7 @@ def _fast(**changes):
         ("seed", lambda: _fast(seed=None)),
         ("fraction_bits", lambda: _fast(fraction_bits=0)),
         ("fraction_bits", lambda: _fast(fraction_bits=60)),
-        ("keys", lambda: _fast(keys="roster")),
+        ("keys", lambda: _fast(keys="ring")),
         ("max_attempts", lambda: _fast(max_attempts=0)),
         ("max_attempts", lambda: _fast(max_attempts=4)),
         ("on_round", lambda: _fast(on_round="print")),

@@ -33,6 +33,7 @@ from flower_kmeans.federation.messages import (
     RoundReply,
     to_content,
 )
+from flower_kmeans.federation.roster import write_members
 from flower_kmeans.federation.run import Run
 from flower_kmeans.federation.transcript import Entry, first_hash, next_hash, unpack_words
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -135,7 +136,7 @@ def run_recorded(
     strategy: KMeansStrategy,
     partitions: Sequence[ArrayLike],
     *,
-    policy: ClientPolicy | None = None,
+    policy: ClientPolicy | Sequence[ClientPolicy] | None = None,
     faults: Sequence[Fault] = (),
     start: Callable[..., Result] | None = None,
     load: Callable[[Context], ArrayLike] | None = None,
@@ -143,7 +144,7 @@ def run_recorded(
     on_push: Callable[[RecordingGrid, list[Message]], None] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Run a strategy in this process over a recording grid."""
+    """Run a strategy in this process over a recording grid, with one policy or one each."""
     results: dict[int, ClientResult] = {}
 
     def keep(result: ClientResult, context: Context) -> None:
@@ -153,11 +154,14 @@ def run_recorded(
         if on_result is not None:
             on_result(result, context)
 
-    app = kmeans_client_app(
-        load or (lambda context: partitions[int(context.node_config["partition-id"])]),
-        policy or ClientPolicy.for_simulation(),
-        keep,
-    )
+    load = load or (lambda context: partitions[int(context.node_config["partition-id"])])
+    policies = [policy or SIMULATED] if not isinstance(policy, Sequence) else policy
+    apps = [kmeans_client_app(load, each, keep) for each in policies]
+
+    def app(message: Message, context: Context) -> Message:
+        place = int(context.node_config["partition-id"])
+        return apps[place % len(apps)](message, context)
+
     grid = RecordingGrid(FaultyClientApp(app, faults) if faults else app, len(partitions))
     if on_push is not None:
         grid.on_push = lambda messages: on_push(grid, messages)
@@ -314,7 +318,7 @@ def make_run(
         "run": f"{number:032x}",
         "trust": trust,
         "keys": keys if masked else "none",
-        "opening": "simple" if shared else "none",
+        "opening": "deferred" if shared else "none",
         "algorithm": algorithm.to_config(),
         "domain": BOX.to_config(),
         "privacy": plan.to_config(),
@@ -403,8 +407,19 @@ class Scene:
         self.open()
         for i in range(len(self.nodes)) if survivors is None else survivors:
             self.answer(i)
+        self.server.try_open()
         assert self.server.close_round()
         return self.server.closed[-1].entry
+
+    def open_hop(self, everyone: bool = False) -> list[Answer]:
+        """Ask members to open the last sum in a hop of its own, and try."""
+        answers = []
+        for node_id, request in self.server.open_requests(everyone).items():
+            answers.append(self._node(node_id).ask(request))
+            if isinstance(answers[-1], OpenReply):
+                self.server.accept_open(node_id, answers[-1])
+        self.server.try_open()
+        return answers
 
     def words(self, i: int) -> NDArray[np.uint64]:
         """Return what member ``i`` sent in the open attempt."""
@@ -419,14 +434,25 @@ class Scene:
                 self.server.refuse(node.node_id, reply, self.server.head + 1)
                 reply = node.ask(self.server.finish_requests()[node.node_id])
             if isinstance(reply, OpenReply):
-                self.server.accept_open(node.node_id, reply)
+                self.server.accept_finish(node.node_id, reply)
             answers.append(reply)
+        self.server.try_open()
         return answers
 
     def plain(self, i: int, state: State | None = None) -> NDArray[np.int64]:
         """Return the exact integers of member ``i`` in the round after a state."""
         state = self.run.algorithm.initial_state(None) if state is None else state
         return exact_statistic(self.run, self.run.algorithm.question(state), self.nodes[i].records)
+
+
+def roster_policies(
+    directory: Any, n: int, policy: ClientPolicy = SIMULATED, name: str = "roster"
+) -> list[ClientPolicy]:
+    """Make keys and a roster for ``n`` members and return their policies in the roster's order."""
+    *secrets, roster = write_members(directory / name, [f"member-{i}" for i in range(n)])
+    return [
+        replace(policy, roster_file=str(roster), member_key_file=str(secret)) for secret in secrets
+    ]
 
 
 def digest(data: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """What other processes do to a ledger; here, where a spawned process can import it."""
 
 import os
+import sqlite3
 
 from flower_kmeans.errors import BudgetError
 from flower_kmeans.privacy import ledger as ledgers
@@ -100,4 +101,15 @@ def answer_and_die(policy, records, content, sent):
         sent.put(bytes(reply["kmeans"]["words"]))
         sent.close()
         sent.join_thread()
+    os._exit(CRASHED)
+
+
+def crash_with_a_hot_journal(path):
+    """End within a transaction that has begun to overwrite the file."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("PRAGMA cache_size = 1")
+    db.execute("BEGIN IMMEDIATE")
+    for number in range(200):
+        row = (number.to_bytes(32, "big"), number, bytes(5000))
+        db.execute("INSERT INTO memories VALUES (?, ?, ?)", row)
     os._exit(CRASHED)

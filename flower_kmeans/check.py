@@ -1,0 +1,301 @@
+"""Whether a node could take part in private runs: for its operator, and nothing is changed.
+
+Each finding is one line of ``flower-kmeans check``. It holds names and limits, but no record's
+value and no number of records.
+"""
+
+import os
+import re
+import socket
+import ssl
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flower_kmeans.domain import Ball, Domain
+from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
+from flower_kmeans.federation.document import MASKED_TRUSTS
+from flower_kmeans.federation.policy import ClientPolicy
+from flower_kmeans.privacy.ledger import spent_epsilon
+from flower_kmeans.records import check_columns
+from flower_kmeans.tables import MissingValuesError, load_table
+from flower_kmeans.version import __version__
+
+FLWR = ("1.39", "2")
+"""Supported versions of flwr: from the first on, below the second."""
+
+FIRST_PYTHON = (3, 11)
+_FIRST_HTTP = (1, 40)
+_SECONDS = 10.0
+_HINTS = {
+    "versions": f"Install what fits: pip install 'flwr>={FLWR[0]},<{FLWR[1]}'.",
+    "policy file": "docs/threat-model.md has an example under 'What an operator decides'.",
+    "accepts": "Change these settings in the policy file.",
+    "keys": "flower-kmeans keygen makes key files; only the node's own user may read one.",
+    "ledger": "state_dir is a directory of this node's own, mode 0700, in one that exists.",
+    "data": "The records must have the columns that the policy pins, in that order.",
+    "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, whether it is well, and what there is to know or to do."""
+
+    name: str
+    is_well: bool
+    told: str
+
+
+def check_node(
+    policy_file: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    superlink: str | None = None,
+    root_certificates: str | os.PathLike[str] | None = None,
+) -> list[Finding]:
+    """Look at everything that a node needs, as the user who runs it, and change nothing.
+
+    Parameters
+    ----------
+    policy_file : path
+        The operator's policy (`ClientPolicy.from_file`).
+    data : path, optional
+        The node's records, as `load_table` reads them.
+    superlink : str, optional
+        ``HOST:PORT``, to be reached with TLS.
+    root_certificates : path, optional
+        Certificate of the authority that signed the SuperLink's; by default those of the system.
+
+    Returns
+    -------
+    list of Finding
+        The node could take part if all is well.
+    """
+    findings = [_find("versions", _versions)]
+    try:
+        policy = ClientPolicy.from_file(policy_file)
+    except KMeansError as error:
+        findings.append(_bad("policy file", error))
+    else:
+        findings.append(_find("policy file", _policy_file, Path(policy_file)))
+        findings.append(_find("accepts", _accepted, policy))
+        findings.append(_find("keys", _keys, policy))
+        findings.append(_find("ledger", _ledger, policy))
+        if data is not None:
+            findings.append(_find("data", _data, Path(data), policy))
+    if superlink is not None:
+        findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
+    return findings
+
+
+def print_findings(console: Console, findings: list[Finding]) -> None:
+    """Print a line for each finding, and the conclusion."""
+    table = Table(title="Could this node take part?", title_justify="left")
+    table.add_column("")
+    table.add_column("what")
+    table.add_column("finding", overflow="fold")
+    for finding in findings:
+        mark = Text("ok", style="green") if finding.is_well else Text("no", style="bold red")
+        table.add_row(mark, finding.name, Text(finding.told))
+    console.print(table)
+    bad = [finding.name for finding in findings if not finding.is_well]
+    told = f"No, because of: {', '.join(bad)}." if bad else "Yes, as far as this can tell."
+    console.print(Text(told), soft_wrap=True)
+
+
+def _find(name: str, look: Callable[..., str], *arguments: Any) -> Finding:
+    try:
+        return Finding(name, True, look(*arguments))
+    except KMeansError as error:
+        return _bad(name, error)
+
+
+def _bad(name: str, error: KMeansError) -> Finding:
+    return Finding(name, False, f"{error} {_HINTS[name]}")
+
+
+# --------------------------------------------------------------------------- what is looked at
+
+
+def _versions() -> str:
+    python = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < FIRST_PYTHON:
+        raise ConfigurationError(f"Expected Python >= 3.11. Got {python} instead.")
+    try:
+        flwr = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        raise ConfigurationError("Expected flwr to be installed. Got no such package.") from None
+    if not _numbers(FLWR[0]) <= _numbers(flwr) < _numbers(FLWR[1]):
+        raise ConfigurationError(f"Expected flwr>={FLWR[0]},<{FLWR[1]}. Got {flwr} instead.")
+    transport = "HTTP" if _numbers(flwr) >= _FIRST_HTTP else "gRPC"
+    return (
+        f"flower-kmeans {__version__}, flwr {flwr} (nodes speak {transport}), Python {python}. "
+        "The SuperLink and all nodes must have the same."
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _policy_file(path: Path) -> str:
+    mode, named = stat.S_IMODE(path.stat().st_mode), f'policy-file="{path.resolve()}"'
+    return f"Read, mode {mode:04o}. The node names it: --node-config '{named}'"
+
+
+def _accepted(policy: ClientPolicy) -> str:
+    names = ["trusts", "algorithms", "units"]
+    if policy.trusts == ("distributed-noise",):
+        names.append("openings")
+    nothing = [name for name in names if getattr(policy, name) == ()]
+    if nothing:
+        raise ConfigurationError(f"Every run is refused: {' and '.join(nothing)} admit nothing.")
+    columns, domain = policy.columns, policy.domain
+    bounds = "any bounds (pin domain)" if domain is None else _bounds(domain)
+    named = "any columns (pin columns)" if columns is None else f"columns {_listed(columns)}"
+    trust = f"trust {_either(policy.trusts)}"
+    if "distributed-noise" in policy.trusts and policy.openings:
+        trust += f" (opening {_either(policy.openings)})"
+    return "; ".join(
+        (
+            trust,
+            f"algorithm {_either(policy.algorithms)}" if policy.algorithms else "any algorithm",
+            f"epsilon up to {policy.max_epsilon:g} at delta {policy.max_delta:g} in one run",
+            f"per {_either(policy.units)}",
+            f"at least {policy.min_clients} clients",
+            f"at most {policy.max_rounds} rounds",
+            f"keys {_either(policy.accepted_keys)}",
+            bounds,
+            named,
+        )
+    )
+
+
+def _keys(policy: ClientPolicy) -> str:
+    if not set(policy.trusts) & set(MASKED_TRUSTS):
+        return "Not needed: the accepted trust models mask nothing."
+    told = []
+    if policy.read_group_key() is not None:
+        told.append(f"The group key of {policy.group_key_file} can be read by its owner alone.")
+    identity = policy.read_identity()
+    if identity is not None:
+        names = identity.roster.names
+        if len(names) < policy.min_clients:
+            raise ConfigurationError(
+                f"Expected at least min_clients={policy.min_clients} members in the roster_file "
+                f"{policy.roster_file}. Got {len(names)} instead."
+            )
+        told.append(
+            f"The key of {policy.member_key_file} can be read by its owner alone, and is "
+            f"{names[identity.place]}, number {identity.place + 1} of {len(names)} in "
+            f"{policy.roster_file}. All members must have the same roster."
+        )
+    if not told:
+        told.append(
+            "Relayed by the server, which withstands a passive server only: set roster_file and "
+            "member_key_file, or group_key_file."
+        )
+    return " ".join(told)
+
+
+def _ledger(policy: ClientPolicy) -> str:
+    delta, total = policy.max_total_delta, policy.max_total_epsilon
+    if policy.state_dir is None:
+        if set(policy.trusts) <= {"plain"}:
+            return "Not needed: no private run is accepted."
+        if policy.in_memory:
+            return "None is kept (in_memory): nothing bounds what all runs cost together."
+        raise ConfigurationError("Without state_dir every private run is refused.")
+    spent = spent_epsilon(policy.state_dir, delta)
+    if spent is None:
+        return (
+            f"None yet in {policy.state_dir}; the first run makes it. Of epsilon {total:g} at "
+            f"delta {delta:g}, all is left."
+        )
+    if spent >= total:
+        raise ConfigurationError(
+            f"Expected less than max_total_epsilon={total:g} spent at delta {delta:g}. Got "
+            f"{spent:.4g} instead, so no further private run is accepted."
+        )
+    return (
+        f"In {policy.state_dir}: epsilon {spent:.4g} of {total:g} at delta {delta:g} is spent, "
+        f"{total - spent:.4g} is left (runs compose to less than the sum of their epsilons)."
+    )
+
+
+def _data(path: Path, policy: ClientPolicy) -> str:
+    try:
+        columns = load_table(path).columns
+    except MissingValuesError as error:  # whose text has numbers of records
+        raise DataError(
+            f"The column {error.column!r} is empty, NaN or infinite in some records."
+        ) from None
+    check_columns(columns, policy.columns)
+    if policy.domain is not None and policy.domain.n_features != len(columns):
+        raise DataError(
+            f"Expected {policy.domain.n_features} columns, as domain has. Got {len(columns)} "
+            f"({_listed(columns)}) instead."
+        )
+    pinned = "as pinned" if policy.columns or policy.domain else "and the policy pins none"
+    return f"{path} is a table of numbers with the columns {_listed(columns)}, {pinned}."
+
+
+def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -> str:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit():
+        raise ConfigurationError(f"Expected --superlink as HOST:PORT. Got {address!r} instead.")
+    try:
+        context = ssl.create_default_context(cafile=root_certificates)
+    except (OSError, ssl.SSLError):
+        raise ConfigurationError(
+            f"The root certificates {root_certificates} cannot be read as PEM."
+        ) from None
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        with (
+            socket.create_connection((host, int(port)), _SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=host) as tls,
+        ):
+            version = tls.version()
+    except ssl.SSLCertVerificationError as error:
+        raise RunError(
+            f"The certificate of {address} is refused: {error.verify_message}."
+        ) from None
+    except ssl.SSLError:
+        raise RunError(f"{address} was reached, but does not speak TLS.") from None
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no answer in time"
+        raise RunError(f"{address} cannot be reached: {reason}.") from None
+    authority = "the system's authorities" if root_certificates is None else root_certificates
+    return (
+        f"{address} was reached with {version}, and its certificate verified by {authority}. "
+        "Whether this node is registered there shows when it connects."
+    )
+
+
+# --------------------------------------------------------------------------- words
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(names)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
+
+
+def _bounds(domain: Domain) -> str:
+    if isinstance(domain, Ball):
+        return f"bounds: within {domain.radius:g} of a centre, {domain.n_features} columns"
+    pairs = list(zip(domain.lower, domain.upper, strict=True))
+    shown = ", ".join(f"{low:g} to {high:g}" for low, high in pairs[:20])
+    return f"bounds {shown}{', ...' if len(pairs) > 20 else ''}"

@@ -1,0 +1,214 @@
+"""Opening an announced sum under distributed-noise (docs/protocol.md, section 7).
+
+A member that answered the sum's context gives its share of the sum's secret and, if it is asked,
+the correction: the sum of the survivors' masks, sealed under that secret. The server opens the sum
+with the shares of a quorum and one correction; the checksum word tells it whether it has. Under
+simple opening corrections are bare and there are no shares.
+"""
+
+import itertools
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import RunError
+from flower_kmeans.federation.document import NONE, RunDocument
+from flower_kmeans.federation.life import Life
+from flower_kmeans.federation.messages import Finish, Open, Round
+from flower_kmeans.federation.transcript import (
+    Entry,
+    pack_words,
+    unpack_survivors,
+    unpack_words,
+)
+from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.secagg import masks, sharing
+
+N_OPENERS = 5
+# Sets of shares that are tried where some are false: all of them if they are so few.
+_TRIES = 256
+
+Words = NDArray[np.uint64]
+
+
+class Given(NamedTuple):
+    """What a member gives toward the opening of its last entry: nothing by default."""
+
+    share_t: int | None = None
+    share: bytes | None = None
+    correction: bytes | None = None
+
+
+# --------------------------------------------------------------------------- the client's side
+
+
+def may_open(life: Life, context: bytes, entry: Entry) -> bool:
+    """Return whether a life may help to open an entry that it is about to accept.
+
+    It may if it answered that very context, so it has one vote for one entry of a round. Nor does
+    it vote in a smaller cohort than one that it answered: where the cohort's size is the server's
+    word, a small cohort within a large one would have a quorum of its own.
+    """
+    return life.answered_context(entry.t, context) and entry.m >= life.largest_m
+
+
+def give(document: RunDocument, life: Life, request: Round | Open | Finish) -> Given:
+    """Return what a life gives toward the opening of the entry at its head.
+
+    Parameters
+    ----------
+    document : RunDocument
+    life : Life
+        After it followed the request's entries.
+    request : Round, Open or Finish
+        Under immediate opening nothing rides on the answer to a round: sums are opened before the
+        next question.
+
+    Returns
+    -------
+    Given
+        Nothing, whatever is asked, where the run's document names no opening: an oblivious server
+        opens no sum.
+    """
+    on_answer = isinstance(request, Round)
+    silent = (NONE, "immediate") if on_answer else (NONE,)
+    if not life.may_open or document.opening in silent:
+        return Given()
+    correction: Words | None = None
+    if request.want_correction:
+        survivors = unpack_survivors(life.last_survivors, life.last_m)
+        key = masks.mask_key(life.group_key, life.last_context)
+        correction = masks.correction(key, survivors, document.words_of(life.head))
+    if not document.opens_by_quorum:
+        return Given() if correction is None else Given(life.head, None, pack_words(correction))
+    coefficients = sharing.polynomial(life.group_key, life.chain, life.last_m)
+    share = sharing.share_of(coefficients, life.index)
+    if correction is None:
+        return Given(life.head, share)
+    secret = sharing.secret_of(coefficients)
+    sealed = correction + sharing.open_stream(secret, life.chain, len(correction))
+    return Given(life.head, share, pack_words(sealed))
+
+
+# --------------------------------------------------------------------------- the server's side
+
+
+@dataclass
+class Opening:
+    """What a server was sent to open one announced sum.
+
+    Attributes
+    ----------
+    entry : Entry
+        The sum as it was announced.
+    head : bytes
+        Transcript hash h_t of the entry.
+    by_quorum : bool
+        Whether it takes a quorum of shares, and corrections are sealed.
+    shares, corrections : dict of int to bytes
+        By the members' places; the first of each counts.
+    false : set of int
+        Members that are known to have sent a false share or correction.
+    """
+
+    entry: Entry
+    head: bytes
+    by_quorum: bool
+    shares: dict[int, bytes] = field(default_factory=dict)
+    corrections: dict[int, bytes] = field(default_factory=dict)
+    false: set[int] = field(default_factory=set)
+    _asked: set[int] = field(default_factory=set)
+
+    @property
+    def quorum(self) -> int:
+        """Number of shares that it takes."""
+        return sharing.quorum(self.entry.m) if self.by_quorum else 0
+
+    def ask(self, n: int, present: Collection[int] = ()) -> set[int]:
+        """Choose up to ``n`` survivors to ask for the correction.
+
+        Parameters
+        ----------
+        n : int
+        present : collection of int
+            Members that answered lately. They come first, then those that were not asked before.
+        """
+        survivors = np.flatnonzero(self.entry.survivors).tolist()
+        chosen = sorted(survivors, key=lambda i: (i not in present, i in self._asked, i))[:n]
+        self._asked.update(chosen)
+        return set(chosen)
+
+    def take(self, index: int, share: bytes | None, correction: bytes | None) -> None:
+        """Keep what a member sent; whether it is right shows when the sum is opened."""
+        if index >= self.entry.m:
+            return  # it came later than this context, which it cannot have answered
+        if share is not None and self.by_quorum:
+            self.shares.setdefault(index, share)
+        if correction is None:
+            return
+        if len(correction) == 8 * len(self.entry.words):
+            self.corrections.setdefault(index, correction)
+        else:
+            self.false.add(index)
+
+    def open(self) -> Words | None:
+        """Return the words that the sum opens to, or ``None`` if what came does not open it.
+
+        Raises
+        ------
+        RunError
+            If it opens in two ways: a member sent a correction that is false in other words than
+            the checksum word.
+        """
+        if not self.corrections:
+            return None
+        if not self.by_quorum:
+            return self._unsealed(None)
+        for places in _subsets(sorted(self.shares), self.quorum):
+            found = sharing.Interpolation({i: self.shares[i] for i in places})
+            opened = self._unsealed(found.secret)
+            if opened is not None:
+                rest = self.shares.keys() - set(places)
+                self.false.update(i for i in rest if found.share(i) != self.shares[i])
+                return opened
+        return None
+
+    def _unsealed(self, secret: bytes | None) -> Words | None:
+        """Return what the corrections open the sum to, if the checksum word says that they do."""
+        words = self.entry.words
+        if secret is not None:
+            words = words + sharing.open_stream(secret, self.head, len(words))
+        opened: dict[bytes, Words] = {}
+        for correction in set(self.corrections.values()):
+            candidate = words - unpack_words(correction)
+            if int(candidate[-1]) == self.entry.n_survivors:
+                opened[correction] = candidate
+        if not opened:
+            return None
+        if len(opened) > 1:
+            raise RunError(
+                f"Members opened the sum of round {self.entry.t} in {len(opened)} ways: at least "
+                "one of them sent something false."
+            )
+        self.false.update(i for i, sent in self.corrections.items() if sent not in opened)
+        return next(iter(opened.values()))
+
+    def __str__(self) -> str:
+        shares = f"{len(self.shares)} of {self.quorum} shares and " if self.by_quorum else ""
+        return f"{shares}{len(self.corrections)} corrections"
+
+
+def _subsets(places: list[int], size: int) -> Iterator[tuple[int, ...]]:
+    """Yield sets of places to open a sum with, so many that a few false shares are left out."""
+    if math.comb(len(places), size) <= _TRIES:
+        yield from itertools.combinations(places, size)
+        return
+    yield tuple(places[:size])
+    stream = Stream.from_key(bytes(32))  # which shares are tried is no secret
+    for _ in range(_TRIES - 1):
+        order = np.argsort(stream.words(len(places)))
+        yield tuple(places[i] for i in order[:size])

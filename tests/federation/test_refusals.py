@@ -1,0 +1,233 @@
+"""A refusal tells the operator why, in the client's log, and the server only its code."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import SIMULATED, Node, Scene, decoded, key_file, make_run
+
+from flower_kmeans.client import ClientPolicy
+from flower_kmeans.domain import Ball, Box
+from flower_kmeans.federation.codes import Code
+from flower_kmeans.federation.messages import Enrol, Refusal, to_content
+from flower_kmeans.tables import Table
+
+MARKER = 0.7132589  # in the records
+NAMED = Box([0, 0], [1, 1], columns=["age", "income"])
+ROOT = Path(__file__).parents[2]
+
+
+def records():
+    return np.full((4, 2), MARKER)
+
+
+def lines(caplog):
+    """Return the client's warnings so far."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "flower_kmeans.client" and record.levelno >= logging.WARNING
+    ]
+
+
+def refused(node, content, caplog):
+    """Hand a message to a node; return the code that left and the only line that was logged."""
+    caplog.clear()
+    reply = node.handle(content)
+    answer = decoded(reply)
+    assert isinstance(answer, Refusal)
+    # All that leaves is a code: nothing tells two reasons of one code apart.
+    assert answer == Refusal(code=answer.code, doc_hash=answer.doc_hash)
+    assert set(reply["kmeans"]) <= {"v", "kind", "code", "doc_hash"}
+    (line,) = lines(caplog)
+    assert "\n" not in line
+    assert str(MARKER) not in caplog.text
+    return answer.code, line
+
+
+def enrolment(run):
+    return to_content(Enrol(doc_hash=run.document.doc_hash, doc=run.document.data, lead=False))
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "expected", "got"),
+    [
+        ({"trusts": ("plain",)}, {}, "trusts=['plain']", "'oblivious-server'"),
+        ({"algorithms": ("glloyd",)}, {}, "algorithms=['glloyd']", "'fastlloyd'"),
+        ({"max_rounds": 2}, {"rounds": 3}, "max_rounds=2", "3"),
+        ({"min_clients": 4}, {"min_clients": 3}, "min_clients >= 4", "3"),
+        ({"max_epsilon": 0.5}, {"epsilon": 0.75}, "max_epsilon=0.5", "0.75"),
+        ({"max_delta": 1e-9}, {}, "max_delta=1e-09", "1e-06"),
+        ({"domain": Box([0, 0], [1, 9])}, {}, "bounds of column 1 (0.0, 9.0)", "(0.0, 1.0)"),
+        ({"domain": Ball(1, [0, 0])}, {}, "kind ball", "'box'"),
+        ({"columns": ("age", "income")}, {}, "columns=['age', 'income']", "None"),
+        ({"columns": ("a", "b")}, {"domain": NAMED.to_config()}, "columns=['a', 'b']", "'income'"),
+        ({"units": ("client",)}, {}, "units=['client']", "'record'"),
+        ({"group_key_file": "/a/key"}, {}, "keys in", "'relayed'"),
+        ({}, {"keys": "file"}, "keys in", "'file'"),
+        ({"trusts": ("trusted-server",)}, {"trust": "plain"}, "trusts=", "'plain'"),
+        (
+            {"openings": ("immediate",)},
+            {"trust": "distributed-noise", "opening": "simple"},
+            "openings=['immediate']",
+            "'simple'",
+        ),
+        ({}, {"keys": "roster"}, "keys in ['relayed']", "'roster'"),
+    ],
+)
+def test_a_limit_that_is_exceeded_is_named_in_the_log_alone(limits, asked, expected, got, caplog):
+    run = make_run(**{"min_clients": 3, **asked})
+    node = Node(3, records(), replace(SIMULATED, **limits))
+    code, line = refused(node, enrolment(run), caplog)
+    assert code == Code.POLICY
+    assert expected in line
+    assert got in line.split("Got")[1]
+    assert run.document.doc_hash.hex()[:8] in line
+    assert node.loads == 0
+
+
+def test_every_limit_of_a_policy_refuses_with_the_same_bytes(caplog):
+    run = make_run(min_clients=3)
+    replies = set()
+    for limits in (
+        {"trusts": ("plain",)},
+        {"max_epsilon": 0.5},
+        {"min_clients": 9},
+        {"columns": ("age", "income")},
+        {"domain": Box([0, 0], [1, 9])},
+    ):
+        node = Node(3, records(), replace(SIMULATED, **limits))
+        replies.add(repr(node.handle(enrolment(run))))
+    assert len(replies) == 1
+    assert len(set(lines(caplog))) == 5
+
+
+def test_plans_and_documents_that_do_not_fit_are_explained(caplog):
+    run = make_run()
+    node = Node(3, records(), SIMULATED)
+    document = replace(run.document, sampler="none")
+    code, line = refused(node, enrolment(replace(run, document=document)), caplog)
+    assert (code, "sampler" in line) == (Code.POLICY, True)
+
+
+def test_what_a_ledger_does_not_allow_is_explained(tmp_path, caplog):
+    run = make_run(min_clients=3, epsilon=0.8)
+    code, line = refused(Node(3, records(), ClientPolicy()), enrolment(run), caplog)
+    assert (code, "state_dir" in line) == (Code.LEDGER, True)
+
+    policy = ClientPolicy(state_dir=tmp_path / "state", max_total_epsilon=0.5)
+    code, line = refused(Node(3, records(), policy), enrolment(run), caplog)
+    assert code == Code.LEDGER
+    assert "epsilon <= 0.5" in line
+    assert "Got 0.8" in line
+
+    (tmp_path / "state").chmod(0o755)
+    code, line = refused(Node(3, records(), policy), enrolment(run), caplog)
+    assert code == Code.LEDGER
+    assert "0700" in line
+    assert "0755" in line
+
+
+def test_a_key_file_that_cannot_be_used_is_explained(tmp_path, caplog):
+    run = make_run(keys="file")
+    for path, expected in (
+        (key_file(tmp_path, mode=0o640), "0640"),
+        (tmp_path / "none", "cannot be read"),
+    ):
+        node = Node(3, records(), replace(SIMULATED, group_key_file=path))
+        code, line = refused(node, enrolment(run), caplog)
+        assert code == Code.KEY
+        assert expected in line
+
+
+def test_records_that_cannot_be_used_are_explained_without_a_value(caplog):
+    run = make_run(domain=NAMED.to_config())
+    for loaded, expected in (
+        (Table(records(), ("income", "age")), "['income', 'age']"),
+        (np.full((3, 4), MARKER), "must have 2 columns, got 4"),
+        (np.full(3, MARKER), "two-dimensional"),
+    ):
+        code, line = refused(Node(3, loaded, SIMULATED), enrolment(run), caplog)
+        assert code == Code.DATA
+        assert expected in line
+    node = Node(3, Table(records(), ("age", "income")), SIMULATED)
+    assert not isinstance(decoded(node.handle(enrolment(run))), Refusal)
+
+
+def test_a_crowd_that_is_too_small_is_explained(caplog):
+    scene = Scene(make_run(min_clients=4))
+    scene.open()
+    code, line = refused(scene.nodes[1], to_content(scene.request(1, m=3)), caplog)
+    assert code == Code.POLICY
+    assert "min_clients=4 members of the cohort. Got 3" in line
+
+    for i in range(4):
+        scene.answer(i)
+    assert scene.server.close_round()
+    few = replace(scene.server.closed[-1].entry, survivors=np.arange(4) < 2)
+    scene.open()
+    request = scene.request(1, entries=(few.pack(),))
+    code, line = refused(scene.nodes[1], to_content(request), caplog)
+    assert code == Code.POLICY
+    assert "min_clients=4 survivors. Got 2" in line
+
+
+@pytest.mark.parametrize("rounds", [{"t": 4}, {"attempt": 3}])
+def test_what_goes_beyond_the_document_is_refused(rounds, caplog):
+    scene = Scene()
+    for _ in range(3 if "t" in rounds else 0):
+        scene.round()
+    if "t" in rounds:
+        entries = tuple(closed.entry.pack() for closed in scene.server.closed)
+        request = scene.request(1, entries=entries, **rounds)
+    else:
+        scene.open()
+        request = scene.request(1, **rounds)
+    code, line = refused(scene.nodes[1], to_content(request), caplog)
+    assert code == Code.POLICY
+    assert re.search(r"round up to 3 and an attempt up to 2\. Got round \d, attempt \d", line)
+
+
+def test_messages_that_cannot_be_read_are_logged_without_what_they_hold(caplog):
+    node, content = Node(3, records(), SIMULATED), enrolment(make_run())
+    content["kmeans"]["more"] = "MARKER"
+    code, line = refused(node, content, caplog)
+    assert code == Code.BAD_MESSAGE
+    assert "BAD_MESSAGE" in line
+    assert "MARKER" not in caplog.text
+    content = enrolment(make_run())
+    content["kmeans"]["v"] = 2
+    code, line = refused(node, content, caplog)
+    assert (code, "VERSION" in line) == (Code.VERSION, True)
+
+
+def test_the_operator_of_a_node_sees_the_reason_once():
+    """In a process like that in which a SuperNode runs the client, whatever Flower logs there."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from flwr.supernode.cli.flwr_clientapp import flwr_clientapp\n"
+        "from harness import *\n"
+        "from flower_kmeans.federation.messages import Enrol\n"
+        "document = make_run(min_clients=3).document\n"
+        "enrol = Enrol(doc_hash=document.doc_hash, doc=document.data, lead=False)\n"
+        "node = Node(3, [[0.5, 0.5]], ClientPolicy(in_memory=True, max_epsilon=0.25))\n"
+        "assert node.ask(enrol).code == 3\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT / "tests" / "support")],
+        cwd=ROOT,
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    seen = [line for line in (result.stdout + result.stderr).splitlines() if "max_epsilon" in line]
+    assert len(seen) == 1
+    assert "Expected epsilon <= max_epsilon=0.25. Got 1.0" in seen[0]

@@ -1,0 +1,80 @@
+"""What tests of deployments share: their scripts as modules, and what a run of three must give."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+
+from flower_kmeans import Box, PrivacyBudget, simulate
+from flower_kmeans.metrics import matched_centroid_error
+from flower_kmeans.strategies import FastLloyd
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "simulations" / "deployment"
+PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+ROUNDS = 3
+
+# In squared units of records that lie within 14 of 0. The noise of such a run makes about 2e-4;
+# this is ten standard deviations of it and more.
+CLOSE = 0.01
+
+
+def load_script(monkeypatch, name, folder=FOLDER):
+    """Import a script's module from its folder, and forget it with all that it imported there."""
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    module = importlib.import_module(name)
+    for loaded in set(sys.modules) - before:
+        if str(getattr(sys.modules[loaded], "__file__", "")).startswith(str(FOLDER)):
+            del sys.modules[loaded]
+    return module
+
+
+def check_outcome(running, partitions):
+    """Check that all nodes learnt the same, what they should, and the server nothing."""
+    results = []
+    for path in running.results:
+        with np.load(path) as result:
+            results.append((result["centroids"], result["counts"]))
+    for centroids, counts in results:
+        np.testing.assert_array_equal(centroids, results[0][0])
+        np.testing.assert_array_equal(counts, results[0][1])
+
+    report = json.loads(running.report.read_text("utf-8"))
+    assert report["arrays_at_the_server"] == []
+    assert (report["trust"], report["keys"]) == ("oblivious-server", "file")
+    assert (report["n_clients"], report["n_rounds"]) == (3, ROUNDS)
+    assert report["answers"] == [3] * ROUNDS
+    assert report["dropped"] == []
+    assert report["epsilon"] == pytest.approx(1)
+    # Of whatever the SuperLink kept, nothing holds a centroid's bytes or digits. A single number
+    # may be as plain as 0.0, which is found anywhere: bytes are looked for by row and by column.
+    centroids = results[0][0]
+    searched = [line.tobytes() for line in (*centroids, *np.ascontiguousarray(centroids.T))]
+    digits = [repr(float(value)).encode() for value in centroids.ravel()]
+    searched += [text for text in digits if len(text) > 8]
+    assert len(searched) > sum(centroids.shape)
+    link = running.directory / "link"
+    kept = [running.report, *running.processes.logs.glob("*.log"), *link.glob("superlink.db*")]
+    assert link / "superlink.db" in kept
+    for path in kept:
+        content = path.read_bytes()
+        assert not [text for text in searched if text in content], path
+
+    records = np.vstack(partitions)
+    solution = KMeans(3, n_init=5, random_state=0).fit(records).cluster_centers_
+    strategy = FastLloyd(
+        3,
+        Box([-14.0] * 2, [14.0] * 2),
+        PrivacyBudget(epsilon=1.0),
+        n_records=30_000,
+        n_clients=3,
+        n_rounds=ROUNDS,
+    )
+    simulated = simulate(strategy, partitions, engine="in-process").centroids
+    assert matched_centroid_error(simulated, solution) < CLOSE
+    assert matched_centroid_error(results[0][0], solution) < CLOSE
