@@ -1,15 +1,15 @@
-"""Make what the parties of a deployment need to know each other: certificates and keys.
+"""Make what the machines of a deployment need to know each other: certificates and keys.
 
 ``link``   the SuperLink's certificate, and the authority that nodes check it against
 ``node``   one SuperNode's key pair; only the public half leaves the node
-``group``  the key file that all data holders share and the SuperLink must never have
+
+The data holders' keys, which the SuperLink must never have, are made by ``flower-kmeans keygen``.
 """
 
 import argparse
 import datetime as dt
 import ipaddress
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAYS = 365
-_GROUP_KEY_BYTES = 32
 
 
 def make_link(directory: Path, names: Sequence[str], days: int = _DAYS) -> None:
@@ -103,11 +102,6 @@ def make_node(directory: Path) -> None:
     _write_new(directory / "node.pub", public + b"\n", 0o644)
 
 
-def make_group(file: Path) -> None:
-    """Write 32 random bytes, mode 0600."""
-    _write_new(file, secrets.token_bytes(_GROUP_KEY_BYTES), 0o600)
-
-
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=True,
@@ -151,16 +145,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     link.add_argument("--days", type=int, default=_DAYS)
     node = commands.add_parser("node", help="one SuperNode's key pair")
     node.add_argument("directory", type=Path)
-    group = commands.add_parser("group", help="the data holders' shared key file")
-    group.add_argument("file", type=Path)
     options = parser.parse_args(arguments)
     try:
         if options.command == "link":
             make_link(options.directory, options.name, options.days)
-        elif options.command == "node":
-            make_node(options.directory)
         else:
-            make_group(options.file)
+            make_node(options.directory)
     except FileExistsError as error:
         parser.exit(1, f"There is a file {error.filename} already; it was left as it is.\n")
 

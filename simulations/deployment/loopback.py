@@ -7,34 +7,29 @@ is stopped. The commands are the page's.
 
 import argparse
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from credentials import make_group, make_link, make_node
+from credentials import make_link, make_node
 from numpy.typing import NDArray
+from processes import DeploymentError, Processes, free_ports
+
+from flower_kmeans.federation.roster import write_group_key
 
 APP = Path(__file__).resolve().parent / "app"
 NAME = "deployment"  # of the SuperLink in Flower's configuration
 HOST = "127.0.0.1"
-_POLL = 0.2
-_GRACE = 10.0
-
-
-class DeploymentError(Exception):
-    """A process ended, or something took longer than it may."""
+BOUNDS = ((-14.0, 14.0), (-14.0, 14.0))  # of the made-up records, as in the app's configuration
 
 
 def fleet_is_grpc() -> bool:
@@ -97,6 +92,16 @@ def supernode_command(
     ]
 
 
+def keygen_command(path: Path | str) -> list[str]:
+    """Return the command that makes the data holders' group key."""
+    return ["flower-kmeans", "keygen", str(path)]
+
+
+def check_command(policy_file: Path | str, data: Path | str) -> list[str]:
+    """Return the command that says whether a node could take part."""
+    return ["flower-kmeans", "check", "--policy-file", str(policy_file), "--data", str(data)]
+
+
 def register_command(public_key: Path | str) -> list[str]:
     """Return the command that admits a node's public key."""
     return ["flwr", "supernode", "register", str(public_key), NAME]
@@ -121,148 +126,29 @@ def flower_config(address: str, certificate: Path | str) -> str:
     )
 
 
-# ------------------------------------------------------------------------------ processes
-
-
-class Processes:
-    """Processes that share a Flower home, and all end with this object's `stop`.
+def policy_text(
+    bounds: Sequence[tuple[float, float]], settings: Mapping[str, Any] | None = None
+) -> str:
+    """Return ``policy.toml`` of a node's operator.
 
     Parameters
     ----------
-    directory : Path
-        Flower's home and one log per process are kept here.
+    bounds : sequence of (float, float)
+        Lowest and highest value of every column; a run with others is refused.
+    settings : mapping, optional
+        What differs from, or comes beside, a node with a group key file that accepts an oblivious
+        server and no other; ``None`` leaves a setting out. Paths are relative to the file.
     """
-
-    def __init__(self, directory: Path) -> None:
-        self.home = directory / "flwr-home"
-        self.logs = directory / "logs"
-        self.home.mkdir()
-        self.logs.mkdir()
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._environment = os.environ | {
-            "FLWR_HOME": str(self.home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            # Flower starts its own programs by name.
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONUNBUFFERED": "1",
-        }
-
-    def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a process in a group of its own."""
-        with (self.logs / f"{name}.log").open("ab") as output:
-            self._running[name] = subprocess.Popen(
-                [_program(command[0]), *command[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                start_new_session=True,
-            )
-
-    def wait(self, name: str, timeout: float) -> None:
-        """Wait for the end of a process while all others run.
-
-        Raises
-        ------
-        DeploymentError
-            If it fails or does not end in time, or another process ends.
-        """
-        deadline = time.monotonic() + timeout
-        while (code := self._running[name].poll()) is None:
-            self.check(deadline, f"The end of {name}")
-        del self._running[name]
-        if code:
-            raise DeploymentError(f"{name} ended with {code}: {self.log(name)}")
-
-    def run(self, name: str, command: Sequence[str], timeout: float) -> str:
-        """Run a command to its end and return what it wrote. Raises as `wait` does."""
-        self.start(name, command)
-        self.wait(name, timeout)
-        return self.log(name)
-
-    def wait_for_port(self, port: int, timeout: float) -> None:
-        """Wait until somebody listens. Raises as `wait` does."""
-        deadline = time.monotonic() + timeout
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex((HOST, port)) == 0:
-                    return
-            self.check(deadline, f"A listener on port {port}")
-
-    def check(self, deadline: float, what: str) -> None:
-        """Sleep a moment, unless it is too late or one of the lasting processes has ended."""
-        for name, process in self._running.items():
-            if process.poll() is not None and name.startswith("super"):
-                raise DeploymentError(f"{name} ended with {process.returncode}: {self.log(name)}")
-        if time.monotonic() > deadline:
-            raise DeploymentError(f"{what} took too long; the logs are in {self.logs}")
-        time.sleep(_POLL)
-
-    def log(self, name: str) -> str:
-        """Return what a process wrote."""
-        return (self.logs / f"{name}.log").read_text("utf-8", "replace")
-
-    def stop(self) -> None:
-        """End all processes, nodes first; whoever does not end by itself is killed."""
-        for process in reversed(self._running.values()):
-            _signal_group(process.pid, signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE
-        for process in self._running.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-            _signal_group(process.pid, signal.SIGKILL)
-            process.wait()
-        self._running.clear()
-        # The SuperLink starts a helper in a session of its own, which no group signal reaches.
-        for pid in self.left():
-            _signal(pid, signal.SIGKILL)
-
-    def left(self) -> list[int]:
-        """Return the ids of processes of this deployment that still run (Linux only)."""
-        marker, found = f"FLWR_HOME={self.home}".encode(), []
-        for entry in Path("/proc").glob("[0-9]*/environ"):
-            pid = int(entry.parent.name)
-            try:
-                if marker in entry.read_bytes().split(b"\0") and pid != os.getpid():
-                    found.append(pid)
-            except OSError:
-                continue  # it has ended, or belongs to somebody else
-        return found
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
-def _program(name: str) -> str:
-    """Return the path of a program that lies beside this Python, or else wherever it is found."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise DeploymentError(f"There is no command {name}: is flwr installed?")
-    return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    values = {
+        "trusts": ["oblivious-server"],
+        "group_key_file": "group.key",
+        "state_dir": "state",
+        **(settings or {}),
+    }
+    lower, upper = ([pair[side] for pair in bounds] for side in (0, 1))
+    given = {key: value for key, value in values.items() if value is not None}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in given.items()]
+    return "\n".join([*lines, "", "[domain]", f"lower = {lower}", f"upper = {upper}", ""])
 
 
 # ------------------------------------------------------------------------------ a deployment
@@ -277,16 +163,22 @@ class Deployment:
     directory : Path
         Credentials, data, results and logs.
     processes : Processes
+    commands : mapping of str to list of str
+        What started ``superlink``, ``supernode0`` and so on; starts them again.
     results : tuple of Path
         The result file of each node.
     report : Path
         What the server writes.
+    app : Path
+        The Flower app that is run.
     """
 
     directory: Path
     processes: Processes
+    commands: Mapping[str, list[str]]
     results: tuple[Path, ...]
     report: Path
+    app: Path
 
     def run(self, config: Mapping[str, Any], timeout: float) -> None:
         """Run the app once.
@@ -296,17 +188,41 @@ class Deployment:
         DeploymentError
             If the run fails or takes too long.
         """
-        config = {**config, "n-clients": len(self.results), "report": str(self.report)}
-        self.processes.run("run", run_command(APP, config), timeout)
-        status = json.loads(self.processes.run("status", status_command(), 60))
-        states = [run["status"] for run in status["runs"]]
-        if states != ["finished:completed"]:
-            raise DeploymentError(f"The run is {states}: {self.processes.log('run')}")
+        self.processes.run("run", self.command(config), timeout)
+        status = self.statuses()[-1]
+        if status != "finished:completed":
+            raise DeploymentError(f"The run is {status}: {self.processes.log('run')}")
+
+    def command(self, config: Mapping[str, Any]) -> list[str]:
+        """Return the command that runs the app once."""
+        config = {"n-clients": len(self.results), "report": str(self.report), **config}
+        return run_command(self.app, config)
+
+    def statuses(self) -> list[str]:
+        """Return how the runs went, in Flower's words, oldest first."""
+        runs = json.loads(self.processes.run("status", status_command(), 60))["runs"]
+        return [str(run["status"]) for run in reversed(runs)]
+
+
+def _here(node: int, address: str) -> str:
+    return address
 
 
 @contextmanager
 def deployment(
-    directory: Path, partitions: Sequence[NDArray[np.float64]], bounds: str, patience: float = 60.0
+    directory: Path,
+    partitions: Sequence[NDArray[np.float64]],
+    bounds: Sequence[tuple[float, float]] = BOUNDS,
+    *,
+    app: Path = APP,
+    policy: Mapping[str, Any] | None = None,
+    settings: Mapping[str, str] | None = None,
+    processes: Processes | None = None,
+    host: str = HOST,
+    listen: str | None = None,
+    ports: Sequence[int] | None = None,
+    route: Callable[[int, str], str] = _here,
+    patience: float = 60.0,
 ) -> Iterator[Deployment]:
     """Set a deployment up, and take it down in any case.
 
@@ -316,47 +232,72 @@ def deployment(
         An empty directory.
     partitions : sequence of ndarray of shape (n_i, d)
         The records of each node: npy for the first, csv for all others.
-    bounds : str
-        ``LOW:HIGH,...``, as the app reads them.
+    bounds : sequence of (float, float)
+        Lowest and highest value of every column, for the nodes' policy files.
+    app : Path
+        The Flower app to run.
+    policy : mapping, optional
+        Further settings of every node's policy file.
+    settings : mapping, optional
+        Further settings of every node; ``{node}`` in a value is the node's number.
+    processes : Processes, optional
+        Where the processes run. Default: on this machine.
+    host : str
+        Where the SuperLink is reached.
+    listen : str, optional
+        Where it listens. Default: ``host``.
+    ports : sequence of int, optional
+        Of the SuperLink for HTTP and for gRPC, then one of each node. Default: free ones.
+    route : callable, optional
+        ``route(node, address)`` returns the address by which a node reaches the SuperLink; its
+        certificate names the host of that as well.
     patience : float
         Seconds to wait for one process to be ready.
     """
-    port, fleet_port, *node_ports = free_ports(2 + len(partitions))
-    address = f"{HOST}:{port}"
-    fleet = f"{HOST}:{fleet_port}" if fleet_is_grpc() else None
+    port, fleet_port, *node_ports = ports or free_ports(2 + len(partitions))
+    grpc, listen = fleet_is_grpc(), listen or host
+    address = f"{host}:{port}"
+    routes = [route(i, f"{host}:{fleet_port}" if grpc else address) for i in range(len(partitions))]
     link = directory / "link"
-    make_link(link, [HOST])
-    make_group(directory / "group.key")
-    processes = Processes(directory)
+    make_link(link, [host, *(each.rpartition(":")[0] for each in routes)])
+    write_group_key(directory / "group.key")
+    processes = Processes(directory) if processes is None else processes
     (processes.home / "config.toml").write_text(flower_config(address, link / "ca.crt"), "utf-8")
-    nodes, results = [], []
+    nodes = [directory / f"node{i}" for i in range(len(partitions))]
+    fleet = f"{listen}:{fleet_port}" if grpc else None
+    commands = {"superlink": superlink_command(link, listen, port, fleet)}
+    for i, (node, node_port) in enumerate(zip(nodes, node_ports, strict=True)):
+        make_node(node)
+        shutil.copy(link / "ca.crt", node)
+        shutil.copy(directory / "group.key", node)  # keeps the mode
+        data = node / ("records.csv" if i else "records.npy")
+        _write_records(data, partitions[i])
+        policy_file = node / "policy.toml"
+        policy_file.write_text(policy_text(bounds, policy), "utf-8")
+        policy_file.chmod(0o600)
+        own = {key: value.replace("{node}", str(i)) for key, value in (settings or {}).items()}
+        commands[f"supernode{i}"] = supernode_command(
+            node,
+            routes[i],
+            node_port,
+            {
+                "data": str(data),
+                "policy-file": str(policy_file),
+                "result": str(node / "result.npz"),
+                **own,
+            },
+        )
     try:
-        processes.start("superlink", superlink_command(link, HOST, port, fleet))
-        for i, records in enumerate(partitions):
-            node = directory / f"node{i}"
-            make_node(node)
-            shutil.copy(link / "ca.crt", node)
-            shutil.copy(directory / "group.key", node)  # keeps the mode
-            data, result = node / ("records.csv" if i else "records.npy"), node / "result.npz"
-            _write_records(data, records)
-            nodes.append(node)
-            results.append(result)
-        for each in (port, fleet_port) if fleet else (port,):
-            processes.wait_for_port(each, patience)
+        processes.start("superlink", commands["superlink"])
+        for each in (port, fleet_port) if grpc else (port,):
+            processes.wait_for_port(host, each, patience)
         for i, node in enumerate(nodes):
             processes.run(f"register{i}", register_command(node / "node.pub"), patience)
-        for i, (node, node_port) in enumerate(zip(nodes, node_ports, strict=True)):
-            settings = {
-                "data": str(next(node.glob("records.*"))),
-                "bounds": bounds,
-                "group-key": str(node / "group.key"),
-                "state": str(results[i].with_suffix(".state")),
-                "result": str(results[i]),
-            }
-            processes.start(
-                f"supernode{i}", supernode_command(node, fleet or address, node_port, settings)
-            )
-        yield Deployment(directory, processes, tuple(results), directory / "report.json")
+        for name, command in commands.items():
+            if name != "superlink":
+                processes.start(name, command)
+        results = tuple(node / "result.npz" for node in nodes)
+        yield Deployment(directory, processes, commands, results, directory / "report.json", app)
     finally:
         processes.stop()
 
@@ -377,17 +318,32 @@ def example_partitions(n_nodes: int = 3) -> list[NDArray[np.float64]]:
     return np.array_split(np.clip(records, -14, 14), n_nodes)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Set up, run once on made-up records, show what came out, and take down."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options_of(description: str) -> argparse.ArgumentParser:
+    """Return a parser of what can be said to a demonstration."""
+    parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--directory", type=Path, help="an empty one; default: a temporary one")
     parser.add_argument("--rounds", type=int, default=0, help="default: the papers' rule")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the run")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def demonstrate(
+    options: argparse.Namespace, place: Callable[[Path], AbstractContextManager[Deployment]]
+) -> None:
+    """Set up, run once on made-up records, show what came out, and take down.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+        What the parser of `options_of` returned.
+    place : callable
+        ``place(directory)`` sets up.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # takes the processes down, too
     directory = options.directory or Path(tempfile.mkdtemp(prefix="flower-kmeans-"))
     directory.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    with deployment(directory.resolve(), example_partitions(), "-14:14,-14:14") as running:
+    with place(directory.resolve()) as running:
         ready = time.monotonic()
         running.run({"n-rounds": options.rounds}, options.timeout)
         done = time.monotonic()
@@ -402,6 +358,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"set-up {ready - begun:.1f} s, run {done - ready:.1f} s, of it in the strategy:")
     print(f"  rounds ended at {ends} s, all done at {report['seconds']:.1f} s")
     print(f"Everything is in {directory}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Demonstrate a deployment on loopback."""
+    options = options_of(str(__doc__)).parse_args(arguments)
+    demonstrate(options, lambda directory: deployment(directory, example_partitions()))
 
 
 if __name__ == "__main__":

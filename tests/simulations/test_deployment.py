@@ -4,8 +4,8 @@ import ipaddress
 import json
 import re
 import shlex
+import shutil
 import stat
-import sys
 import tomllib
 from pathlib import Path
 
@@ -17,46 +17,25 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
+from deployments import FOLDER, PAGE, ROOT, ROUNDS, check_outcome, load_script
 from flwr.app import Context, RecordDict
-from sklearn.cluster import KMeans
+from typer.testing import CliRunner
 
-from flower_kmeans import Box, ClientPolicy, PrivacyBudget, simulate
+from flower_kmeans import Box, ClientPolicy
+from flower_kmeans.cli import app as flower_kmeans
 from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
-from flower_kmeans.metrics import matched_centroid_error
-from flower_kmeans.strategies import FastLloyd
-
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "simulations" / "deployment"
-PAGE = (ROOT / "docs" / "deploy.md").read_text("utf-8")
-BOUNDS = "-14:14,-14:14"
-ROUNDS = 3
-
-# In squared units of records that lie within 14 of 0. The noise of such a run makes about 2e-4;
-# this is ten standard deviations of it and more.
-CLOSE = 0.01
-
-
-def load(monkeypatch, folder, name):
-    """Import a script's module from its folder, and forget it after the test."""
-    monkeypatch.syspath_prepend(str(folder))
-    for module in ("bounds", "client_app", "server_app", "credentials", "loopback"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    module = __import__(name)
-    for loaded in ("bounds", "client_app", "server_app", "credentials", "loopback"):
-        if loaded in sys.modules:
-            monkeypatch.delitem(sys.modules, loaded)
-    return module
+from flower_kmeans.federation.roster import write_group_key, write_members
 
 
 @pytest.fixture
 def loopback(monkeypatch):
-    return load(monkeypatch, FOLDER, "loopback")
+    return load_script(monkeypatch, "loopback")
 
 
 @pytest.fixture
 def credentials(monkeypatch):
-    return load(monkeypatch, FOLDER, "credentials")
+    return load_script(monkeypatch, "credentials")
 
 
 def mode(path):
@@ -69,48 +48,10 @@ def mode(path):
 @pytest.mark.deployment
 def test_three_nodes_learn_the_same_and_the_server_nothing(loopback, tmp_path):
     partitions = loopback.example_partitions()
-    with loopback.deployment(tmp_path, partitions, BOUNDS) as running:
-        running.run({"n-rounds": ROUNDS}, timeout=240)
+    with loopback.deployment(tmp_path, partitions) as running:
+        running.run({"n-rounds": ROUNDS}, timeout=900)
     assert running.processes.left() == []
-
-    results = []
-    for path in running.results:
-        with np.load(path) as result:
-            results.append((result["centroids"], result["counts"]))
-    for centroids, counts in results:
-        np.testing.assert_array_equal(centroids, results[0][0])
-        np.testing.assert_array_equal(counts, results[0][1])
-
-    report = json.loads(running.report.read_text("utf-8"))
-    assert report["arrays_at_the_server"] == []
-    assert (report["trust"], report["keys"]) == ("oblivious-server", "file")
-    assert (report["n_clients"], report["n_rounds"]) == (3, ROUNDS)
-    assert report["answers"] == [3] * ROUNDS
-    assert report["dropped"] == []
-    assert report["epsilon"] == pytest.approx(1)
-    # Of whatever the SuperLink kept, nothing holds a centroid's bytes or digits.
-    link = tmp_path / "link"
-    kept = [running.report, *running.processes.logs.glob("*.log"), *link.glob("superlink.db*")]
-    assert link / "superlink.db" in kept
-    for path in kept:
-        content = path.read_bytes()
-        for value in results[0][0].ravel():
-            assert np.float64(value).tobytes() not in content
-            assert repr(float(value)).encode() not in content
-
-    records = np.vstack(partitions)
-    solution = KMeans(3, n_init=5, random_state=0).fit(records).cluster_centers_
-    strategy = FastLloyd(
-        3,
-        Box([-14.0] * 2, [14.0] * 2),
-        PrivacyBudget(epsilon=1.0),
-        n_records=30_000,
-        n_clients=3,
-        n_rounds=ROUNDS,
-    )
-    simulated = simulate(strategy, partitions, engine="in-process").centroids
-    assert matched_centroid_error(simulated, solution) < CLOSE
-    assert matched_centroid_error(results[0][0], solution) < CLOSE
+    check_outcome(running, partitions)
 
 
 @pytest.mark.deployment
@@ -119,7 +60,7 @@ def test_a_process_that_ends_ends_the_deployment(loopback, tmp_path):
     try:
         processes.start("superlink", ["flower-superlink", "--no-such-option"])
         with pytest.raises(loopback.DeploymentError, match="superlink ended with 2"):
-            processes.wait_for_port(loopback.free_ports(1)[0], 60)
+            processes.wait_for_port(loopback.HOST, loopback.free_ports(1)[0], 60)
     finally:
         processes.stop()
     assert processes.left() == []
@@ -154,9 +95,7 @@ def test_the_pages_commands_are_those_that_run(loopback):
     documented = commands()
     settings = {
         "data": "/srv/records.csv",
-        "bounds": BOUNDS,
-        "group-key": "/srv/node/group.key",
-        "state": "/srv/node/state",
+        "policy-file": "/srv/node/policy.toml",
         "result": "/srv/result.npz",
     }
     link = ("link", "0.0.0.0", 8000)  # noqa: S104
@@ -166,11 +105,15 @@ def test_the_pages_commands_are_those_that_run(loopback):
         assert loopback.supernode_command("node", address, 9094, settings) in documented
     assert loopback.register_command("hospital-a.pub") in documented
     assert loopback.status_command() in documented
+    assert loopback.keygen_command("group.key") in documented
+    assert loopback.check_command("/srv/node/policy.toml", "/srv/records.csv") in documented
     config = {"n-clients": 3, "report": "/srv/report.json"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
     assert ["python", "simulations/deployment/loopback.py"] in documented
+    page = re.sub(r"^ +", "", PAGE, flags=re.MULTILINE)
+    assert loopback.policy_text(loopback.BOUNDS) in page
     text = loopback.flower_config("link.example.org:8000", "/srv/ca.crt")
-    assert text in re.sub(r"^ +", "", PAGE, flags=re.MULTILINE)
+    assert text in page
     assert tomllib.loads(text)["superlink"]["deployment"]["address"] == "link.example.org:8000"
 
 
@@ -181,9 +124,13 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch):
         for words in commands()
         if words[1:2] == [str(FOLDER.relative_to(ROOT)) + "/credentials.py"]
     ]
-    assert [words[0] for words in made] == ["link", "node", "group"]
+    assert [words[0] for words in made] == ["link", "node"]
     for words in made:
         credentials.main(words)
+    keygen = [words[1:] for words in commands() if words[:2] == ["flower-kmeans", "keygen"]]
+    assert keygen == [["keygen", "group.key"], ["keygen", "--members", "a", "b", "c"]]
+    for words in keygen:
+        assert CliRunner().invoke(flower_kmeans, words).exit_code == 0
 
     authority = x509.load_pem_x509_certificate(Path("link/ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate(Path("link/server.pem").read_bytes())
@@ -198,23 +145,18 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch):
     private = load_ssh_private_key(Path("node/node.key").read_bytes(), None)
     public = load_ssh_public_key(Path("node/node.pub").read_bytes())
     assert private.public_key() == public
-    secret = [
-        Path("link/ca.key"),
-        Path("link/server.key"),
-        Path("node/node.key"),
-        Path("group.key"),
-    ]
-    assert [mode(path) for path in secret] == [0o600] * 4
+    names = ["link/ca.key", "link/server.key", "node/node.key", "group.key", "a.key", "b.key"]
+    assert [mode(Path(name)) for name in names] == [0o600] * len(names)
     assert len(ClientPolicy(group_key_file="group.key").read_group_key()) == 32
 
 
 def test_keys_are_never_overwritten(credentials, tmp_path, capsys):
-    credentials.make_group(tmp_path / "group.key")
-    before = (tmp_path / "group.key").read_bytes()
+    credentials.make_node(tmp_path)
+    before = (tmp_path / "node.key").read_bytes()
     with pytest.raises(SystemExit):
-        credentials.main(["group", str(tmp_path / "group.key")])
+        credentials.main(["node", str(tmp_path)])
     assert "it was left as it is" in capsys.readouterr().err
-    assert (tmp_path / "group.key").read_bytes() == before
+    assert (tmp_path / "node.key").read_bytes() == before
 
 
 # --------------------------------------------------------------------------- the app
@@ -224,73 +166,153 @@ def test_the_app_installs_nothing_and_fits_its_example(loopback):
     config = tomllib.loads((FOLDER / "app" / "pyproject.toml").read_text("utf-8"))
     assert config["project"]["dependencies"] == []
     values = config["tool"]["flwr"]["app"]["config"]
-    assert values["bounds"] == BOUNDS
+    assert values["bounds"] == ",".join(f"{low:g}:{high:g}" for low, high in loopback.BOUNDS)
+    assert values["min-clients"] == ClientPolicy().min_clients
     assert values["n-records"] == sum(map(len, loopback.example_partitions()))
 
 
-def node_context(config):
-    return Context(1, 1, config, RecordDict(), {})
+def write_policy(loopback, node, bounds=None, settings=None):
+    path = node / "policy.toml"
+    path.write_text(loopback.policy_text(bounds or loopback.BOUNDS, settings), "utf-8")
+    path.chmod(0o600)
+    return path
 
 
-def test_a_node_accepts_what_its_operator_said(monkeypatch):
-    app = load(monkeypatch, FOLDER / "app", "client_app")
-    config = {"bounds": "0:1,-2:2.5", "group-key": "/srv/group.key", "state": "/srv/state"}
-    policy = app.policy_of(node_context(config))
-    assert policy.domain == Box([0, -2], [1, 2.5])
-    assert (policy.trusts, policy.group_key_file) == (("oblivious-server",), "/srv/group.key")
-    assert (policy.max_epsilon, policy.min_clients) == (1.0, 3)
-    assert policy.state_dir == "/srv/state"
-    assert not policy.in_memory
-    for missing in config:
-        rest = {key: value for key, value in config.items() if key != missing}
-        assert app.policy_of(node_context(rest)) == ClientPolicy()
+def test_the_policy_of_a_node_is_as_strict_as_can_be(loopback, tmp_path):
+    policy = ClientPolicy.from_file(write_policy(loopback, tmp_path, [(0, 1), (-2, 2.5)]))
+    assert policy == ClientPolicy(
+        trusts=("oblivious-server",),
+        domain=Box([0, -2], [1, 2.5]),
+        group_key_file=str(tmp_path.resolve() / "group.key"),
+        state_dir=str(tmp_path.resolve() / "state"),
+    )
+    settings = {"min_clients": 2, "trusts": ["distributed-noise"], "group_key_file": None}
+    policy = ClientPolicy.from_file(write_policy(loopback, tmp_path, settings=settings))
+    assert (policy.min_clients, policy.trusts) == (2, ("distributed-noise",))
+    assert policy.group_key_file is None
 
 
-def run_in_process(monkeypatch, loopback, credentials, tmp_path, **changed):
-    """Run the app's two sides in this process; ``changed`` settings are those of node 2."""
-    credentials.make_group(tmp_path / "group.key")
-    partitions = loopback.example_partitions()
-    app = load(monkeypatch, FOLDER / "app", "client_app").app
-    server = load(monkeypatch, FOLDER / "app", "server_app").app
+def run_in_process(monkeypatch, loopback, tmp_path, config=None, policies=lambda node: {}):
+    """Run the app's two sides in this process; ``policies`` returns what is said in a node's."""
+    app = load_script(monkeypatch, "client_app", FOLDER / "app").app
+    server = load_script(monkeypatch, "server_app", FOLDER / "app").app
     run_config = tomllib.loads((FOLDER / "app" / "pyproject.toml").read_text("utf-8"))
-    run_config = run_config["tool"]["flwr"]["app"]["config"]
+    run_config = run_config["tool"]["flwr"]["app"]["config"] | (config or {})
     run_config |= {"n-rounds": 2, "timeout": 5, "report": str(tmp_path / "report.json")}
+    write_group_key(tmp_path / "group.key")
+    write_members(tmp_path, ["node0", "node1", "node2"])
+    for i, records in enumerate(loopback.example_partitions()):
+        node = tmp_path / f"node{i}"
+        node.mkdir()
+        for name in ("group.key", "roster.toml", f"{node.name}.key"):
+            shutil.copy(tmp_path / name, node)
+        np.save(node / "records.npy", records)
+        write_policy(loopback, node, **policies(i))
 
     def client(message, context):
-        node = context.node_config["partition-id"]
-        np.save(tmp_path / f"records{node}.npy", partitions[node])
+        node = tmp_path / f"node{context.node_config['partition-id']}"
         context.node_config |= {
-            "data": str(tmp_path / f"records{node}.npy"),
-            "bounds": BOUNDS,
-            "group-key": str(tmp_path / "group.key"),
-            "state": str(tmp_path / f"state{node}"),
-            "result": str(tmp_path / f"result{node}.npz"),
+            "data": str(node / "records.npy"),
+            "policy-file": str(node / "policy.toml"),
+            "result": str(node / "result.npz"),
         }
-        if node == 2:
-            context.node_config |= changed
         return app(message, context)
 
     with task_identity():
         server(InProcessGrid(client, 3), Context(1, 1, {}, RecordDict(), run_config))
-    return sorted(path.name for path in tmp_path.glob("result*"))
+    report = json.loads((tmp_path / "report.json").read_text())
+    return len(list(tmp_path.glob("node?/result.npz"))), report
 
 
-def test_the_apps_two_sides_make_a_run(monkeypatch, loopback, credentials, tmp_path):
-    names = run_in_process(monkeypatch, loopback, credentials, tmp_path)
-    assert names == ["result0.npz", "result1.npz", "result2.npz"]
-    assert json.loads((tmp_path / "report.json").read_text())["arrays_at_the_server"] == []
+def could_take_part(loopback, node):
+    command = loopback.check_command(node / "policy.toml", node / "records.npy")
+    return CliRunner().invoke(flower_kmeans, command[1:]).exit_code == 0
 
 
-def test_a_node_with_other_bounds_refuses(monkeypatch, loopback, credentials, tmp_path):
+def test_the_apps_two_sides_make_a_run(monkeypatch, loopback, tmp_path):
+    n_results, report = run_in_process(monkeypatch, loopback, tmp_path)
+    assert n_results == 3
+    assert (report["arrays_at_the_server"], report["finished"]) == ([], True)
+    assert all(could_take_part(loopback, tmp_path / f"node{i}") for i in range(3))
+
+
+def test_the_app_runs_with_a_roster_and_without_trust_in_the_server(
+    monkeypatch, loopback, tmp_path
+):
+    def policies(node):
+        roster = {"roster_file": "roster.toml", "member_key_file": f"node{node}.key"}
+        trusts = ["distributed-noise"]
+        return {"settings": {"trusts": trusts, "group_key_file": None, **roster}}
+
+    config = {"trust": "distributed-noise", "keys": "roster"}
+    n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
+    assert n_results == 3
+    assert (report["trust"], report["keys"]) == ("distributed-noise", "roster")
+    assert report["arrays_at_the_server"] == ["centroids", "counts"]
+    assert all(could_take_part(loopback, tmp_path / f"node{i}") for i in range(3))
+
+
+def test_the_trust_model_is_a_setting_that_policies_must_accept(monkeypatch, loopback, tmp_path):
     with pytest.raises(TooFewClientsError, match="policy"):
-        run_in_process(monkeypatch, loopback, credentials, tmp_path, bounds="-14:14,-15:14")
-    assert not list(tmp_path.glob("result*"))
+        run_in_process(monkeypatch, loopback, tmp_path, {"trust": "distributed-noise"})
+    report = json.loads((tmp_path / "report.json").read_text())
+    ended = (report["trust"], report["finished"], report["n_rounds"])
+    assert ended == ("distributed-noise", False, 0)
+    assert {entry["round"] for entry in report["incidents"]} == {0}
 
 
-def test_a_node_with_an_open_key_file_refuses(monkeypatch, loopback, credentials, tmp_path):
+def test_a_node_with_other_bounds_refuses(monkeypatch, loopback, tmp_path):
+    def policies(node):
+        return {"bounds": [(-14, 14), (-15, 14)]} if node == 2 else {}
+
+    with pytest.raises(TooFewClientsError, match="policy"):
+        run_in_process(monkeypatch, loopback, tmp_path, policies=policies)
+    assert not list(tmp_path.glob("node?/result*"))
+
+
+NAMED = {"bounds": "x0=-14:14,x1=-14:14"}
+
+
+def columns_of_node_2(*columns):
+    """Return what pins these columns at one node."""
+    return lambda node: {"settings": {"columns": list(columns)}} if node == 2 else {}
+
+
+def test_columns_that_are_named_are_those_of_the_policy_and_of_the_file(
+    monkeypatch, loopback, tmp_path
+):
+    n_results, _ = run_in_process(
+        monkeypatch, loopback, tmp_path, NAMED, columns_of_node_2("x0", "x1")
+    )
+    assert n_results == 3
+    assert could_take_part(loopback, tmp_path / "node2")
+
+
+@pytest.mark.parametrize(
+    ("config", "columns", "reason"),
+    [
+        ({}, ("x0", "x1"), "policy"),  # a run that names no columns
+        (NAMED, ("x1", "x0"), "policy"),
+        ({"bounds": "age=-14:14,income=-14:14"}, ("age", "income"), "loaded or checked"),
+    ],
+)
+def test_a_node_with_other_columns_refuses(
+    config, columns, reason, monkeypatch, loopback, tmp_path
+):
+    with pytest.raises(TooFewClientsError, match=reason):
+        run_in_process(monkeypatch, loopback, tmp_path, config, columns_of_node_2(*columns))
+    assert not list(tmp_path.glob("node?/result*"))
+    assert could_take_part(loopback, tmp_path / "node2") == (columns == ("x0", "x1"))
+
+
+def test_a_node_with_an_open_key_file_refuses(monkeypatch, loopback, tmp_path):
     (tmp_path / "open.key").write_bytes(bytes(32))
     (tmp_path / "open.key").chmod(0o644)
-    key = str(tmp_path / "open.key")
+
+    def policies(node):
+        return {"settings": {"group_key_file": "../open.key"}} if node == 2 else {}
+
     with pytest.raises(TooFewClientsError):
-        run_in_process(monkeypatch, loopback, credentials, tmp_path, **{"group-key": key})
-    assert not list(tmp_path.glob("result*"))
+        run_in_process(monkeypatch, loopback, tmp_path, policies=policies)
+    assert not list(tmp_path.glob("node?/result*"))
+    assert not could_take_part(loopback, tmp_path / "node2")

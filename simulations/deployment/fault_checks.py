@@ -1,0 +1,176 @@
+"""What must hold after any fault: the right result, one charge a run, no mask twice, no leak."""
+
+import base64
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import chi2
+from sklearn.cluster import KMeans
+
+from flower_kmeans.metrics import matched_centroid_error
+from flower_kmeans.privacy.ledger import FILE_NAME, Ledger
+
+# In squared units of records that lie within 14 of 0. The noise of such a run makes about 2e-4.
+CLOSE = 0.01
+# A mask used twice leaves the difference of two statistics: sums of some 10,000 records on a grid
+# of 2^-16 stay far below 2^48, and a uniform word does so once in 2^15 times.
+_SMALL = 1 << 48
+_SMALL_WORDS = 3
+_CHANCE = 1e-9
+_RECORDS = 20
+
+Sent = dict[str, Any]
+
+
+def sent_by(hooks: Path) -> list[Sent]:
+    """Return what a node answered, oldest first, as the app of the test kept it."""
+    path = hooks / "sent.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def result_complaints(
+    results: Sequence[Path], must_have: Iterable[int], partitions: Sequence[NDArray[np.float64]]
+) -> list[str]:
+    """Return what is wrong with the nodes' results.
+
+    Parameters
+    ----------
+    results : sequence of Path
+        Result file of each node, there or not.
+    must_have : iterable of int
+        Nodes that must have one.
+    partitions : sequence of ndarray of shape (n_i, d)
+        All records.
+    """
+    complaints = [f"node {i} has no result" for i in must_have if not results[i].exists()]
+    found = []
+    for path in results:
+        if path.exists():
+            with np.load(path) as result:
+                found.append((result["centroids"], result["counts"]))
+    if not found:
+        return [*complaints, "no node has a result"]
+    if any(not all(map(np.array_equal, one, found[0])) for one in found):
+        complaints.append("nodes have different results")
+    records = np.vstack(partitions)
+    solution = KMeans(len(found[0][0]), n_init=5, random_state=0).fit(records).cluster_centers_
+    error = matched_centroid_error(found[0][0], solution)
+    if not error < CLOSE:
+        complaints.append(f"the result is {error:.3g} away from the non-private solution")
+    return complaints
+
+
+def ledger_complaints(
+    state_dirs: Sequence[Path], n_runs: int, epsilon: float, delta: float
+) -> list[str]:
+    """Return what is wrong with the nodes' accounts.
+
+    Parameters
+    ----------
+    state_dirs : sequence of Path
+    n_runs : int
+        How many runs each node answered at least once.
+    epsilon, delta : float
+        Of one run.
+    """
+    complaints = []
+    for i, state_dir in enumerate(state_dirs):
+        runs, most, total = charged(state_dir, delta)
+        if runs != n_runs:
+            complaints.append(f"node {i} charged {runs} runs instead of {n_runs}")
+        if most > 1:
+            complaints.append(f"node {i} answered a round as {most} members")
+        if n_runs == 1 and not np.isclose(total, epsilon, rtol=1e-3):
+            complaints.append(f"node {i} is charged epsilon {total:.4g} instead of {epsilon:g}")
+        if n_runs > 1 and not epsilon < total <= n_runs * epsilon:
+            complaints.append(f"node {i} is charged epsilon {total:.4g} for {n_runs} runs")
+    return complaints
+
+
+def charged(state_dir: Path, delta: float) -> tuple[int, int, float]:
+    """Return a ledger's number of runs, most members of a round, and epsilon at a delta."""
+    if not (state_dir / FILE_NAME).exists():
+        return 0, 0, 0.0
+    with sqlite3.connect(f"file:{state_dir / FILE_NAME}?mode=ro", uri=True) as database:
+        (runs,) = database.execute("SELECT COUNT(*) FROM runs").fetchone()
+        members = database.execute(
+            "SELECT COUNT(DISTINCT member) FROM answers GROUP BY run, round"
+        ).fetchall()
+    database.close()
+    with Ledger(state_dir) as ledger:
+        return runs, max((count for (count,) in members), default=0), ledger.epsilon(delta)
+
+
+def mask_complaints(sent: Iterable[Sent]) -> list[str]:
+    """Return what is wrong with the ciphertexts, all that were ever made.
+
+    One mask is for one node and context: it may hide one vector only, however often that is sent.
+    No two different ciphertexts may share a mask, whoever sent them.
+    """
+    by_place: dict[tuple[int, str], set[bytes]] = defaultdict(set)
+    for line in sent:
+        if line["words"]:
+            by_place[line["node"], line["ctx"]].add(base64.b64decode(line["words"]))
+    if not by_place:
+        return ["there is no ciphertext"]
+    complaints = [
+        f"node {node} sent {len(words)} ciphertexts in one context"
+        for (node, _), words in by_place.items()
+        if len(words) > 1
+    ]
+    vectors = [np.frombuffer(one, "<u8") for words in by_place.values() for one in words]
+    for first, second in combinations(vectors, 2):
+        length = min(len(first), len(second))
+        difference = (first[:length] - second[:length]).astype(np.int64)  # modulo 2^64
+        if np.count_nonzero(np.abs(difference) < _SMALL) >= min(_SMALL_WORDS, length):
+            complaints.append("two ciphertexts share a mask")
+    counts = np.bincount(np.frombuffer(b"".join(map(bytes, vectors)), np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    if ((counts - expected) ** 2 / expected).sum() > chi2.isf(_CHANCE, 255):
+        complaints.append("the bytes of the ciphertexts are not uniform")
+    return complaints
+
+
+def n_ciphertexts(sent: Iterable[Sent]) -> tuple[int, int]:
+    """Return how many ciphertexts were made, and how many of them differ."""
+    words = [line["words"] for line in sent if line["words"]]
+    return len(words), len(set(words))
+
+
+def leak_complaints(
+    files: Iterable[Path],
+    results: Sequence[Path],
+    partitions: Sequence[NDArray[np.float64]],
+    texts: Iterable[str],
+) -> list[str]:
+    """Return which files of the server's side hold a centroid, a record or a node's error text."""
+    values = [part[:_RECORDS] for part in partitions]
+    for path in results:
+        if path.exists():
+            with np.load(path) as result:
+                values.append(result["centroids"])
+    needles = [text.encode() for text in texts]
+    for value in np.concatenate([np.ravel(part) for part in values]):
+        needles += [np.float64(value).tobytes(), repr(float(value)).encode()]
+    complaints = []
+    for path in files:
+        content = path.read_bytes()
+        found = sum(needle in content for needle in needles)
+        if found:
+            complaints.append(f"{path.name} holds {found} values that it must not hold")
+    return complaints
+
+
+def dropped(report: Mapping[str, Any], nodes: Mapping[int, int]) -> Iterator[tuple[int, int, str]]:
+    """Yield (node, round, reason) of a report; ``nodes`` gives our number of Flower's node id."""
+    for entry in report["dropped"]:
+        yield nodes.get(entry["node_id"], -1), entry["round"], entry["reason"]

@@ -1,0 +1,238 @@
+"""docs/deploy.md between machines with addresses of their own: network namespaces."""
+
+import re
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from deployments import PAGE, ROUNDS, check_outcome, load_script
+
+ANYWHERE = "0.0.0.0"  # noqa: S104
+SPARE = 12345  # a port that no firewall of these tests lets through, unless it says so
+
+
+@pytest.fixture
+def namespaces(monkeypatch):
+    return load_script(monkeypatch, "namespaces")
+
+
+@pytest.fixture
+def network(namespaces):
+    """Return the function that makes a network, or skip with what stands in its way."""
+
+    def make(machines, condition="plain"):
+        if reason := namespaces.obstacle(condition):
+            pytest.skip(reason)
+        return namespaces.network(machines, condition)
+
+    yield make
+    assert left(namespaces) == []
+
+
+def left(namespaces):
+    """Return the namespaces that this process made and did not remove."""
+    return [path.name for path in Path("/run/netns").glob(f"{namespaces._PREFIX}*")]
+
+
+@contextmanager
+def watched(machines):
+    """Collect, until the end, at which ports each machine is ever seen to listen to others."""
+    seen = {name: set() for name in machines.machines}
+    done = threading.Event()
+
+    def watch():
+        while not done.wait(1.0):
+            for name, ports in seen.items():
+                ports |= machines.open_ports(name)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+
+
+# --------------------------------------------------------------------------- a whole run
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("condition", ["plain", "netem", "relay"])
+def test_three_machines_learn_the_same_and_the_server_nothing(
+    namespaces, network, tmp_path, condition
+):
+    partitions = namespaces.example_partitions()
+    machines = namespaces.machines_of(len(partitions))
+    with (
+        network(machines, condition) as net,
+        namespaces.deployed(net, tmp_path, partitions) as running,
+        watched(net) as ports,
+    ):
+        running.run({"n-rounds": ROUNDS, "timeout": 400}, timeout=1500)
+        sent_again = sum(net.retransmitted(name) for name in net.machines)
+    assert running.processes.left() == []
+    check_outcome(running, partitions)
+    # What the page's table lists is all that listens: nothing at all on nodes.
+    used = [machine for machine in machines if machine.name != "relay" or condition == "relay"]
+    assert {name for name, found in ports.items() if found} <= {machine.name for machine in used}
+    for machine in used:
+        assert ports[machine.name] == set(machine.serves)
+    if condition != "plain":
+        assert sent_again > 0  # packets were lost
+
+
+# --------------------------------------------------------------------------- the network
+
+
+def rows_of_ports(grpc):
+    """Return the page's (from, to, port) of one version of Flower."""
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (\d+)/tcp \| (.+?) \|$", PAGE, re.MULTILINE)
+    other = "flwr 1.40" if grpc else "flwr 1.39"
+    return {(a, b, int(port)) for a, b, port, use in rows if not use.startswith(other)}
+
+
+@pytest.mark.parametrize("grpc", [False, True])
+def test_firewalls_are_the_pages_table(namespaces, monkeypatch, grpc):
+    monkeypatch.setattr(namespaces, "fleet_is_grpc", lambda: grpc)
+    link, operator, relay, *nodes = namespaces.machines_of(3)
+    between = {row for row in rows_of_ports(grpc) if "same machine" not in row[1]}
+    assert {(row[0], row[2]) for row in between if row[1] == "SuperLink"} == {
+        *(("nodes", port) for node in nodes for port in node.reaches),
+        *(("whoever registers nodes and submits runs", port) for port in operator.reaches),
+    }
+    assert {row[1] for row in between} == {"SuperLink"}
+    assert set(link.serves) == {row[2] for row in between}
+    assert (link.reaches, operator.serves) == ((), ())
+    assert [node.serves for node in nodes] == [()] * 3
+    assert relay.serves == relay.reaches == nodes[0].reaches
+    assert ("node's helper", "node, same machine", namespaces.NODE_PORT) in rows_of_ports(grpc)
+
+
+LISTEN = """
+import socket, sys
+held = [socket.create_server((sys.argv[1], int(port))) for port in sys.argv[2:]]
+print("ready", flush=True)
+sys.stdin.read()
+"""
+CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)
+except (PermissionError, TimeoutError):
+    sys.exit(3)
+"""
+
+
+@contextmanager
+def listening(net, name, host, *ports):
+    command = [sys.executable, "-c", LISTEN, host, *map(str, ports)]
+    with subprocess.Popen(
+        net.inside(name, command), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            yield
+        finally:
+            process.kill()
+
+
+def test_machines_reach_each_other_at_the_ports_of_their_firewalls_only(namespaces, network):
+    link = namespaces.Machine("link", "10.99.0.1", serves=(8000,))
+    node = namespaces.Machine("node0", "10.99.0.10", reaches=(8000,))
+    # It may go anywhere, so what it does not reach is closed by the other side.
+    other = namespaces.Machine("other", "10.99.0.99", (8000, SPARE), (8000, SPARE))
+    machines = (link, node, other)
+    reached = set()
+    with network(machines) as net:
+        ports = (8000, SPARE)
+        with (
+            listening(net, "link", ANYWHERE, *ports),
+            listening(net, "node0", ANYWHERE, *ports),
+            listening(net, "other", ANYWHERE, *ports),
+        ):
+            for a in machines:
+                for b in machines:
+                    for port in ports:
+                        words = [sys.executable, "-c", CONNECT, b.address, str(port)]
+                        code = subprocess.run(net.inside(a.name, words), check=False).returncode
+                        assert code in (0, 3)
+                        if code == 0:
+                            reached.add((a.name, b.name, port))
+    within = {(machine.name, machine.name, port) for machine in machines for port in ports}
+    between = {("node0", "link", 8000), ("node0", "other", 8000), ("other", "link", 8000)}
+    assert reached == within | between
+
+
+def test_ports_are_open_if_others_can_reach_them(namespaces, network):
+    machine = namespaces.Machine("link", "10.99.0.1")
+    with (
+        network([machine]) as net,
+        listening(net, "link", "127.0.0.1", 8000),
+        listening(net, "link", machine.address, 8001),
+        listening(net, "link", ANYWHERE, 8002),
+    ):
+        assert net.open_ports("link") == {8001, 8002}
+
+
+def test_a_machine_that_cannot_be_made_leaves_no_other_behind(namespaces, network):
+    good = namespaces.Machine("good", "10.99.0.1")
+    bad = namespaces.Machine("bad", "10.99.0.256")
+    with pytest.raises(namespaces.DeploymentError, match=r"10\.99\.0\.256"), network([good, bad]):
+        pytest.fail("there is no such address")
+    assert left(namespaces) == []
+
+
+def test_an_error_within_leaves_no_machine_behind(namespaces, network):
+    def interrupted():
+        with network([namespaces.Machine("good", "10.99.0.1")]):
+            assert len(left(namespaces)) == 2  # the machine and the switch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert left(namespaces) == []
+
+
+# --------------------------------------------------------------------------- where it cannot be
+
+
+@pytest.fixture
+def able(namespaces, monkeypatch):
+    """Let the computer seem able to have namespaces, so far as can be seen before it tries."""
+    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: f"/sbin/{tool}")
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
+
+
+@pytest.mark.parametrize("missing", ["ip", "ss", "tc"])
+def test_missing_tools_are_an_obstacle(namespaces, able, monkeypatch, missing):
+    found = {"ip", "ss", "tc"} - {missing}
+    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: tool if tool in found else None)
+    assert f"no command {missing}:" in namespaces.obstacle()
+
+
+def test_missing_rights_are_an_obstacle(namespaces, able, monkeypatch):
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    assert "root" in namespaces.obstacle()
+
+
+def test_a_kernel_that_lacks_netem_is_an_obstacle_for_netem_alone(namespaces, able, monkeypatch):
+    def run(command, **options):
+        code = int("netem" in command)
+        said = "Error: Specified qdisc kind is unknown." if code else ""
+        return subprocess.CompletedProcess(command, code, "", said)
+
+    monkeypatch.setattr(namespaces.subprocess, "run", run)
+    assert "qdisc kind is unknown" in namespaces.obstacle("netem")
+    assert namespaces.obstacle("plain") is None
+    assert namespaces.obstacle("relay") is None
+
+
+def test_the_script_says_what_stands_in_its_way(namespaces, monkeypatch, capsys):
+    monkeypatch.setattr(namespaces, "obstacle", lambda condition: f"no {condition} here")
+    with pytest.raises(SystemExit, match="1"):
+        namespaces.main(["--network", "netem"])
+    assert "no netem here" in capsys.readouterr().err
