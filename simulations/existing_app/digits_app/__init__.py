@@ -1,0 +1,1 @@
+"""Recognise handwritten digits by FedAvg: an app like those that Flower's users have."""

@@ -1,0 +1,347 @@
+"""An app of FedAvg that gained private clustering: both work in one run, and little was added."""
+
+import importlib
+import json
+import random
+import re
+import shutil
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+from harness import RecordingGrid
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
+
+from flower_kmeans.errors import TooFewClientsError
+from flower_kmeans.federation.codes import Code
+from flower_kmeans.federation.in_process import task_identity
+from flower_kmeans.strategies import FastLloyd
+
+ROOT = Path(__file__).parents[2]
+APP = ROOT / "simulations" / "existing_app"
+PACKAGE = "digits_app"
+CONFIG = tomllib.loads((APP / "pyproject.toml").read_text())
+FLOWER = CONFIG["tool"]["flwr"]["app"]
+PAGE = (ROOT / "docs" / "existing-app.md").read_text("utf-8")
+MARK = "  # added"
+ADDED_FILE = "clusters.py"
+FORMS = {  # how apps are made: their client's and their server's file
+    "decorators": ("client_app", "server_app"),
+    "client_fn": ("numpy_client_app", "numpy_server_app"),
+}
+N_CLIENTS = 10
+IMAGES, DIGITS = load_digits(return_X_y=True)
+QUARTERS = IMAGES.reshape(-1, 2, 4, 2, 4).mean(axis=(2, 4)).reshape(-1, 4)
+
+
+def source(name):
+    return (APP / PACKAGE / f"{name}.py").read_text("utf-8")
+
+
+def added(name):
+    """Return the lines of a file that were added, without their mark."""
+    return [line.removesuffix(MARK) for line in source(name).splitlines() if line.endswith(MARK)]
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """Return a folder with the app as it was: without the marked lines and the added file."""
+    folder = tmp_path / "plain"
+    shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / PACKAGE / ADDED_FILE).unlink()
+    for path in folder.glob("**/*.py"):
+        lines = path.read_text("utf-8").splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if not line.rstrip().endswith(MARK)))
+    return folder
+
+
+def forget():
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import the client's and the server's app from a folder, afresh."""
+
+    def imported(folder, form):
+        forget()
+        monkeypatch.syspath_prepend(str(folder))
+        client, server = (importlib.import_module(f"{PACKAGE}.{name}") for name in FORMS[form])
+        assert Path(client.__file__).is_relative_to(folder)
+        return client.app, server.app
+
+    yield imported
+    forget()
+
+
+def run(apps, output, node_config=None, **run_config):
+    """Run both apps in this process, and return what was left behind and what was sent.
+
+    ``node_config(partition)`` returns what a node's operator configured.
+    """
+    client_app, server_app = apps
+    config = FLOWER["config"] | {"output": str(output)} | run_config
+
+    def client(message, context):
+        context.run_config = config
+        if node_config is not None:
+            context.node_config |= node_config(context.node_config["partition-id"])
+        return client_app(message, context)
+
+    grid = RecordingGrid(client, N_CLIENTS)
+    random.seed(5)  # Flower asks clients, and so adds up their models, in a random order
+    with task_identity():
+        server_app(grid, Context(1, 1, {}, RecordDict(), config))
+    return outcome(output, grid)
+
+
+def outcome(output, grid=None):
+    with np.load(output / "model.npz") as arrays:
+        model = [arrays[name] for name in arrays.files]
+    accuracies = list(json.loads((output / "accuracy.json").read_text()).values())
+    clusters = []
+    for path in sorted(output.glob("clusters-*.npz")):
+        with np.load(path) as arrays:
+            clusters.append((arrays["centroids"], arrays["counts"]))
+    return SimpleNamespace(model=model, accuracies=accuracies, clusters=clusters, grid=grid)
+
+
+def check_training(accuracies):
+    assert len(accuracies) == FLOWER["config"]["num-server-rounds"]
+    assert accuracies[-1] > 0.8  # of ten digits
+    assert accuracies[-1] > accuracies[0] + 0.05
+
+
+def check_clusters(clusters, n_clients=N_CLIENTS):
+    assert len(clusters) == n_clients
+    for centroids, counts in clusters:
+        np.testing.assert_array_equal(centroids, clusters[0][0])
+        np.testing.assert_array_equal(counts, clusters[0][1])
+    centroids = clusters[0][0]
+    distances = ((QUARTERS[:, None] - centroids[None]) ** 2).sum(axis=2)
+    exact = KMeans(len(centroids), n_init=3, random_state=0).fit(QUARTERS).inertia_
+    # 1.17 was the worst of 200 runs, 2.05 is one cluster for everything.
+    assert distances.min(axis=1).sum() < 1.5 * exact
+
+
+# --------------------------------------------------------------------------- what was added
+
+
+def test_it_is_an_app_that_installs_nothing(load):
+    # Flower installs an app's dependencies from the package index, offline or not.
+    assert CONFIG["project"]["dependencies"] == []
+    assert FLOWER["components"] == {
+        "serverapp": f"{PACKAGE}.server_app:app",
+        "clientapp": f"{PACKAGE}.client_app:app",
+    }
+    client_app, server_app = load(APP, "decorators")
+    assert isinstance(client_app, ClientApp)
+    assert isinstance(server_app, ServerApp)
+
+
+def test_without_the_marked_lines_nothing_is_left_of_it(plain):
+    files = sorted(plain.glob("**/*.py"))
+    assert {path.stem for path in files} > {name for form in FORMS.values() for name in form}
+    for path in files:
+        assert not re.search("flower_kmeans|cluster|added", path.read_text("utf-8")), path
+
+
+def imports_and_others(lines):
+    imports = [line for line in lines if re.match("(from|import) ", line)]
+    return imports, [line for line in lines if line not in imports]
+
+
+def test_one_call_was_added_to_the_client_and_three_lines_to_the_server():
+    _, client = imports_and_others(added("client_app"))
+    assert len(client) == 1
+    assert client[0].startswith("register_kmeans(app, load_data")
+    _, server = imports_and_others(added("server_app"))
+    assert len(server) == 3
+    _, client = imports_and_others(added("numpy_client_app"))
+    assert len(client) == 1
+    assert client[0].startswith("app = with_kmeans(app, load_data")
+    _, numpy_server = imports_and_others(added("numpy_server_app"))
+    assert numpy_server[-3:] == server
+    for name in ("data", "model", "output", "__init__"):
+        assert not added(name)
+
+
+def test_the_page_shows_what_was_added():
+    blocks = re.findall(r"^```diff\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    names = ["client_app", "server_app", "numpy_client_app", "numpy_server_app"]
+    assert len(blocks) == len(names)
+    for name, block in zip(names, blocks, strict=True):
+        lines = [line for line in block.splitlines() if line not in ("", "+")]
+        shown = [line[1:] for line in lines if line.startswith("+")]
+        expected = added(name)
+        if name.startswith("numpy"):  # imports are not repeated
+            _, expected = imports_and_others(expected)
+        assert sorted(shown) == sorted(expected)
+        assert imports_and_others(shown)[1] == imports_and_others(expected)[1]
+        for line in lines:
+            if line.startswith(" ") and line.strip() != "...":
+                assert line[1:] in source(name).splitlines()
+
+
+def test_the_page_quotes_what_a_server_says():
+    quoted = re.findall(r"`TooFewClientsError` … `([^`]+)`", PAGE)
+    codes = (Code.LEDGER, Code.POLICY, Code.DATA)
+    assert len(quoted) == len(codes)
+    for words, code in zip(quoted, codes, strict=True):
+        assert words in code.sentence
+
+
+# --------------------------------------------------------------------------- what it does
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_training_and_clustering_work_in_one_run(form, load, tmp_path):
+    done = run(load(APP, form), tmp_path / "out")
+    check_training(done.accuracies)
+    check_clusters(done.clusters)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_training_is_what_it_was_without_the_clustering(form, load, plain, tmp_path):
+    before = run(load(plain, form), tmp_path / "before")
+    after = run(load(APP, form), tmp_path / "after")
+    assert not before.clusters
+    assert len(after.clusters) == N_CLIENTS
+    assert len(before.model) == len(after.model) == 2
+    for array, other in zip(before.model, after.model, strict=True):
+        assert array.any()
+        if form == "decorators":
+            np.testing.assert_array_equal(array, other)
+        else:  # older servers add up in the order in which threads end
+            np.testing.assert_allclose(array, other, rtol=1e-9, atol=1e-12)
+    assert after.accuracies == pytest.approx(before.accuracies, rel=1e-9)
+    other_seed = run(load(APP, form), tmp_path / "other", seed=1)
+    assert (other_seed.model[0] != after.model[0]).any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_server_gets_models_and_no_centroid(form, load, tmp_path, monkeypatch):
+    results, start = [], FastLloyd.start
+
+    def kept(strategy, grid):
+        results.append(start(strategy, grid))
+        return results[-1]
+
+    monkeypatch.setattr(FastLloyd, "start", kept)
+    output = tmp_path / "out"
+    done = run(load(APP, form), output)
+    (result,) = results
+    assert not len(result.arrays)
+    seen = b"".join(message.data for message in [*done.grid.sent, *done.grid.received])
+    assert done.model[0][20, 3].tobytes() in seen  # so a centroid would be found
+    # A centroid that lies on a bound could be there by chance.
+    values = [value for value in done.clusters[0][0].ravel() if value % 1]
+    assert len(values) >= 8
+    for value in values:
+        assert value.tobytes() not in seen
+    clusters = {f"clusters-{i}.npz" for i in range(N_CLIENTS)}
+    assert {path.name for path in output.iterdir()} == {"model.npz", "accuracy.json"} | clusters
+
+
+def policy_files(tmp_path, text):
+    """Return what gives every node a policy file, and a ledger, of its own."""
+
+    def node_config(partition):
+        folder = tmp_path / f"node-{partition}"
+        folder.mkdir(exist_ok=True)
+        path = folder / "policy.toml"
+        path.write_text(f'state_dir = "state"\n{text}')
+        path.chmod(0o644)
+        return {"policy-file": str(path)}
+
+    return node_config
+
+
+def test_on_a_node_the_operators_file_decides(load, tmp_path):
+    apps = load(APP, "decorators")
+    done = run(apps, tmp_path / "accepted", policy_files(tmp_path, "max_epsilon = 1.0"))
+    check_clusters(done.clusters)
+    assert (tmp_path / "node-3" / "state").is_dir()
+    with pytest.raises(TooFewClientsError, match="outside of what the client's policy accepts"):
+        run(apps, tmp_path / "refused", policy_files(tmp_path, "max_epsilon = 0.5"))
+    # The training came first, and was not lost.
+    refused = outcome(tmp_path / "refused")
+    check_training(refused.accuracies)
+    assert not refused.clusters
+
+
+def test_without_a_policy_a_node_without_a_file_refuses(load, tmp_path):
+    marked = source("client_app")
+    folder = tmp_path / "app"
+    shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    call = "register_kmeans(app, load_data, on_result=keep)"
+    assert call in PAGE
+    changed = marked.replace(added("client_app")[-1], call)
+    assert changed != marked
+    (folder / PACKAGE / "client_app.py").write_text(changed)
+    apps = load(folder, "decorators")
+    with pytest.raises(TooFewClientsError, match="ledger does not allow"):
+        run(apps, tmp_path / "refused")
+    done = run(apps, tmp_path / "accepted", policy_files(tmp_path, ""))
+    check_clusters(done.clusters)
+
+
+@pytest.mark.ray
+def test_both_work_on_ray(load, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(APP), prepend=":")  # for the clients' processes
+    client_app, server_app = load(APP, "decorators")
+    config = FLOWER["config"] | {"output": str(tmp_path / "out"), "num-server-rounds": 2}
+    with_main = ServerApp()
+
+    @with_main.main()
+    def main(grid, context):
+        context.run_config = config
+        server_app(grid, context)
+
+    class Configured(ClientApp):  # `run_simulation` passes no configuration of the run
+        def __call__(self, message, context):
+            given = context.run_id, context.node_id, context.node_config, context.state
+            return client_app(message, Context(*given, run_config=config))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        run_simulation(
+            with_main,
+            Configured(),
+            num_supernodes=4,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"log_to_driver": False},
+            },
+        )
+    done = outcome(tmp_path / "out")
+    assert len(done.accuracies) == 2
+    assert done.accuracies[-1] > 0.7
+    check_clusters(done.clusters, n_clients=4)
+
+
+# --------------------------------------------------------------------------- what comes out
+
+
+def test_costs_are_as_the_page_says():
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    code, _, call = block.rpartition("print(")
+    namespace = {}
+    exec(compile(code, "docs/existing-app.md", "exec"), namespace)  # noqa: S102
+    cost, quarters, images = (namespace[name] for name in ("cost", "quarters", "images"))
+    assert "quarters, n_clusters=4, upper=10.0" in call
+    np.testing.assert_array_equal(quarters, QUARTERS)
+    # Of 200 and 60 runs: 1.08 to 1.17, 1.58 to 2.05, and 1.68 to 1.71.
+    assert 1 < cost(quarters, 4, 10.0) < 1.5
+    assert 1.3 < cost(quarters, 4, 16.0) < 2.2
+    assert 1.5 < cost(images, 10, 16.0) < 1.9
