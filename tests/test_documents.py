@@ -7,7 +7,6 @@ import shlex
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.document import PROTOCOL, RunDocument
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
+from flower_kmeans.privacy.report import Report
 from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd, SuLloyd
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -261,7 +261,9 @@ def test_policies_have_the_documented_defaults():
     assert rows[("trusts",)] == ", ".join(f"`{trust}`" for trust in policy.trusts)
     assert rows[("min_clients",)] == str(policy.min_clients)
     assert rows[("max_rounds",)] == str(policy.max_rounds)
+    assert rows[("units",)] == ", ".join(f"`{unit}`" for unit in policy.units)
     assert rows[("in_memory",)] == str(policy.in_memory)
+    assert rows[("openings",)] == ", ".join(f"`{opening}`" for opening in policy.openings)
     assert (policy.max_epsilon, policy.max_delta) == (1.0, 1e-6)
     assert rows[("max_epsilon", "max_delta")].startswith("1.0, 10⁻⁶ ")
     assert (policy.max_total_epsilon, policy.max_total_delta) == (10.0, 1e-6)
@@ -278,6 +280,7 @@ def test_the_documented_policy_file_is_one(tmp_path):
     policy = ClientPolicy.from_file(path)
     assert (policy.max_epsilon, policy.max_total_epsilon) == (0.5, 5.0)
     assert policy.domain == Box([0, 0], [120, 250_000])
+    assert (policy.columns, policy.units) == (("age", "income"), ("record",))
     assert policy.allows_private_work
 
 
@@ -327,8 +330,9 @@ def run_counted(strategy, policy):
     "trust", ["oblivious-server", "distributed-noise", "trusted-server", "plain"]
 )
 @pytest.mark.parametrize("keys", ["relayed", "file"])
-def test_hops_are_as_documented(trust, keys, tmp_path):
-    strategy, file = build(FastLloyd, trust, keys=keys), None
+@pytest.mark.parametrize("opening", ["deferred", "immediate", "simple"])
+def test_hops_are_as_documented(trust, keys, opening, tmp_path):
+    strategy, file = build(FastLloyd, trust, keys=keys, opening=opening), None
     if strategy.keys == "file":
         file = tmp_path / "group.key"
         file.write_bytes(bytes(range(32)))
@@ -338,14 +342,17 @@ def test_hops_are_as_documented(trust, keys, tmp_path):
         group_key_file=file,
         min_clients=1,
         in_memory=True,
+        openings=ClientPolicy.for_simulation().openings,
     )
     documented = {
         row[0]: row[1] for row in table("docs/protocol.md", "hops of a run without faults")
     }
     row = {"relayed": "relayed keys", "file": "key file", "none": "nothing masked"}[strategy.keys]
-    first, rounds, last = documented[row].split(" + ")
-    assert rounds == "T"
-    assert run_counted(strategy, policy).hops == int(first) + strategy.n_rounds + int(last)
+    if strategy.opening == "immediate":
+        row += ", immediate opening"
+    factors = {"T": strategy.n_rounds, "2T": 2 * strategy.n_rounds}
+    hops = sum(factors.get(term) or int(term) for term in documented[row].split(" + "))
+    assert run_counted(strategy, policy).hops == hops
 
 
 def test_a_reply_is_k_times_d_plus_1_plus_1_words():
@@ -532,25 +539,89 @@ def test_tables_of_the_protocol():
             assert expected <= names, cls
 
 
-def test_the_report_says_what_section_11_requires(tmp_path):
+MODES = [
+    ("oblivious-server", "relayed", "none"),
+    ("oblivious-server", "file", "none"),
+    ("oblivious-server", "roster", "none"),
+    *(
+        ("distributed-noise", keys, opening)
+        for keys in ("relayed", "file", "roster")
+        for opening in ("simple", "deferred", "immediate")
+    ),
+    ("trusted-server", "none", "none"),
+    ("plain", "none", "none"),
+]
+
+
+def report_of(trust, keys, opening, **facts):
+    """Return the report of a run in this mode."""
+    plan = build(Lloyd if trust == "plain" else FastLloyd, trust).plan
+    shared = {"colluders": 1} if trust == "distributed-noise" else {}
+    return Report("FastLloyd", plan, trust, keys, opening, min_clients=5, **shared, **facts)
+
+
+@pytest.mark.parametrize(("trust", "keys", "opening"), MODES)
+def test_the_report_says_what_section_11_requires(trust, keys, opening):
     section = (ROOT / "docs/protocol.md").read_text("utf-8").split("## 11")[1].split("## ")[0]
     assert "The report states: trust and key mode;" in section
     together, relayed, word = re.findall(r'"([^"]+)"', section)
-    said = " ".join(simulate(build(FastLloyd), PARTITIONS).report.statements).lower()
-    for text in (
-        together.replace("server and", "the server and"),
-        relayed,
-        word.replace("noise is", "the noise is"),
-        "no ledger was kept",
-        "tls is required",
-        "results are not protected against a hostile server or client",
+    said = "\n".join(report_of(trust, keys, opening).statements)
+    assert f"Trust model: {trust}. Keys: {keys}." in said
+    assert together in said
+    assert (relayed in said) == (keys == "relayed")
+    assert (word in said) == (trust == "oblivious-server")
+    assert "ledger" in said
+    assert "TLS is required" in said
+    assert "Results are not protected against a hostile server or client." in said
+    assert ("passive server only" in said) == (opening == "simple")
+    assert ("more than half of the clients" in said) == (opening in ("deferred", "immediate"))
+
+    kept = "\n".join(report_of(trust, keys, opening, ledger=True).statements)
+    assert ("No ledger was kept by the server" in said) == (trust != "plain")
+    assert ("Every client says that it keeps a ledger of releases" in kept) == (trust != "plain")
+    assert "No ledger was kept" not in kept
+
+
+def test_a_run_says_what_its_report_says_in_that_mode():
+    for trust, opening in (
+        ("oblivious-server", "none"),
+        ("distributed-noise", "deferred"),
+        ("distributed-noise", "immediate"),
+        ("distributed-noise", "simple"),
     ):
-        assert text in said
-    shared = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
-    facts = SimpleNamespace(**shared.to_dict())
-    assert (facts.trust, facts.keys, facts.opening) == ("distributed-noise", "relayed", "simple")
-    assert facts.ledger is False
-    said = " ".join(shared.statements).lower()
-    assert relayed in said
-    assert "the server and any one client together" in said
-    assert "passive server only" in said
+        options = {} if opening == "none" else {"opening": opening}
+        report = simulate(build(FastLloyd, trust, **options), PARTITIONS).report
+        facts = report.to_dict()
+        assert (facts["trust"], facts["keys"], facts["opening"]) == (trust, "relayed", opening)
+        assert facts["ledger"] is False
+        assert (
+            facts["withstands"] == report_of(trust, "relayed", opening, max_attempts=2).withstands
+        )
+
+
+@pytest.mark.parametrize(("trust", "keys", "opening"), MODES)
+def test_what_a_run_withstands_is_as_in_the_threat_model(trust, keys, opening):
+    """No, where the table says that nothing or one share of the noise is left."""
+    rows = table("docs/threat-model.md", "trust")
+    (row,) = [
+        row
+        for row in rows
+        if code_spans(row[0])[0] == trust
+        and (keys == "none" or {"file": "key file"}.get(keys, keys) in row[0])
+        and ("opening" not in row[0] or opening in code_spans(row[0]))
+    ]
+    withstands = report_of(trust, keys, opening).withstands
+    parties = ("passive server", "active server", "one client and the server together")
+    assert tuple(withstands) == parties
+    for party, cell in zip(parties, (row[1], row[2], row[4]), strict=True):
+        exposed = "nothing" in cell or "own share" in cell
+        assert withstands[party].startswith("No") == exposed, party
+        assert ("own share" in withstands[party]) == ("own share" in cell), party
+    if trust == "distributed-noise":
+        own = report_of(trust, keys, opening).mu * 2
+        assert f"mu = {own:.4g}" in withstands["one client and the server together"]
+    if (keys, opening) == ("file", "deferred"):
+        twice = report_of(trust, keys, opening, max_attempts=2)
+        assert "up to 2 sums of each round" in twice.withstands["active server"]
+        assert f"mu = {twice.mu * 2**0.5:.4g}" in twice.withstands["active server"]
+    assert report_of(trust, keys, opening).to_dict()["withstands"] == withstands
