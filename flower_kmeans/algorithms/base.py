@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.domain import Domain, GridRecords
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 
@@ -152,6 +152,28 @@ class Algorithm(ABC):
     @abstractmethod
     def statistic(self, question: Question, records: GridRecords) -> Statistic:
         """Return one client's answer; zeros for no records."""
+
+    def answer(self, question: Question, records: GridRecords) -> Statistic:
+        """Return what a client adds to a round's sum: its statistic."""
+        return self.statistic(question, records)
+
+    def check_question(self, question: Question) -> None:
+        """Require that a question can be answered.
+
+        Replayable algorithms make their questions themselves; the others are sent theirs, and every
+        shape, dtype and range of what came is checked here.
+
+        Raises
+        ------
+        MessageError
+            If it cannot; without a word about its values.
+        """
+        if question.arrays and not self.replayable:
+            raise MessageError("The question of a round has arrays that its algorithm lacks.")
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Return what the run's reader should know about how it went, from released values only."""
+        return ()
 
     @abstractmethod
     def update(
