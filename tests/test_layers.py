@@ -29,6 +29,7 @@ LEVELS = {
     "datasets": 1,
     "tables": 1,
     "metrics": 1,
+    "baselines": 1,
     "extras": 0,
     "domain": 0,
     "records": 0,
