@@ -60,7 +60,8 @@ def register_kmeans(
         Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it
         can only tighten that (`tightest`), and the default leaves it as it is.
     on_result : callable, optional
-        ``on_result(result, context)`` is called once per finished run with a `ClientResult`.
+        ``on_result(result, context)`` is called once per finished run with a `ClientResult`, and
+        again on a repeated ``finish`` if it failed or was interrupted.
     mods : sequence of Mod
         App-level mods of ``app`` that may see the messages of private runs. Any other is refused:
         it could change or copy them.

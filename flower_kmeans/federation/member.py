@@ -128,7 +128,8 @@ class Member:
         Returns the client's records, an array-like of shape (n, n_features) in the user's units;
         the same records in the same order throughout a run.
     on_result : callable, optional
-        Called once per run with a `ClientResult`.
+        Called once per run with a `ClientResult`; again on a repeated ``finish`` if it failed, or
+        if the client was interrupted before it had written down that the run is over.
     """
 
     def __init__(
@@ -248,6 +249,8 @@ class Member:
     def _accept_document(self, data: bytes, doc_hash: bytes) -> Run:
         if hashlib.sha256(data).digest() != doc_hash:
             raise RefuseError(Code.BAD_MESSAGE)
+        # What the policy objects to costs nothing but the reading of a small text.
+        self._require_acceptable(self._policy.objection(RunDocument.parse(data)))
         try:
             run = open_run(data)
             verify_plan(data)
@@ -256,15 +259,17 @@ class Member:
         self._require_accepted(run)
         return run
 
+    @staticmethod
+    def _require_acceptable(objection: str | None) -> None:
+        if objection is not None:
+            raise RefuseError(Code.POLICY, reason=objection)
+
     def _require_accepted(self, run: Run) -> None:
         """Compare a run with the policy of this moment: its operator may have tightened it."""
         plan = run.plan
         epsilon, delta = (plan.epsilon(), plan.budget.delta) if plan.is_private else (None, None)
-        objection = self._policy.objection(run.document)
-        if objection is None:
-            objection = self._policy.objection_to_guarantee(epsilon, delta)
-        if objection is not None:
-            raise RefuseError(Code.POLICY, reason=objection)
+        self._require_acceptable(self._policy.objection(run.document))
+        self._require_acceptable(self._policy.objection_to_guarantee(epsilon, delta))
         if plan.is_private and not self._policy.allows_private_work:
             raise RefuseError(
                 Code.LEDGER, reason="Expected a policy with state_dir for a private run. Got none."
@@ -434,7 +439,12 @@ class Member:
     ) -> None:
         """Write down, and charge, what is about to be sent."""
         answer = Answer(
-            request.doc_hash, request.t, request.attempt, life.commitment, context, digest
+            request.doc_hash,
+            request.t,
+            request.attempt,
+            _charged_as(life, run, request.attempt),
+            context,
+            digest,
         )
         answered = replace(
             life,
@@ -518,23 +528,25 @@ class Member:
         given = give(run.document, life, request)
         reply = OpenReply(doc_hash=request.doc_hash, **given._asdict())
         if isinstance(request, Finish) and life.head == run.document.rounds:
-            state = _state(life, run)
-            life.finish()
-            self._memory.save(request.doc_hash, life)
-            self._deliver(run, state)
+            if self._deliver(run, _state(life, run)):
+                life.finish()
+                self._memory.save(request.doc_hash, life)
         return reply
 
-    def _deliver(self, run: Run, state: State) -> None:
+    def _deliver(self, run: Run, state: State) -> bool:
+        """Hand the result to its keeper; return whether that is done and secrets may be erased."""
         centroids, counts = run.algorithm.centroids(state), run.algorithm.counts(state)
         if centroids is None or counts is None:
-            return
+            return True
         if self._on_result is None:
             log.warning("Run %s has a result, but no on_result keeps it.", run.document.run)
-            return
+            return True
         try:
             self._on_result(ClientResult(centroids, counts, run.document.run))
         except (Exception, SystemExit):  # the reply must not tell anything about the result
-            log.exception("on_result failed; the run's result was not kept by it.")
+            log.exception("on_result failed; it is called again if the server repeats 'finish'.")
+            return False
+        return True
 
 
 def _told(request: Request | None, error: RefuseError) -> tuple[str, ...]:
@@ -543,6 +555,18 @@ def _told(request: Request | None, error: RefuseError) -> tuple[str, ...]:
         return "Refused a message (%s): %s", error.code.name, str(error)
     run = request.doc_hash.hex()[:8]
     return "Refused '%s' of run %s (%s): %s", request.KIND, run, error.code.name, str(error)
+
+
+def _charged_as(life: Life, run: Run, attempt: int) -> bytes:
+    """Return under which name the ledger charges an answer: each new one costs the round again.
+
+    Where the members around a client are the server's word, every attempt at a round can end in a
+    sum that others open (docs/threat-model.md, 12); everywhere else a round has one sum.
+    """
+    document = run.document
+    if document.trust == "distributed-noise" and document.keys != "roster":
+        return hashlib.sha256(life.commitment + attempt.to_bytes(4, "little")).digest()
+    return life.commitment
 
 
 def _state(life: Life, run: Run) -> State:

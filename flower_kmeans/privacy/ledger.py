@@ -5,8 +5,8 @@ moment. So an answer is written down, with what it costs, in one exclusive trans
 the disk before anything is sent: a crash in between loses an answer, never a charge.
 
 What is charged (docs/threat-model.md, "The ledger"): the first answer in a run charges all rounds
-of its plan. A client that answers a round again as a new member (with other records) gives a
-further release, so that round is charged once more. The same answer again costs nothing, and
+of its plan. A client that answers a round again as a new member (with other records, or where each
+attempt may end in a sum of its own) gives a further release, so that round is charged once more. The same answer again costs nothing, and
 another answer to the same (run, round, attempt) is refused. A run without privacy has no price and
 is not counted. The charges are composed adaptively, all at once (docs/guarantees.md, "Neighbours,
 budget, delta").
@@ -75,7 +75,8 @@ class Answer:
     round, attempt : int
         Which question was answered.
     member : bytes
-        Public name of who answers: one secret and one data set, the life's commitment.
+        Public name of who answers, and of what it may become part of: one secret and one data set,
+        and one attempt where each may end in a sum of its own.
     context : bytes
         Hash of all that the answer depends on beside records and secret.
     digest : bytes

@@ -214,8 +214,13 @@ class Report:
             active = f"No: it can play the leader and remove the masks; {share}"
         elif self.opening == "simple":
             active = f"No: it can collect two openings of one round; {share}"
-        elif self.keys == "roster":
+        elif self.keys == "roster" and self.ledger:
             active = "Yes: more than half of the roster open one sum of a round and no other."
+        elif self.keys == "roster":
+            active = (
+                "In part: more than half of the roster open one sum of a round and no other, but "
+                "a node without a ledger that is asked twice at the same time can vote twice."
+            )
         else:
             active = (
                 "In part: the cohort is its word, so it can have up to "

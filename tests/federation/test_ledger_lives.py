@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import RecordDict
-from harness import SIMULATED, Node, Scene, decoded, key_file, make_run
+from harness import SIMULATED, Node, Scene, decoded, key_file, make_run, roster_policies
 from ledger_workers import CRASHED, answer_and_die
 
 from flower_kmeans.federation.codes import Code
@@ -340,3 +340,82 @@ def test_two_enrolments_at_once_are_one_life(tmp_path):
 
     late = decoded(member(node, Interrupted(node.records, act)).handle(content))
     assert late == replies[0]
+
+
+# --------------------------------------------------------------------------- attempts
+
+
+@pytest.mark.parametrize(
+    ("trust", "keys", "n_charged"),
+    [
+        ("oblivious-server", "file", 1),  # whoever opens a sum accepts one of a round
+        ("distributed-noise", "relayed", 2),
+        ("distributed-noise", "file", 2),  # others may open a sum of each attempt
+    ],
+)
+def test_attempts_are_charged_where_each_can_end_in_a_sum(trust, keys, n_charged, tmp_path):
+    run = make_run(trust, keys=keys)
+    scene = ledger_scene(tmp_path, run)
+    for attempt in (1, 2):
+        scene.open(attempt)
+        assert isinstance(scene.answer(1), RoundReply)
+        assert isinstance(scene.answer(1), RoundReply)  # the same bytes again cost nothing
+    expected = [*run.plan.releases, *run.plan.rounds[0] * (n_charged - 1)]
+    assert spent(scene.nodes[1]) == pytest.approx(composed_epsilon(expected, DELTA), rel=1e-12)
+
+
+def test_attempts_that_are_paid_for_are_refused_when_the_total_is_reached(tmp_path):
+    run = make_run("distributed-noise", keys="file", rounds=1)
+    scene = ledger_scene(tmp_path, run, max_total_epsilon=run.plan.epsilon(DELTA) * 1.01)
+    scene.open(1)
+    assert isinstance(scene.answer(1), RoundReply)
+    scene.open(2)
+    assert code_of(scene.ask(1)) == Code.LEDGER
+    assert spent(scene.nodes[1]) <= run.plan.epsilon(DELTA) * 1.01
+
+
+def test_a_pinned_cohort_has_one_sum_of_a_round(tmp_path):
+    run = make_run("distributed-noise", keys="roster")
+    policies = roster_policies(tmp_path, 4)
+    nodes = [
+        Node(
+            2**63 + i,
+            [[0.25, 0.5]] * 5,
+            replace(policy, in_memory=False, state_dir=tmp_path / f"{i}", max_total_delta=DELTA),
+        )
+        for i, policy in enumerate(policies)
+    ]
+    scene = Scene(run, nodes=nodes)
+    for attempt in (1, 2):
+        scene.open(attempt)
+        assert isinstance(scene.answer(1), RoundReply)
+    assert spent(nodes[1]) == pytest.approx(composed_epsilon(run.plan.releases, DELTA), rel=1e-12)
+
+
+# --------------------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize("with_ledger", [True, False])
+def test_a_result_whose_keeper_fails_is_not_lost(with_ledger, tmp_path):
+    run = make_run()
+    scene = ledger_scene(tmp_path, run) if with_ledger else Scene(run)
+    for _ in range(3):
+        scene.round()
+    node, kept = scene.nodes[1], []
+
+    def keep(result):
+        if len(kept) == 0:
+            kept.append(None)
+            raise OSError("No space left on device")
+        kept.append(result)
+
+    finish = scene.server.finish_requests()[node.node_id]
+    answers = []
+    for _ in range(3):
+        member = Member(node.policy, node.state, node.node_id, lambda: node.records, keep)
+        answers.append(decoded(member.handle(to_content(finish))))
+    assert [type(answer) for answer in answers] == [OpenReply] * 3  # the server learns nothing
+    assert answers[0] == answers[1] == answers[2]
+    assert kept[0] is None
+    assert len(kept) == 2  # the third finds the run over
+    assert kept[1].centroids.shape == (2, 2)

@@ -231,3 +231,17 @@ def test_the_operator_of_a_node_sees_the_reason_once():
     seen = [line for line in (result.stdout + result.stderr).splitlines() if "max_epsilon" in line]
     assert len(seen) == 1
     assert "Expected epsilon <= max_epsilon=0.25. Got 1.0" in seen[0]
+
+
+def test_a_document_that_the_policy_refuses_is_read_and_nothing_is_computed(monkeypatch, caplog):
+    """Placing thousands of centroids takes long; nobody may make a node do so against its policy."""
+
+    def compute(data):
+        raise AssertionError("The run was opened.")
+
+    monkeypatch.setattr("flower_kmeans.federation.member.open_run", compute)
+    run = make_run("trusted-server")
+    node = Node(1, records(), replace(SIMULATED, trusts=("oblivious-server",)))
+    code, _ = refused(node, enrolment(run), caplog)
+    assert code == Code.POLICY
+    assert node.loads == 0

@@ -204,3 +204,23 @@ def test_a_failed_run_leaves_a_report_of_how_far_it_came():
     assert (report.n_rounds, report.answers) == (1, [6])
     assert {entry.client for entry in report.incidents if entry.round == 2} == {0, 1, 2, 3}
     json.dumps(report.to_dict())
+
+
+@pytest.mark.parametrize("with_ledger", [True, False])
+def test_a_roster_withstands_an_active_server_only_where_nodes_keep_ledgers(with_ledger, tmp_path):
+    from dataclasses import replace
+
+    from harness import roster_policies
+
+    policies = roster_policies(tmp_path, len(PARTS))
+    if with_ledger:
+        policies = [
+            replace(policy, in_memory=False, state_dir=tmp_path / f"node-{i}")
+            for i, policy in enumerate(policies)
+        ]
+    strategy = fast("distributed-noise", keys="roster")
+    report = report_of(strategy, policy=policies)
+    (active,) = (text for who, text in report.withstands.items() if "active" in who)
+    assert report.ledger == with_ledger
+    assert active.startswith("Yes" if with_ledger else "In part")
+    assert ("vote twice" in active) == (not with_ledger)
