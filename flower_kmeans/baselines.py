@@ -77,7 +77,8 @@ class KFed:
         Raises
         ------
         DataError
-            If records are malformed or differ in width, or all clients together have fewer than k local centres.
+            If records are malformed or differ in width, or all clients together have fewer than k
+            local centres.
         """
         parts: list[FloatArray] = []
         for part in partitions:

@@ -527,10 +527,10 @@ class Member:
             raise RefuseError(Code.NEED if life.head < request.t else Code.STALE)
         given = give(run.document, life, request)
         reply = OpenReply(doc_hash=request.doc_hash, **given._asdict())
-        if isinstance(request, Finish) and life.head == run.document.rounds:
-            if self._deliver(run, _state(life, run)):
-                life.finish()
-                self._memory.save(request.doc_hash, life)
+        is_over = isinstance(request, Finish) and life.head == run.document.rounds
+        if is_over and self._deliver(run, _state(life, run)):
+            life.finish()
+            self._memory.save(request.doc_hash, life)
         return reply
 
     def _deliver(self, run: Run, state: State) -> bool:

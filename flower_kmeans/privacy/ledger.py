@@ -6,10 +6,10 @@ the disk before anything is sent: a crash in between loses an answer, never a ch
 
 What is charged (docs/threat-model.md, "The ledger"): the first answer in a run charges all rounds
 of its plan. A client that answers a round again as a new member (with other records, or where each
-attempt may end in a sum of its own) gives a further release, so that round is charged once more. The same answer again costs nothing, and
-another answer to the same (run, round, attempt) is refused. A run without privacy has no price and
-is not counted. The charges are composed adaptively, all at once (docs/guarantees.md, "Neighbours,
-budget, delta").
+attempt may end in a sum of its own) gives a further release, so that round is charged once more.
+The same answer again costs nothing, and another answer to the same (run, round, attempt) is
+refused. A run without privacy has no price and is not counted. The charges are composed adaptively,
+all at once (docs/guarantees.md, "Neighbours, budget, delta").
 
 Beside them lies an opaque memory for each run, which its owner replaces by comparing versions.
 """

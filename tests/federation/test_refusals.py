@@ -234,7 +234,7 @@ def test_the_operator_of_a_node_sees_the_reason_once():
 
 
 def test_a_document_that_the_policy_refuses_is_read_and_nothing_is_computed(monkeypatch, caplog):
-    """Placing thousands of centroids takes long; nobody may make a node do so against its policy."""
+    """Placing thousands of centroids takes long, and is never done against a node's policy."""
 
     def compute(data):
         raise AssertionError("The run was opened.")
