@@ -87,7 +87,7 @@ def simulate(
             f"Expected engine in ('in-process', 'ray'). Got {engine!r} instead."
         )
     records = _checked_partitions(strategy, partitions)
-    _check_faults(faults, len(records), strategy.n_rounds)
+    _check_faults(faults, len(records), strategy)
     if policy is not None and not isinstance(policy, ClientPolicy):
         raise ConfigurationTypeError(
             f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
@@ -134,7 +134,7 @@ def _checked_partitions(strategy: KMeansStrategy, partitions: Sequence[ArrayLike
     ]
 
 
-def _check_faults(faults: Sequence[Fault], n_clients: int, n_rounds: int) -> None:
+def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: KMeansStrategy) -> None:
     if not isinstance(faults, list | tuple):
         raise ConfigurationTypeError(
             f"Expected faults as a list of Fault. Got {type(faults).__name__} instead."
@@ -148,9 +148,15 @@ def _check_faults(faults: Sequence[Fault], n_clients: int, n_rounds: int) -> Non
             raise ConfigurationError(
                 f"Expected faults of clients below {n_clients}. Got client={fault.client} instead."
             )
-        if fault.round > n_rounds:
+        if fault.round > strategy.n_rounds:
             raise ConfigurationError(
-                f"Expected faults in rounds up to {n_rounds}. Got round={fault.round} instead."
+                f"Expected faults in rounds up to {strategy.n_rounds}. "
+                f"Got round={fault.round} instead."
+            )
+        if fault.hop == "open" and strategy.opening == "none":
+            raise ConfigurationError(
+                "Expected no faults with hop='open': members are not asked to open the sums of "
+                f"this run (trust={strategy.trust!r})."
             )
 
 

@@ -719,7 +719,9 @@ def test_a_late_member_takes_part_and_learns_the_same_result(trust, tmp_path, mo
             try:
                 return super().__call__(message, context)
             finally:
-                self._faults.pop((4, 0), None) if context.node_config["partition-id"] == 4 else None
+                self._faults.pop((4, 0, "answer"), None) if context.node_config[
+                    "partition-id"
+                ] == 4 else None
 
     monkeypatch.setattr("harness.FaultyClientApp", Once)
     outcome = _late(trust, tmp_path)
@@ -750,7 +752,7 @@ def test_late_members_do_not_spoil_an_exact_sum(monkeypatch):
             try:
                 return super().__call__(message, context)
             finally:
-                self._faults.pop((int(context.node_config["partition-id"]), 0), None)
+                self._faults.pop((int(context.node_config["partition-id"]), 0, "answer"), None)
 
     monkeypatch.setattr("harness.FaultyClientApp", Once)
     parts, strategy = parted(blobs()), Lloyd(3, BOX, n_rounds=4)
