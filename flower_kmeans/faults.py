@@ -20,7 +20,9 @@ from flower_kmeans.federation.in_process import FlowerRun
 from flower_kmeans.federation.messages import RECORD_KEY
 
 FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
+FaultHop = Literal["answer", "open"]
 _KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+_HOPS: tuple[FaultHop, ...] = get_args(FaultHop)
 _NETWORK = ("drop", "late", "twice")
 _TAG = "fault"
 
@@ -40,11 +42,15 @@ class Fault:
         ``"late"`` its answer comes after the round is over; ``"twice"`` it comes again;
         ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the wrong number of
         words, the wrong type, or belongs to another round or another run.
+    hop : {"answer", "open"} (default: "answer")
+        Which of the round's messages: the question, or the one that asks to open the round's sum
+        in a hop of its own, where and whenever there is one (``opening``).
     """
 
     client: int
     round: int
     kind: FaultKind
+    hop: FaultHop = "answer"
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -54,20 +60,28 @@ class Fault:
                 "Expected client >= 0 and round >= -1. "
                 f"Got client={self.client} and round={self.round} instead."
             )
+        if self.hop not in _HOPS:
+            raise ConfigurationError(f"Expected hop from {_HOPS}. Got {self.hop!r} instead.")
+        if self.hop == "open" and self.round < 1:
+            raise ConfigurationError(
+                f"Expected round >= 1 with hop='open'. Got round={self.round} instead."
+            )
 
 
 class InjectedCrashError(RuntimeError):
     """Raised by a simulated client that crashes."""
 
 
-def _round_of(message: Message) -> int | None:
+def _moment_of(message: Message) -> tuple[int, FaultHop] | None:
+    """Return the round and the hop that a message belongs to, as faults name them."""
     record = message.content.config_records.get(RECORD_KEY)
     if record is None:
         return None
-    kind = record.get("kind")
-    if kind == "round":
-        return int(record["t"])  # type: ignore[arg-type]
-    return {"enrol": 0, "finish": -1}.get(str(kind))
+    kind = str(record.get("kind"))
+    if kind in ("round", "open"):
+        return int(record["t"]), "open" if kind == "open" else "answer"  # type: ignore[arg-type]
+    t = {"enrol": 0, "finish": -1}.get(kind)
+    return None if t is None else (t, "answer")
 
 
 class FaultyClientApp(ClientApp):
@@ -76,12 +90,12 @@ class FaultyClientApp(ClientApp):
     def __init__(self, app: ClientApp, faults: Sequence[Fault]) -> None:
         super().__init__()
         self._app = app
-        self._faults = {(fault.client, fault.round): fault.kind for fault in faults}
+        self._faults = {(fault.client, fault.round, fault.hop): fault.kind for fault in faults}
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer as the client would, or as its fault wants it."""
-        place = (int(context.node_config["partition-id"]), _round_of(message))
-        kind = self._faults.get(place) if place[1] is not None else None  # type: ignore[arg-type]
+        client, moment = int(context.node_config["partition-id"]), _moment_of(message)
+        kind = None if moment is None else self._faults.get((client, *moment))
         if kind == "crash":
             raise InjectedCrashError("The client was told to crash.")
         if kind == "drop":
@@ -96,12 +110,16 @@ class FaultyClientApp(ClientApp):
 
 
 def _spoil(record: ConfigRecord, kind: str) -> None:
-    words = record.get("words", b"")
-    context = record.get("ctx", b"")
-    if kind == "shape" and isinstance(words, bytes):
-        record["words"] = words[:-8]
+    # Of a reply to open: its words are the correction, and its round that of the share.
+    words = "correction" if "correction" in record and "words" not in record else "words"
+    values = record.get(words, b"")
+    context, share_t = record.get("ctx", b""), record.get("share_t")
+    if kind == "shape" and isinstance(values, bytes):
+        record[words] = values[:-8]
     elif kind == "type":
-        record["words"] = "words"
+        record[words] = "words"
+    elif kind == "round" and isinstance(share_t, int) and "ctx" not in record:
+        record["share_t"] = share_t + 1
     elif kind == "round" and isinstance(context, bytes):
         record["ctx"] = bytes(b ^ 1 for b in context)
     elif kind == "run":

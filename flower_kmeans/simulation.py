@@ -10,22 +10,30 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.client import ClientPolicy, ClientResult, kmeans_client_app
+from flower_kmeans.client import (
+    ClientPolicy,
+    ClientResult,
+    LoadData,
+    OnResult,
+    kmeans_client_app,
+)
 from flower_kmeans.clustering import Clustering
 from flower_kmeans.domain import check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.federation.roster import write_group_key, write_members
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo
 
 Engine = Literal["in-process", "ray"]
@@ -57,7 +65,8 @@ def simulate(
         In this process, one client after the other, or on Ray through Flower's simulation.
     policy : ClientPolicy, optional
         What every client accepts. The default, ``ClientPolicy.for_simulation()``, accepts
-        whatever the strategy asks for.
+        whatever the strategy asks for. If it names no keys and the strategy's come from a file or
+        a roster, new ones are made for this run, in a private directory that is removed after it.
     faults : sequence of Fault
         Misbehaviour of chosen clients in chosen rounds.
     timeout : float (default: 600)
@@ -87,7 +96,7 @@ def simulate(
             f"Expected engine in ('in-process', 'ray'). Got {engine!r} instead."
         )
     records = _checked_partitions(strategy, partitions)
-    _check_faults(faults, len(records), strategy.n_rounds)
+    _check_faults(faults, len(records), strategy)
     if policy is not None and not isinstance(policy, ClientPolicy):
         raise ConfigurationTypeError(
             f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
@@ -96,6 +105,12 @@ def simulate(
         raise ConfigurationError(
             "Expected policy without a state_dir: a ledger belongs to one node, and simulated "
             "clients share their policy. Got one with a state_dir instead."
+        )
+    if policy is not None and policy.member_key_file is not None:
+        raise ConfigurationError(
+            "Expected policy without a member_key_file: a member's key is one client's, and "
+            "simulated clients share their policy; without one, each is given a key of its own. "
+            "Got one with a member_key_file instead."
         )
     if on_round is not None and not callable(on_round):
         raise ConfigurationTypeError(
@@ -106,8 +121,11 @@ def simulate(
     own_on_round = strategy.on_round
     strategy.on_round = on_round or own_on_round
     try:
-        with strategy.expecting(len(records)):
-            result = run(strategy, records, accepted, faults, timeout)
+        with (
+            _with_keys(accepted, strategy.keys, len(records)) as keyed,
+            strategy.expecting(len(records)),
+        ):
+            result = run(strategy, records, keyed, faults, timeout)
     finally:
         strategy.on_round = own_on_round
     return Clustering(result.centroids, result.counts, strategy.domain, strategy.report)
@@ -134,7 +152,7 @@ def _checked_partitions(strategy: KMeansStrategy, partitions: Sequence[ArrayLike
     ]
 
 
-def _check_faults(faults: Sequence[Fault], n_clients: int, n_rounds: int) -> None:
+def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: KMeansStrategy) -> None:
     if not isinstance(faults, list | tuple):
         raise ConfigurationTypeError(
             f"Expected faults as a list of Fault. Got {type(faults).__name__} instead."
@@ -148,14 +166,68 @@ def _check_faults(faults: Sequence[Fault], n_clients: int, n_rounds: int) -> Non
             raise ConfigurationError(
                 f"Expected faults of clients below {n_clients}. Got client={fault.client} instead."
             )
-        if fault.round > n_rounds:
+        if fault.round > strategy.n_rounds:
             raise ConfigurationError(
-                f"Expected faults in rounds up to {n_rounds}. Got round={fault.round} instead."
+                f"Expected faults in rounds up to {strategy.n_rounds}. "
+                f"Got round={fault.round} instead."
+            )
+        if fault.hop == "open" and strategy.opening == "none":
+            raise ConfigurationError(
+                "Expected no faults with hop='open': members are not asked to open the sums of "
+                f"this run (trust={strategy.trust!r})."
             )
 
 
 def _with_faults(app: ClientApp, faults: Sequence[Fault]) -> ClientApp:
     return FaultyClientApp(app, faults) if faults else app
+
+
+# --------------------------------------------------------------------------- keys
+
+
+@contextmanager
+def _with_keys(policy: ClientPolicy, keys: str, n_clients: int) -> Iterator[ClientPolicy]:
+    """Yield a policy that names the keys that a run asks for, made here if it names none.
+
+    Of a roster, it names the first member's key: see `_client_app`.
+    """
+    if keys not in ("file", "roster") or policy.group_key_file is not None:
+        yield policy
+        return
+    with _private_directory() as directory:
+        if keys == "file":
+            path = directory / "group.key"
+            write_group_key(path)
+            yield replace(policy, group_key_file=str(path))
+        else:
+            *own, roster = write_members(directory, [_member(i) for i in range(n_clients)])
+            yield replace(policy, roster_file=str(roster), member_key_file=str(own[0]))
+
+
+def _member(partition: int) -> str:
+    return f"member-{partition}"
+
+
+def _client_app(load_data: LoadData, policy: ClientPolicy, on_result: OnResult) -> ClientApp:
+    """Return the app of all clients; with a roster, each has its own key beside it."""
+    if policy.roster_file is None:
+        return kmeans_client_app(load_data, policy, on_result)
+    return _RosterApp(load_data, policy, on_result)
+
+
+class _RosterApp(ClientApp):
+    """Clients that differ in their policies: each names the member's key that is its own."""
+
+    def __init__(self, load_data: LoadData, policy: ClientPolicy, on_result: OnResult) -> None:
+        super().__init__()
+        self._load_data, self._policy, self._on_result = load_data, policy, on_result
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer as the client of this context."""
+        first = Path(str(self._policy.member_key_file))
+        own = first.with_stem(_member(int(context.node_config["partition-id"])))
+        policy = replace(self._policy, member_key_file=str(own))
+        return kmeans_client_app(self._load_data, policy, self._on_result)(message, context)
 
 
 # --------------------------------------------------------------------------- in this process
@@ -169,7 +241,7 @@ def _run_in_process(
     timeout: float,
 ) -> ClientResult:
     results: list[ClientResult] = []
-    app = kmeans_client_app(
+    app = _client_app(
         lambda context: records[int(context.node_config["partition-id"])],
         policy,
         lambda result, context: results.append(result) if not results else None,
@@ -204,7 +276,7 @@ def _run_on_ray(
         ) from None
     with _private_directory() as directory:
         _write_partitions(directory, records)
-        app = kmeans_client_app(
+        app = _client_app(
             partial(_load_partition, str(directory)),
             policy,
             partial(_keep_result, str(directory)),
@@ -231,7 +303,7 @@ def _run_on_ray(
 
 @contextmanager
 def _private_directory() -> Iterator[Path]:
-    """Make a directory that only this user can read, for what clients on Ray load and keep."""
+    """Make a directory that only this user can read: clients' keys, and what they load and keep."""
     with tempfile.TemporaryDirectory(prefix="flower-kmeans-") as name:
         path = Path(name)
         path.chmod(0o700)

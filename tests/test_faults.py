@@ -184,7 +184,7 @@ def test_a_second_attempt_saves_the_round(trust):
                 return super().__call__(message, context)
             finally:
                 if record["kind"] == "round":
-                    place = (int(context.node_config["partition-id"]), int(record["t"]))
+                    place = (int(context.node_config["partition-id"]), int(record["t"]), "answer")
                     self._faults.pop(place, None)
 
     import harness
@@ -268,6 +268,25 @@ def test_the_masked_sum_of_survivors_is_exact_under_faults(monkeypatch):
 def test_faults_that_do_not_exist_are_refused(client, when, kind):
     with pytest.raises(ConfigurationError):
         Fault(client, when, kind)
+
+
+@pytest.mark.parametrize(
+    ("when", "hop", "match"),
+    [(1, "finish", "hop"), (1, "Open", "hop"), (1, None, "hop"), (0, "open", "round >= 1")],
+)
+def test_hops_that_do_not_exist_are_refused(when, hop, match):
+    with pytest.raises(ConfigurationError, match=match):
+        Fault(0, when, "drop", hop=hop)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_faults_in_a_hop_that_a_run_never_has_are_refused(trust):
+    faults = [Fault(0, 1, "crash", hop="open")]
+    if trust.startswith("distributed-noise"):
+        assert simulate(make(trust), PARTS, faults=faults).report.answers == [5, 5, 5]
+    else:
+        with pytest.raises(ConfigurationError, match="open"):
+            simulate(make(trust), PARTS, faults=faults)
 
 
 def test_reasons_are_fixed_sentences():

@@ -3,7 +3,9 @@
 import hashlib
 import json
 import math
+import stat
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +23,7 @@ from harness import (
 )
 from scipy import optimize, stats
 
-from flower_kmeans import Ball, Box, ClientPolicy, Fault, PrivacyBudget, simulate
+from flower_kmeans import Ball, Box, ClientPolicy, Fault, PrivacyBudget, simulate, simulation
 from flower_kmeans.algorithms.base import Statistic
 from flower_kmeans.errors import (
     ConfigurationError,
@@ -719,7 +721,9 @@ def test_a_late_member_takes_part_and_learns_the_same_result(trust, tmp_path, mo
             try:
                 return super().__call__(message, context)
             finally:
-                self._faults.pop((4, 0), None) if context.node_config["partition-id"] == 4 else None
+                self._faults.pop((4, 0, "answer"), None) if context.node_config[
+                    "partition-id"
+                ] == 4 else None
 
     monkeypatch.setattr("harness.FaultyClientApp", Once)
     outcome = _late(trust, tmp_path)
@@ -750,7 +754,7 @@ def test_late_members_do_not_spoil_an_exact_sum(monkeypatch):
             try:
                 return super().__call__(message, context)
             finally:
-                self._faults.pop((int(context.node_config["partition-id"]), 0), None)
+                self._faults.pop((int(context.node_config["partition-id"]), 0, "answer"), None)
 
     monkeypatch.setattr("harness.FaultyClientApp", Once)
     parts, strategy = parted(blobs()), Lloyd(3, BOX, n_rounds=4)
@@ -888,6 +892,81 @@ def test_a_life_is_erased_from_every_memory_after_a_run():
         assert not life.secret + life.group_key + life.exchange_secret + life.lead_secret
 
 
+# --------------------------------------------------------------------------- keys
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Return the directory in which temporary ones are made."""
+    path = tmp_path / "temporary"
+    path.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(path))
+    return path
+
+
+KEYS = {
+    "file": {"group.key": 0o600},
+    "roster": {f"member-{i}.key": 0o600 for i in range(6)} | {"roster.toml": 0o644},
+}
+
+
+@pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
+@pytest.mark.parametrize("keys", KEYS)
+def test_simulated_clients_are_given_the_keys_that_a_run_asks_for(keys, trust, temporary):
+    found = []
+
+    def look(info):
+        (directory,) = temporary.iterdir()
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+        found.append((stat.S_IMODE(directory.stat().st_mode), modes))
+
+    strategy = fast(trust, keys=keys, n_rounds=2)
+    clustering = simulate(strategy, parted(blobs()), on_round=look)
+    report = clustering.report
+    assert (report.keys, report.n_clients, report.n_places) == (keys, 6, 6)
+    assert (report.answers, report.incidents) == ([6, 6], [])
+    assert found == [(0o700, KEYS[keys])] * 2
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_keys_are_removed_from_a_run_that_fails(keys, temporary):
+    faults = [Fault(i, 2, "crash") for i in range(6)]
+    with pytest.raises(TooFewClientsError, match="round 2"):
+        simulate(fast(keys=keys), parted(blobs()), faults=faults)
+    assert list(temporary.iterdir()) == []
+
+
+def test_two_runs_have_other_keys(temporary):
+    seen = []
+    for keys in ("file", "file", "roster", "roster"):
+        simulate(
+            fast(keys=keys, n_rounds=2),
+            parted(blobs()),
+            on_round=lambda info: seen.extend(p.read_bytes() for p in temporary.glob("*/*.key")),
+        )
+    assert len(seen) == 2 * (1 + 1 + 6 + 6)
+    assert len(set(seen)) == 1 + 1 + 6 + 6
+
+
+def test_a_policy_decides_also_where_keys_are_made(tmp_path, temporary):
+    own, found = replace(ClientPolicy.for_simulation(), group_key_file=key_file(tmp_path)), []
+
+    def look(info):
+        found.append(list(temporary.iterdir()))
+
+    simulate(fast(keys="file", n_rounds=2), parted(blobs()), policy=own, on_round=look)
+    assert found == [[], []]  # its own file is the one
+    for keys in KEYS:
+        with pytest.raises(TooFewClientsError, match="policy"):
+            simulate(fast(keys=keys), parted(blobs()), policy=ClientPolicy(max_epsilon=0.1))
+    with pytest.raises(TooFewClientsError, match="policy"):
+        simulate(fast(keys="roster"), parted(blobs()), policy=own)
+    member = replace(own, roster_file="roster.toml", member_key_file="a.key")
+    with pytest.raises(ConfigurationError, match="one client's"):
+        simulate(fast(keys="roster"), parted(blobs()), policy=member)
+
+
 # --------------------------------------------------------------------------- Ray
 
 
@@ -934,6 +1013,30 @@ def test_ray_opens_the_same_sums(opening, tmp_path):
         np.testing.assert_array_equal(found[-1].centroids, strategy.centroids)
     np.testing.assert_allclose(found[0].centroids, found[1].centroids, atol=0.01)
     np.testing.assert_allclose(found[0].counts, found[1].counts, atol=1)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("keys", KEYS)
+def test_ray_gives_every_client_its_key(keys, monkeypatch):
+    directories, make = [], simulation._private_directory
+
+    @contextmanager
+    def made():
+        with make() as path:
+            directories.append(path)
+            yield path
+
+    monkeypatch.setattr(simulation, "_private_directory", made)
+    strategy = fast("distributed-noise", keys=keys, n_rounds=2, epsilon=20.0)
+    faults = [Fault(1, 2, "crash")]
+    clustering = simulate(strategy, parted(blobs(), 4), engine="ray", faults=faults, timeout=120)
+    report = clustering.report
+    assert (report.keys, report.n_clients, report.n_places) == (keys, 4, 4)
+    assert report.answers == [4, 3]
+    assert {(entry.round, entry.reason) for entry in report.incidents} == {(2, CRASHED)}
+    np.testing.assert_array_equal(clustering.centroids, strategy.centroids)
+    assert len(directories) == 2  # of keys, and of records
+    assert not any(path.exists() for path in directories)
 
 
 @pytest.mark.ray

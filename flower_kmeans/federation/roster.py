@@ -152,14 +152,15 @@ def write_members(directory: Path, names: Sequence[str]) -> list[Path]:
     Raises
     ------
     ConfigurationError
-        If a name is no file's name or stands there twice, or if one of the files exists already:
-        then nothing is written.
+        If a name is no file's name, or differs from another in case at most, or if one of the files
+        exists already: then nothing is written.
     """
     wrong = [name for name in names if not _NAME.fullmatch(name)]
-    if wrong or not names or len(set(names)) != len(names):
+    # Some disks take a.key and A.key for one file, and the second key would find the first's.
+    if wrong or not names or len({name.lower() for name in names}) != len(names):
         raise ConfigurationError(
-            "Expected members as different names of letters, digits, '-' and '_'. "
-            f"Got {wrong or list(names)} instead."
+            "Expected members as names of letters, digits, '-' and '_' that differ in more than "
+            f"case. Got {wrong or list(names)} instead."
         )
     files: dict[Path, tuple[bytes, int]] = {}
     lines = []

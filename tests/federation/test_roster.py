@@ -76,6 +76,17 @@ def test_names_that_are_no_file_names_are_refused(names, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("names", [["a", "A"], ["clinic-B", "c", "Clinic-b"]])
+def test_names_that_some_disks_cannot_tell_apart_are_refused(names, tmp_path):
+    with pytest.raises(ConfigurationError, match="case"):
+        write_members(tmp_path / "new", names)
+    assert not (tmp_path / "new").exists()
+    result = keygen("--members", *names, "--output", tmp_path / "new")
+    assert result.exit_code == 1
+    assert str(names) in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path):
     (tmp_path / "b.key").write_bytes(b"in use")
     with pytest.raises(ConfigurationError, match=r"b\.key"):

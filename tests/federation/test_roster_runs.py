@@ -1,6 +1,7 @@
 """Runs whose keys are pinned by a roster: places, leaders, strangers, restarts."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +13,18 @@ from harness import (
     Node,
     Scene,
     byte_p_value,
+    key_file,
     make_run,
     roster_policies,
     run_recorded,
 )
 
-from flower_kmeans import Fault, PrivacyBudget
+from flower_kmeans import ClientPolicy, Fault, PrivacyBudget
 from flower_kmeans.errors import MessageError, RunError, TooFewClientsError
 from flower_kmeans.federation.cohort import EMPTY, Tree, leaf
 from flower_kmeans.federation.life import load_life
 from flower_kmeans.federation.messages import Code, Enrol, EnrolReply, Lead, Refusal, Round
+from flower_kmeans.federation.roster import Identity, Roster
 from flower_kmeans.federation.seating import STRANGER, TAKEN
 from flower_kmeans.secagg import keys
 from flower_kmeans.strategies import FastLloyd
@@ -331,6 +334,91 @@ def test_sybils_find_no_envelope_and_make_no_sum(tmp_path):
     assert byte_p_value(b"".join(views)) > P_VALUE
 
 
+@dataclass(frozen=True)
+class Claim(ClientPolicy):
+    """The policy of a node that names another member's line, which is public, and has its own key.
+
+    The client's own code would refuse such files (``not on it`` below); this one believes them.
+    """
+
+    line: int = 0
+
+    def read_identity(self):
+        roster = Roster.from_file(self.roster_file)
+        secret = Path(self.member_key_file).read_bytes()
+        return Identity(roster, secret, roster.keys[self.line], self.line)
+
+
+def run_with_a_sybil(tmp_path, trust, at, claimed=4, with_holder=True):
+    """Run with a node at a place in the order of node ids that claims the line of a member."""
+    policies = roster_policies(tmp_path, 6)
+    files = {"roster_file": policies[0].roster_file, "member_key_file": key_file(tmp_path)}
+    sybil = Claim(**{**vars(SIMULATED), **files, "line": claimed})
+    chosen = policies if with_holder else [p for i, p in enumerate(policies) if i != claimed]
+    chosen = [*chosen[:at], sybil, *chosen[at:]]
+    received, strategy = [], strategy_of(trust, n_clients=len(chosen))
+
+    def keep(grid, messages):
+        received[:] = [grid]
+
+    try:
+        outcome = run_recorded(
+            strategy, parts(len(chosen)), policy=chosen, on_push=keep, timeout=30.0
+        )
+    except TooFewClientsError as error:
+        outcome = error
+    (grid,) = received
+    return strategy, outcome, grid
+
+
+def answers_of(grid, node):
+    """Return the codes of a node's replies after its enrolment; none of its words may count."""
+    replies = [item.fields for item in grid.received if item.node_id == node]
+    assert not [fields for fields in replies if "words" in fields]
+    return {fields["code"] for fields in replies if fields["kind"] != "enrol"}
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("with_holder", [True, False])
+def test_a_sybil_with_a_members_line_has_its_seat_and_no_part_in_any_sum(
+    with_holder, trust, tmp_path
+):
+    """The member itself comes later, and is turned away: who holds a seat is not proven there."""
+    strategy, outcome, grid = run_with_a_sybil(tmp_path, trust, 3, with_holder=with_holder)
+    sybil, holder = sorted(grid.states)[3], sorted(grid.states)[5]
+    report = strategy.report
+    assert report.answers == [5, 5, 5]
+    assert set(outcome.results) == ({0, 1, 2, 4, 6} if with_holder else {0, 1, 2, 4, 5})
+    assert outcome.one is not None
+    assert answers_of(grid, sybil) == {Code.KEY}
+    assert load_life(grid.states[sybil], strategy._run_state.run.document.doc_hash).group_key == b""
+    turned_away = [(e.node_id, e.reason) for e in report.incidents if e.reason == TAKEN]
+    assert turned_away == ([(holder, TAKEN)] if with_holder else [])
+    assert {(e.node_id, e.round) for e in report.dropped} == {
+        *((sybil, t) for t in (1, 2, 3, 4)),
+        *((node, 0) for node, _ in turned_away),
+    }
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_a_sybil_that_comes_after_the_member_itself_has_no_seat(trust, tmp_path):
+    strategy, outcome, grid = run_with_a_sybil(tmp_path, trust, 6)
+    assert strategy.report.answers == [6, 6, 6]
+    assert set(outcome.results) == set(range(6))
+    assert [(e.node_id, e.reason) for e in strategy.report.incidents] == [(max(grid.states), TAKEN)]
+    assert answers_of(grid, max(grid.states)) == set()
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_a_sybil_that_leads_under_a_members_line_stops_the_run_and_learns_nothing(trust, tmp_path):
+    strategy, error, grid = run_with_a_sybil(tmp_path, trust, 0)
+    assert isinstance(error, TooFewClientsError)
+    assert "group key" in str(error)
+    assert strategy.report.answers == []
+    for node in grid.states:
+        assert answers_of(grid, node) <= {Code.KEY}
+
+
 def test_two_leaders_give_garbage(tmp_path):
     scene, nodes = roster_scene(tmp_path)
     publics = [seat.public_key for seat in scene.server.seats]
@@ -371,8 +459,6 @@ def test_a_leader_keeps_one_secret_per_life_and_never_an_ephemeral_key(tmp_path)
 
 
 def spoil(policy, how):
-    from pathlib import Path
-
     if how == "open key":
         Path(policy.member_key_file).chmod(0o640)
     elif how == "short key":

@@ -10,7 +10,8 @@ from harness import SIMULATED, key_file, roster_policies, run_recorded, stock_st
 from flower_kmeans import Box, Fault, PrivacyBudget
 from flower_kmeans.client import ClientPolicy
 from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
-from flower_kmeans.federation.coordinator import FALSE
+from flower_kmeans.faults import FaultKind
+from flower_kmeans.federation.coordinator import CRASHED, FALSE, MALFORMED, STRAY
 from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd
 
 BOX = Box([0.0, 0.0], [10.0, 10.0])
@@ -226,6 +227,63 @@ def test_everyone_is_asked_if_the_survivors_do_not_open_a_sum(monkeypatch):
     assert hops.kinds.count("open") == T
     assert [len(records) for records in hops.fields[3:5]] == [4, 7]
     np.testing.assert_array_equal(outcome.strategy.centroids, outcome.one.centroids)
+
+
+# What the server notes of a client, and how many rounds later.
+OPEN_FAULTS = {
+    "drop": None,
+    "late": (MALFORMED, 1),  # it came with the answers to the next question
+    "crash": (CRASHED, 0),
+    "twice": None,
+    "shape": (FALSE, 0),
+    "type": (MALFORMED, 0),
+    "round": None,  # a share of another round is nobody's, and not worth a line
+    "run": (STRAY, 0),
+}
+
+
+def test_every_fault_is_tried_in_the_hop_that_opens():
+    assert set(OPEN_FAULTS) == set(FaultKind.__args__)
+
+
+@pytest.mark.parametrize("kind", OPEN_FAULTS)
+def test_who_fails_in_the_hop_that_opens_is_not_needed_there(kind):
+    """Three who are asked for the correction fail in every such hop; all their answers count."""
+    faults = [Fault(i, t, kind, hop="open") for i in (0, 1, 2) for t in range(1, T)]
+    outcome, hops = run(make("immediate"), faults=faults)
+    report, noted = outcome.strategy.report, OPEN_FAULTS[kind]
+    assert report.answers == [7] * T
+    assert report.dropped == []
+    assert hops.kinds.count("open") == T - 1
+    assert {(e.client, e.round, e.reason) for e in report.incidents} == {
+        (fault.client, fault.round + noted[1], noted[0]) for fault in faults if noted
+    }
+    np.testing.assert_array_equal(outcome.strategy.centroids, outcome.one.centroids)
+
+
+@pytest.mark.parametrize("kind", ["drop", "crash", "type", "round", "run"])
+def test_without_a_quorum_in_the_hop_that_opens_there_is_no_next_question(kind):
+    strategy = make("immediate")
+    faults = [Fault(i, 2, kind, hop="open") for i in (1, 2, 4, 6)]
+    with pytest.raises(RunError, match=r"sum of round 2 .* 3 of 4 shares and 3 corrections"):
+        run(strategy, faults=faults)
+    assert strategy.report.answers == [7]
+    assert strategy._run_state.head == 2
+
+
+def test_what_comes_late_to_the_hop_that_opens_counts_when_it_is_repeated():
+    faults = [Fault(i, 2, "late", hop="open") for i in range(7)]
+    outcome, hops = run(make("immediate"), faults=faults)
+    assert hops.kinds.count("open") == T
+    assert outcome.strategy.report.answers == [7] * T
+    np.testing.assert_array_equal(outcome.strategy.centroids, outcome.one.centroids)
+
+
+def test_a_hop_that_a_deferred_opening_takes_can_fail_as_well():
+    """As in `test_missing_shares_take_a_hop`: four answered round 1, and it takes all of them."""
+    faults = [Fault(i, 1, "drop") for i in (0, 1, 2)] + [Fault(i, 2, "crash") for i in (4, 5, 6)]
+    with pytest.raises(RunError, match=r"sum of round 1 .* 3 of 4 shares"):
+        run(make(), faults=[*faults, Fault(6, 1, "crash", hop="open")])
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
