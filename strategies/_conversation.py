@@ -8,13 +8,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flower_kmeans.errors import MessageError, RunError
-from flower_kmeans.federation.coordinator import (
-    CRASHED,
-    MALFORMED,
-    N_LEADERS,
-    STRAY,
-    Coordinator,
-)
+from flower_kmeans.federation.coordinator import CRASHED, STRAY, Coordinator
+from flower_kmeans.federation.enrolment import MALFORMED, N_LEADERS
 from flower_kmeans.federation.exchange import receive, send
 from flower_kmeans.federation.messages import (
     Code,

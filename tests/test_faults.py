@@ -11,7 +11,8 @@ from flower_kmeans import Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
 from flower_kmeans.faults import FaultKind
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.coordinator import CRASHED, MALFORMED, NO_ANSWER, STRAY, TWICE
+from flower_kmeans.federation.coordinator import CRASHED, STRAY
+from flower_kmeans.federation.enrolment import MALFORMED, NO_ANSWER, TWICE
 from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd, SuLloyd
 
 KINDS = FaultKind.__args__

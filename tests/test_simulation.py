@@ -32,7 +32,8 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
-from flower_kmeans.federation.coordinator import CRASHED, NO_ANSWER, TWICE
+from flower_kmeans.federation.coordinator import CRASHED
+from flower_kmeans.federation.enrolment import NO_ANSWER, TWICE
 from flower_kmeans.federation.life import load_life
 from flower_kmeans.privacy import randomness
 from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd, SuLloyd

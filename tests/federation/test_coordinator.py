@@ -8,13 +8,8 @@ from harness import SIMULATED, Node, Scene, key_file, make_run
 
 from flower_kmeans.errors import RunError, TooFewClientsError
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.coordinator import (
-    MALFORMED,
-    NO_ANSWER,
-    STRAY,
-    TWICE,
-    Coordinator,
-)
+from flower_kmeans.federation.coordinator import STRAY, Coordinator
+from flower_kmeans.federation.enrolment import MALFORMED, NO_ANSWER, TWICE
 from flower_kmeans.federation.messages import EnrolReply, OpenReply, Refusal, RoundReply
 from flower_kmeans.federation.transcript import Entry, unpack_words
 from flower_kmeans.secagg.ring import from_ring

@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from flower_kmeans import Box, ClientPolicy, PrivacyBudget
 from flower_kmeans.client import kmeans_client_app
 from flower_kmeans.errors import MessageError, RunError
-from flower_kmeans.federation import coordinator, seating
+from flower_kmeans.federation import coordinator, enrolment, seating
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.in_process import task_identity
 from flower_kmeans.federation.life import load_life
@@ -69,7 +69,7 @@ DECISIVE = ("entries", "attempt", "m", "t", "index", "envelope", "leader", "pubs
 SAID = "told by a client"  # what a hostile client writes wherever it can
 REASONS = {code.sentence for code in Code} | {
     value
-    for module in (coordinator, seating)
+    for module in (coordinator, enrolment, seating)
     for name, value in vars(module).items()
     if name.isupper() and isinstance(value, str)
 }
