@@ -86,7 +86,9 @@ class Enrolment:
     def accept_enrol(self, node_id: int, reply: EnrolReply) -> None:
         """Give a node a seat; seats are numbered when the enrolment is closed."""
         known = any(seat.node_id == node_id for seat in self.seats)
-        if known or not self._is_key(reply.public_key):
+        # A node that names no key file holds none, and its place could only be in the way.
+        is_member = self._is_key(reply.public_key) and self._names_key_file(reply)
+        if known or not is_member:
             self.note(node_id, 0, TWICE if known else MALFORMED)
             return
         if reply.key_id is not None:
@@ -94,6 +96,10 @@ class Enrolment:
         self.seats.append(Seat(node_id, reply.commitment, reply.public_key, ledger=reply.ledger))
         if self._document.keys == "roster":
             self._offer(reply)
+
+    def _names_key_file(self, reply: EnrolReply) -> bool:
+        """Return whether a node names the file of its group key exactly where members hold one."""
+        return (reply.key_id is not None) == (self._document.keys == "file")
 
     def _is_key(self, public_key: bytes) -> bool:
         """Return whether an envelope for every member can be made with this key among theirs."""
@@ -120,7 +126,8 @@ class Enrolment:
 
     def accept_join(self, node_id: int, reply: EnrolReply) -> None:
         """Seat a late member; it is asked from the next attempt or round on."""
-        fits = reply.key_id is None or reply.key_id in self._key_ids
+        fits = self._names_key_file(reply)
+        fits = fits and (reply.key_id is None or reply.key_id in self._key_ids)
         pinned = self._document.keys == "roster"
         if node_id in self._index or bool(reply.public_key) != pinned or not fits:
             self.note(node_id, self.head + 1, TWICE if node_id in self._index else MALFORMED)
@@ -224,7 +231,10 @@ class Enrolment:
             self._leader = next(complete, None)
 
     def close_leading(self) -> None:
-        """Take the leader whose roster has most of the members on it, and seat them by it.
+        """Take a leader, and seat the members by its roster.
+
+        It is the one whom most leaders know, and of these the one whose roster has most of the
+        members on it and fewest others.
 
         Does nothing if none has answered, or keys do not come from a roster.
 
@@ -236,7 +246,15 @@ class Enrolment:
         """
         if self._document.keys != "roster" or self._leader is not None or not self._offers:
             return
-        best = max(self._offers, key=lambda offer: offer.covers(self.seats))  # ties: the first
+        # Who is on other leaders' rosters comes first: a stranger is on its own alone.
+        best = max(  # ties: the first
+            self._offers,
+            key=lambda offer: (
+                sum(offer.is_known_to(other) for other in self._offers),
+                offer.covers(self.seats),
+                -len(offer.envelopes),
+            ),
+        )
         self._leader = best
         seats, turned_away = seats_by_roster(self.seats, tuple(best.envelopes))
         for node_id, reason in turned_away.items():

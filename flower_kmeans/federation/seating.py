@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flower_kmeans.federation.cohort import EMPTY, leaf
+from flower_kmeans.secagg.keys import KEY_BYTES
 
 ABSENT = -1
 STRANGER = "The node's key is not on the leader's roster."
@@ -53,10 +54,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Offer:
-    """A leader and its envelopes, by the public keys of those for whom they are."""
+    """A leader (ephemeral and pinned key) and its envelopes, by the keys of those for whom."""
 
     leader: bytes
     envelopes: Mapping[bytes, bytes]
+
+    def is_known_to(self, other: "Offer") -> bool:
+        """Return whether the leader's pinned key is on another leader's roster."""
+        return self.leader[-KEY_BYTES:] in other.envelopes
 
     def covers(self, seats: Iterable[Seat]) -> int:
         """Return for how many of these members there is an envelope."""

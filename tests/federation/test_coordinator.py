@@ -320,3 +320,20 @@ def test_members_that_never_answer_keep_the_document_coming():
     assert requests[4].doc == scene.run.document.data
     assert requests[4].envelope
     assert requests[1].doc is None
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_node_that_names_no_key_file_gets_no_seat(late, tmp_path):
+    """Its place would be counted for the quorum, and nobody there could ever answer."""
+    policy = replace(SIMULATED, group_key_file=key_file(tmp_path))
+    nodes = [Node(2**63 + i, [[0.25, 0.5]] * 4, policy) for i in range(3)]
+    scene = Scene(make_run("distributed-noise", keys="file"), nodes=nodes)
+    server = scene.server if late else Coordinator(scene.run)
+    stranger = EnrolReply(doc_hash=scene.doc_hash, commitment=bytes(32))
+    before = server.n_places
+    for number in range(4):
+        (server.accept_join if late else server.accept_enrol)(number, stranger)
+    if late:
+        scene.open()
+    assert server.n_places == before
+    assert [entry.reason for entry in server.incidents] == [MALFORMED] * 4

@@ -22,8 +22,17 @@ from harness import (
 from flower_kmeans import ClientPolicy, Fault, PrivacyBudget
 from flower_kmeans.errors import MessageError, RunError, TooFewClientsError
 from flower_kmeans.federation.cohort import EMPTY, Tree, leaf
+from flower_kmeans.federation.coordinator import Coordinator
 from flower_kmeans.federation.life import load_life
-from flower_kmeans.federation.messages import Code, Enrol, EnrolReply, Lead, Refusal, Round
+from flower_kmeans.federation.messages import (
+    Code,
+    Enrol,
+    EnrolReply,
+    Lead,
+    Refusal,
+    Round,
+    RoundReply,
+)
 from flower_kmeans.federation.roster import Identity, Roster
 from flower_kmeans.federation.seating import STRANGER, TAKEN
 from flower_kmeans.secagg import keys
@@ -410,13 +419,14 @@ def test_a_sybil_that_comes_after_the_member_itself_has_no_seat(trust, tmp_path)
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_a_sybil_that_leads_under_a_members_line_stops_the_run_and_learns_nothing(trust, tmp_path):
-    strategy, error, grid = run_with_a_sybil(tmp_path, trust, 0)
-    assert isinstance(error, TooFewClientsError)
-    assert "group key" in str(error)
-    assert strategy.report.answers == []
-    for node in grid.states:
-        assert answers_of(grid, node) <= {Code.KEY}
+def test_a_sybil_that_is_asked_to_lead_is_not_followed_and_learns_nothing(trust, tmp_path):
+    """Its own key is on nobody else's roster."""
+    strategy, outcome, grid = run_with_a_sybil(tmp_path, trust, 0)
+    assert strategy.report.answers == [5, 5, 5]
+    sybil = sorted(grid.states)[0]
+    assert answers_of(grid, sybil) <= {Code.KEY}
+    assert load_life(grid.states[sybil], strategy._run_state.run.document.doc_hash).group_key == b""
+    assert outcome.one is not None
 
 
 def test_two_leaders_give_garbage(tmp_path):
@@ -545,3 +555,30 @@ def test_a_ledger_gives_the_same_bytes_after_a_restart(tmp_path):
     nodes[1].restart()
     assert scene.ask(1) == before
     assert isinstance(scene.requests[nodes[1].node_id], Round)
+
+
+def test_a_stranger_that_leads_with_all_pinned_keys_and_more_is_not_followed(tmp_path):
+    scene_nodes = nodes_of(roster_policies(tmp_path, 5))
+    run = make_run(keys="roster", min_clients=3)
+    server = Coordinator(run)
+    requests = server.enrol_requests([1, *(node.node_id for node in scene_nodes)])
+    assert requests[1].lead  # the lowest node id
+    pinned = Roster.from_file(scene_nodes[0].policy.roster_file).keys
+    own, *junk = (keys.public_key(bytes([8 + i]) * 32) for i in range(40))
+    server.accept_enrol(
+        1,
+        EnrolReply(
+            doc_hash=run.document.doc_hash,
+            commitment=bytes(32),
+            public_key=own,
+            leader=own + own,
+            envelopes=tuple(public + bytes(48) for public in (own, *pinned, *junk)),
+        ),
+    )
+    for node in scene_nodes:
+        server.accept_enrol(node.node_id, node.ask(requests[node.node_id]))
+    server.close_enrolment()
+    assert [seat.public_key for seat in server.seats] == list(pinned)
+    for node_id, request in server.round_requests(1).items():
+        node = next(node for node in scene_nodes if node.node_id == node_id)
+        assert isinstance(node.ask(request), RoundReply)
