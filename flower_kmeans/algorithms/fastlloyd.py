@@ -56,7 +56,7 @@ class FastLloydAlgorithm(LloydFamily):
     postprocess : {"fold", "truncate", "none"}
         What happens to a centroid outside the bounds: reflected at the wall, moved to the wall, or
         left there (up to twice the half widths, as far as distances are exact).
-    n_clusters, domain, budget, n_records, n_rounds, seed, fraction_bits, initial
+    n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed, fraction_bits, initial
         As for all Lloyd algorithms.
     """
 
@@ -73,6 +73,8 @@ class FastLloydAlgorithm(LloydFamily):
         budget: PrivacyBudget,
         *,
         n_records: int | None = None,
+        n_clients: int | None = None,
+        clip: float | None = None,
         n_rounds: Rounds = "auto",
         seed: int = 0,
         fraction_bits: int = 16,
@@ -89,6 +91,8 @@ class FastLloydAlgorithm(LloydFamily):
             domain,
             budget,
             n_records=n_records,
+            n_clients=n_clients,
+            clip=clip,
             n_rounds=n_rounds,
             seed=seed,
             fraction_bits=fraction_bits,
@@ -137,7 +141,8 @@ class FastLloydAlgorithm(LloydFamily):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described."""
-        values = cls._parameters(config, domain, frozenset({"alpha", "radius", "postprocess"}))
+        extra = frozenset({"alpha", "radius", "postprocess"})
+        values = cls._parameters(config, domain, budget, extra)
         values["alpha"] = real_from_text(values["alpha"])
         return cls(domain=domain, budget=budget, **values)
 
@@ -160,7 +165,7 @@ class FastLloydAlgorithm(LloydFamily):
         eta = self._radius * 2.0**-self.fraction_bits
         spread = 1 + math.sqrt(4 * self.domain.n_features)
         work = self.n_clusters**3 * (eta * eta) * (spread * spread)
-        return auto_rounds(self._mu, self.n_records, work, 4 * TARGET_ERROR)
+        return auto_rounds(self._mu, self._planning_records, work, 4 * TARGET_ERROR)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         # Units are the round's own radius, so equal multipliers give every round an equal share of
