@@ -50,7 +50,7 @@ class PrivacyPlan:
     rounds : tuple of tuples of Release
         Releases by round.
     n_clients : int or None
-        The public number of client slots: given if, and only if, the budget protects clients.
+        The public number of client slots, if the budget protects clients and the run has one.
     """
 
     budget: PrivacyBudget
@@ -68,10 +68,10 @@ class PrivacyPlan:
                 raise ConfigurationError(
                     f"The '{name}' parameter must be a positive integer. Got {value!r} instead."
                 )
-        if (self.n_clients is not None) != self.budget.protects_clients:
+        if self.n_clients is not None and not self.budget.protects_clients:
             raise ConfigurationError(
-                "The 'n_clients' parameter of a plan must be given if its budget is private with "
-                f"unit='client', and be None otherwise. Got {self.n_clients!r} instead."
+                "The 'n_clients' parameter must be None unless the budget is private with "
+                f"unit='client'. Got {self.n_clients!r} instead."
             )
         if not self.budget.is_private:
             if any(release.noise_multiplier for release in self.releases):
@@ -274,8 +274,7 @@ def calibrate(
     n_records : int or None
         Public number of record slots.
     n_clients : int, optional
-        Public number of client slots; for a private budget with ``unit="client"`` only, which
-        needs it.
+        Public number of client slots; for a private budget with ``unit="client"`` only.
 
     Returns
     -------
@@ -287,8 +286,8 @@ def calibrate(
     BudgetError
         If no scale can meet the budget (delta 0 with Gaussian noise).
     ConfigurationError
-        If delta is to be resolved and ``n_records`` is missing, ``n_clients`` is missing or not
-        wanted, or a release is out of range.
+        If delta is to be resolved and ``n_records`` (or ``n_clients``) is missing, ``n_clients`` is
+        given where no client is protected, or a release is out of range.
     """
     given = tuple(tuple(releases) for releases in rounds)
     if not budget.is_private:
