@@ -198,17 +198,25 @@ class FastLloydAlgorithm(LloydFamily):
     @cached_property
     def _radius(self) -> int:
         """Equation 25, rounded to the grid; at most the domain's diameter."""
-        half_diameter = self.domain.l2_bound(self.fraction_bits)
-        with mpmath.workprec(160):  # the same digits on every processor, unlike libm's pow
-            root = mpmath.root(self.n_clusters, self.domain.n_features)
-            eta = mpmath.mpf(self.alpha) * mpmath.mpf(half_diameter) / root
-            return int(mpmath.floor(min(eta, 2 * half_diameter) + mpmath.mpf(0.5)))
+        return packing_radius(self.alpha, self.n_clusters, self.domain, self.fraction_bits)
 
     @cached_property
     def _first_radius(self) -> int:
         if self.radius == "constant":
             return self._radius
         return math.floor(self.domain.l2_bound(self.fraction_bits))
+
+
+def packing_radius(alpha: float, n_clusters: int, domain: Domain, fraction_bits: int) -> int:
+    """Return ``alpha beta / (2 k^(1/d))`` in whole grid units, beta the domain's diameter.
+
+    FastLloyd, equation 25; at most the diameter itself.
+    """
+    half_diameter = domain.l2_bound(fraction_bits)
+    with mpmath.workprec(160):  # the same digits on every processor, unlike libm's pow
+        root = mpmath.root(n_clusters, domain.n_features)
+        eta = mpmath.mpf(alpha) * mpmath.mpf(half_diameter) / root
+        return int(mpmath.floor(min(eta, 2 * half_diameter) + mpmath.mpf(0.5)))
 
 
 class _WiderGrid(GridRecords):
