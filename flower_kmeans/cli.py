@@ -54,6 +54,13 @@ class Trust(StrEnum):
     PLAIN = "plain"
 
 
+class Unit(StrEnum):
+    """Whom the guarantee protects."""
+
+    RECORD = "record"
+    CLIENT = "client"
+
+
 class Engine(StrEnum):
     """Where the clients run."""
 
@@ -85,6 +92,17 @@ Rounds = Annotated[
 ]
 MinClients = Annotated[
     int | None, typer.Option(help="Fewest clients behind a sum; by default the strategy's rule.")
+]
+ProtectedUnit = Annotated[
+    Unit | None,
+    typer.Option(help="What epsilon protects: one record (the default), or a client with all."),
+]
+Clip = Annotated[
+    float | None,
+    typer.Option(
+        help="With --unit client: how many records' worth of one client count in each release; "
+        "by default n_records divided by the number of clients."
+    ),
 ]
 NRecords = Annotated[
     int | None,
@@ -145,6 +163,8 @@ def simulate(
     strategy: Strategy = StrategyName.FASTLLOYD,
     epsilon: Epsilon = None,
     delta: Delta = None,
+    unit: ProtectedUnit = None,
+    clip: Clip = None,
     trust: TrustModel = None,
     rounds: Rounds = None,
     min_clients: MinClients = None,
@@ -191,6 +211,8 @@ def simulate(
             trust,
             n_clusters=clusters,
             delta=delta,
+            unit=unit,
+            clip=clip,
             n_records=planned,
             n_clients=len(partitions),
             n_rounds=rounds,
@@ -268,6 +290,8 @@ def plan(
     strategy: Strategy = StrategyName.FASTLLOYD,
     epsilon: Epsilon = None,
     delta: Delta = None,
+    unit: ProtectedUnit = None,
+    clip: Clip = None,
     trust: TrustModel = None,
     rounds: Rounds = None,
     min_clients: MinClients = None,
@@ -289,13 +313,24 @@ def plan(
             trust,
             n_clusters=clusters,
             delta=delta,
+            unit=unit,
+            clip=clip,
             n_records=datasets.PHOTO_RECORDS if n_records is None else n_records,
             n_clients=clients,
             n_rounds=rounds,
             min_clients=min_clients,
             seed=0,
         )
-        output.print_plan(_console(), chosen.plan)
+        facts = [
+            ("trust", chosen.trust),
+            ("n_clients", str(chosen.n_clients)),
+            ("min_clients", str(chosen.min_clients)),
+        ]
+        if chosen.clip is not None:
+            facts.append(("clip", f"{chosen.clip:g}"))
+        if chosen.plan.is_private:
+            facts.append(("noise factor", f"{chosen.noise_factor:.4g}"))
+        output.print_plan(_console(), chosen.plan, clip=chosen.clip, facts=facts)
 
 
 @app.command()
@@ -374,6 +409,8 @@ def _strategy(
     trust: Trust | None,
     *,
     delta: float | None,
+    unit: Unit | None,
+    clip: float | None,
     n_rounds: int | None,
     **parameters: Any,
 ) -> "KMeansStrategy":
@@ -384,6 +421,11 @@ def _strategy(
     private = _is_private(name, epsilon, trust)
     if private and epsilon is None:
         epsilon = 1.0
+    if not private and (unit is Unit.CLIENT or clip is not None):
+        raise ConfigurationError(
+            "Nobody is protected in this run: leave out --unit and --clip, or choose another "
+            "--strategy or --trust."
+        )
     kinds: dict[StrategyName, Callable[..., KMeansStrategy]] = {
         StrategyName.LLOYD: strategies.Lloyd,
         StrategyName.SULLOYD: strategies.SuLloyd,
@@ -392,7 +434,8 @@ def _strategy(
     }
     return kinds[name](
         domain=box,
-        privacy=PrivacyBudget(epsilon=epsilon, delta=delta),
+        privacy=PrivacyBudget(epsilon, delta, "record" if unit is None else unit.value),
+        clip=clip,
         trust=None if trust is None else trust.value,
         n_rounds="auto" if n_rounds is None else n_rounds,
         **parameters,

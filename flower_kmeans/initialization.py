@@ -1,17 +1,24 @@
-"""Initial centroids that need no data: sphere packing.
+"""Initial centroids without private data: sphere packing, and those of a server's own points.
 
-Every client of a run computes the same points from public numbers alone, so they must not depend on
-a processor, a NumPy version or a library of linear algebra: coordinates come from raw Philox words,
-and all tests are comparisons of exact integers.
+Sphere packing needs no data at all. Every client of a run computes the same points from public
+numbers alone, so they must not depend on a processor, a NumPy version or a library of linear
+algebra: coordinates come from raw Philox words, and all tests are comparisons of exact integers.
+
+The others cluster points that the server holds, which its results then describe: whoever sees the
+initial centroids learns about those points, and no privacy plan covers that.
 """
 
 import math
+import warnings
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from flower_kmeans.assignment import single_threaded_blas
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.assignment import check_exactness, single_threaded_blas
+from flower_kmeans.domain import Ball, Domain
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
+from flower_kmeans.records import check_records
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -19,6 +26,7 @@ FloatArray = NDArray[np.float64]
 ATTEMPTS = 100
 """Random points that are tried for one centroid before the radius is given up."""
 
+_STARTS = 10
 _BLOCK_POINTS = 64
 _BLOCK_WORDS = 2**16
 _LARGEST_HALF_WIDTH = 2**25
@@ -163,3 +171,177 @@ def _nearest_distances(points: FloatArray, chosen: FloatArray) -> FloatArray:
     squares = np.einsum("ij,ij->i", chosen, chosen)
     nearest = (points @ (-2 * chosen.T) + squares).min(axis=1)
     return np.asarray(nearest + np.einsum("ij,ij->i", points, points))
+
+
+# --------------------------------------------------------------------------- in the user's units
+
+
+def packed_centroids(
+    n_clusters: int, domain: Domain, seed: int = 0, fraction_bits: int = 16
+) -> FloatArray:
+    """Return the centroids of sphere packing in the user's units.
+
+    Parameters
+    ----------
+    n_clusters : int
+        k >= 1.
+    domain : Box or Ball
+        For a ball, its enclosing box is packed and what lies outside is moved onto the sphere.
+    seed : int (default: 0)
+        Public, in [0, 2**64).
+    fraction_bits : int (default: 16)
+
+    Returns
+    -------
+    ndarray of shape (k, d), float64
+        Those from which a strategy with this seed starts by itself.
+
+    Raises
+    ------
+    ConfigurationError
+        If that many distinct points cannot be placed, or an argument is out of range.
+    """
+    check_exactness(domain.n_features, fraction_bits)
+    grid = sphere_packing(n_clusters, domain.grid_half_widths(fraction_bits), seed)
+    points = grid.astype(np.float64) * 2.0**-fraction_bits
+    if isinstance(domain, Ball):
+        points = domain.quantise(points, fraction_bits) * 2.0**-fraction_bits
+    return domain.from_unit(points)
+
+
+def server_kmeans_plus_plus(
+    server_data: ArrayLike, n_clusters: int, rng: np.random.Generator
+) -> FloatArray:
+    """Return k points of the server's, chosen by k-means++.
+
+    Parameters
+    ----------
+    server_data : array-like of shape (m, d)
+        Points that the server holds, in the user's units, at least k of them different.
+    n_clusters : int
+        k >= 1.
+    rng : Generator
+        Public randomness.
+
+    Returns
+    -------
+    ndarray of shape (k, d), float64
+        In the user's units.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If the points are not finite numbers, or too few are different.
+    """
+    from sklearn.cluster import kmeans_plusplus  # a second that clients need not pay
+
+    points = check_server_data(server_data, n_clusters)
+    centers, _ = kmeans_plusplus(points, n_clusters, random_state=_sklearn_seed(rng))
+    return np.asarray(centers, dtype=np.float64)
+
+
+def server_lloyd(server_data: ArrayLike, n_clusters: int, rng: np.random.Generator) -> FloatArray:
+    """Return the centroids of k-means on the server's points, the best of ten starts.
+
+    Parameters
+    ----------
+    server_data : array-like of shape (m, d)
+        Points that the server holds, in the user's units, at least k of them different.
+    n_clusters : int
+        k >= 1.
+    rng : Generator
+        Public randomness.
+
+    Returns
+    -------
+    ndarray of shape (k, d), float64
+        In the user's units.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If the points are not finite numbers, or too few are different.
+    """
+    points = check_server_data(server_data, n_clusters)
+    return weighted_kmeans(points, np.ones(len(points)), n_clusters, rng)[0]
+
+
+def check_server_data(
+    server_data: ArrayLike, n_clusters: int, n_features: int | None = None
+) -> FloatArray:
+    """Return a server's points as a finite float64 array (m, d).
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If the shape is wrong, a value is not a finite number, or fewer than ``n_clusters`` points
+        are different.
+    """
+    try:
+        points = check_records(server_data, n_features, name="server_data")
+    except DataError as error:
+        raise ConfigurationError(str(error)) from None
+    _require_count(n_clusters)
+    if len(points) < n_clusters or len(np.unique(points, axis=0)) < n_clusters:
+        raise ConfigurationError(
+            f"Expected server_data with at least n_clusters={n_clusters} different points. "
+            f"Got {len(np.unique(points, axis=0)) if len(points) else 0} instead."
+        )
+    return points
+
+
+def weighted_kmeans(
+    points: FloatArray, weights: FloatArray, n_clusters: int, rng: np.random.Generator
+) -> tuple[FloatArray, float]:
+    """Return the centres of weighted k-means, the best of ten starts, and their cost.
+
+    Parameters
+    ----------
+    points : ndarray of shape (m, d), float64
+        At least k. Where fewer are different, some centres are equal.
+    weights : ndarray of shape (m,), float64
+        Positive and finite.
+    n_clusters : int
+        k >= 1.
+    rng : Generator
+        Public randomness.
+
+    Returns
+    -------
+    centers : ndarray of shape (k, d), float64
+    cost : float
+        Sum of weighted squared distances to the nearest centre.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    largest = float(weights.max())
+    # One thread: a server's points are few, and the result is then the same in every run.
+    with (
+        warnings.catch_warnings(),
+        np.errstate(all="ignore"),
+        threadpool_limits(limits=1),
+    ):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than centres
+        model = KMeans(n_clusters, n_init=_STARTS, random_state=_sklearn_seed(rng))
+        model.fit(points, sample_weight=weights / largest)
+    centers = np.asarray(model.cluster_centers_, dtype=np.float64)
+    return centers, float(model.inertia_) * largest
+
+
+def public_generator(seed: int, round_number: int) -> np.random.Generator:
+    """Return the public randomness of a server's part of a round: never of keys or noise."""
+    return np.random.default_rng(np.random.SeedSequence((seed, round_number)))
+
+
+def _sklearn_seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(2**32))
+
+
+def _require_count(n_clusters: int) -> None:
+    if isinstance(n_clusters, bool) or not isinstance(n_clusters, int | np.integer):
+        raise ConfigurationTypeError(
+            f"n_clusters must be an integer, got {type(n_clusters).__name__}."
+        )
+    if n_clusters < 1:
+        raise ConfigurationError(f"Expected n_clusters >= 1. Got {n_clusters} instead.")

@@ -14,6 +14,8 @@ from scipy.spatial.distance import cdist
 from flower_kmeans.errors import DataError
 from flower_kmeans.records import check_records
 
+LabelArray = NDArray[np.int64]
+
 _BLOCK_NUMBERS = 2**18
 
 
@@ -103,6 +105,73 @@ def matched_centroid_error(centroids: ArrayLike, truth: ArrayLike) -> float:
     costs = cdist(found, known, "sqeuclidean")
     rows, columns = linear_sum_assignment(costs)
     return float(costs[rows, columns].mean())
+
+
+def majority_accuracy(truth: ArrayLike, clusters: ArrayLike) -> float:
+    """Return the share of records whose class is the most frequent one of their cluster.
+
+    Parameters
+    ----------
+    truth : array-like of shape (n,)
+        Class of each record, n >= 1; any values that can be compared.
+    clusters : array-like of shape (n,)
+        Cluster of each record.
+
+    Returns
+    -------
+    float
+        In (0, 1]; 1 if no cluster mixes classes, so it grows with the number of clusters.
+
+    Raises
+    ------
+    DataError
+        If there is no record, or not one class and one cluster for each.
+    """
+    known, found = _labels(truth, clusters)
+    table = np.zeros((int(found.max()) + 1, int(known.max()) + 1), dtype=np.int64)
+    np.add.at(table, (found, known), 1)
+    return int(table.max(axis=1).sum()) / len(known)
+
+
+def adjusted_rand_index(truth: ArrayLike, clusters: ArrayLike) -> float:
+    """Return the Rand index corrected for chance: 1 for equal partitions, about 0 for random ones.
+
+    Parameters and errors are those of `majority_accuracy` (Hubert & Arabie 1985).
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(*_labels(truth, clusters)))
+
+
+def fowlkes_mallows_index(truth: ArrayLike, clusters: ArrayLike) -> float:
+    """Return the geometric mean of precision and recall over pairs of records, in [0, 1].
+
+    Parameters and errors are those of `majority_accuracy` (Fowlkes & Mallows 1983).
+    """
+    from sklearn.metrics import fowlkes_mallows_score
+
+    return float(fowlkes_mallows_score(*_labels(truth, clusters)))
+
+
+def normalized_mutual_information(truth: ArrayLike, clusters: ArrayLike) -> float:
+    """Return the mutual information over the arithmetic mean of both entropies, in [0, 1].
+
+    Parameters and errors are those of `majority_accuracy`.
+    """
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return float(normalized_mutual_info_score(*_labels(truth, clusters)))
+
+
+def _labels(truth: ArrayLike, clusters: ArrayLike) -> tuple[LabelArray, LabelArray]:
+    """Return classes and clusters as numbers from 0."""
+    known, found = np.asarray(truth), np.asarray(clusters)
+    if known.ndim != 1 or known.shape != found.shape or not known.size:
+        raise DataError(
+            "truth and clusters must hold one label for each of one or more records, got shapes "
+            f"{known.shape} and {found.shape}."
+        )
+    return np.unique(known, return_inverse=True)[1], np.unique(found, return_inverse=True)[1]
 
 
 def _pair(

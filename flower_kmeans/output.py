@@ -154,14 +154,35 @@ def print_cost(
         console.print(Text(f"- {statement}", style="dim"))
 
 
-def print_plan(console: Console, plan: PrivacyPlan) -> None:
-    """Print a plan's releases, and delta as a function of epsilon."""
+def print_plan(
+    console: Console,
+    plan: PrivacyPlan,
+    *,
+    clip: float | None = None,
+    facts: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Print a plan's releases, what they rest on, and delta as a function of epsilon.
+
+    Parameters
+    ----------
+    console : Console
+        Where to print.
+    plan : PrivacyPlan
+    clip : float, optional
+        How many records' worth of one client count, where the unit is the client.
+    facts : sequence of (str, str)
+        Names and values of what else the noise follows from: trust, numbers of clients.
+    """
     console.print(Text(plan.describe()))
+    if facts:
+        told = ", ".join(f"{name} {value}" for name, value in facts)
+        console.print(Text(f"{told[0].upper()}{told[1:]}."), soft_wrap=True)
     if not plan.is_private:
         return
     for release in plan.rounds[-1]:
         if release.name == "counts":
             std = release.noise_multiplier * (2**0.5 if release.mechanism == "laplace" else 1)
+            std *= 1.0 if clip is None else clip
             console.print(
                 Text(f"A cluster's size is known up to noise of about {std:.3g} records.")
             )
@@ -183,13 +204,19 @@ def _guarantee(report: Report) -> Iterator[tuple[str, str]]:
         yield "epsilon", f"{report.epsilon:.4g} per {report.unit}"
         yield "delta", f"{report.delta:.3g}"
         yield "mu", "-" if report.mu is None else f"{report.mu:.4g}"
+    if report.clip is not None:
+        yield "clip", f"{report.clip:g} records' worth of a client in each release"
     yield "trust", report.trust
     yield "rounds", str(report.n_rounds)
     missing = {entry.client for entry in report.dropped}
     yield (
         "clients",
-        f"{report.n_clients}" + (f" ({len(missing)} missed a round)" if missing else ""),
+        f"{report.n_clients}"
+        + (f" ({len(missing)} missed a round)" if missing else "")
+        + f", at least {report.min_clients} behind a sum",
     )
+    if report.epsilon is not None:
+        yield "noise", f"{report.noise_factor:.4g} times the planned standard deviation"
 
 
 def _swatch(centroid: NDArray[np.float64]) -> Text:

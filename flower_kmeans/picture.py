@@ -1,7 +1,7 @@
-"""Pictures of a clustering: a photograph before and after with its palette, or a scatter plot.
+"""Pictures of a clustering: a photograph with its palette, a scatter plot, an elbow.
 
-Both show the records themselves. They are for whoever holds the data, as a simulation does, and
-nothing that a private run would publish.
+The first two show the records themselves. They are for whoever holds the data, as a simulation
+does, and nothing that a private run would publish. The elbow shows released values only.
 """
 
 from importlib.util import find_spec
@@ -131,6 +131,37 @@ def save_scatter_picture(
     axes.scatter(centroids[:, 0], centroids[:, 1], c="black", s=90, marker="x", label="centroids")
     axes.set(xlabel=columns[0], ylabel=columns[1], title=f"{len(centroids)} clusters")
     axes.legend(loc="best")
+    figure.savefig(path, format="png")
+
+
+def save_elbow_picture(path: Path, costs: NDArray[np.float64]) -> None:
+    """Write a png: the cost of k-means by the number of clusters.
+
+    Parameters
+    ----------
+    path : Path
+        Where to write.
+    costs : ndarray of shape (k_max,)
+        For k = 1, 2, ..., as ``FedDPAlgorithm.elbow`` returns them.
+
+    Raises
+    ------
+    ConfigurationError
+        If matplotlib is not installed, or there is no cost.
+    """
+    require("matplotlib", "The picture", extra="plots")
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    if costs.ndim != 1 or not len(costs):
+        raise ConfigurationError(f"Expected costs of shape (k_max,). Got {costs.shape} instead.")
+    figure = Figure(figsize=(7, 4.5), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(np.arange(1, len(costs) + 1), costs, marker="o", color="tab:blue")
+    axes.set(xlabel="number of clusters", ylabel="cost on the weighted server points")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(visible=True, alpha=0.3)
     figure.savefig(path, format="png")
 
 

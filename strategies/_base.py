@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from logging import INFO
-from typing import ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.domain import Ball, Box, Domain
@@ -61,6 +61,8 @@ class CommonOptions(TypedDict, total=False):
     min_clients: int | None
     seed: int
     fraction_bits: int
+    clip: float | None
+    initial: ArrayLike | None
     keys: Literal["relayed", "file", "roster"]
     max_attempts: int
     colluders: int
@@ -79,7 +81,9 @@ class KMeansStrategy(Strategy):
     domain : Box or Ball
         Public bounds of the records, in the user's units. Records outside are clipped.
     privacy : PrivacyBudget
-        Of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy.
+        Of the whole run. ``PrivacyBudget(epsilon=None)`` runs without privacy. With
+        ``unit="client"`` each client is protected with all of its records, and ``n_clients`` is
+        required: delta is chosen from it.
     n_records : int, optional
         Public planning figure for the number of records of all clients together, never counted
         from the data. Private strategies require it.
@@ -96,6 +100,12 @@ class KMeansStrategy(Strategy):
         Public randomness only (the initial centroids); noise and keys never depend on it.
     fraction_bits : int (default: 16)
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
+    clip : float, optional
+        With ``unit="client"`` only: how many records' worth of one client count in each release;
+        what a record is worth follows from the domain. The noise grows with it. Default:
+        ``n_records / n_clients``.
+    initial : array-like of shape (n_clusters, n_features), optional
+        Public initial centroids in the user's units, instead of those that the algorithm makes.
     keys : {"relayed", "file", "roster"} (default: "relayed")
         Where the clients' group key comes from: relayed by the server, which withstands a passive
         server only; a file that they share; or one of them, for all whose keys are pinned.
@@ -133,6 +143,8 @@ class KMeansStrategy(Strategy):
         min_clients: int | None = None,
         seed: int = 0,
         fraction_bits: int = 16,
+        clip: float | None = None,
+        initial: ArrayLike | None = None,
         keys: Literal["relayed", "file", "roster"] = "relayed",
         max_attempts: int = 2,
         colluders: int = 1,
@@ -141,11 +153,6 @@ class KMeansStrategy(Strategy):
     ) -> None:
         require_type("domain", domain, Box | Ball, "a Box or a Ball")
         require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
-        if privacy.unit != "record":
-            raise ConfigurationError(
-                "Expected unit='record': client-level privacy is not available in this version. "
-                f"Got unit={privacy.unit!r} instead."
-            )
         if keys not in KEYS:
             raise ConfigurationError(f"Expected keys in {KEYS}. Got {keys!r} instead.")
         if opening not in OPENINGS:
@@ -165,6 +172,11 @@ class KMeansStrategy(Strategy):
         self.colluders = colluders if self.trust == "distributed-noise" else 0
         self.opening = opening if self.trust == "distributed-noise" else NONE
         self.on_round = on_round
+        self._given_initial = initial
+        # Only what was asked for: an algorithm need not have these parameters.
+        further: dict[str, Any] = {} if initial is None else {"initial": initial}
+        if privacy.protects_clients or clip is not None:
+            further |= {"n_clients": self.n_clients, "clip": clip}
         self._make_algorithm = partial(
             algorithm,
             n_clusters=n_clusters,
@@ -174,14 +186,14 @@ class KMeansStrategy(Strategy):
             n_rounds=n_rounds,
             seed=seed,
             fraction_bits=fraction_bits,
+            **further,
         )
-        self.algorithm = self._make_algorithm()
+        self.algorithm = self._planned = self._make_algorithm()
         self.plan = self.algorithm.plan()
         document = self._document()  # fails now if its parameters do not fit each other
         if self.trust == "distributed-noise":
             check_shares(self.algorithm, self.plan, document.shares)
-            most = max(self.n_clients or 0, self.min_clients)
-            self.algorithm.require_capacity(math.sqrt(most / document.shares))
+            self.algorithm.require_capacity(self.noise_factor)
         self._timeout = _DEFAULT_TIMEOUT
         self._own_start = False
         self._conversation: Conversation | None = None
@@ -439,6 +451,22 @@ class KMeansStrategy(Strategy):
         return self.algorithm.n_rounds
 
     @property
+    def clip(self) -> float | None:
+        """How many records' worth of one client count in a release; ``None`` without clipping."""
+        return self.algorithm.clip if self.privacy.protects_clients else None
+
+    @property
+    def noise_factor(self) -> float:
+        """By how much the noise will exceed the planned one if all clients answer every round.
+
+        Above 1 only under distributed noise, where ``n_clients`` (or, if it was not given,
+        ``min_clients``) add a share (docs/guarantees.md, "Distributed noise").
+        """
+        if self.trust != "distributed-noise":
+            return 1.0
+        return math.sqrt((self.n_clients or self.min_clients) / (self.min_clients - self.colluders))
+
+    @property
     def report(self) -> Report:
         """Privacy and fault report of the run, complete after it."""
         if self._report is None:
@@ -513,13 +541,14 @@ class KMeansStrategy(Strategy):
     def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Enrol the clients and, where keys are relayed, let one of them make the group key."""
         self._started = time.monotonic()
-        self.algorithm = self._make_algorithm(initial=initial_centroids(arrays))
+        self.algorithm = self._started_with(initial_centroids(arrays))
         document = self._document()
         run = Coordinator(Run(document, self.algorithm, self.plan))
         self._conversation = Conversation(run, grid, self._timeout)
         self._report = Report(
             strategy=type(self).__name__,
             plan=self.plan,
+            clip=self.clip,
             trust=self.trust,
             keys=self.keys,
             opening=self.opening,
@@ -537,6 +566,16 @@ class KMeansStrategy(Strategy):
         self._conversation.set_up(self.n_clients or self.min_clients)
         self._report.n_clients, self._report.n_places = run.n_members, run.n_places
         self._report.ledger = run.all_keep_ledgers
+
+    def _started_with(self, initial: NDArray[Any] | None) -> Algorithm:
+        """Return the algorithm with the start's public initial centroids, if it was given any."""
+        if initial is None:
+            return self._planned
+        if self._given_initial is not None:
+            raise ConfigurationError(
+                "Expected either initial_arrays of start or the option initial. Got both."
+            )
+        return self._make_algorithm(initial=initial)
 
     def _tell_round(self, t: int) -> None:
         run, report = self._run_state, self.report

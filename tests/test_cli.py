@@ -100,6 +100,18 @@ class TestSimulate:
         assert result.exit_code == 0, result.output
         assert json.loads((tmp_path / "out" / "report.json").read_text())["trust"] == trust
 
+    @pytest.mark.parametrize(("more", "clip"), [((), 300.0), (("--clip", 50), 50.0)])
+    def test_whole_clients_are_protected(self, run, blobs, tmp_path, more, clip):
+        arguments = ("--unit", "client", "--rounds", 2, "--clients", 4, *PUBLIC, *more)
+        result = simulate(run, blobs, "--trust", "distributed-noise", *arguments)
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert (report["unit"], report["clip"], report["planned_clients"]) == ("client", clip, 4)
+        assert "per client" in result.stdout
+        assert f"{clip:g} records' worth of a client in each release" in result.stdout
+        assert "4, at least 4 behind a sum" in result.stdout
+        assert f"{(4 / 3) ** 0.5:.4g} times the planned standard deviation" in result.stdout
+
     def test_plain_trust_is_not_private_and_needs_no_public_figures(self, run, blobs, tmp_path):
         result = simulate(run, blobs, "--trust", "plain", "--clients", 3)
         assert result.exit_code == 0, result.output
@@ -234,6 +246,10 @@ class TestErrors:
             ((*PUBLIC, "--split", "dirichlet:-1", "--label", "site"), ["alpha"]),
             ((*PUBLIC, "--split", "tiles"), ["photograph"]),
             (("--strategy", "lloyd", "--epsilon", 1), ["lloyd", "--epsilon"]),
+            (("--strategy", "lloyd", "--unit", "client"), ["--unit", "--clip"]),
+            ((*PUBLIC, "--trust", "plain", "--clip", 5), ["--unit", "--clip"]),
+            ((*PUBLIC, "--clip", 5), ["clip=5", "unit='client'"]),
+            ((*PUBLIC, "--unit", "client", "--clip", 0), ["clip positive"]),
             ((*PUBLIC, "--trust", "plain", "--epsilon", 1), ["plain", "--epsilon"]),
             ((*PUBLIC, "--trust", "distributed-noise", "--strategy", "sulloyd"), ["trust"]),
         ],
@@ -302,6 +318,19 @@ class TestPlan:
         curve = {row[1].strip(): float(row[2]) for row in rows if len(row) == 4}
         assert curve["0.5"] == pytest.approx(2.5e-7, rel=0.01)
         assert list(curve.values()) == sorted(curve.values(), reverse=True)
+
+    def test_the_noise_for_clients_is_clip_times_as_large(self, run):
+        def stated(*arguments):
+            result = run("plan", "--strategy", "glloyd", "--rounds", 2, "--delta", 1e-6, *arguments)
+            assert result.exit_code == 0, result.output
+            return result.stdout, float(result.stdout.split("up to noise of about ")[1].split()[0])
+
+        records, clients = stated(), stated("--unit", "client", "--clip", 40)
+        assert clients[1] == pytest.approx(40 * records[1], rel=0.01)
+        assert "for one record" in records[0]
+        assert "for one client" in clients[0]
+        assert "Trust oblivious-server, n_clients 20, min_clients 3, noise factor 1." in records[0]
+        assert "n_clients 20, min_clients 3, clip 40, noise factor 1." in clients[0]
 
     def test_not_private(self, run):
         result = run("plan", "--strategy", "lloyd")

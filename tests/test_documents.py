@@ -237,11 +237,13 @@ def test_private_work_needs_in_memory():
     simulate(build(FastLloyd), PARTITIONS, policy=ClientPolicy(in_memory=True))
 
 
-def test_groups_are_computed_and_client_level_is_refused():
+def test_groups_and_clients_are_as_documented():
     plan = build(FastLloyd).plan
     assert plan.group(10) == pytest.approx(epsilon_of_mu(10 * plan.mu, plan.budget.delta))
-    with pytest.raises(ConfigurationError, match="unit='record'"):
-        FastLloyd(3, BOX, PrivacyBudget(1.0, unit="client"), 600)
+    budget = PrivacyBudget(1.0, unit="client")
+    with pytest.raises(ConfigurationError, match="n_clients is required"):
+        FastLloyd(3, BOX, budget, 600)
+    assert FastLloyd(3, BOX, budget, 600, n_clients=30).clip == 600 / 30
 
 
 def test_without_privacy_the_report_says_so():

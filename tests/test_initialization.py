@@ -3,8 +3,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.initialization import ATTEMPTS, sphere_packing
+from flower_kmeans.algorithms import GLloydAlgorithm
+from flower_kmeans.domain import Ball, Box
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.initialization import (
+    ATTEMPTS,
+    packed_centroids,
+    public_generator,
+    server_kmeans_plus_plus,
+    server_lloyd,
+    sphere_packing,
+    weighted_kmeans,
+)
+from flower_kmeans.metrics import inertia, matched_centroid_error
+from flower_kmeans.privacy.budget import PrivacyBudget
 
 
 def widths(d, q=16):
@@ -124,3 +136,81 @@ def test_a_crowded_grid_is_refused_with_what_to_do():
     # 961 of 961 points: the last ones are found with probability about 0.1 each.
     with pytest.raises(ConfigurationError, match="n_clusters=961"):
         sphere_packing(961, np.array([15, 15]), 0)
+
+
+# ----------------------------------------------------------------- in the user's units
+
+RNG = np.random.default_rng
+MEANS = np.array([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [9.0, 9.0]])
+POINTS = np.concatenate([RNG(i).normal(mean, 0.1, (15, 2)) for i, mean in enumerate(MEANS)])
+OF_THE_SERVER = [server_kmeans_plus_plus, server_lloyd]
+
+
+@pytest.mark.parametrize("domain", [Box([10, -3], [20, 5]), Ball(4.0, [1, 2])])
+def test_packed_centroids_are_those_of_a_strategy(domain):
+    algorithm = GLloydAlgorithm(5, domain, PrivacyBudget(1.0), n_records=100, seed=3)
+    found = packed_centroids(5, domain, seed=3)
+    np.testing.assert_array_equal(found, algorithm.centroids(algorithm.initial_state()))
+
+
+def test_kmeans_plus_plus_takes_points_of_the_servers_far_from_each_other():
+    for seed in range(10):
+        found = server_kmeans_plus_plus(POINTS, 4, RNG(seed))
+        assert found.shape == (4, 2)
+        assert all((row == POINTS).all(axis=1).any() for row in found)
+        assert matched_centroid_error(found, MEANS) < 0.3
+
+
+def test_server_lloyd_finds_the_best_centroids():
+    expected = np.array([part.mean(axis=0) for part in np.split(POINTS, 4)])
+    for seed in range(3):
+        found = server_lloyd(POINTS, 4, RNG(seed))
+        assert matched_centroid_error(found, expected) < 1e-20
+
+
+@pytest.mark.parametrize("start", OF_THE_SERVER)
+def test_the_generator_decides(start):
+    points = RNG(1).normal(size=(50, 3))
+    first, second = (start(points, 6, RNG(4)) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    others = [start(points, 6, RNG(seed)) for seed in range(5, 10)]
+    assert any((np.sort(first, axis=0) != np.sort(other, axis=0)).any() for other in others)
+
+
+@pytest.mark.parametrize("start", OF_THE_SERVER)
+@pytest.mark.parametrize(
+    ("points", "k", "error", "message"),
+    [
+        (POINTS[:3], 4, ConfigurationError, "server_data with at least n_clusters=4.*Got 3"),
+        (np.ones((9, 2)), 2, ConfigurationError, "different points. Got 1"),
+        (np.empty((0, 2)), 1, ConfigurationError, "different points. Got 0"),
+        ([[0.0, np.inf]], 1, ConfigurationError, "server_data must be finite"),
+        ([1.0, 2.0], 1, ConfigurationError, "server_data"),
+        ([["a"]], 1, ConfigurationTypeError, "server_data"),
+        (POINTS, 0, ConfigurationError, "n_clusters >= 1"),
+        (POINTS, 2.0, ConfigurationTypeError, "n_clusters must be an integer"),
+    ],
+)
+def test_unusable_server_data_are_refused(start, points, k, error, message):
+    with pytest.raises(error, match=message):
+        start(points, k, RNG(0))
+
+
+def test_a_weight_counts_like_so_many_points():
+    weights = RNG(5).integers(1, 5, size=len(POINTS)).astype(float)
+    repeated = np.repeat(POINTS, weights.astype(int), axis=0)
+    centers, cost = weighted_kmeans(POINTS, weights, 4, RNG(0))
+    assert cost == pytest.approx(inertia(repeated, centers))
+    assert cost == pytest.approx(weighted_kmeans(repeated, np.ones(len(repeated)), 4, RNG(0))[1])
+
+
+def test_huge_weights_are_no_problem():
+    centers, cost = weighted_kmeans(POINTS, np.full(len(POINTS), 1e300), 4, RNG(0))
+    assert matched_centroid_error(centers, MEANS) < 0.01
+    assert 1e300 < cost < np.inf
+
+
+def test_public_randomness_depends_on_seed_and_round_alone():
+    draws = {(s, t): public_generator(s, t).integers(2**63) for s in (0, 1) for t in (1, 2)}
+    assert len(set(draws.values())) == 4
+    assert public_generator(0, 1).integers(2**63) == draws[0, 1]

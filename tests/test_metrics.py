@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 
 from flower_kmeans.errors import DataError
-from flower_kmeans.metrics import inertia, matched_centroid_error, nicv
+from flower_kmeans.metrics import (
+    adjusted_rand_index,
+    fowlkes_mallows_index,
+    inertia,
+    majority_accuracy,
+    matched_centroid_error,
+    nicv,
+    normalized_mutual_information,
+)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e7])
@@ -74,3 +82,63 @@ def test_matching_is_the_cheapest_of_all():
 def test_wrong_input_is_named(call, message):
     with pytest.raises(DataError, match=message):
         call()
+
+
+TRUTH = ["a", "a", "a", "b", "b", "c", "c", "c"]
+CLUSTERS = [7, 7, 2, 2, 2, 2, -1, -1]
+AGREEMENTS = [
+    majority_accuracy,
+    adjusted_rand_index,
+    fowlkes_mallows_index,
+    normalized_mutual_information,
+]
+
+
+def pairs():
+    """Numbers of pairs: together in both, in the truth, in the clusters, and all."""
+    both = [itertools.combinations(labels, 2) for labels in (TRUTH, CLUSTERS)]
+    same = [[a == b for a, b in pair] for pair in both]
+    return sum(map(min, *same)), sum(same[0]), sum(same[1]), len(same[0])
+
+
+def test_accuracy_takes_each_clusters_majority():
+    assert majority_accuracy(TRUTH, CLUSTERS) == (2 + 2 + 2) / 8
+
+
+def test_indices_of_pairs_equal_their_definitions():
+    together, known, found, total = pairs()
+    assert fowlkes_mallows_index(TRUTH, CLUSTERS) == pytest.approx(
+        together / np.sqrt(known * found)
+    )
+    expected = known * found / total
+    assert adjusted_rand_index(TRUTH, CLUSTERS) == pytest.approx(
+        (together - expected) / ((known + found) / 2 - expected)
+    )
+
+
+def test_mutual_information_equals_its_definition():
+    def entropy(labels):
+        shares = np.unique(labels, return_counts=True, axis=0)[1] / len(labels)
+        return -(shares * np.log(shares)).sum()
+
+    known, found = np.unique(TRUTH, return_inverse=True)[1], np.array(CLUSTERS)
+    joint = entropy(np.stack([known, found], axis=1))
+    mutual = entropy(known) + entropy(found) - joint
+    expected = mutual / ((entropy(known) + entropy(found)) / 2)
+    assert normalized_mutual_information(TRUTH, CLUSTERS) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("agreement", AGREEMENTS)
+def test_agreement_is_1_whatever_clusters_are_called(agreement):
+    names = {"a": 3, "b": -1, "c": 0}
+    assert agreement(TRUTH, [names[label] for label in TRUTH]) == pytest.approx(1)
+    assert agreement(TRUTH, [0] * 8) < 0.7
+
+
+@pytest.mark.parametrize("agreement", AGREEMENTS)
+@pytest.mark.parametrize(
+    ("truth", "clusters"), [([], []), ([1, 2], [1]), ([[1], [2]], [[1], [2]]), (1, 1)]
+)
+def test_labels_that_do_not_fit_are_refused(agreement, truth, clusters):
+    with pytest.raises(DataError, match="one label for each"):
+        agreement(truth, clusters)

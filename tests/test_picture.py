@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.picture import save_photo_picture, save_scatter_picture
+from flower_kmeans.picture import (
+    save_elbow_picture,
+    save_photo_picture,
+    save_scatter_picture,
+)
 
 Image = pytest.importorskip("PIL.Image")
 IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)
@@ -50,3 +54,19 @@ def test_scatter_needs_two_columns_and_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigurationError, match=r"flower-kmeans\[plots\]"):
         save_scatter_picture(tmp_path / "p.png", one, np.zeros(2, int), one, ("a",))
+
+
+def test_an_elbow_of_any_length(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    for n in (1, 2, 30):
+        path = tmp_path / f"{n}.png"
+        save_elbow_picture(path, np.linspace(9.0, 0.0, n))
+        with Image.open(path) as picture:
+            assert picture.format == "PNG"
+            assert len(picture.convert("RGB").getcolors(2**20)) > 10
+    for costs in (np.empty(0), np.zeros((2, 2))):
+        with pytest.raises(ConfigurationError, match="k_max"):
+            save_elbow_picture(tmp_path / "p.png", costs)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match=r"flower-kmeans\[plots\]"):
+        save_elbow_picture(tmp_path / "p.png", np.ones(3))

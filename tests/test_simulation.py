@@ -15,6 +15,7 @@ from harness import (
     P_VALUE,
     Outcome,
     byte_p_value,
+    fits,
     key_file,
     noise_of_run,
     run_recorded,
@@ -404,23 +405,13 @@ def _standardised(noises, scales, k, d, factors=None):
     return {place: np.concatenate(parts) for place, parts in samples.items()}
 
 
-def _fits(sample, law=stats.norm):
-    """Test shape (Kolmogorov and Smirnov) and scale (the law of the sum of squares, or sizes)."""
-    shape = stats.kstest(sample, law.cdf).pvalue
-    if law is stats.norm:
-        tail = stats.chi2(len(sample)).cdf(np.sum(sample**2))
-    else:
-        tail = stats.gamma(len(sample)).cdf(np.sum(np.abs(sample)))
-    return min(shape, 2 * tail, 2 * (1 - tail)) > P_VALUE
-
-
 def _check_noise(samples, law=stats.norm):
     pooled = np.concatenate(list(samples.values()))
     for sample in (*samples.values(), pooled):
-        assert _fits(sample, law)
+        assert fits(sample, law)
         # The test has power: it rejects noise of 2/3 and of 3/2 of the scale, in every part.
         for wrong in (2 / 3, 3 / 2):
-            assert not _fits(sample * wrong, law)
+            assert not fits(sample * wrong, law)
     # Blocks and rounds are independent: no stream is used twice.
     names = sorted(samples)
     for i, a in enumerate(names):
@@ -449,8 +440,8 @@ def test_the_first_rounds_radius_is_half_of_the_diagonal():
     noises = [noise_of_run(strategy, EMPTY).noise for _ in range(3)]
     sums = np.concatenate([noise[0][: 2 * K] for noise in noises]).astype(float)
     scales = _fastlloyd_scales(strategy)
-    assert _fits(sums / scales[0][0])
-    assert not _fits(sums / (scales[0][0] * 0.8 / math.sqrt(K)))
+    assert fits(sums / scales[0][0])
+    assert not fits(sums / (scales[0][0] * 0.8 / math.sqrt(K)))
 
 
 def test_glloyd_carries_the_planned_noise():
@@ -497,7 +488,7 @@ def test_noise_is_added_to_the_exact_sum_of_the_survivors():
         ]
         samples = _standardised([noise.noise], scales, K, 2, [factors])
         for sample in samples.values():
-            assert _fits(sample)
+            assert fits(sample)
 
 
 def test_no_noise_without_privacy():

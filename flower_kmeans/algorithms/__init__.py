@@ -7,6 +7,7 @@ from flower_kmeans.algorithms.base import State as State
 from flower_kmeans.algorithms.base import Statistic as Statistic
 from flower_kmeans.algorithms.base import algorithm_from_config as algorithm_from_config
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm as FastLloydAlgorithm
+from flower_kmeans.algorithms.feddp import FedDPAlgorithm as FedDPAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm as GLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm as LloydAlgorithm
 from flower_kmeans.algorithms.lloyd import SuLloydAlgorithm as SuLloydAlgorithm

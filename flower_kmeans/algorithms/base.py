@@ -1,9 +1,10 @@
 """What every algorithm is: additive questions to clients, and updates from noisy sums.
 
 An algorithm is a frozen set of public parameters. It holds no records, adds no noise and sends
-nothing: a client computes ``statistic``, somebody adds the statistics of all clients and the noise
-that ``plan`` prescribes, and ``update`` turns the noisy sum into the next state. All statistics are
+nothing: a client computes ``answer``, somebody adds the answers of all clients and the noise that
+``plan`` prescribes, and ``update`` turns the noisy sum into the next state. All answers are
 integers, so sums are exact in any order (docs/guarantees.md, "Fixed point, rounding, sampling").
+An answer is the ``statistic`` of the client's records, clipped where whole clients are protected.
 """
 
 import math
@@ -15,10 +16,11 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.algorithms.clipping import clip_to_units
 from flower_kmeans.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.privacy.plan import PrivacyPlan, Release
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -88,7 +90,9 @@ class Algorithm(ABC):
     """A clustering algorithm as a sequence of additive questions.
 
     Implementations are frozen, hashable dataclasses of public parameters, complete when
-    constructed: every parameter is checked there, before anything is sent or spent.
+    constructed: every parameter is checked there, before anything is sent or spent. One that
+    supports ``unit="client"`` has the parameters ``n_clients`` and ``clip`` (``client_clip`` checks
+    them), and keeps the latter as ``clip``.
     """
 
     name: ClassVar[str]
@@ -105,6 +109,9 @@ class Algorithm(ABC):
     n_clusters: int
     n_rounds: int
     fraction_bits: int
+    budget: PrivacyBudget
+    clip: float | None
+    """How many records' worth of one client count in each release; ``None`` without clipping."""
 
     @abstractmethod
     def layout(self, round_number: int) -> tuple[Block, ...]:
@@ -138,24 +145,81 @@ class Algorithm(ABC):
         """Return the question of the round after ``state``."""
 
     @abstractmethod
-    def units(self, question: Question) -> FloatArray:
-        """Return the public scale of every word of the statistic.
+    def record_units(self, question: Question) -> FloatArray:
+        """Return the public scale of every word of the statistic, for one record.
 
         Returns
         -------
         ndarray of shape (words,), float64
-            In grid units, in layout order. For neighbouring data sets, the difference of the
-            statistics divided by the units has norm at most 1, jointly over the blocks of each
-            release of the plan and in that release's norm.
+            In grid units, in layout order. For data sets that differ in one record, the difference
+            of the statistics divided by these units has norm at most 1, jointly over the blocks of
+            each release of the plan and in that release's norm.
         """
+
+    def units(self, question: Question) -> FloatArray:
+        """Return the scale of every word of the noise: ``record_units``, or ``clip`` times those.
+
+        Returns
+        -------
+        ndarray of shape (words,), float64
+            As ``record_units``, but for the answers, and for data sets that differ in whatever the
+            budget protects: one record, or all records of one client.
+
+        Raises
+        ------
+        ConfigurationError
+            If the budget protects clients and the algorithm has no ``clip``.
+        """
+        units = self.record_units(question)
+        clip = self._clip()
+        return units if clip is None else units * clip
+
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases, for their norms and blocks: their multipliers may be relative.
+
+        Where a plan takes long to calibrate, a subclass says it without one: clients ask in every
+        round.
+        """
+        return self.plan().rounds[round_number - 1]
 
     @abstractmethod
     def statistic(self, question: Question, records: GridRecords) -> Statistic:
         """Return one client's answer; zeros for no records."""
 
     def answer(self, question: Question, records: GridRecords) -> Statistic:
-        """Return what a client adds to a round's sum: its statistic."""
-        return self.statistic(question, records)
+        """Return what a client adds to a round's sum: its statistic, clipped for ``unit="client"``.
+
+        Then each release, in its norm and jointly over its blocks, is scaled to at most 1 in
+        ``units`` and truncated toward zero (docs/guarantees.md, "Client-level privacy"). A word
+        that no release covers has no noise, so it is 0.
+
+        Raises
+        ------
+        ConfigurationError
+            If the budget protects clients and the algorithm has no ``clip``.
+        """
+        statistic = self.statistic(question, records)
+        if self._clip() is None:
+            return statistic
+        units = self.units(question)
+        vector = self.flatten(statistic, question.round)
+        clipped, places = np.zeros_like(vector), self.places(question.round)
+        for release in self.releases(question.round):
+            words = np.concatenate([places[name] for name in release.blocks])
+            clipped[words] = clip_to_units(vector[words], units[words], release.norm)
+        return self.unflatten(clipped, question.round)
+
+    def _clip(self) -> float | None:
+        """Return ``clip`` if clients are protected; an algorithm that has none must not go on."""
+        if not self.budget.protects_clients:
+            return None
+        clip = getattr(self, "clip", None)
+        if clip is None:
+            raise ConfigurationError(
+                f"Expected a budget with unit='record' for {type(self).__name__}, which does not "
+                "clip what a client adds. Got unit='client' instead."
+            )
+        return float(clip)
 
     def check_question(self, question: Question) -> None:
         """Require that a question can be answered.
@@ -211,6 +275,14 @@ class Algorithm(ABC):
     def words(self, round_number: int) -> int:
         """Return the number of words of a round's statistic."""
         return sum(block.size for block in self.layout(round_number))
+
+    def places(self, round_number: int) -> dict[str, NDArray[np.intp]]:
+        """Return where the words of each block are in a round's vector, in layout order."""
+        places, start = {}, 0
+        for block in self.layout(round_number):
+            places[block.name] = np.arange(start, start + block.size)
+            start += block.size
+        return places
 
     def flatten(self, statistic: Statistic, round_number: int) -> IntArray:
         """Return a statistic as one vector, (words,) int64, in layout order."""

@@ -56,7 +56,7 @@ class FastLloydAlgorithm(LloydFamily):
     postprocess : {"fold", "truncate", "none"}
         What happens to a centroid outside the bounds: reflected at the wall, moved to the wall, or
         left there (up to twice the half widths, as far as distances are exact).
-    n_clusters, domain, budget, n_records, n_rounds, seed, fraction_bits, initial
+    n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed, fraction_bits, initial
         As for all Lloyd algorithms.
     """
 
@@ -73,6 +73,8 @@ class FastLloydAlgorithm(LloydFamily):
         budget: PrivacyBudget,
         *,
         n_records: int | None = None,
+        n_clients: int | None = None,
+        clip: float | None = None,
         n_rounds: Rounds = "auto",
         seed: int = 0,
         fraction_bits: int = 16,
@@ -89,6 +91,8 @@ class FastLloydAlgorithm(LloydFamily):
             domain,
             budget,
             n_records=n_records,
+            n_clients=n_clients,
+            clip=clip,
             n_rounds=n_rounds,
             seed=seed,
             fraction_bits=fraction_bits,
@@ -137,7 +141,8 @@ class FastLloydAlgorithm(LloydFamily):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described."""
-        values = cls._parameters(config, domain, frozenset({"alpha", "radius", "postprocess"}))
+        extra = frozenset({"alpha", "radius", "postprocess"})
+        values = cls._parameters(config, domain, budget, extra)
         values["alpha"] = real_from_text(values["alpha"])
         return cls(domain=domain, budget=budget, **values)
 
@@ -160,7 +165,7 @@ class FastLloydAlgorithm(LloydFamily):
         eta = self._radius * 2.0**-self.fraction_bits
         spread = 1 + math.sqrt(4 * self.domain.n_features)
         work = self.n_clusters**3 * (eta * eta) * (spread * spread)
-        return auto_rounds(self._mu, self.n_records, work, 4 * TARGET_ERROR)
+        return auto_rounds(self._mu, self._planning_records, work, 4 * TARGET_ERROR)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         # Units are the round's own radius, so equal multipliers give every round an equal share of
@@ -193,17 +198,25 @@ class FastLloydAlgorithm(LloydFamily):
     @cached_property
     def _radius(self) -> int:
         """Equation 25, rounded to the grid; at most the domain's diameter."""
-        half_diameter = self.domain.l2_bound(self.fraction_bits)
-        with mpmath.workprec(160):  # the same digits on every processor, unlike libm's pow
-            root = mpmath.root(self.n_clusters, self.domain.n_features)
-            eta = mpmath.mpf(self.alpha) * mpmath.mpf(half_diameter) / root
-            return int(mpmath.floor(min(eta, 2 * half_diameter) + mpmath.mpf(0.5)))
+        return packing_radius(self.alpha, self.n_clusters, self.domain, self.fraction_bits)
 
     @cached_property
     def _first_radius(self) -> int:
         if self.radius == "constant":
             return self._radius
         return math.floor(self.domain.l2_bound(self.fraction_bits))
+
+
+def packing_radius(alpha: float, n_clusters: int, domain: Domain, fraction_bits: int) -> int:
+    """Return ``alpha beta / (2 k^(1/d))`` in whole grid units, beta the domain's diameter.
+
+    FastLloyd, equation 25; at most the diameter itself.
+    """
+    half_diameter = domain.l2_bound(fraction_bits)
+    with mpmath.workprec(160):  # the same digits on every processor, unlike libm's pow
+        root = mpmath.root(n_clusters, domain.n_features)
+        eta = mpmath.mpf(alpha) * mpmath.mpf(half_diameter) / root
+        return int(mpmath.floor(min(eta, 2 * half_diameter) + mpmath.mpf(0.5)))
 
 
 class _WiderGrid(GridRecords):

@@ -27,9 +27,10 @@ from flower_kmeans.algorithms.base import (
     Statistic,
     register,
 )
+from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.postprocess import fold, quotients, to_grid
 from flower_kmeans.assignment import check_exactness, cluster_sums
-from flower_kmeans.canonical import array_from_text, array_to_text
+from flower_kmeans.canonical import array_from_text, array_to_text, real_from_text, real_to_text
 from flower_kmeans.domain import Ball, Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.initialization import sphere_packing
@@ -77,11 +78,19 @@ class LloydFamily(Algorithm):
     domain : Box or Ball
         Public bounds and scaling.
     budget : PrivacyBudget
-        For the whole run; its unit must be ``"record"``.
+        For the whole run.
     n_records : int, optional
         Public planning figure for the total number of records. Required with a private budget.
+    n_clients : int, optional
+        Public planning figure for the number of clients. Required with a private budget of
+        ``unit="client"``, and refused otherwise.
+    clip : float, optional
+        With ``unit="client"`` only: how many records' worth of one client count in each release.
+        Default: ``n_records / n_clients``.
     n_rounds : int or "auto"
-        T; ``"auto"`` is the papers' rule.
+        T; ``"auto"`` is the papers' rule. N enters it only over the noise's standard deviation,
+        which with ``unit="client"`` is ``clip`` times that of one record: ``n_records / clip``
+        takes the place of N there.
     seed : int
         Public randomness of the initial centroids, in [0, 2**53).
     fraction_bits : int
@@ -101,6 +110,8 @@ class LloydFamily(Algorithm):
     domain: Domain
     budget: PrivacyBudget
     n_records: int | None
+    n_clients: int | None
+    clip: float | None
     n_rounds: int
     seed: int
     fraction_bits: int
@@ -113,6 +124,8 @@ class LloydFamily(Algorithm):
         budget: PrivacyBudget,
         *,
         n_records: int | None = None,
+        n_clients: int | None = None,
+        clip: float | None = None,
         n_rounds: Rounds = "auto",
         seed: int = 0,
         fraction_bits: int = 16,
@@ -122,7 +135,12 @@ class LloydFamily(Algorithm):
         put(self, "n_clusters", integer("n_clusters", n_clusters, 1, MAX_CLUSTERS))
         put(self, "domain", domain)
         put(self, "n_records", _n_records(n_records, self.n_clusters, budget))
-        put(self, "budget", budget if self.n_records is None else budget.resolved(self.n_records))
+        if n_clients is not None:
+            n_clients = integer("n_clients", n_clients, 1, 2**53 - 1)
+        put(self, "clip", client_clip(budget, self.n_records, n_clients, clip))
+        put(self, "n_clients", n_clients)
+        n_units = n_clients if budget.protects_clients else self.n_records
+        put(self, "budget", budget if n_units is None else budget.resolved(n_units))
         put(self, "seed", integer("seed", seed, 0, 2**53 - 1))
         put(self, "fraction_bits", integer("fraction_bits", fraction_bits, 1, 25))
         check_exactness(domain.n_features, self.fraction_bits)
@@ -141,6 +159,7 @@ class LloydFamily(Algorithm):
                 f"Expected n_rounds so that each client sends at most {MAX_RUN_WORDS} words. "
                 f"Got n_rounds={self.n_rounds}, which are {words} words."
             )
+        self._require_visible_clip()
         self.require_capacity()
         _ = self._initial_grid  # placing the centroids can fail too
 
@@ -160,11 +179,6 @@ class LloydFamily(Algorithm):
 
     def _check_parameters(self) -> None:
         """Check what a subclass adds; called before the number of rounds is known."""
-        if self.budget.unit != "record":
-            raise ConfigurationError(
-                f"Expected a budget with unit='record' for {type(self).__name__}. "
-                f"Got unit={self.budget.unit!r} instead."
-            )
 
     def _check_size(self) -> None:
         """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
@@ -198,7 +212,7 @@ class LloydFamily(Algorithm):
     def plan(self) -> PrivacyPlan:
         """Return what each round releases, calibrated to the budget."""
         rounds = tuple(self._releases(t) for t in range(1, self.n_rounds + 1))
-        return calibrate(self.budget, rounds, self.n_records)
+        return calibrate(self.budget, rounds, self.n_records, self.n_clients)
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the given initial centroids, or those of sphere packing. ``rng`` is not used."""
@@ -208,11 +222,15 @@ class LloydFamily(Algorithm):
         """Return the centroids, (k, d) int64 in grid units."""
         return Question(state.round + 1, {"centroids": state.arrays["centroids"]})
 
-    def units(self, question: Question) -> FloatArray:
-        """Return the sensitivities of sums and counts, for every word."""
+    def record_units(self, question: Question) -> FloatArray:
+        """Return the sensitivities of sums and counts to one record, for every word."""
         k, d = self.n_clusters, self.domain.n_features
         sums = np.full(k * d, self._sum_unit(question.round))
         return np.concatenate([sums, np.full(k, float(2**self.fraction_bits))])
+
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases with noise multipliers relative to those of other rounds."""
+        return self._releases(round_number)
 
     def statistic(self, question: Question, records: GridRecords) -> Statistic:
         """Return each cluster's sum and number of records; zeros for clusters without records."""
@@ -251,6 +269,8 @@ class LloydFamily(Algorithm):
         }
         if self.n_records is not None:
             config["n_records"] = self.n_records
+        if self.clip is not None:
+            config |= {"n_clients": self.n_clients, "clip": real_to_text(self.clip)}
         if self.initial is not None:
             config["initial"] = array_to_text(self.initial)
         return config
@@ -258,19 +278,27 @@ class LloydFamily(Algorithm):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described."""
-        return cls(domain=domain, budget=budget, **cls._parameters(config, domain))
+        return cls(domain=domain, budget=budget, **cls._parameters(config, domain, budget))
 
     @classmethod
     def _parameters(
-        cls, config: Mapping[str, Any], domain: Domain, extra: frozenset[str] = frozenset()
+        cls,
+        config: Mapping[str, Any],
+        domain: Domain,
+        budget: PrivacyBudget,
+        extra: frozenset[str] = frozenset(),
     ) -> dict[str, Any]:
         """Return constructor arguments of a configuration with exactly the expected fields."""
         required = {"name", "n_clusters", "n_rounds", "seed", "fraction_bits"} | extra
+        if budget.protects_clients:
+            required |= {"n_clients", "clip"}
         if not required <= set(config) <= required | {"n_records", "initial"}:
             raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
         values = {name: value for name, value in config.items() if name != "name"}
         if isinstance(values["n_rounds"], str):
             raise ConfigurationTypeError("n_rounds must be an integer in a run document.")
+        if "clip" in values:
+            values["clip"] = real_from_text(values["clip"])
         if "initial" in values:
             k = integer("n_clusters", values["n_clusters"], 1, MAX_CLUSTERS)
             values["initial"] = array_from_text(values["initial"], (k, domain.n_features))
@@ -300,9 +328,10 @@ class LloydFamily(Algorithm):
         for number, releases in enumerate(self.plan().rounds, start=1):
             units = {SUMS: self._sum_unit(number), COUNTS: float(one)}
             for release in releases if self.budget.is_private else ():
-                unit = max(units[block] for block in release.blocks)
+                unit = max(units[block] for block in release.blocks) * (self.clip or 1.0)
                 noise = max(noise, release.noise_multiplier * unit * _tail(release, draws))
-        # A record moves a coordinate by the largest offset at most, and a count by 1.
+        # A record moves a coordinate by the largest offset at most, and a count by 1. Clipping only
+        # takes away from that.
         bound = self.n_records * (self._largest_offset * one + 0.5) + noise * noise_factor
         require_capacity(
             bound,
@@ -310,6 +339,23 @@ class LloydFamily(Algorithm):
             f"{noise * noise_factor:.3g} units at fraction_bits={self.fraction_bits}: take fewer "
             "fraction_bits or a larger epsilon.",
         )
+
+    def _require_visible_clip(self) -> None:
+        """Require that a clipped client can still change every word by a step of the grid."""
+        least = min(self._sum_unit(t) for t in range(1, self.n_rounds + 1))
+        least = min(least, float(2**self.fraction_bits))
+        if self.clip is not None and self.clip * least < 1:
+            raise ConfigurationError(
+                f"Expected clip of at least {1 / least:.3g}, one grid step of 2^-"
+                f"{self.fraction_bits}. Got {self.clip!r} instead."
+            )
+
+    @property
+    def _planning_records(self) -> float | None:
+        """N of the papers' rules for T, which depend on N over the noise's standard deviation."""
+        if self.n_records is None or self.clip is None:
+            return self.n_records
+        return self.n_records / self.clip
 
     @property
     def _largest_offset(self) -> int:
@@ -386,7 +432,8 @@ class GLloydAlgorithm(LloydFamily):
     def _auto_rounds(self) -> int:
         k, d = self.n_clusters, self.domain.n_features
         spread = 2 * RHO + math.sqrt(d)
-        return auto_rounds(self._mu, self.n_records, k**3 * d * spread * spread, TARGET_ERROR)
+        work = k**3 * d * spread * spread
+        return auto_rounds(self._mu, self._planning_records, work, TARGET_ERROR)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         root = math.sqrt(self.domain.n_features)
@@ -413,11 +460,12 @@ class SuLloydAlgorithm(LloydFamily):
     name: ClassVar[str] = "sulloyd"
 
     def _auto_rounds(self) -> int:
-        if self.budget.epsilon is None or self.n_records is None:
+        n_records = self._planning_records
+        if self.budget.epsilon is None or n_records is None:
             return MOST_AUTO_ROUNDS
         k, d = self.n_clusters, self.domain.n_features
         spread = d + _count_share(d)
-        error = math.sqrt(500 * k**3 * spread * spread * spread) / self.n_records
+        error = math.sqrt(500 * k**3 * spread * spread * spread) / n_records
         return limited(self.budget.epsilon / error)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
@@ -431,7 +479,7 @@ class SuLloydAlgorithm(LloydFamily):
         return self.domain.l1_bound(self.fraction_bits)
 
 
-def auto_rounds(mu: float, n_records: int | None, work: float, error: float) -> int:
+def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:
     """Return ``error * N^2 mu^2 / work``, limited to the papers' range."""
     if mu == math.inf or n_records is None:
         return MOST_AUTO_ROUNDS

@@ -504,7 +504,7 @@ class Member:
         algorithm, document = run.algorithm, run.document
         question = algorithm.question(_state(life, run))
         grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
-        statistic = algorithm.flatten(algorithm.statistic(question, grid), question.round)
+        statistic = algorithm.flatten(algorithm.answer(question, grid), question.round)
         if document.trust == "distributed-noise":
             stream = Stream.from_key(masks.noise_key(life.secret, context))
             statistic = statistic + noise_share(

@@ -72,7 +72,8 @@ def sharing_slack(algorithm: Algorithm, plan: PrivacyPlan) -> float:
     The sum of all shares is a discrete Gaussian, which is as private as the continuous one up to
     ``2 K (L^2 + 1) / (24 s^2)``, doubled to be safe (docs/guarantees.md, Distributed noise): ``s``
     is the smallest standard deviation in grid units, ``K`` the number of noisy coordinates of a
-    run that one record can touch, bounded here by all of them, and ``L = 8`` cuts the tail.
+    run that one record can touch, bounded here by all of them (which is what a client can touch),
+    and ``L = 8`` cuts the tail.
 
     Returns
     -------
@@ -103,7 +104,7 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     tried = set()
     for number, releases in enumerate(plan.rounds, 1):
         units = algorithm.units(Question(round=number, arrays={}))
-        place = _places(algorithm, number)
+        place = algorithm.places(number)
         for release in releases:
             # The least and the largest unit stand for all: a run has far too many words to try.
             here = np.concatenate([units[place[name]] for name in release.blocks])
@@ -136,17 +137,8 @@ def _round_noise(
     releases: Sequence[Release] = plan.rounds[question.round - 1] if plan.is_private else ()
     if releases:
         units = algorithm.units(question)
-        place = _places(algorithm, question.round)
+        place = algorithm.places(question.round)
     for release in releases:
         coordinates = np.concatenate([place[name] for name in release.blocks])
         noise[coordinates] += sampler(release, units[coordinates])
     return noise
-
-
-def _places(algorithm: Algorithm, number: int) -> dict[str, NDArray[np.intp]]:
-    places, start = {}, 0
-    for block in algorithm.layout(number):
-        size = int(np.prod(block.shape))
-        places[block.name] = np.arange(start, start + size)
-        start += size
-    return places

@@ -100,7 +100,9 @@ def verify_plan(data: bytes) -> None:
 
 
 def _plans_agree(announced: PrivacyPlan, own: PrivacyPlan) -> bool:
-    if announced.n_records != own.n_records or len(announced.rounds) != len(own.rounds):
+    if (announced.n_records, announced.n_clients) != (own.n_records, own.n_clients):
+        return False
+    if len(announced.rounds) != len(own.rounds):
         return False
     for theirs, ours in zip(announced.rounds, own.rounds, strict=True):
         if len(theirs) != len(ours):

@@ -71,6 +71,11 @@ class PrivacyBudget:
         """Whether any privacy is asked for."""
         return self.epsilon is not None
 
+    @property
+    def protects_clients(self) -> bool:
+        """Whether privacy is asked for, and for a client with all of its records."""
+        return self.is_private and self.unit == "client"
+
     def resolved(self, n_units: int) -> "PrivacyBudget":
         """Return this budget with its delta filled in.
 

@@ -49,20 +49,29 @@ class PrivacyPlan:
         The public number of record slots, if the run has one.
     rounds : tuple of tuples of Release
         Releases by round.
+    n_clients : int or None
+        The public number of client slots, if the budget protects clients and the run has one.
     """
 
     budget: PrivacyBudget
     n_records: int | None
     rounds: tuple[tuple[Release, ...], ...]
+    n_clients: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", tuple(tuple(releases) for releases in self.rounds))
-        n_records = self.n_records
-        if n_records is not None and (
-            isinstance(n_records, bool) or not isinstance(n_records, int) or n_records < 1
-        ):
+        for name in ("n_records", "n_clients"):
+            value = getattr(self, name)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise ConfigurationError(
+                    f"The '{name}' parameter must be a positive integer. Got {value!r} instead."
+                )
+        if self.n_clients is not None and not self.budget.protects_clients:
             raise ConfigurationError(
-                f"The 'n_records' parameter must be a positive integer. Got {n_records!r} instead."
+                "The 'n_clients' parameter must be None unless the budget is private with "
+                f"unit='client'. Got {self.n_clients!r} instead."
             )
         if not self.budget.is_private:
             if any(release.noise_multiplier for release in self.releases):
@@ -202,6 +211,8 @@ class PrivacyPlan:
         }
         if self.n_records is not None:
             config["n_records"] = self.n_records
+        if self.n_clients is not None:
+            config["n_clients"] = self.n_clients
         if self.mu is not None:
             config["mu"] = real_to_text(self.mu)
         return config
@@ -213,7 +224,10 @@ class PrivacyPlan:
 
 @lru_cache(maxsize=256)
 def _calibrated(
-    budget: PrivacyBudget, rounds: tuple[tuple[Release, ...], ...], n_records: int | None
+    budget: PrivacyBudget,
+    rounds: tuple[tuple[Release, ...], ...],
+    n_records: int | None,
+    n_clients: int | None,
 ) -> PrivacyPlan:
     releases = tuple(release for group in rounds for release in group)
     mu, laplace = _split(releases)
@@ -236,11 +250,14 @@ def _calibrated(
     else:
         scale = _mixture_scale(releases, epsilon, delta)
     scaled = tuple(_scaled(releases_of_round, scale) for releases_of_round in rounds)
-    return PrivacyPlan(budget, n_records, scaled)
+    return PrivacyPlan(budget, n_records, scaled, n_clients)
 
 
 def calibrate(
-    budget: PrivacyBudget, rounds: Sequence[Sequence[Release]], n_records: int | None
+    budget: PrivacyBudget,
+    rounds: Sequence[Sequence[Release]],
+    n_records: int | None,
+    n_clients: int | None = None,
 ) -> PrivacyPlan:
     """Scale the noise of all releases by one factor, so that together they meet the budget.
 
@@ -251,11 +268,13 @@ def calibrate(
     Parameters
     ----------
     budget : PrivacyBudget
-        A delta of ``None`` is resolved with ``n_records``.
+        A delta of ``None`` is resolved with the public number of what it protects.
     rounds : sequence of sequences of Release
         Releases by round; only the ratios of their noise multipliers matter.
     n_records : int or None
         Public number of record slots.
+    n_clients : int, optional
+        Public number of client slots; for a private budget with ``unit="client"`` only.
 
     Returns
     -------
@@ -267,22 +286,24 @@ def calibrate(
     BudgetError
         If no scale can meet the budget (delta 0 with Gaussian noise).
     ConfigurationError
-        If delta is to be resolved and ``n_records`` is missing, or a release is out of range.
+        If delta is to be resolved and ``n_records`` (or ``n_clients``) is missing, ``n_clients`` is
+        given where no client is protected, or a release is out of range.
     """
     given = tuple(tuple(releases) for releases in rounds)
     if not budget.is_private:
         bare = tuple(tuple(replace(r, noise_multiplier=0.0) for r in group) for group in given)
-        return PrivacyPlan(budget, n_records, bare)
+        return PrivacyPlan(budget, n_records, bare, n_clients)
     if budget.delta is None:
-        if n_records is None:
+        n_units = n_clients if budget.protects_clients else n_records
+        if n_units is None:
             raise ConfigurationError(
-                "The 'n_records' parameter is required: delta is to be chosen from the public "
-                "number of records. Got None instead."
+                f"The 'n_{budget.unit}s' parameter is required: delta is to be chosen from the "
+                f"public number of {budget.unit}s. Got None instead."
             )
-        budget = budget.resolved(n_records)
-    # Checks the given multipliers, counts and n_records before anything is computed from them.
-    PrivacyPlan(budget, n_records, given)
-    return _calibrated(budget, given, n_records)
+        budget = budget.resolved(n_units)
+    # Checks the given multipliers and public figures before anything is computed from them.
+    PrivacyPlan(budget, n_records, given, n_clients)
+    return _calibrated(budget, given, n_records, n_clients)
 
 
 def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
@@ -293,7 +314,7 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
     MessageError
         If it is malformed, or its releases cost more than the budget it states.
     """
-    optional = {"n_records", "mu"}
+    optional = {"n_records", "n_clients", "mu"}
     if not isinstance(config, Mapping) or not {"budget", "rounds"} <= set(config) <= (
         optional | {"budget", "rounds"}
     ):
@@ -306,7 +327,7 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
         raise MessageError(f"A privacy plan must have at most {_MAX_RELEASES} releases.")
     releases = tuple(tuple(release_from_config(item) for item in group) for group in rounds)
     try:
-        plan = PrivacyPlan(budget, config.get("n_records"), releases)
+        plan = PrivacyPlan(budget, config.get("n_records"), releases, config.get("n_clients"))
     except ConfigurationError:
         raise MessageError("The privacy plan of the run document is out of range.") from None
     if config.get("mu") != plan.to_config().get("mu"):

@@ -40,7 +40,13 @@ _KEYS = {
         "and nodes that are not on it can neither read nor make a sum."
     ),
 }
-_NEIGHBOURS = "one record replaced by a null record, which adds nothing; n_records is public"
+_NEIGHBOURS = {
+    "record": "one record replaced by a null record, which adds nothing; n_records is public",
+    "client": (
+        "all records of one client replaced by nothing, so that the client adds nothing; "
+        "n_records and n_clients are public"
+    ),
+}
 _GROUPS = (2, 10)
 _QUORUM = "Sums were opened by more than half of the clients together"
 _OPENING = {
@@ -93,6 +99,8 @@ class Report:
         Trust model, where the group key came from, and how sums were opened.
     n_clients, min_clients, n_rounds : int
         Members of the cohort, fewest clients behind a sum, rounds that were completed.
+    clip : float or None
+        With ``unit="client"``: how many records' worth of one client counted in each release.
     n_places : int
         Places of the cohort: with a roster as many as names on it, whether they came or not.
     noise_factor : float
@@ -116,6 +124,7 @@ class Report:
     keys: str
     opening: str
     min_clients: int
+    clip: float | None = None
     n_clients: int = 0
     n_places: int = 0
     n_rounds: int = 0
@@ -188,8 +197,15 @@ class Report:
                 "No ledger was kept by the server, and it cannot know whether clients keep one: "
                 "guarantees hold for this run alone."
             )
+        if self.clip is not None:
+            told.append(
+                "One client is protected with all of its records: whatever it holds, it counts as "
+                f"{self.clip:g} records at most in each release. A client is one node; who has "
+                "records at several nodes has the guarantee of a group of clients."
+            )
         if self.is_private:
-            told.append("Not protected: n_records, participation, timing and message sizes.")
+            figures = "n_records" if self.clip is None else "n_records, n_clients"
+            told.append(f"Not protected: {figures}, participation, timing and message sizes.")
         told.append("Results are not protected against a hostile server or client.")
         return tuple(told)
 
@@ -257,7 +273,9 @@ class Report:
             "delta": self.delta,
             "mu": self.mu,
             "unit": self.unit,
+            "clip": self.clip,
             "n_records": self.plan.n_records,
+            "planned_clients": self.plan.n_clients,
             **self._further_guarantees(),
             "trust": self.trust,
             "keys": self.keys,
@@ -289,7 +307,7 @@ class Report:
             return {}
         epsilons = [factor * epsilon for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
         return {
-            "neighbours": _NEIGHBOURS,
+            "neighbours": _NEIGHBOURS[self.unit],
             "delta_at_epsilon": [[e, self.plan.delta(e)] for e in epsilons],
             "epsilon_of_groups": {str(size): self.plan.group(size) for size in _GROUPS},
         }

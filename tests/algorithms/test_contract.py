@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -20,10 +21,12 @@ from flower_kmeans.algorithms import (
     algorithm_from_config,
 )
 from flower_kmeans.domain import Ball, Box, GridRecords
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 PRIVATE = [SuLloydAlgorithm, GLloydAlgorithm, FastLloydAlgorithm]
 BUDGET = PrivacyBudget(1.0)
+CLIENT_BUDGET = PrivacyBudget(1.0, unit="client")
 Q = 3  # a grid small enough to enumerate
 
 # Bounds are attained by a record in a corner, or by one at a whole radius from its centroid.
@@ -101,8 +104,139 @@ def attained(cls, name, key):
 
 
 def answer(algorithm, question, points):
-    records = GridRecords.from_grid(points, Q)
-    return algorithm.flatten(algorithm.statistic(question, records), question.round)
+    records = GridRecords.from_grid(points, algorithm.fraction_bits)
+    return algorithm.flatten(algorithm.answer(question, records), question.round)
+
+
+# ----------------------------------------------------------------- whole clients
+
+
+FINE = 10  # truncation costs little here
+
+
+def build_for_clients(cls, domain, clip, **options):
+    options = {"n_records": 1000, "fraction_bits": FINE, "n_rounds": 3, **options}
+    return cls(2, domain, CLIENT_BUDGET, n_clients=100, clip=clip, **options)
+
+
+def fine(points):
+    return points << (FINE - Q)
+
+
+def clients(name):
+    """Every client with up to three of some records: none, corners, the middle, and in between."""
+    points = grid_points(DOMAINS[name])
+    some = fine(points[np.unique(np.linspace(0, len(points) - 1, 7).astype(int))])
+    for n in range(4):
+        for chosen in itertools.combinations_with_replacement(range(len(some)), n):
+            yield some[list(chosen)]
+
+
+def exact_norm(change, units, norm):
+    """The l1 norm, or the square of the l2 norm, in fractions."""
+    power = 1 if norm == "l1" else 2
+    pairs = zip(change.tolist(), units.tolist(), strict=True)
+    return sum((Fraction(abs(c)) / Fraction(u)) ** power for c, u in pairs)
+
+
+@pytest.mark.parametrize("clip", [0.75, 2.0])
+@pytest.mark.parametrize("name", ["line", "square", "disc"])
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_one_client_changes_each_release_by_its_unit_at_most(cls, name, clip):
+    domain = DOMAINS[name]
+    algorithm = build_for_clients(cls, domain, clip)
+    record_level = build(cls, domain, fraction_bits=FINE)
+    largest = {}
+    for round_number, centroids in itertools.product((1, 2), centroid_sets(domain, seed=2)):
+        question = Question(round_number, {"centroids": fine(centroids)})
+        units = algorithm.units(question)
+        np.testing.assert_array_equal(units, clip * record_level.units(question))
+        for records in clients(name):
+            # All records of the client at once: beside those of others, it is there or it is not.
+            change = answer(algorithm, question, records)
+            for release in algorithm.plan().rounds[round_number - 1]:
+                words = words_of(algorithm, release.blocks)
+                norm = exact_norm(change[words], units[words], release.norm)
+                assert norm <= 1
+                if not len(records):
+                    assert norm == 0
+                largest.setdefault((round_number, release.name), []).append(
+                    (norm, words.sum() / units[words].min())
+                )
+    assert set(largest) == {(t, name) for t in (1, 2) for name in ("sums", "counts")}
+    for key, found in largest.items():
+        norm, steps = max(found)
+        # It is attained, but for truncation, which takes less than a step of each word.
+        assert steps < 0.05
+        assert float(norm) ** (1.0 if cls is SuLloydAlgorithm else 0.5) >= 1 - steps, key
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_clients_are_clipped_one_by_one_and_never_stretched(cls):
+    domain = DOMAINS["square"]
+    algorithm = build_for_clients(cls, domain, 2.5)
+    record_level = build(cls, domain, fraction_bits=FINE)
+    question = algorithm.question(algorithm.initial_state())
+    one, two = fine(grid_points(domain)[[3]]), fine(grid_points(domain)[[-1, -2]])
+    for records in (one, two):  # less than two and a half records' worth
+        exact = answer(record_level, question, records)
+        np.testing.assert_array_equal(answer(algorithm, question, records), exact)
+    many = answer(algorithm, question, np.repeat(two[:1], 500, axis=0))
+    assert np.abs(many).sum() > 0
+    assert np.abs(many).max() <= algorithm.units(question).max()
+    assert int(many[-2:].sum()) == 2.5 * 2**FINE - 1  # 500 records; truncation takes the last step
+
+
+@pytest.mark.parametrize("clip", [2.0, 3.5])
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_one_record_of_a_clipped_client_changes_less_than_a_unit(cls, clip):
+    """Clipping is a projection in l2; in l1 it at most doubles a distance."""
+    domain = DOMAINS["square"]
+    algorithm = build_for_clients(cls, domain, clip)
+    question = Question(2, {"centroids": fine(grid_points(domain)[[0, -1]])})
+    units = algorithm.units(question)
+    seen = 0.0
+    for records in clients("square"):
+        before = answer(algorithm, question, records)
+        for record in fine(grid_points(domain)[::60]):
+            change = answer(algorithm, question, np.vstack([records, record])) - before
+            for release in algorithm.plan().rounds[1]:
+                words = words_of(algorithm, release.blocks)
+                ratios = np.abs(change[words]) / units[words]
+                step = 1 / units[words].min()
+                if release.norm == "l1":
+                    norm, bound = ratios.sum(), 2 / clip + len(ratios) * step
+                else:
+                    norm = np.sqrt((ratios**2).sum())
+                    bound = 1 / clip + np.sqrt(len(ratios)) * step
+                assert norm <= bound + 1e-12
+                seen = max(seen, norm)
+    assert seen > 0.5 / clip
+
+
+def test_an_algorithm_without_a_clip_refuses_to_answer_for_clients():
+    class Unclipped(GLloydAlgorithm):
+        pass
+
+    algorithm = build_for_clients(Unclipped, DOMAINS["square"], 2.0)
+    question = algorithm.question(algorithm.initial_state())
+    object.__delattr__(algorithm, "clip")
+    with pytest.raises(ConfigurationError, match="unit='record' for Unclipped, which does not"):
+        algorithm.units(question)
+    with pytest.raises(ConfigurationError, match="unit='record' for Unclipped, which does not"):
+        answer(algorithm, question, fine(grid_points(DOMAINS["square"])))
+
+
+def test_words_that_no_release_covers_are_not_sent_for_clients():
+    class Partial(GLloydAlgorithm):
+        def releases(self, round_number):
+            return tuple(r for r in super().releases(round_number) if r.name == "counts")
+
+    algorithm = build_for_clients(Partial, DOMAINS["square"], 2.0)
+    question = algorithm.question(algorithm.initial_state())
+    words = answer(algorithm, question, fine(grid_points(DOMAINS["square"])[-2:]))
+    assert not words[:4].any()
+    assert words[4:].any()
 
 
 def words_of(algorithm, blocks):

@@ -242,11 +242,110 @@ def test_private_runs_need_a_public_number_of_records(cls):
         cls(3, box(2), PrivacyBudget(1.0))
 
 
+# ----------------------------------------------------------------- whole clients
+
+
+def for_clients(cls, epsilon=1.0, delta=None, **options):
+    options = {"n_records": 5000, "n_clients": 200, **options}
+    return cls(3, box(2), PrivacyBudget(epsilon, delta, "client"), **options)
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_the_noise_for_clients_is_clip_times_that_for_records(cls):
+    budget = PrivacyBudget(1.0, 1e-6)
+    records = cls(3, box(2), budget, n_records=5000, n_rounds=3)
+    clients = for_clients(cls, delta=1e-6, n_rounds=3)
+    assert clients.clip == 25.0
+    assert for_clients(cls, clip=4).clip == 4.0
+    for t in (1, 2, 3):
+        question = Question(t)
+        np.testing.assert_array_equal(clients.units(question), 25 * records.units(question))
+        np.testing.assert_array_equal(clients.record_units(question), records.units(question))
+    assert [r.noise_multiplier for r in clients.plan().releases] == [
+        r.noise_multiplier for r in records.plan().releases
+    ]
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_delta_is_chosen_from_the_number_of_clients(cls):
+    algorithm = for_clients(cls, n_clients=50_000, n_records=10**6)
+    assert algorithm.budget.delta == 1 / 5_000_000
+    plan = algorithm.plan()
+    assert (plan.n_records, plan.n_clients) == (10**6, 50_000)
+    assert plan.budget == algorithm.budget
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_automatic_rounds_see_the_noise_that_there_is(cls):
+    seen = set()
+    for n_clients in np.geomspace(20, 10**6, 25).astype(int).tolist():
+        alike = cls(3, box(2), PrivacyBudget(1.0, 1e-6), n_records=n_clients)
+        options = {"delta": 1e-6, "n_clients": n_clients, "n_records": 8 * n_clients}
+        algorithm = for_clients(cls, **options)
+        assert algorithm.n_rounds == alike.n_rounds
+        seen.add(algorithm.n_rounds)
+        wider = for_clients(cls, **options, clip=64)
+        assert wider.n_rounds <= algorithm.n_rounds <= for_clients(cls, **options, clip=1).n_rounds
+    assert {2, 7} <= seen
+
+
 @pytest.mark.parametrize("cls", ALL)
-def test_the_protected_unit_is_the_record(cls):
-    epsilon = None if cls is LloydAlgorithm else 1.0
-    with pytest.raises(ConfigurationError, match="Got unit='client'"):
-        cls(3, box(2), PrivacyBudget(epsilon, unit="client"), n_records=50)
+def test_without_privacy_no_client_is_clipped(cls):
+    algorithm = cls(3, box(2), PrivacyBudget(None, unit="client"), n_records=50)
+    assert algorithm.clip is None
+    assert "clip" not in algorithm.to_config()
+    grid = GridRecords(np.full((40, 2), 0.9), algorithm.domain, algorithm.fraction_bits)
+    question = algorithm.question(algorithm.initial_state())
+    answer, statistic = algorithm.answer(question, grid), algorithm.statistic(question, grid)
+    for name, block in statistic.blocks.items():
+        np.testing.assert_array_equal(answer.blocks[name], block)
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"n_clients": None}, ConfigurationError, "n_clients is required with unit='client'"),
+        ({"n_clients": 0}, ConfigurationError, "n_clients in"),
+        ({"n_clients": 2.0}, ConfigurationTypeError, "n_clients must be an integer"),
+        ({"clip": -1.0}, ConfigurationError, "clip positive and finite"),
+        ({"clip": "many"}, ConfigurationTypeError, "clip must be a number"),
+        ({"clip": 1e-7}, ConfigurationError, r"clip of at least \S+, one grid step of 2\^-16"),
+        ({"clip": 1e300}, ConfigurationError, r"2\^63"),
+        ({"n_records": None}, ConfigurationError, "n_records is required"),
+    ],
+)
+def test_bad_parameters_for_clients_are_refused(cls, options, error, message):
+    with pytest.raises(error, match=message):
+        for_clients(cls, **options)
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+@pytest.mark.parametrize("name", ["clip", "n_clients"])
+def test_records_alone_take_no_bound_for_clients(cls, name):
+    with pytest.raises(ConfigurationError, match=f"{name}=None unless"):
+        cls(3, box(2), PrivacyBudget(1.0), n_records=50, **{name: 5})
+
+
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_a_document_for_clients_names_their_number_and_their_bound(cls):
+    algorithm = for_clients(cls, clip=1 / 3, n_rounds="auto")
+    config = algorithm.to_config()
+    again = algorithm_from_config(config, algorithm.domain, algorithm.budget)
+    assert again == algorithm
+    assert (again.clip, again.n_clients) == (1 / 3, 200)
+    assert again.plan() == algorithm.plan()
+    for name in ("clip", "n_clients"):
+        less = {key: value for key, value in config.items() if key != name}
+        with pytest.raises(ConfigurationError, match="fields of algorithm"):
+            algorithm_from_config(less, algorithm.domain, algorithm.budget)
+        for value in (None, 0, -5, "5", 2.5, True):
+            with pytest.raises((ConfigurationError, ConfigurationTypeError, ValueError)):
+                algorithm_from_config({**config, name: value}, algorithm.domain, algorithm.budget)
+    # And one for records must not name them.
+    records = PrivacyBudget(1.0, algorithm.budget.delta)
+    with pytest.raises(ConfigurationError, match="fields of algorithm"):
+        algorithm_from_config(config, algorithm.domain, records)
 
 
 def test_lloyd_takes_no_budget():

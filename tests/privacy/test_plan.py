@@ -110,6 +110,32 @@ def test_delta_is_resolved_from_the_public_number_of_records():
     assert calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, None).n_records is None
 
 
+def test_delta_is_resolved_from_the_public_number_of_clients_where_they_are_protected():
+    budget = PrivacyBudget(1.0, unit="client")
+    plan = calibrate(budget, GAUSSIAN, 10**7, 50_000)
+    assert plan.budget.delta == 1 / 5_000_000
+    assert (plan.n_records, plan.n_clients) == (10**7, 50_000)
+    assert plan_from_config(plan.to_config()) == plan
+    assert "for one client" in plan.describe()
+    with pytest.raises(ConfigurationError, match="'n_clients'"):
+        calibrate(budget, GAUSSIAN, 1000)
+    with pytest.raises(ConfigurationError, match="'n_clients'"):
+        calibrate(PrivacyBudget(1.0, 1e-6, "client"), GAUSSIAN, 1000, 0)
+    for without in (PrivacyBudget(1.0), PrivacyBudget(None, unit="client")):
+        with pytest.raises(ConfigurationError, match="'n_clients'"):
+            calibrate(without, GAUSSIAN, 1000, 40)
+
+
+@pytest.mark.parametrize("change", [{"n_clients": True}, {"n_clients": 0}, {"n_clients": "40"}])
+def test_only_a_plan_for_clients_states_their_number(change):
+    config = calibrate(PrivacyBudget(1.0, unit="client"), GAUSSIAN, 1000, 40).to_config()
+    with pytest.raises(MessageError):
+        plan_from_config({**config, **change})
+    records = calibrate(PrivacyBudget(1.0), GAUSSIAN, 1000).to_config()
+    with pytest.raises(MessageError):
+        plan_from_config({**records, "n_clients": 40})
+
+
 def test_without_privacy():
     plan = calibrate(PrivacyBudget(None), GAUSSIAN, None)
     assert not plan.is_private

@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import (
 from harness import SIMULATED, RecordingGrid, run_recorded, stock_start
 
 from flower_kmeans import Ball, Box, PrivacyBudget, kmeans_client_app
+from flower_kmeans.algorithms import Question
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -180,6 +181,11 @@ def _fast(**changes):
     return FastLloyd(**{**values, **changes})
 
 
+def _clients(**changes):
+    values = {"privacy": PrivacyBudget(1.0, unit="client"), "n_clients": 5}
+    return _fast(**{**values, **changes})
+
+
 @pytest.mark.parametrize(
     ("match", "make_it"),
     [
@@ -205,7 +211,13 @@ def _fast(**changes):
         ("delta", lambda: PrivacyBudget(1.0, -1e-9)),
         ("delta", lambda: PrivacyBudget(None, 1e-6)),
         ("delta", lambda: _fast(privacy=PrivacyBudget(1.0, 0.0))),
-        ("unit", lambda: _fast(privacy=PrivacyBudget(1.0, unit="client"))),
+        ("n_clients", lambda: _fast(privacy=PrivacyBudget(1.0, unit="client"))),
+        ("clip", lambda: _fast(clip=5.0)),
+        ("clip", lambda: _clients(clip=0.0)),
+        ("clip", lambda: _clients(clip="5")),
+        ("clip", lambda: _clients(privacy=PrivacyBudget(None, unit="client"), clip=5.0)),
+        ("initial", lambda: _fast(initial=[[0.0, 0.0]])),
+        ("initial", lambda: _fast(initial=[[0.0, 0.0], [np.nan, 0.0]])),
         ("trust", lambda: _fast(trust="plain")),
         ("trust", lambda: _fast(trust="me")),
         ("trust", lambda: SuLloyd(2, BOX, PrivacyBudget(1.0), 100, trust="distributed-noise")),
@@ -245,7 +257,8 @@ def _fast(**changes):
     ],
 )
 def test_parameters_that_cannot_be_used_are_one_sentence(match, make_it):
-    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=match) as caught:
+    errors = (ConfigurationError, ConfigurationTypeError, DataError)
+    with pytest.raises(errors, match=match) as caught:
         make_it()
     text = str(caught.value)
     assert "\n" not in text
@@ -286,6 +299,83 @@ def test_defaults_of_min_clients():
     assert _fast(n_clients=50).min_clients == 3
     assert _fast(trust="distributed-noise", n_clients=20).min_clients == 16
     assert Lloyd(2, BOX).min_clients == 1
+
+
+def test_clients_count_as_the_planned_average_unless_told_otherwise():
+    strategy = _clients()
+    assert (strategy.clip, strategy.algorithm.n_clients) == (20.0, 5)
+    assert strategy.plan.n_clients == 5
+    assert _clients(clip=7).clip == 7.0
+    assert _clients(n_rounds=3).algorithm.units(Question(1))[-1] == 20 * 2**16
+    assert _fast(n_clients=5).clip is None
+    assert _fast(n_clients=5).plan.n_clients is None
+
+
+def test_the_noise_factor_is_known_before_the_run():
+    assert _clients().noise_factor == 1.0
+    shared = _clients(trust="distributed-noise", n_clients=20)
+    assert shared.noise_factor == (20 / (16 - 1)) ** 0.5
+    assert _fast(trust="distributed-noise", min_clients=5).noise_factor == (5 / 4) ** 0.5
+
+
+# --------------------------------------------------------------------------- initial centroids
+
+
+INITIAL = [[1.0, 2.0], [8.0, 7.0]]
+
+
+@pytest.mark.parametrize("cls", [Lloyd, SuLloyd, GLloyd, FastLloyd])
+def test_any_strategy_takes_public_initial_centroids(cls):
+    budget = PrivacyBudget(None if cls is Lloyd else 1.0)
+    options = {"n_rounds": 2, "n_records": 150}
+    given = cls(2, BOX, budget, initial=INITIAL, **options)
+    started = given.algorithm.centroids(given.algorithm.initial_state(None))
+    np.testing.assert_allclose(started, INITIAL, atol=1e-3)
+    if cls is Lloyd:  # the result is exact, so both ways of giving them are the same
+        outcome = run_recorded(given, PARTS)
+        arrays = ArrayRecord([np.array(INITIAL)])
+        again = run_recorded(cls(2, BOX, budget, **options), PARTS, initial_arrays=arrays)
+        np.testing.assert_array_equal(outcome.one.centroids, again.one.centroids)
+        other = run_recorded(cls(2, BOX, budget, initial=PARTS[0][:2], **options), PARTS)
+        assert (other.one.centroids != again.one.centroids).any()
+    else:
+        run_recorded(given, PARTS)
+    assert given.algorithm.initial == tuple(map(tuple, INITIAL))
+
+
+def test_initial_centroids_are_given_once():
+    strategy = make(initial=INITIAL)
+    arrays = ArrayRecord([np.array(INITIAL)])
+    refused(
+        lambda grid: strategy.start(grid, initial_arrays=arrays),
+        grid_of(),
+        ConfigurationError,
+        "Got both",
+    )
+    refused(
+        lambda grid: stock_start(strategy, grid, initial_arrays=arrays),
+        grid_of(),
+        ConfigurationError,
+        "Got both",
+    )
+    run_recorded(strategy, PARTS)
+
+
+def test_a_start_with_other_centroids_is_forgotten_by_the_next():
+    strategy = make()
+    planned = strategy.algorithm
+    run_recorded(strategy, PARTS, initial_arrays=ArrayRecord([np.array(INITIAL)]))
+    assert strategy.algorithm != planned
+    run_recorded(strategy, PARTS)
+    assert strategy.algorithm == planned
+
+
+def test_what_becomes_of_an_array_of_initial_centroids_does_not_matter():
+    initial = np.array(INITIAL)
+    strategy = make(initial=initial)
+    initial[:] = 0.0
+    run_recorded(strategy, PARTS)
+    assert strategy.algorithm.initial == tuple(map(tuple, INITIAL))
 
 
 # --------------------------------------------------------------------------- centroids

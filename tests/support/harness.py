@@ -62,6 +62,16 @@ def same_law_p_value(first: bytes, second: bytes) -> float:
     return float(stats.chi2_contingency(table[:, table.sum(axis=0) > 0]).pvalue)
 
 
+def fits(sample: NDArray[np.float64], law: Any = stats.norm) -> bool:
+    """Test shape (Kolmogorov and Smirnov) and scale (the law of the sum of squares, or sizes)."""
+    shape = stats.kstest(sample, law.cdf).pvalue
+    if law is stats.norm:
+        tail = stats.chi2(len(sample)).cdf(np.sum(sample**2))
+    else:
+        tail = stats.gamma(len(sample)).cdf(np.sum(np.abs(sample)))
+    return bool(min(shape, 2 * tail, 2 * (1 - tail)) > P_VALUE)
+
+
 # --------------------------------------------------------------------------- recorded runs
 
 
@@ -220,7 +230,7 @@ def exact_statistic(run: Run, question: Question, records: ArrayLike) -> NDArray
     algorithm = run.algorithm
     data = np.asarray(records, dtype=np.float64).reshape(-1, algorithm.domain.n_features)
     grid = GridRecords(data, algorithm.domain, algorithm.fraction_bits)
-    return algorithm.flatten(algorithm.statistic(question, grid), question.round)
+    return algorithm.flatten(algorithm.answer(question, grid), question.round)
 
 
 def noise_of_run(

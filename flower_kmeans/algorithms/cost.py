@@ -1,0 +1,150 @@
+"""The cost of a clustering as a release: from squared distances to the centroids before.
+
+The sum of squared distances Q to the centroids of a round is one number that clients can add up.
+With the round's sums and counts it gives the cost at the centroids that follow from them
+(docs/guarantees.md, "Metrics that may leave").
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.assignment import assign, single_threaded_blas
+from flower_kmeans.domain import GridRecords
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+_BLOCK_NUMBERS = 2**18
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """The cost of a clustering, estimated from released values.
+
+    Attributes
+    ----------
+    value : float
+        Sum of squared distances of the records that counted in the last round, to the new centroid
+        of the cluster that they were nearest to before. Noise may make it negative.
+    standard_error : float
+        Of ``value``, from the noise alone.
+    users_units : bool
+        Whether it is in squared units of the user's, which needs columns of one scale; otherwise
+        it is in squared units of the scaled domain.
+    """
+
+    value: float
+    standard_error: float
+    users_units: bool
+
+
+def squared_distances(
+    records: GridRecords, centroids: IntArray, largest: int, radius2: int | None = None
+) -> int:
+    """Return the sum of squared distances of records to their nearest centroids, on a grid.
+
+    Parameters
+    ----------
+    records : GridRecords
+        n records of d columns, of q fractional bits.
+    centroids : ndarray of shape (k, d), int64
+        Within ``[-2**q, 2**q]``.
+    largest : int
+        What one record may add, in squared grid units: more is cut to it.
+    radius2 : int, optional
+        A record counts only if its squared distance is at most this.
+
+    Returns
+    -------
+    int
+        With exponent q: every record's squared distance loses its q last bits.
+    """
+    total = 0
+    with single_threaded_blas():
+        for block in records.blocks(max(1, _BLOCK_NUMBERS // records.shape[1])):
+            _, d2 = assign(block, centroids)
+            if radius2 is not None:
+                d2 = d2[d2 <= radius2]
+            whole = np.floor(np.minimum(d2, float(largest)) * 2.0**-records.fraction_bits)
+            total += int(whole.astype(np.int64).sum())
+    return total
+
+
+@dataclass(frozen=True)
+class LastRound:
+    """What is known of a Lloyd round after it, in scaled units.
+
+    Attributes
+    ----------
+    q : float
+        Noisy sum of squared distances to the centroids before.
+    sums : ndarray of shape (k, d), float64
+        Noisy sums of records, or of their offsets from the centroids before.
+    counts : ndarray of shape (k,), float64
+    before, after : ndarray of shape (k, d), float64
+        The centroids.
+    quotients : ndarray of shape (k, d), float64
+        Sums over counts.
+    usable : ndarray of shape (k,), bool
+        Where there is a quotient.
+    relative : bool
+        Whether ``sums`` are of offsets.
+    noise : tuple of float
+        Standard deviations of the noise of ``q``, of a sum's coordinate and of a count.
+    step : float
+        Of the grid on which the centroids lie.
+    """
+
+    q: float
+    sums: FloatArray
+    counts: FloatArray
+    before: FloatArray
+    after: FloatArray
+    quotients: FloatArray
+    usable: NDArray[np.bool_]
+    relative: bool
+    noise: tuple[float, float, float]
+    step: float
+
+    @property
+    def value(self) -> float:
+        """Q - 2 sum <R_j, delta_j> + sum C_j |delta_j|^2, R of offsets and delta the moves."""
+        moves = self.after - self.before
+        offsets = self.sums if self.relative else self.sums - self.counts[:, None] * self.before
+        product = float(np.einsum("ij,ij->", offsets, moves))
+        return self.q - 2 * product + float(self.counts @ _squares(moves))
+
+    @property
+    def bias(self) -> float:
+        """By how much ``value`` comes out too low on average, to first order.
+
+        A centroid moves towards its own noise: with delta = (R + n_R) / (C + n_C) the term
+        -2 <n_R, delta> has the mean -2 d s_R^2 / C, and likewise for the counts. A centroid that
+        was kept, or moved into the domain, is left out.
+        """
+        _, std_sum, std_count = self.noise
+        wanted = self.before + self.quotients if self.relative else self.quotients
+        whole = self.usable & (np.abs(wanted - self.after) <= self.step).all(axis=1)
+        sizes = wanted.shape[1] * std_sum**2 + std_count**2 * _squares(self.quotients)
+        return 2 * float((sizes[whole] / self.counts[whole]).sum())
+
+    @property
+    def error(self) -> float:
+        """Standard error of ``value`` at the moves that were made.
+
+        With absolute sums, the noise of a count reaches the offsets too.
+        """
+        std_q, std_sum, std_count = self.noise
+        moves = self.after - self.before
+        of_counts = squares = _squares(moves)
+        if not self.relative:
+            of_counts = squares + 2 * np.einsum("ij,ij->i", self.before, moves)
+        of_sums = 4 * std_sum**2 * float(squares.sum())
+        return math.sqrt(std_q**2 + of_sums + std_count**2 * float(of_counts @ of_counts))
+
+
+def _squares(rows: FloatArray) -> FloatArray:
+    return np.asarray(np.einsum("ij,ij->i", rows, rows))

@@ -1,0 +1,436 @@
+"""FedDP-KMeans: an initialisation from a server's own points, then private Lloyd rounds.
+
+Three rounds find initial centroids (FedDP-KMeans, Algorithm 1). The second moments of the records
+give a projection to a few directions. Every record votes for the nearest of the server's projected
+points, and weighted k-means on these gives projected centres. Sums and counts of the records by
+nearest projected centre lift the centres back. Lloyd rounds follow (Algorithm 2).
+
+The server computes every question from the sum before: it sees the sums, and sends the questions.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import (
+    FloatArray,
+    IntArray,
+    Question,
+    State,
+    Statistic,
+    register,
+)
+from flower_kmeans.algorithms.cost import CostEstimate, LastRound, squared_distances
+from flower_kmeans.algorithms.feddp_parameters import FedDPParameters
+from flower_kmeans.algorithms.feddp_releases import COST, LIFT, MOMENTS, PROJECTION, WEIGHTS
+from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
+from flower_kmeans.algorithms.postprocess import clip_rows, quotients, to_grid, truncate
+from flower_kmeans.algorithms.projection import (
+    ProjectedRecords,
+    leading_directions,
+    lifted_sums,
+    second_moments,
+)
+from flower_kmeans.algorithms.server_points import elbow, weighted_centers
+from flower_kmeans.assignment import cluster_sums
+from flower_kmeans.domain import Ball, Box, GridRecords
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.initialization import public_generator
+
+NOTES = (
+    "The noisy second moments do not exceed their noise in as many directions as they were "
+    "projected to: the projection may be arbitrary.",
+    "The noisy second moments could not be decomposed: the projection took the first columns.",
+    "No server point had a noisy weight of at least min_weight: k-means took all server points, "
+    "and all alike.",
+    "Fewer server points than clusters had a noisy weight of at least min_weight: the points of "
+    "the largest noisy weights became the projected centres.",
+    "Fewer projected server points than clusters were different: some centres coincide.",
+    "Some clusters had too small a noisy count in the lift: they start from their projected "
+    "centre.",
+    "Some clusters had too small a noisy count in a Lloyd round: they kept their centroid.",
+)
+_NO_SIGNAL, _NO_EIGEN, _ALL_LIGHT, _FEW, _EQUAL, _NOT_LIFTED, _KEPT = range(len(NOTES))
+
+_UNUSABLE = "The question of a round is not one of its algorithm."
+
+
+@register
+@dataclass(frozen=True, init=False)
+class FedDPAlgorithm(FedDPParameters):
+    """Private k-means that starts from a server's points.
+
+    Source: *Differentially Private Federated k-Means Clustering with Server-Side Data*, ICML 2025.
+
+    Formal guarantee: one record changes the second moments by D^2 at most (with off-diagonal
+    entries counted sqrt 2 times), the weights and all counts by one, absolute sums by D and
+    relative ones by the radius; the plan composes all releases (docs/guarantees.md,
+    "FedDP-KMeans").
+
+    Parameters
+    ----------
+    n_clusters : int
+        k, at most 10,000.
+    domain : Box or Ball
+        Public bounds and scaling. D is the largest norm around its centre: a ball that fits the
+        data has a smaller one than their box.
+    budget : PrivacyBudget
+        For the whole run; its unit must be ``"record"``.
+    server_data : array-like of shape (m, d)
+        Points that the server holds, in the user's units, at least k of them different; clipped to
+        the domain. Only the server has them; a client makes the algorithm without. Clients see
+        their projections.
+    n_server_points : int, optional
+        m, where there is no ``server_data``.
+    n_records : int, optional
+        Public planning figure for the total number of records. Required with a private budget.
+    n_lloyd_rounds : int or "auto"
+        T, Lloyd rounds after the initialisation; ``n_rounds`` is ``3 + T``. 0 gives the
+        initialisation alone, ``"auto"`` two rounds, or one where the noise of a mean of
+        ``n_records / k`` records would be longer than a tenth of the domain's radius.
+    seed : int
+        Public randomness, in [0, 2**53), of the server's k-means where ``update`` is given none.
+    fraction_bits : int
+        q; the grid's step is ``2**-q`` of the scaled domain.
+    margin : float
+        A record takes part in the lift if its nearest projected centre is at most ``margin`` times
+        as far as the second; in (0, 1]. The paper's theory has 1/3.
+    min_weight : float
+        Server points of a smaller noisy weight are dropped.
+    sums : {"auto", "absolute", "relative"}
+        What a Lloyd round adds up: records, as in the paper, or their offsets within a radius, as
+        in FastLloyd. ``"auto"`` takes relative sums where the radius is at most 0.6 D, so in few
+        columns: a wider one saves little noise, and may lie within the clusters.
+    alpha : float
+        The radius of relative sums, as in FastLloyd.
+    cost : bool
+        Whether the last Lloyd round also releases what `cost_estimate` needs.
+    shares : mapping of str to float, optional
+        Shares of mu^2 by release, in place of the default ones; only their ratios matter.
+    mechanisms : {"gaussian", "laplace"} or mapping of str to str
+        Noise of counts and cost, for all or by release. Laplace noise needs a server that adds it.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If a parameter is out of range, parameters contradict each other, or sums could overflow.
+    """
+
+    name: ClassVar[str] = "feddp"
+
+    # ------------------------------------------------------------------ questions
+
+    def initial_state(self, rng: np.random.Generator | None = None) -> State:
+        """Return the server's points on the grid; needs ``server_data``. ``rng`` is not used."""
+        if self.server_points is None:
+            raise ConfigurationError(
+                "server_data is required where the server's part is computed. Got None."
+            )
+        flags = np.zeros(len(NOTES), dtype=bool)
+        return State(0, {"server": self.server_points, "flags": flags})
+
+    def question(self, state: State) -> Question:
+        """Return what clients need for the round after ``state``.
+
+        Returns
+        -------
+        Question
+            All int64. Round 1: nothing. Round 2: ``projection`` (d, r) and the server's projected
+            ``points`` (m, r), r = min(k, d). Round 3: ``projection`` and projected ``centers``
+            (k, r). Later: ``centroids`` (k, d).
+        """
+        number = state.round + 1
+        return Question(number, {name: state.arrays[name] for name in self._asked(number)})
+
+    def check_question(self, question: Question) -> None:
+        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
+
+        Within these ranges every distance is exact and every unit holds, whatever a server sent.
+        """
+        number = question.round
+        if type(number) is not int or not 1 <= number <= self.n_rounds:
+            raise MessageError(_UNUSABLE)
+        asked, arrays = self._asked(number), question.arrays
+        if set(arrays) != set(asked):
+            raise MessageError(_UNUSABLE)
+        for name, (shape, limit) in asked.items():
+            array = arrays[name]
+            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+                raise MessageError(_UNUSABLE)
+            if array.shape != shape or (array > limit).any() or (array < -limit).any():
+                raise MessageError(_UNUSABLE)
+        if number > LIFT and isinstance(self.domain, Ball):
+            centroids = arrays["centroids"].astype(np.float64)  # squares below 2**53: exact
+            if (np.einsum("ij,ij->i", centroids, centroids) > 4.0**self.fraction_bits).any():
+                raise MessageError(_UNUSABLE)
+
+    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any]]:
+        """Return shape and largest absolute value of every array of a round's question."""
+        k, d, m = self.n_clusters, self.domain.n_features, self.n_server_points
+        r, limit = self.projection.n_directions, self.projection.limit
+        matrix = {"projection": ((d, r), 2**self.fraction_bits)}
+        if number == PROJECTION:
+            return {}
+        if number == WEIGHTS:
+            return {**matrix, "points": ((m, r), limit)}
+        if number == LIFT:
+            return {**matrix, "centers": ((k, r), limit)}
+        return {"centroids": ((k, d), self.domain.grid_half_widths(self.fraction_bits))}
+
+    # ------------------------------------------------------------------ answers
+
+    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+        """Return the client's answer to the round's question; zeros for no records."""
+        arrays, number = question.arrays, question.round
+        if number == PROJECTION:
+            return Statistic({MOMENTS: second_moments(records)})
+        if number == WEIGHTS:
+            projected = ProjectedRecords(records, self.projection, arrays["projection"])
+            _, counts = cluster_sums(projected, arrays["points"])
+            return Statistic({COUNTS: counts << self.fraction_bits})
+        if number == LIFT:
+            sums, counts = lifted_sums(
+                records, self.projection, arrays["projection"], arrays["centers"], self.margin
+            )
+            return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
+        centroids = arrays["centroids"]
+        radius2 = None if self.radius is None else self.radius**2
+        sums, counts = cluster_sums(records, centroids, radius2)
+        if self.radius is not None:
+            sums = sums - counts[:, None] * centroids
+        blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
+        if self._has_cost(number):
+            total = squared_distances(records, centroids, self.largest_cost, radius2)
+            blocks[COST] = np.array([total], dtype=np.int64)
+        return Statistic(blocks)
+
+    # ------------------------------------------------------------------ updates
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Return the state after a round's noisy sum; without ``rng``, from the seed."""
+        number, before = state.round + 1, state.arrays
+        rng = public_generator(self.seed, number) if rng is None else rng
+        step = {PROJECTION: self._project, WEIGHTS: self._weigh, LIFT: self._lift}
+        flags = before["flags"].copy()
+        arrays = step.get(number, self._move)(number, before, answer, flags, rng)
+        return State(number, {**before, **arrays, "flags": flags})
+
+    def _project(
+        self,
+        number: int,
+        before: Mapping[str, NDArray[Any]],
+        answer: Statistic,
+        flags: NDArray[np.bool_],
+        rng: np.random.Generator,
+    ) -> dict[str, NDArray[Any]]:
+        d, r = self.domain.n_features, self.projection.n_directions
+        directions, values = leading_directions(answer.blocks[MOMENTS], d, r)
+        # Noise alone has a largest eigenvalue of about sqrt(2 d) standard deviations of its
+        # diagonal: entries above it have 1 / sqrt 2 of that (Wigner's semicircle).
+        edge = math.sqrt(2 * d) * self.noise_of(number)[MOMENTS]
+        flags[_NO_EIGEN] = not np.isfinite(values).all()
+        flags[_NO_SIGNAL] = not (values > max(edge, 1e-9 * values[0])).all()
+        matrix = self.projection.matrix(directions)
+        points = self.projection.project(
+            before["server"].astype(np.float64), matrix.astype(np.float64)
+        )
+        return {"projection": matrix, "points": points.astype(np.int64)}
+
+    def _weigh(
+        self,
+        number: int,
+        before: Mapping[str, NDArray[Any]],
+        answer: Statistic,
+        flags: NDArray[np.bool_],
+        rng: np.random.Generator,
+    ) -> dict[str, NDArray[Any]]:
+        weights = answer.blocks[COUNTS]
+        points = scaled(before["points"], self.projection.exponent)
+        found = weighted_centers(
+            points, scaled(weights, self.fraction_bits), self.n_clusters, self.min_weight, rng
+        )
+        flags[_ALL_LIGHT], flags[_FEW], flags[_EQUAL] = found.all_light, found.few, found.equal
+        limit = self.projection.limit
+        centers = to_grid(found.points * 2.0**self.projection.exponent)
+        centers = np.clip(centers, -limit, limit)
+        return {"weights": weights.copy(), "centers": centers}
+
+    def _lift(
+        self,
+        number: int,
+        before: Mapping[str, NDArray[Any]],
+        answer: Statistic,
+        flags: NDArray[np.bool_],
+        rng: np.random.Generator,
+    ) -> dict[str, NDArray[Any]]:
+        counts = answer.blocks[COUNTS]
+        means, usable = quotients(
+            answer.blocks[SUMS], counts, self.fraction_bits, self._least_count(number)
+        )
+        flags[_NOT_LIFTED] = not usable.all()
+        # Without enough records a centre is what the projection keeps of it.
+        projected = self.projection.lift(before["centers"], before["projection"])
+        centroids = to_grid(np.where(usable[:, None], means, projected))
+        return {"centroids": self._into_domain(centroids), "counts": counts.copy()}
+
+    def _move(
+        self,
+        number: int,
+        before: Mapping[str, NDArray[Any]],
+        answer: Statistic,
+        flags: NDArray[np.bool_],
+        rng: np.random.Generator,
+    ) -> dict[str, NDArray[Any]]:
+        counts, old = answer.blocks[COUNTS], before["centroids"]
+        means, usable = quotients(
+            answer.blocks[SUMS], counts, self.fraction_bits, self._least_count(number)
+        )
+        flags[_KEPT] |= not usable.all()
+        if self.radius is None:
+            wanted = to_grid(means)
+        else:
+            wanted = old + to_grid(clip_rows(means, float(self.radius)))
+        centroids = np.where(usable[:, None], self._into_domain(wanted), old)
+        arrays: dict[str, NDArray[Any]] = {"centroids": centroids, "counts": counts.copy()}
+        if self._has_cost(number):
+            arrays["cost"] = self._cost(number, old, centroids, means, usable, answer)
+        return arrays
+
+    def _least_count(self, number: int) -> float:
+        """Return the fewest (noisy) records of a cluster whose sum is divided by them.
+
+        With fewer, the noise of a mean would be longer than the domain's radius, or the count
+        nothing but noise.
+        """
+        noise = self.noise_of(number)
+        root = math.sqrt(self.domain.n_features)
+        longest = noise[SUMS] * root / self.domain.l2_bound(self.fraction_bits)
+        return max(MIN_COUNT, longest, noise[COUNTS] * 2.0**-self.fraction_bits)
+
+    def _into_domain(self, points: IntArray) -> IntArray:
+        """Move centroids that lie outside onto the domain's boundary."""
+        inside = truncate(points, self.domain.grid_half_widths(self.fraction_bits))
+        if isinstance(self.domain, Box):
+            return inside
+        unit = scaled(inside, self.fraction_bits)
+        return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
+
+    # ------------------------------------------------------------------ results
+
+    def centroids(self, state: State) -> FloatArray | None:
+        """Return the centroids in the user's units, (k, d); ``None`` before the lift."""
+        if "centroids" not in state.arrays:
+            return None
+        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
+
+    def counts(self, state: State) -> FloatArray | None:
+        """Return the noisy cluster sizes of the last round, (k,); ``None`` before the lift."""
+        if "counts" not in state.arrays:
+            return None
+        return scaled(state.arrays["counts"], self.fraction_bits)
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Return how the run had to depart from the algorithm's usual way, in fixed sentences."""
+        return tuple(note for note, said in zip(NOTES, state.arrays["flags"], strict=True) if said)
+
+    def elbow(self, state: State, k_max: int, rng: np.random.Generator) -> FloatArray:
+        """Return the cost of k-means on the weighted projected server points, by k.
+
+        For k beyond ``n_clusters`` the projection may lack directions: to choose k, run with the
+        largest one that comes into question.
+
+        Parameters
+        ----------
+        state : State
+            After round 2 or later.
+        k_max : int
+        rng : Generator
+
+        Returns
+        -------
+        ndarray of shape (k_max,), float64
+            In squared units as those of `cost_estimate`.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are no weights yet, or none is heavy enough.
+        """
+        if "weights" not in state.arrays:
+            raise ConfigurationError(
+                f"Expected a state after round {WEIGHTS} or later. Got round {state.round}."
+            )
+        points = scaled(state.arrays["points"], self.projection.exponent) * self._user_scale[0]
+        weights = scaled(state.arrays["weights"], self.fraction_bits)
+        return elbow(points, weights, k_max, self.min_weight, rng)
+
+    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+        """Return the cost at the centroids, from released values; ``None`` without ``cost=True``.
+
+        Parameters
+        ----------
+        state : State
+            After the last round.
+        noise_factor : float (default: 1)
+            By how much the noise's standard deviation exceeded the plan's (distributed noise).
+        """
+        if "cost" not in state.arrays:
+            return None
+        value, bias, error = state.arrays["cost"].tolist()
+        scale, users_units = self._user_scale
+        return CostEstimate(
+            (value + bias * noise_factor**2) * scale**2,
+            error * noise_factor * scale**2,
+            users_units,
+        )
+
+    def _cost(
+        self,
+        number: int,
+        before: IntArray,
+        after: IntArray,
+        means: FloatArray,
+        usable: NDArray[np.bool_],
+        answer: Statistic,
+    ) -> FloatArray:
+        """Return value, bias and error of the cost, in scaled units."""
+        noise, q = self.noise_of(number), self.fraction_bits
+        counts = scaled(answer.blocks[COUNTS], q)
+        # Every record's squared distance lost half a step on average.
+        lost = 0.5 * float(counts.sum()) * 2.0**-q
+        last = LastRound(
+            q=float(scaled(answer.blocks[COST], q)[0]) + lost,
+            sums=scaled(answer.blocks[SUMS], q),
+            counts=counts,
+            before=scaled(before, q),
+            after=scaled(after, q),
+            quotients=means * 2.0**-q,
+            usable=usable,
+            relative=self.radius is not None,
+            noise=(noise[COST] * 2.0**-q, noise[SUMS] * 2.0**-q, noise[COUNTS] * 2.0**-q),
+            step=2.0**-q,
+        )
+        return np.array([last.value, last.bias, last.error])
+
+    @property
+    def _user_scale(self) -> tuple[float, bool]:
+        """Return the user's units in one scaled unit, and whether all columns have the same."""
+        if isinstance(self.domain, Ball):
+            return self.domain.radius, True
+        half = np.array(self.domain.upper) / 2 - np.array(self.domain.lower) / 2
+        units = half / self.domain.half_widths
+        if self.domain.scale == "common":
+            return float(half.max()), True
+        same = bool((units == units[0]).all())
+        return (float(units[0]), True) if same else (1.0, False)
+
+
+def scaled(integers: IntArray, exponent: int) -> FloatArray:
+    """Return what integers of a grid stand for."""
+    return integers.astype(np.float64) * 2.0**-exponent

@@ -1,0 +1,392 @@
+"""The public side of FedDP-KMeans: parameters, what each round asks for, units and the plan."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, IntArray, Question
+from flower_kmeans.algorithms.fastlloyd import packing_radius
+from flower_kmeans.algorithms.feddp_releases import (
+    COST,
+    LAPLACE_RELEASES,
+    LIFT,
+    MOMENTS,
+    N_INITIAL,
+    PROJECTION,
+    WEIGHTS,
+    default_shares,
+    laplace_releases,
+    per_release,
+    releases_of,
+)
+from flower_kmeans.algorithms.lloyd import (
+    COUNTS,
+    MAX_CLUSTERS,
+    MAX_ROUNDS,
+    MAX_RUN_WORDS,
+    MAX_WORDS,
+    OVERFLOW_PROBABILITY,
+    SUMS,
+    Rounds,
+    integer,
+)
+from flower_kmeans.algorithms.projection import (
+    Projection,
+    moment_bits,
+    moment_units,
+    squared_bound,
+)
+from flower_kmeans.assignment import check_exactness
+from flower_kmeans.canonical import real_from_text, real_to_text
+from flower_kmeans.domain import Domain
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.initialization import check_server_data
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.secagg.ring import require_capacity
+
+MOST_AUTO_LLOYD_ROUNDS = 2
+"""Measured: one repairs too little where the server's points miss clusters, three add noise."""
+AUTO_NOISE = 0.1
+"""Noise of a mean over the domain's radius beyond which a second Lloyd round does harm."""
+AUTO_RADIUS = 0.6
+"""Radius over the domain's up to which relative sums are better. With more, records of a cluster
+lie beyond a radius that saves little noise."""
+
+_SUMS = ("auto", "absolute", "relative")
+_FIELDS = {
+    "n_clusters": int,
+    "n_lloyd_rounds": int,
+    "n_server_points": int,
+    "seed": int,
+    "fraction_bits": int,
+    "margin": float,
+    "min_weight": float,
+    "sums": str,
+    "alpha": float,
+    "cost": bool,
+    "shares": dict,
+    "laplace": list,
+}
+
+
+@dataclass(frozen=True, init=False)
+class FedDPParameters(Algorithm):
+    """Parameters of FedDP-KMeans and their checks; see `FedDPAlgorithm`."""
+
+    replayable: ClassVar[bool] = False
+
+    n_clusters: int
+    domain: Domain
+    budget: PrivacyBudget
+    n_records: int | None
+    n_server_points: int
+    n_lloyd_rounds: int
+    n_rounds: int
+    seed: int
+    fraction_bits: int
+    margin: float
+    min_weight: float
+    sums: Literal["absolute", "relative"]
+    alpha: float
+    cost: bool
+    shares: tuple[tuple[str, float], ...]
+    laplace: tuple[str, ...]
+    server_points: IntArray | None = field(compare=False, repr=False)
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        budget: PrivacyBudget,
+        *,
+        server_data: ArrayLike | None = None,
+        n_server_points: int | None = None,
+        n_records: int | None = None,
+        n_lloyd_rounds: Rounds = "auto",
+        seed: int = 0,
+        fraction_bits: int = 16,
+        margin: float = 1.0,
+        min_weight: float = 5.0,
+        sums: Literal["auto", "absolute", "relative"] = "auto",
+        alpha: float = 0.8,
+        cost: bool = False,
+        shares: Mapping[str, float] | None = None,
+        mechanisms: str | Mapping[str, str] = "gaussian",
+    ) -> None:
+        put = object.__setattr__  # the dataclass is frozen from here on
+        put(self, "n_clusters", integer("n_clusters", n_clusters, 1, MAX_CLUSTERS))
+        put(self, "domain", domain)
+        put(self, "n_records", _n_records(n_records, self.n_clusters, budget))
+        put(self, "budget", budget if self.n_records is None else budget.resolved(self.n_records))
+        put(self, "seed", integer("seed", seed, 0, 2**53 - 1))
+        put(self, "fraction_bits", integer("fraction_bits", fraction_bits, 1, 25))
+        check_exactness(domain.n_features, self.fraction_bits)
+        put(self, "server_points", self._on_grid(server_data))
+        put(self, "n_server_points", self._n_points(n_server_points))
+        put(self, "margin", _number("margin", margin, 1e-6, 1.0))
+        put(self, "min_weight", _number("min_weight", min_weight, 1e-6, 2.0**53))
+        put(self, "alpha", _number("alpha", alpha, 1e-9, 1e9))
+        if not isinstance(sums, str) or sums not in _SUMS:
+            raise ConfigurationError(f"Expected sums in {list(_SUMS)}. Got {sums!r} instead.")
+        put(self, "sums", self._auto_sums() if sums == "auto" else sums)
+        put(self, "shares", per_release("shares", shares))
+        put(self, "laplace", laplace_releases(mechanisms))
+        if not isinstance(cost, bool):
+            raise ConfigurationTypeError(f"cost must be a bool, got {type(cost).__name__}.")
+        put(self, "cost", cost)
+        if isinstance(n_lloyd_rounds, str) and n_lloyd_rounds != "auto":
+            raise ConfigurationError(
+                f"Expected n_lloyd_rounds as an integer or 'auto'. Got {n_lloyd_rounds!r}."
+            )
+        rounds = self._auto_rounds() if isinstance(n_lloyd_rounds, str) else n_lloyd_rounds
+        put(self, "n_lloyd_rounds", integer("n_lloyd_rounds", rounds, 0, MAX_ROUNDS))
+        put(self, "n_rounds", N_INITIAL + self.n_lloyd_rounds)
+        if cost and not self.n_lloyd_rounds:
+            raise ConfigurationError(
+                "Expected n_lloyd_rounds >= 1 with cost=True, which belongs to the last of them. "
+                "Got n_lloyd_rounds=0."
+            )
+        self._check_size()
+        self.require_capacity()
+
+    # ------------------------------------------------------------------ the contract
+
+    def layout(self, round_number: int) -> tuple[Block, ...]:
+        """Return the blocks of a round.
+
+        Round 1: second moments, (d (d + 1) / 2,). Round 2: counts by server point, (m,). Later:
+        sums (k, d) and counts (k,), and the cost, (1,), in the last round if it was asked for.
+        """
+        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        if round_number == PROJECTION:
+            return (Block(MOMENTS, (d * (d + 1) // 2,), 2 * moment_bits(q)),)
+        if round_number == WEIGHTS:
+            return (Block(COUNTS, (self.n_server_points,), q),)
+        blocks = (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
+        return (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
+
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases with noise multipliers relative to those of other rounds."""
+        relative = self.sums == "relative"
+        shares = default_shares(self.domain.n_features, relative) | dict(self.shares)
+        return releases_of(round_number, self.n_lloyd_rounds, shares, self.laplace, cost=self.cost)
+
+    def plan(self) -> PrivacyPlan:
+        """Return what each round releases, calibrated to the budget."""
+        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
+        return calibrate(self.budget, rounds, self.n_records)
+
+    def units(self, question: Question) -> FloatArray:
+        """Return the sensitivities to one record, for every word; they depend on the round only."""
+        if question.round == PROJECTION:
+            return moment_units(self.domain, self.fraction_bits)
+        units = self._block_units(question.round)
+        return np.concatenate(
+            [np.full(block.size, units[block.name]) for block in self.layout(question.round)]
+        )
+
+    def require_capacity(self, noise_factor: float = 1.0) -> None:
+        """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
+
+        Raises
+        ------
+        ConfigurationError
+            If ``n_records`` records and the noise do not fit.
+        """
+        if self.n_records is None:
+            return
+        rounds = range(1, self.n_rounds + 1)
+        logarithm = math.log(2 * sum(map(self.words, rounds)) / OVERFLOW_PROBABILITY)
+        tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
+        for number, releases in enumerate(self.plan().rounds, start=1):
+            units = self._block_units(number)
+            for release in releases:
+                (name,) = release.blocks
+                noise = release.noise_multiplier * units[name] * tails[release.mechanism]
+                # No word of a record exceeds what all words of its block have together.
+                require_capacity(
+                    self.n_records * units[name] + noise * noise_factor,
+                    explanation=f"They come from n_records={self.n_records} and noise of up to "
+                    f"{noise * noise_factor:.3g} units in the release {release.name!r} at "
+                    f"fraction_bits={self.fraction_bits}: take fewer fraction_bits or a larger "
+                    "epsilon.",
+                )
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the parameters for a run document, without the server's points."""
+        config: dict[str, Any] = {"name": self.name}
+        for name, kind in _FIELDS.items():
+            value = getattr(self, name)
+            config[name] = real_to_text(value) if kind is float else value
+        config["shares"] = {name: real_to_text(share) for name, share in self.shares}
+        config["laplace"] = list(self.laplace)
+        if self.n_records is not None:
+            config["n_records"] = self.n_records
+        return config
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+        """Return the algorithm that ``to_config`` described; it has no server points."""
+        required = {"name", *_FIELDS}
+        if not required <= set(config) <= required | {"n_records"}:
+            raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
+        values = {name: value for name, value in config.items() if name != "name"}
+        for name, kind in _FIELDS.items():
+            if kind is float:
+                values[name] = real_from_text(values[name])
+            elif type(values[name]) is not kind:
+                raise ConfigurationTypeError(f"{name} has the wrong type in a run document.")
+        if values["sums"] == "auto":
+            raise ConfigurationError("sums must be resolved in a run document.")
+        values["shares"] = {name: real_from_text(share) for name, share in values["shares"].items()}
+        laplace = values.pop("laplace")
+        if not all(name in LAPLACE_RELEASES for name in laplace):
+            raise ConfigurationError("The releases with Laplace noise are not as expected.")
+        values["mechanisms"] = dict.fromkeys(laplace, "laplace")
+        return cls(domain=domain, budget=budget, **values)
+
+    # ------------------------------------------------------------------ details
+
+    @cached_property
+    def projection(self) -> Projection:
+        """The grids of the projection."""
+        directions = min(self.n_clusters, self.domain.n_features)
+        return Projection(self.domain, self.fraction_bits, directions)
+
+    @cached_property
+    def radius(self) -> int | None:
+        """Radius of a Lloyd round in grid units, or ``None`` where sums are absolute."""
+        return None if self.sums == "absolute" else self._packing_radius
+
+    @cached_property
+    def _packing_radius(self) -> int:
+        return packing_radius(self.alpha, self.n_clusters, self.domain, self.fraction_bits)
+
+    @property
+    def largest_cost(self) -> int:
+        """What one record can add to the cost, in squared grid units."""
+        if self.radius is not None:
+            return self.radius**2
+        return 4 * squared_bound(self.domain, self.fraction_bits)
+
+    def noise_of(self, round_number: int) -> dict[str, float]:
+        """Return the planned standard deviation of the noise in each block, in grid units."""
+        if not self.budget.is_private:
+            return dict.fromkeys((block.name for block in self.layout(round_number)), 0.0)
+        units = self._block_units(round_number)
+        found = {}
+        for release in self.plan().rounds[round_number - 1]:
+            spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
+            for name in release.blocks:
+                found[name] = release.noise_multiplier * units[name] * spread
+        return found
+
+    def _block_units(self, round_number: int) -> dict[str, float]:
+        """Return the unit of every block; of second moments, that of the diagonal."""
+        one, q = float(2**self.fraction_bits), self.fraction_bits
+        bound: float = self.domain.l2_bound(q)
+        if round_number > LIFT and self.radius is not None:
+            bound = float(self.radius)
+        return {
+            MOMENTS: float(squared_bound(self.domain, q, q - moment_bits(q))),
+            SUMS: bound,
+            COUNTS: one,
+            COST: float(self.largest_cost >> q),
+        }
+
+    def _auto_sums(self) -> Literal["absolute", "relative"]:
+        bound = self.domain.l2_bound(self.fraction_bits)
+        return "relative" if self._packing_radius <= AUTO_RADIUS * bound else "absolute"
+
+    def _auto_rounds(self) -> int:
+        """Return two rounds, or one where the noise of two would be too long."""
+        if self.n_records is None:
+            return MOST_AUTO_LLOYD_ROUNDS
+        object.__setattr__(self, "n_lloyd_rounds", MOST_AUTO_LLOYD_ROUNDS)
+        object.__setattr__(self, "n_rounds", N_INITIAL + MOST_AUTO_LLOYD_ROUNDS)
+        noise = self.noise_of(LIFT + 1)[SUMS] * math.sqrt(self.domain.n_features)
+        noise /= self.domain.l2_bound(self.fraction_bits) * self.n_records / self.n_clusters
+        return MOST_AUTO_LLOYD_ROUNDS if noise <= AUTO_NOISE else 1
+
+    def _has_cost(self, round_number: int) -> bool:
+        return self.cost and round_number == self.n_rounds
+
+    def _on_grid(self, server_data: ArrayLike | None) -> IntArray | None:
+        if server_data is None:
+            return None
+        points = check_server_data(server_data, self.n_clusters, self.domain.n_features)
+        grid = self.domain.quantise(self.domain.to_unit(points), self.fraction_bits)
+        found: IntArray = grid.astype(np.int64)
+        found.setflags(write=False)
+        return found
+
+    def _n_points(self, n_server_points: int | None) -> int:
+        if self.server_points is None:
+            if n_server_points is None:
+                raise ConfigurationError(
+                    "server_data is required: points of the server's own, (m, "
+                    f"{self.domain.n_features}), as many as there are clusters or more. Got None."
+                )
+            return integer("n_server_points", n_server_points, self.n_clusters, MAX_WORDS)
+        m = len(self.server_points)
+        if n_server_points is not None and n_server_points != m:
+            raise ConfigurationError(
+                f"Expected n_server_points={m}, as server_data has. Got {n_server_points} instead."
+            )
+        return m
+
+    def _check_size(self) -> None:
+        """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
+        k, d, m = self.n_clusters, self.domain.n_features, self.n_server_points
+        asked = (d + m) * self.projection.n_directions
+        for what, words in (
+            ("columns", d * (d + 1) // 2),
+            ("n_clusters and columns", k * (d + 1)),
+            ("n_server_points", asked),
+        ):
+            if words > MAX_WORDS:
+                raise ConfigurationError(
+                    f"Expected {what} so that a message has at most {MAX_WORDS} words. "
+                    f"Got {words} with {d} columns, n_clusters={k} and {m} server points."
+                )
+        words = sum(map(self.words, (PROJECTION, WEIGHTS, LIFT)))
+        if words + self.n_lloyd_rounds * self.words(LIFT) > MAX_RUN_WORDS:
+            raise ConfigurationError(
+                f"Expected n_lloyd_rounds so that each client sends at most {MAX_RUN_WORDS} "
+                f"words. Got n_lloyd_rounds={self.n_lloyd_rounds}."
+            )
+        if self.radius is not None and self.radius < 1:
+            raise ConfigurationError(
+                f"Expected alpha so large that the radius is at least one grid step of "
+                f"2^-{self.fraction_bits}. Got {self.alpha!r} instead."
+            )
+
+
+def _n_records(value: Any, n_clusters: int, budget: PrivacyBudget) -> int | None:
+    if value is None:
+        if budget.is_private:
+            raise ConfigurationError(
+                "n_records is required with a private budget: a public figure for the total number "
+                "of records, from which noise is planned. Got None."
+            )
+        return None
+    n_records = integer("n_records", value, 1, 2**53 - 1)
+    if n_clusters > n_records:
+        raise ConfigurationError(
+            f"Expected n_clusters of at most n_records={n_records}. Got {n_clusters} instead."
+        )
+    return n_records
+
+
+def _number(name: str, value: Any, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__}.")
+    if not low <= value <= high:
+        raise ConfigurationError(f"Expected {name} in [{low:g}, {high:g}]. Got {value!r} instead.")
+    return float(value)

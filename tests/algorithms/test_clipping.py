@@ -1,0 +1,154 @@
+"""Clipping of one client's answer: exact in real arithmetic, whatever floats do."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from flower_kmeans.algorithms.clipping import client_clip, clip_to_units
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+CLIENT = PrivacyBudget(1.0, unit="client")
+NORMS = ("l1", "l2")
+LEAST, LARGEST = -(2**63), 2**63 - 1
+
+
+def exact_norm(values, units, norm):
+    """The l1 norm, or the square of the l2 norm, as a fraction; values of unit 0 do not count."""
+    power = 1 if norm == "l1" else 2
+    pairs = zip(values.tolist(), units.tolist(), strict=True)
+    return sum(((Fraction(abs(v)) / Fraction(u)) ** power for v, u in pairs if u > 0), Fraction(0))
+
+
+def check(values, units, norm):
+    clipped = clip_to_units(values, units, norm)
+    assert clipped.dtype == np.int64
+    assert clipped.shape == values.shape
+    size = exact_norm(values, units, norm)
+    assert exact_norm(clipped, units, norm) <= 1
+    slack = Fraction(1, 10**9)
+    power = 1 if norm == "l1" else 2
+    for v, w, u in zip(values.tolist(), clipped.tolist(), units.tolist(), strict=True):
+        if u == 0:
+            assert w == 0
+            continue
+        assert w == 0 or (w < 0) == (v < 0)
+        assert abs(w) <= abs(v)
+        # Nothing is lost but a grid step, and what floats leave open.
+        kept = Fraction(abs(v)) ** power * min(1, 1 / size if size else 1)
+        assert Fraction(abs(w) + 1) ** power >= kept * (1 - slack)
+        if size <= 1 - slack:
+            assert w == v
+
+
+VALUES = st.integers(LEAST, LARGEST) | st.integers(-300, 300)
+UNITS = st.floats(1e-3, 1e12) | st.floats(1e-300, 1e300) | st.sampled_from([0.0, 1.0, 2.0**16])
+VECTORS = st.lists(st.tuples(VALUES, UNITS), max_size=8)
+
+
+@settings(max_examples=600, deadline=None)
+@given(vector=VECTORS, norm=st.sampled_from(NORMS))
+@example(vector=[(LEAST, 1.0), (LARGEST, 1.0)], norm="l2")
+@example(vector=[(LEAST, 5e-324), (3, 1e300)], norm="l1")
+@example(vector=[(LEAST, 2.0**63)], norm="l1")
+@example(vector=[(3, 5.0), (4, 5.0)], norm="l2")
+@example(vector=[(0, 1.0), (0, 0.0)], norm="l2")
+@example(vector=[(7, 0.0), (1, 1e308)], norm="l1")
+@example(vector=[], norm="l2")
+def test_any_integers_are_clipped_to_norm_one_and_no_further(vector, norm):
+    values = np.array([v for v, _ in vector], dtype=np.int64)
+    units = np.array([u for _, u in vector], dtype=np.float64)
+    check(values, units, norm)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    numbers=st.lists(st.integers(-(2**62), 2**62), min_size=1, max_size=6).filter(any),
+    steps=st.integers(-3, 3),
+    norm=st.sampled_from(NORMS),
+)
+def test_norms_within_a_few_roundings_of_one(numbers, steps, norm):
+    values = np.array(numbers, dtype=np.int64)
+    unit = float(np.linalg.norm(values.astype(np.float64), 1 if norm == "l1" else 2))
+    for _ in range(abs(steps)):
+        unit = np.nextafter(unit, np.inf if steps > 0 else 0)
+    check(values, np.full(len(values), unit), norm)
+
+
+def naive(values, units, norm):
+    """The formula in floats, without a margin."""
+    size = np.linalg.norm(values / units, 1 if norm == "l1" else 2)
+    return np.trunc(values * min(1.0, 1.0 / size)).astype(np.int64)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_plain_floats_exceed_the_bound_where_this_does_not(norm):
+    rng = np.random.default_rng(0)
+    exceeded = 0
+    for _ in range(200):
+        values = rng.integers(-(2**62), 2**62, size=5)
+        units = np.full(5, float(np.linalg.norm(values.astype(np.float64), norm == "l1" or 2)))
+        exceeded += exact_norm(naive(values, units, norm), units, norm) > 1
+        assert exact_norm(clip_to_units(values, units, norm), units, norm) <= 1
+    assert exceeded > 20
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_long_vectors_are_clipped_to_norm_one(norm):
+    rng = np.random.default_rng(1)
+    values = rng.integers(-(2**40), 2**40, size=20_000)
+    units = rng.choice([2.0**38, 3.7e12], size=20_000)
+    clipped = clip_to_units(values, units, norm)
+    assert exact_norm(values, units, norm) > 100
+    assert 1 - 1e-6 < exact_norm(clipped, units, norm) <= 1
+
+
+@pytest.mark.parametrize("unit", [1.0, 3.0, 1000.0])
+def test_a_word_is_clipped_to_its_unit(unit):
+    for norm in NORMS:
+        assert clip_to_units(np.array([10**6]), np.array([unit]), norm)[0] in (unit, unit - 1)
+        assert clip_to_units(np.array([-(10**6)]), np.array([unit]), norm)[0] in (-unit, 1 - unit)
+
+
+# ----------------------------------------------------------------- how much may count
+
+
+def test_a_client_counts_as_the_planned_average_by_default():
+    assert client_clip(CLIENT, 1000, 40) == 25.0
+    assert client_clip(CLIENT, 10, 40) == 0.25
+    assert client_clip(CLIENT, 1000, 40, 3) == 3.0
+    assert client_clip(CLIENT, None, 40, np.float32(0.5)) == 0.5
+    assert type(client_clip(CLIENT, 1000, 40, np.int64(7))) is float
+
+
+@pytest.mark.parametrize("budget", [PrivacyBudget(1.0), PrivacyBudget(None, unit="client")])
+def test_nothing_is_clipped_without_private_clients(budget):
+    assert client_clip(budget, 1000, None) is None
+    with pytest.raises(ConfigurationError, match=r"clip=None unless .*Got clip=3"):
+        client_clip(budget, 1000, None, 3)
+    with pytest.raises(ConfigurationError, match=r"n_clients=None unless .*Got n_clients=4"):
+        client_clip(budget, 1000, 4)
+
+
+@pytest.mark.parametrize(
+    ("figures", "error", "match"),
+    [
+        ((1000, None), ConfigurationError, "n_clients is required with unit='client'"),
+        ((1000, None, 5.0), ConfigurationError, "n_clients is required with unit='client'"),
+        ((1000, 0), ConfigurationError, "n_clients as an integer >= 1. Got 0"),
+        ((1000, 2.0), ConfigurationError, "n_clients as an integer >= 1. Got 2.0"),
+        ((None, 40), ConfigurationError, "n_records or clip is required"),
+        ((1000, 40, 0), ConfigurationError, "clip positive and finite. Got 0"),
+        ((1000, 40, -1.0), ConfigurationError, "clip positive and finite"),
+        ((1000, 40, np.nan), ConfigurationError, "clip positive and finite"),
+        ((1000, 40, np.inf), ConfigurationError, "clip positive and finite"),
+        ((1000, 40, "5"), ConfigurationTypeError, "clip must be a number, got str"),
+        ((1000, 40, True), ConfigurationTypeError, "clip must be a number, got bool"),
+    ],
+)
+def test_bad_bounds_are_refused(figures, error, match):
+    with pytest.raises(error, match=match):
+        client_clip(CLIENT, *figures)

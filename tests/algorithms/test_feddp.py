@@ -1,0 +1,551 @@
+"""FedDP-KMeans as pure mathematics: its units, its questions, and whole runs without messages."""
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from flower_kmeans.algorithms import FedDPAlgorithm, Question, State
+from flower_kmeans.algorithms.feddp import NOTES
+from flower_kmeans.domain import Ball, Box, GridRecords
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.federation.release import server_noise
+from flower_kmeans.metrics import inertia, matched_centroid_error
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.randomness import Stream
+
+BUDGET = PrivacyBudget(1.0)
+RNG = np.random.default_rng
+Q = 3  # a grid small enough to enumerate
+
+DOMAINS = {
+    "line": Box([0], [1]),
+    "square": Box([0, 0], [1, 1]),
+    "rectangle": Box([0, 0], [4, 3], scale="common"),
+    "disc": Ball(2.0, [0, 0]),
+    "cube": Box([0] * 3, [1] * 3),
+}
+
+
+def inside(domain, m, seed=0):
+    """Points of the user's units that lie in a domain."""
+    return domain.from_unit(domain.to_unit(RNG(seed).normal(size=(m, domain.n_features)) * 0.4))
+
+
+def build(domain, k=2, budget=BUDGET, **options):
+    options = {"n_records": 1000, "fraction_bits": Q, "n_lloyd_rounds": 2, **options}
+    if "n_server_points" not in options:
+        options.setdefault("server_data", inside(domain, 6))
+    return FedDPAlgorithm(k, domain, budget, **options)
+
+
+def grid_points(domain):
+    axes = [range(-int(g), int(g) + 1) for g in domain.grid_half_widths(Q)]
+    points = np.array(list(itertools.product(*axes)), dtype=np.int64)
+    if isinstance(domain, Ball):
+        points = points[(points**2).sum(axis=1) <= 4**Q]
+    if domain is DOMAINS["cube"]:  # enough to reach corners and a whole radius: 9 = |(1, 4, 8)|
+        points = points[np.isin(points, [-8, -7, -4, 0, 4, 8]).all(axis=1)]
+    return points
+
+
+def answer(algorithm, question, points):
+    records = GridRecords.from_grid(np.reshape(points, (-1, algorithm.domain.n_features)), Q)
+    return algorithm.flatten(algorithm.statistic(question, records), question.round)
+
+
+def questions(algorithm, seed):
+    """Questions of every round, of extreme and of random arrays."""
+    rng, domain = RNG(seed), algorithm.domain
+    points, projection = grid_points(domain), algorithm.projection
+    k, d, m = algorithm.n_clusters, domain.n_features, algorithm.n_server_points
+    r = projection.n_directions
+    yield Question(1)
+    for extreme in (True, False):
+        directions = np.linalg.qr(rng.normal(size=(d, r)))[0]
+        matrix = projection.matrix(np.eye(d, r) if extreme else directions)
+        seen = projection.project(points.astype(float), matrix.astype(float)).astype(np.int64)
+        yield Question(2, {"projection": matrix, "points": seen[rng.integers(len(seen), size=m)]})
+        yield Question(3, {"projection": matrix, "centers": seen[rng.integers(len(seen), size=k)]})
+        for t in range(4, algorithm.n_rounds + 1):
+            chosen = np.zeros(k, int) if extreme else rng.integers(len(points), size=k)
+            yield Question(t, {"centroids": points[chosen]})
+
+
+# ----------------------------------------------------------------- units
+
+
+@pytest.mark.parametrize("sums", ["absolute", "relative"])
+@pytest.mark.parametrize("name", DOMAINS)
+def test_one_record_changes_each_release_by_its_unit_at_most(name, sums):
+    domain = DOMAINS[name]
+    algorithm = build(domain, sums=sums, cost=True, alpha=1.0, margin=0.9, n_lloyd_rounds=1)
+    records = grid_points(domain)
+    others, largest = records[::7], {}
+    for question in (q for seed in range(2) for q in questions(algorithm, seed)):
+        algorithm.check_question(question)
+        units, layout = algorithm.units(question), algorithm.layout(question.round)
+        before = answer(algorithm, question, others)
+        ends = np.cumsum([0] + [block.size for block in layout])
+        for record in records:
+            change = np.abs(answer(algorithm, question, [*others, record]) - before) / units
+            for release in algorithm.plan().rounds[question.round - 1]:
+                (place,) = [i for i, b in enumerate(layout) if (b.name,) == release.blocks]
+                norm = np.linalg.norm(change[ends[place] : ends[place + 1]])
+                largest[release.name] = max(largest.get(release.name, 0.0), norm)
+    assert set(largest) == {r.name for r in algorithm.plan().releases}
+    for release, norm in largest.items():
+        # Few grid points lie exactly at a radius of each other.
+        rounded = sums == "relative" and release in ("lloyd-sums", "cost")
+        assert norm <= 1 + 1e-12, release
+        assert norm >= (0.8 if rounded else 1 - 1e-12), release
+
+
+@pytest.mark.parametrize("sums", ["absolute", "relative"])
+@pytest.mark.parametrize("name", DOMAINS)
+def test_whatever_a_server_may_ask_units_hold(name, sums):
+    """Questions need not come from an algorithm: everything that passes the check must do."""
+    domain, rng = DOMAINS[name], RNG(1)
+    algorithm = build(domain, cost=True, sums=sums, n_lloyd_rounds=1)
+    for t, trial in itertools.product(range(2, algorithm.n_rounds + 1), range(4)):
+        arrays = {}
+        for key, (shape, limit) in algorithm._asked(t).items():
+            limit = np.broadcast_to(limit, shape)
+            wild = rng.integers(-limit, limit + 1)
+            arrays[key] = np.where(rng.random(shape) < trial / 3, limit, wild).astype(np.int64)
+        if t > 3:
+            arrays["centroids"] = algorithm._into_domain(arrays["centroids"])
+        question = Question(t, arrays)
+        algorithm.check_question(question)
+        units = algorithm.units(question)
+        for record in grid_points(domain)[::3]:
+            change = answer(algorithm, question, record) / units
+            for block in np.split(change, np.cumsum([b.size for b in algorithm.layout(t)])[:-1]):
+                assert np.linalg.norm(block) <= 1 + 1e-12
+
+
+def test_units_depend_on_the_round_alone():
+    algorithm = build(DOMAINS["square"], cost=True)
+    for question in questions(algorithm, 0):
+        units = algorithm.units(Question(question.round))
+        np.testing.assert_array_equal(algorithm.units(question), units)
+        assert units.shape == (algorithm.words(question.round),)
+        assert units.dtype == np.float64
+        assert (units > 0).all()
+
+
+def test_every_block_belongs_to_one_release():
+    algorithm = build(DOMAINS["square"], cost=True)
+    for t, releases in enumerate(algorithm.plan().rounds, start=1):
+        named = [name for release in releases for name in release.blocks]
+        assert sorted(named) == sorted(block.name for block in algorithm.layout(t))
+
+
+def test_no_records_add_zeros():
+    algorithm = build(DOMAINS["square"], cost=True)
+    for question in questions(algorithm, 2):
+        found = answer(algorithm, question, [])
+        assert found.dtype == np.int64
+        assert not found.any()
+
+
+def test_records_outside_the_bounds_count_as_records_on_them():
+    algorithm = build(Box([0, 0], [1, 1]), cost=True)
+    far = GridRecords(np.array([[1e9, -1e300], [0.5, 7.0]]), algorithm.domain, Q)
+    near = GridRecords(np.array([[1.0, 0.0], [0.5, 1.0]]), algorithm.domain, Q)
+    for question in questions(algorithm, 3):
+        for name, block in algorithm.statistic(question, far).blocks.items():
+            np.testing.assert_array_equal(block, algorithm.statistic(question, near).blocks[name])
+
+
+@pytest.mark.parametrize("sums", ["absolute", "relative"])
+def test_answers_add_up_to_that_of_the_pooled_records(sums):
+    q, d = 16, 9
+    domain = Box([-1] * d, [1] * d)
+    algorithm = build(domain, 3, fraction_bits=q, sums=sums, cost=True, margin=0.8)
+    points = RNG(0).integers(-(2**q), 2**q + 1, size=(60, d))
+    state = algorithm.initial_state()
+    for t in range(1, algorithm.n_rounds + 1):
+        question = algorithm.question(state)
+        alone = [
+            algorithm.flatten(algorithm.statistic(question, GridRecords.from_grid(part, q)), t)
+            for part in np.split(points, 60)
+        ]
+        together = algorithm.statistic(question, GridRecords.from_grid(points, q))
+        np.testing.assert_array_equal(sum(alone), algorithm.flatten(together, t))
+        state = algorithm.update(state, together, RNG(0))
+
+
+# ----------------------------------------------------------------- questions
+
+
+def changed(question, key, array):
+    return Question(question.round, {**question.arrays, key: array})
+
+
+@pytest.mark.parametrize("name", ["rectangle", "disc"])
+def test_only_questions_of_the_round_are_answered(name):
+    algorithm = build(DOMAINS[name])
+    for question in questions(algorithm, 4):
+        algorithm.check_question(question)
+        wrong = [
+            Question(0, question.arrays),
+            Question(algorithm.n_rounds + 1, question.arrays),
+            Question(True, question.arrays),
+            Question(question.round, {**question.arrays, "more": np.zeros(1, np.int64)}),
+        ]
+        for key, array in question.arrays.items():
+            limit = algorithm._asked(question.round)[key][1]
+            beyond = array.copy()
+            beyond[0, 0] = np.broadcast_to(limit, array.shape)[0, 0] + 1
+            lacking = {k: v for k, v in question.arrays.items() if k != key}
+            wrong += [
+                Question(question.round, lacking),
+                changed(question, key, array.astype(np.int32)),
+                changed(question, key, array.astype(np.float64)),
+                changed(question, key, array[:-1]),
+                changed(question, key, array[None]),
+                changed(question, key, array.tolist()),
+                changed(question, key, beyond),
+                changed(question, key, -beyond),
+                changed(question, key, np.full_like(array, -(2**63))),
+            ]
+        for bad in wrong:
+            with pytest.raises(MessageError, match=r"^The question of a round is not one of its"):
+                algorithm.check_question(bad)
+
+
+def test_centroids_in_the_corners_of_a_ball_are_refused():
+    algorithm = build(DOMAINS["disc"])
+    algorithm.check_question(Question(4, {"centroids": np.array([[8, 0], [0, -8]])}))
+    with pytest.raises(MessageError):
+        algorithm.check_question(Question(4, {"centroids": np.array([[8, 0], [1, -8]])}))
+
+
+def test_a_client_knows_the_questions_without_the_servers_points():
+    server = build(DOMAINS["square"])
+    client = build(DOMAINS["square"], n_server_points=6)
+    state = server.initial_state()
+    for t in range(1, server.n_rounds + 1):
+        question = server.question(state)
+        client.check_question(question)
+        np.testing.assert_array_equal(
+            answer(client, question, grid_points(client.domain)),
+            answer(server, question, grid_points(client.domain)),
+        )
+        assert {a.dtype for a in question.arrays.values()} <= {np.dtype(np.int64)}
+        words = answer(server, question, grid_points(server.domain))
+        state = server.update(state, server.unflatten(words, t), RNG(0))
+    with pytest.raises(ConfigurationError, match="server_data"):
+        client.initial_state()
+
+
+def test_no_dense_matrix_is_sent():
+    for d in (100, 784):
+        algorithm = build(Box([0] * d, [1] * d), 10, server_data=RNG(0).random((20, d)))
+        assert algorithm.words(1) == d * (d + 1) // 2
+
+
+# ----------------------------------------------------------------- updates
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
+    [-(2**63), 2**63 - 1, 0, 2**16, -1, 40, 80]
+)
+
+
+@pytest.mark.parametrize("name", ["rectangle", "disc"])
+@pytest.mark.parametrize("options", [{}, {"sums": "absolute"}, {"budget": PrivacyBudget(None)}])
+@settings(max_examples=25, deadline=None)
+@given(words=arrays(np.int64, (5, 7), elements=INT64))
+def test_update_accepts_any_integers(name, options, words):
+    algorithm = build(DOMAINS[name], cost=True, **options)
+    state = algorithm.initial_state()
+    with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+        warnings.simplefilter("error")
+        for t, vector in enumerate(words, start=1):
+            statistic = algorithm.unflatten(vector[: algorithm.words(t)], t)
+            assert algorithm.words(t) <= 7
+            following = algorithm.update(state, statistic, RNG(t))
+            again = algorithm.update(state, statistic, RNG(t))
+            assert following.round == t
+            for key, array in following.arrays.items():
+                np.testing.assert_array_equal(array, again.arrays[key])
+                assert np.isfinite(array).all()
+            state = following
+            assert set(algorithm.notes(state)) <= set(NOTES)
+            if t < algorithm.n_rounds:
+                question = algorithm.question(state)
+                algorithm.check_question(question)
+                answer(algorithm, question, grid_points(algorithm.domain))
+            if t >= 3:
+                centroids = state.arrays["centroids"]
+                assert (np.abs(centroids) <= algorithm.domain.grid_half_widths(Q)).all()
+                if name == "disc":
+                    assert ((centroids**2).sum(axis=1) <= 4**Q).all()
+                assert np.isfinite(algorithm.centroids(state)).all()
+                np.testing.assert_array_equal(
+                    algorithm.counts(state), vector[4:6].astype(float) / 2**Q
+                )
+    estimate = algorithm.cost_estimate(state)
+    assert math.isfinite(estimate.value)
+    assert estimate.standard_error >= 0
+    assert algorithm.initial_state().round == 0
+
+
+def test_without_a_generator_the_seed_decides():
+    algorithm, other = (
+        build(DOMAINS["square"], seed=s, server_data=inside(DOMAINS["square"], 40)) for s in (1, 2)
+    )
+    words = np.array([400, 300, 10], dtype=np.int64)
+    results = []
+    for algo in (algorithm, algorithm, other):
+        state = algo.update(algo.initial_state(), algo.unflatten(words, 1))
+        weights = algo.unflatten(np.full(40, 800, dtype=np.int64), 2)
+        results.append(algo.update(state, weights).arrays["centers"])
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_before_the_lift_there_are_no_centroids():
+    algorithm = build(DOMAINS["square"])
+    state = algorithm.initial_state()
+    assert algorithm.centroids(state) is None
+    assert algorithm.counts(state) is None
+    assert algorithm.cost_estimate(state) is None
+    assert algorithm.notes(state) == ()
+
+
+def after(algorithm, t, words, arrays=None):
+    """State after round t of noisy words, from given or no earlier arrays."""
+    before = State(t - 1, {**algorithm.initial_state().arrays, **(arrays or {})})
+    return algorithm.update(before, algorithm.unflatten(np.asarray(words, np.int64), t), RNG(0))
+
+
+def test_server_points_lie_on_the_grid_within_the_domain():
+    data = np.array([[0.5, 0.25], [3.0, 0.5], [0.1, -9.0]])
+    points = build(Box([0, 0], [1, 1]), server_data=data).initial_state().arrays["server"]
+    np.testing.assert_array_equal(points, [[0, -4], [8, 0], [-6, -8]])
+
+
+def test_the_projection_is_that_of_the_leading_eigenvector():
+    algorithm = build(Box([0] * 3, [1] * 3), 1, PrivacyBudget(None), fraction_bits=16)
+    direction = np.array([2.0, -1.0, 2.0]) / 3
+    moments = 1e9 * np.outer(direction, direction) + 1e6 * np.eye(3)
+    words = np.rint(np.concatenate([np.diagonal(moments), moments[np.triu_indices(3, 1)]]))
+    state = after(algorithm, 1, words)
+    found = state.arrays["projection"][:, 0] / 2**16
+    np.testing.assert_allclose(found * np.sign(found[0]), direction, atol=1e-4)
+    points = state.arrays["server"] @ state.arrays["projection"] / 2**16
+    np.testing.assert_array_equal(state.arrays["points"], np.trunc(points))
+    assert algorithm.notes(state) == ()
+
+
+def test_a_projection_of_noise_is_told():
+    private = build(Box([0] * 3, [1] * 3), 2, fraction_bits=16)
+    edge = math.sqrt(6) * private.noise_of(1)["moments"]
+    strong, weak = np.zeros((2, 6), np.int64)
+    strong[:3] = [1.1 * edge, 1.1 * edge, 0]
+    weak[:3] = [1.1 * edge, 0.9 * edge, 0]
+    assert private.notes(after(private, 1, strong)) == ()
+    assert private.notes(after(private, 1, weak)) == (NOTES[0],)
+    # Without noise, records of one direction only are rank-deficient for two.
+    plain = build(Box([0] * 3, [1] * 3), 2, PrivacyBudget(None), fraction_bits=16)
+    assert plain.notes(after(plain, 1, [10**6, 0, 0, 0, 0, 0])) == (NOTES[0],)
+    assert plain.notes(after(plain, 1, [10**6, 10**3, 0, 0, 0, 0])) == ()
+    assert plain.notes(after(plain, 1, [0] * 6)) == (NOTES[0],)
+
+
+PROJECTED = {
+    "projection": np.array([[8, 0], [0, 8]]),
+    "points": np.array([[-8, -8], [-8, -7], [8, 8], [8, 7], [0, 0], [1, 0]]),
+}
+
+
+def test_weights_decide_where_the_projected_centres_are():
+    algorithm = build(DOMAINS["square"])
+    heavy = after(algorithm, 2, np.array([90, 30, 50, 50, 4, -300]) * 8, PROJECTED)
+    found = sorted(heavy.arrays["centers"].tolist())
+    assert found == [[-8, -8], [8, 8]]  # -7.75 and 7.5, rounded
+    assert algorithm.notes(heavy) == ()
+    few = after(algorithm, 2, np.array([3, -9, 0, 0, 4.9, 90]) * 8, PROJECTED)
+    np.testing.assert_array_equal(few.arrays["centers"], [[1, 0], [0, 0]])
+    assert algorithm.notes(few) == (NOTES[3],)
+    light = after(algorithm, 2, np.array([3, -9, 0, 0, 4.9, 0]) * 8, PROJECTED)
+    assert algorithm.notes(light) == (NOTES[2],)
+    alike = {**PROJECTED, "points": np.zeros((6, 2), np.int64)}
+    assert algorithm.notes(after(algorithm, 2, np.full(6, 80), alike)) == (NOTES[4],)
+
+
+def test_clusters_without_enough_records_are_lifted_from_their_projection():
+    algorithm = build(DOMAINS["square"], budget=PrivacyBudget(None))
+    arrays = {"projection": np.array([[0, 8], [8, 0]]), "centers": np.array([[5, -2], [3, 1]])}
+    state = after(algorithm, 3, [30, -12, 9, 9, 3 * 8, 7], arrays)
+    np.testing.assert_array_equal(state.arrays["centroids"], [[8, -4], [1, 3]])
+    assert algorithm.notes(state) == (NOTES[5],)
+    np.testing.assert_array_equal(algorithm.counts(state), [3, 7 / 8])
+
+
+@pytest.mark.parametrize("sums", ["absolute", "relative"])
+def test_lloyd_rounds_move_centroids_within_the_domain(sums):
+    algorithm = build(DOMAINS["square"], budget=PrivacyBudget(None), sums=sums, alpha=1.0)
+    arrays = {"centroids": np.array([[2, 3], [-1, 0]])}
+    state = after(algorithm, 4, [20, -100, 9, 9, 4 * 8, 7], arrays)
+    moved = [5, -8] if sums == "absolute" else [4, -5]  # within a radius of 8 = round(11.3 / √2)
+    np.testing.assert_array_equal(state.arrays["centroids"], [moved, [-1, 0]])
+    assert algorithm.notes(state) == (NOTES[6],)
+
+
+def test_noise_decides_how_many_records_a_mean_needs():
+    algorithm = build(DOMAINS["square"], fraction_bits=16)
+    noise, one = algorithm.noise_of(3), 2.0**16
+    least = max(noise["sums"] / one, noise["counts"] / one)
+    assert least > 5
+    arrays = {"projection": np.eye(2, dtype=np.int64), "centers": np.array([[5, -2], [3, 1]])}
+    counts = np.array([1.01, 0.99]) * least * one
+    state = after(algorithm, 3, [*np.repeat(0.5 * counts, 2), *counts], arrays)
+    np.testing.assert_array_equal(state.arrays["centroids"][0], [2**15, 2**15])
+    assert np.abs(state.arrays["centroids"][1]).max() < 10
+
+
+def test_a_decomposition_that_fails_is_told(monkeypatch):
+    def fail(matrix):
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(np.linalg, "eigh", fail)
+    algorithm = build(DOMAINS["square"])
+    state = after(algorithm, 1, [5, 6, 7])
+    assert NOTES[1] in algorithm.notes(state)
+    np.testing.assert_array_equal(state.arrays["projection"], [[8, 0], [0, 8]])
+
+
+# ----------------------------------------------------------------- runs
+
+
+def mixture(rng, k, d, n, std, outside=60):
+    """Records of k Gaussians, and a server's points: 20 of each and uniform ones."""
+    means = rng.uniform(0, 1, (k, d))
+    records = np.concatenate([rng.normal(mean, std, (n // k, d)) for mean in means])
+    near = [rng.normal(mean, std, (20, d)) for mean in means]
+    return means, records, np.concatenate([*near, rng.uniform(0, 1, (outside, d))])
+
+
+def run(algorithm, records, stream=None, rng=None):
+    state = algorithm.initial_state()
+    grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
+    plan, rng = algorithm.plan(), rng or RNG(0)
+    for t in range(1, algorithm.n_rounds + 1):
+        question = algorithm.question(state)
+        words = algorithm.flatten(algorithm.statistic(question, grid), t)
+        if stream is not None:
+            words = words + server_noise(algorithm, plan, question, stream)
+        state = algorithm.update(state, algorithm.unflatten(words, t), rng)
+    return state
+
+
+@pytest.mark.parametrize("sums", ["absolute", "relative"])
+@pytest.mark.parametrize("n_lloyd_rounds", [0, 2])
+def test_without_noise_it_finds_the_means_of_separate_gaussians(sums, n_lloyd_rounds):
+    means, records, server_data = mixture(RNG(1), 5, 8, 2000, 0.05)
+    algorithm = build(
+        Ball(2.0, [0.5] * 8),
+        5,
+        PrivacyBudget(None),
+        server_data=server_data,
+        fraction_bits=16,
+        n_lloyd_rounds=n_lloyd_rounds,
+        sums=sums,
+        cost=n_lloyd_rounds > 0,
+    )
+    state = run(algorithm, records)
+    # The mean of 400 records deviates by 8 * 0.05^2 / 400, squared; the rest is rounding.
+    assert matched_centroid_error(algorithm.centroids(state), means) < 3e-4
+    np.testing.assert_array_equal(np.sort(algorithm.counts(state)), np.full(5, 400))
+    assert algorithm.notes(state) == ()
+    if n_lloyd_rounds:
+        estimate = algorithm.cost_estimate(state)
+        assert estimate.users_units
+        assert estimate.standard_error == 0
+        exact = inertia(records, algorithm.centroids(state))
+        assert estimate.value == pytest.approx(exact, rel=1e-3)
+
+
+def test_server_points_need_not_be_near_every_cluster():
+    means, records, server_data = mixture(RNG(2), 5, 8, 2000, 0.05)
+    algorithm = build(
+        Ball(2.0, [0.5] * 8), 5, PrivacyBudget(None), server_data=server_data[20:], fraction_bits=16
+    )
+    assert matched_centroid_error(algorithm.centroids(run(algorithm, records)), means) < 3e-4
+
+
+@pytest.mark.parametrize("mechanisms", ["gaussian", "laplace"])
+def test_with_noise_it_comes_near_the_optimum(mechanisms):
+    """A smaller version of the paper's mixture, with noise from a fixed key."""
+    k, d = 5, 30
+    _, records, server_data = mixture(RNG(3), k, d, 30_000, 0.5)
+    algorithm = build(
+        Ball(5.0, [0.5] * d),
+        k,
+        PrivacyBudget(1.0),
+        server_data=server_data,
+        n_records=30_000,
+        fraction_bits=16,
+        mechanisms=mechanisms,
+        cost=True,
+    )
+    state = run(algorithm, records, Stream.from_key(bytes(range(32))))
+    centroids = algorithm.centroids(state)
+    best = np.array([part.mean(axis=0) for part in np.split(records, k)])
+    found = inertia(records, centroids)
+    assert found < 1.03 * inertia(records, best)
+    assert algorithm.notes(state) == ()
+    estimate = algorithm.cost_estimate(state)
+    assert abs(estimate.value - found) < 6 * estimate.standard_error
+    assert estimate.standard_error < 0.05 * found
+    wider = algorithm.cost_estimate(state, 2.0)
+    assert wider.standard_error == pytest.approx(2 * estimate.standard_error)
+    assert wider.value > estimate.value
+    sizes = algorithm.counts(state)
+    assert np.abs(sizes - 6000).max() < 2000
+
+
+def test_the_cost_is_in_the_users_units_where_there_are_some():
+    records = RNG(0).uniform(0, 1, (200, 2)) * [10, 40]
+    for domain, scale in (
+        (Box([0, 0], [10, 40], scale="common"), 1.0),
+        (Box([0, 0], [40, 40]), 1.0),
+        (Ball(60.0, [5, 5]), 1.0),
+        (Box([0, 0], [10, 40]), None),
+    ):
+        algorithm = build(
+            domain,
+            3,
+            PrivacyBudget(None),
+            server_data=records[:30],
+            fraction_bits=16,
+            cost=True,
+            sums="absolute",
+        )
+        state = run(algorithm, records)
+        estimate = algorithm.cost_estimate(state)
+        assert estimate.users_units is (scale is not None)
+        factor = np.ones(2) if scale else 1 / np.array([5.0, 20.0])
+        exact = inertia(records * factor, algorithm.centroids(state) * factor)
+        # The assignment is that of the round before, and so no better than the exact one.
+        assert exact * (1 - 1e-3) <= estimate.value <= 1.2 * exact
+
+
+def test_the_elbow_of_a_run_bends_at_the_number_of_clusters():
+    _, records, server_data = mixture(RNG(4), 4, 8, 2000, 0.05, outside=0)
+    algorithm = build(
+        Ball(2.0, [0.5] * 8), 8, PrivacyBudget(None), server_data=server_data, fraction_bits=16
+    )
+    costs = algorithm.elbow(run(algorithm, records), 8, RNG(0))
+    assert costs[3] < 0.2 * costs[2]
+    assert costs[4] > 0.6 * costs[3]
+    with pytest.raises(ConfigurationError, match="after round 2"):
+        algorithm.elbow(algorithm.initial_state(), 8, RNG(0))

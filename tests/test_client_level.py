@@ -1,0 +1,195 @@
+"""Whole runs that protect clients: what they carry, what a client counts as, who accepts them."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from harness import SIMULATED, exact_statistic, fits, noise_of_run, run_recorded
+from scipy import optimize, stats
+
+from flower_kmeans import Box, PrivacyBudget, simulate
+from flower_kmeans.canonical import real_to_text
+from flower_kmeans.errors import TooFewClientsError
+from flower_kmeans.federation.codes import Code
+from flower_kmeans.federation.run import UnacceptableRunError, open_run, verify_plan
+from flower_kmeans.strategies import FastLloyd, GLloyd, SuLloyd
+
+BOX = Box([-1.0, -1.0], [1.0, 1.0])
+K, Q = 120, 16
+TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server")
+# Four clients of a corner, with up to a thousand records, and one without any.
+CORNER = [np.full((n, 2), 1.0) for n in (1000, 300, 20, 5)] + [np.empty((0, 2))]
+
+
+def strategy(cls=GLloyd, trust="trusted-server", k=K, epsilon=1.0, delta=None, **options):
+    options = {"n_records": 500, "n_clients": 5, "n_rounds": 2, "min_clients": 3, **options}
+    return cls(k, BOX, PrivacyBudget(epsilon, delta, "client"), trust=trust, **options)
+
+
+# --------------------------------------------------------------------------- carried noise
+
+
+def mu_of(epsilon, delta):
+    """Solve delta(epsilon) of mu-GDP, from its definition."""
+
+    def excess(mu):
+        a, b = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
+        return stats.norm.cdf(a) - math.exp(epsilon) * stats.norm.cdf(b) - delta
+
+    return optimize.brentq(excess, 1e-3, 50, xtol=1e-14)
+
+
+def gaussian_scales(clip, rounds, shares_grow_by=1.0):
+    """Standard deviations of GLloyd for records (docs/guarantees.md), times clip."""
+    spread, root = 2 * 0.225 + math.sqrt(2), math.sqrt(2)
+    wide = clip * shares_grow_by * math.sqrt(rounds) / mu_of(1.0, 1e-6) * 2**Q
+    return wide * root * math.sqrt(spread / root), wide * math.sqrt(spread / (2 * 0.225))
+
+
+def laplace_scales(clip, rounds):
+    """Scales of SuLloyd for records at delta 0, times clip."""
+    share = (4 * 2 * 0.225**2) ** (1 / 3)
+    wide = clip * rounds * (2 + share) * 2**Q
+    return wide, wide / share
+
+
+def check_scales(noises, scales, law=stats.norm):
+    """Accept noise of these scales in every round and part, and none of 2/3 or 3/2 of them."""
+    for rounds in zip(*noises, strict=True):
+        vectors = np.array(rounds, dtype=float)
+        for part, scale in zip((vectors[:, : 2 * K], vectors[:, 2 * K :]), scales, strict=True):
+            sample = part.reshape(-1) / scale
+            assert fits(sample, law)
+            for wrong in (2 / 3, 3 / 2):
+                assert not fits(sample * wrong, law)
+
+
+@pytest.mark.parametrize("clip", [None, 7.5])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_released_sums_carry_clip_times_the_noise_for_records(trust, clip):
+    """The exact sum is that of clipped answers: what remains of the release is the noise."""
+    made = [strategy(trust=trust, clip=clip) for _ in range(6)]
+    noises = [noise_of_run(each, CORNER).noise for each in made]
+    factor = math.sqrt(5 / 2) if trust == "distributed-noise" else 1.0
+    assert made[0].noise_factor == factor
+    check_scales(noises, gaussian_scales(100.0 if clip is None else clip, 2, factor))
+
+
+def test_released_sums_carry_clip_times_the_laplace_noise_for_records():
+    noises = [noise_of_run(strategy(SuLloyd, delta=0.0), CORNER).noise for _ in range(10)]
+    check_scales(noises, laplace_scales(100.0, 2), stats.laplace)
+
+
+# --------------------------------------------------------------------------- what a client counts
+
+
+@pytest.mark.parametrize(
+    ("cls", "trust"), [(c, t) for c in (FastLloyd, GLloyd, SuLloyd) for t in c.TRUSTS]
+)
+def test_runs_end_under_every_trust_model(cls, trust):
+    made = strategy(cls, trust, k=2)
+    outcome = run_recorded(made, CORNER)
+    assert len(outcome.results) == 5
+    report = outcome.strategy.report
+    assert (report.unit, report.clip, report.epsilon) == (
+        "client",
+        100.0,
+        pytest.approx(1.0, rel=1e-3),
+    )
+    assert report.epsilon <= 1.0
+
+
+@pytest.mark.parametrize("cls", [FastLloyd, GLloyd, SuLloyd])
+def test_a_client_counts_as_clip_records_at_most(cls):
+    """At a huge epsilon the noise is small, and sizes show what each client added."""
+    made = strategy(cls, k=2, epsilon=4000.0, n_rounds=1, initial=[[1.0, 1.0], [-1.0, -1.0]])
+    clustering = simulate(made, CORNER)
+    expected = min(100, 1000) + min(100, 300) + 20 + 5
+    np.testing.assert_allclose(clustering.counts, [expected, 0], atol=20)
+    np.testing.assert_allclose(clustering.centroids[0], [1.0, 1.0], atol=0.1)
+
+
+@pytest.mark.parametrize("cls", [FastLloyd, GLloyd, SuLloyd])
+def test_every_client_stays_within_the_units_of_the_noise(cls):
+    made = strategy(cls, k=3, clip=2.5)
+    run = open_run(run_recorded(made, CORNER).strategy._run_state.run.document.data)
+    algorithm = run.algorithm
+    question = algorithm.question(algorithm.initial_state(None))
+    units = algorithm.units(question)
+    for records in CORNER:
+        ratios = np.abs(exact_statistic(run, question, records)) / units
+        for part in (ratios[:6], ratios[6:]):
+            norm = part.sum() if cls is SuLloyd else np.linalg.norm(part)
+            assert norm <= 1 + 1e-12
+            assert norm > 0.99 or len(records) < 5
+    assert not exact_statistic(run, question, CORNER[-1]).any()
+
+
+# --------------------------------------------------------------------------- documents
+
+
+def changed(document, **fields):
+    return replace(document, **{k: {**getattr(document, k), **v} for k, v in fields.items()}).data
+
+
+def test_a_document_must_mean_one_number_of_clients():
+    document = run_recorded(strategy(k=2), CORNER).strategy._run_state.run.document
+    verify_plan(document.data)
+    for fields in (
+        {"privacy": {"n_clients": 6}},
+        {"algorithm": {"n_clients": 6}},
+        {"algorithm": {"n_clients": 0}},
+        {"algorithm": {"clip": real_to_text(-1.0)}},
+        {"algorithm": {"clip": 100}},
+    ):
+        with pytest.raises(UnacceptableRunError):
+            verify_plan(changed(document, **fields))
+    # The bound is the server's choice: the noise is made for it, and the client clips to it.
+    wider = changed(document, algorithm={"clip": real_to_text(250.0)})
+    verify_plan(wider)
+    assert open_run(wider).algorithm.clip == 250.0
+
+
+@pytest.mark.parametrize(("units", "accepted"), [(("client",), True), (("record",), False)])
+def test_a_policy_decides_by_the_unit(units, accepted, caplog):
+    policy = replace(SIMULATED, units=units)
+    if accepted:
+        run_recorded(strategy(k=2), CORNER, policy=policy)
+        return
+    with pytest.raises(TooFewClientsError, match=Code.POLICY.sentence):
+        run_recorded(strategy(k=2), CORNER, policy=policy)
+    assert "unit in units=['record']. Got 'client'" in caplog.text
+
+
+# --------------------------------------------------------------------------- what is told
+
+
+def test_the_report_says_what_one_client_is():
+    made = strategy(trust="distributed-noise", k=2, min_clients=4)
+    report = run_recorded(made, CORNER).strategy.report
+    data = report.to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    assert (data["unit"], data["clip"], data["planned_clients"]) == ("client", 100.0, 5)
+    assert (data["n_clients"], data["min_clients"], data["n_records"]) == (5, 4, 500)
+    assert data["noise_factor"] == pytest.approx(math.sqrt(5 / 3))
+    assert data["delta"] == 1e-6
+    assert "all records of one client" in data["neighbours"]
+    text = " ".join(data["statements"])
+    assert "it counts as 100 records at most in each release" in text
+    assert "Not protected: n_records, n_clients," in text
+    records = GLloyd(2, BOX, PrivacyBudget(1.0), n_records=500, n_rounds=2)
+    data = run_recorded(records, CORNER).strategy.report.to_dict()
+    assert (data["unit"], data["clip"], data["planned_clients"]) == ("record", None, None)
+    assert "one record" in data["neighbours"]
+    assert "counts as" not in " ".join(data["statements"])
+
+
+def test_a_report_shows_nothing_of_how_much_was_clipped():
+    reports = []
+    for parts in (CORNER, [np.empty((0, 2))] * 5):
+        data = run_recorded(strategy(k=2), parts).strategy.report.to_dict()
+        data.pop("seconds")
+        reports.append(data)
+    assert reports[0] == reports[1]
