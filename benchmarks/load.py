@@ -430,9 +430,10 @@ def policies_for(keys: str, directory: Path, clients: int) -> list[ClientPolicy]
 
 
 def quiet() -> None:
-    """Keep Flower from logging and from reporting usage."""
+    """Keep Flower from logging and from reporting usage, and clients from missing on_result."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("flower_kmeans.client").setLevel(logging.ERROR)
 
 
 def main() -> None:
