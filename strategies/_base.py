@@ -27,7 +27,7 @@ from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
 from flower_kmeans.federation.coordinator import Coordinator
 from flower_kmeans.federation.document import KEYS, MASKED_TRUSTS, NONE, OPENINGS, RunDocument
-from flower_kmeans.federation.release import check_shares, sampler_of, sharing_slack
+from flower_kmeans.federation.release import check_shares, sampler_of
 from flower_kmeans.federation.run import Run
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
@@ -38,6 +38,7 @@ from flower_kmeans.strategies._conversation import Conversation
 _DEFAULT_TIMEOUT = 3600.0
 _SHARE_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
+_OPENINGS = ("auto", *OPENINGS)
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,9 @@ class RoundInfo:
     n_clients: int
     dropped: int
     seconds: float
+
+
+Opening = Literal["auto", "deferred", "immediate", "simple"]
 
 
 class CommonOptions(TypedDict, total=False):
@@ -66,12 +70,18 @@ class CommonOptions(TypedDict, total=False):
     keys: Literal["relayed", "file", "roster"]
     max_attempts: int
     colluders: int
-    opening: Literal["deferred", "immediate", "simple"]
+    opening: Opening
     on_round: Callable[[RoundInfo], None] | None
 
 
 class KMeansStrategy(Strategy):
     """Base of the library's strategies.
+
+    A strategy names the trust models of its algorithm (``TRUSTS``, the default first), and whether
+    it takes initial centroids. If the algorithm is not replayable, the server computes each
+    question from the sum before, with its own algorithm object: what that holds beside the
+    parameters of its ``to_config`` never leaves the server. Such a strategy lists no
+    ``"oblivious-server"``.
 
     Parameters
     ----------
@@ -97,7 +107,8 @@ class KMeansStrategy(Strategy):
         Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1 without
         privacy, and 0.8 ``n_clients`` under distributed noise.
     seed : int (default: 0)
-        Public randomness only (the initial centroids); noise and keys never depend on it.
+        Public randomness only (the initial centroids, or what the server draws to compute its
+        questions); noise and keys never depend on it.
     fraction_bits : int (default: 16)
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
     clip : float, optional
@@ -113,11 +124,13 @@ class KMeansStrategy(Strategy):
         How often a round with too few answers is asked for, 1 to 3.
     colluders : int (default: 1)
         Distributed noise: how many clients may pool what they know of their noise.
-    opening : {"deferred", "immediate", "simple"} (default: "deferred")
+    opening : {"auto", "deferred", "immediate", "simple"} (default: "auto")
         Distributed noise: when a majority of the clients opens a round's sum for the server: with
         the answers to the next round, or in a hop of its own, before ``on_round`` and
         ``evaluate_fn`` are called and the next question is asked. ``"simple"`` lets single clients
-        open sums, which withstands a passive server only; clients refuse it by default.
+        open sums, which withstands a passive server only; clients refuse it by default. ``"auto"``
+        is deferred, and immediate where the server computes the questions, which needs each sum
+        before the next round.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -128,6 +141,7 @@ class KMeansStrategy(Strategy):
     """
 
     TRUSTS: ClassVar[tuple[str, ...]]
+    TAKES_INITIAL: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -148,30 +162,32 @@ class KMeansStrategy(Strategy):
         keys: Literal["relayed", "file", "roster"] = "relayed",
         max_attempts: int = 2,
         colluders: int = 1,
-        opening: Literal["deferred", "immediate", "simple"] = "deferred",
+        opening: Opening = "auto",
         on_round: Callable[[RoundInfo], None] | None = None,
     ) -> None:
         require_type("domain", domain, Box | Ball, "a Box or a Ball")
         require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
         if keys not in KEYS:
             raise ConfigurationError(f"Expected keys in {KEYS}. Got {keys!r} instead.")
-        if opening not in OPENINGS:
-            raise ConfigurationError(f"Expected opening in {OPENINGS}. Got {opening!r} instead.")
+        if opening not in _OPENINGS:
+            raise ConfigurationError(f"Expected opening in {_OPENINGS}. Got {opening!r} instead.")
         if on_round is not None:
             require_type("on_round", on_round, Callable, "a callable")
         self.n_clusters = n_clusters
         self.n_records = n_records
         self.domain = domain
         self.privacy = privacy
-        self.trust = self._checked_trust(trust, privacy)
+        self.trust = self._checked_trust(trust, privacy, algorithm)
         self.n_clients = checked_count("n_clients", n_clients)
         self._given_min_clients = min_clients
         self.min_clients = self._checked_min_clients(min_clients)
         self.keys = keys if self.trust in MASKED_TRUSTS else NONE
         self.max_attempts = max_attempts
         self.colluders = colluders if self.trust == "distributed-noise" else 0
-        self.opening = opening if self.trust == "distributed-noise" else NONE
+        self.seed = seed
         self.on_round = on_round
+        if initial is not None:
+            self._check_initial("initial")
         self._given_initial = initial
         # Only what was asked for: an algorithm need not have these parameters.
         further: dict[str, Any] = {} if initial is None else {"initial": initial}
@@ -189,6 +205,7 @@ class KMeansStrategy(Strategy):
             **further,
         )
         self.algorithm = self._planned = self._make_algorithm()
+        self.opening = self._checked_opening(opening)
         self.plan = self.algorithm.plan()
         document = self._document()  # fails now if its parameters do not fit each other
         if self.trust == "distributed-noise":
@@ -226,17 +243,35 @@ class KMeansStrategy(Strategy):
 
     # ------------------------------------------------------------------ parameters
 
-    def _checked_trust(self, trust: str | None, privacy: PrivacyBudget) -> str:
+    def _checked_trust(
+        self, trust: str | None, privacy: PrivacyBudget, algorithm: Callable[..., Algorithm]
+    ) -> str:
         if trust is None:
             trust = self.TRUSTS[0] if privacy.is_private else "plain"
         accepted = self.TRUSTS if privacy.is_private else ("plain",)
         if trust not in accepted:
             name, epsilon = type(self).__name__, privacy.epsilon
+            kind = algorithm.func if isinstance(algorithm, partial) else algorithm
+            asks = trust == "oblivious-server" and not getattr(kind, "replayable", True)
+            reason = " The server computes the next question, so it cannot be oblivious."
             raise ConfigurationError(
                 f"Expected trust of {name} with epsilon={epsilon} in {accepted}. "
-                f"Got {trust!r} instead."
+                f"Got {trust!r} instead.{reason if asks else ''}"
             )
         return trust
+
+    def _checked_opening(self, opening: Opening) -> str:
+        if self.trust != "distributed-noise":
+            return NONE
+        if self.algorithm.replayable:
+            return "deferred" if opening == "auto" else opening
+        if opening == "deferred":
+            raise ConfigurationError(
+                "Expected opening in ('immediate', 'simple'): the server needs the sum of each "
+                f"round to compute the next question of {type(self).__name__}. "
+                "Got 'deferred' instead."
+            )
+        return "immediate" if opening == "auto" else opening
 
     def _checked_min_clients(self, min_clients: int | None) -> int:
         if min_clients is not None:
@@ -298,7 +333,8 @@ class KMeansStrategy(Strategy):
             From the ServerApp.
         initial_arrays : ArrayRecord, optional
             Public initial centroids in the user's units, one array of shape
-            (n_clusters, n_features); without them the algorithm makes its own.
+            (n_clusters, n_features); without them the algorithm makes its own. An error where it
+            always does.
         num_rounds : int, optional
             Must be the planned number of rounds if given: the plan is fixed before data is seen.
         timeout : float (default: 3600)
@@ -306,7 +342,8 @@ class KMeansStrategy(Strategy):
         train_config, evaluate_config : ConfigRecord, optional
             Must be empty: everything that clients need is in the run document.
         evaluate_fn : callable, optional
-            Called with the round and the centroids, where the server may see them.
+            Called with the round and the centroids, where the server may see them and there are
+            some.
 
         Returns
         -------
@@ -337,10 +374,11 @@ class KMeansStrategy(Strategy):
         def evaluate() -> None:
             nonlocal evaluated
             opened = self._run_state.n_opened
-            if evaluate_fn is not None and opened > evaluated:
-                evaluated = opened
-                metrics = evaluate_fn(opened, self._visible_arrays() or ArrayRecord())
-                _keep(result.evaluate_metrics_serverapp, opened, metrics)
+            if evaluate_fn is None or opened == evaluated:
+                return
+            evaluated, visible = opened, self._visible_arrays()
+            if visible is not None:  # an algorithm may have no centroids in its first rounds
+                _keep(result.evaluate_metrics_serverapp, opened, evaluate_fn(opened, visible))
 
         last = self.algorithm.n_rounds
         try:
@@ -533,6 +571,8 @@ class KMeansStrategy(Strategy):
 
     def _opens_now(self, t: int) -> bool:
         """Whether a round's sum is opened in a hop of its own as soon as it is announced."""
+        if not self.algorithm.replayable:
+            return True  # for the next question, or for the result that the delivery tells
         if t < self.algorithm.n_rounds:
             return self.opening == "immediate"
         # The delivery opens the last sum, but the stock start takes its arrays before that.
@@ -543,7 +583,7 @@ class KMeansStrategy(Strategy):
         self._started = time.monotonic()
         self.algorithm = self._started_with(initial_centroids(arrays))
         document = self._document()
-        run = Coordinator(Run(document, self.algorithm, self.plan))
+        run = Coordinator(Run(document, self.algorithm, self.plan), seed=self.seed)
         self._conversation = Conversation(run, grid, self._timeout)
         self._report = Report(
             strategy=type(self).__name__,
@@ -556,11 +596,10 @@ class KMeansStrategy(Strategy):
             colluders=self.colluders,
             max_attempts=self.max_attempts,
             sampler=document.sampler,
-            epsilon_slack=(
-                sharing_slack(self.algorithm, self.plan) if self.opening != NONE else 0.0
-            ),
+            epsilon_slack=run.slack,
             dropped=run.dropped,
             incidents=run.incidents,
+            server_asks=not self.algorithm.replayable,
         )
         self.summary()
         self._conversation.set_up(self.n_clients or self.min_clients)
@@ -571,11 +610,20 @@ class KMeansStrategy(Strategy):
         """Return the algorithm with the start's public initial centroids, if it was given any."""
         if initial is None:
             return self._planned
+        self._check_initial("initial_arrays")
         if self._given_initial is not None:
             raise ConfigurationError(
                 "Expected either initial_arrays of start or the option initial. Got both."
             )
         return self._make_algorithm(initial=initial)
+
+    def _check_initial(self, name: str) -> None:
+        """Refuse initial centroids where the algorithm always makes its own."""
+        if not self.TAKES_INITIAL:
+            raise ConfigurationError(
+                f"Expected no {name}: {type(self).__name__} makes its own initial centroids. "
+                "Got some."
+            )
 
     def _tell_round(self, t: int) -> None:
         run, report = self._run_state, self.report
@@ -583,6 +631,8 @@ class KMeansStrategy(Strategy):
         report.n_rounds = t
         report.answers.append(answers)
         report.seconds = time.monotonic() - self._started
+        report.epsilon_slack = run.slack
+        self._take_notes()
         info = RoundInfo(
             t, self.n_rounds, answers, run.n_members, run.n_members - answers, report.seconds
         )
@@ -593,9 +643,16 @@ class KMeansStrategy(Strategy):
     def _finish_report(self) -> None:
         report = self.report
         report.seconds = time.monotonic() - self._started
+        self._take_notes()
         if self.trust == "distributed-noise":
             shares = self.min_clients - self.colluders
             report.noise_factor = math.sqrt(max(report.answers) / shares)
+
+    def _take_notes(self) -> None:
+        """Let the report say what the algorithm says of the rounds that the server has opened."""
+        run = self._run_state
+        if run.n_opened:
+            self.report.notes = tuple(self.algorithm.notes(run.state))
 
     def _visible_arrays(self) -> ArrayRecord | None:
         run = self._run_state

@@ -182,6 +182,18 @@ class Algorithm(ABC):
         """
         return self.plan().rounds[round_number - 1]
 
+    def fixed_units(self, round_number: int) -> FloatArray | None:
+        """Return the units of a round where they are public before it is asked for.
+
+        Returns
+        -------
+        ndarray of shape (words,), float64, or None
+            ``None``, the default unless the algorithm is replayable, where units follow from the
+            question. Whether the round's noise can be drawn in shares is then seen when it is
+            asked for, and not when the run is planned.
+        """
+        return self.units(Question(round_number)) if self.replayable else None
+
     @abstractmethod
     def statistic(self, question: Question, records: GridRecords) -> Statistic:
         """Return one client's answer; zeros for no records."""

@@ -2,7 +2,8 @@
 
 A coordinator knows nothing of Flower's messages or clocks: it makes requests per node, takes
 replies as they arrive, and closes rounds. Under an oblivious server it holds masked words and its
-own noise, nothing else.
+own noise, nothing else. Where clients cannot compute the questions themselves, it holds the
+algorithm's state and asks them.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,8 @@ from flower_kmeans.federation.document import NONE
 from flower_kmeans.federation.enrolment import MALFORMED, TWICE, Enrolment
 from flower_kmeans.federation.messages import Finish, Open, OpenReply, Round, RoundReply
 from flower_kmeans.federation.opening import N_OPENERS, Opening
-from flower_kmeans.federation.release import server_noise
+from flower_kmeans.federation.questions import Asked, ask, tell
+from flower_kmeans.federation.release import server_noise, sharing_slack
 from flower_kmeans.federation.transcript import (
     Entry,
     first_hash,
@@ -27,6 +29,7 @@ from flower_kmeans.federation.transcript import (
     question_hash,
     unpack_words,
 )
+from flower_kmeans.initialization import public_generator
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.secagg.ring import from_ring, to_ring
 
@@ -41,6 +44,7 @@ Words = NDArray[np.uint64]
 class _OpenRound:
     """The round that is being asked for."""
 
+    asked: Asked
     t: int
     attempt: int
     context: bytes
@@ -64,6 +68,10 @@ class Coordinator(Enrolment):
     Parameters
     ----------
     run : Run
+        Its algorithm is the server's own. What that holds beside the parameters in the document
+        never travels.
+    seed : int (default: 0)
+        Public randomness of an algorithm whose questions the server computes.
 
     Attributes
     ----------
@@ -71,15 +79,23 @@ class Coordinator(Enrolment):
         As in `Enrolment`.
     closed : list
         The announced sums.
+    slack : float
+        By how much epsilon may exceed the plan's where clients add the noise
+        (`release.sharing_slack`): as planned, and what the questions asked so far add to it.
     """
 
+    seed: int = 0
     closed: list[_ClosedRound] = field(default_factory=list)
+    slack: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._chain = first_hash(self._doc_hash)
         self._open: _OpenRound | None = None
-        self._state: State = self.run.algorithm.initial_state(None)
+        self._asked_last: Asked | None = None
+        if self._document.trust == "distributed-noise":
+            self.slack = sharing_slack(self.run.algorithm, self.run.plan)
+        self._state: State = self.run.algorithm.initial_state(self._generator(0))
         self._opening: Opening | None = None
         self._openers: set[int] = set()
         self._n_opened = 0
@@ -94,21 +110,29 @@ class Coordinator(Enrolment):
         return len(self.closed)
 
     def round_requests(self, attempt: int) -> dict[int, Round]:
-        """Open an attempt at the next round and return what asks every member for its answer."""
+        """Open an attempt at the next round and return what asks every member for its answer.
+
+        Raises
+        ------
+        RunError
+            If the server computes the question and cannot: the sum before is not open, or clients
+            would refuse it.
+        """
         self._amend()
         tree, t = self._cohort(), self.head + 1
         length, m = self._document.words_of(t), len(self.seats)
+        asked = self._ask(t)
         draft = Entry(
             t,
             attempt,
             m,
             tree.root,
-            question_hash(),
+            question_hash(asked.data),
             np.zeros(m, dtype=np.bool_),
             np.zeros(length, dtype=np.uint64),
         )
         context = draft.context(self._doc_hash, self._chain)
-        self._open = _OpenRound(t, attempt, context, tree.root, draft.words, draft.survivors)
+        self._open = _OpenRound(asked, t, attempt, context, tree.root, draft.words, draft.survivors)
         # Where sums are opened one hop late, the answers carry what opens the one before.
         rides = self._document.opening != "immediate"
         self._openers = self._choose_openers(N_OPENERS) if rides else set()
@@ -124,6 +148,7 @@ class Coordinator(Enrolment):
             node_id: Round(
                 **self._place(indices[node_id], now.t, tree),
                 attempt=now.attempt,
+                question=now.asked.data,  # one object, however many members are asked
                 want_correction=indices[node_id] in self._openers,
             )
             for node_id in node_ids
@@ -164,13 +189,13 @@ class Coordinator(Enrolment):
             return False
         total = now.sum
         if self._document.trust in ("oblivious-server", "trusted-server"):
-            total = total + self._noise(now.t)
+            total = total + self._noise(now.asked.question)
         entry = Entry(
             now.t,
             now.attempt,
             len(now.survivors),
             now.root,
-            question_hash(),
+            question_hash(now.asked.data),
             now.survivors,
             total,
         )
@@ -193,10 +218,34 @@ class Coordinator(Enrolment):
             seat.node_id for i, seat in enumerate(self.seats) if seat.is_taken and not present[i]
         ]
 
-    def _noise(self, t: int) -> Words:
-        question = Question(round=t, arrays={})
+    def _noise(self, question: Question) -> Words:
         noise = server_noise(self.run.algorithm, self.run.plan, question, Stream.fresh())
         return to_ring(np.append(noise, np.int64(0)))
+
+    # ------------------------------------------------------------------ questions of the server's
+
+    def _generator(self, number: int) -> np.random.Generator | None:
+        """Return the randomness of one step; none where clients take the same step."""
+        return None if self.run.algorithm.replayable else public_generator(self.seed, number)
+
+    def _ask(self, t: int) -> Asked:
+        """Return the question of a round: the same in all of its attempts."""
+        if self.run.algorithm.replayable:
+            return Asked(Question(t))  # noise needs no more: units depend on the round alone
+        if self._state.round != t - 1:
+            raise self.not_opened()
+        if self._asked_last is None or self._asked_last.question.round != t:
+            self._asked_last = ask(self.run, self._state)
+            self.slack += self._asked_last.slack
+        return self._asked_last
+
+    def _told(self) -> bytes:
+        """Return the result for clients; empty where they compute it."""
+        if self.run.algorithm.replayable:
+            return b""
+        if self._state.round != self._document.rounds:
+            raise self.not_opened()
+        return tell(self.run, self._state)
 
     # ------------------------------------------------------------------ opening and delivery
 
@@ -238,12 +287,21 @@ class Coordinator(Enrolment):
         """Return the last entries for every member; survivors are asked to open the last sum.
 
         All of them are asked for the correction: nobody can be asked again, since a member that
-        has the result erases its keys.
+        has the result erases its keys. Where the server asked the questions, that sum is open and
+        the message holds the result.
+
+        Raises
+        ------
+        RunError
+            If the result is the server's to tell, and it has none.
         """
         self._amend()
+        result = self._told()
         tree, openers = self._cohort(), self._choose_openers(None)
         return {
-            seat.node_id: Finish(**self._place(i, self.head, tree), want_correction=i in openers)
+            seat.node_id: Finish(
+                **self._place(i, self.head, tree), result=result, want_correction=i in openers
+            )
             for i, seat in enumerate(self.seats)
             if seat.is_taken
         }
@@ -301,7 +359,7 @@ class Coordinator(Enrolment):
         self.closed[t - 1].opened = opened
         self._n_opened = t
         answer = self.run.algorithm.unflatten(from_ring(opened[:-1]), t)
-        self._state = self.run.algorithm.update(self._state, answer)
+        self._state = self.run.algorithm.update(self._state, answer, self._generator(t))
 
     @property
     def state(self) -> State:

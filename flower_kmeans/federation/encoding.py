@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord
 
 from flower_kmeans.canonical import MAX_BYTES
 from flower_kmeans.errors import MessageError
+from flower_kmeans.federation.arrays import MAX_BYTES as MAX_ARRAY_BYTES
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.document import VersionError
 
@@ -45,6 +46,11 @@ def is_bytes(value: Any) -> bool:
 def is_document(value: Any) -> bool:
     """Return whether the value may be a run document."""
     return is_bytes(value) and len(value) <= MAX_BYTES
+
+
+def is_arrays(value: Any) -> bool:
+    """Return whether the value may be the encoding of arrays."""
+    return is_bytes(value) and len(value) <= MAX_ARRAY_BYTES
 
 
 def is_words(value: Any) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.algorithms.base import State
+from flower_kmeans.algorithms.base import Question, State
 from flower_kmeans.domain import GridRecords, usable_records
 from flower_kmeans.errors import (
     BudgetError,
@@ -47,6 +47,12 @@ from flower_kmeans.federation.messages import (
 )
 from flower_kmeans.federation.opening import give, may_open
 from flower_kmeans.federation.policy import ClientPolicy
+from flower_kmeans.federation.questions import (
+    Result,
+    read_question,
+    read_result,
+    require_answerable,
+)
 from flower_kmeans.federation.release import noise_share
 from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.federation.transcript import (
@@ -161,7 +167,7 @@ class Member:
             log.warning("Refused a message (BAD_MESSAGE): %s", error)
             refusal = Refusal(code=Code.BAD_MESSAGE)
         except RefuseError as error:
-            log.warning(*_told(request, error), exc_info=error.__cause__)
+            log.warning(*_refused(request, error), exc_info=error.__cause__)
             refusal = Refusal(
                 code=error.code,
                 doc_hash=request.doc_hash if request else None,
@@ -398,8 +404,10 @@ class Member:
             opened = opened - masks.correction(key, entry.survivors, len(opened))
         if int(opened[-1]) != entry.n_survivors:
             raise RefuseError(Code.GARBAGE)  # the one refusal that depends on an opened word
-        answer = run.algorithm.unflatten(from_ring(opened[:-1]), entry.t)
-        state = run.algorithm.update(_state(life, run), answer)
+        state = None  # the server's, where it asks the questions
+        if run.algorithm.replayable:
+            answer = run.algorithm.unflatten(from_ring(opened[:-1]), entry.t)
+            state = run.algorithm.update(_state(life, run), answer)
         life.may_open = int(may_open(life, context, entry))
         life.chain = next_hash(life.chain, context, entry)
         life.state, life.head = state, entry.t
@@ -409,14 +417,15 @@ class Member:
 
     def _round(self, request: Round) -> RoundReply:
         life, run = self._find_life(request)
+        question = read_question(run, request.t, request.question)
         records = self._records(run)
         digest = data_digest(records)
         if life.commitment != self._commit(life, request.doc_hash, digest):
             life = self._renew(run, digest)
         try:
             group_key = self._prepare(life, run, request)
-            context = self._admit(life, run, request)
-            vector = self._vector(life, run, records, context)
+            context = self._admit(life, run, request, question)
+            vector = self._vector(life, run, question, records, context)
             words = to_ring(vector)
             if run.document.is_masked:
                 words = words + masks.mask(
@@ -461,7 +470,7 @@ class Member:
             raise
         life.answered, life.largest_m = answered.answered, answered.largest_m
 
-    def _admit(self, life: Life, run: Run, request: Round) -> bytes:
+    def _admit(self, life: Life, run: Run, request: Round, question: Question | None) -> bytes:
         """Return the context of the attempt that is asked for, if it may be answered."""
         document, t, attempt = run.document, request.t, request.attempt
         if t <= life.head:
@@ -478,8 +487,8 @@ class Member:
         if request.m < life.largest_m:  # a smaller cohort would have a quorum of its own
             reason = f"Expected a cohort of at least {life.largest_m}, as before. Got {request.m}."
             raise RefuseError(Code.POLICY, reason=reason)
-        if request.question and run.algorithm.replayable:
-            raise RefuseError(Code.BAD_MESSAGE)  # the question follows from the transcript
+        if question is not None:
+            require_answerable(run, question)
         context = round_context(
             request.doc_hash,
             t,
@@ -498,11 +507,16 @@ class Member:
 
     @staticmethod
     def _vector(
-        life: Life, run: Run, records: NDArray[np.float64], context: bytes
+        life: Life,
+        run: Run,
+        question: Question | None,
+        records: NDArray[np.float64],
+        context: bytes,
     ) -> NDArray[np.int64]:
         """Return one client's integers for a round: statistic, noise share, checksum word."""
         algorithm, document = run.algorithm, run.document
-        question = algorithm.question(_state(life, run))
+        if question is None:
+            question = algorithm.question(_state(life, run))
         grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
         statistic = algorithm.flatten(algorithm.answer(question, grid), question.round)
         if document.trust == "distributed-noise":
@@ -519,6 +533,7 @@ class Member:
         if over is not None and over.finished and isinstance(request, Finish):
             return OpenReply(doc_hash=request.doc_hash)  # a repeated finish
         life, run = self._find_life(request)
+        told = read_result(run, request.result) if isinstance(request, Finish) else None
         try:
             self._prepare(life, run, request)
         finally:
@@ -527,29 +542,27 @@ class Member:
             raise RefuseError(Code.NEED if life.head < request.t else Code.STALE)
         given = give(run.document, life, request)
         reply = OpenReply(doc_hash=request.doc_hash, **given._asdict())
-        is_over = isinstance(request, Finish) and life.head == run.document.rounds
-        if is_over and self._deliver(run, _state(life, run)):
-            life.finish()
-            self._memory.save(request.doc_hash, life)
+        if isinstance(request, Finish) and life.head == run.document.rounds:
+            result = _computed(life, run) if told is None else told
+            if result is None or self._deliver(run, result):
+                life.finish()
+                self._memory.save(request.doc_hash, life)
         return reply
 
-    def _deliver(self, run: Run, state: State) -> bool:
+    def _deliver(self, run: Run, result: Result) -> bool:
         """Hand the result to its keeper; return whether that is done and secrets may be erased."""
-        centroids, counts = run.algorithm.centroids(state), run.algorithm.counts(state)
-        if centroids is None or counts is None:
-            return True
         if self._on_result is None:
             log.warning("Run %s has a result, but no on_result keeps it.", run.document.run)
             return True
         try:
-            self._on_result(ClientResult(centroids, counts, run.document.run))
+            self._on_result(ClientResult(*result, run.document.run))
         except (Exception, SystemExit):  # the reply must not tell anything about the result
             log.exception("on_result failed; it is called again if the server repeats 'finish'.")
             return False
         return True
 
 
-def _told(request: Request | None, error: RefuseError) -> tuple[str, ...]:
+def _refused(request: Request | None, error: RefuseError) -> tuple[str, ...]:
     """Return format and arguments of the log's line on a refusal: public values only."""
     if request is None:
         return "Refused a message (%s): %s", error.code.name, str(error)
@@ -567,6 +580,13 @@ def _charged_as(life: Life, run: Run, attempt: int) -> bytes:
     if document.trust == "distributed-noise" and document.keys != "roster":
         return hashlib.sha256(life.commitment + attempt.to_bytes(4, "little")).digest()
     return life.commitment
+
+
+def _computed(life: Life, run: Run) -> Result | None:
+    """Return the result that follows from the transcript; ``None`` if there is none."""
+    state = _state(life, run)
+    centroids, counts = run.algorithm.centroids(state), run.algorithm.counts(state)
+    return None if centroids is None or counts is None else (centroids, counts)
 
 
 def _state(life: Life, run: Run) -> State:

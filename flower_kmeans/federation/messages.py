@@ -19,6 +19,7 @@ from flower_kmeans.federation.encoding import (
     Check,
     Encoded,
     integer,
+    is_arrays,
     is_bool,
     is_bytes,
     is_document,
@@ -164,14 +165,15 @@ class Round(_Placed):
     attempt : int
         From 1 to 3.
     question : bytes
-        Public state of the server; empty for algorithms that clients replay.
+        What the server asks (`questions.ask`); empty for algorithms that clients
+        replay.
     """
 
     KIND = "round"
     CHECKS: ClassVar[Mapping[str, Check]] = {
         **_PLACE_CHECKS,
         "attempt": _attempt,
-        "question": is_bytes,
+        "question": is_arrays,
     }
 
     attempt: int
@@ -187,9 +189,19 @@ class Open(_Placed):
 
 @dataclass(frozen=True, kw_only=True)
 class Finish(_Placed):
-    """Tells the last round's sum and ends the run."""
+    """Tells the last round's sum and ends the run.
+
+    Parameters
+    ----------
+    result : bytes
+        Centroids and counts (`questions.tell`), which clients cannot compute where the
+        server asked the questions; empty for algorithms that they replay.
+    """
 
     KIND = "finish"
+    CHECKS: ClassVar[Mapping[str, Check]] = {**_PLACE_CHECKS, "result": is_arrays}
+
+    result: bytes = b""
 
 
 class _Reply(Encoded):

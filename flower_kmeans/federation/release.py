@@ -1,7 +1,7 @@
 """The noise of one round, for whoever adds it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,19 +78,29 @@ def sharing_slack(algorithm: Algorithm, plan: PrivacyPlan) -> float:
     Returns
     -------
     float
-        In units of epsilon.
+        In units of epsilon, for the rounds whose units are public from the start; `question_slack`
+        is that of any other.
     """
+    return _slack([(plan.rounds[t - 1], units) for t, units in _known_units(algorithm, plan)])
+
+
+def question_slack(algorithm: Algorithm, plan: PrivacyPlan, question: Question) -> float:
+    """Return what a round adds to `sharing_slack`, given its question."""
+    return _slack([(plan.rounds[question.round - 1], algorithm.units(question))])
+
+
+def _slack(rounds: Iterable[tuple[Sequence[Release], NDArray[np.float64]]]) -> float:
     n_words, smallest = 0, math.inf
-    for number, releases in enumerate(plan.rounds, 1):
-        units = algorithm.units(Question(round=number, arrays={}))
-        n_words += len(units)
-        multiplier = min(release.noise_multiplier for release in releases)
-        smallest = min(smallest, multiplier * float(units.min()))
+    for releases, units in rounds:
+        touched = units[units > 0]
+        n_words += len(touched)
+        multiplier = min((release.noise_multiplier for release in releases), default=math.inf)
+        smallest = min(smallest, multiplier * float(touched.min(initial=math.inf)))
     return 2 * 2 * n_words * (_TAIL**2 + 1) / (24 * smallest**2)
 
 
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
-    """Require that every share of a replayable algorithm's noise can be drawn.
+    """Require that every share of noise whose units are public from the start can be drawn.
 
     Raises
     ------
@@ -100,29 +110,71 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
         drawing takes too long, or `sharing_slack` is above one per cent of epsilon, which would no
         longer be what was asked for (docs/guarantees.md, Distributed noise).
     """
-    stream = Stream.from_key(bytes(32))  # no secret is needed for draws that are thrown away
-    tried = set()
-    for number, releases in enumerate(plan.rounds, 1):
-        units = algorithm.units(Question(round=number, arrays={}))
-        place = algorithm.places(number)
-        for release in releases:
-            # The least and the largest unit stand for all: a run has far too many words to try.
-            here = np.concatenate([units[place[name]] for name in release.blocks])
-            ends = (float(here[here > 0].min(initial=math.inf)), float(here.max()))
-            if ends[1] == 0 or (release, ends) in tried:
-                continue
-            tried.add((release, ends))
-            widest = release.noise_multiplier * ends[1] / math.sqrt(shares)
-            if widest > _MAX_SHARE_STD:
-                raise ConfigurationError(
-                    "Expected noise shares whose standard deviation is at most 2^40 grid units. "
-                    f"Got 2^{math.log2(widest):.1f} for the release {release.name!r} in {shares} "
-                    "shares: take fewer fraction_bits or a larger epsilon."
-                )
-            draw_share(release, np.array(ends), shares, stream)
+    for release in plan.releases:
+        if release.mechanism != "gaussian":
+            draw_share(release, np.zeros(1), shares, Stream.from_key(bytes(32)))  # it says why not
+    tried: set[tuple[Release, tuple[float, float]]] = set()
+    known = _known_units(algorithm, plan)
+    for number, units in known:
+        _try_shares(algorithm, plan, number, units, shares, tried)
+    _require_fine(algorithm, plan, sharing_slack(algorithm, plan), len(known))
+
+
+def check_question_shares(
+    algorithm: Algorithm, plan: PrivacyPlan, question: Question, shares: int
+) -> None:
+    """Require of one question what `check_shares` requires where units are public from the start.
+
+    Raises
+    ------
+    ConfigurationError
+        If the round's share of noise cannot be drawn, or its slack is above the round's part of
+        what the run may have.
+    """
+    units = algorithm.units(question)
+    _try_shares(algorithm, plan, question.round, units, shares, set())
+    _require_fine(algorithm, plan, question_slack(algorithm, plan, question), 1)
+
+
+def _known_units(algorithm: Algorithm, plan: PrivacyPlan) -> list[tuple[int, NDArray[np.float64]]]:
+    """Return the rounds whose units are public from the start, with their units."""
+    rounds = range(1, len(plan.rounds) + 1)
+    units = ((number, algorithm.fixed_units(number)) for number in rounds)
+    return [(number, known) for number, known in units if known is not None]
+
+
+def _try_shares(
+    algorithm: Algorithm,
+    plan: PrivacyPlan,
+    number: int,
+    units: NDArray[np.float64],
+    shares: int,
+    tried: set[tuple[Release, tuple[float, float]]],
+) -> None:
+    """Draw a few shares of a round, and throw them away."""
+    stream = Stream.from_key(bytes(32))  # so no secret is needed
+    place = algorithm.places(number)
+    for release in plan.rounds[number - 1]:
+        # The least and the largest unit stand for all: a run has far too many words to try.
+        here = np.concatenate([units[place[name]] for name in release.blocks])
+        ends = (float(here[here > 0].min(initial=math.inf)), float(here.max()))
+        if ends[1] == 0 or (release, ends) in tried:
+            continue
+        tried.add((release, ends))
+        widest = release.noise_multiplier * ends[1] / math.sqrt(shares)
+        if widest > _MAX_SHARE_STD:
+            raise ConfigurationError(
+                "Expected noise shares whose standard deviation is at most 2^40 grid units. "
+                f"Got 2^{math.log2(widest):.1f} for the release {release.name!r} in {shares} "
+                "shares: take fewer fraction_bits or a larger epsilon."
+            )
+        draw_share(release, np.array(ends), shares, stream)
+
+
+def _require_fine(algorithm: Algorithm, plan: PrivacyPlan, slack: float, n_rounds: int) -> None:
+    """Require that so many rounds have no more than their part of the run's slack."""
     epsilon = plan.budget.epsilon
-    slack = 0.0 if epsilon is None else sharing_slack(algorithm, plan)
-    if epsilon is not None and slack > _MAX_SLACK * epsilon:
+    if epsilon is not None and slack > _MAX_SLACK * epsilon * n_rounds / len(plan.rounds):
         raise ConfigurationError(
             "Expected shared noise so fine that its difference from continuous noise costs at most "
             f"{_MAX_SLACK:.0%} of epsilon={epsilon:g}. Got {slack:.3g} at "

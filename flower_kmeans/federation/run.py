@@ -67,6 +67,11 @@ def open_run(data: bytes) -> Run:
     fits = document.rounds == algorithm.n_rounds and all(
         document.words_of(t) == algorithm.words(t) + 1 for t in range(1, document.rounds + 1)
     )
+    asked = not algorithm.replayable
+    if asked and (document.trust == "oblivious-server" or document.opening == "deferred"):
+        raise UnacceptableRunError(
+            "The server computes the questions of the run, so it needs each sum before the next."
+        )
     if not fits or (document.trust == "plain") == plan.is_private:
         raise UnacceptableRunError("The sizes or the trust of the run do not fit its parameters.")
     return Run(document, algorithm, plan)

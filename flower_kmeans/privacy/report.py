@@ -116,6 +116,10 @@ class Report:
         Whom a round went on without, when and why.
     incidents : list of Dropped
         Everything that was not an orderly answer, also where the round did not miss it.
+    server_asks : bool
+        Whether the server computed the questions and the result, and not every client for itself.
+    notes : tuple of str
+        What the algorithm says of how the run went.
     """
 
     strategy: str
@@ -138,6 +142,8 @@ class Report:
     answers: list[int] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     incidents: list[Dropped] = field(default_factory=list)
+    server_asks: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def is_private(self) -> bool:
@@ -206,6 +212,10 @@ class Report:
         if self.is_private:
             figures = "n_records" if self.clip is None else "n_records, n_clients"
             told.append(f"Not protected: {figures}, participation, timing and message sizes.")
+        if self.server_asks:
+            told.append(
+                "The result that clients were told is the server's word, like its questions."
+            )
         told.append("Results are not protected against a hostile server or client.")
         return tuple(told)
 
@@ -294,6 +304,8 @@ class Report:
             "answers": list(self.answers),
             "dropped": [vars(entry).copy() for entry in self.dropped],
             "incidents": [vars(entry).copy() for entry in self.incidents],
+            "server_asks": self.server_asks,
+            "notes": list(self.notes),
             "releases": self._releases(),
             "withstands": self.withstands,
             "statements": list(self.statements),

@@ -8,6 +8,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from asking import SplitAlgorithm
 from flwr.app import ConfigRecord
 from harness import BOX, Scene, make_run
 from hostile import (
@@ -45,6 +46,7 @@ from flower_kmeans.errors import (
     LedgerError,
     MessageError,
 )
+from flower_kmeans.federation.arrays import decode_arrays, encode_arrays
 from flower_kmeans.federation.cohort import depth
 from flower_kmeans.federation.document import RunDocument
 from flower_kmeans.federation.life import Life, pack_life, unpack_life
@@ -58,6 +60,7 @@ from flower_kmeans.federation.messages import (
     decode_request,
     to_content,
 )
+from flower_kmeans.federation.questions import read_question, read_result, require_answerable
 from flower_kmeans.federation.run import UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.federation.transcript import Entry, unpack_survivors, unpack_words
 from flower_kmeans.privacy.plan import plan_from_config
@@ -174,6 +177,9 @@ def samples():
         "canonical": scene.run.document.data,
         "run": scene.run.document.data,
         "life": packed,
+        "arrays": QUESTION,
+        "question": QUESTION,
+        "result": encode_arrays({"centroids": np.full((2, 2), 0.5), "counts": np.ones(2)}),
     }
 
 
@@ -181,6 +187,16 @@ def _opened(data):
     run = open_run.__wrapped__(data)
     verify_plan.__wrapped__(data)
     return run
+
+
+ASKING = make_run("distributed-noise", rounds=2, kind=SplitAlgorithm)
+QUESTION = encode_arrays({"thresholds": np.array([7]), "radius": np.array(40_000.0)})
+
+
+def _answerable(data):
+    question = read_question(ASKING, 2, data)
+    require_answerable(ASKING, question)
+    return question
 
 
 BYTE_DECODERS = {
@@ -191,6 +207,9 @@ BYTE_DECODERS = {
     "canonical": (parse_canonical, MessageError),
     "run": (_opened, (MessageError, UnacceptableRunError)),
     "life": (unpack_life, LedgerError),
+    "arrays": (decode_arrays, MessageError),
+    "question": (_answerable, MessageError),
+    "result": (lambda data: read_result(ASKING, data), MessageError),
 }
 
 
@@ -211,7 +230,8 @@ def test_bytes_are_read_or_refused(name, samples, rng, data):
         if isinstance(read, RunDocument):
             assert read.data == given_bytes
         if isinstance(read, dict):
-            assert canonical_bytes(read) == given_bytes
+            encode = encode_arrays if name == "arrays" else canonical_bytes
+            assert encode(read) == given_bytes
 
 
 @given(rng=rngs)

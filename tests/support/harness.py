@@ -313,26 +313,32 @@ def make_run(
     n_clusters: int = 2,
     epsilon: float = 1.0,
     number: int = 1,
+    kind: Any = None,
     **changes: Any,
 ) -> Run:
-    """Return a small run on the unit square, or the same with fields of the document changed."""
+    """Return a small run on the unit square, or the same with fields of the document changed.
+
+    Its algorithm is of the given kind, by default one that clients replay.
+    """
     masked = trust in ("oblivious-server", "distributed-noise")
     shared = trust == "distributed-noise"
     budget = PrivacyBudget(None if trust == "plain" else epsilon)
-    kind: Any = (
+    usual: Any = (
         LloydAlgorithm if trust == "plain" else GLloydAlgorithm if shared else FastLloydAlgorithm
     )
-    algorithm = kind(n_clusters, BOX, budget, n_records=1000, n_rounds=rounds)
+    algorithm = (kind or usual)(n_clusters, BOX, budget, n_records=1000, n_rounds=rounds)
     plan = algorithm.plan()
+    words = [algorithm.words(t) + 1 for t in range(1, rounds + 1)]
+    late = "deferred" if algorithm.replayable else "immediate"
     fields: dict[str, Any] = {
         "run": f"{number:032x}",
         "trust": trust,
         "keys": keys if masked else "none",
-        "opening": "deferred" if shared else "none",
+        "opening": late if shared else "none",
         "algorithm": algorithm.to_config(),
         "domain": BOX.to_config(),
         "privacy": plan.to_config(),
-        "words": algorithm.words(1) + 1,
+        "words": words[0] if len(set(words)) == 1 else tuple(words),
         "rounds": rounds,
         "min_clients": min_clients,
         "max_attempts": max_attempts,

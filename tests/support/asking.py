@@ -1,0 +1,226 @@
+"""An algorithm whose questions only the server can compute, and strategies for it.
+
+Round 1 counts the records in cells along the first column. The server draws thresholds from those
+counts, with public randomness, and a radius from points of its own that no client ever sees. Round
+2 adds up the records within the radius, by the thresholds between which they lie: so its units
+follow from the question. Importing this module registers the algorithms.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from flower_kmeans.algorithms.base import (
+    Algorithm,
+    Block,
+    FloatArray,
+    Question,
+    State,
+    Statistic,
+    register,
+)
+from flower_kmeans.assignment import check_exactness
+from flower_kmeans.domain import Domain, GridRecords
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.secagg.ring import require_capacity
+from flower_kmeans.strategies import KMeansStrategy
+
+CELLS = 64
+FEW = "Few records, or much noise: some thresholds lie in empty cells."
+
+
+@register
+@dataclass(frozen=True)
+class SplitAlgorithm(Algorithm):
+    """Means of the records between thresholds that the server draws."""
+
+    name: ClassVar[str] = "test-split"
+    replayable: ClassVar[bool] = False
+
+    n_clusters: int
+    domain: Domain
+    budget: PrivacyBudget
+    n_records: int | None = None
+    n_rounds: int | Literal["auto"] = "auto"
+    seed: int = 0
+    fraction_bits: int = 16
+    server_points: tuple[tuple[float, ...], ...] = ()  # the server's own: not in the document
+
+    def __post_init__(self) -> None:
+        if self.n_rounds not in (2, "auto"):
+            raise ConfigurationError(f"Expected n_rounds=2. Got {self.n_rounds!r} instead.")
+        if type(self.n_clusters) is not int or not 1 <= self.n_clusters <= CELLS:
+            raise ConfigurationError(f"Expected n_clusters in [1, {CELLS}].")
+        check_exactness(self.domain.n_features, self.fraction_bits)
+        object.__setattr__(self, "n_rounds", 2)
+
+    @property
+    def _one(self) -> int:
+        return 2**self.fraction_bits
+
+    @property
+    def _longest(self) -> float:
+        return float(self.domain.l2_bound(self.fraction_bits))
+
+    def layout(self, round_number: int) -> tuple[Block, ...]:
+        if round_number == 1:
+            return (Block("cells", (CELLS,), self.fraction_bits),)
+        k, d = self.n_clusters, self.domain.n_features
+        sums = Block("sums", (k, d), self.fraction_bits)
+        return (sums, Block("counts", (k,), self.fraction_bits))
+
+    def plan(self) -> PrivacyPlan:
+        names = (("cells",), ("sums", "counts"))
+        rounds = [[Release(n, "gaussian", "l2", 1.0, (n,)) for n in group] for group in names]
+        return calibrate(self.budget, rounds, self.n_records)
+
+    def require_capacity(self, noise_factor: float = 1.0) -> None:
+        std = max((release.noise_multiplier for release in self.plan().releases), default=0)
+        require_capacity(self._longest * ((self.n_records or 0) + 10 * std * noise_factor))
+
+    def initial_state(self, rng: np.random.Generator | None = None) -> State:
+        assert rng is not None
+        radius = self._longest * (0.5 + 0.5 * rng.random())
+        if self.server_points:
+            points = self.domain.to_unit(np.array(self.server_points, dtype=np.float64))
+            radius = float(np.sqrt((points * points).sum(axis=1)).max()) * self._one
+        return State(0, {"radius": np.array(min(max(radius, 1.0), self._longest))})
+
+    def question(self, state: State) -> Question:
+        if state.round == 0:
+            return Question(1)
+        return Question(2, {name: state.arrays[name] for name in ("thresholds", "radius")})
+
+    def check_question(self, question: Question) -> None:
+        found = {name: (a.dtype, a.shape) for name, a in question.arrays.items()}
+        expected = {} if question.round == 1 else self._second
+        if found != expected:
+            raise MessageError("The question has the wrong names, types or sizes.")
+        if question.round == 1:
+            return
+        thresholds, radius = question.arrays["thresholds"], float(question.arrays["radius"])
+        if not 1 <= radius <= self._longest or (np.diff(thresholds) < 0).any():
+            raise MessageError("The question has a radius or thresholds out of range.")
+
+    @property
+    def _second(self) -> dict[str, Any]:
+        sizes = {"thresholds": (np.int64, (self.n_clusters - 1,)), "radius": (np.float64, ())}
+        return {name: (np.dtype(kind), shape) for name, (kind, shape) in sizes.items()}
+
+    def record_units(self, question: Question) -> FloatArray:
+        k, d = self.n_clusters, self.domain.n_features
+        if question.round == 1:
+            return np.full(CELLS, float(self._one))
+        sums = np.full(k * d, float(question.arrays["radius"]))
+        return np.concatenate([sums, np.full(k, float(self._one))])
+
+    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+        grid = np.empty(records.shape)
+        records.read(0, grid)
+        points = grid.astype(np.int64)
+        if question.round == 1:
+            cells = (points[:, 0] + self._one) * CELLS // (2 * self._one + 1)
+            counts = np.bincount(cells, minlength=CELLS).astype(np.int64)
+            return Statistic({"cells": counts << self.fraction_bits})
+        radius = math.floor(float(question.arrays["radius"]))
+        points = points[(points * points).sum(axis=1) <= radius * radius]
+        place = np.searchsorted(question.arrays["thresholds"], points[:, 0], side="right")
+        sums = np.zeros((self.n_clusters, points.shape[1]), dtype=np.int64)
+        np.add.at(sums, place, points)
+        counts = np.bincount(place, minlength=self.n_clusters).astype(np.int64)
+        return Statistic({"sums": sums, "counts": counts << self.fraction_bits})
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        assert rng is not None
+        if state.round == 0:
+            counts = np.maximum(answer.blocks["cells"].astype(np.float64), 0.0) + 1e-6
+            cells = rng.choice(CELLS, self.n_clusters - 1, replace=False, p=counts / counts.sum())
+            width = 2 * self._one // CELLS
+            jitter = rng.integers(width, size=self.n_clusters - 1)
+            thresholds = np.sort(cells * width + jitter - self._one).astype(np.int64)
+            empty = np.array(int((counts[cells] < self._one).any()))
+            radius = state.arrays["radius"]
+            return State(1, {"thresholds": thresholds, "radius": radius, "empty": empty})
+        counts = answer.blocks["counts"].astype(np.float64)
+        sums = answer.blocks["sums"].astype(np.float64)
+        means = sums / np.maximum(counts, self._one)[:, None]
+        limit = self.domain.half_widths
+        return State(
+            2,
+            {
+                "centroids": np.clip(means, -limit, limit),
+                "counts": counts / self._one,
+                "empty": state.arrays["empty"],
+            },
+        )
+
+    def centroids(self, state: State) -> FloatArray | None:
+        if "centroids" not in state.arrays:
+            return None
+        return self.domain.from_unit(state.arrays["centroids"])
+
+    def counts(self, state: State) -> FloatArray | None:
+        return state.arrays.get("counts")
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        return (FEW,) if int(state.arrays.get("empty", 0)) else ()
+
+    def to_config(self) -> dict[str, Any]:
+        config = {
+            "name": self.name,
+            "n_clusters": self.n_clusters,
+            "seed": self.seed,
+            "fraction_bits": self.fraction_bits,
+        }
+        return config if self.n_records is None else {**config, "n_records": self.n_records}
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
+    ) -> "SplitAlgorithm":
+        fields = {"name", "n_clusters", "seed", "fraction_bits"}
+        if not fields <= set(config) <= fields | {"n_records"}:
+            raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
+        values = {name: value for name, value in config.items() if name != "name"}
+        return cls(domain=domain, budget=budget, **values)
+
+
+@register
+@dataclass(frozen=True)
+class FixedSplitAlgorithm(SplitAlgorithm):
+    """The same with units that are public from the start: those of the largest radius."""
+
+    name: ClassVar[str] = "test-fixed-split"
+
+    def record_units(self, question: Question) -> FloatArray:
+        largest = Question(question.round, {"radius": np.array(self._longest)})
+        return super().record_units(largest)
+
+    def fixed_units(self, round_number: int) -> FloatArray:
+        return self.units(Question(round_number))
+
+
+class Split(KMeansStrategy):
+    """Means between thresholds."""
+
+    TRUSTS = ("distributed-noise", "trusted-server")
+    TAKES_INITIAL = False
+    ALGORITHM: ClassVar[Any] = SplitAlgorithm
+
+    def __init__(self, n_clusters, domain, privacy, n_records=None, server_points=(), **options):
+        algorithm = partial(self.ALGORITHM, server_points=server_points)
+        super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
+
+
+class FixedSplit(Split):
+    """The same with units that are public from the start."""
+
+    ALGORITHM = FixedSplitAlgorithm
