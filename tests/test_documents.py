@@ -5,11 +5,12 @@ import math
 import re
 import shlex
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from asking import Split
 from flwr.app import ArrayRecord
 from typer.testing import CliRunner
 
@@ -357,6 +358,27 @@ def test_hops_are_as_documented(trust, keys, opening, tmp_path):
     assert run_counted(strategy, policy).hops == hops
 
 
+@pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
+@pytest.mark.parametrize("keys", ["relayed", "file"])
+def test_hops_of_questions_are_as_documented(trust, keys, tmp_path):
+    strategy = build(Split, trust, keys=keys)
+    file = tmp_path / "group.key"
+    file.write_bytes(bytes(32))
+    file.chmod(0o600)
+    policy = replace(
+        ClientPolicy.for_simulation(), group_key_file=file if strategy.keys == "file" else None
+    )
+    documented = {
+        row[0]: row[1] for row in table("docs/protocol.md", "hops of a run without faults")
+    }
+    row = {"relayed": "relayed keys", "file": "key file", "none": "nothing masked"}[strategy.keys]
+    if strategy.keys != "none":
+        row += ", questions of the server"
+    factors = {"T": strategy.n_rounds, "2T": 2 * strategy.n_rounds}
+    hops = sum(factors.get(term) or int(term) for term in documented[row].split(" + "))
+    assert run_counted(strategy, policy).hops == hops
+
+
 def test_a_reply_is_k_times_d_plus_1_plus_1_words():
     grid = run_counted(build(FastLloyd), ClientPolicy.for_simulation())
     records = [reply.content["kmeans"] for reply in grid.replies]
@@ -516,7 +538,7 @@ def test_tables_of_the_protocol():
 
     requests = {code_spans(row[0])[0]: row for row in table("docs/protocol.md", "request")}
     requests["open"][2] = requests["round"][2].replace("attempt, ", "").replace("question", "")
-    requests["finish"][2] = requests["open"][2]
+    requests["finish"][2] = requests["open"][2] + requests["finish"][2]
     replies = {code_spans(row[0])[0]: row for row in table("docs/protocol.md", "reply")}
     rosters_only = {"leader", "envelopes"}
     for rows, classes in (
