@@ -79,7 +79,7 @@ class FedDPAlgorithm(FedDPParameters):
         Public bounds and scaling. D is the largest norm around its centre: a ball that fits the
         data has a smaller one than their box.
     budget : PrivacyBudget
-        For the whole run; its unit must be ``"record"``.
+        For the whole run.
     server_data : array-like of shape (m, d)
         Points that the server holds, in the user's units, at least k of them different; clipped to
         the domain. Only the server has them; a client makes the algorithm without. Clients see
@@ -88,6 +88,18 @@ class FedDPAlgorithm(FedDPParameters):
         m, where there is no ``server_data``.
     n_records : int, optional
         Public planning figure for the total number of records. Required with a private budget.
+    n_clients : int, optional
+        Public planning figure for the number of clients. Required with a private budget of
+        ``unit="client"``, and refused otherwise.
+    clip : float, optional
+        With ``unit="client"`` only: how many records' worth of one client count in each release.
+        Default: ``n_records / n_clients``.
+    clips : mapping of str to float, optional
+        Clips of single releases, in place of ``clip``.
+    contribution : {"sums", "means"}
+        What a client adds in the lift and in Lloyd rounds: sums and counts of its records, or, with
+        ``unit="client"`` only, the mean of its records in each cluster and which clusters it holds.
+        The latter are clipped to ``sqrt(k)`` clusters' worth by default, which clips nobody.
     n_lloyd_rounds : int or "auto"
         T, Lloyd rounds after the initialisation; ``n_rounds`` is ``3 + T``. 0 gives the
         initialisation alone, ``"auto"`` two rounds, or one where the noise of a mean of
@@ -196,17 +208,25 @@ class FedDPAlgorithm(FedDPParameters):
             sums, counts = lifted_sums(
                 records, self.projection, arrays["projection"], arrays["centers"], self.margin
             )
-            return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
+            return self._contribution(sums, counts)
         centroids = arrays["centroids"]
         radius2 = None if self.radius is None else self.radius**2
         sums, counts = cluster_sums(records, centroids, radius2)
         if self.radius is not None:
             sums = sums - counts[:, None] * centroids
-        blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
-        if self._has_cost(number):
-            total = squared_distances(records, centroids, self.largest_cost, radius2)
-            blocks[COST] = np.array([total], dtype=np.int64)
-        return Statistic(blocks)
+        if not self._has_cost(number):
+            return self._contribution(sums, counts)
+        total = squared_distances(records, centroids, self.largest_cost, radius2)
+        return self._contribution(sums, counts, {COST: np.array([total], dtype=np.int64)})
+
+    def _contribution(
+        self, sums: IntArray, counts: IntArray, more: Mapping[str, IntArray] | None = None
+    ) -> Statistic:
+        """Return sums and counts, or a client's means (toward zero) and which clusters it holds."""
+        if self.contribution == "means":
+            sizes = np.abs(sums) // np.maximum(counts, 1)[:, None]
+            sums, counts = np.sign(sums) * sizes, np.minimum(counts, 1)
+        return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits, **(more or {})})
 
     # ------------------------------------------------------------------ updates
 
@@ -330,7 +350,10 @@ class FedDPAlgorithm(FedDPParameters):
         return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
 
     def counts(self, state: State) -> FloatArray | None:
-        """Return the noisy cluster sizes of the last round, (k,); ``None`` before the lift."""
+        """Return the noisy cluster sizes of the last round, (k,); ``None`` before the lift.
+
+        In records, or in clients that hold the cluster where these add means.
+        """
         if "counts" not in state.arrays:
             return None
         return scaled(state.arrays["counts"], self.fraction_bits)

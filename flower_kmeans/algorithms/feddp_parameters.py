@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, IntArray, Question
+from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.feddp_releases import (
     COST,
@@ -59,6 +60,7 @@ AUTO_RADIUS = 0.6
 lie beyond a radius that saves little noise."""
 
 _SUMS = ("auto", "absolute", "relative")
+_CONTRIBUTIONS = ("sums", "means")
 _FIELDS = {
     "n_clusters": int,
     "n_lloyd_rounds": int,
@@ -70,7 +72,9 @@ _FIELDS = {
     "sums": str,
     "alpha": float,
     "cost": bool,
+    "contribution": str,
     "shares": dict,
+    "clips": dict,
     "laplace": list,
 }
 
@@ -85,6 +89,10 @@ class FedDPParameters(Algorithm):
     domain: Domain
     budget: PrivacyBudget
     n_records: int | None
+    n_clients: int | None
+    clip: float | None
+    clips: tuple[tuple[str, float], ...]
+    contribution: Literal["sums", "means"]
     n_server_points: int
     n_lloyd_rounds: int
     n_rounds: int
@@ -108,6 +116,10 @@ class FedDPParameters(Algorithm):
         server_data: ArrayLike | None = None,
         n_server_points: int | None = None,
         n_records: int | None = None,
+        n_clients: int | None = None,
+        clip: float | None = None,
+        clips: Mapping[str, float] | None = None,
+        contribution: Literal["sums", "means"] = "sums",
         n_lloyd_rounds: Rounds = "auto",
         seed: int = 0,
         fraction_bits: int = 16,
@@ -123,7 +135,15 @@ class FedDPParameters(Algorithm):
         put(self, "n_clusters", integer("n_clusters", n_clusters, 1, MAX_CLUSTERS))
         put(self, "domain", domain)
         put(self, "n_records", _n_records(n_records, self.n_clusters, budget))
-        put(self, "budget", budget if self.n_records is None else budget.resolved(self.n_records))
+        if n_clients is not None:
+            n_clients = integer("n_clients", n_clients, 1, 2**53 - 1)
+        put(self, "clip", client_clip(budget, self.n_records, n_clients, clip))
+        put(self, "n_clients", n_clients)
+        n_units = n_clients if budget.protects_clients else self.n_records
+        put(self, "budget", budget if n_units is None else budget.resolved(n_units))
+        put(self, "clips", per_release("clips", clips))
+        put(self, "contribution", contribution)
+        self._check_contribution()
         put(self, "seed", integer("seed", seed, 0, 2**53 - 1))
         put(self, "fraction_bits", integer("fraction_bits", fraction_bits, 1, 25))
         check_exactness(domain.n_features, self.fraction_bits)
@@ -151,6 +171,11 @@ class FedDPParameters(Algorithm):
             raise ConfigurationError(
                 "Expected n_lloyd_rounds >= 1 with cost=True, which belongs to the last of them. "
                 "Got n_lloyd_rounds=0."
+            )
+        if self.contribution == "means" and (cost or self.sums == "relative"):
+            raise ConfigurationError(
+                "Expected contribution='sums' with cost=True or sums='relative', which need the "
+                "records of a cluster. Got contribution='means'."
             )
         self._check_size()
         self.require_capacity()
@@ -180,16 +205,48 @@ class FedDPParameters(Algorithm):
     def plan(self) -> PrivacyPlan:
         """Return what each round releases, calibrated to the budget."""
         rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
-        return calibrate(self.budget, rounds, self.n_records)
+        return calibrate(self.budget, rounds, self.n_records, self.n_clients)
 
-    def units(self, question: Question) -> FloatArray:
-        """Return the sensitivities to one record, for every word; they depend on the round only."""
+    def record_units(self, question: Question) -> FloatArray:
+        """Return the sensitivities to one record, for every word; they depend on the round only.
+
+        With means, those to what a client adds to one cluster.
+        """
         if question.round == PROJECTION:
             return moment_units(self.domain, self.fraction_bits)
         units = self._block_units(question.round)
         return np.concatenate(
             [np.full(block.size, units[block.name]) for block in self.layout(question.round)]
         )
+
+    def units(self, question: Question) -> FloatArray:
+        """Return the scale of every word of the noise; it depends on the round only.
+
+        Where clients are protected, each release has a clip of its own (`clip_of`).
+        """
+        units = self.record_units(question)
+        if self._clip() is None:
+            return units
+        for release in self.releases(question.round):
+            for name in release.blocks:
+                units[self.places(question.round)[name]] *= self.clip_of(release)
+        return units
+
+    def clip_of(self, release: Release) -> float:
+        """Return how many records' worth of one client count in a release; 1 without clipping.
+
+        With means it is how many clusters' worth: sqrt(k) in l2 and k in l1 leave every client as
+        it is, and are the default.
+        """
+        if self.clip is None:
+            return 1.0
+        given = dict(self.clips)
+        if release.name in given:
+            return given[release.name]
+        if self.contribution == "means" and release.name.startswith(("lift", "lloyd")):
+            k = float(self.n_clusters)
+            return k if release.norm == "l1" else math.sqrt(k)
+        return self.clip
 
     def require_capacity(self, noise_factor: float = 1.0) -> None:
         """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
@@ -204,16 +261,18 @@ class FedDPParameters(Algorithm):
         rounds = range(1, self.n_rounds + 1)
         logarithm = math.log(2 * sum(map(self.words, rounds)) / OVERFLOW_PROBABILITY)
         tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
+        most = max(self.n_records, self.n_clients or 0)
         for number, releases in enumerate(self.plan().rounds, start=1):
             units = self._block_units(number)
             for release in releases:
                 (name,) = release.blocks
                 noise = release.noise_multiplier * units[name] * tails[release.mechanism]
+                noise *= noise_factor * self.clip_of(release)
                 # No word of a record exceeds what all words of its block have together.
                 require_capacity(
-                    self.n_records * units[name] + noise * noise_factor,
+                    most * units[name] + noise,
                     explanation=f"They come from n_records={self.n_records} and noise of up to "
-                    f"{noise * noise_factor:.3g} units in the release {release.name!r} at "
+                    f"{noise:.3g} units in the release {release.name!r} at "
                     f"fraction_bits={self.fraction_bits}: take fewer fraction_bits or a larger "
                     "epsilon.",
                 )
@@ -225,15 +284,20 @@ class FedDPParameters(Algorithm):
             value = getattr(self, name)
             config[name] = real_to_text(value) if kind is float else value
         config["shares"] = {name: real_to_text(share) for name, share in self.shares}
+        config["clips"] = {name: real_to_text(clip) for name, clip in self.clips}
         config["laplace"] = list(self.laplace)
         if self.n_records is not None:
             config["n_records"] = self.n_records
+        if self.clip is not None:
+            config |= {"n_clients": self.n_clients, "clip": real_to_text(self.clip)}
         return config
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described; it has no server points."""
         required = {"name", *_FIELDS}
+        if budget.protects_clients:
+            required |= {"n_clients", "clip"}
         if not required <= set(config) <= required | {"n_records"}:
             raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
         values = {name: value for name, value in config.items() if name != "name"}
@@ -244,7 +308,10 @@ class FedDPParameters(Algorithm):
                 raise ConfigurationTypeError(f"{name} has the wrong type in a run document.")
         if values["sums"] == "auto":
             raise ConfigurationError("sums must be resolved in a run document.")
-        values["shares"] = {name: real_from_text(share) for name, share in values["shares"].items()}
+        for name in ("shares", "clips"):
+            values[name] = {key: real_from_text(text) for key, text in values[name].items()}
+        if budget.protects_clients:
+            values["clip"] = real_from_text(values["clip"])
         laplace = values.pop("laplace")
         if not all(name in LAPLACE_RELEASES for name in laplace):
             raise ConfigurationError("The releases with Laplace noise are not as expected.")
@@ -284,7 +351,8 @@ class FedDPParameters(Algorithm):
         for release in self.plan().rounds[round_number - 1]:
             spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
             for name in release.blocks:
-                found[name] = release.noise_multiplier * units[name] * spread
+                scale = release.noise_multiplier * self.clip_of(release) * spread
+                found[name] = scale * units[name]
         return found
 
     def _block_units(self, round_number: int) -> dict[str, float]:
@@ -300,7 +368,25 @@ class FedDPParameters(Algorithm):
             COST: float(self.largest_cost >> q),
         }
 
+    def _check_contribution(self) -> None:
+        if self.contribution not in _CONTRIBUTIONS:
+            raise ConfigurationError(
+                f"Expected contribution in {list(_CONTRIBUTIONS)}. Got {self.contribution!r}."
+            )
+        if self.contribution == "means" and self.budget.unit != "client":
+            raise ConfigurationError(
+                "Expected contribution='sums' with unit='record': a single record can move a "
+                "client's mean as far as the domain allows. Got contribution='means'."
+            )
+        if self.clips and self.clip is None:
+            raise ConfigurationError(
+                "Expected clips=None unless the budget is private with unit='client'. "
+                f"Got clips for {[name for name, _ in self.clips]}."
+            )
+
     def _auto_sums(self) -> Literal["absolute", "relative"]:
+        if self.contribution == "means":
+            return "absolute"
         bound = self.domain.l2_bound(self.fraction_bits)
         return "relative" if self._packing_radius <= AUTO_RADIUS * bound else "absolute"
 
@@ -311,7 +397,10 @@ class FedDPParameters(Algorithm):
         object.__setattr__(self, "n_lloyd_rounds", MOST_AUTO_LLOYD_ROUNDS)
         object.__setattr__(self, "n_rounds", N_INITIAL + MOST_AUTO_LLOYD_ROUNDS)
         noise = self.noise_of(LIFT + 1)[SUMS] * math.sqrt(self.domain.n_features)
-        noise /= self.domain.l2_bound(self.fraction_bits) * self.n_records / self.n_clusters
+        size = self.n_records / self.n_clusters
+        if self.contribution == "means":
+            size = float(self.n_clients or size)  # if every client holds every cluster
+        noise /= self.domain.l2_bound(self.fraction_bits) * size
         return MOST_AUTO_LLOYD_ROUNDS if noise <= AUTO_NOISE else 1
 
     def _has_cost(self, round_number: int) -> bool:
