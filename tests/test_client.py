@@ -343,6 +343,7 @@ def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
         ('trusts = ["distributed-noise"]', Code.POLICY, "trusts=['distributed-noise']"),
         ("max_total_epsilon = 0.9", Code.LEDGER, "epsilon <= 0.9"),
         ('columns = ["age", "income"]', Code.POLICY, "columns=['age', 'income']"),
+        ("trusts = []", Code.POLICY, "trusts=[]"),
         ("not a policy", Code.POLICY, "trusts=[]"),
     ],
 )

@@ -97,9 +97,16 @@ def keygen_command(path: Path | str) -> list[str]:
     return ["flower-kmeans", "keygen", str(path)]
 
 
-def check_command(policy_file: Path | str, data: Path | str) -> list[str]:
-    """Return the command that says whether a node could take part."""
-    return ["flower-kmeans", "check", "--policy-file", str(policy_file), "--data", str(data)]
+def check_command(
+    policy_file: Path | str,
+    data: Path | str,
+    superlink: str | None = None,
+    certificate: Path | str = "ca.crt",
+) -> list[str]:
+    """Return the command that says whether a node could take part, and reach its SuperLink."""
+    link = ["--superlink", superlink, "--root-certificates", str(certificate)] if superlink else []
+    words = ["flower-kmeans", "check", "--policy-file", str(policy_file), "--data", str(data)]
+    return [*words, *link]
 
 
 def register_command(public_key: Path | str) -> list[str]:

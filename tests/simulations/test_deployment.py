@@ -106,7 +106,11 @@ def test_the_pages_commands_are_those_that_run(loopback):
     assert loopback.register_command("hospital-a.pub") in documented
     assert loopback.status_command() in documented
     assert loopback.keygen_command("group.key") in documented
-    assert loopback.check_command("/srv/node/policy.toml", "/srv/records.csv") in documented
+    files = ("/srv/node/policy.toml", "/srv/records.csv")
+    assert loopback.check_command(*files) in documented
+    link = ("link.example.org:8000", "node/ca.crt")
+    assert loopback.check_command(*files, *link) in documented
+    assert ["sha256sum", "roster.toml"] in documented
     config = {"n-clients": 3, "report": "/srv/report.json"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
     assert ["python", "simulations/deployment/loopback.py"] in documented
@@ -286,6 +290,29 @@ def test_columns_that_are_named_are_those_of_the_policy_and_of_the_file(
     )
     assert n_results == 3
     assert could_take_part(loopback, tmp_path / "node2")
+
+
+def test_the_page_names_the_columns_of_the_test_before_this_one(loopback):
+    assert f'bounds="{NAMED["bounds"]}"' in PAGE
+    page = re.sub(r"^ +", "", PAGE, flags=re.MULTILINE)
+    (line,) = re.findall(r"^columns = .*$", page, re.MULTILINE)
+    assert tomllib.loads(line) == {"columns": ["x0", "x1"]}
+    assert tomllib.loads(f"{line}\n{loopback.policy_text(loopback.BOUNDS)}")["columns"]
+
+
+def test_the_pages_refusal_is_what_a_node_logs(monkeypatch, loopback, tmp_path, caplog):
+    def policies(node):
+        return {"settings": {"max_epsilon": 0.5}} if node == 2 else {}
+
+    with pytest.raises(TooFewClientsError, match="policy"):
+        run_in_process(monkeypatch, loopback, tmp_path, policies=policies)
+    report = json.loads((tmp_path / "report.json").read_text())
+    (reason,) = {entry["reason"] for entry in report["incidents"]}
+    assert f'("{reason}")' in " ".join(PAGE.split())
+    (documented,) = re.findall(r"^Refused .*$", PAGE, re.MULTILINE)
+    logged = [line for line in caplog.messages if line.startswith("Refused")]
+    assert len(logged) == 1
+    assert re.sub(r"run \w{8}", "run", logged[0]) == re.sub(r"run \w{8}", "run", documented)
 
 
 @pytest.mark.parametrize(

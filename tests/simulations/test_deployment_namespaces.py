@@ -112,6 +112,16 @@ def test_firewalls_are_the_pages_table(namespaces, monkeypatch, grpc):
     assert ("node's helper", "node, same machine", namespaces.NODE_PORT) in rows_of_ports(grpc)
 
 
+def test_bad_networks_are_as_bad_as_on_the_page(namespaces):
+    late, jitter = namespaces.DELAY_MS, namespaces.JITTER_MS
+    page = {row.split("`")[1]: row for row in re.findall(r"^\| `(?:relay|netem)` .*$", PAGE, re.M)}
+    assert {"plain", *page} == set(namespaces.CONDITIONS)
+    assert f"{late} to {late + jitter} ms late" in page["relay"]
+    assert f"{late} ms late, give or take {jitter}" in page["netem"]
+    for row in page.values():
+        assert f"{100 * namespaces.LOSS:g} %" in row
+
+
 LISTEN = """
 import socket, sys
 held = [socket.create_server((sys.argv[1], int(port))) for port in sys.argv[2:]]
