@@ -29,6 +29,7 @@ import multiprocessing
 import os
 import resource
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -264,7 +265,10 @@ def memory_rows(size: Size, longer: int) -> Iterator[str]:
 
 
 def one_memory(size: Size) -> Cost:
-    """Run FastLloyd once on Ray."""
+    """Run FastLloyd once on Ray, in a process whose main module the workers do not know."""
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     return on_ray(size, "relayed", (PRIVATE,), 1)[PRIVATE][0]
 
 
