@@ -6,6 +6,15 @@ or hand it to ``flower_kmeans.simulate``.
 
 from flower_kmeans.strategies._base import KMeansStrategy, RoundInfo
 from flower_kmeans.strategies.fastlloyd import FastLloyd
+from flower_kmeans.strategies.feddp import FedDPKMeans
 from flower_kmeans.strategies.lloyd import GLloyd, Lloyd, SuLloyd
 
-__all__ = ["FastLloyd", "GLloyd", "KMeansStrategy", "Lloyd", "RoundInfo", "SuLloyd"]
+__all__ = [
+    "FastLloyd",
+    "FedDPKMeans",
+    "GLloyd",
+    "KMeansStrategy",
+    "Lloyd",
+    "RoundInfo",
+    "SuLloyd",
+]

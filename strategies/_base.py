@@ -177,7 +177,7 @@ class KMeansStrategy(Strategy):
         self.n_records = n_records
         self.domain = domain
         self.privacy = privacy
-        self.trust = self._checked_trust(trust, privacy, algorithm)
+        self.trust = self._checked_trust(trust, privacy)
         self.n_clients = checked_count("n_clients", n_clients)
         self._given_min_clients = min_clients
         self.min_clients = self._checked_min_clients(min_clients)
@@ -243,16 +243,13 @@ class KMeansStrategy(Strategy):
 
     # ------------------------------------------------------------------ parameters
 
-    def _checked_trust(
-        self, trust: str | None, privacy: PrivacyBudget, algorithm: Callable[..., Algorithm]
-    ) -> str:
+    def _checked_trust(self, trust: str | None, privacy: PrivacyBudget) -> str:
         if trust is None:
             trust = self.TRUSTS[0] if privacy.is_private else "plain"
         accepted = self.TRUSTS if privacy.is_private else ("plain",)
         if trust not in accepted:
             name, epsilon = type(self).__name__, privacy.epsilon
-            kind = algorithm.func if isinstance(algorithm, partial) else algorithm
-            asks = trust == "oblivious-server" and not getattr(kind, "replayable", True)
+            asks = trust == "oblivious-server" and trust not in self.TRUSTS and privacy.is_private
             reason = " The server computes the next question, so it cannot be oblivious."
             raise ConfigurationError(
                 f"Expected trust of {name} with epsilon={epsilon} in {accepted}. "
@@ -644,9 +641,14 @@ class KMeansStrategy(Strategy):
         report = self.report
         report.seconds = time.monotonic() - self._started
         self._take_notes()
+        last = 1.0
         if self.trust == "distributed-noise":
             shares = self.min_clients - self.colluders
             report.noise_factor = math.sqrt(max(report.answers) / shares)
+            last = math.sqrt(report.answers[-1] / shares)
+        run = self._run_state
+        if run.n_opened == self.algorithm.n_rounds:
+            report.cost = self.algorithm.cost_estimate(run.state, last)
 
     def _take_notes(self) -> None:
         """Let the report say what the algorithm says of the rounds that the server has opened."""

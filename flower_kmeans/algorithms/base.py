@@ -21,6 +21,7 @@ from flower_kmeans.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
+from flower_kmeans.privacy.report import CostEstimate
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -250,6 +251,17 @@ class Algorithm(ABC):
     def notes(self, state: State) -> tuple[str, ...]:
         """Return what the run's reader should know about how it went, from released values only."""
         return ()
+
+    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+        """Return the cost at the centroids, if the last round released what tells it.
+
+        Parameters
+        ----------
+        state : State
+        noise_factor : float (default: 1)
+            By how much the noise's standard deviation exceeded the plan's (distributed noise).
+        """
+        return None
 
     @abstractmethod
     def update(

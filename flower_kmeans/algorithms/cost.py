@@ -20,27 +20,6 @@ FloatArray = NDArray[np.float64]
 _BLOCK_NUMBERS = 2**18
 
 
-@dataclass(frozen=True)
-class CostEstimate:
-    """The cost of a clustering, estimated from released values.
-
-    Attributes
-    ----------
-    value : float
-        Sum of squared distances of the records that counted in the last round, to the new centroid
-        of the cluster that they were nearest to before. Noise may make it negative.
-    standard_error : float
-        Of ``value``, from the noise alone.
-    users_units : bool
-        Whether it is in squared units of the user's, which needs columns of one scale; otherwise
-        it is in squared units of the scaled domain.
-    """
-
-    value: float
-    standard_error: float
-    users_units: bool
-
-
 def squared_distances(
     records: GridRecords, centroids: IntArray, largest: int, radius2: int | None = None
 ) -> int:

@@ -24,7 +24,7 @@ from flower_kmeans.algorithms.base import (
     Statistic,
     register,
 )
-from flower_kmeans.algorithms.cost import CostEstimate, LastRound, squared_distances
+from flower_kmeans.algorithms.cost import LastRound, squared_distances
 from flower_kmeans.algorithms.feddp_parameters import FedDPParameters
 from flower_kmeans.algorithms.feddp_releases import COST, LIFT, MOMENTS, PROJECTION, WEIGHTS
 from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
@@ -40,6 +40,7 @@ from flower_kmeans.assignment import cluster_sums
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.initialization import public_generator
+from flower_kmeans.privacy.report import CostEstimate
 
 NOTES = (
     "The noisy second moments do not exceed their noise in as many directions as they were "

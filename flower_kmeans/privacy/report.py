@@ -87,6 +87,27 @@ class Dropped:
     reason: str
 
 
+@dataclass(frozen=True)
+class CostEstimate:
+    """The cost of a clustering, estimated from released values.
+
+    Attributes
+    ----------
+    value : float
+        Sum of squared distances of the records that counted in the last round, to the new centroid
+        of the cluster that they were nearest to before. Noise may make it negative.
+    standard_error : float
+        Of ``value``, from the noise alone.
+    users_units : bool
+        Whether it is in squared units of the user's, which needs columns of one scale; otherwise
+        it is in squared units of the scaled domain.
+    """
+
+    value: float
+    standard_error: float
+    users_units: bool
+
+
 @dataclass
 class Report:
     """Privacy and fault report of one run.
@@ -120,6 +141,9 @@ class Report:
         Whether the server computed the questions and the result, and not every client for itself.
     notes : tuple of str
         What the algorithm says of how the run went.
+    cost : CostEstimate or None
+        The cost at the final centroids, where the run released what tells it and the server
+        learned that.
     """
 
     strategy: str
@@ -144,6 +168,7 @@ class Report:
     incidents: list[Dropped] = field(default_factory=list)
     server_asks: bool = False
     notes: tuple[str, ...] = ()
+    cost: CostEstimate | None = None
 
     @property
     def is_private(self) -> bool:
@@ -306,6 +331,7 @@ class Report:
             "incidents": [vars(entry).copy() for entry in self.incidents],
             "server_asks": self.server_asks,
             "notes": list(self.notes),
+            "cost": None if self.cost is None else vars(self.cost).copy(),
             "releases": self._releases(),
             "withstands": self.withstands,
             "statements": list(self.statements),
@@ -332,6 +358,10 @@ class Report:
                 "mechanism": release.mechanism,
                 "norm": release.norm,
                 "noise_multiplier": release.noise_multiplier,
+                # What it would cost alone; together they compose to the run's guarantee.
+                "mu" if release.mechanism == "gaussian" else "epsilon": (
+                    release.cost if self.is_private else None
+                ),
             }
             for number, releases in enumerate(self.plan.rounds, 1)
             for release in releases

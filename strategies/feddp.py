@@ -1,0 +1,114 @@
+"""FedDP-KMeans: an initialisation from the server's own data, then private Lloyd rounds."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack
+
+from numpy.typing import ArrayLike
+
+from flower_kmeans.algorithms.feddp import FedDPAlgorithm
+from flower_kmeans.domain import Domain
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
+
+
+class FedDPKMeans(KMeansStrategy):
+    """FedDP-KMeans (ICML 2025, Algorithms 1 and 2).
+
+    The server owns a small set of points, which need not be distributed as the clients' records.
+    Three releases turn them into initial centroids: the second moments of the records give a
+    projection, records vote for the nearest projected server point, and sums and counts of the
+    records by nearest projected centre lift the centres back. Lloyd rounds follow.
+
+    Parameters
+    ----------
+    n_clusters, domain, privacy, n_records, **options
+        As in `KMeansStrategy`. ``n_rounds`` counts the Lloyd rounds, without the three releases of
+        the initialisation; "auto" takes two.
+    server_data : array-like of shape (m, d)
+        The server's points, in the user's units, at least ``n_clusters`` of them different. They
+        stay at the server; clients see their projections.
+    margin : float (default: 1)
+        A record takes part in the lift if its nearest projected centre is at most ``margin`` times
+        as far as the second. The paper's theory has 1/3.
+    min_weight : float (default: 5)
+        Server points with a smaller noisy weight are dropped.
+    sums : {"auto", "absolute", "relative"} (default: "auto")
+        What a Lloyd round adds up: records, or offsets within a radius as in FastLloyd.
+    alpha : float (default: 0.8)
+        Factor of that radius, as in FastLloyd.
+    contribution : {"sums", "means"} (default: "sums")
+        With ``unit="client"``: whether lift and Lloyd rounds add clipped sums and counts, or each
+        client's means and which clusters it has (the paper's variant).
+    clips : mapping of str to float, optional
+        With ``unit="client"``: records' worth of one client by release, in place of ``clip``.
+    cost : bool (default: False)
+        Whether the last Lloyd round also releases the cost: ``report.cost``.
+    shares : mapping of str to float, optional
+        Shares of mu^2 by release, in place of the default ones; only their ratios matter.
+    mechanisms : {"gaussian", "laplace"} or mapping of str to str (default: "gaussian")
+        Noise of counts and cost. Laplace noise exists only under ``trust="trusted-server"``.
+
+    Raises
+    ------
+    ConfigurationError
+        If a parameter is out of range, or parameters contradict each other.
+
+    Notes
+    -----
+    Formal guarantee (docs/guarantees.md, FedDP-KMeans): one plan over all releases; one record
+    changes the second moments by D^2, weights and counts by one, and sums by D or the radius.
+    The server sees every released sum, and computes the next question from it: it cannot be
+    oblivious.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flower_kmeans import Ball, PrivacyBudget
+    >>> from flower_kmeans.strategies import FedDPKMeans
+    >>> points = np.random.default_rng(0).normal(size=(50, 3))
+    >>> strategy = FedDPKMeans(
+    ...     5, Ball(4.0, [0, 0, 0]), PrivacyBudget(1.0), 10_000, server_data=points, n_clients=20
+    ... )
+    >>> strategy.trust, strategy.opening, strategy.n_rounds
+    ('distributed-noise', 'immediate', 5)
+    """
+
+    TRUSTS = ("distributed-noise", "trusted-server")
+    TAKES_INITIAL = False
+
+    def __init__(
+        self,
+        n_clusters: int,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        *,
+        server_data: ArrayLike,
+        margin: float = 1.0,
+        min_weight: float = 5.0,
+        sums: Literal["auto", "absolute", "relative"] = "auto",
+        alpha: float = 0.8,
+        contribution: Literal["sums", "means"] = "sums",
+        clips: Mapping[str, float] | None = None,
+        cost: bool = False,
+        shares: Mapping[str, float] | None = None,
+        mechanisms: str | Mapping[str, str] = "gaussian",
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        def algorithm(*, n_rounds: int | Literal["auto"], **common: Any) -> FedDPAlgorithm:
+            return FedDPAlgorithm(
+                n_lloyd_rounds=n_rounds,
+                server_data=server_data,
+                margin=margin,
+                min_weight=min_weight,
+                sums=sums,
+                alpha=alpha,
+                contribution=contribution,
+                clips=clips,
+                cost=cost,
+                shares=shares,
+                mechanisms=mechanisms,
+                **common,
+            )
+
+        super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
