@@ -375,6 +375,10 @@ def check(
     data: Annotated[
         Path | None, typer.Option(help="The node's records: a csv, npy, npz or parquet file.")
     ] = None,
+    header: Annotated[
+        str | None,
+        typer.Option(help="NAME,NAME: columns of a csv file whose first line is a record already."),
+    ] = None,
     superlink: Annotated[
         str | None, typer.Option(help="The SuperLink to reach with TLS, as HOST:PORT.")
     ] = None,
@@ -391,7 +395,8 @@ def check(
 
         if root_certificates is not None and superlink is None:
             raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
-        findings = check_node(policy_file, data, superlink, root_certificates)
+        names = None if header is None else header.split(",")
+        findings = check_node(policy_file, data, superlink, root_certificates, names)
         print_findings(_console(), findings)
         if not all(finding.is_well for finding in findings):
             raise typer.Exit(1)

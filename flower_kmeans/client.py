@@ -52,8 +52,9 @@ def register_kmeans(
         Built with decorators. For an app made from ``client_fn`` use `with_kmeans`.
     load_data : callable
         ``load_data(context)`` returns the client's records, an array-like of shape (n, d) in the
-        user's units, with NaN for what is missing (an array whose type is not numeric is refused
-        as a whole). It is called once per message, so it must be cheap, and must return the same
+        user's units, with NaN for what is missing. It must not raise because of a single record,
+        whose presence a refusal would show: read files with `load_table(..., malformed="nan")`. It
+        is called once per message, so it must be cheap, and must return the same
         records in the same order throughout a run.
     policy : ClientPolicy, optional
         What this client accepts. The default accepts no private run, because it names no ledger.

@@ -329,6 +329,8 @@ class Member:
             raise RefuseError(Code.DATA) from error
         if n_null:
             log.warning("%d records are malformed or not finite; each counts as none.", n_null)
+            if not len(records):
+                log.warning("No record is left. Expected one table of numbers, without labels.")
         self._loaded = records
         return records
 
