@@ -1,5 +1,6 @@
 """Records as they come from users: checked, or with their unusable rows left out."""
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,7 +71,8 @@ def usable_records(
     Returns
     -------
     usable : ndarray of shape (n, d), float64
-        The input itself, uncopied, where every row is finite.
+        The input itself, uncopied, where every row is finite, but never memory that is mapped from
+        a file or shared with another process.
     n_null : int
         Rows left out. Private: for the client's own log only.
 
@@ -88,6 +90,9 @@ def usable_records(
         if table is None:
             raise
         checked = table
+    if _is_mapped(checked):
+        # Another process may write to it between the commitment to the records and the answer.
+        checked = checked.copy()
     if _first_bad_row(checked) is None:
         return checked, 0
     finite: NDArray[np.bool_] = np.all(np.isfinite(checked), axis=1)
@@ -217,6 +222,15 @@ def _numbers(array: NDArray[Any]) -> FloatArray | None:
         cells = [as_number(cell) for cell in array.ravel().tolist()]
         return np.array(cells, dtype=np.float64).reshape(array.shape)
     return None
+
+
+def _is_mapped(array: Any) -> bool:
+    """Return whether an array shows a memory map, through whatever views."""
+    while array is not None:
+        if isinstance(array, np.memmap | mmap.mmap):
+            return True
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+    return False
 
 
 def _first_bad_row(records: FloatArray) -> int | None:

@@ -64,6 +64,42 @@ def test_a_finite_table_is_not_copied():
     assert check_records(table, 2) is table
 
 
+class Shows:
+    """An array-like that hands out somebody else's memory, as data frames do."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values
+
+
+VIEWS = {
+    "map": lambda mapped: mapped,
+    "view": lambda mapped: np.asarray(mapped)[1:][::1],
+    "row": lambda mapped: mapped.reshape(-1)[2:].reshape(-1, 2),
+    "table": lambda mapped: Table(np.asarray(mapped), ("a", "b")),
+    "array-like": lambda mapped: Shows(mapped.view(np.ndarray)),
+    "buffer": lambda mapped: np.frombuffer(mapped._mmap).reshape(-1, 2),
+    "memory": lambda mapped: np.frombuffer(memoryview(mapped._mmap)[16:]).reshape(-1, 2),
+    "transposed": lambda mapped: mapped.T.T,
+    "bytes": lambda mapped: mapped.view(np.uint8).view(np.float64),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_records_in_a_memory_map_are_copied(view, tmp_path):
+    """Another process that writes to the file changes nothing between commitment and answer."""
+    mapped = np.memmap(tmp_path / "records", dtype=np.float64, mode="w+", shape=(4, 2))
+    mapped[:] = 0.25
+    usable, _ = usable_records(view(mapped), 2)
+    before = usable.copy()
+    mapped[:] = 0.75
+    np.testing.assert_array_equal(usable, before)
+    assert (usable == 0.25).all()
+    assert len(usable) > 2
+
+
 @pytest.mark.parametrize(
     "records",
     [
