@@ -26,7 +26,8 @@ from typer.testing import CliRunner
 from flower_kmeans import check
 from flower_kmeans.cli import app
 from flower_kmeans.federation.roster import write_members
-from flower_kmeans.privacy.ledger import FILE_NAME, Ledger, Limit
+from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 
 PLAN = gaussian_plan()
 SECRET = 7.1325891

@@ -15,7 +15,8 @@ from flower_kmeans.federation.life import unpack_life
 from flower_kmeans.federation.member import Member
 from flower_kmeans.federation.messages import Enrol, OpenReply, Refusal, RoundReply, to_content
 from flower_kmeans.privacy.calibration import epsilon_of_mu
-from flower_kmeans.privacy.ledger import FILE_NAME, Ledger
+from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.privacy.plan import composed_epsilon
 
 DELTA = 1e-6
