@@ -17,7 +17,7 @@ Beside them lies an opaque memory for each run, which its owner replaces by comp
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +173,27 @@ class Ledger:
             "INSERT OR REPLACE INTO memories VALUES (?, ?, ?)", (run, version + 1, memory)
         )
         return version + 1
+
+    def rewrite(self, change: Callable[[bytes], bytes | None]) -> int:
+        """Replace the memories of all runs in one transaction, and leave every charge as it is.
+
+        Parameters
+        ----------
+        change : callable
+            Returns what replaces a memory, or ``None`` to keep it.
+
+        Returns
+        -------
+        int
+            How many were replaced.
+        """
+        with self._exclusive():
+            rows = self._db.execute("SELECT run, version, memory FROM memories").fetchall()
+            changed = [(run, version, change(bytes(memory))) for run, version, memory in rows]
+            replaced = [(run, version, memory) for run, version, memory in changed if memory]
+            for run, version, memory in replaced:
+                self._replace(bytes(run), int(version), memory)
+            return len(replaced)
 
     # ------------------------------------------------------------------ charges
 
