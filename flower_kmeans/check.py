@@ -4,13 +4,14 @@ Each finding is one line of ``flower-kmeans check``. It holds names and limits, 
 value and no number of records.
 """
 
+import math
 import os
 import re
 import socket
 import ssl
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,7 +26,7 @@ from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, Run
 from flower_kmeans.federation.document import MASKED_TRUSTS
 from flower_kmeans.federation.policy import ClientPolicy
 from flower_kmeans.privacy.ledger import spent_epsilon
-from flower_kmeans.records import check_columns
+from flower_kmeans.records import as_number, check_columns
 from flower_kmeans.tables import MissingValuesError, load_table
 from flower_kmeans.version import __version__
 
@@ -60,6 +61,7 @@ def check_node(
     data: str | os.PathLike[str] | None = None,
     superlink: str | None = None,
     root_certificates: str | os.PathLike[str] | None = None,
+    header: Sequence[str] | None = None,
 ) -> list[Finding]:
     """Look at everything that a node needs, as the user who runs it, and change nothing.
 
@@ -68,11 +70,14 @@ def check_node(
     policy_file : path
         The operator's policy (`ClientPolicy.from_file`).
     data : path, optional
-        The node's records, as `load_table` reads them.
+        The node's records, as `load_table` reads them. What would be a null record in a run is an
+        error here.
     superlink : str, optional
         ``HOST:PORT``, to be reached with TLS.
     root_certificates : path, optional
         Certificate of the authority that signed the SuperLink's; by default those of the system.
+    header : sequence of str, optional
+        The columns of a csv file whose first line does not name them.
 
     Returns
     -------
@@ -90,7 +95,7 @@ def check_node(
         findings.append(_find("keys", _keys, policy))
         findings.append(_find("ledger", _ledger, policy))
         if data is not None:
-            findings.append(_find("data", _data, Path(data), policy))
+            findings.append(_find("data", _data, Path(data), policy, header))
     if superlink is not None:
         findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
     return findings
@@ -231,13 +236,18 @@ def _ledger(policy: ClientPolicy) -> str:
     )
 
 
-def _data(path: Path, policy: ClientPolicy) -> str:
+def _data(path: Path, policy: ClientPolicy, header: Sequence[str] | None) -> str:
     try:
-        columns = load_table(path).columns
+        columns = load_table(path, header=header or True).columns
     except MissingValuesError as error:  # whose text has numbers of records
         raise DataError(
             f"The column {error.column!r} is empty, NaN or infinite in some records."
         ) from None
+    if path.suffix.lower() == ".csv" and all(math.isfinite(as_number(name)) for name in columns):
+        raise DataError(  # whose names may be a record
+            f"Expected the names of columns in the first line of {path}. Got numbers instead: name "
+            "the columns with --header here, and with header= in the node's --node-config."
+        )
     check_columns(columns, policy.columns)
     if policy.domain is not None and policy.domain.n_features != len(columns):
         raise DataError(

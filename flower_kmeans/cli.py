@@ -2,7 +2,8 @@
 
 ``simulate`` clusters a photograph, or a table of one's own, with all clients on this machine;
 ``plan`` prints what a private run would cost, from its parameters alone; ``keygen`` makes keys for
-a deployment, and ``check`` tells whether a node could take part in one. Errors are one sentence and
+a deployment, ``check`` tells whether a node could take part in one, and ``forget`` erases what runs
+that failed left in its ledger. Errors are one sentence and
 end with exit code 1.
 """
 
@@ -375,6 +376,10 @@ def check(
     data: Annotated[
         Path | None, typer.Option(help="The node's records: a csv, npy, npz or parquet file.")
     ] = None,
+    header: Annotated[
+        str | None,
+        typer.Option(help="NAME,NAME: columns of a csv file whose first line is a record already."),
+    ] = None,
     superlink: Annotated[
         str | None, typer.Option(help="The SuperLink to reach with TLS, as HOST:PORT.")
     ] = None,
@@ -391,10 +396,43 @@ def check(
 
         if root_certificates is not None and superlink is None:
             raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
-        findings = check_node(policy_file, data, superlink, root_certificates)
+        names = None if header is None else header.split(",")
+        findings = check_node(policy_file, data, superlink, root_certificates, names)
         print_findings(_console(), findings)
         if not all(finding.is_well for finding in findings):
             raise typer.Exit(1)
+
+
+@app.command()
+def forget(
+    *,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The directory with the node's ledger.")
+    ] = None,
+    policy_file: Annotated[
+        Path | None, typer.Option(help="Or the policy that names that directory.")
+    ] = None,
+) -> None:
+    """Erase the secrets of runs that never ended from a node's ledger, and keep all charges.
+
+    A run that failed leaves its keys there. A run that still goes on is refused from then on.
+    """
+    with _one_sentence():
+        from flower_kmeans.federation.life import forget_unfinished
+        from flower_kmeans.federation.policy import ClientPolicy
+        from flower_kmeans.privacy.ledger import Ledger
+        from flower_kmeans.privacy.ledger_file import find_private_file
+
+        if (state_dir is None) == (policy_file is None):
+            raise ConfigurationError("Expected either --state-dir or --policy-file.")
+        named = ClientPolicy.from_file(policy_file).state_dir if policy_file else state_dir
+        if named is None:
+            raise ConfigurationError(f"The policy file {policy_file} names no state_dir.")
+        if find_private_file(Path(named)) is None:
+            raise ConfigurationError(f"There is no ledger in {named}.")
+        with Ledger(named) as ledger:
+            n = forget_unfinished(ledger)
+        typer.echo(f"Forgot {_number(n, 'unfinished run')} in {named}. All charges are kept.")
 
 
 def main() -> None:

@@ -52,13 +52,15 @@ def register_kmeans(
         Built with decorators. For an app made from ``client_fn`` use `with_kmeans`.
     load_data : callable
         ``load_data(context)`` returns the client's records, an array-like of shape (n, d) in the
-        user's units, with NaN for what is missing (an array whose type is not numeric is refused
-        as a whole). It is called once per message, so it must be cheap, and must return the same
+        user's units, with NaN for what is missing. It must not raise because of a single record,
+        whose presence a refusal would show: read files with `load_table(..., malformed="nan")`. It
+        is called once per message, so it must be cheap, and must return the same
         records in the same order throughout a run.
     policy : ClientPolicy, optional
         What this client accepts. The default accepts no private run, because it names no ledger.
         Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it
-        can only tighten that (`tightest`), and the default leaves it as it is.
+        can only tighten that (`tightest`), and the default leaves it as it is. Any other key that
+        begins with ``policy`` is taken for a misspelling, and every run is refused.
     on_result : callable, optional
         ``on_result(result, context)`` is called once per finished run with a `ClientResult`, and
         again on a repeated ``finish`` if it failed or was interrupted.
@@ -156,12 +158,22 @@ def _handler(
     return handle
 
 
+def _is_misspelt(key: str) -> bool:
+    """Return whether an operator seems to have meant the policy file, and named it otherwise."""
+    return key != POLICY_FILE and key.strip().lower().startswith("policy")
+
+
 def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
     """Return what a node accepts: its operator's file, tightened by the app; nothing on errors."""
     name = context.node_config.get(POLICY_FILE)
-    if name is None:
+    misspelt = sorted(key for key in context.node_config if _is_misspelt(key))
+    if name is None and not misspelt:
         return ClientPolicy() if own is None else own
     try:
+        if misspelt:
+            raise ConfigurationError(
+                f"Expected the policy file under {POLICY_FILE} in --node-config. Got {misspelt}."
+            )
         if not isinstance(name, str) or not Path(name).is_absolute():
             raise ConfigurationError(f"Expected {POLICY_FILE} as an absolute path in text.")
         operators = ClientPolicy.from_file(name)

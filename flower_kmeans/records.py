@@ -1,5 +1,6 @@
 """Records as they come from users: checked, or with their unusable rows left out."""
 
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 FloatArray = NDArray[np.float64]
 
 _CHECK_ROWS = 8_192
+_TRUTH = {"true": "1", "false": "0"}
+_NOT_NUMBERS = (np.ndarray, np.datetime64, np.timedelta64)  # though float() takes some of them
 
 
 def check_records(
@@ -52,7 +55,9 @@ def usable_records(
 
     Inside a run nothing visible may depend on a single record, so a row that is malformed or not
     finite is a null record that counts as none, and no records at all are a table without rows
-    (docs/guarantees.md, "Neighbours, budget, delta").
+    (docs/guarantees.md, "Neighbours, budget, delta"). For the same reason one row that turns a
+    whole array into text, complex numbers or objects decides nothing about the others: text that
+    reads as a number is that number, and so is a complex one without imaginary part (`as_number`).
 
     Parameters
     ----------
@@ -66,29 +71,28 @@ def usable_records(
     Returns
     -------
     usable : ndarray of shape (n, d), float64
-        The input itself, uncopied, where every row is finite.
+        The input itself, uncopied, where every row is finite, but never memory that is mapped from
+        a file or shared with another process.
     n_null : int
         Rows left out. Private: for the client's own log only.
 
     Raises
     ------
     DataError, ConfigurationTypeError
-        If this is not a table at all, an array of another width or type, or one with other columns.
+        If this is not a table at all, an array of another width, of dates or with a mask, or one
+        with other columns: nothing that a single record decides.
     """
-    if isinstance(records, tuple | list) and any(
-        getattr(item, "ndim", 0) == 2 for item in records[:2]
-    ):
-        # Told apart from malformed rows, which count as none: it is the loader that is wrong.
-        raise DataError("Expected one table of records, without labels. Got several instead.")
     check_columns(named_columns(records), columns)
     try:
         checked = _as_table(records, n_features, "records")
-    except (DataError, ConfigurationTypeError):
-        rows = _listed(records)
-        if rows is None:
+    except (KMeansError, TypeError, ValueError, OverflowError):
+        table = _row_by_row(records, n_features)
+        if table is None:
             raise
-        table = [row for row in (_row(row, n_features) for row in rows) if row is not None]
-        return np.array(table, dtype=np.float64).reshape(-1, n_features), len(rows) - len(table)
+        checked = table
+    if _is_mapped(checked):
+        # Another process may write to it between the commitment to the records and the answer.
+        checked = checked.copy()
     if _first_bad_row(checked) is None:
         return checked, 0
     finite: NDArray[np.bool_] = np.all(np.isfinite(checked), axis=1)
@@ -151,25 +155,82 @@ def _as_table(records: ArrayLike, n_features: int | None, name: str) -> FloatArr
         return np.ascontiguousarray(array, dtype=np.float64)
 
 
-def _listed(records: Any) -> list[Any] | None:
-    """Return the rows of what may hold anything, or ``None`` if it has no rows of its own."""
+def as_number(cell: Any) -> float:
+    """Return what one cell of a table says, or NaN if that is no number.
+
+    Text counts as the number that it spells, with ``true`` and ``false`` as 1 and 0, so that a
+    record is the same whether or not another one made its column a column of text.
+    """
+    try:
+        if isinstance(cell, str | bytes):
+            text = (cell.decode() if isinstance(cell, bytes) else cell).strip().lower()
+            if "_" in text:  # Python's own way to write numbers, and nobody else's
+                return np.nan
+            return float(_TRUTH.get(text, text))
+        if isinstance(cell, complex | np.complexfloating):
+            return float(cell.real) if cell.imag == 0 else np.nan
+        return np.nan if isinstance(cell, _NOT_NUMBERS) else float(cell)
+    except Exception:  # whatever an object of the loader's raises when it is asked for its number
+        return np.nan
+
+
+def _row_by_row(records: Any, n_features: int) -> FloatArray | None:
+    """Return records of any kind, with NaN where a row is malformed; ``None`` if they have no rows.
+
+    What has rows of its own is told by its type and shape, which no single record decides.
+    """
     if isinstance(records, list | tuple):
-        return list(records)
-    if isinstance(records, np.ma.MaskedArray):
+        rows = list(records)
+    elif isinstance(records, np.ma.MaskedArray):
         return None
-    array = np.asarray(records)
-    may_hold_anything = array.dtype.kind == "O" and array.ndim in (1, 2)
-    has_nothing = array.shape in ((0,), (0, 0))
-    return array.tolist() if may_hold_anything or has_nothing else None
+    else:
+        array = np.asarray(records)
+        if array.shape in ((0,), (0, 0)):
+            rows = []
+        elif array.ndim == 2 and array.shape[1] == n_features:
+            return _numbers(array)
+        elif array.ndim == 1 and array.dtype.kind == "O":
+            rows = list(array)
+        else:
+            return None
+    table = np.full((len(rows), n_features), np.nan)
+    for i, row in enumerate(rows):
+        numbers = _row(row, n_features)
+        if numbers is not None:
+            table[i] = numbers
+    return table
 
 
 def _row(row: Any, n_features: int) -> FloatArray | None:
-    """Return one record, or ``None`` if it is malformed or not finite."""
+    """Return one row with NaN where it is malformed; ``None`` if all of it is."""
     try:
-        numbers = _as_table([row], n_features, "records")[0]
-    except (KMeansError, TypeError, ValueError, OverflowError):
+        array = np.asarray(row)
+    except Exception:  # as in `as_number`
         return None
-    return numbers if np.isfinite(numbers).all() else None
+    return _numbers(array) if array.shape == (n_features,) else None
+
+
+def _numbers(array: NDArray[Any]) -> FloatArray | None:
+    """Return an array cell by cell as numbers or NaN; ``None`` for what never holds numbers."""
+    kind = array.dtype.kind
+    if kind in "biuf":
+        with np.errstate(over="ignore"):
+            return np.asarray(array, dtype=np.float64)
+    if kind == "c":
+        return np.where(array.imag == 0, array.real, np.nan).astype(np.float64)
+    if kind in "OSTU":
+        cells = [as_number(cell) for cell in array.ravel().tolist()]
+        return np.array(cells, dtype=np.float64).reshape(array.shape)
+    return None
+
+
+def _is_mapped(array: Any) -> bool:
+    """Return whether an array shows a memory map, through whatever views."""
+    while array is not None:
+        if isinstance(array, np.memmap | mmap.mmap):
+            return True
+        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
+    return False
 
 
 def _first_bad_row(records: FloatArray) -> int | None:

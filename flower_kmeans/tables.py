@@ -1,15 +1,19 @@
 """Tables of records from csv, npy, npz and parquet files."""
 
+import csv
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
+from flower_kmeans.records import as_number
+
+Header = Literal[True] | Sequence[str]
 
 _SUFFIXES = (".csv", ".npy", ".npz", ".parquet")
 
@@ -32,7 +36,7 @@ class Table:
     Attributes
     ----------
     records : ndarray of shape (n, d), float64
-        The features, finite.
+        The features; finite, unless malformed cells were read as NaN.
     columns : tuple of str
         Names of the d features.
     labels : ndarray of shape (n,), optional
@@ -74,13 +78,15 @@ def load_table(
     label: str | None = None,
     features: Sequence[str] | None = None,
     keep: Collection[str] = (),
+    malformed: Literal["error", "nan"] = "error",
+    header: Header | None = None,
 ) -> Table:
     """Read records from a csv, npy, npz or parquet file.
 
-    A csv file whose first line holds numbers only has no header. Columns without a name are called
-    ``x0``, ``x1``, ... An npz file holds either one two-dimensional array (with, optionally,
-    ``columns``: its names) and any number of one-dimensional ones as long as it has rows, which may
-    serve as label or to split by; or one-dimensional arrays only, which are the columns.
+    Columns without a name are called ``x0``, ``x1``, ... An npz file holds either one
+    two-dimensional array (with, optionally, ``columns``: its names) and any number of
+    one-dimensional ones as long as it has rows, which may serve as label or to split by; or
+    one-dimensional arrays only, which are the columns.
 
     Parameters
     ----------
@@ -90,9 +96,19 @@ def load_table(
         Column with labels. It is not a feature.
     features : sequence of str, optional
         Columns to cluster by; by default all but the label and columns in ``keep`` that hold no
-        numbers.
+        numbers. With ``malformed="nan"``: all but the label and columns in ``keep``.
     keep : collection of str
         Further columns to return, whatever they hold.
+    malformed : {"error", "nan"}
+        What to do with a cell of a feature that is no finite number, and with a line of a csv file
+        that has more or fewer cells than there are columns. ``"error"`` stops. ``"nan"`` is for
+        `load_data` in a run, where no single record may decide whether a client answers
+        (docs/guarantees.md, "Neighbours, budget, delta"): such a cell, or all of such a line, is
+        NaN, and so a null record. Each line of a csv file is a record then, also within quotes.
+    header : True or sequence of str, optional
+        ``True`` if the first line of a csv file names its columns, or the names if it does not: the
+        file is then separated by commas. By default the first line is no header if it holds numbers
+        only; with ``malformed="nan"`` this is not guessed from a record, and has to be said.
 
     Returns
     -------
@@ -101,10 +117,17 @@ def load_table(
     Raises
     ------
     ConfigurationError
-        If the format or a column is unknown, or a package to read the format is missing.
+        If the format or a column is unknown, a package to read the format is missing, or ``header``
+        has to be said.
     DataError
-        If the file cannot be read, or a feature holds text, nulls, NaN or infinity.
+        If the file cannot be read, a feature's type holds no numbers (dates), or, with
+        ``malformed="error"``, a feature holds text, nulls, NaN or infinity.
     """
+    if malformed not in ("error", "nan"):
+        raise ConfigurationError(
+            f"Expected malformed as 'error' or 'nan'. Got {malformed!r} instead."
+        )
+    lenient = malformed == "nan"
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigurationError(
@@ -112,7 +135,7 @@ def load_table(
         )
     if not path.is_file():
         raise DataError(f"The data file {path} does not exist.")
-    columns, side = _read(path)
+    columns, side = _read(path, header, lenient)
     available = {**columns, **side}
     for name in (label, *(features or ()), *keep):
         if name is not None and name not in available:
@@ -121,7 +144,7 @@ def load_table(
         features = [
             name
             for name, values in columns.items()
-            if name != label and (_is_number(values) or name not in keep)
+            if name != label and (name not in keep or (not lenient and _is_number(values)))
         ]
     elif label in features:
         raise ConfigurationError(f"The label column {label!r} cannot be a feature as well.")
@@ -130,44 +153,95 @@ def load_table(
     if not features:
         raise DataError(f"The data file {path} has no column to cluster by.")
     return Table(
-        records=_stack({name: available[name] for name in features}),
+        records=_stack({name: available[name] for name in features}, lenient),
         columns=tuple(features),
         labels=None if label is None else available[label],
         others={name: available[name] for name in keep if name not in features},
     )
 
 
-def _read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+def _read(
+    path: Path, header: Header | None, lenient: bool
+) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Return a file's columns, and what it holds beside them."""
     suffix = path.suffix.lower()
     if suffix == ".npy":
         return _columns_of_array(_load_numpy(path), None), {}
     if suffix == ".npz":
         return _read_npz(path)
+    if suffix == ".csv" and lenient:
+        return _read_lines(path, header), {}
     require("pyarrow", f"A {suffix[1:]} file")
-    return (_read_csv(path) if suffix == ".csv" else _read_parquet(path)), {}
+    return (_read_csv(path, header) if suffix == ".csv" else _read_parquet(path)), {}
 
 
-def _read_csv(path: Path) -> dict[str, NDArray[Any]]:
+def _read_csv(path: Path, header: Header | None) -> dict[str, NDArray[Any]]:
     from pyarrow import ArrowInvalid
     from pyarrow import csv as arrow_csv
 
+    names: list[str] | None = None
     try:
-        with path.open(encoding="utf-8-sig", errors="replace") as file:
-            first = file.readline().rstrip("\r\n")
-        delimiter = max(",;\t", key=first.count)
-        names = [name.strip().strip('"') for name in first.split(delimiter)]
-        if headless := bool(first) and all(_is_number_text(name) for name in names):
-            names = _default_names(len(names))
+        if header is None:
+            with path.open(encoding="utf-8-sig", errors="replace") as file:
+                first = file.readline().rstrip("\r\n")
+            delimiter = _delimiter(first)
+            cells = [cell.strip().strip('"') for cell in first.split(delimiter)]
+            if bool(first) and all(_is_number_text(cell) for cell in cells):
+                names = _default_names(len(cells))
+        elif header is True:
+            with path.open(encoding="utf-8-sig", errors="replace") as file:
+                delimiter = _delimiter(file.readline())
+        else:
+            names, delimiter = list(header), ","
         table = arrow_csv.read_csv(
             path,
-            read_options=arrow_csv.ReadOptions(column_names=names if headless else None),
+            read_options=arrow_csv.ReadOptions(column_names=names),
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
         )
     except (ArrowInvalid, OSError):
         # The reader's own text quotes the lines it failed on.
         raise DataError(f"The data file {path} is not a csv table.") from None
     return _columns_of_arrow(table, path)
+
+
+def _read_lines(path: Path, header: Header | None) -> dict[str, NDArray[Any]]:
+    """Return the columns of a csv file as text, line by line: none has a say in another's cells."""
+    if header is None:
+        raise ConfigurationError(
+            "Expected header with malformed='nan': True if a csv file's first line names its "
+            "columns, else their names. Got None: it is not guessed from a record."
+        )
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
+            first = file.readline() if header is True else ""
+            delimiter = _delimiter(first) if header is True else ","
+            cells = _cells_of_line(first, delimiter) if header is True else list(header)
+            names = [name.strip() for name in cells]
+            nothing = [""] * len(names)
+            rows = [_cells_of_line(line, delimiter) for line in file if line.strip()]
+    except OSError:
+        raise DataError(f"The data file {path} is not a csv table.") from None
+    if not names or len(set(names)) < len(names):
+        raise DataError(f"Expected the data file {path} with columns of different names.")
+    table = np.array(
+        [row if len(row) == len(names) else nothing for row in rows], dtype=object
+    ).reshape(len(rows), len(names))
+    return {name: table[:, i] for i, name in enumerate(names)}
+
+
+def _cells_of_line(line: str, delimiter: str) -> list[str]:
+    """Return the cells of one line, which ends where its text does, whatever it quotes."""
+    line = line.rstrip("\r\n")
+    if '"' not in line:  # much faster
+        return line.split(delimiter)
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def _delimiter(line: str) -> str:
+    return max(",;\t", key=line.count)
 
 
 def _read_parquet(path: Path) -> dict[str, NDArray[Any]]:
@@ -242,19 +316,22 @@ def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> dict[
     return {name: array[:, i] for i, name in enumerate(names)}
 
 
-def _stack(features: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+def _stack(features: Mapping[str, NDArray[Any]], lenient: bool) -> NDArray[np.float64]:
     lengths = {len(values) for values in features.values()}
     if len(lengths) != 1:
         raise DataError("Expected columns of one length.")
     records = np.empty((lengths.pop(), len(features)), dtype=np.float64)
     for i, (name, values) in enumerate(features.items()):
-        if values.ndim != 1 or (len(values) and not _is_number(values)):
+        numbers = values
+        if lenient and not _is_number(values) and values.dtype.kind in "OSTUc":
+            numbers = np.array([as_number(cell) for cell in values.tolist()], dtype=np.float64)
+        if values.ndim != 1 or (len(values) and not _is_number(numbers)):
             raise DataError(
                 f"The column {name!r} does not hold numbers (dates and text do not count): "
                 "name the columns to cluster by with --columns, or turn it into numbers."
             )
-        records[:, i] = values
-        bad = int(np.count_nonzero(~np.isfinite(records[:, i])))
+        records[:, i] = numbers
+        bad = 0 if lenient else int(np.count_nonzero(~np.isfinite(records[:, i])))
         if bad:
             raise MissingValuesError(name, bad, len(records))
     return records

@@ -26,7 +26,8 @@ from typer.testing import CliRunner
 from flower_kmeans import check
 from flower_kmeans.cli import app
 from flower_kmeans.federation.roster import write_members
-from flower_kmeans.privacy.ledger import FILE_NAME, Ledger, Limit
+from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 
 PLAN = gaussian_plan()
 SECRET = 7.1325891
@@ -433,7 +434,7 @@ def test_records_that_fit(node):
         ("income,age\n1,2\n", "got ['income', 'age']"),
         ("age,income,extra\n1,2,3\n", "'extra'"),
         ("age\n1\n", "got ['age']"),
-        ("1,2\n3,4\n", "got ['x0', 'x1']"),
+        ("1,2\n3,4\n", "Got numbers instead"),
         (f"age,income\n{SECRET},\n2,3\n", "is empty, NaN or infinite in some records"),
         ("age,income\nx,1\n", "does not hold numbers"),
         (f"age,income\n{SECRET}\n", "not a csv table"),
@@ -444,6 +445,16 @@ def test_records_that_do_not_fit(text, expected, node):
     code, found = run(node, "--data", node / "records.csv")
     assert code == 1
     assert expected in found["data"].told
+
+
+def test_a_file_without_a_header_is_named_by_its_operator(node):
+    written(node / "records.csv", f"{SECRET},2\n3,4\n")
+    code, found = run(node, "--data", node / "records.csv")
+    assert code == 1
+    assert "--header" in found["data"].told
+    assert str(SECRET) not in found["data"].told
+    assert run(node, "--data", node / "records.csv", "--header", "age,income")[0] == 0
+    assert run(node, "--data", node / "records.csv", "--header", "income,age")[0] == 1
 
 
 def test_the_number_of_columns_is_that_of_the_bounds(node):

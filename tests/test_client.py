@@ -282,6 +282,22 @@ def test_a_file_that_is_not_there_refuses_every_run(name, tmp_path, monkeypatch)
     assert enrol_with(kmeans_client_app(load, SIMULATED), **node_config) == Code.POLICY
 
 
+@pytest.mark.parametrize(
+    "key", ["policy", "policy_file", "Policy-File", "policyfile", "policy-files", " policy-file"]
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_misspelt_policy_file_refuses_every_run(key, beside, tmp_path, caplog):
+    file = policy_file(tmp_path, 'state_dir = "state"')
+    node_config = {key: file["policy-file"], **(file if beside else {})}
+    for run in (None, make_run("plain")):
+        assert enrol_with(kmeans_client_app(load, SIMULATED), run, **node_config) == Code.POLICY
+        assert enrol_with(kmeans_client_app(load), run, **node_config) == Code.POLICY
+    assert key in caplog.text
+    assert "policy-file" in caplog.text
+    other = {"data": "/policy", "my-policy": "1"}  # what an app may name as it likes
+    assert enrol_with(kmeans_client_app(load, SIMULATED), **other) == Code.OK
+
+
 def test_an_app_with_another_ledger_than_the_files_is_refused(tmp_path):
     file = policy_file(tmp_path, 'state_dir = "state"')
     app = kmeans_client_app(load, ClientPolicy(state_dir=tmp_path / "other"))

@@ -129,6 +129,95 @@ def test_ambiguous_npz_is_refused(tmp_path, arrays):
         load_table(path)
 
 
+# --------------------------------------------------------------------------- malformed="nan"
+
+
+def lenient(path, text, **options):
+    path.write_bytes(text.encode("latin-1"))
+    return load_table(path, malformed="nan", **{"header": True, **options})
+
+
+LINES = [
+    "0.5,n/a",
+    "0.5,",
+    "0.5",
+    "1,2,3",
+    '"0.5,2',
+    "nan,1",
+    "\xff,1",
+    "0.5,inf",
+    '"a"b",1',
+    "\0,1",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize("header", [True, ["a", "b"]])
+def test_one_bad_line_leaves_all_others_as_they_are(line, place, header, tmp_path):
+    lines = ["0.1,0.2", '"3", 4e-3 ', "true,-1"]
+    first = ["a,b"] if header is True else []
+    good = lenient(tmp_path / "x.csv", "\n".join([*first, *lines]), header=header)
+    np.testing.assert_array_equal(good.records, [[0.1, 0.2], [3, 4e-3], [1, -1]])
+    lines.insert(place, line)
+    table = lenient(tmp_path / "x.csv", "\n".join([*first, *lines]) + "\n", header=header)
+    assert table.columns == ("a", "b")
+    assert not np.isfinite(table.records[place]).all()
+    np.testing.assert_array_equal(np.delete(table.records, place, axis=0), good.records)
+
+
+def test_a_good_file_is_the_same_in_both_modes(tmp_path):
+    for suffix in (".csv", ".npy", ".npz", ".parquet"):
+        path = write(tmp_path, suffix)
+        table = load_table(path, label="kind", malformed="nan", header=True)
+        np.testing.assert_array_equal(table.records, load_table(path, label="kind").records)
+        assert [str(label) for label in table.labels] == LABELS
+    path = tmp_path / "random.csv"
+    values = np.random.default_rng(0).normal(size=(500, 3)) * 10.0 ** np.arange(-9, 9, 6)
+    for delimiter in ",;\t":
+        np.savetxt(path, values, delimiter=delimiter, header=delimiter.join(NAMES), comments="")
+        table = load_table(path, malformed="nan", header=True)
+        np.testing.assert_array_equal(table.records, load_table(path).records)
+
+
+def test_a_column_of_text_is_one_of_nan(tmp_path):
+    table = lenient(tmp_path / "x.csv", "a,city\n1,Paris\n2,Rome\n")
+    np.testing.assert_array_equal(table.records, [[1, np.nan], [2, np.nan]])
+    table = lenient(tmp_path / "x.csv", "a,city\n1,Paris\n2,Rome\n", keep=["city"])
+    assert table.columns == ("a",)
+    np.save(tmp_path / "x.npy", np.array([["1", "2"], ["3", "x"]]))
+    table = load_table(tmp_path / "x.npy", malformed="nan")
+    np.testing.assert_array_equal(table.records, [[1, 2], [3, np.nan]])
+
+
+def test_a_file_without_lines_is_a_table_without_rows(tmp_path):
+    assert lenient(tmp_path / "x.csv", "", header=["a", "b"]).records.shape == (0, 2)
+    assert lenient(tmp_path / "x.csv", "a,b\n").records.shape == (0, 2)
+    assert lenient(tmp_path / "x.csv", "a,b\n\n1,2\n\n").records.shape == (1, 2)
+
+
+def test_what_no_record_decides_is_still_an_error(tmp_path):
+    path = tmp_path / "x.csv"
+    with pytest.raises(DataError, match="different names"):
+        lenient(path, "a,a\n1,2\n")
+    with pytest.raises(ConfigurationError, match="a, b"):
+        lenient(path, "a,b\n1,2\n", features=["c"])
+    with pytest.raises(ConfigurationError, match="header"):
+        lenient(path, "a,b\n1,2\n", header=None)
+    with pytest.raises(ConfigurationError, match="malformed"):
+        load_table(path, malformed="skip")
+    with pytest.raises(DataError, match="does not exist"):
+        load_table(tmp_path / "none.csv", malformed="nan", header=True)
+
+
+def test_the_header_can_be_said_where_errors_stop_too(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("1,2\n3,4\n")
+    assert load_table(path, header=["a", "b"]).columns == ("a", "b")
+    assert len(load_table(path, header=["a", "b"]).records) == 2
+    assert load_table(path, header=True).columns == ("1", "2")
+
+
 @pytest.mark.parametrize(
     "array", [X[0], np.zeros((2, 2, 2)), np.array([[1, None]]), np.empty((3, 0))]
 )

@@ -22,6 +22,7 @@ from flower_kmeans.privacy.ledger import Answer, Ledger, Limit
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
 
+DELIVERED, FORGOTTEN = 1, 2
 _SECRET_BYTES = 32
 _ANSWER = struct.Struct("<II32s32s")
 _PREFIX = "kmeans."
@@ -83,7 +84,8 @@ class Life:
     state : State, optional
         The algorithm's state at the head.
     finished : int
-        1 when the result was delivered; everything secret is erased then.
+        1 (`DELIVERED`) when the result was delivered, 2 (`FORGOTTEN`) when the operator had an
+        unfinished run erased; nothing secret is left in either case.
     """
 
     secret: bytes
@@ -117,9 +119,9 @@ class Life:
         """Drop answers to rounds before ``t``: no rule asks for them again."""
         self.answered = {key: value for key, value in self.answered.items() if key[0] >= t}
 
-    def finish(self) -> None:
+    def finish(self, how: int = DELIVERED) -> None:
         """Keep only the fact that the run is over; erase every secret (section 8, End)."""
-        over = Life(secret=b"", chain=b"", finished=1, head=self.head)
+        over = Life(secret=b"", chain=b"", finished=how, head=self.head)
         self.__dict__.update(over.__dict__)
 
 
@@ -159,6 +161,31 @@ def unpack_life(data: bytes) -> Life:
     except _UNREADABLE:
         pass
     raise LedgerError("The ledger holds a life that cannot be read.")
+
+
+def forget_unfinished(ledger: Ledger) -> int:
+    """Erase all that is secret of runs that did not end here, and keep every charge.
+
+    For runs that failed or were stopped: nobody sends their members ``finish``. A run that goes on
+    after all is refused as over (STALE), as is every life that cannot be read.
+
+    Returns
+    -------
+    int
+        Number of runs that were forgotten.
+    """
+    return ledger.rewrite(_forgotten)
+
+
+def _forgotten(memory: bytes) -> bytes | None:
+    try:
+        life = unpack_life(memory)
+    except LedgerError:  # which may hold secrets all the same
+        life = Life(secret=b"", chain=b"")
+    if life.finished:
+        return None
+    life.finish(FORGOTTEN)
+    return pack_life(life)
 
 
 class Memory(Protocol):

@@ -26,7 +26,7 @@ from flower_kmeans.errors import (
 from flower_kmeans.federation.cohort import commitment, data_digest, leaf, root_from
 from flower_kmeans.federation.document import RunDocument, VersionError
 from flower_kmeans.federation.keyring import Keyring
-from flower_kmeans.federation.life import ContextMemory, LedgerMemory, Life, Memory
+from flower_kmeans.federation.life import DELIVERED, ContextMemory, LedgerMemory, Life, Memory
 from flower_kmeans.federation.messages import (
     MESSAGE_VERSION,
     Code,
@@ -329,6 +329,8 @@ class Member:
             raise RefuseError(Code.DATA) from error
         if n_null:
             log.warning("%d records are malformed or not finite; each counts as none.", n_null)
+            if not len(records):
+                log.warning("No record is left. Expected one table of numbers, without labels.")
         self._loaded = records
         return records
 
@@ -530,7 +532,7 @@ class Member:
 
     def _open(self, request: Open | Finish) -> OpenReply:
         over = self._memory.load(request.doc_hash)
-        if over is not None and over.finished and isinstance(request, Finish):
+        if over is not None and over.finished == DELIVERED and isinstance(request, Finish):
             return OpenReply(doc_hash=request.doc_hash)  # a repeated finish
         life, run = self._find_life(request)
         told = read_result(run, request.result) if isinstance(request, Finish) else None

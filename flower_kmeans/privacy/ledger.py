@@ -17,18 +17,17 @@ Beside them lies an opaque memory for each run, which its owner replaces by comp
 import json
 import os
 import sqlite3
-import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flower_kmeans.errors import BudgetError, KMeansError, LedgerError, MessageError
+from flower_kmeans.privacy.ledger_file import find_private_file, make_private_file
 from flower_kmeans.privacy.plan import PrivacyPlan, composed_epsilon
 from flower_kmeans.privacy.release import Release, release_from_config
 
-FILE_NAME = "ledger.sqlite3"
 _VERSION = 1
 _BUSY_SECONDS = 60.0
 _SCHEMA = """
@@ -103,11 +102,12 @@ class Ledger:
     Raises
     ------
     LedgerError
-        If the directory or the file cannot be used, or is open to others than its owner.
+        If the directory or the file cannot be used, is another user's, or is open to others than
+        its owner, or if the file is a symbolic link.
     """
 
     def __init__(self, state_dir: str | os.PathLike[str]) -> None:
-        path = _private_file(Path(state_dir))
+        path = make_private_file(Path(state_dir))
         with _ledger_errors():
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             try:
@@ -173,6 +173,27 @@ class Ledger:
             "INSERT OR REPLACE INTO memories VALUES (?, ?, ?)", (run, version + 1, memory)
         )
         return version + 1
+
+    def rewrite(self, change: Callable[[bytes], bytes | None]) -> int:
+        """Replace the memories of all runs in one transaction, and leave every charge as it is.
+
+        Parameters
+        ----------
+        change : callable
+            Returns what replaces a memory, or ``None`` to keep it.
+
+        Returns
+        -------
+        int
+            How many were replaced.
+        """
+        with self._exclusive():
+            rows = self._db.execute("SELECT run, version, memory FROM memories").fetchall()
+            changed = [(run, version, change(bytes(memory))) for run, version, memory in rows]
+            replaced = [(run, version, memory) for run, version, memory in changed if memory]
+            for run, version, memory in replaced:
+                self._replace(bytes(run), int(version), memory)
+            return len(replaced)
 
     # ------------------------------------------------------------------ charges
 
@@ -285,20 +306,9 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
     LedgerError
         If a `Ledger` in this directory could not be opened, or its charges cannot be read.
     """
-    directory = Path(state_dir)
-    path = directory / FILE_NAME
-    try:
-        if not directory.exists():
-            _require_writable(directory.parent, "the parent of state_dir")
-            return None
-        _require_private(directory, "state_dir", 0o700)
-        _require_writable(directory, "state_dir")
-        if not path.exists():
-            return None
-        _require_private(path, "ledger", 0o600)
-        _require_writable(path, "ledger")
-    except OSError as error:
-        raise LedgerError(f"The state_dir {directory} cannot be used: {error.strerror}.") from None
+    path = find_private_file(Path(state_dir))
+    if path is None:
+        return None
     with _ledger_errors():
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
         try:
@@ -353,33 +363,6 @@ def _rounds(config: str) -> list[list[Release]]:
     # Not the whole plan: its promise was verified when it was written, and takes long to verify.
     rounds: list[list[dict[str, Any]]] = json.loads(config)["rounds"]
     return [[release_from_config(item) for item in releases] for releases in rounds]
-
-
-def _private_file(directory: Path) -> Path:
-    """Return the ledger's path in a directory, both made if missing, both their owner's alone."""
-    path = directory / FILE_NAME
-    try:
-        if not directory.exists():
-            directory.mkdir(mode=0o700, exist_ok=True)  # not its parents: they may be unmounted
-        _require_private(directory, "state_dir", 0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        _require_private(path, "ledger", 0o600)
-    except OSError as error:
-        raise LedgerError(f"The state_dir {directory} cannot be used: {error.strerror}.") from None
-    return path
-
-
-def _require_private(path: Path, name: str, expected: int) -> None:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise LedgerError(f"Expected {name} {path} with mode {expected:04o}. Got {mode:04o}.")
-
-
-def _require_writable(path: Path, name: str) -> None:
-    if path.is_dir() != (name != "ledger"):
-        raise LedgerError(f"Expected {name} {path} as a directory. Got something else instead.")
-    if not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
-        raise LedgerError(f"Expected {name} {path} to be writable by this user. Got another.")
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from scipy.stats import chi2
 from sklearn.cluster import KMeans
 
 from flower_kmeans.metrics import matched_centroid_error
-from flower_kmeans.privacy.ledger import FILE_NAME, Ledger
+from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 
 # In squared units of records that lie within 14 of 0. The noise of such a run makes about 2e-4.
 CLOSE = 0.01

@@ -9,13 +9,16 @@ import pytest
 from flwr.app import RecordDict
 from harness import SIMULATED, Node, Scene, decoded, key_file, make_run, roster_policies
 from ledger_workers import CRASHED, answer_and_die
+from typer.testing import CliRunner
 
+from flower_kmeans.cli import app
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.life import unpack_life
+from flower_kmeans.federation.life import Life, forget_unfinished, unpack_life
 from flower_kmeans.federation.member import Member
 from flower_kmeans.federation.messages import Enrol, OpenReply, Refusal, RoundReply, to_content
 from flower_kmeans.privacy.calibration import epsilon_of_mu
-from flower_kmeans.privacy.ledger import FILE_NAME, Ledger
+from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.privacy.plan import composed_epsilon
 
 DELTA = 1e-6
@@ -153,6 +156,83 @@ def test_the_end_erases_secrets_from_the_file_and_keeps_the_charge(tmp_path):
     assert life_of(scene.nodes[1], scene.run).finished == 1
     assert spent(scene.nodes[1]) == cost > 0
     assert code_of(scene.nodes[1].ask(enrolment(scene.run))) == Code.STALE
+
+
+def in_the_file(node, secrets):
+    """Return the secrets that the ledger's file holds, in whatever form."""
+    kept = (node.policy.state_dir / FILE_NAME).read_bytes()
+    return {name for name, s in secrets.items() if s and (s in kept or s.hex().encode() in kept)}
+
+
+@pytest.mark.parametrize("keys", ["relayed", "file"])
+@pytest.mark.parametrize("option", ["--state-dir", "--policy-file"])
+def test_a_run_that_failed_is_forgotten_and_stays_charged(option, keys, tmp_path):
+    """25: nobody sends `finish` for a run that failed, so its keys lie there until then."""
+    scene = ledger_scene(tmp_path, make_run("distributed-noise", keys=keys))
+    scene.round()
+    scene.open()
+    assert isinstance(scene.answer(1), RoundReply)
+    node, run = scene.nodes[1], scene.run
+    life = life_of(node, run)
+    secrets = {name: getattr(life, name) for name in ("secret", "group_key", "exchange_secret")}
+    secrets["state"] = life.state.arrays["centroids"].astype("<i8").tobytes()
+    secrets["answer"] = next(iter(life.answered.values()))[1]
+    expected = {name for name, secret in secrets.items() if secret}
+    assert in_the_file(node, secrets) == expected
+    assert expected >= {"secret", "group_key", "state", "answer"}
+    cost = spent(node)
+    policy = tmp_path / "policy.toml"
+    policy.write_text(f'state_dir = "{node.policy.state_dir}"')
+    policy.chmod(0o600)
+    named = node.policy.state_dir if option == "--state-dir" else policy
+    result = CliRunner().invoke(app, ["forget", option, str(named)])
+    assert result.exit_code == 0
+    assert "Forgot 1 unfinished run in" in result.output
+    assert in_the_file(node, secrets) <= {"answer"}  # whose digest is part of the charge
+    assert life_of(node, run) == Life(secret=b"", chain=b"", finished=2, head=life.head)
+    assert spent(node) == cost > 0
+    question = scene.request(1)
+    assert code_of(node.ask(enrolment(run))) == Code.STALE
+    assert code_of(node.ask(question)) == Code.STALE
+    assert code_of(node.ask(replace(question, doc=run.document.data))) == Code.STALE
+    finish = scene.server.finish_requests()[node.node_id]
+    assert code_of(node.ask(finish)) == Code.STALE  # it has no result, and does not say so
+    assert not node.results
+    result = CliRunner().invoke(app, ["forget", option, str(named)])
+    assert "Forgot 0 unfinished runs in" in result.output
+    assert spent(node) == cost
+
+
+def test_finished_runs_are_left_as_they_are_and_unreadable_ones_are_erased(tmp_path):
+    scene = ledger_scene(tmp_path, make_run())
+    for _ in range(3):
+        scene.round()
+    scene.finish()
+    node = scene.nodes[1]
+    finished = life_of(node, scene.run)
+    with Ledger(node.policy.state_dir) as ledger:
+        version = ledger.load(scene.run.document.doc_hash)[0]
+        ledger.save(b"r" * 32, 0, b'{"secret": "KEPT"}')
+        assert forget_unfinished(ledger) == 1
+        assert ledger.load(scene.run.document.doc_hash)[0] == version
+        assert unpack_life(ledger.load(b"r" * 32)[1]).finished == 2
+    assert life_of(node, scene.run) == finished
+    assert b"KEPT" not in (node.policy.state_dir / FILE_NAME).read_bytes()
+
+
+def test_forgetting_makes_no_ledger_and_needs_one_directory(tmp_path):
+    (tmp_path / "policy.toml").write_text("")
+    (tmp_path / "policy.toml").chmod(0o600)
+    for arguments, expected in (
+        (["--state-dir", tmp_path / "state"], "no ledger"),
+        (["--policy-file", tmp_path / "policy.toml"], "no state_dir"),
+        ([], "either"),
+        (["--state-dir", tmp_path, "--policy-file", tmp_path / "policy.toml"], "either"),
+    ):
+        result = CliRunner().invoke(app, ["forget", *map(str, arguments)])
+        assert result.exit_code == 1
+        assert expected in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.toml"]
 
 
 @pytest.mark.parametrize("sends", [False, True])

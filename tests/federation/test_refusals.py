@@ -1,5 +1,6 @@
 """A refusal tells the operator why, in the client's log, and the server only its code."""
 
+import importlib.util
 import logging
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from harness import SIMULATED, Node, Scene, decoded, key_file, make_run
 from flower_kmeans.client import ClientPolicy
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.messages import Enrol, Refusal, to_content
+from flower_kmeans.federation.messages import Enrol, EnrolReply, Refusal, to_content
+from flower_kmeans.records import usable_records
 from flower_kmeans.tables import Table
 
 MARKER = 0.7132589  # in the records
@@ -158,6 +161,52 @@ def test_records_that_cannot_be_used_are_explained_without_a_value(caplog):
         assert expected in line
     node = Node(3, Table(records(), ("age", "income")), SIMULATED)
     assert not isinstance(decoded(node.handle(enrolment(run))), Refusal)
+
+
+APP = ROOT / "simulations" / "deployment" / "app" / "client_app.py"
+ROWS = [[x, y] for x, y in np.random.default_rng(0).random((9, 2)).tolist()]
+WRONG = ["nan,1", "0.5,", ",", "0.5", "1,2,3", "n/a,1", '"0.5,1', "1j,1", "inf,1", "\xff,1"]
+
+
+def shipped_load_data():
+    spec = importlib.util.spec_from_file_location("client_app_of_the_deployment", APP)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.load_data
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("place", [0, 4, 9])
+def test_no_refusal_depends_on_a_record_of_a_file(place, named, tmp_path):
+    """17: whatever one line of a node's file is, the shipped app answers with the others."""
+    load_data, path = shipped_load_data(), tmp_path / "records.csv"
+    settings = {"data": str(path)} | ({} if named else {"header": "age,income"})
+    run = make_run(domain=NAMED.to_config())
+    for wrong in WRONG:
+        lines = [f"{x!r},{y!r}" for x, y in ROWS]
+        lines.insert(place, wrong)
+        path.write_text("\n".join(["age,income"] * named + lines), "latin-1")
+        loaded = load_data(SimpleNamespace(node_config=settings))
+        np.testing.assert_array_equal(usable_records(loaded, 2)[0], ROWS)
+        node = Node(1, lambda table=loaded: table, SIMULATED)
+        assert isinstance(decoded(node.handle(enrolment(run))), EnrolReply)
+
+
+@pytest.mark.parametrize(
+    "wrong", [[0.5, "n/a"], [0.5, 1j], [0.5, None], [0.5], [[0.5, 0.5]], None, np.ones((1, 2)), 5]
+)
+@pytest.mark.parametrize("place", [0, 1, 9])
+def test_no_refusal_depends_on_a_record_of_an_array(wrong, place):
+    """17: nor does it where the loader's array becomes one of text, complex numbers or objects."""
+    rows = [*ROWS[:place], wrong, *ROWS[place:]]
+    tables = [rows, tuple(rows)]
+    if isinstance(wrong, list) and len(wrong) == 2:
+        tables.append(np.array(rows))
+        tables.append(np.array(rows, dtype=object))
+    for table in tables:
+        np.testing.assert_array_equal(usable_records(table, 2)[0], ROWS)
+        node = Node(1, lambda table=table: table, SIMULATED)
+        assert isinstance(decoded(node.handle(enrolment(make_run()))), EnrolReply)
 
 
 def test_a_crowd_that_is_too_small_is_explained(caplog):

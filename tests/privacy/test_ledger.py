@@ -25,13 +25,13 @@ from flower_kmeans.errors import BudgetError, LedgerError
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.ledger import (
-    FILE_NAME,
     AnotherAnswerError,
     Ledger,
     Limit,
     MemoryChangedError,
     spent_epsilon,
 )
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 
 LOOSE = Limit(100.0, DELTA)
 PLAN = gaussian_plan()
@@ -310,6 +310,51 @@ def test_a_ledger_that_is_open_to_others_is_refused(state_dir, mode):
     (state_dir / FILE_NAME).chmod(mode)
     with pytest.raises(LedgerError, match=f"0600.*{mode:04o}"):
         Ledger(state_dir)
+
+
+def belongs_to(monkeypatch, path, user):
+    """Pretend that a path has another owner: only the superuser could give it one."""
+    stated, fstated, inode = os.stat, os.fstat, path.stat().st_ino
+
+    def changed(facts):
+        values = list(facts)
+        values[4] = user
+        return os.stat_result(values) if facts.st_ino == inode else facts
+
+    monkeypatch.setattr(os, "stat", lambda *args, **options: changed(stated(*args, **options)))
+    monkeypatch.setattr(os, "fstat", lambda descriptor: changed(fstated(descriptor)))
+
+
+@pytest.mark.parametrize("name", ["state_dir", "ledger"])
+@pytest.mark.parametrize("use", [Ledger, lambda state_dir: spent_epsilon(state_dir, DELTA)])
+def test_what_belongs_to_another_user_is_refused(state_dir, name, use, monkeypatch):
+    Ledger(state_dir).close()
+    path = state_dir if name == "state_dir" else state_dir / FILE_NAME
+    other = os.geteuid() + 12345
+    with monkeypatch.context() as pretended:
+        belongs_to(pretended, path, other)
+        with pytest.raises(LedgerError, match=f"{name} {path} .*user or to root.*id {other} "):
+            use(state_dir)
+    with monkeypatch.context() as pretended:
+        belongs_to(pretended, path, 0)
+        use(state_dir)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("use", [Ledger, lambda state_dir: spent_epsilon(state_dir, DELTA)])
+@pytest.mark.parametrize("has_flag", [True, False])
+def test_a_ledger_behind_a_link_is_refused(state_dir, exists, use, has_flag, tmp_path, monkeypatch):
+    if not has_flag:
+        monkeypatch.delattr(os, "O_NOFOLLOW")
+    target = tmp_path / "elsewhere"
+    if exists:
+        target.touch(mode=0o600)
+    state_dir.mkdir(mode=0o700)
+    (state_dir / FILE_NAME).symlink_to(target)
+    with pytest.raises(LedgerError, match=f"{FILE_NAME} as a file. Got a symbolic link"):
+        use(state_dir)
+    assert target.exists() == exists
+    assert not exists or target.stat().st_size == 0
 
 
 def test_directories_that_cannot_be_used_are_one_sentence(tmp_path):

@@ -3,7 +3,11 @@
 What a node has and accepts is said by its operator, in ``--node-config``:
 
 ``data``
-    The file with the node's records: csv or npy.
+    The file with the node's records: csv or npy. A cell that is no number, or a line with too many
+    or too few cells, makes its record count as none: it neither stops a run nor shows.
+``header``
+    For a csv file whose first line is a record: the names of its columns, ``a,b``. Otherwise left
+    out, and the first line names them.
 ``policy-file``
     Absolute path of the operator's policy: which runs are answered, and where the group key and
     the ledger lie. A node without one answers no private run.
@@ -26,7 +30,12 @@ from flower_kmeans.datasets import Table, load_table
 
 def load_data(context: Context) -> Table:
     """Return the records of the node's file, with the names of its columns."""
-    return load_table(Path(str(context.node_config["data"])))
+    header = context.node_config.get("header")
+    return load_table(
+        Path(str(context.node_config["data"])),
+        malformed="nan",
+        header=True if header is None else str(header).split(","),
+    )
 
 
 def on_result(result: ClientResult, context: Context) -> None:

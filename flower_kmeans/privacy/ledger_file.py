@@ -1,0 +1,101 @@
+"""Where a ledger lies: one file in a directory, both of this user's own and closed to others."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flower_kmeans.errors import LedgerError
+
+FILE_NAME = "ledger.sqlite3"
+_DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+
+
+def make_private_file(directory: Path) -> Path:
+    """Return the ledger's path in a directory, both made if missing, both their owner's alone.
+
+    Raises
+    ------
+    LedgerError
+        If one of them cannot be used, is another user's or open to others, or if the file is a
+        symbolic link or no file: whoever placed it there chose what is written.
+    """
+    path = directory / FILE_NAME
+    with _os_errors(directory):
+        if not directory.exists():
+            # Not its parents: they may be unmounted.
+            directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        _require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
+        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
+            raise _linked(path)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            descriptor = os.open(path, flags, _FILE_MODE)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise _linked(path) from None
+            raise
+        try:
+            _require_own(os.fstat(descriptor), path, "ledger", _FILE_MODE)
+        finally:
+            os.close(descriptor)
+    return path
+
+
+def find_private_file(directory: Path) -> Path | None:
+    """Return the ledger's path if there is one, ``None`` if one can be made; change nothing.
+
+    Raises
+    ------
+    LedgerError
+        If `make_private_file` would fail.
+    """
+    path = directory / FILE_NAME
+    with _os_errors(directory):
+        if not directory.exists():
+            _require_writable(directory.parent, "the parent of state_dir")
+            return None
+        _require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
+        _require_writable(directory, "state_dir")
+        if not os.path.lexists(path):
+            return None
+        if path.is_symlink():
+            raise _linked(path)
+        _require_own(path.stat(), path, "ledger", _FILE_MODE)
+        _require_writable(path, "ledger")
+    return path
+
+
+def _require_own(facts: os.stat_result, path: Path, name: str, expected: int) -> None:
+    """Require what is no other user's and closed to all others."""
+    user = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
+    if facts.st_uid not in (0, user):
+        raise LedgerError(
+            f"Expected {name} {path} to belong to this user or to root. "
+            f"Got user id {facts.st_uid} instead."
+        )
+    mode = stat.S_IMODE(facts.st_mode)
+    if mode & 0o077:
+        raise LedgerError(f"Expected {name} {path} with mode {expected:04o}. Got {mode:04o}.")
+
+
+def _require_writable(path: Path, name: str) -> None:
+    if path.is_dir() != (name != "ledger"):
+        raise LedgerError(f"Expected {name} {path} as a directory. Got something else instead.")
+    if not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
+        raise LedgerError(f"Expected {name} {path} to be writable by this user. Got another.")
+
+
+def _linked(path: Path) -> LedgerError:
+    return LedgerError(f"Expected ledger {path} as a file. Got a symbolic link instead.")
+
+
+@contextmanager
+def _os_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(f"The state_dir {directory} cannot be used: {error.strerror}.") from None
