@@ -34,10 +34,15 @@ _KEYS = {
         "Keys were relayed by the server: a malicious server, or one that adds its own nodes, "
         "reads everything."
     ),
-    "file": "Keys come from a file that the server must not have.",
+    "file": (
+        "Keys come from a file that the server must not have: stolen later, it opens the answers "
+        "of all members in recorded runs."
+    ),
     "roster": (
         "Keys come from a roster of pinned public keys: a member's place is its own on the roster, "
-        "and nodes that are not on it can neither read nor make a sum."
+        "and nodes that are not on it can neither read nor make a sum. A member's key that is "
+        "stolen later opens the answers of all members in recorded runs that sealed an envelope "
+        "for it."
     ),
 }
 _NEIGHBOURS = {

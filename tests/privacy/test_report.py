@@ -224,3 +224,19 @@ def test_a_roster_withstands_an_active_server_only_where_nodes_keep_ledgers(with
     assert report.ledger == with_ledger
     assert active.startswith("Yes" if with_ledger else "In part")
     assert ("vote twice" in active) == (not with_ledger)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("file", "stolen later, it opens the answers of all members"),
+        ("roster", "key that is stolen later opens the answers of all members"),
+        ("relayed", None),
+    ],
+)
+def test_users_are_told_what_a_stolen_key_opens(keys, told):
+    from dataclasses import replace
+
+    text = " ".join(replace(report_of(fast("oblivious-server")), keys=keys).statements)
+    assert ("stolen" in text) == (told is not None)
+    assert told is None or told in text

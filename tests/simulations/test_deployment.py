@@ -25,7 +25,7 @@ from flower_kmeans import Box, ClientPolicy
 from flower_kmeans.cli import app as flower_kmeans
 from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
-from flower_kmeans.federation.roster import write_group_key, write_members
+from flower_kmeans.federation.roster import Roster, read_identity, write_group_key, write_members
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_the_pages_commands_are_those_that_run(loopback):
     assert loopback.check_command(*files) in documented
     link = ("link.example.org:8000", "node/ca.crt")
     assert loopback.check_command(*files, *link) in documented
-    assert ["sha256sum", "roster.toml"] in documented
+    assert ["sha256sum", "member/roster.toml"] in documented
     config = {"n-clients": 3, "report": "/srv/report.json"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
     assert ["python", "simulations/deployment/loopback.py"] in documented
@@ -132,9 +132,23 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch):
     for words in made:
         credentials.main(words)
     keygen = [words[1:] for words in commands() if words[:2] == ["flower-kmeans", "keygen"]]
-    assert keygen == [["keygen", "group.key"], ["keygen", "--members", "a", "b", "c"]]
+    own = ["keygen", "--members", "a", "--output", "member"]
+    assert keygen == [["keygen", "group.key"], own]
     for words in keygen:
         assert CliRunner().invoke(flower_kmeans, words).exit_code == 0
+    assert len(Roster.from_file("member/roster.toml")) == 1
+    lines = ""
+    for name in "abc":  # each on its own node, as the page merges them
+        words = [name if word == "a" else word for word in own]
+        words[-1] = f"from-{name}"
+        assert CliRunner().invoke(flower_kmeans, words).exit_code == 0
+        lines += Path(f"from-{name}/roster.toml").read_text("utf-8")
+    Path("member/roster.toml").write_text(lines, "utf-8")
+    assert Roster.from_file("member/roster.toml").names == ("a", "b", "c")
+    for place, name in enumerate("abc"):
+        assert read_identity("member/roster.toml", f"from-{name}/{name}.key").place == place
+    merge = "cat from-a/roster.toml from-b/roster.toml from-c/roster.toml > member/roster.toml"
+    assert shlex.split(merge) in commands()
 
     authority = x509.load_pem_x509_certificate(Path("link/ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate(Path("link/server.pem").read_bytes())
@@ -149,7 +163,7 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch):
     private = load_ssh_private_key(Path("node/node.key").read_bytes(), None)
     public = load_ssh_public_key(Path("node/node.pub").read_bytes())
     assert private.public_key() == public
-    names = ["link/ca.key", "link/server.key", "node/node.key", "group.key", "a.key", "b.key"]
+    names = ["link/ca.key", "link/server.key", "node/node.key", "group.key", "member/a.key"]
     assert [mode(Path(name)) for name in names] == [0o600] * len(names)
     assert len(ClientPolicy(group_key_file="group.key").read_group_key()) == 32
 
