@@ -24,7 +24,7 @@ from flower_kmeans.federation.document import PROTOCOL, RunDocument
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.report import Report
-from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd, SuLloyd
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, Lloyd, SuLloyd
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -172,6 +172,8 @@ def test_the_readmes_app_and_server_make_a_run():
 def build(strategy, trust=None, **options):
     """Build a small strategy."""
     budget = PrivacyBudget(None) if strategy is Lloyd or trust == "plain" else BUDGET
+    if strategy is FedDPKMeans:
+        options.setdefault("server_data", RECORDS[:20])
     return strategy(3, BOX, budget, 600, trust=trust, n_clients=6, n_rounds=2, **options)
 
 
@@ -180,7 +182,7 @@ def test_strategies_are_as_in_the_table():
     found = {}
     for name, _, noise, trusts in rows:
         found[code_spans(name)[0]] = (noise, code_spans(trusts))
-    classes = {cls.__name__: cls for cls in (FastLloyd, GLloyd, SuLloyd, Lloyd)}
+    classes = {cls.__name__: cls for cls in (FastLloyd, GLloyd, SuLloyd, FedDPKMeans, Lloyd)}
     assert found.keys() == classes.keys()
     for name, (noise, trusts) in found.items():
         strategy = build(classes[name])
@@ -192,7 +194,7 @@ def test_strategies_are_as_in_the_table():
     assert models == {trust for _, trusts in found.values() for trust in trusts}
     with pytest.raises(ConfigurationError, match="trust of SuLloyd"):
         build(SuLloyd, "distributed-noise")
-    for strategy in (FastLloyd, GLloyd, SuLloyd):
+    for strategy in (FastLloyd, GLloyd, SuLloyd, FedDPKMeans):
         assert build(strategy, "plain").plan.is_private is False
 
 

@@ -1,0 +1,449 @@
+"""Whole runs of FedDP-KMeans: under both trust models, for records and for clients."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from harness import (
+    SIMULATED,
+    RecordingGrid,
+    exact_statistic,
+    key_file,
+    roster_policies,
+    run_recorded,
+    stock_start,
+)
+from hostile import without_noise
+
+from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
+from flower_kmeans.algorithms import Question
+from flower_kmeans.algorithms.feddp import NOTES
+from flower_kmeans.assignment import assign
+from flower_kmeans.domain import GridRecords
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.federation.arrays import decode_arrays
+from flower_kmeans.metrics import matched_centroid_error
+from flower_kmeans.secagg.ring import from_ring
+from flower_kmeans.strategies import FedDPKMeans, KMeansStrategy
+
+RNG = np.random.default_rng
+CENTERS = np.array([[6.0, 6.0, 0.0], [-6.0, 6.0, 1.0], [0.0, -6.0, -1.0]])
+RECORDS = np.repeat(CENTERS, 400, axis=0) + RNG(1).normal(size=(1200, 3))
+PARTS = np.array_split(RNG(2).permutation(RECORDS), 6)
+SERVER = (CENTERS + RNG(3).normal(size=(10, 3, 3))).reshape(30, 3)
+BALL = Ball(14.0, [0.0, 0.0, 0.0])
+TRUSTS = ("distributed-noise", "trusted-server")
+KEYS = ("relayed", "file", "roster")
+T = 5
+
+
+def make(trust="distributed-noise", *, epsilon=8.0, unit="record", k=3, domain=BALL, **options):
+    if trust == "plain":
+        epsilon = None
+    options = {"server_data": SERVER, "n_rounds": 2, "n_clients": 6, "min_clients": 3, **options}
+    return FedDPKMeans(k, domain, PrivacyBudget(epsilon, unit=unit), 1200, trust=trust, **options)
+
+
+def policies_of(keys, tmp_path):
+    if keys == "roster":
+        return roster_policies(tmp_path, len(PARTS))
+    return [replace(SIMULATED, group_key_file=key_file(tmp_path) if keys == "file" else None)]
+
+
+def run(strategy, parts=PARTS, **options):
+    return run_recorded(strategy, parts, timeout=60, **options)
+
+
+def questions(outcome):
+    """Return the question of each round."""
+    asked = {}
+    for item in outcome.grid.sent:
+        if item.kind == "round":
+            asked[item.fields["t"]] = decode_arrays(item.fields["question"])
+    return [Question(t, asked[t]) for t in sorted(asked)]
+
+
+def same(outcome):
+    """Require that the server and all clients have one result; return it."""
+    result = outcome.one
+    np.testing.assert_array_equal(outcome.strategy.centroids, result.centroids)
+    np.testing.assert_array_equal(outcome.result.arrays["centroids"].numpy(), result.centroids)
+    np.testing.assert_array_equal(outcome.result.arrays["counts"].numpy(), result.counts)
+    return result
+
+
+# --------------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("start", [None, stock_start])
+@pytest.mark.parametrize("contribution", ["record", "client", "means"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_runs_end_with_one_result(trust, contribution, start):
+    unit = "record" if contribution == "record" else "client"
+    means = {"contribution": "means"} if contribution == "means" else {}
+    outcome = run(make(trust, unit=unit, **means), start=start)
+    result, report = same(outcome), outcome.strategy.report
+    assert result.centroids.shape == (3, 3)
+    assert np.isfinite(result.counts).all()
+    assert np.linalg.norm(result.centroids, axis=1).max() <= 14.0
+    assert len(outcome.results) == 6
+    assert report.answers == [6] * T
+    assert (report.trust, report.unit, report.n_rounds) == (trust, unit, T)
+    assert 7.9 < report.epsilon <= 8.0
+    assert report.server_asks
+    assert not report.incidents
+
+
+@pytest.mark.parametrize("keys", KEYS)
+@pytest.mark.parametrize("opening", ["immediate", "simple"])
+def test_runs_take_keys_of_any_kind(keys, opening, tmp_path):
+    strategy = make(keys=keys, opening=opening)
+    outcome = run(strategy, policy=policies_of(keys, tmp_path))
+    same(outcome)
+    assert (strategy.report.keys, strategy.report.opening) == (keys, opening)
+    assert strategy.report.answers == [6] * T
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_without_noise_it_finds_the_clusters(trust):
+    with without_noise():
+        outcome = run(make(trust))
+    found = same(outcome)
+    means = RECORDS.reshape(3, 400, 3).mean(axis=1)
+    assert matched_centroid_error(found.centroids, means) < 1e-4
+    np.testing.assert_array_equal(np.sort(found.counts), [400] * 3)
+    assert outcome.strategy.report.notes == ()
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(trust, unit):
+    """Without noise, the sum of each round is exactly that of the clients who answered it."""
+    faults = [Fault(i, t, "drop") for i, t in enumerate(range(1, T + 1))]
+    with without_noise():
+        outcome = run(make(trust, unit=unit, n_rounds=2), faults=faults)
+    same(outcome)
+    server, report = outcome.strategy._run_state, outcome.strategy.report
+    assert report.answers == [5] * T
+    assert [(entry.client, entry.round) for entry in report.dropped] == [
+        (i, i + 1) for i in range(T)
+    ]
+    for closed, question in zip(server.closed, questions(outcome), strict=True):
+        away = question.round - 1
+        present = [part for i, part in enumerate(PARTS) if i != away]
+        expected = sum(exact_statistic(server.run, question, part) for part in present)
+        np.testing.assert_array_equal(from_ring(closed.opened)[:-1], expected)
+
+
+@pytest.mark.ray
+def test_ray_gives_the_same_result():
+    """Node ids differ, and with them the noise, so there is next to none."""
+    options = {"epsilon": 1e6, "fraction_bits": 20, "cost": True}
+    found = [
+        simulate(make(**options), PARTS, engine=engine, timeout=120)
+        for engine in ("in-process", "ray")
+    ]
+    np.testing.assert_allclose(found[0].centroids, found[1].centroids, atol=0.01)
+    np.testing.assert_allclose(found[0].counts, found[1].counts, atol=1)
+    assert found[1].report.answers == [6] * T
+    assert found[0].report.cost.value == pytest.approx(found[1].report.cost.value, rel=0.01)
+
+
+@pytest.mark.parametrize("d", [100, 784])
+def test_second_moments_travel_by_half(d):
+    """With many columns the first message is d (d + 1) / 2 words, and one that is counted."""
+    domain = Ball(4.0, np.zeros(d))
+    records = RNG(4).normal(size=(9, d)) * 0.1
+    strategy = make(
+        "trusted-server" if d == 784 else "distributed-noise",
+        k=2,
+        domain=domain,
+        server_data=RNG(5).normal(size=(4, d)) * 0.1,
+        n_rounds=1,
+        n_clients=3,
+    )
+    outcome = run(strategy, np.split(records, 3))
+    same(outcome)
+    rounds = [item for item in outcome.grid.received if item.kind == "round"]
+    first = [item for item in rounds if len(item.data) == max(len(i.data) for i in rounds)]
+    assert len(first) == 3
+    for item in first:
+        assert len(item.fields["words"]) == 8 * (d * (d + 1) // 2 + 1)
+        assert len(item.data) < 0.51 * 8 * d**2 + 1000
+    # Nor does the server send more, where it announces the sum.
+    assert max(len(item.data) for item in outcome.grid.sent) < 0.51 * 8 * d**2 + 1000
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+def test_an_oblivious_server_is_refused_with_the_reason():
+    with pytest.raises(ConfigurationError, match="trust of FedDPKMeans") as caught:
+        make("oblivious-server")
+    reason = "The server computes the next question, so it cannot be oblivious."
+    assert str(caught.value).endswith(reason)
+    with pytest.raises(ConfigurationError, match="needs the sum of each round"):
+        make(opening="deferred")
+
+
+@pytest.mark.parametrize("mechanisms", ["laplace", {"weights": "laplace"}, {"cost": "laplace"}])
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_laplace_noise_needs_a_server_that_adds_it(mechanisms, unit):
+    options = {"mechanisms": mechanisms, "unit": unit, "cost": True}
+    with pytest.raises(ConfigurationError, match=r"[Ll]aplace"):
+        make(**options)
+    strategy = make("trusted-server", **options)
+    same(run(strategy))
+    report = strategy.report.to_dict()
+    kinds = {release["name"]: release["mechanism"] for release in report["releases"]}
+    laplace = {name for name, kind in kinds.items() if kind == "laplace"}
+    everywhere = {"weights", "lift-counts", "lloyd-counts", "cost"}
+    assert laplace == (everywhere if mechanisms == "laplace" else set(mechanisms))
+    assert report["mu"] is None
+    assert 7.9 < report["epsilon"] <= 8.0
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        SERVER[:, :2],
+        np.hstack([SERVER, SERVER]),
+        SERVER[0],
+        SERVER[:2],
+        np.repeat(SERVER[:2], 5, axis=0),
+        np.empty((0, 3)),
+        np.where(SERVER[3, 1] == SERVER, np.nan, SERVER),
+        np.where(SERVER[3, 1] == SERVER, -np.inf, SERVER),
+        SERVER.astype(str),
+        [["a", "b", "c"]] * 5,
+        None,
+        5.0,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_server_data_that_cannot_be_used_are_refused_when_the_strategy_is_made(trust, points):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match="server_data") as caught:
+        make(trust, server_data=points)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 300
+    for value in SERVER.ravel():
+        assert f"{value:.3f}" not in text
+
+
+def test_server_data_are_required():
+    with pytest.raises(TypeError, match="server_data"):
+        FedDPKMeans(3, BALL, PrivacyBudget(1.0), 1200, n_clients=6)
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_initial_centroids_are_refused(trust):
+    with pytest.raises(ConfigurationError, match="no initial: FedDPKMeans makes its own"):
+        make(trust, initial=CENTERS)
+    for start in (None, stock_start):
+        grids = []
+
+        def begin(strategy, grid, start=start, grids=grids, **options):
+            grids.append(grid)
+            given = ArrayRecord([CENTERS])
+            begin = start or KMeansStrategy.start
+            return begin(strategy, grid, initial_arrays=given, **options)
+
+        with pytest.raises(ConfigurationError, match="no initial_arrays: FedDPKMeans"):
+            run(make(trust), start=begin)
+        (grid,) = grids
+        assert isinstance(grid, RecordingGrid)
+        assert not grid.sent
+
+
+# --------------------------------------------------------------------------- what travels
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_the_servers_points_are_in_no_message(trust):
+    """Neither their numbers, nor where they lie on the grid."""
+    strategy = make(trust, k=2, cost=True)
+    outcome = run(strategy)
+    assert strategy.algorithm.server_points.shape == SERVER.shape
+    messages = b"".join(item.data for item in (*outcome.grid.sent, *outcome.grid.received))
+    report = json.dumps(strategy.report.to_dict())
+    for value in SERVER.ravel():
+        assert value.tobytes() not in messages
+        for text in (repr(float(value)), float(value).hex()):
+            assert text.encode() not in messages
+            assert text not in report
+    for row in strategy.algorithm.server_points:
+        assert row.tobytes() not in messages
+        assert row[:2].tobytes() not in messages
+    document = strategy._run_state.run.document
+    assert document.data in messages
+    config = json.loads(document.data)["algorithm"]
+    assert config["n_server_points"] == len(SERVER)
+    assert not [name for name in config if "server" in name and name != "n_server_points"]
+    # They were used: their projections were what the second question was made of.
+    second = questions(outcome)[1].arrays
+    assert second["points"].shape == (len(SERVER), 2)
+    algorithm = strategy.algorithm
+    seen = algorithm.projection.project(
+        algorithm.server_points.astype(float), second["projection"].astype(float)
+    )
+    np.testing.assert_array_equal(second["points"], seen)
+
+
+# --------------------------------------------------------------------------- the report
+
+
+def exact_cost(outcome, parts):
+    """Return what `CostEstimate.value` estimates, from the records, and the loss of rounding."""
+    algorithm, question = outcome.strategy.algorithm, questions(outcome)[-1]
+    before, q = question.arrays["centroids"], algorithm.fraction_bits
+    records = GridRecords(np.vstack(parts), algorithm.domain, q)
+    points = np.vstack(list(records.blocks(10**6)))
+    labels, d2 = assign(points, before)
+    kept = slice(None) if algorithm.radius is None else d2 <= algorithm.radius**2
+    scale = algorithm._user_scale[0]
+    near = algorithm.domain.from_unit(points[kept] * 2.0**-q)
+    moved = outcome.strategy.centroids[labels[kept]]
+    # Half a step of every squared distance at most is not known.
+    return float(((near - moved) ** 2).sum()), len(near) * 2.0 ** -(q + 1) * scale**2
+
+
+@pytest.mark.parametrize("sums", ["absolute", "relative"])
+@pytest.mark.parametrize("domain", [BALL, Box([-12.0] * 3, [12.0] * 3)], ids=["ball", "box"])
+def test_without_privacy_the_cost_is_exact(domain, sums):
+    outcome = run(make("plain", domain=domain, sums=sums, cost=True))
+    exact, rounding = exact_cost(outcome, PARTS)
+    cost = outcome.strategy.report.cost
+    assert cost.users_units
+    assert cost.standard_error == 0
+    assert abs(cost.value - exact) <= rounding * 1.000001
+    assert 2000 < cost.value < 4500  # about the 3 * 1200 of the records' variance
+
+
+@pytest.mark.parametrize("sums", ["absolute", "relative"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_the_cost_is_within_six_standard_errors(trust, sums):
+    outcome = run(make(trust, epsilon=100.0, sums=sums, cost=True))
+    exact, _ = exact_cost(outcome, PARTS)
+    strategy, cost = outcome.strategy, outcome.strategy.report.cost
+    assert 0 < cost.standard_error < exact
+    assert abs(cost.value - exact) < 6 * cost.standard_error
+    told = strategy.report.to_dict()["cost"]
+    assert told == {**vars(cost)}
+
+
+def test_the_error_of_the_cost_grows_with_the_noise_that_was_added():
+    """Three shares were planned for, less a colluder: six are sqrt 3 times the planned noise."""
+    strategy = make(cost=True)
+    run(strategy)
+    server = strategy._run_state
+    planned = strategy.algorithm.cost_estimate(server.state, 1.0)
+    assert strategy.report.noise_factor == pytest.approx(math.sqrt(6 / 2))
+    assert strategy.report.cost.standard_error == pytest.approx(
+        math.sqrt(3) * planned.standard_error
+    )
+
+
+def test_no_cost_is_told_unless_it_was_released():
+    strategy = make()
+    run(strategy)
+    assert strategy.report.cost is None
+    assert strategy.report.to_dict()["cost"] is None
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_the_report_lists_every_release_with_its_cost(trust, unit):
+    strategy = make(trust, unit=unit, cost=True)
+    run(strategy)
+    report = strategy.report.to_dict()
+    assert [(release["round"], release["name"]) for release in report["releases"]] == [
+        (1, "projection"),
+        (2, "weights"),
+        (3, "lift-sums"),
+        (3, "lift-counts"),
+        *itertools.product([4], ["lloyd-sums", "lloyd-counts"]),
+        *itertools.product([5], ["lloyd-sums", "lloyd-counts", "cost"]),
+    ]
+    mus = [release["mu"] for release in report["releases"]]
+    assert all(mu > 0 for mu in mus)
+    assert math.hypot(*mus) == pytest.approx(report["mu"], rel=1e-9)
+    shares = {}
+    for release in report["releases"]:
+        stage = release["name"].partition("-")[0]
+        shares[stage] = shares.get(stage, 0.0) + release["mu"] ** 2 / report["mu"] ** 2
+    defaults = {"projection": 0.30, "weights": 0.10, "lift": 0.30, "lloyd": 0.30, "cost": 0.02}
+    for stage, share in defaults.items():
+        assert shares[stage] == pytest.approx(share / 1.02, rel=1e-9)
+
+
+def test_shares_that_are_given_are_those_of_the_report():
+    strategy = make("trusted-server", shares={"projection": 3.0, "weights": 0.5})
+    run(strategy)
+    first, second = (entry["mu"] ** 2 for entry in strategy.report.to_dict()["releases"][:2])
+    assert first / second == pytest.approx(6.0)
+
+
+LIGHT, FEW, EQUAL = NOTES[2], NOTES[3], NOTES[4]
+NO_SIGNAL, NOT_LIFTED, KEPT = NOTES[0], NOTES[5], NOTES[6]
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_weights_below_the_least_are_told(trust):
+    strategy = make(trust, min_weight=1e9)
+    same(run(strategy))
+    assert LIGHT in strategy.report.notes
+    assert strategy.report.to_dict()["notes"] == list(strategy.report.notes)
+    ended = make(trust)
+    run(ended)
+    assert LIGHT not in ended.report.notes
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_fewer_heavy_points_than_clusters_are_told(trust):
+    """All records lie at one of the server's points, and the others get nothing but noise."""
+    parts = [np.repeat(CENTERS[:1], 200, axis=0)] * 6
+    strategy = make(trust, server_data=CENTERS, min_weight=300.0)
+    with without_noise():
+        same(run(strategy, parts))
+    assert FEW in strategy.report.notes
+    assert LIGHT not in strategy.report.notes
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_records_that_are_all_equal_are_no_error(trust, value):
+    """Their second moments have one direction, or none."""
+    strategy = make(trust, epsilon=1.0, cost=True)
+    outcome = run(strategy, [np.full((200, 3), value)] * 6)
+    result = same(outcome)
+    assert np.isfinite(result.centroids).all()
+    assert NO_SIGNAL in strategy.report.notes
+    if trust == "plain":
+        assert {NOT_LIFTED, KEPT} <= set(strategy.report.notes)
+        nearest = np.linalg.norm(result.centroids - value, axis=1).min()
+        assert nearest < 1e-3
+        # Half a step for every record is added for what rounding lost, here nothing.
+        assert strategy.report.cost.value == pytest.approx(1200 * 2.0**-17 * 14**2, abs=0.01)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_clients_without_records_are_no_error(trust):
+    strategy = make(trust)
+    result = same(run(strategy, [np.empty((0, 3))] * 6))
+    assert np.isfinite(result.centroids).all()
+
+
+def test_clusters_of_nothing_but_noise_are_told():
+    """Without noise, a server point far from all records gets none of them."""
+    server = np.vstack([CENTERS[:2], [[0.0, 0.0, 13.0]]])
+    parts = np.array_split(RECORDS[:800], 6)
+    strategy = make("plain", server_data=server, min_weight=1e-6)
+    run(strategy, parts)
+    assert not set(strategy.report.notes) - set(NOTES)
+    assert strategy.report.notes
