@@ -178,6 +178,8 @@ class FedDPParameters(Algorithm):
                 "records of a cluster. Got contribution='means'."
             )
         self._check_size()
+        if self.clip is not None:
+            self._check_clips()
         self.require_capacity()
 
     # ------------------------------------------------------------------ the contract
@@ -383,6 +385,19 @@ class FedDPParameters(Algorithm):
                 "Expected clips=None unless the budget is private with unit='client'. "
                 f"Got clips for {[name for name, _ in self.clips]}."
             )
+
+    def _check_clips(self) -> None:
+        """Require that a clipped client can still change every word by a step of the grid."""
+        for number in range(1, self.n_rounds + 1):
+            units = self._block_units(number)
+            for release in self.releases(number):
+                least = min(units[name] for name in release.blocks)
+                if least > 0 and self.clip_of(release) * least < 1:
+                    raise ConfigurationError(
+                        f"Expected a clip of the release {release.name!r} of at least "
+                        f"{1 / least:.3g}, one step of the grid. "
+                        f"Got {self.clip_of(release)!r} instead."
+                    )
 
     def _auto_sums(self) -> Literal["absolute", "relative"]:
         if self.contribution == "means":

@@ -181,6 +181,119 @@ def test_answers_add_up_to_that_of_the_pooled_records(sums):
         state = algorithm.update(state, together, RNG(0))
 
 
+# ----------------------------------------------------------------- whole clients
+
+FINE = 12  # truncation costs little here
+CLIENTS = PrivacyBudget(1.0, unit="client")
+OF_CLIENTS = [
+    {"clip": 2.0, "cost": True},
+    {"clip": 0.75, "sums": "relative", "alpha": 1.0},
+    {"clips": {"projection": 1.0, "lift-sums": 0.6, "lloyd-counts": 3}},
+    {"mechanisms": "laplace", "clip": 2.0, "cost": True},
+    {"contribution": "means"},
+    {"contribution": "means", "mechanisms": "laplace", "clips": {"weights": 2.5}},
+    {"contribution": "means", "clips": {"lift-sums": 1.2, "lloyd-sums": 1.0}},
+]
+
+
+def for_clients(domain, k=2, **options):
+    options = {"fraction_bits": FINE, "n_clients": 100, "n_lloyd_rounds": 1, **options}
+    return build(domain, k, CLIENTS, **options)
+
+
+def fine(array):
+    return np.asarray(array) << (FINE - Q)
+
+
+def clients(domain):
+    """Every client with up to three of some records, and one with many."""
+    points = grid_points(domain)
+    some = fine(points[np.unique(np.linspace(0, len(points) - 1, 5).astype(int))])
+    for n in range(4):
+        for chosen in itertools.combinations_with_replacement(range(len(some)), n):
+            yield some[list(chosen)]
+    yield np.repeat(some, 200, axis=0)
+
+
+def questions_for_clients(algorithm, seed):
+    coarse = build(algorithm.domain, algorithm.n_clusters, n_lloyd_rounds=1)
+    for question in questions(coarse, seed):
+        yield Question(question.round, {name: fine(a) for name, a in question.arrays.items()})
+
+
+@pytest.mark.parametrize("options", OF_CLIENTS)
+@pytest.mark.parametrize("name", ["line", "square", "disc"])
+def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
+    domain = DOMAINS[name]
+    algorithm, largest = for_clients(domain, **options), {}
+    for question in (q for seed in range(2) for q in questions_for_clients(algorithm, seed)):
+        algorithm.check_question(question)
+        units, places = algorithm.units(question), algorithm.places(question.round)
+        np.testing.assert_array_equal(algorithm.units(Question(question.round)), units)
+        for records in clients(domain):
+            # All records of the client at once: it holds them, or nothing, which adds zeros.
+            grid = GridRecords.from_grid(np.reshape(records, (-1, domain.n_features)), FINE)
+            words = algorithm.flatten(algorithm.answer(question, grid), question.round)
+            assert len(records) or not words.any()
+            for release in algorithm.releases(question.round):
+                (place,) = (places[block] for block in release.blocks)
+                part = np.abs(words[place]) / units[place]
+                norm = part.sum() if release.norm == "l1" else np.linalg.norm(part)
+                assert norm <= 1 + 1e-12
+                largest[release.name] = max(largest.get(release.name, 0.0), norm)
+    assert set(largest) == {release.name for release in algorithm.plan().releases}
+    for release, norm in largest.items():
+        # Of means, a default clip leaves room for all clusters, and a release of two corners.
+        assert norm >= 0.97, release
+
+
+def test_a_clip_of_its_own_for_each_release():
+    algorithm = for_clients(DOMAINS["square"], clips={"projection": 1.0, "lift-counts": 3})
+    clips = {r.name: algorithm.clip_of(r) for r in algorithm.plan().releases}
+    expected = dict.fromkeys(clips, 10.0) | {"projection": 1.0, "lift-counts": 3.0}
+    assert clips == expected  # 1000 records of 100 clients
+    record = build(DOMAINS["square"], fraction_bits=FINE, n_lloyd_rounds=1)
+    assert {record.clip_of(r) for r in record.plan().releases} == {1.0}
+    np.testing.assert_array_equal(
+        algorithm.units(Question(3)), record.units(Question(3)) * np.repeat([10.0, 3.0], [4, 2])
+    )
+    share = {a: a.plan().rounds[2][0].noise_multiplier for a in (algorithm, record)}
+    ratio = algorithm.noise_of(3)["sums"] / record.noise_of(3)["sums"]
+    assert ratio == pytest.approx(10 * share[algorithm] / share[record])
+
+
+def test_means_are_clipped_to_all_clusters_by_default():
+    for mechanisms, worth in (("gaussian", math.sqrt(4)), ("laplace", 4.0)):
+        algorithm = for_clients(
+            DOMAINS["square"], 4, contribution="means", mechanisms=mechanisms, clip=5.0
+        )
+        clips = {r.name: algorithm.clip_of(r) for r in algorithm.plan().releases}
+        assert clips == {
+            "projection": 5.0,
+            "weights": 5.0,
+            "lift-sums": 2.0,
+            "lift-counts": worth,
+            "lloyd-sums": 2.0,
+            "lloyd-counts": worth,
+        }
+
+
+@pytest.mark.parametrize("t", [3, 4])
+def test_means_are_those_of_the_clients_records_toward_zero(t):
+    algorithm = for_clients(DOMAINS["square"], 3, contribution="means")
+    one = 2**FINE
+    centers = np.array([[one, 0], [-one, 0], [0, one]])
+    identity = np.eye(2, dtype=np.int64) * one
+    question = Question(4, {"centroids": centers})
+    if t == 3:
+        question = Question(3, {"projection": identity, "centers": centers})
+    points = [[4000, 3], [4001, 2], [3999, 3], [-4000, -5], [-4001, -8]]
+    records = GridRecords.from_grid(points, FINE)
+    blocks = algorithm.statistic(question, records).blocks
+    np.testing.assert_array_equal(blocks["sums"], [[4000, 2], [-4000, -6], [0, 0]])
+    np.testing.assert_array_equal(blocks["counts"], [one, one, 0])
+
+
 # ----------------------------------------------------------------- questions
 
 
@@ -480,6 +593,35 @@ def test_server_points_need_not_be_near_every_cluster():
         Ball(2.0, [0.5] * 8), 5, PrivacyBudget(None), server_data=server_data[20:], fraction_bits=16
     )
     assert matched_centroid_error(algorithm.centroids(run(algorithm, records)), means) < 3e-4
+
+
+@pytest.mark.parametrize("contribution", ["sums", "means"])
+def test_clients_with_enough_records_find_the_means_too(contribution):
+    means, records, server_data = mixture(RNG(6), 3, 6, 3000, 0.05)
+    algorithm = build(
+        Ball(2.0, [0.5] * 6),
+        3,
+        PrivacyBudget(8.0, unit="client"),
+        server_data=server_data,
+        n_records=3000,
+        n_clients=600,
+        fraction_bits=16,
+        contribution=contribution,
+        clips={"projection": 1.0},
+    )
+    shuffled = RNG(0).permutation(records)
+    parts = [GridRecords(p, algorithm.domain, 16) for p in np.array_split(shuffled, 600)]
+    state, plan = algorithm.initial_state(), algorithm.plan()
+    stream = Stream.from_key(bytes(range(32)))
+    for t in range(1, algorithm.n_rounds + 1):
+        question = algorithm.question(state)
+        words = sum(algorithm.flatten(algorithm.answer(question, part), t) for part in parts)
+        words = words + server_noise(algorithm, plan, question, stream)
+        state = algorithm.update(state, algorithm.unflatten(words, t), RNG(0))
+    assert matched_centroid_error(algorithm.centroids(state), means) < 0.1
+    # Of 600 clients with five records each, most hold a given third of them.
+    size = 1000 if contribution == "sums" else 600 * (1 - (2 / 3) ** 5)
+    assert np.abs(algorithm.counts(state) - size).max() < 250
 
 
 @pytest.mark.parametrize("mechanisms", ["gaussian", "laplace"])

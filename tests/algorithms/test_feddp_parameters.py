@@ -127,12 +127,15 @@ def test_noise_can_be_shared_among_clients(d, epsilon, shares):
 
 # ----------------------------------------------------------------- the document
 
+CLIENTS = PrivacyBudget(1.0, unit="client")
 VARIANTS = [
     {},
     {"budget": PrivacyBudget(None), "n_records": None},
     {"sums": "relative"},
     {"alpha": 0.3, "margin": 1 / 3, "min_weight": 2.5, "seed": 9},
     {"cost": True, "shares": {"cost": 0.3, "lift-sums": 1}, "mechanisms": "laplace"},
+    {"budget": CLIENTS, "n_clients": 50, "clips": {"projection": 1}},
+    {"budget": CLIENTS, "n_clients": 50, "clip": 3.5, "contribution": "means"},
     {"n_lloyd_rounds": 0, "mechanisms": {"weights": "laplace"}, "fraction_bits": 12},
 ]
 
@@ -241,6 +244,25 @@ def test_a_configuration_that_lacks_a_field_is_refused():
         ({"mechanisms": {"lift-sums": "laplace"}}, ConfigurationError, "Got 'lift-sums'"),
         ({"seed": 2**53}, ConfigurationError, "seed in"),
         ({"fraction_bits": 26}, ConfigurationError, "fraction_bits in"),
+        ({"budget": CLIENTS}, ConfigurationError, "n_clients is required with unit='client'"),
+        ({"budget": CLIENTS, "n_clients": 9, "clip": 0}, ConfigurationError, "clip positive"),
+        ({"budget": CLIENTS, "n_clients": 0}, ConfigurationError, "n_clients in"),
+        ({"budget": CLIENTS, "n_clients": 9, "clips": {"x": 1}}, ConfigurationError, "Got 'x'"),
+        ({"budget": CLIENTS, "n_clients": 9, "clip": 1e-9}, ConfigurationError, "one step of the"),
+        ({"n_clients": 9}, ConfigurationError, "n_clients=None unless"),
+        ({"clips": {"cost": 1}}, ConfigurationError, "clips=None unless"),
+        ({"contribution": "all"}, ConfigurationError, "contribution in.*Got 'all'"),
+        ({"contribution": "means"}, ConfigurationError, "contribution='sums' with unit='record'"),
+        (
+            {"budget": CLIENTS, "n_clients": 9, "contribution": "means", "cost": True},
+            ConfigurationError,
+            "contribution='sums' with cost=True",
+        ),
+        (
+            {"budget": CLIENTS, "n_clients": 9, "contribution": "means", "sums": "relative"},
+            ConfigurationError,
+            "sums='relative'",
+        ),
         ({"k": 0}, ConfigurationError, "n_clusters in"),
         ({"n_records": 2**48}, ConfigurationError, "n_records=281474976710656 and noise"),
     ],
@@ -308,3 +330,11 @@ def test_a_second_lloyd_round_needs_little_noise():
     assert rounds(enough - 2, budget=budget).n_lloyd_rounds == 1
     assert rounds(None, budget=PrivacyBudget(None)).n_lloyd_rounds == 2
     assert rounds(10**4, budget=PrivacyBudget(None)).n_lloyd_rounds == 2
+
+
+def test_delta_is_that_of_the_units():
+    assert build().budget.delta == min(1e-6, 1 / (100 * 1000))
+    many = build(budget=CLIENTS, n_clients=10**5, n_records=10**6)
+    assert many.budget.delta == 1e-7
+    assert many.plan().n_clients == 10**5
+    assert many.clip == 10.0
