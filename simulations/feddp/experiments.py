@@ -21,7 +21,8 @@ The figures describe the records exactly, as only whoever holds all of them can:
 simulations. "server k-means++" starts from points of the server's as they are.
 
 Written to ``--output``: runs.csv, one row a run, from which an interrupted or extended experiment
-goes on; record.md and so on, the table, also printed; and feddp.png, a panel for each experiment in runs.csv.
+goes on; the table as record.md and so on, also printed; and feddp.png, a panel for each experiment
+in runs.csv.
 """
 
 import argparse
