@@ -26,20 +26,32 @@ in runs.csv.
 """
 
 import argparse
-import csv
 import logging
 import math
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from outcomes import (
+    FEDDP,
+    K_FED,
+    LLOYD,
+    METHODS,
+    NOT_PRIVATE,
+    OPTIMUM,
+    PLUS_PLUS,
+    Outcome,
+    append_run,
+    key_of,
+    plot,
+    read_runs,
+    table_of,
+)
 from populations import Mixture, Population, digits, from_file
-from scipy.stats import t as student
 from sklearn.cluster import KMeans
 
 from flower_kmeans import PrivacyBudget, simulate
@@ -58,19 +70,7 @@ from flower_kmeans.strategies import FedDPKMeans, GLloyd
 FloatArray = NDArray[np.float64]
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 5.0)
-CONFIDENCE = 0.95
 TRUSTS = ("trusted-server", "distributed-noise")
-FEDDP, PACKING, PLUS_PLUS, LLOYD, K_FED, OPTIMUM = METHODS = (
-    "FedDP-KMeans",
-    "sphere packing + DP-Lloyd",
-    "server k-means++ + DP-Lloyd",
-    "server Lloyd + DP-Lloyd",
-    "k-FED (not private)",
-    "optimum (not private)",
-)
-NOT_PRIVATE = (K_FED, OPTIMUM)
-FIGURES = ("ratio", "cost", "accuracy", "ari", "fmi", "nmi")
-HEADINGS = ("cost / optimum", "cost per record", "accuracy", "ARI", "FMI", "NMI")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,10 @@ class Setting:
         With ``unit="client"``; the library's default otherwise.
     contribution : {"sums", "means"}
         Of FedDP-KMeans, with ``unit="client"``.
+    clips : tuple of (str, float)
+        Clips of single releases of FedDP-KMeans, with ``unit="client"``.
+    lloyd_rounds : int or None
+        Rounds of DP-Lloyd; the library's rule otherwise.
     methods : tuple of str
     """
 
@@ -94,63 +98,21 @@ class Setting:
     trust: str = TRUSTS[0]
     clip: float | None = None
     contribution: str = "sums"
+    clips: tuple[tuple[str, float], ...] = ()
+    lloyd_rounds: int | None = None
     methods: tuple[str, ...] = METHODS
 
     @property
     def variant(self) -> str:
         """Return what tells this setting's runs from others in a file."""
-        clip = "default" if self.clip is None else f"{self.clip:g}"
-        return f"{self.trust}, clip {clip}, {self.contribution}" if self.clips else self.trust
-
-    @property
-    def clips(self) -> bool:
-        """Whether clients are clipped."""
-        return self.unit == "client"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One run of one method; figures of accuracy are nan where there are no classes."""
-
-    table: str
-    population: str
-    variant: str
-    method: str
-    epsilon: float
-    run: int
-    ratio: float
-    cost: float
-    accuracy: float
-    ari: float
-    fmi: float
-    nmi: float
-    trust: str
-    unit: str
-    n_clients: int
-    min_clients: int
-    noise_factor: float
-    clip: str
-    n_rounds: int
-    epsilon_told: float
-    delta: float
-    seconds: float
-    notes: str
-
-    @property
-    def key(self) -> tuple[str, str, str, str, float, int]:
-        """Return what this run is, whatever came out."""
-        return key_of(
-            self.table, self.population, self.variant, self.method, self.epsilon, self.run
-        )
-
-
-def key_of(
-    table: str, population: str, variant: str, method: str, epsilon: float, run: int
-) -> tuple[str, str, str, str, float, int]:
-    """Return a run's key; what is not private does not depend on the variant and epsilon."""
-    if method in NOT_PRIVATE:
-        return table, population, "", method, 0.0, run
-    return table, population, variant, method, epsilon, run
+        words = [self.trust]
+        if self.unit == "client":
+            words.append("clip default" if self.clip is None else f"clip {self.clip:g}")
+            words.append(self.contribution)
+            words += [f"{name} {value:g}" for name, value in self.clips]
+        if self.lloyd_rounds is not None:
+            words.append(f"DP-Lloyd of {self.lloyd_rounds} rounds")
+        return ", ".join(words)
 
 
 # --------------------------------------------------------------------------- methods
@@ -164,7 +126,7 @@ def options_of(population: Population, setting: Setting, run: int) -> dict[str, 
         "trust": setting.trust,
         "seed": run,
     }
-    return options | ({"clip": setting.clip} if setting.clips else {})
+    return options if setting.clip is None else options | {"clip": setting.clip}
 
 
 def strategy_of(
@@ -176,11 +138,17 @@ def strategy_of(
     options = options_of(population, setting, run)
     if method == FEDDP:
         return FedDPKMeans(
-            *common, server_data=server_data, contribution=setting.contribution, **options
+            *common,
+            server_data=server_data,
+            contribution=setting.contribution,
+            clips=dict(setting.clips) or None,
+            **options,
         )
     start = {PLUS_PLUS: server_kmeans_plus_plus, LLOYD: server_lloyd}.get(method)
     if start is not None:
         options["initial"] = start(server_data, k, public_generator(run, 0))
+    if setting.lloyd_rounds is not None:
+        options["n_rounds"] = setting.lloyd_rounds
     return GLloyd(*common, **options)
 
 
@@ -283,27 +251,6 @@ def outcomes_of(
         )
 
 
-def read_runs(path: Path) -> list[Outcome]:
-    """Read a file of runs; none if there is no file."""
-    if not path.exists():
-        return []
-    kinds = {each.name: each.type for each in fields(Outcome)}
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [Outcome(**{name: kinds[name](text) for name, text in row.items()}) for row in rows]
-
-
-def append_run(path: Path, outcome: Outcome) -> None:
-    """Add a run to the file, so that what was done survives an interruption."""
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        row = asdict(outcome)
-        if is_new:
-            writer.writerow(row)
-        writer.writerow(row.values())
-
-
 def run_all(
     populations: Callable[[int], Iterator[Population]],
     setting: Setting,
@@ -337,135 +284,6 @@ def run_all(
     return [outcome for outcome in read_runs(path) if outcome.key in wanted]
 
 
-# --------------------------------------------------------------------------- tables
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and half of its 95% confidence interval (Student's t); nan for one run."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, math.nan
-    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return mean, float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
-
-
-def shown(values: Sequence[float]) -> str:
-    """Return mean and interval as text."""
-    mean, half = interval(values)
-    if math.isnan(mean):
-        return ""
-    return f"{mean:.4g}" if math.isnan(half) else f"{mean:.4g} ± {half:.1g}"
-
-
-def grouped(outcomes: Sequence[Outcome]) -> dict[tuple[str, float, str], list[Outcome]]:
-    """Return the runs of every population, epsilon and method, in the order of the tables."""
-    groups: dict[tuple[str, float, str], list[Outcome]] = defaultdict(list)
-    for outcome in outcomes:
-        groups[outcome.population, outcome.epsilon, outcome.method].append(outcome)
-    return dict(sorted(groups.items(), key=lambda item: (item[0][:2], METHODS.index(item[0][2]))))
-
-
-def stated(outcomes: Sequence[Outcome]) -> str:
-    """Say under which guarantee the private runs stand, from their reports."""
-    sentences = []
-    private = [outcome for outcome in outcomes if outcome.method not in NOT_PRIVATE]
-    for name in dict.fromkeys(outcome.population for outcome in private):
-        of_name = [outcome for outcome in private if outcome.population == name]
-        facts = Counter(
-            f"trust={each.trust!r}, unit={each.unit!r}, n_clients={each.n_clients}, "
-            f"min_clients={each.min_clients}, noise factor {each.noise_factor:.4g}, "
-            f"delta={each.delta:.3g}" + (f", clip {each.clip}" if each.clip else "")
-            for each in of_name
-        )
-        sentences += [f"{name}: {fact}." for fact in facts]
-    return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
-def table_of(outcomes: Sequence[Outcome]) -> str:
-    """Return means and intervals as a markdown table, the guarantee above it, notes below."""
-    lines = [
-        stated(outcomes),
-        "",
-        "| population | epsilon | method | runs | " + " | ".join(HEADINGS) + " |",
-        "|---|--:|---|--:|" + "--:|" * len(FIGURES),
-    ]
-    for (population, epsilon, method), runs in grouped(outcomes).items():
-        cells = [population, f"{epsilon:g}" if epsilon else "", method, str(len(runs))]
-        cells += [shown([getattr(run, figure) for run in runs]) for figure in FIGURES]
-        lines.append("| " + " | ".join(cells) + " |")
-    notes = Counter(
-        f"{each.population}, epsilon {each.epsilon:g}: {each.notes}"
-        for each in outcomes
-        if each.notes
-    )
-    if notes:
-        lines += ["", "Notes of FedDP-KMeans's reports (and in how many runs):", ""]
-        lines += [f"- {note} ({count})" for note, count in notes.items()]
-    return "\n".join(lines)
-
-
-# --------------------------------------------------------------------------- plot
-
-
-def panels_of(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    """Return the runs of each panel: a population over epsilon, or what the server misses."""
-    panels: dict[str, list[Outcome]] = defaultdict(list)
-    flat = [each for each in outcomes if each.method in NOT_PRIVATE]
-    for each in outcomes:
-        if each.method not in NOT_PRIVATE:
-            missing = each.table == "missing"
-            what = f"epsilon {each.epsilon:g}" if missing else each.population
-            panels[f"{each.table}: {what}, {each.variant}"].append(each)
-    for runs in panels.values():
-        populations = {(each.table, each.population) for each in runs}
-        runs += [each for each in flat if (each.table, each.population) in populations]
-    return panels
-
-
-def plot(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw cost over the optimum's, one panel per population and setting."""
-    from matplotlib.figure import Figure
-
-    panels = panels_of(outcomes)
-    figure = Figure(figsize=(4.6 * len(panels), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False).ravel()
-    for (title, runs), panel in zip(panels.items(), axes, strict=True):
-        missing = title.startswith("missing")
-        epsilons = sorted({each.epsilon for each in runs if each.epsilon})
-        for number, method in enumerate(METHODS):
-            points: dict[float, list[float]] = defaultdict(list)
-            for each in runs:
-                if each.method != method:
-                    continue
-                if missing:
-                    points[float(each.population.partition(" ")[0])].append(each.ratio)
-                elif each.epsilon:
-                    points[each.epsilon].append(each.ratio)
-                else:  # the same whatever epsilon is
-                    for epsilon in epsilons:
-                        points[epsilon].append(each.ratio)
-            if not points:
-                continue
-            places = sorted(points)
-            mean, half = np.array([interval(points[place]) for place in places]).T
-            half = np.nan_to_num(half)
-            line = "--" if method in NOT_PRIVATE else "-"
-            color = f"C{number}" if method != OPTIMUM else "0.3"
-            panel.plot(places, mean, line, color=color, marker="o", markersize=3, label=method)
-            panel.fill_between(places, mean - half, mean + half, color=color, alpha=0.2, lw=0)
-        if not missing:
-            panel.set_xscale("log")
-            panel.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
-            panel.minorticks_off()
-        panel.set_xlabel("components missing at the server" if missing else "epsilon")
-        panel.set_ylabel("cost / optimum")
-        panel.set_title(title, fontsize=8)
-        panel.grid(alpha=0.3)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=90)
-
-
 # --------------------------------------------------------------------------- command line
 
 
@@ -474,17 +292,18 @@ def populations_of(options: argparse.Namespace) -> Callable[[int], Iterator[Popu
     full = Mixture(100, 1000)
     if options.quick:
         full = Mixture(8, 250, d=10, variance=0.005, n_uniform=20)
+    suffix = " (quick)" if options.quick else ""
 
     def draw(run: int) -> Iterator[Population]:
         if options.table == "record":
-            yield full.draw("mixture", run)
+            yield full.draw(f"mixture{suffix}", run)
         elif options.table == "client":
             for n_clients in options.clients:
                 mixture = replace(full, n_clients=n_clients, records_each=50)
-                yield mixture.draw(f"{n_clients} clients", run)
+                yield mixture.draw(f"{n_clients} clients{suffix}", run)
         elif options.table == "missing":
             for n_missing in options.missing:
-                yield replace(full, n_missing=n_missing).draw(f"{n_missing} missing", run)
+                yield replace(full, n_missing=n_missing).draw(f"{n_missing} missing{suffix}", run)
         elif options.data is None:
             yield digits()
         else:
@@ -500,6 +319,12 @@ def populations_of(options: argparse.Namespace) -> Callable[[int], Iterator[Popu
     return draw
 
 
+def clip_of(text: str) -> tuple[str, float]:
+    """Return a release and its clip from ``release=clip``."""
+    name, _, value = text.partition("=")
+    return name, float(value)
+
+
 def parser_of() -> argparse.ArgumentParser:
     """Return the command line."""
     parser = argparse.ArgumentParser(
@@ -509,12 +334,16 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=3, help="each with its own records and noise")
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="NAME")
+    parser.add_argument("--lloyd-rounds", type=int, help="rounds of DP-Lloyd (the papers' rule)")
     parser.add_argument("--trust", choices=TRUSTS, default=TRUSTS[0])
     parser.add_argument("--output", type=Path, default=Path("build/feddp"))
     parser.add_argument("--quick", action="store_true", help="small populations, for tests")
     client = parser.add_argument_group("client")
     client.add_argument("--clients", type=int, nargs="+", default=[1000, 2000, 5000])
     client.add_argument("--clip", type=float, help="records' worth of a client (50)")
+    client.add_argument(
+        "--clips", nargs="+", type=clip_of, default=[], metavar="RELEASE=CLIP", help="FedDP-KMeans"
+    )
     client.add_argument("--contribution", choices=("sums", "means"), default="sums")
     missing = parser.add_argument_group("missing")
     missing.add_argument("--missing", type=int, nargs="+", default=list(range(6)))
@@ -535,10 +364,19 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     if options.data is not None and (options.client_column is None or options.bounds is None):
         parser.error("--data needs --client-column and --bounds.")
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    setting = Setting(options.table, trust=options.trust, methods=tuple(options.methods))
+    setting = Setting(
+        options.table,
+        trust=options.trust,
+        lloyd_rounds=options.lloyd_rounds,
+        methods=tuple(options.methods),
+    )
     if options.table == "client":
         setting = replace(
-            setting, unit="client", clip=options.clip, contribution=options.contribution
+            setting,
+            unit="client",
+            clip=options.clip,
+            contribution=options.contribution,
+            clips=tuple(options.clips),
         )
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "runs.csv"
