@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,10 +94,10 @@ class Setting:
     """
 
     table: str
-    unit: str = "record"
+    unit: Literal["record", "client"] = "record"
     trust: str = TRUSTS[0]
     clip: float | None = None
-    contribution: str = "sums"
+    contribution: Literal["sums", "means"] = "sums"
     clips: tuple[tuple[str, float], ...] = ()
     lloyd_rounds: int | None = None
     methods: tuple[str, ...] = METHODS
@@ -182,20 +182,20 @@ def clustered(
 def nearest(records: FloatArray, centroids: FloatArray) -> NDArray[np.int64]:
     """Return each record's nearest centroid, (n,)."""
     norms = np.einsum("ij,ij->i", centroids, centroids)
-    return np.argmin(norms - 2 * (records @ centroids.T), axis=1)
+    return np.asarray(np.argmin(norms - 2 * (records @ centroids.T), axis=1))
 
 
-def agreement(classes: NDArray[Any] | None, found: NDArray[np.int64]) -> tuple[float, ...]:
+def agreement(classes: NDArray[Any] | None, found: NDArray[np.int64]) -> dict[str, float]:
     """Return accuracy, ARI, FMI and NMI; nan without classes."""
+    measures = {
+        "accuracy": majority_accuracy,
+        "ari": adjusted_rand_index,
+        "fmi": fowlkes_mallows_index,
+        "nmi": normalized_mutual_information,
+    }
     if classes is None:
-        return (math.nan,) * 4
-    measures = (
-        majority_accuracy,
-        adjusted_rand_index,
-        fowlkes_mallows_index,
-        normalized_mutual_information,
-    )
-    return tuple(measure(classes, found) for measure in measures)
+        return dict.fromkeys(measures, math.nan)
+    return {name: measure(classes, found) for name, measure in measures.items()}
 
 
 # --------------------------------------------------------------------------- runs
@@ -236,7 +236,7 @@ def outcomes_of(
             run,
             cost / best,
             cost,
-            *agreement(population.classes, nearest(pooled, centroids)),
+            **agreement(population.classes, nearest(pooled, centroids)),
             trust="none" if report is None else report.trust,
             unit="none" if report is None else report.unit,
             n_clients=n_clients if report is None else report.n_clients,

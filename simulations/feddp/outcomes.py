@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import t as student
@@ -20,7 +21,8 @@ FEDDP, PACKING, PLUS_PLUS, LLOYD, K_FED, OPTIMUM = METHODS = (
     "optimum (not private)",
 )
 NOT_PRIVATE = (K_FED, OPTIMUM)
-FIGURES = ("ratio", "cost", "accuracy", "ari", "fmi", "nmi")
+FIGURES = {"ratio": 4, "cost": 2, "accuracy": 3, "ari": 3, "fmi": 3, "nmi": 3}
+"""Columns of the tables, and the decimals that they show."""
 HEADINGS = ("cost / optimum", "cost per record", "accuracy", "ARI", "FMI", "NMI")
 
 
@@ -76,7 +78,7 @@ def read_runs(path: Path) -> list[Outcome]:
     """Read a file of runs; none if there is no file."""
     if not path.exists():
         return []
-    kinds = {each.name: each.type for each in fields(Outcome)}
+    kinds: dict[str, Any] = {each.name: each.type for each in fields(Outcome)}
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [Outcome(**{name: kinds[name](text) for name, text in row.items()}) for row in rows]
@@ -105,12 +107,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
 
 
-def shown(values: Sequence[float]) -> str:
+def shown(values: Sequence[float], decimals: int) -> str:
     """Return mean and interval as text."""
     mean, half = interval(values)
     if math.isnan(mean):
         return ""
-    return f"{mean:.4g}" if math.isnan(half) else f"{mean:.4g} ± {half:.1g}"
+    text = f"{mean:.{decimals}f}"
+    return text if math.isnan(half) else f"{text} ± {half:.{decimals}f}"
 
 
 def grouped(outcomes: Sequence[Outcome]) -> dict[tuple[str, float, str], list[Outcome]]:
@@ -148,7 +151,8 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
     ]
     for (population, epsilon, method), runs in grouped(outcomes).items():
         cells = [population, f"{epsilon:g}" if epsilon else "", method, str(len(runs))]
-        cells += [shown([getattr(run, figure) for run in runs]) for figure in FIGURES]
+        for figure, decimals in FIGURES.items():
+            cells.append(shown([getattr(run, figure) for run in runs], decimals))
         lines.append("| " + " | ".join(cells) + " |")
     notes = Counter(
         f"{each.population}, epsilon {each.epsilon:g}: {each.notes}"
