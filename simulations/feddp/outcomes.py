@@ -1,0 +1,227 @@
+"""What the FedDP-KMeans experiments keep of a run, and how they show it."""
+
+import csv
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+CONFIDENCE = 0.95
+FEDDP, PACKING, PLUS_PLUS, LLOYD, K_FED, OPTIMUM = METHODS = (
+    "FedDP-KMeans",
+    "sphere packing + DP-Lloyd",
+    "server k-means++ + DP-Lloyd",
+    "server Lloyd + DP-Lloyd",
+    "k-FED (not private)",
+    "optimum (not private)",
+)
+NOT_PRIVATE = (K_FED, OPTIMUM)
+FIGURES = {"ratio": 4, "cost": 2, "accuracy": 3, "ari": 3, "fmi": 3, "nmi": 3}
+"""Columns of the tables, and the decimals that they show."""
+HEADINGS = ("cost / optimum", "cost per record", "accuracy", "ARI", "FMI", "NMI")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of one method; figures of accuracy are nan where there are no classes."""
+
+    table: str
+    population: str
+    variant: str
+    method: str
+    epsilon: float
+    run: int
+    ratio: float
+    cost: float
+    accuracy: float
+    ari: float
+    fmi: float
+    nmi: float
+    trust: str
+    unit: str
+    n_clients: int
+    min_clients: int
+    noise_factor: float
+    clip: str
+    n_rounds: int
+    epsilon_told: float
+    delta: float
+    seconds: float
+    notes: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str, float, int]:
+        """Return what this run is, whatever came out."""
+        return key_of(
+            self.table, self.population, self.variant, self.method, self.epsilon, self.run
+        )
+
+
+def key_of(
+    table: str, population: str, variant: str, method: str, epsilon: float, run: int
+) -> tuple[str, str, str, str, float, int]:
+    """Return a run's key; what is not private does not depend on the variant and epsilon."""
+    if method in NOT_PRIVATE:
+        return table, population, "", method, 0.0, run
+    return table, population, variant, method, epsilon, run
+
+
+# --------------------------------------------------------------------------- files
+
+
+def read_runs(path: Path) -> list[Outcome]:
+    """Read a file of runs; none if there is no file."""
+    if not path.exists():
+        return []
+    kinds: dict[str, Any] = {each.name: each.type for each in fields(Outcome)}
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [Outcome(**{name: kinds[name](text) for name, text in row.items()}) for row in rows]
+
+
+def append_run(path: Path, outcome: Outcome) -> None:
+    """Add a run to the file, so that what was done survives an interruption."""
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        row = asdict(outcome)
+        if is_new:
+            writer.writerow(row)
+        writer.writerow(row.values())
+
+
+# --------------------------------------------------------------------------- tables
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and half of its 95% confidence interval (Student's t); nan for one run."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, math.nan
+    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean, float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
+
+
+def shown(values: Sequence[float], decimals: int) -> str:
+    """Return mean and interval as text."""
+    mean, half = interval(values)
+    if math.isnan(mean):
+        return ""
+    text = f"{mean:.{decimals}f}"
+    return text if math.isnan(half) else f"{text} ± {half:.{decimals}f}"
+
+
+def grouped(outcomes: Sequence[Outcome]) -> dict[tuple[str, float, str], list[Outcome]]:
+    """Return the runs of every population, epsilon and method, in the order of the tables."""
+    groups: dict[tuple[str, float, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.population, outcome.epsilon, outcome.method].append(outcome)
+    return dict(sorted(groups.items(), key=lambda item: (item[0][:2], METHODS.index(item[0][2]))))
+
+
+def stated(outcomes: Sequence[Outcome]) -> str:
+    """Say under which guarantee the private runs stand, from their reports."""
+    sentences = []
+    private = [outcome for outcome in outcomes if outcome.method not in NOT_PRIVATE]
+    for name in dict.fromkeys(outcome.population for outcome in private):
+        of_name = [outcome for outcome in private if outcome.population == name]
+        facts = Counter(
+            f"trust={each.trust!r}, unit={each.unit!r}, n_clients={each.n_clients}, "
+            f"min_clients={each.min_clients}, noise factor {each.noise_factor:.4g}, "
+            f"delta={each.delta:.3g}"
+            + (f", clip {each.clip} ({each.variant})" if each.clip else "")
+            for each in of_name
+        )
+        sentences += [f"{name}: {fact}." for fact in facts]
+    return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def table_of(outcomes: Sequence[Outcome]) -> str:
+    """Return means and intervals as a markdown table, the guarantee above it, notes below."""
+    lines = [
+        stated(outcomes),
+        "",
+        "| population | epsilon | method | runs | " + " | ".join(HEADINGS) + " |",
+        "|---|--:|---|--:|" + "--:|" * len(FIGURES),
+    ]
+    for (population, epsilon, method), runs in grouped(outcomes).items():
+        cells = [population, f"{epsilon:g}" if epsilon else "", method, str(len(runs))]
+        for figure, decimals in FIGURES.items():
+            cells.append(shown([getattr(run, figure) for run in runs], decimals))
+        lines.append("| " + " | ".join(cells) + " |")
+    notes = Counter(
+        f"{each.population}, epsilon {each.epsilon:g}: {each.notes}"
+        for each in outcomes
+        if each.notes
+    )
+    if notes:
+        lines += ["", "Notes of FedDP-KMeans's reports (and in how many runs):", ""]
+        lines += [f"- {note} ({count})" for note, count in notes.items()]
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------- plot
+
+
+def panels_of(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """Return the runs of each panel: a population over epsilon, or what the server misses."""
+    panels: dict[str, list[Outcome]] = defaultdict(list)
+    flat = [each for each in outcomes if each.method in NOT_PRIVATE]
+    for each in outcomes:
+        if each.method not in NOT_PRIVATE:
+            missing = each.table == "missing"
+            what = f"epsilon {each.epsilon:g}" if missing else each.population
+            panels[f"{each.table}: {what}, {each.variant}"].append(each)
+    for runs in panels.values():
+        populations = {(each.table, each.population) for each in runs}
+        runs += [each for each in flat if (each.table, each.population) in populations]
+    return panels
+
+
+def plot(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Draw cost over the optimum's, one panel per population and setting."""
+    from matplotlib.figure import Figure
+
+    panels = panels_of(outcomes)
+    figure = Figure(figsize=(4.6 * len(panels), 3.8), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False).ravel()
+    for (title, runs), panel in zip(panels.items(), axes, strict=True):
+        missing = title.startswith("missing")
+        epsilons = sorted({each.epsilon for each in runs if each.epsilon})
+        for number, method in enumerate(METHODS):
+            points: dict[float, list[float]] = defaultdict(list)
+            for each in runs:
+                if each.method != method:
+                    continue
+                if missing:
+                    points[float(each.population.partition(" ")[0])].append(each.ratio)
+                elif each.epsilon:
+                    points[each.epsilon].append(each.ratio)
+                else:  # the same whatever epsilon is
+                    for epsilon in epsilons:
+                        points[epsilon].append(each.ratio)
+            if not points:
+                continue
+            places = sorted(points)
+            mean, half = np.array([interval(points[place]) for place in places]).T
+            half = np.nan_to_num(half)
+            line = "--" if method in NOT_PRIVATE else "-"
+            color = f"C{number}" if method != OPTIMUM else "0.3"
+            panel.plot(places, mean, line, color=color, marker="o", markersize=3, label=method)
+            panel.fill_between(places, mean - half, mean + half, color=color, alpha=0.2, lw=0)
+        if not missing:
+            panel.set_xscale("log")
+            panel.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+            panel.minorticks_off()
+        panel.set_xlabel("components missing at the server" if missing else "epsilon")
+        panel.set_ylabel("cost / optimum")
+        panel.set_title(title, fontsize=8)
+        panel.grid(alpha=0.3)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=90)

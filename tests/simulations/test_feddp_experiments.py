@@ -1,0 +1,176 @@
+"""The FedDP-KMeans experiments on small populations: what they compare, state and draw."""
+
+import csv
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "simulations" / "feddp"
+
+
+@pytest.fixture(scope="module")
+def experiments() -> Any:
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield importlib.import_module("experiments")
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in ("experiments", "outcomes", "populations"):
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def populations(experiments: ModuleType) -> Any:
+    return sys.modules["populations"]
+
+
+@pytest.fixture(scope="module")
+def quick(
+    experiments: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Any], Path]:
+    output = tmp_path_factory.mktemp("feddp")
+    return experiments.main(
+        ["record", "--quick", "--runs", "1", "--epsilons", "1000", "--output", str(output)]
+    ), output
+
+
+def of(outcomes: list[Any], method: str) -> Any:
+    (outcome,) = (each for each in outcomes if each.method == method)
+    return outcome
+
+
+class TestRecord:
+    def test_all_methods_and_their_guarantee_are_in_the_table(
+        self, experiments: ModuleType, quick: tuple[list[Any], Path]
+    ) -> None:
+        outcomes, output = quick
+        table = (output / "record.md").read_text("utf-8")
+        for method in experiments.METHODS:
+            assert f"| {method} |" in table
+        for heading in sys.modules["outcomes"].HEADINGS:
+            assert heading in table
+        for fact in (
+            "trust='trusted-server'",
+            "unit='record'",
+            "n_clients=8",
+            "min_clients=",
+            "noise factor 1,",
+            "delta=1e-06",
+        ):
+            assert fact in table
+        assert len(outcomes) == len(experiments.METHODS)
+        assert (output / "feddp.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_little_noise_is_near_the_optimum(
+        self, experiments: ModuleType, quick: tuple[list[Any], Path]
+    ) -> None:
+        outcomes, _ = quick
+        assert of(outcomes, experiments.OPTIMUM).ratio == pytest.approx(1)
+        found = of(outcomes, experiments.FEDDP)
+        assert 1 <= found.ratio < 1.05
+        assert min(found.accuracy, found.ari, found.fmi, found.nmi) > 0.95
+
+    def test_a_file_of_runs_is_gone_on_with(
+        self, experiments: ModuleType, quick: tuple[list[Any], Path]
+    ) -> None:
+        outcomes, output = quick
+        before = (output / "runs.csv").read_bytes()
+        again = experiments.main(
+            ["record", "--quick", "--runs", "1", "--epsilons", "1000", "--output", str(output)]
+        )
+        assert (output / "runs.csv").read_bytes() == before
+        assert [each.key for each in again] == [each.key for each in outcomes]
+        with (output / "runs.csv").open(newline="") as file:
+            assert len(list(csv.DictReader(file))) == len(outcomes)
+
+
+class TestOther:
+    def test_whole_clients_and_shared_noise(self, experiments: ModuleType, tmp_path: Path) -> None:
+        arguments = ["client", "--quick", "--clients", "12", "--runs", "1", "--clip", "20"]
+        arguments += ["--epsilons", "50", "--trust", "distributed-noise", "--output", str(tmp_path)]
+        outcomes = experiments.main(arguments)
+        private = [each for each in outcomes if each.method not in experiments.NOT_PRIVATE]
+        assert len(private) == 4
+        for each in private:
+            assert (each.unit, each.trust, each.clip) == ("client", "distributed-noise", "20")
+            assert each.min_clients < each.n_clients == 12
+            assert each.noise_factor > 1
+        assert "unit='client'" in (tmp_path / "client.md").read_text("utf-8")
+
+    def test_missing_components(self, experiments: ModuleType, tmp_path: Path) -> None:
+        arguments = ["missing", "--quick", "--missing", "0", "2", "--runs", "1"]
+        outcomes = experiments.main([*arguments, "--epsilons", "100", "--output", str(tmp_path)])
+        assert {each.population for each in outcomes} == {"0 missing (quick)", "2 missing (quick)"}
+        assert len(outcomes) == 2 * len(experiments.METHODS)
+
+    def test_a_file_with_a_column_of_clients(self, experiments: ModuleType, tmp_path: Path) -> None:
+        rng = np.random.default_rng(0)
+        clients = np.repeat(np.arange(5), 40)
+        classes = rng.integers(2, size=200)
+        values = np.clip(0.8 * classes[:, None] + rng.normal(0.1, 0.02, (200, 2)), 0, 1)
+        path = tmp_path / "some.csv"
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("x", "y", "site", "kind"))
+            writer.writerows(zip(*values.T, clients, classes, strict=True))
+        arguments = f"data --data {path} --client-column site --label kind --bounds 0 1".split()
+        arguments += ["--clusters", "2", "--runs", "1", "--epsilons", "50"]
+        outcomes = experiments.main([*arguments, "--output", str(tmp_path)])
+        assert all(each.n_clients == 4 for each in outcomes)  # one is the server's
+        assert of(outcomes, experiments.FEDDP).accuracy > 0.95
+        with pytest.raises(SystemExit):
+            experiments.main(["data", "--data", str(path), "--client-column", "site"])
+
+
+class TestPublicFiguresOnly:
+    def test_domain_is_of_the_parameters(self, populations: ModuleType) -> None:
+        mixture = populations.Mixture(3, 20, d=7, variance=0.3)
+        assert mixture.domain.center == (0.5,) * 7
+        assert mixture.domain.radius == pytest.approx(1.25 * (7 * (0.3 + 1 / 12)) ** 0.5)
+        assert mixture.draw("a", 0).domain == mixture.draw("b", 1).domain == mixture.domain
+
+    @pytest.mark.parametrize("unit", ["record", "client"])
+    def test_other_records_make_the_same_strategies(
+        self, experiments: ModuleType, populations: ModuleType, unit: str
+    ) -> None:
+        mixture = populations.Mixture(3, 20, d=4, n_uniform=30)
+        drawn = mixture.draw("a", 0)
+        other = populations.Population(
+            drawn.name,
+            [np.full_like(part, 77.0) for part in drawn.partitions],
+            None,
+            drawn.server_data,
+            drawn.domain,
+            drawn.n_clusters,
+        )
+        setting = experiments.Setting("record", unit=unit)
+        for method in set(experiments.METHODS) - set(experiments.NOT_PRIVATE):
+            first, second = (
+                experiments.strategy_of(method, each, setting, 1.0, 5).algorithm
+                for each in (drawn, other)
+            )
+            assert first.to_config() == second.to_config()
+            assert first.domain == second.domain
+            assert first.seed == second.seed == 5
+
+    def test_the_server_misses_the_first_components_and_nothing_else_changes(
+        self, populations: ModuleType
+    ) -> None:
+        whole = populations.Mixture(3, 20, d=4).draw("a", 2)
+        less = populations.Mixture(3, 20, d=4, n_missing=3).draw("a", 2)
+        assert all(map(np.array_equal, whole.partitions, less.partitions))
+        assert len(whole.server_data) == 300
+        assert np.array_equal(whole.server_data[60:], less.server_data)
+
+    def test_digits_of_the_server_are_no_clients(self, populations: ModuleType) -> None:
+        found = populations.digits()
+        assert found.n_records + len(found.server_data) == 1797
+        assert len(found.classes) == found.n_records
+        assert found.domain.lower == (0.0,) * 64
+        assert found.domain.upper == (16.0,) * 64
+        assert len(found.partitions) == 27
