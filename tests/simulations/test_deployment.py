@@ -17,15 +17,24 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
     load_ssh_public_key,
 )
-from deployments import FOLDER, PAGE, ROOT, ROUNDS, check_outcome, load_script
+from deployments import (
+    FOLDER,
+    PAGE,
+    ROOT,
+    ROUNDS,
+    check_feddp_outcome,
+    check_outcome,
+    load_script,
+)
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
 
 from flower_kmeans import Box, ClientPolicy
 from flower_kmeans.cli import app as flower_kmeans
-from flower_kmeans.errors import TooFewClientsError
+from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsError
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
 from flower_kmeans.federation.roster import Roster, read_identity, write_group_key, write_members
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans
 
 
 @pytest.fixture
@@ -52,6 +61,26 @@ def test_three_nodes_learn_the_same_and_the_server_nothing(loopback, tmp_path):
         running.run({"n-rounds": ROUNDS}, timeout=900)
     assert running.processes.left() == []
     check_outcome(running, partitions)
+
+
+def server_points():
+    """Return points of the server's own: some near the records' clusters, most anywhere."""
+    rng = np.random.default_rng(6)
+    near = np.array([[-6.0, -6.0], [6.0, -7.0], [1.0, 7.0]])
+    return np.vstack([near + rng.normal(size=(3, 2)), rng.uniform(-12, 12, (20, 2))])
+
+
+@pytest.mark.deployment
+def test_the_server_starts_feddp_from_points_that_stay_with_it(loopback, tmp_path):
+    partitions, points = loopback.example_partitions(), server_points()
+    data = tmp_path / "server.npy"
+    np.save(data, points)
+    config = {"strategy": "feddp", "server-data": str(data), "trust": "distributed-noise"}
+    policy = {"trusts": ["distributed-noise"], "algorithms": ["feddp"]}
+    with loopback.deployment(tmp_path, partitions, policy=policy) as running:
+        running.run({"n-rounds": ROUNDS, **config}, timeout=900)
+    assert running.processes.left() == []
+    check_feddp_outcome(running, partitions, points)
 
 
 @pytest.mark.deployment
@@ -112,6 +141,8 @@ def test_the_pages_commands_are_those_that_run(loopback):
     assert loopback.check_command(*files, *link) in documented
     assert ["sha256sum", "member/roster.toml"] in documented
     config = {"n-clients": 3, "report": "/srv/report.json"}
+    assert loopback.run_command("simulations/deployment/app", config) in documented
+    config |= {"strategy": "feddp", "server-data": "/srv/server.csv", "trust": "distributed-noise"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
     assert ["python", "simulations/deployment/loopback.py"] in documented
     page = re.sub(r"^ +", "", PAGE, flags=re.MULTILINE)
@@ -268,6 +299,98 @@ def test_the_app_runs_with_a_roster_and_without_trust_in_the_server(
     assert (report["trust"], report["keys"]) == ("distributed-noise", "roster")
     assert report["arrays_at_the_server"] == ["centroids", "counts"]
     assert all(could_take_part(loopback, tmp_path / f"node{i}") for i in range(3))
+
+
+def test_feddp_is_a_setting_that_policies_may_name(monkeypatch, loopback, tmp_path):
+    np.save(tmp_path / "server.npy", server_points())
+    config = {
+        "strategy": "feddp",
+        "server-data": str(tmp_path / "server.npy"),
+        "trust": "distributed-noise",
+    }
+
+    def policies(node):
+        return {"settings": {"trusts": ["distributed-noise"], "algorithms": ["feddp"]}}
+
+    n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
+    assert n_results == 3
+    assert (report["strategy"], report["n_rounds"]) == ("FedDPKMeans", 5)
+    assert report["arrays_at_the_server"] == ["centroids", "counts"]
+    assert could_take_part(loopback, tmp_path / "node2")
+
+
+def test_feddp_is_refused_by_nodes_that_name_another_algorithm(monkeypatch, loopback, tmp_path):
+    np.save(tmp_path / "server.npy", server_points())
+    config = {
+        "strategy": "feddp",
+        "server-data": str(tmp_path / "server.npy"),
+        "trust": "distributed-noise",
+    }
+
+    def policies(node):
+        return {"settings": {"trusts": ["distributed-noise"], "algorithms": ["fastlloyd"]}}
+
+    with pytest.raises(TooFewClientsError, match="policy"):
+        run_in_process(monkeypatch, loopback, tmp_path, config, policies)
+    assert not list(tmp_path.glob("node?/result*"))
+
+
+def app_config(**changes):
+    """Return the app's run configuration with some settings changed, by their names with _."""
+    config = tomllib.loads((FOLDER / "app" / "pyproject.toml").read_text("utf-8"))
+    changes = {name.replace("_", "-"): value for name, value in changes.items()}
+    config = config["tool"]["flwr"]["app"]["config"]
+    assert set(changes) <= set(config)  # Flower takes no other
+    return config | changes
+
+
+def test_the_apps_settings_choose_the_strategy(monkeypatch, tmp_path):
+    strategy_of = load_script(monkeypatch, "server_app", FOLDER / "app").strategy_of
+    usual = strategy_of(app_config())
+    assert (type(usual), usual.trust, usual.keys) == (FastLloyd, "oblivious-server", "file")
+    points = tmp_path / "server.csv"
+    points.write_text("y,name,x\n" + "".join(f"{i + 0.5},p{i},{-i}\n" for i in range(5)))
+    seen = []
+    made = strategy_of(
+        app_config(
+            strategy="feddp",
+            server_data=str(points),
+            trust="distributed-noise",
+            bounds="x=-14:14,y=-14:14",
+            n_rounds=1,
+            seed=4,
+        ),
+        seen.append,
+    )
+    assert (type(made), made.trust, made.n_rounds) == (FedDPKMeans, "distributed-noise", 4)
+    assert (made.n_clients, made.min_clients, made.keys, made.seed) == (3, 3, "file", 4)
+    assert made.privacy.epsilon == 1.0
+    assert made.on_round == seen.append
+    # Columns are found by their names.
+    grid = made.domain.to_unit([[-i, i + 0.5] for i in range(5)]) * 2**16
+    np.testing.assert_allclose(made.algorithm.server_points, grid, atol=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"strategy": "lloyd"}, "Expected strategy in"),
+        ({"strategy": "feddp", "server_data": "points.npy"}, "cannot be oblivious"),
+        ({"strategy": "feddp", "trust": "distributed-noise"}, "Expected"),
+        ({"strategy": "feddp", "trust": "distributed-noise", "server_data": "few.npy"}, "at least"),
+        (
+            {"strategy": "feddp", "trust": "distributed-noise", "server_data": "no.npy"},
+            "no.npy",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes, match, monkeypatch, tmp_path):
+    strategy_of = load_script(monkeypatch, "server_app", FOLDER / "app").strategy_of
+    monkeypatch.chdir(tmp_path)
+    np.save("points.npy", server_points())
+    np.save("few.npy", server_points()[:2])
+    with pytest.raises((ConfigurationError, DataError), match=match):
+        strategy_of(app_config(**changes))
 
 
 def test_the_trust_model_is_a_setting_that_policies_must_accept(monkeypatch, loopback, tmp_path):

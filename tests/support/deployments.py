@@ -34,8 +34,8 @@ def load_script(monkeypatch, name, folder=FOLDER):
     return module
 
 
-def check_outcome(running, partitions):
-    """Check that all nodes learnt the same, what they should, and the server nothing."""
+def one_result(running):
+    """Return the result of all nodes, which must be the same."""
     results = []
     for path in running.results:
         with np.load(path) as result:
@@ -43,7 +43,25 @@ def check_outcome(running, partitions):
     for centroids, counts in results:
         np.testing.assert_array_equal(centroids, results[0][0])
         np.testing.assert_array_equal(counts, results[0][1])
+    return results[0]
 
+
+def solution_of(partitions):
+    """Return the centroids that k-means finds in all records."""
+    return KMeans(3, n_init=5, random_state=0).fit(np.vstack(partitions)).cluster_centers_
+
+
+def kept_by_the_server(running):
+    """Return the content of whatever the SuperLink and the server left in files."""
+    link = running.directory / "link"
+    kept = [running.report, *running.processes.logs.glob("*.log"), *link.glob("superlink.db*")]
+    assert link / "superlink.db" in kept
+    return {path: path.read_bytes() for path in kept}
+
+
+def check_outcome(running, partitions):
+    """Check that all nodes learnt the same, what they should, and the server nothing."""
+    centroids, _ = one_result(running)
     report = json.loads(running.report.read_text("utf-8"))
     assert report["arrays_at_the_server"] == []
     assert (report["trust"], report["keys"]) == ("oblivious-server", "file")
@@ -53,20 +71,14 @@ def check_outcome(running, partitions):
     assert report["epsilon"] == pytest.approx(1)
     # Of whatever the SuperLink kept, nothing holds a centroid's bytes or digits. A single number
     # may be as plain as 0.0, which is found anywhere: bytes are looked for by row and by column.
-    centroids = results[0][0]
     searched = [line.tobytes() for line in (*centroids, *np.ascontiguousarray(centroids.T))]
     digits = [repr(float(value)).encode() for value in centroids.ravel()]
     searched += [text for text in digits if len(text) > 8]
     assert len(searched) > sum(centroids.shape)
-    link = running.directory / "link"
-    kept = [running.report, *running.processes.logs.glob("*.log"), *link.glob("superlink.db*")]
-    assert link / "superlink.db" in kept
-    for path in kept:
-        content = path.read_bytes()
+    for path, content in kept_by_the_server(running).items():
         assert not [text for text in searched if text in content], path
 
-    records = np.vstack(partitions)
-    solution = KMeans(3, n_init=5, random_state=0).fit(records).cluster_centers_
+    solution = solution_of(partitions)
     strategy = FastLloyd(
         3,
         Box([-14.0] * 2, [14.0] * 2),
@@ -77,4 +89,21 @@ def check_outcome(running, partitions):
     )
     simulated = simulate(strategy, partitions, engine="in-process").centroids
     assert matched_centroid_error(simulated, solution) < CLOSE
-    assert matched_centroid_error(results[0][0], solution) < CLOSE
+    assert matched_centroid_error(centroids, solution) < CLOSE
+
+
+def check_feddp_outcome(running, partitions, points):
+    """Check that nodes and server have one good result, and the server's points went nowhere."""
+    centroids, counts = one_result(running)
+    report = json.loads(running.report.read_text("utf-8"))
+    assert (report["strategy"], report["trust"]) == ("FedDPKMeans", "distributed-noise")
+    assert report["arrays_at_the_server"] == ["centroids", "counts"]
+    assert report["answers"] == [3] * (3 + ROUNDS)
+    assert (report["dropped"], report["notes"]) == ([], [])
+    assert report["epsilon"] == pytest.approx(1)
+    assert matched_centroid_error(centroids, solution_of(partitions)) < CLOSE
+    assert np.abs(counts - 10_000).max() < 1000
+    for path, content in kept_by_the_server(running).items():
+        for value in points.ravel():
+            assert value.tobytes() not in content, path
+            assert repr(float(value)).encode() not in content, path

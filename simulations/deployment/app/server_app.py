@@ -1,9 +1,14 @@
-"""The server asks for noisy sums and never sees what they are: it writes a report, no centroid."""
+"""The server asks for noisy sums and writes a report, but no centroid.
+
+With ``strategy="fastlloyd"`` it never sees what the sums are. With ``"feddp"`` it does, under
+``trust="distributed-noise"``, and starts from points of its own, which stay on its machine.
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from logging import INFO
 from pathlib import Path
+from typing import Any
 
 from bounds import read_box
 from flwr.app import ArrayRecord, Context
@@ -11,9 +16,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from flower_kmeans import PrivacyBudget
-from flower_kmeans.errors import RunError
+from flower_kmeans.datasets import load_table
+from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.privacy.report import Report
-from flower_kmeans.strategies import FastLloyd, RoundInfo
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans, KMeansStrategy, RoundInfo
 
 app = ServerApp()
 
@@ -28,19 +34,7 @@ def main(grid: Grid, context: Context) -> None:
     def on_round(info: RoundInfo) -> None:
         ends.append(round(info.seconds, 3))
 
-    strategy = FastLloyd(
-        n_clusters=int(config["n-clusters"]),
-        domain=read_box(str(config["bounds"])),
-        privacy=PrivacyBudget(epsilon=float(config["epsilon"])),
-        n_records=int(config["n-records"]),
-        n_clients=int(config["n-clients"]),
-        min_clients=int(config["min-clients"]),
-        n_rounds=int(config["n-rounds"]) or "auto",
-        trust=str(config["trust"]),
-        keys=str(config["keys"]),
-        seed=int(config["seed"]),
-        on_round=on_round,
-    )
+    strategy = strategy_of(config, on_round)
     try:
         result = strategy.start(grid, timeout=float(config["timeout"]))
     except RunError:  # its report says who was missing, when and why
@@ -49,6 +43,32 @@ def main(grid: Grid, context: Context) -> None:
     write_report(path, strategy.report, result.arrays, ends)
     for statement in strategy.report.statements:
         log(INFO, "%s", statement)
+
+
+def strategy_of(
+    config: Mapping[str, Any], on_round: Callable[[RoundInfo], None] | None = None
+) -> KMeansStrategy:
+    """Return the strategy that the run's configuration asks for."""
+    name, domain = str(config["strategy"]), read_box(str(config["bounds"]))
+    options: dict[str, Any] = {
+        "n_clusters": int(config["n-clusters"]),
+        "domain": domain,
+        "privacy": PrivacyBudget(epsilon=float(config["epsilon"])),
+        "n_records": int(config["n-records"]),
+        "n_clients": int(config["n-clients"]),
+        "min_clients": int(config["min-clients"]),
+        "n_rounds": int(config["n-rounds"]) or "auto",
+        "trust": str(config["trust"]),
+        "keys": str(config["keys"]),
+        "seed": int(config["seed"]),
+        "on_round": on_round,
+    }
+    if name == "fastlloyd":
+        return FastLloyd(**options)
+    if name != "feddp":
+        raise ConfigurationError(f"Expected strategy in ['fastlloyd', 'feddp']. Got {name!r}.")
+    path = Path(str(config["server-data"])).expanduser()
+    return FedDPKMeans(**options, server_data=load_table(path, features=domain.columns))
 
 
 def write_report(
