@@ -2,6 +2,7 @@
 
 import csv
 import math
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -126,19 +127,18 @@ def grouped(outcomes: Sequence[Outcome]) -> dict[tuple[str, float, str], list[Ou
 
 def stated(outcomes: Sequence[Outcome]) -> str:
     """Say under which guarantee the private runs stand, from their reports."""
-    sentences = []
-    private = [outcome for outcome in outcomes if outcome.method not in NOT_PRIVATE]
-    for name in dict.fromkeys(outcome.population for outcome in private):
-        of_name = [outcome for outcome in private if outcome.population == name]
-        facts = Counter(
+    names: dict[str, set[str]] = defaultdict(set)
+    for each in outcomes:
+        if each.method in NOT_PRIVATE:
+            continue
+        fact = (
             f"trust={each.trust!r}, unit={each.unit!r}, n_clients={each.n_clients}, "
             f"min_clients={each.min_clients}, noise factor {each.noise_factor:.4g}, "
             f"delta={each.delta:.3g}"
             + (f", clip {each.clip} ({each.variant})" if each.clip else "")
-            for each in of_name
         )
-        sentences += [f"{name}: {fact}." for fact in facts]
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+        names[fact].add(each.population)
+    return "\n".join(f"- {', '.join(sorted(of))}: {fact}." for fact, of in names.items())
 
 
 def table_of(outcomes: Sequence[Outcome]) -> str:
@@ -184,7 +184,10 @@ def panels_of(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def plot(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw cost over the optimum's, one panel per population and setting."""
+    """Draw mean cost over the optimum's, one panel per population and setting.
+
+    Bands reach from the least to the largest of the runs: few runs have an interval of no use.
+    """
     from matplotlib.figure import Figure
 
     panels = panels_of(outcomes)
@@ -208,19 +211,21 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
             if not points:
                 continue
             places = sorted(points)
-            mean, half = np.array([interval(points[place]) for place in places]).T
-            half = np.nan_to_num(half)
+            mean, low, high = (
+                [float(figure(points[place])) for place in places]
+                for figure in (np.mean, np.min, np.max)
+            )
             line = "--" if method in NOT_PRIVATE else "-"
             color = f"C{number}" if method != OPTIMUM else "0.3"
             panel.plot(places, mean, line, color=color, marker="o", markersize=3, label=method)
-            panel.fill_between(places, mean - half, mean + half, color=color, alpha=0.2, lw=0)
+            panel.fill_between(places, low, high, color=color, alpha=0.2, lw=0)
         if not missing:
             panel.set_xscale("log")
             panel.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
             panel.minorticks_off()
         panel.set_xlabel("components missing at the server" if missing else "epsilon")
         panel.set_ylabel("cost / optimum")
-        panel.set_title(title, fontsize=8)
+        panel.set_title(textwrap.fill(title, 60), fontsize=8)
         panel.grid(alpha=0.3)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
