@@ -1,9 +1,10 @@
 """FedDP-KMeans: an initialisation from the server's own data, then private Lloyd rounds."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 from flower_kmeans.domain import Domain
@@ -112,3 +113,32 @@ class FedDPKMeans(KMeansStrategy):
             )
 
         super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
+
+    def elbow(self, k_max: int, rng: np.random.Generator | None = None) -> NDArray[np.float64]:
+        """Return the cost of k-means on the weighted server points by k, to choose k from.
+
+        Made from released values after a run: it costs no further privacy. The projection has
+        ``n_clusters`` directions, so run with the largest k that comes into question.
+
+        Parameters
+        ----------
+        k_max : int
+            At least 1.
+        rng : numpy.random.Generator, optional
+            Public randomness; by default from the strategy's seed.
+
+        Returns
+        -------
+        ndarray of shape (k_max,), float64
+            For k = 1, 2, ...; ``flower_kmeans.picture.save_elbow_picture`` draws it.
+
+        Raises
+        ------
+        RunError
+            If no run has begun.
+        ConfigurationError
+            If the weights are not known yet, none is heavy enough, or ``k_max`` is out of range.
+        """
+        algorithm = cast(FedDPAlgorithm, self.algorithm)
+        source = np.random.default_rng(self.seed) if rng is None else rng
+        return algorithm.elbow(self._run_state.state, k_max, source)

@@ -24,7 +24,7 @@ from flower_kmeans.algorithms import Question
 from flower_kmeans.algorithms.feddp import NOTES
 from flower_kmeans.assignment import assign
 from flower_kmeans.domain import GridRecords
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
 from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.secagg.ring import from_ring
@@ -447,3 +447,16 @@ def test_clusters_of_nothing_but_noise_are_told():
     run(strategy, parts)
     assert not set(strategy.report.notes) - set(NOTES)
     assert strategy.report.notes
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_the_elbow_is_told_after_a_run_and_bends_at_the_number_of_clusters(trust):
+    strategy = make(trust, k=4, epsilon=50.0)
+    with pytest.raises(RunError, match="not started"):
+        strategy.elbow(6)
+    run(strategy)
+    costs = strategy.elbow(6)
+    assert costs.shape == (6,)
+    gains = -np.diff(costs)
+    assert gains[1] > 5 * max(gains[2:])  # three clusters, of which the fourth splits one
+    np.testing.assert_array_equal(costs, strategy.elbow(6))
