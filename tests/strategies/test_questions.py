@@ -310,7 +310,8 @@ def test_finished_runs_carry_the_noise_of_their_questions(trust):
     """Units of round 2 follow from its question; its sums and its counts have their own."""
     ratios = {"cells": [], "sums": [], "counts": []}
     for seed in range(10):
-        strategy = make(trust, seed=seed, min_clients=6)
+        # A small radius, so that no other unit could be taken for it.
+        strategy = make(trust, seed=seed, min_clients=6, server_points=((5.0, 5.25),))
         outcome, _ = run(strategy)
         server = strategy._run_state
         algorithm = server.run.algorithm
@@ -408,6 +409,8 @@ def test_initial_centroids_are_refused_before_anything_is_sent():
         run(strategy, initial_arrays=given)
     with pytest.raises(ConfigurationError, match="no initial_arrays"):
         run(strategy, start=stock_start, initial_arrays=given)
+    with pytest.raises(ConfigurationError, match="no initial: Split makes its own"):
+        make(initial=np.ones((3, 2)))
 
 
 def test_shares_of_units_that_are_known_are_checked_when_the_strategy_is_made():
