@@ -17,16 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import (
-    FloatArray,
     IntArray,
     Question,
     State,
     Statistic,
     register,
 )
-from flower_kmeans.algorithms.cost import LastRound, squared_distances
-from flower_kmeans.algorithms.feddp_parameters import FedDPParameters
+from flower_kmeans.algorithms.cost import squared_distances
 from flower_kmeans.algorithms.feddp_releases import COST, LIFT, MOMENTS, PROJECTION, WEIGHTS
+from flower_kmeans.algorithms.feddp_results import (
+    ALL_LIGHT,
+    EQUAL,
+    FEW,
+    KEPT,
+    NO_EIGEN,
+    NO_SIGNAL,
+    NOT_LIFTED,
+    NOTES,
+    FedDPResults,
+    scaled,
+)
 from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
 from flower_kmeans.algorithms.postprocess import clip_rows, quotients, to_grid, truncate
 from flower_kmeans.algorithms.projection import (
@@ -35,34 +45,18 @@ from flower_kmeans.algorithms.projection import (
     lifted_sums,
     second_moments,
 )
-from flower_kmeans.algorithms.server_points import elbow, weighted_centers
+from flower_kmeans.algorithms.server_points import weighted_centers
 from flower_kmeans.assignment import cluster_sums
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.initialization import public_generator
-from flower_kmeans.privacy.report import CostEstimate
-
-NOTES = (
-    "The noisy second moments do not exceed their noise in as many directions as they were "
-    "projected to: the projection may be arbitrary.",
-    "The noisy second moments could not be decomposed: the projection took the first columns.",
-    "No server point had a noisy weight of at least min_weight: k-means took all server points, "
-    "and all alike.",
-    "Fewer server points than clusters had a noisy weight of at least min_weight: the points of "
-    "the largest noisy weights became the projected centres.",
-    "Fewer projected server points than clusters were different: some centres coincide.",
-    "Some clusters had too small a noisy count in the lift: they start from their projected "
-    "centre.",
-    "Some clusters had too small a noisy count in a Lloyd round: they kept their centroid.",
-)
-_NO_SIGNAL, _NO_EIGEN, _ALL_LIGHT, _FEW, _EQUAL, _NOT_LIFTED, _KEPT = range(len(NOTES))
 
 _UNUSABLE = "The question of a round is not one of its algorithm."
 
 
 @register
 @dataclass(frozen=True, init=False)
-class FedDPAlgorithm(FedDPParameters):
+class FedDPAlgorithm(FedDPResults):
     """Private k-means that starts from a server's points.
 
     Source: *Differentially Private Federated k-Means Clustering with Server-Side Data*, ICML 2025.
@@ -255,8 +249,8 @@ class FedDPAlgorithm(FedDPParameters):
         # Noise alone has a largest eigenvalue of about sqrt(2 d) standard deviations of its
         # diagonal: entries above it have 1 / sqrt 2 of that (Wigner's semicircle).
         edge = math.sqrt(2 * d) * self.noise_of(number)[MOMENTS]
-        flags[_NO_EIGEN] = not np.isfinite(values).all()
-        flags[_NO_SIGNAL] = not (values > max(edge, 1e-9 * values[0])).all()
+        flags[NO_EIGEN] = not np.isfinite(values).all()
+        flags[NO_SIGNAL] = not (values > max(edge, 1e-9 * values[0])).all()
         matrix = self.projection.matrix(directions)
         points = self.projection.project(
             before["server"].astype(np.float64), matrix.astype(np.float64)
@@ -276,7 +270,7 @@ class FedDPAlgorithm(FedDPParameters):
         found = weighted_centers(
             points, scaled(weights, self.fraction_bits), self.n_clusters, self.min_weight, rng
         )
-        flags[_ALL_LIGHT], flags[_FEW], flags[_EQUAL] = found.all_light, found.few, found.equal
+        flags[ALL_LIGHT], flags[FEW], flags[EQUAL] = found.all_light, found.few, found.equal
         limit = self.projection.limit
         centers = to_grid(found.points * 2.0**self.projection.exponent)
         centers = np.clip(centers, -limit, limit)
@@ -294,7 +288,7 @@ class FedDPAlgorithm(FedDPParameters):
         means, usable = quotients(
             answer.blocks[SUMS], counts, self.fraction_bits, self._least_count(number)
         )
-        flags[_NOT_LIFTED] = not usable.all()
+        flags[NOT_LIFTED] = not usable.all()
         # Without enough records a centre is what the projection keeps of it.
         projected = self.projection.lift(before["centers"], before["projection"])
         centroids = to_grid(np.where(usable[:, None], means, projected))
@@ -312,7 +306,7 @@ class FedDPAlgorithm(FedDPParameters):
         means, usable = quotients(
             answer.blocks[SUMS], counts, self.fraction_bits, self._least_count(number)
         )
-        flags[_KEPT] |= not usable.all()
+        flags[KEPT] |= not usable.all()
         if self.radius is None:
             wanted = to_grid(means)
         else:
@@ -341,120 +335,3 @@ class FedDPAlgorithm(FedDPParameters):
             return inside
         unit = scaled(inside, self.fraction_bits)
         return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
-
-    # ------------------------------------------------------------------ results
-
-    def centroids(self, state: State) -> FloatArray | None:
-        """Return the centroids in the user's units, (k, d); ``None`` before the lift."""
-        if "centroids" not in state.arrays:
-            return None
-        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
-
-    def counts(self, state: State) -> FloatArray | None:
-        """Return the noisy cluster sizes of the last round, (k,); ``None`` before the lift.
-
-        In records, or in clients that hold the cluster where these add means.
-        """
-        if "counts" not in state.arrays:
-            return None
-        return scaled(state.arrays["counts"], self.fraction_bits)
-
-    def notes(self, state: State) -> tuple[str, ...]:
-        """Return how the run had to depart from the algorithm's usual way, in fixed sentences."""
-        return tuple(note for note, said in zip(NOTES, state.arrays["flags"], strict=True) if said)
-
-    def elbow(self, state: State, k_max: int, rng: np.random.Generator) -> FloatArray:
-        """Return the cost of k-means on the weighted projected server points, by k.
-
-        For k beyond ``n_clusters`` the projection may lack directions: to choose k, run with the
-        largest one that comes into question.
-
-        Parameters
-        ----------
-        state : State
-            After round 2 or later.
-        k_max : int
-        rng : Generator
-
-        Returns
-        -------
-        ndarray of shape (k_max,), float64
-            In squared units as those of `cost_estimate`.
-
-        Raises
-        ------
-        ConfigurationError
-            If there are no weights yet, or none is heavy enough.
-        """
-        if "weights" not in state.arrays:
-            raise ConfigurationError(
-                f"Expected a state after round {WEIGHTS} or later. Got round {state.round}."
-            )
-        points = scaled(state.arrays["points"], self.projection.exponent) * self._user_scale[0]
-        weights = scaled(state.arrays["weights"], self.fraction_bits)
-        return elbow(points, weights, k_max, self.min_weight, rng)
-
-    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
-        """Return the cost at the centroids, from released values; ``None`` without ``cost=True``.
-
-        Parameters
-        ----------
-        state : State
-            After the last round.
-        noise_factor : float (default: 1)
-            By how much the noise's standard deviation exceeded the plan's (distributed noise).
-        """
-        if "cost" not in state.arrays:
-            return None
-        value, bias, error = state.arrays["cost"].tolist()
-        scale, users_units = self._user_scale
-        return CostEstimate(
-            (value + bias * noise_factor**2) * scale**2,
-            error * noise_factor * scale**2,
-            users_units,
-        )
-
-    def _cost(
-        self,
-        number: int,
-        before: IntArray,
-        after: IntArray,
-        means: FloatArray,
-        usable: NDArray[np.bool_],
-        answer: Statistic,
-    ) -> FloatArray:
-        """Return value, bias and error of the cost, in scaled units."""
-        noise, q = self.noise_of(number), self.fraction_bits
-        counts = scaled(answer.blocks[COUNTS], q)
-        # Every record's squared distance lost half a step on average.
-        lost = 0.5 * float(counts.sum()) * 2.0**-q
-        last = LastRound(
-            q=float(scaled(answer.blocks[COST], q)[0]) + lost,
-            sums=scaled(answer.blocks[SUMS], q),
-            counts=counts,
-            before=scaled(before, q),
-            after=scaled(after, q),
-            quotients=means * 2.0**-q,
-            usable=usable,
-            relative=self.radius is not None,
-            noise=(noise[COST] * 2.0**-q, noise[SUMS] * 2.0**-q, noise[COUNTS] * 2.0**-q),
-            step=2.0**-q,
-        )
-        return np.array([last.value, last.bias, last.error])
-
-    @property
-    def _user_scale(self) -> tuple[float, bool]:
-        """Return the user's units in one scaled unit, and whether all columns have the same."""
-        if isinstance(self.domain, Ball):
-            return self.domain.radius, True
-        half = np.array(self.domain.upper) / 2 - np.array(self.domain.lower) / 2
-        units = half / self.domain.half_widths
-        if self.domain.scale == "common":
-            return float(half.max()), True
-        same = bool((units == units[0]).all())
-        return (float(units[0]), True) if same else (1.0, False)
-
-
-def scaled(integers: IntArray, exponent: int) -> FloatArray:
-    """Return what integers of a grid stand for."""
-    return integers.astype(np.float64) * 2.0**-exponent

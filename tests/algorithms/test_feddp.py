@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from flower_kmeans.algorithms import FedDPAlgorithm, Question, State
-from flower_kmeans.algorithms.feddp import NOTES
+from flower_kmeans.algorithms.feddp_results import NOTES
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.federation.release import server_noise

@@ -1,0 +1,212 @@
+"""What each round of FedDP-KMeans asks for: blocks, releases, units, and the plan of all rounds."""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, IntArray, Question
+from flower_kmeans.algorithms.fastlloyd import packing_radius
+from flower_kmeans.algorithms.feddp_releases import (
+    COST,
+    LIFT,
+    MOMENTS,
+    PROJECTION,
+    WEIGHTS,
+    default_shares,
+    releases_of,
+)
+from flower_kmeans.algorithms.lloyd import COUNTS, OVERFLOW_PROBABILITY, SUMS
+from flower_kmeans.algorithms.projection import (
+    Projection,
+    moment_bits,
+    moment_units,
+    squared_bound,
+)
+from flower_kmeans.domain import Domain
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.secagg.ring import require_capacity
+
+
+@dataclass(frozen=True, init=False)
+class FedDPPlan(Algorithm):
+    """The public side of FedDP-KMeans; `FedDPParameters` checks what is in it."""
+
+    replayable: ClassVar[bool] = False
+
+    n_clusters: int
+    domain: Domain
+    budget: PrivacyBudget
+    n_records: int | None
+    n_clients: int | None
+    clip: float | None
+    clips: tuple[tuple[str, float], ...]
+    contribution: Literal["sums", "means"]
+    n_server_points: int
+    n_lloyd_rounds: int
+    n_rounds: int
+    seed: int
+    fraction_bits: int
+    margin: float
+    min_weight: float
+    sums: Literal["absolute", "relative"]
+    alpha: float
+    cost: bool
+    shares: tuple[tuple[str, float], ...]
+    laplace: tuple[str, ...]
+    server_points: IntArray | None = field(compare=False, repr=False)
+
+    def layout(self, round_number: int) -> tuple[Block, ...]:
+        """Return the blocks of a round.
+
+        Round 1: second moments, (d (d + 1) / 2,). Round 2: counts by server point, (m,). Later:
+        sums (k, d) and counts (k,), and the cost, (1,), in the last round if it was asked for.
+        """
+        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        if round_number == PROJECTION:
+            return (Block(MOMENTS, (d * (d + 1) // 2,), 2 * moment_bits(q)),)
+        if round_number == WEIGHTS:
+            return (Block(COUNTS, (self.n_server_points,), q),)
+        blocks = (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
+        return (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
+
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases with noise multipliers relative to those of other rounds."""
+        relative = self.sums == "relative"
+        shares = default_shares(self.domain.n_features, relative) | dict(self.shares)
+        return releases_of(round_number, self.n_lloyd_rounds, shares, self.laplace, cost=self.cost)
+
+    def plan(self) -> PrivacyPlan:
+        """Return what each round releases, calibrated to the budget."""
+        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
+        return calibrate(self.budget, rounds, self.n_records, self.n_clients)
+
+    def record_units(self, question: Question) -> FloatArray:
+        """Return the sensitivities to one record, for every word; they depend on the round only.
+
+        With means, those to what a client adds to one cluster.
+        """
+        if question.round == PROJECTION:
+            return moment_units(self.domain, self.fraction_bits)
+        units = self._block_units(question.round)
+        return np.concatenate(
+            [np.full(block.size, units[block.name]) for block in self.layout(question.round)]
+        )
+
+    def units(self, question: Question) -> FloatArray:
+        """Return the scale of every word of the noise; it depends on the round only.
+
+        Where clients are protected, each release has a clip of its own (`clip_of`).
+        """
+        units = self.record_units(question)
+        if self._clip() is None:
+            return units
+        for release in self.releases(question.round):
+            for name in release.blocks:
+                units[self.places(question.round)[name]] *= self.clip_of(release)
+        return units
+
+    def fixed_units(self, round_number: int) -> FloatArray:
+        """Return the units of a round: they do not depend on what its question holds."""
+        return self.units(Question(round_number))
+
+    def clip_of(self, release: Release) -> float:
+        """Return how many records' worth of one client count in a release; 1 without clipping.
+
+        With means it is how many clusters' worth: sqrt(k) in l2 and k in l1 leave every client as
+        it is, and are the default.
+        """
+        if self.clip is None:
+            return 1.0
+        given = dict(self.clips)
+        if release.name in given:
+            return given[release.name]
+        if self.contribution == "means" and release.name.startswith(("lift", "lloyd")):
+            k = float(self.n_clusters)
+            return k if release.norm == "l1" else math.sqrt(k)
+        return self.clip
+
+    def require_capacity(self, noise_factor: float = 1.0) -> None:
+        """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
+
+        Raises
+        ------
+        ConfigurationError
+            If ``n_records`` records and the noise do not fit.
+        """
+        if self.n_records is None:
+            return
+        rounds = range(1, self.n_rounds + 1)
+        logarithm = math.log(2 * sum(map(self.words, rounds)) / OVERFLOW_PROBABILITY)
+        tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
+        most = max(self.n_records, self.n_clients or 0)
+        for number, releases in enumerate(self.plan().rounds, start=1):
+            units = self._block_units(number)
+            for release in releases:
+                (name,) = release.blocks
+                noise = release.noise_multiplier * units[name] * tails[release.mechanism]
+                noise *= noise_factor * self.clip_of(release)
+                # No word of a record exceeds what all words of its block have together.
+                require_capacity(
+                    most * units[name] + noise,
+                    explanation=f"They come from n_records={self.n_records} and noise of up to "
+                    f"{noise:.3g} units in the release {release.name!r} at "
+                    f"fraction_bits={self.fraction_bits}: take fewer fraction_bits or a larger "
+                    "epsilon.",
+                )
+
+    # ------------------------------------------------------------------ details
+
+    @cached_property
+    def projection(self) -> Projection:
+        """The grids of the projection."""
+        directions = min(self.n_clusters, self.domain.n_features)
+        return Projection(self.domain, self.fraction_bits, directions)
+
+    @cached_property
+    def radius(self) -> int | None:
+        """Radius of a Lloyd round in grid units, or ``None`` where sums are absolute."""
+        return None if self.sums == "absolute" else self._packing_radius
+
+    @cached_property
+    def _packing_radius(self) -> int:
+        return packing_radius(self.alpha, self.n_clusters, self.domain, self.fraction_bits)
+
+    @property
+    def largest_cost(self) -> int:
+        """What one record can add to the cost, in squared grid units."""
+        if self.radius is not None:
+            return self.radius**2
+        return 4 * squared_bound(self.domain, self.fraction_bits)
+
+    def noise_of(self, round_number: int) -> dict[str, float]:
+        """Return the planned standard deviation of the noise in each block, in grid units."""
+        if not self.budget.is_private:
+            return dict.fromkeys((block.name for block in self.layout(round_number)), 0.0)
+        units = self._block_units(round_number)
+        found = {}
+        for release in self.plan().rounds[round_number - 1]:
+            spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
+            for name in release.blocks:
+                scale = release.noise_multiplier * self.clip_of(release) * spread
+                found[name] = scale * units[name]
+        return found
+
+    def _block_units(self, round_number: int) -> dict[str, float]:
+        """Return the unit of every block; of second moments, that of the diagonal."""
+        one, q = float(2**self.fraction_bits), self.fraction_bits
+        bound: float = self.domain.l2_bound(q)
+        if round_number > LIFT and self.radius is not None:
+            bound = float(self.radius)
+        return {
+            MOMENTS: float(squared_bound(self.domain, q, q - moment_bits(q))),
+            SUMS: bound,
+            COUNTS: one,
+            COST: float(self.largest_cost >> q),
+        }
+
+    def _has_cost(self, round_number: int) -> bool:
+        return self.cost and round_number == self.n_rounds

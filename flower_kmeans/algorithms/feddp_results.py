@@ -1,0 +1,151 @@
+"""What a state of FedDP-KMeans tells: centroids, sizes, notes, an elbow and the cost."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import FloatArray, IntArray, State, Statistic
+from flower_kmeans.algorithms.cost import LastRound
+from flower_kmeans.algorithms.feddp_parameters import FedDPParameters
+from flower_kmeans.algorithms.feddp_releases import COST, WEIGHTS
+from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
+from flower_kmeans.algorithms.server_points import elbow
+from flower_kmeans.domain import Ball
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.report import CostEstimate
+
+NOTES = (
+    "The noisy second moments do not exceed their noise in as many directions as they were "
+    "projected to: the projection may be arbitrary.",
+    "The noisy second moments could not be decomposed: the projection took the first columns.",
+    "No server point had a noisy weight of at least min_weight: k-means took all server points, "
+    "and all alike.",
+    "Fewer server points than clusters had a noisy weight of at least min_weight: the points of "
+    "the largest noisy weights became the projected centres.",
+    "Fewer projected server points than clusters were different: some centres coincide.",
+    "Some clusters had too small a noisy count in the lift: they start from their projected "
+    "centre.",
+    "Some clusters had too small a noisy count in a Lloyd round: they kept their centroid.",
+)
+NO_SIGNAL, NO_EIGEN, ALL_LIGHT, FEW, EQUAL, NOT_LIFTED, KEPT = range(len(NOTES))
+
+
+@dataclass(frozen=True, init=False)
+class FedDPResults(FedDPParameters):
+    """The results of FedDP-KMeans, all from released values."""
+
+    def centroids(self, state: State) -> FloatArray | None:
+        """Return the centroids in the user's units, (k, d); ``None`` before the lift."""
+        if "centroids" not in state.arrays:
+            return None
+        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
+
+    def counts(self, state: State) -> FloatArray | None:
+        """Return the noisy cluster sizes of the last round, (k,); ``None`` before the lift.
+
+        In records, or in clients that hold the cluster where these add means.
+        """
+        if "counts" not in state.arrays:
+            return None
+        return scaled(state.arrays["counts"], self.fraction_bits)
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Return how the run had to depart from the algorithm's usual way, in fixed sentences."""
+        return tuple(note for note, said in zip(NOTES, state.arrays["flags"], strict=True) if said)
+
+    def elbow(self, state: State, k_max: int, rng: np.random.Generator) -> FloatArray:
+        """Return the cost of k-means on the weighted projected server points, by k.
+
+        For k beyond ``n_clusters`` the projection may lack directions: to choose k, run with the
+        largest one that comes into question.
+
+        Parameters
+        ----------
+        state : State
+            After round 2 or later.
+        k_max : int
+        rng : Generator
+
+        Returns
+        -------
+        ndarray of shape (k_max,), float64
+            In squared units as those of `cost_estimate`.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are no weights yet, or none is heavy enough.
+        """
+        if "weights" not in state.arrays:
+            raise ConfigurationError(
+                f"Expected a state after round {WEIGHTS} or later. Got round {state.round}."
+            )
+        points = scaled(state.arrays["points"], self.projection.exponent) * self._user_scale[0]
+        weights = scaled(state.arrays["weights"], self.fraction_bits)
+        return elbow(points, weights, k_max, self.min_weight, rng)
+
+    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+        """Return the cost at the centroids, from released values; ``None`` without ``cost=True``.
+
+        Parameters
+        ----------
+        state : State
+            After the last round.
+        noise_factor : float (default: 1)
+            By how much the noise's standard deviation exceeded the plan's (distributed noise).
+        """
+        if "cost" not in state.arrays:
+            return None
+        value, bias, error = state.arrays["cost"].tolist()
+        scale, users_units = self._user_scale
+        return CostEstimate(
+            (value + bias * noise_factor**2) * scale**2,
+            error * noise_factor * scale**2,
+            users_units,
+        )
+
+    def _cost(
+        self,
+        number: int,
+        before: IntArray,
+        after: IntArray,
+        means: FloatArray,
+        usable: NDArray[np.bool_],
+        answer: Statistic,
+    ) -> FloatArray:
+        """Return value, bias and error of the cost, in scaled units."""
+        noise, q = self.noise_of(number), self.fraction_bits
+        counts = scaled(answer.blocks[COUNTS], q)
+        # Every record's squared distance lost half a step on average.
+        lost = 0.5 * float(counts.sum()) * 2.0**-q
+        last = LastRound(
+            q=float(scaled(answer.blocks[COST], q)[0]) + lost,
+            sums=scaled(answer.blocks[SUMS], q),
+            counts=counts,
+            before=scaled(before, q),
+            after=scaled(after, q),
+            quotients=means * 2.0**-q,
+            usable=usable,
+            relative=self.radius is not None,
+            noise=(noise[COST] * 2.0**-q, noise[SUMS] * 2.0**-q, noise[COUNTS] * 2.0**-q),
+            step=2.0**-q,
+        )
+        return np.array([last.value, last.bias, last.error])
+
+    @property
+    def _user_scale(self) -> tuple[float, bool]:
+        """Return the user's units in one scaled unit, and whether all columns have the same."""
+        if isinstance(self.domain, Ball):
+            return self.domain.radius, True
+        half = np.array(self.domain.upper) / 2 - np.array(self.domain.lower) / 2
+        units = half / self.domain.half_widths
+        if self.domain.scale == "common":
+            return float(half.max()), True
+        same = bool((units == units[0]).all())
+        return (float(units[0]), True) if same else (1.0, False)
+
+
+def scaled(integers: IntArray, exponent: int) -> FloatArray:
+    """Return what integers of a grid stand for."""
+    return integers.astype(np.float64) * 2.0**-exponent
