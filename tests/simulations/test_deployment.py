@@ -24,6 +24,7 @@ from deployments import (
     ROUNDS,
     check_feddp_outcome,
     check_outcome,
+    left_after,
     load_script,
 )
 from flwr.app import Context, RecordDict
@@ -59,7 +60,7 @@ def test_three_nodes_learn_the_same_and_the_server_nothing(loopback, tmp_path):
     partitions = loopback.example_partitions()
     with loopback.deployment(tmp_path, partitions) as running:
         running.run({"n-rounds": ROUNDS}, timeout=900)
-    assert running.processes.left() == []
+    assert left_after(running.processes) == []
     check_outcome(running, partitions)
 
 
@@ -79,7 +80,7 @@ def test_the_server_starts_feddp_from_points_that_stay_with_it(loopback, tmp_pat
     policy = {"trusts": ["distributed-noise"], "algorithms": ["feddp"]}
     with loopback.deployment(tmp_path, partitions, policy=policy) as running:
         running.run({"n-rounds": ROUNDS, **config}, timeout=900)
-    assert running.processes.left() == []
+    assert left_after(running.processes) == []
     check_feddp_outcome(running, partitions, points)
 
 
@@ -92,7 +93,7 @@ def test_a_process_that_ends_ends_the_deployment(loopback, tmp_path):
             processes.wait_for_port(loopback.HOST, loopback.free_ports(1)[0], 60)
     finally:
         processes.stop()
-    assert processes.left() == []
+    assert left_after(processes) == []
 
 
 @pytest.mark.deployment
@@ -104,7 +105,7 @@ def test_what_takes_too_long_is_stopped(loopback, tmp_path):
             processes.wait("sleeper", 0)
     finally:
         processes.stop()
-    assert processes.left() == []
+    assert left_after(processes) == []
 
 
 # --------------------------------------------------------------------------- the page

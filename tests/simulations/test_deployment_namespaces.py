@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from deployments import PAGE, ROUNDS, check_outcome, load_script
+from deployments import PAGE, ROUNDS, check_outcome, left_after, load_script
 
 ANYWHERE = "0.0.0.0"  # noqa: S104
 SPARE = 12345  # a port that no firewall of these tests lets through, unless it says so
@@ -74,7 +74,7 @@ def test_three_machines_learn_the_same_and_the_server_nothing(
     ):
         running.run({"n-rounds": ROUNDS, "timeout": 400}, timeout=1500)
         sent_again = sum(net.retransmitted(name) for name in net.machines)
-    assert running.processes.left() == []
+    assert left_after(running.processes) == []
     check_outcome(running, partitions)
     # What the page's table lists is all that listens: nothing at all on nodes.
     used = [machine for machine in machines if machine.name != "relay" or condition == "relay"]

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,14 @@ def load_script(monkeypatch, name, folder=FOLDER):
         if str(getattr(sys.modules[loaded], "__file__", "")).startswith(str(FOLDER)):
             del sys.modules[loaded]
     return module
+
+
+def left_after(processes, seconds=60.0):
+    """Return which processes still run when those that were told to end had time to do so."""
+    deadline = time.monotonic() + seconds
+    while (left := processes.left()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
 
 
 def one_result(running):
