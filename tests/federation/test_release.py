@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from asking import SplitAlgorithm
 
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms.base import Question
@@ -14,7 +15,9 @@ from flower_kmeans.federation.release import (
     server_noise,
     sharing_slack,
 )
+from flower_kmeans.privacy.plan import calibrate
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.privacy.release import Release
 
 
 def _algorithm(epsilon=1.0, d=2, **options):
@@ -93,6 +96,16 @@ def test_laplace_noise_has_no_shares():
     )
     with pytest.raises(ConfigurationError):
         check_shares(algorithm, algorithm.plan(), 2)
+
+
+def test_laplace_noise_has_no_shares_whatever_will_be_asked():
+    """Also where units are not known yet, so that no draw can be tried."""
+    budget = PrivacyBudget(1.0, 1e-6)
+    algorithm = SplitAlgorithm(2, Box([0.0], [1.0]), budget, n_records=100)
+    check_shares(algorithm, algorithm.plan(), 2)
+    release = Release("cells", "laplace", "l1", 1.0, ("cells",))
+    with pytest.raises(ConfigurationError, match="must be Gaussian"):
+        check_shares(algorithm, calibrate(budget, [[release], [release]], 100), 2)
 
 
 def test_the_noise_follows_the_layout():
