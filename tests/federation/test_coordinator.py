@@ -80,6 +80,18 @@ def test_a_second_enrolment_and_a_missing_key_do_not_count():
     assert reasons(coordinator) == [(1, TWICE), (2, MALFORMED)]
 
 
+@pytest.mark.parametrize(("trust", "keys"), [("plain", "none"), ("oblivious-server", "file")])
+def test_a_public_key_where_none_is_used_is_malformed(trust, keys):
+    run = make_run(trust, keys=keys)
+    coordinator = Coordinator(run)
+    reply = EnrolReply(doc_hash=run.document.doc_hash, commitment=bytes(32), public_key=b"p" * 32)
+    reply = replace(reply, key_id=b"k" * 8) if keys == "file" else reply
+    coordinator.accept_enrol(1, reply)
+    coordinator.accept_enrol(2, replace(reply, public_key=b""))
+    assert [seat.node_id for seat in coordinator.seats] == [2]
+    assert reasons(coordinator) == [(1, MALFORMED)]
+
+
 @pytest.mark.parametrize(
     ("ledgers", "all_keep"), [([True] * 3, True), ([True, False, True], False)]
 )
