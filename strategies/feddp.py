@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 from flower_kmeans.domain import Domain
+from flower_kmeans.initialization import public_generator
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
 
@@ -140,5 +141,5 @@ class FedDPKMeans(KMeansStrategy):
             If the weights are not known yet, none is heavy enough, or ``k_max`` is out of range.
         """
         algorithm = cast(FedDPAlgorithm, self.algorithm)
-        source = np.random.default_rng(self.seed) if rng is None else rng
+        source = public_generator(self.seed, 0) if rng is None else rng
         return algorithm.elbow(self._run_state.state, k_max, source)

@@ -320,16 +320,16 @@ class TestRecords:
         (np.zeros((2, 2, 2)), DataError, "two-dimensional"),
         (np.zeros((3, 0)), DataError, "two-dimensional"),
         (np.zeros((3, 5)), DataError, "must have 2 columns, got 5"),
-        (np.array([["secret", "b"]]), ConfigurationTypeError, "dtype <U6"),
-        (np.zeros((2, 2), dtype=complex), ConfigurationTypeError, "dtype complex128"),
         (np.ma.masked_array(np.zeros((2, 2))), ConfigurationTypeError, "masked"),
     )
-    # Arrays have one type and one width. These may have bad rows among good ones.
+    # Not even in a run may one record decide whether its client answers: these are null records.
     BAD_ROWS = (
         ([1.0, 2.0], DataError, "two-dimensional"),
         ([[1, 2], [3]], DataError, "rectangular"),
         (np.array([[1, None]], dtype=object), ConfigurationTypeError, "dtype object"),
         ([["secret", "b"]], ConfigurationTypeError, "dtype <U6"),
+        (np.array([["secret", "b"]]), ConfigurationTypeError, "dtype <U6"),
+        (np.full((2, 2), 1j), ConfigurationTypeError, "dtype complex128"),
     )
 
     @pytest.mark.parametrize(("records", "error", "message"), NO_TABLES + BAD_ROWS)
