@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,11 +20,20 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from flower_kmeans.choice import (
+    Engine,
+    StrategyName,
+    Trust,
+    Unit,
+    is_private,
+    make_strategy,
+    placeholders,
+    read_server_points,
+)
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.version import __version__
 
 if TYPE_CHECKING:
-    from flower_kmeans.domain import Box
     from flower_kmeans.strategies import KMeansStrategy, RoundInfo
 
 app = typer.Typer(
@@ -35,38 +43,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # its traceback would print local variables, that is, records
 )
-
-
-class StrategyName(StrEnum):
-    """Strategies of the Lloyd family."""
-
-    LLOYD = "lloyd"
-    SULLOYD = "sulloyd"
-    GLLOYD = "glloyd"
-    FASTLLOYD = "fastlloyd"
-
-
-class Trust(StrEnum):
-    """Who may see what."""
-
-    OBLIVIOUS_SERVER = "oblivious-server"
-    DISTRIBUTED_NOISE = "distributed-noise"
-    TRUSTED_SERVER = "trusted-server"
-    PLAIN = "plain"
-
-
-class Unit(StrEnum):
-    """Whom the guarantee protects."""
-
-    RECORD = "record"
-    CLIENT = "client"
-
-
-class Engine(StrEnum):
-    """Where the clients run."""
-
-    IN_PROCESS = "in-process"
-    RAY = "ray"
 
 
 # Told first in the report of such a run, whose epsilon is otherwise that of its noise.
@@ -86,10 +62,17 @@ Delta = Annotated[
 ]
 TrustModel = Annotated[
     Trust | None,
-    typer.Option(help="Who adds the noise; oblivious-server by default, plain for lloyd."),
+    typer.Option(
+        help="Who adds the noise; oblivious-server by default, distributed-noise for feddp, plain "
+        "for lloyd."
+    ),
 ]
 Rounds = Annotated[
-    int | None, typer.Option(help="Number of rounds; by default the strategy's rule, 2 to 7.")
+    int | None,
+    typer.Option(
+        help="Number of rounds, of feddp after the three of its initialisation; by default the "
+        "strategy's rule, 2 to 7, or 1 or 2."
+    ),
 ]
 MinClients = Annotated[
     int | None, typer.Option(help="Fewest clients behind a sum; by default the strategy's rule.")
@@ -162,6 +145,12 @@ def simulate(
     ] = None,
     clusters: Clusters = 16,
     strategy: Strategy = StrategyName.FASTLLOYD,
+    server_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="For feddp: a file with the server's own points, in the columns of the records."
+        ),
+    ] = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
     unit: ProtectedUnit = None,
@@ -186,12 +175,13 @@ def simulate(
         from flower_kmeans.simulation import simulate as run
 
         console = _console()
-        private = _is_private(strategy, epsilon, trust)
+        private = is_private(strategy, epsilon, trust)
         if data is None:
             _refuse_for_photo(columns, label)
             source = sources.photo()
         else:
             source = sources.table(data, columns, label, split, n_records)
+        points = read_server_points(strategy, server_data, source.columns)
         box = source.box(bounds or [], lower, upper, from_data=bounds_from_data or not private)
         read_off = bool(source.without_bounds(bounds or [], lower, upper))
         if read_off and private:
@@ -205,7 +195,7 @@ def simulate(
                     "of records: it is not counted, because the true number is private."
                 )
             planned = len(source.records)
-        chosen = _strategy(
+        chosen = make_strategy(
             strategy,
             box,
             epsilon,
@@ -218,6 +208,7 @@ def simulate(
             n_clients=len(partitions),
             n_rounds=rounds,
             min_clients=min_clients,
+            server_data=points,
             seed=seed,
         )
         out.prepare_directory(output)
@@ -289,6 +280,9 @@ def plan(
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 20,
     clusters: Clusters = 16,
     strategy: Strategy = StrategyName.FASTLLOYD,
+    server_points: Annotated[
+        int | None, typer.Option(help="For feddp: how many points the server has.")
+    ] = None,
     epsilon: Epsilon = None,
     delta: Delta = None,
     unit: ProtectedUnit = None,
@@ -307,7 +301,7 @@ def plan(
 
         if features < 1:
             raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
-        chosen = _strategy(
+        chosen = make_strategy(
             strategy,
             Box([-1.0] * features, [1.0] * features),
             epsilon,
@@ -320,6 +314,7 @@ def plan(
             n_clients=clients,
             n_rounds=rounds,
             min_clients=min_clients,
+            server_data=placeholders(strategy, server_points, features),
             seed=0,
         )
         facts = [
@@ -331,7 +326,7 @@ def plan(
             facts.append(("clip", f"{chosen.clip:g}"))
         if chosen.plan.is_private:
             facts.append(("noise factor", f"{chosen.noise_factor:.4g}"))
-        output.print_plan(_console(), chosen.plan, clip=chosen.clip, facts=facts)
+        output.print_plan(_console(), chosen.plan, size_noise=_size_noise(chosen), facts=facts)
 
 
 @app.command()
@@ -440,65 +435,27 @@ def main() -> None:
     app()
 
 
-def _strategy(
-    name: StrategyName,
-    box: "Box",
-    epsilon: float | None,
-    trust: Trust | None,
-    *,
-    delta: float | None,
-    unit: Unit | None,
-    clip: float | None,
-    n_rounds: int | None,
-    **parameters: Any,
-) -> "KMeansStrategy":
-    """Build the strategy that the options describe."""
-    from flower_kmeans import strategies
-    from flower_kmeans.privacy.budget import PrivacyBudget
-
-    private = _is_private(name, epsilon, trust)
-    if private and epsilon is None:
-        epsilon = 1.0
-    if not private and (unit is Unit.CLIENT or clip is not None):
-        raise ConfigurationError(
-            "Nobody is protected in this run: leave out --unit and --clip, or choose another "
-            "--strategy or --trust."
-        )
-    kinds: dict[StrategyName, Callable[..., KMeansStrategy]] = {
-        StrategyName.LLOYD: strategies.Lloyd,
-        StrategyName.SULLOYD: strategies.SuLloyd,
-        StrategyName.GLLOYD: strategies.GLloyd,
-        StrategyName.FASTLLOYD: strategies.FastLloyd,
-    }
-    return kinds[name](
-        domain=box,
-        privacy=PrivacyBudget(epsilon, delta, "record" if unit is None else unit.value),
-        clip=clip,
-        trust=None if trust is None else trust.value,
-        n_rounds="auto" if n_rounds is None else n_rounds,
-        **parameters,
-    )
-
-
-def _is_private(name: StrategyName, epsilon: float | None, trust: Trust | None) -> bool:
-    if name is StrategyName.LLOYD and epsilon is not None:
-        raise ConfigurationError(
-            "The strategy lloyd adds no noise: leave out --epsilon, or choose fastlloyd, glloyd "
-            "or sulloyd."
-        )
-    if trust is Trust.PLAIN and epsilon is not None:
-        raise ConfigurationError(
-            "Nobody adds noise under --trust plain: leave out --epsilon, or choose another trust."
-        )
-    return name is not StrategyName.LLOYD and trust is not Trust.PLAIN
-
-
 def _refuse_for_photo(columns: str | None, label: str | None) -> None:
     for option, value in (("--columns", columns), ("--label", label)):
         if value is not None:
             raise ConfigurationError(
                 f"{option} names columns of your own file: give it with --data."
             )
+
+
+def _size_noise(strategy: "KMeansStrategy") -> float | None:
+    """Return the planned standard deviation of the last cluster sizes, if it is known by now."""
+    algorithm, last = strategy.algorithm, strategy.n_rounds
+    units = algorithm.fixed_units(last)
+    if units is None:
+        return None
+    for release in strategy.plan.rounds[-1]:
+        for block in algorithm.layout(last):
+            if release.blocks == (block.name,) and block.name == "counts":
+                spread = 2**0.5 if release.mechanism == "laplace" else 1.0
+                unit = float(units[algorithm.places(last)[block.name]].max())
+                return release.noise_multiplier * spread * unit * 2.0**-block.exponent
+    return None
 
 
 def _round_printer(console: Console, status: Status) -> "Callable[[RoundInfo], None]":

@@ -160,7 +160,7 @@ def print_plan(
     console: Console,
     plan: PrivacyPlan,
     *,
-    clip: float | None = None,
+    size_noise: float | None = None,
     facts: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Print a plan's releases, what they rest on, and delta as a function of epsilon.
@@ -170,8 +170,8 @@ def print_plan(
     console : Console
         Where to print.
     plan : PrivacyPlan
-    clip : float, optional
-        How many records' worth of one client count, where the unit is the client.
+    size_noise : float, optional
+        Standard deviation of the noise of the last cluster sizes.
     facts : sequence of (str, str)
         Names and values of what else the noise follows from: trust, numbers of clients.
     """
@@ -181,13 +181,10 @@ def print_plan(
         console.print(Text(f"{told[0].upper()}{told[1:]}."), soft_wrap=True)
     if not plan.is_private:
         return
-    for release in plan.rounds[-1]:
-        if release.name == "counts":
-            std = release.noise_multiplier * (2**0.5 if release.mechanism == "laplace" else 1)
-            std *= 1.0 if clip is None else clip
-            console.print(
-                Text(f"A cluster's size is known up to noise of about {std:.3g} records.")
-            )
+    if size_noise is not None:
+        console.print(
+            Text(f"A cluster's size is known up to noise of about {size_noise:.3g} records.")
+        )
     table = Table(title="delta by epsilon", title_justify="left")
     table.add_column("epsilon", justify="right")
     table.add_column("delta", justify="right")

@@ -1,6 +1,7 @@
 """The command: what it writes, what it prints, and that every error is one sentence."""
 
 import csv
+import inspect
 import json
 import sys
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from flower_kmeans.choice import StrategyName
 from flower_kmeans.cli import app
 from flower_kmeans.datasets import PHOTO_RECORDS
+from flower_kmeans.strategies import KMeansStrategy
 
 CENTERS = np.array([[-3.0, 1.0], [3.0, 2.0], [0.0, 9.0]])
 
@@ -38,7 +41,21 @@ def blobs(tmp_path):
     return path
 
 
+@pytest.fixture
+def server(tmp_path):
+    """Points near the blobs, in a file with the columns in another order and one more."""
+    points = np.repeat(CENTERS, 5, axis=0) + np.random.default_rng(6).normal(size=(15, 2))
+    path = tmp_path / "server.csv"
+    with path.open("w") as file:
+        file.write("weight,height,age\n")
+        for height, weight in points:
+            file.write(f"{weight},{height},999\n")
+    return path
+
+
 PUBLIC = ("--bounds", "height=-5:5", "--bounds", "weight=0:10", "--n-records", 1200)
+FEDDP = ("--strategy", "feddp", "--server-data")
+OBLIVIOUS = "The server computes the next question, so it cannot be oblivious."
 LOCAL = ("--engine", "in-process", "--clusters", 3, "--output", "out", "--columns", "height,weight")
 
 
@@ -111,6 +128,24 @@ class TestSimulate:
         assert f"{clip:g} records' worth of a client in each release" in result.stdout
         assert "4, at least 4 behind a sum" in result.stdout
         assert f"{(4 / 3) ** 0.5:.4g} times the planned standard deviation" in result.stdout
+
+    @pytest.mark.parametrize("trust", [None, "trusted-server", "plain"])
+    def test_feddp_starts_from_the_servers_file(self, run, blobs, server, tmp_path, trust):
+        arguments = ("--strategy", "feddp", "--server-data", server, "--rounds", 1, *PUBLIC)
+        arguments += () if trust == "plain" else ("--epsilon", 50)
+        arguments += () if trust is None else ("--trust", trust)
+        result = simulate(run, blobs, *arguments, "--clients", 4)
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["strategy"] == "FedDPKMeans"
+        assert report["trust"] == (trust or "distributed-noise")
+        assert (report["n_rounds"], report["private"]) == (4, trust != "plain")
+        assert "round 4 of 4: 4 clients answered" in result.stdout
+        with np.load(tmp_path / "out" / "centroids.npz") as saved:
+            centroids = saved["centroids"]
+        nearest = np.abs(centroids[:, None] - CENTERS).sum(axis=2).argmin(axis=0)
+        assert sorted(nearest) == [0, 1, 2]
+        np.testing.assert_allclose(centroids[nearest], CENTERS, atol=1.0)
 
     def test_plain_trust_is_not_private_and_needs_no_public_figures(self, run, blobs, tmp_path):
         result = simulate(run, blobs, "--trust", "plain", "--clients", 3)
@@ -252,9 +287,21 @@ class TestErrors:
             ((*PUBLIC, "--unit", "client", "--clip", 0), ["clip positive"]),
             ((*PUBLIC, "--trust", "plain", "--epsilon", 1), ["plain", "--epsilon"]),
             ((*PUBLIC, "--trust", "distributed-noise", "--strategy", "sulloyd"), ["trust"]),
+            ((*PUBLIC, "--strategy", "feddp"), ["feddp", "--server-data"]),
+            ((*PUBLIC, "--server-data", "server.csv"), ["fastlloyd", "--server-data", "feddp"]),
+            ((*PUBLIC, *FEDDP, "server.csv", "--trust", "oblivious-server"), [OBLIVIOUS]),
+            ((*PUBLIC, *FEDDP, "none.csv"), ["none.csv"]),
+            ((*PUBLIC, *FEDDP, "few.csv"), ["server_data", "n_clusters=3", "Got 2"]),
+            ((*PUBLIC, *FEDDP, "broken.csv"), ["'height'", "1 of 3"]),
+            ((*PUBLIC, *FEDDP, "narrow.csv"), ["'weight'"]),
         ],
     )
-    def test_one_sentence_before_anything_is_written(self, run, blobs, tmp_path, arguments, words):
+    def test_one_sentence_before_anything_is_written(
+        self, run, blobs, server, tmp_path, arguments, words
+    ):
+        (tmp_path / "few.csv").write_text("height,weight\n1,2\n3,4\n1,2\n")
+        (tmp_path / "broken.csv").write_text("height,weight\n1,2\n,4\n2,3\n")
+        (tmp_path / "narrow.csv").write_text("height,age\n1,2\n3,4\n2,3\n")
         assert_one_sentence(simulate(run, blobs, *arguments), *words)
         assert not (tmp_path / "out").exists()
 
@@ -332,6 +379,47 @@ class TestPlan:
         assert "Trust oblivious-server, n_clients 20, min_clients 3, noise factor 1." in records[0]
         assert "n_clients 20, min_clients 3, clip 40, noise factor 1." in clients[0]
 
+    def test_every_release_of_feddp_from_parameters_alone(self, run):
+        result = run(
+            "plan", "--strategy", "feddp", "--server-points", 40, "--features", 8, "--epsilon", 2,
+            "--delta", 1e-6, "--rounds", 2,
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        lines = [line.split() for line in result.stdout.splitlines()]
+        rows = [row for row in lines if len(row) == 7 and row[0].isdigit()]
+        assert [(row[0], row[1]) for row in rows] == [
+            ("1", "projection"),
+            ("2", "weights"),
+            ("3", "lift-sums"),
+            ("3", "lift-counts"),
+            ("4", "lloyd-sums"),
+            ("4", "lloyd-counts"),
+            ("5", "lloyd-sums"),
+            ("5", "lloyd-counts"),
+        ]
+        mu = float(result.stdout.split("All rounds together: mu ")[1].split(",")[0])
+        together = np.hypot.reduce([float(row[6]) for row in rows])
+        assert together == pytest.approx(mu, rel=1e-3)
+        curve = {row[1]: float(row[3]) for row in lines if len(row) == 5 and row[0] == "│"}
+        assert curve["2"] == pytest.approx(1e-6, rel=0.01)
+        assert (
+            "Trust distributed-noise, n_clients 20, min_clients 16, noise factor" in result.stdout
+        )
+        # The last size is known up to the noise of the release above.
+        stated = float(result.stdout.split("up to noise of about ")[1].split()[0])
+        assert stated == pytest.approx(float(rows[-1][4]), rel=0.01)
+
+    def test_the_plan_of_feddp_is_that_of_a_run(self, run, blobs, server, tmp_path):
+        same = ("--strategy", "feddp", "--epsilon", 3, "--n-records", 1200, "--clusters", 3)
+        planned = run("plan", *same, "--features", 2, "--server-points", 15, "--clients", 4)
+        options = ("--server-data", server, "--clients", 4, *PUBLIC)
+        result = simulate(run, blobs, *same, *options)
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        for release in report["releases"]:
+            row = f"{release['name']} gaussian l2 {release['noise_multiplier']:.6g}".split()
+            assert row in [line.split()[1:5] for line in planned.stdout.splitlines()]
+
     def test_not_private(self, run):
         result = run("plan", "--strategy", "lloyd")
         assert result.exit_code == 0, result.output
@@ -341,6 +429,15 @@ class TestPlan:
         ("arguments", "word"),
         [
             (("--features", 0), "--features"),
+            (("--strategy", "feddp"), "--server-points"),
+            (("--server-points", 50), "--server-points"),
+            (("--strategy", "feddp", "--server-points", 0), "--server-points"),
+            (("--strategy", "feddp", "--server-points", 2**23), "--server-points"),
+            (("--strategy", "feddp", "--server-points", 15), "n_clusters=16"),
+            (
+                ("--strategy", "feddp", "--server-points", 50, "--trust", "oblivious-server"),
+                OBLIVIOUS,
+            ),
             (("--epsilon", -1), "epsilon"),
             (("--clusters", 0), "n_clusters"),
         ],
@@ -354,6 +451,19 @@ def test_help_lists_the_commands(run):
     assert result.exit_code == 0
     assert "simulate" in result.stdout
     assert "plan" in result.stdout
+
+
+def test_every_strategy_can_be_chosen_by_name():
+    offered = {name.class_name: name for name in StrategyName}
+    kinds = {cls.__name__: cls for cls in KMeansStrategy.__subclasses__()}
+    kinds = {
+        name: cls for name, cls in kinds.items() if cls.__module__.startswith("flower_kmeans.")
+    }
+    assert offered.keys() == kinds.keys()
+    for name, choice in offered.items():
+        assert choice.is_private == (kinds[name].TRUSTS != ("plain",))
+        takes = "server_data" in inspect.signature(kinds[name]).parameters
+        assert choice.takes_server_data == takes
 
 
 def test_the_version_is_that_of_the_package():

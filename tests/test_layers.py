@@ -14,6 +14,7 @@ PACKAGE = ROOT / "flower_kmeans"
 LEVELS = {
     "cli": 5,
     "check": 5,
+    "choice": 5,
     "output": 5,
     "picture": 5,
     "source": 5,
