@@ -32,7 +32,13 @@ from flower_kmeans.federation.run import Run
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
-from flower_kmeans.strategies._checks import checked_count, initial_centroids, require_type
+from flower_kmeans.strategies._checks import (
+    checked_count,
+    initial_centroids,
+    no_clip,
+    require_clip,
+    require_type,
+)
 from flower_kmeans.strategies._conversation import Conversation
 
 _DEFAULT_TIMEOUT = 3600.0
@@ -192,6 +198,7 @@ class KMeansStrategy(Strategy):
         # Only what was asked for: an algorithm need not have these parameters.
         further: dict[str, Any] = {} if initial is None else {"initial": initial}
         if privacy.protects_clients or clip is not None:
+            require_clip(algorithm, type(self).__name__, privacy, clip)
             further |= {"n_clients": self.n_clients, "clip": clip}
         self._make_algorithm = partial(
             algorithm,
@@ -205,6 +212,8 @@ class KMeansStrategy(Strategy):
             **further,
         )
         self.algorithm = self._planned = self._make_algorithm()
+        if privacy.protects_clients and getattr(self.algorithm, "clip", None) is None:
+            raise no_clip(type(self).__name__)
         self.opening = self._checked_opening(opening)
         self.plan = self.algorithm.plan()
         document = self._document()  # fails now if its parameters do not fit each other

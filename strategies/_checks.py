@@ -1,11 +1,14 @@
 """Checks of a strategy's arguments; each error is one sentence."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.privacy.budget import PrivacyBudget
 
 
 def require_type(name: str, value: object, kind: Any, expected: str) -> None:
@@ -23,6 +26,47 @@ def checked_count(name: str, value: int | None) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"Expected {name} as an integer >= 1. Got {value!r} instead.")
     return value
+
+
+def require_clip(
+    algorithm: Callable[..., Any], strategy: str, privacy: PrivacyBudget, clip: float | None
+) -> None:
+    """Require that what makes an algorithm has the parameters of one that clips clients.
+
+    Parameters
+    ----------
+    algorithm : callable
+        A class, or what calls one; where it passes on any keywords, those of the class decide.
+    strategy : str
+        How the message calls it.
+    privacy : PrivacyBudget
+    clip : float or None
+        What the user gave.
+
+    Raises
+    ------
+    ConfigurationError
+        If it has no ``n_clients`` or no ``clip``.
+    """
+    parameters = inspect.signature(algorithm).parameters
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return
+    if {"n_clients", "clip"} <= set(parameters):
+        return
+    if privacy.protects_clients:
+        raise no_clip(strategy)
+    raise ConfigurationError(
+        f"Expected clip=None for {strategy}, which does not clip what a client adds. "
+        f"Got clip={clip!r} instead."
+    )
+
+
+def no_clip(strategy: str) -> ConfigurationError:
+    """Return the error of an algorithm that cannot protect whole clients."""
+    return ConfigurationError(
+        f"Expected a budget with unit='record' for {strategy}, whose algorithm does not clip what "
+        "a client adds. Got unit='client' instead."
+    )
 
 
 def initial_centroids(arrays: ArrayRecord) -> NDArray[Any] | None:

@@ -2,16 +2,17 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from asking import Split, SplitAlgorithm
 from harness import SIMULATED, exact_statistic, fits, noise_of_run, run_recorded
 from scipy import optimize, stats
 
 from flower_kmeans import Box, PrivacyBudget, simulate
 from flower_kmeans.canonical import real_to_text
-from flower_kmeans.errors import TooFewClientsError
+from flower_kmeans.errors import ConfigurationError, TooFewClientsError
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.run import UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.strategies import FastLloyd, GLloyd, SuLloyd
@@ -193,3 +194,39 @@ def test_a_report_shows_nothing_of_how_much_was_clipped():
         data.pop("seconds")
         reports.append(data)
     assert reports[0] == reports[1]
+
+
+# --------------------------------------------------------------------------- algorithms without it
+
+
+@dataclass(frozen=True)
+class Careless(SplitAlgorithm):
+    """It takes the parameters of an algorithm that clips, and forgets them."""
+
+    name = "test-careless"
+    n_clients: int | None = None
+    clip: float | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "clip", None)
+
+
+class CarelessSplit(Split):
+    ALGORITHM = Careless
+
+
+@pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
+@pytest.mark.parametrize("cls", [Split, CarelessSplit])
+def test_an_algorithm_without_a_clip_is_refused_when_its_strategy_is_made(cls, trust):
+    """Before a plan is made, whose noise would be that for records."""
+    options = {"n_records": 500, "n_clients": 5, "trust": trust}
+    cls(3, BOX, PrivacyBudget(1.0), **options)
+    with pytest.raises(ConfigurationError, match=f"unit='record' for {cls.__name__}") as caught:
+        cls(3, BOX, PrivacyBudget(1.0, 1e-6, "client"), **options)
+    assert str(caught.value).endswith("Got unit='client' instead.")
+
+
+def test_a_clip_for_an_algorithm_without_one_is_refused():
+    with pytest.raises(ConfigurationError, match="clip=None for Split, which does not clip"):
+        Split(3, BOX, PrivacyBudget(1.0), n_records=500, n_clients=5, clip=7.0)
