@@ -157,13 +157,16 @@ def test_ray_gives_the_same_result():
     assert found[0].report.cost.value == pytest.approx(found[1].report.cost.value, rel=0.01)
 
 
-@pytest.mark.parametrize("d", [100, 784])
-def test_second_moments_travel_by_half(d):
+@pytest.mark.parametrize(
+    ("trust", "d"),
+    [("distributed-noise", 100), ("distributed-noise", 784), ("trusted-server", 784)],
+)
+def test_second_moments_travel_by_half(trust, d):
     """With many columns the first message is d (d + 1) / 2 words, and one that is counted."""
     domain = Ball(4.0, np.zeros(d))
     records = RNG(4).normal(size=(9, d)) * 0.1
     strategy = make(
-        "trusted-server" if d == 784 else "distributed-noise",
+        trust,
         k=2,
         domain=domain,
         server_data=RNG(5).normal(size=(4, d)) * 0.1,
@@ -177,9 +180,14 @@ def test_second_moments_travel_by_half(d):
     assert len(first) == 3
     for item in first:
         assert len(item.fields["words"]) == 8 * (d * (d + 1) // 2 + 1)
-        assert len(item.data) < 0.51 * 8 * d**2 + 1000
-    # Nor does the server send more, where it announces the sum.
-    assert max(len(item.data) for item in outcome.grid.sent) < 0.51 * 8 * d**2 + 1000
+    # No message is longer in either direction: not that which tells the sum, in the opening or the
+    # next round, nor a correction. One of d x d words would be twice as long.
+    for way in (outcome.grid.sent, outcome.grid.received):
+        assert max(len(item.data) for item in way) < 0.51 * 8 * d**2 + 1000
+    told = [item for item in outcome.grid.sent if len(item.data) > 4 * d * (d + 1)]
+    after = ("open", 1) if trust == "distributed-noise" else ("round", 2)
+    assert {(item.kind, item.fields["t"]) for item in told} == {after}
+    assert len(told) == 3
 
 
 # --------------------------------------------------------------------------- what is refused
