@@ -33,11 +33,13 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
 from flower_kmeans.strategies._checks import (
+    FinishedRun,
     checked_count,
     initial_centroids,
     no_clip,
     require_clip,
     require_type,
+    result_of,
 )
 from flower_kmeans.strategies._conversation import Conversation
 
@@ -72,7 +74,7 @@ class CommonOptions(TypedDict, total=False):
     seed: int
     fraction_bits: int
     clip: float | None
-    initial: ArrayLike | None
+    initial: ArrayLike | FinishedRun | None
     keys: Literal["relayed", "file", "roster"]
     max_attempts: int
     colluders: int
@@ -121,8 +123,10 @@ class KMeansStrategy(Strategy):
         With ``unit="client"`` only: how many records' worth of one client count in each release;
         what a record is worth follows from the domain. The noise grows with it. Default:
         ``n_records / n_clients``.
-    initial : array-like of shape (n_clusters, n_features), optional
-        Public initial centroids in the user's units, instead of those that the algorithm makes.
+    initial : array-like of shape (n_clusters, n_features) or a finished run, optional
+        Public initial centroids in the user's units, instead of those that the algorithm makes. Of
+        an earlier run (a `Clustering`, or a strategy after its start) they are its centroids, and
+        the report adds what it cost: ``report.together``.
     keys : {"relayed", "file", "roster"} (default: "relayed")
         Where the clients' group key comes from: relayed by the server, which withstands a passive
         server only; a file that they share; or one of them, for all whose keys are pinned.
@@ -164,7 +168,7 @@ class KMeansStrategy(Strategy):
         seed: int = 0,
         fraction_bits: int = 16,
         clip: float | None = None,
-        initial: ArrayLike | None = None,
+        initial: ArrayLike | FinishedRun | None = None,
         keys: Literal["relayed", "file", "roster"] = "relayed",
         max_attempts: int = 2,
         colluders: int = 1,
@@ -194,6 +198,7 @@ class KMeansStrategy(Strategy):
         self.on_round = on_round
         if initial is not None:
             self._check_initial("initial")
+        initial, self._earlier = result_of(initial, privacy)
         self._given_initial = initial
         # Only what was asked for: an algorithm need not have these parameters.
         further: dict[str, Any] = {} if initial is None else {"initial": initial}
@@ -606,6 +611,7 @@ class KMeansStrategy(Strategy):
             dropped=run.dropped,
             incidents=run.incidents,
             server_asks=not self.algorithm.replayable,
+            earlier=self._earlier,
         )
         self.summary()
         self._conversation.set_up(self.n_clients or self.min_clients)

@@ -2,13 +2,19 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    ObliviousServerError,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.report import Report
 
 
 def require_type(name: str, value: object, kind: Any, expected: str) -> None:
@@ -67,6 +73,50 @@ def no_clip(strategy: str) -> ConfigurationError:
         f"Expected a budget with unit='record' for {strategy}, whose algorithm does not clip what "
         "a client adds. Got unit='client' instead."
     )
+
+
+class FinishedRun(Protocol):
+    """What a run left: a `Clustering`, or a strategy after its start."""
+
+    @property
+    def centroids(self) -> NDArray[np.float64]:
+        """Centroids in the user's units, (n_clusters, n_features)."""
+
+    @property
+    def report(self) -> Report:
+        """The run's report."""
+
+
+def result_of(initial: Any, privacy: PrivacyBudget) -> tuple[Any, Report | None]:
+    """Return initial centroids, and the report of the run that they are the result of, if any.
+
+    Parameters
+    ----------
+    initial : array-like or FinishedRun
+    privacy : PrivacyBudget
+        Of the run that starts from them.
+
+    Raises
+    ------
+    ObliviousServerError
+        If the run's server must not see its result: initial centroids are public.
+    ConfigurationError
+        If the two runs protect different units.
+    """
+    report = getattr(initial, "report", None)
+    if not isinstance(report, Report):
+        return initial, None
+    if report.trust == "oblivious-server":
+        raise ObliviousServerError(
+            "Expected initial centroids that the server may see. Got the result of a run under "
+            "trust='oblivious-server': the party that added its noise must never see it."
+        )
+    if report.is_private and privacy.is_private and report.unit != privacy.unit:
+        raise ConfigurationError(
+            f"Expected initial centroids of a run with unit={privacy.unit!r}, so that the costs of "
+            f"both runs can be added. Got those of one with unit={report.unit!r}."
+        )
+    return initial.centroids, report
 
 
 def initial_centroids(arrays: ArrayRecord) -> NDArray[Any] | None:

@@ -25,7 +25,8 @@ class FedDPKMeans(KMeansStrategy):
     ----------
     n_clusters, domain, privacy, n_records, **options
         As in `KMeansStrategy`. ``n_rounds`` counts the Lloyd rounds, without the three releases of
-        the initialisation; "auto" takes two.
+        the initialisation; "auto" takes one or two, and 0 gives the initialisation alone, from
+        which another strategy can start (``initial``).
     server_data : array-like of shape (m, d)
         The server's points, in the user's units, at least ``n_clusters`` of them different. They
         stay at the server; clients see their projections.

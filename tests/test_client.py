@@ -27,7 +27,8 @@ from flower_kmeans.federation.messages import (
     Refusal,
     to_content,
 )
-from flower_kmeans.strategies import FastLloyd
+from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans
 
 PARTS = [np.random.default_rng(i).random((20, 2)) for i in range(4)]
 
@@ -350,6 +351,22 @@ def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
     strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
     with pytest.raises(TooFewClientsError, match="ledger"):
         strategy.start(grid, timeout=60)
+
+
+def test_ledgers_charge_an_initialisation_and_the_run_that_starts_from_it(tmp_path):
+    """What they charge is what the second report says both cost together."""
+    grid, box = OwnFiles(kmeans_client_app(load), tmp_path, 4), Box([0, 0], [1, 1])
+    points = np.random.default_rng(0).random((20, 2))
+    options = {"n_clients": 4, "min_clients": 3, "keys": "relayed"}
+    first = FedDPKMeans(2, box, PrivacyBudget(0.7), 80, server_data=points, n_rounds=0, **options)
+    first.start(grid, timeout=60)
+    second = FastLloyd(2, box, PrivacyBudget(0.9), 80, n_rounds=2, initial=first, **options)
+    second.start(grid, timeout=60)
+    together = second.report.together
+    assert 0.9 < together.epsilon() < 1.5
+    for i in range(4):
+        with Ledger(tmp_path / f"node-{i}" / "state") as ledger:
+            assert ledger.epsilon(together.budget.delta) == pytest.approx(together.epsilon())
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,44 @@ class PrivacyPlan:
             return math.inf
         return composed_epsilon(_scaled(self.releases, 1.0 / size), _delta_or(self.budget, delta))
 
+    def then(self, other: "PrivacyPlan") -> "PrivacyPlan":
+        """Return what this run and another one over the same records release together.
+
+        Parameters
+        ----------
+        other : PrivacyPlan
+            Of the same unit. It may have been chosen after the results of this run were seen.
+
+        Returns
+        -------
+        PrivacyPlan
+            With the rounds of both and the larger delta, and the epsilon that both together meet
+            there. Public figures in which the two differ are ``None``.
+
+        Raises
+        ------
+        ConfigurationError
+            If one of them is not private, or they protect different units.
+        """
+        if not (self.is_private and other.is_private):
+            raise ConfigurationError(
+                "Expected two private plans: a run without privacy has no cost to add. "
+                f"Got epsilon={self.budget.epsilon} and epsilon={other.budget.epsilon} instead."
+            )
+        if self.budget.unit != other.budget.unit:
+            raise ConfigurationError(
+                "Expected two plans of the same unit of privacy. "
+                f"Got {self.budget.unit!r} and {other.budget.unit!r} instead."
+            )
+        delta = max(cast(float, self.budget.delta), cast(float, other.budget.delta))
+        epsilon = composed_epsilon((*self.releases, *other.releases), delta)
+        return PrivacyPlan(
+            replace(self.budget, epsilon=epsilon, delta=delta),
+            self.n_records if self.n_records == other.n_records else None,
+            self.rounds + other.rounds,
+            self.n_clients if self.n_clients == other.n_clients else None,
+        )
+
     def event(self) -> "dp_accounting.DpEvent":
         """Return the run as an event for any accountant of ``dp_accounting``."""
         # A second of import time, which clients (a new process per message) need not pay.

@@ -149,6 +149,8 @@ class Report:
     cost : CostEstimate or None
         The cost at the final centroids, where the run released what tells it and the server
         learned that.
+    earlier : Report or None
+        Of the run whose result were the initial centroids, if the strategy was told of one.
     """
 
     strategy: str
@@ -174,6 +176,7 @@ class Report:
     server_asks: bool = False
     notes: tuple[str, ...] = ()
     cost: CostEstimate | None = None
+    earlier: "Report | None" = None
 
     @property
     def is_private(self) -> bool:
@@ -199,6 +202,17 @@ class Report:
     def unit(self) -> str:
         """Who is protected: one record or one client."""
         return self.plan.budget.unit
+
+    @property
+    def together(self) -> PrivacyPlan | None:
+        """What this run and those before it, each of which the next one started from, cost.
+
+        ``None`` if it started from no other run, or one of them was not private.
+        """
+        if self.earlier is None or not (self.is_private and self.earlier.is_private):
+            return None
+        before = self.earlier.plan if self.earlier.earlier is None else self.earlier.together
+        return None if before is None else before.then(self.plan)
 
     @property
     def statements(self) -> tuple[str, ...]:
@@ -242,12 +256,27 @@ class Report:
         if self.is_private:
             figures = "n_records" if self.clip is None else "n_records, n_clients"
             told.append(f"Not protected: {figures}, participation, timing and message sizes.")
+        if self.earlier is not None:
+            told.append(self._told_of(self.earlier))
         if self.server_asks:
             told.append(
                 "The result that clients were told is the server's word, like its questions."
             )
         told.append("Results are not protected against a hostile server or client.")
         return tuple(told)
+
+    def _told_of(self, earlier: "Report") -> str:
+        together = self.together
+        start = (
+            f"The initial centroids are the result of an earlier run ({earlier.strategy}, trust "
+            f"{earlier.trust})"
+        )
+        if together is None:
+            return f"NOT PRIVATE together: {start[0].lower()}{start[1:]}, and one of them is not."
+        return (
+            f"{start}: both together cost epsilon {together.epsilon():.4g} at delta "
+            f"{together.budget.delta:.3g}."
+        )
 
     @property
     def withstands(self) -> dict[str, str]:
@@ -337,11 +366,29 @@ class Report:
             "server_asks": self.server_asks,
             "notes": list(self.notes),
             "cost": None if self.cost is None else vars(self.cost).copy(),
+            **self._earlier(),
             "releases": self._releases(),
             "withstands": self.withstands,
             "statements": list(self.statements),
         }
         return out
+
+    def _earlier(self) -> dict[str, Any]:
+        if self.earlier is None:
+            return {"earlier": None, "together": None}
+        together, earlier = self.together, self.earlier
+        return {
+            "earlier": {
+                name: getattr(earlier, name)
+                for name in ("strategy", "trust", "epsilon", "delta", "mu")
+            },
+            "together": together
+            and {
+                "epsilon": together.epsilon(),
+                "delta": together.budget.delta,
+                "mu": together.mu,
+            },
+        }
 
     def _further_guarantees(self) -> dict[str, Any]:
         """Return what else the same noise means: for other epsilons, and for several records."""

@@ -284,3 +284,48 @@ def test_plan_refuses_what_it_cannot_promise():
         PrivacyPlan(budget, 10, (tuple(laplace(1.0 + i) for i in range(257)),))
     with pytest.raises(ConfigurationError, match="epsilon=None"):
         PrivacyPlan(PrivacyBudget(None), None, ((gaussian(1.0),),))
+
+
+# --------------------------------------------------------------------------- two runs together
+
+
+@pytest.mark.parametrize(("first", "second"), [(GAUSSIAN, GAUSSIAN), (GAUSSIAN, MIXED)])
+def test_two_runs_cost_what_all_of_their_releases_cost(first, second):
+    plans = [
+        calibrate(PrivacyBudget(epsilon, delta), rounds, 1000)
+        for rounds, epsilon, delta in ((first, 0.5, 1e-7), (second, 1.0, 1e-6))
+    ]
+    together = plans[0].then(plans[1])
+    assert together.rounds == plans[0].rounds + plans[1].rounds
+    assert (together.budget.delta, together.n_records) == (1e-6, 1000)
+    assert together.budget.epsilon == pytest.approx(together.epsilon(), rel=1e-9)
+    assert plans[1].epsilon() < together.epsilon() < plans[0].epsilon(1e-6) + 1.0
+    assert accountant_epsilon(together, 1e-6) == pytest.approx(together.epsilon(), rel=5e-3)
+    if second is GAUSSIAN:
+        assert together.mu == pytest.approx(math.hypot(plans[0].mu, plans[1].mu), rel=1e-12)
+    # A document may state it, and describes it.
+    assert plan_from_config(together.to_config()) == together
+    assert "All rounds together" in together.describe()
+
+
+def test_pure_runs_add_their_epsilons():
+    plans = [calibrate(PrivacyBudget(epsilon, 0.0), LAPLACE, None) for epsilon in (0.5, 1.0)]
+    together = plans[0].then(plans[1])
+    assert together.epsilon() == pytest.approx(1.5, rel=1e-9)
+    assert together.budget.delta == 0
+
+
+def test_only_costs_of_one_unit_are_added():
+    record = calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000)
+    client = calibrate(PrivacyBudget(1.0, 1e-6, "client"), GAUSSIAN, 900, 30)
+    other = calibrate(PrivacyBudget(1.0, 1e-6, "client"), GAUSSIAN, 800, 20)
+    nothing = calibrate(PrivacyBudget(None), GAUSSIAN, 1000)
+    for first, second in ((record, client), (client, record)):
+        with pytest.raises(ConfigurationError, match="same unit of privacy"):
+            first.then(second)
+    for first, second in ((record, nothing), (nothing, record)):
+        with pytest.raises(ConfigurationError, match="two private plans"):
+            first.then(second)
+    together = client.then(other)
+    assert (together.n_records, together.n_clients) == (None, None)
+    assert client.then(client).n_clients == 30

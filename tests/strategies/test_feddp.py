@@ -23,12 +23,18 @@ from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms import Question
 from flower_kmeans.algorithms.feddp import NOTES
 from flower_kmeans.assignment import assign
+from flower_kmeans.clustering import Clustering
 from flower_kmeans.domain import GridRecords
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    ObliviousServerError,
+    RunError,
+)
 from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.secagg.ring import from_ring
-from flower_kmeans.strategies import FedDPKMeans, KMeansStrategy
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, KMeansStrategy, SuLloyd
 
 RNG = np.random.default_rng
 CENTERS = np.array([[6.0, 6.0, 0.0], [-6.0, 6.0, 1.0], [0.0, -6.0, -1.0]])
@@ -472,3 +478,96 @@ def test_the_elbow_is_told_after_a_run_and_bends_at_the_number_of_clusters(trust
     gains = -np.diff(costs)
     assert gains[1] > 5 * max(gains[2:])  # three clusters, of which the fourth splits one
     np.testing.assert_array_equal(costs, strategy.elbow(6))
+
+
+# -------------------------------------------------------------------------- its initialisation
+
+
+def from_result(cls, initial, trust=None, *, epsilon=3.0, unit="record", **options):
+    """Return a strategy that starts from the result of another run."""
+    options = {"n_rounds": 2, "n_clients": 6, "min_clients": 3, "initial": initial, **options}
+    return cls(3, BALL, PrivacyBudget(epsilon, unit=unit), 1200, trust=trust, **options)
+
+
+def test_the_initialisation_stands_alone():
+    """Without noise it is near the clusters, where a record has a nearest one."""
+    with without_noise():
+        outcome = run(make(n_rounds=0))
+    found = same(outcome)
+    means = RECORDS.reshape(3, 400, 3).mean(axis=1)
+    assert matched_centroid_error(found.centroids, means) < 0.01
+    assert outcome.strategy.report.answers == [6] * 3
+    releases = [release["name"] for release in outcome.strategy.report.to_dict()["releases"]]
+    assert releases == ["projection", "weights", "lift-sums", "lift-counts"]
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("cls", [FastLloyd, GLloyd, SuLloyd])
+def test_any_strategy_starts_from_it_and_reports_both_costs(cls, unit):
+    first = make(n_rounds=0, unit=unit, epsilon=4.0)
+    run(first)
+    clustering = Clustering(first.centroids, np.ones(3), BALL, first.report)
+    for initial in (first, clustering):
+        strategy = from_result(cls, initial, unit=unit)
+        state = strategy.algorithm.initial_state(None)
+        np.testing.assert_allclose(strategy.algorithm.centroids(state), first.centroids, atol=1e-3)
+        run(strategy)
+        report = strategy.report
+        assert report.trust == "oblivious-server"
+        together = first.plan.then(strategy.plan)
+        assert report.together == together
+        assert 4.0 < together.epsilon() < 7.0
+        told = report.to_dict()
+        assert told["together"]["epsilon"] == together.epsilon()
+        assert told["earlier"]["strategy"] == "FedDPKMeans"
+        assert told["earlier"]["epsilon"] == first.report.epsilon
+        (statement,) = (text for text in report.statements if "earlier run" in text)
+        assert "(FedDPKMeans, trust distributed-noise)" in statement
+        assert f"epsilon {together.epsilon():.4g} at delta" in statement
+
+
+def test_costs_of_a_chain_of_runs_are_added():
+    first = make("trusted-server", n_rounds=0, epsilon=1.0)
+    run(first)
+    second = from_result(GLloyd, first, "trusted-server", epsilon=2.0)
+    run(second)
+    third = from_result(FastLloyd, second, "trusted-server")
+    run(third)
+    plans = (first.plan, second.plan, third.plan)
+    mu = math.hypot(*(plan.mu for plan in plans))
+    assert third.report.together.mu == pytest.approx(mu, rel=1e-12)
+    assert first.report.together is None
+    assert first.report.to_dict()["together"] is None
+    json.dumps(third.report.to_dict())
+
+
+def test_a_start_from_a_run_without_privacy_is_told():
+    first = make("plain", n_rounds=0)
+    run(first)
+    second = from_result(FastLloyd, first)
+    run(second)
+    report = second.report
+    assert report.together is None
+    assert report.to_dict()["together"] is None
+    assert any(text.startswith("NOT PRIVATE together") for text in report.statements)
+
+
+def test_results_that_a_server_must_not_see_are_no_start():
+    """Initial centroids are public: with them, that server could solve for the noise it added."""
+    first = from_result(FastLloyd, CENTERS)
+    result = run(first).one
+    clustering = Clustering(result.centroids, result.counts, BALL, first.report)
+    for initial in (first, clustering):
+        with pytest.raises(ObliviousServerError, match="must never see it"):
+            from_result(FastLloyd, initial)
+
+
+def test_a_start_from_another_unit_or_none_yet_is_refused():
+    first = make(n_rounds=0)
+    with pytest.raises(RunError, match="no report before the run"):
+        from_result(FastLloyd, first)
+    run(first)
+    with pytest.raises(ConfigurationError, match="with unit='client', so that the costs"):
+        from_result(FastLloyd, first, unit="client")
+    with pytest.raises(ConfigurationError, match="no initial: FedDPKMeans"):
+        make(initial=first)
