@@ -129,6 +129,22 @@ def test_whatever_a_server_may_ask_units_hold(name, sums):
                 assert np.linalg.norm(block) <= 1 + 1e-12
 
 
+@pytest.mark.parametrize(("margin", "counted"), [(1.0, 9), (0.5, 6), (0.3, 4)])
+def test_records_beyond_the_margin_are_not_lifted(margin, counted):
+    """Of the numbers -4 to 4 on a line, those near one of two centres at -4 and 4 count."""
+    algorithm = build(DOMAINS["line"], margin=margin)
+    matrix = algorithm.projection.matrix(np.eye(1))
+    centers = algorithm.projection.project(np.array([[-4.0], [4.0]]), matrix.astype(float))
+    question = Question(3, {"projection": matrix, "centers": centers.astype(np.int64)})
+    algorithm.check_question(question)
+    words = answer(algorithm, question, np.arange(-4, 5)[:, None])
+    blocks = algorithm.unflatten(words, 3).blocks
+    assert blocks["counts"].sum() == counted << Q
+    distances = [(abs(x + 4), abs(x - 4), x) for x in range(-4, 5)]
+    kept = sum(x for near, far, x in distances if near <= far and near <= margin * far)
+    assert blocks["sums"][0, 0] == kept
+
+
 def test_units_depend_on_the_round_alone():
     algorithm = build(DOMAINS["square"], cost=True)
     for question in questions(algorithm, 0):

@@ -21,7 +21,7 @@ from hostile import without_noise
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms import Question
-from flower_kmeans.algorithms.feddp import NOTES
+from flower_kmeans.algorithms.feddp import NOTES, FedDPAlgorithm
 from flower_kmeans.assignment import assign
 from flower_kmeans.clustering import Clustering
 from flower_kmeans.domain import GridRecords
@@ -194,6 +194,40 @@ def test_second_moments_travel_by_half(trust, d):
     after = ("open", 1) if trust == "distributed-noise" else ("round", 2)
     assert {(item.kind, item.fields["t"]) for item in told} == {after}
     assert len(told) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "unit"),
+    [
+        ("margin", 0.25, "record"),
+        ("min_weight", 7.5, "record"),
+        ("sums", "relative", "record"),
+        ("sums", "absolute", "record"),
+        ("alpha", 0.3, "record"),
+        ("cost", True, "record"),
+        ("seed", 9, "record"),
+        ("fraction_bits", 14, "record"),
+        ("contribution", "means", "client"),
+        ("clip", 3.5, "client"),
+        ("clips", {"weights": 2.0}, "client"),
+        ("shares", {"weights": 2.0}, "record"),
+        ("mechanisms", {"weights": "laplace"}, "record"),
+    ],
+)
+def test_options_reach_the_algorithm_and_what_clients_are_told(name, value, unit):
+    strategy = make("trusted-server", unit=unit, **{name: value})
+    usual = make("trusted-server", unit=unit)
+    field = {"mechanisms": "laplace"}.get(name, name)
+    expected = {"laplace": ("weights",)}.get(field)
+    if expected is None:
+        expected = tuple(value.items()) if isinstance(value, dict) else value
+    assert getattr(strategy.algorithm, field) == expected
+    told = strategy.algorithm.to_config()
+    seen = FedDPAlgorithm.from_config(told, BALL, strategy.plan.budget)
+    assert getattr(seen, field) == expected
+    assert seen.plan() == strategy.plan
+    if name != "sums":  # one of its values is the usual one
+        assert told[field] != usual.algorithm.to_config()[field]
 
 
 # --------------------------------------------------------------------------- what is refused
