@@ -9,7 +9,8 @@ of its plan. A client that answers a round again as a new member (with other rec
 attempt may end in a sum of its own) gives a further release, so that round is charged once more.
 The same answer again costs nothing, and another answer to the same (run, round, attempt) is
 refused. A run without privacy has no price and is not counted. The charges are composed adaptively,
-all at once (docs/guarantees.md, "Neighbours, budget, delta").
+all at once (docs/guarantees.md, "Neighbours, budget, delta"): for clients if all runs protect
+clients, else for single records.
 
 Beside them lies an opaque memory for each run, which its owner replaces by comparing versions.
 """
@@ -19,7 +20,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from flower_kmeans.privacy.plan import PrivacyPlan, composed_epsilon
 from flower_kmeans.privacy.release import Release, release_from_config
 
 _VERSION = 1
+# A client's part of a release has norm 1 at most, whatever it holds: so one of its records moves it
+# by no more than this, however tightly it was clipped.
+_ACROSS = 2.0
 _BUSY_SECONDS = 60.0
 _SCHEMA = """
 CREATE TABLE runs (run BLOB PRIMARY KEY, plan TEXT NOT NULL) WITHOUT ROWID;
@@ -39,6 +43,10 @@ CREATE TABLE answers (
 ) WITHOUT ROWID;
 CREATE TABLE memories (run BLOB PRIMARY KEY, version INTEGER NOT NULL, memory BLOB NOT NULL);
 """
+
+
+Charge = tuple[str, Release]
+"""A release that was charged, after the unit of its run: "record" or "client"."""
 
 
 class AnotherAnswerError(KMeansError):
@@ -56,7 +64,8 @@ class Limit:
     Attributes
     ----------
     epsilon, delta : float
-        All releases ever charged must meet this epsilon at this delta, as one composition.
+        All releases ever charged must meet this epsilon at this delta, as one composition: for
+        clients if all of their runs protect clients, else for single records.
     """
 
     epsilon: float
@@ -266,13 +275,14 @@ class Ledger:
             return
         with _ledger_errors():
             known = self._db.execute("SELECT 1 FROM runs WHERE run = ?", (run,)).fetchone()
-            _require([*_charges(self._db), *(plan.releases if known is None else ())], limit)
+            more = [] if known else [(plan.budget.unit, release) for release in plan.releases]
+            _require([*_charges(self._db), *more], limit)
 
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon that everything charged so far meets at a delta."""
         with _ledger_errors():
             charges = _charges(self._db)
-        return composed_epsilon(charges, delta) if charges else 0.0
+        return _together(charges, delta)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -322,7 +332,7 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
             ) from None
         finally:
             db.close()
-    return composed_epsilon(charges, delta) if charges else 0.0
+    return _together(charges, delta)
 
 
 def _version(db: sqlite3.Connection) -> int:
@@ -335,23 +345,43 @@ def _version(db: sqlite3.Connection) -> int:
     return version
 
 
-def _charges(db: sqlite3.Connection) -> list[Release]:
-    """Return every release that was charged, as often as it was."""
+def _charges(db: sqlite3.Connection) -> list[Charge]:
+    """Return every release that was charged, as often as it was, with the unit of its run."""
     members = {
         (bytes(run), t): count
         for run, t, count in db.execute(
             "SELECT run, round, COUNT(DISTINCT member) FROM answers GROUP BY run, round"
         )
     }
-    charges: list[Release] = []
+    charges: list[Charge] = []
     for run, config in db.execute("SELECT run, plan FROM runs"):
-        for t, releases in enumerate(_rounds(config), 1):
-            charges.extend(releases * max(1, members.get((bytes(run), t), 1)))
+        unit, rounds = _unit_and_rounds(config)
+        for t, releases in enumerate(rounds, 1):
+            times = max(1, members.get((bytes(run), t), 1))
+            charges.extend((unit, release) for release in releases * times)
     return charges
 
 
-def _require(charges: list[Release], limit: Limit) -> None:
-    epsilon = composed_epsilon(charges, limit.delta)
+def _together(charges: list[Charge], delta: float) -> float:
+    """Return the least epsilon that charges meet together, for the unit that all of them have.
+
+    A run that protects clients protects a single record too, but one record of a client that stays
+    may move its answer from one end of the clip to the other: beside runs for single records, such
+    a run counts as for a group of two.
+    """
+    units = {unit for unit, _ in charges}
+    alike = len(units) < 2
+    releases = [
+        release
+        if alike or unit == "record"
+        else replace(release, noise_multiplier=release.noise_multiplier / _ACROSS)
+        for unit, release in charges
+    ]
+    return composed_epsilon(releases, delta) if releases else 0.0
+
+
+def _require(charges: list[Charge], limit: Limit) -> None:
+    epsilon = _together(charges, limit.delta)
     if not epsilon <= limit.epsilon:
         raise BudgetError(
             f"Expected all runs together to cost epsilon <= {limit.epsilon:g} at delta "
@@ -359,10 +389,12 @@ def _require(charges: list[Release], limit: Limit) -> None:
         )
 
 
-def _rounds(config: str) -> list[list[Release]]:
+def _unit_and_rounds(config: str) -> tuple[str, list[list[Release]]]:
     # Not the whole plan: its promise was verified when it was written, and takes long to verify.
-    rounds: list[list[dict[str, Any]]] = json.loads(config)["rounds"]
-    return [[release_from_config(item) for item in releases] for releases in rounds]
+    plan: dict[str, Any] = json.loads(config)
+    rounds: list[list[dict[str, Any]]] = plan["rounds"]
+    unit = str(plan["budget"]["unit"])
+    return unit, [[release_from_config(item) for item in releases] for releases in rounds]
 
 
 @contextmanager

@@ -263,6 +263,22 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
         assert norm >= 0.97, release
 
 
+def test_one_record_of_a_tightly_clipped_client_moves_two_units():
+    """From one end of the clip to the other: what a ledger counts beside runs for records."""
+    algorithm = for_clients(DOMAINS["line"], clips={"lift-sums": 0.5})
+    one = 2**FINE
+    projection = np.array([[one]])
+    centers = np.zeros((2, 1), dtype=np.int64)  # every record is of the first cluster
+    question = Question(3, {"projection": projection, "centers": centers})
+    algorithm.check_question(question)
+    ends = [
+        algorithm.flatten(algorithm.answer(question, GridRecords.from_grid(records, FINE)), 3)
+        for records in ([[-one // 2]], [[-one // 2], [one]])
+    ]
+    moved = (ends[1] - ends[0]) / algorithm.units(question)
+    assert np.linalg.norm(moved[:2]) == pytest.approx(2, abs=4 / one)
+
+
 def test_a_clip_of_its_own_for_each_release():
     algorithm = for_clients(DOMAINS["square"], clips={"projection": 1.0, "lift-counts": 3})
     clips = {r.name: algorithm.clip_of(r) for r in algorithm.plan().releases}

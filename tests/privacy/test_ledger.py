@@ -106,6 +106,41 @@ def test_mixed_runs_cost_what_another_accountant_says(state_dir):
     assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-2)
 
 
+@pytest.mark.parametrize("first", ["record", "client"])
+def test_beside_runs_for_records_a_run_for_clients_counts_twice(state_dir, first):
+    """One record of a client that stays moves a release by up to two of its units."""
+    plans = {"record": PLAN, "client": gaussian_plan(unit="client")}
+    pure = laplace_plan(epsilon=0.25, unit="client")
+    with Ledger(state_dir) as ledger:
+        charge(ledger, answer_of(1), plans[first], LOOSE)
+        assert ledger.epsilon(DELTA) == pytest.approx(PLAN.epsilon(), rel=1e-9)
+        other = plans["client" if first == "record" else "record"]
+        both = epsilon_of_mu(PLAN.mu * 5**0.5, DELTA)  # 1 + 2^2
+        enough, less = Limit(both * 1.001, DELTA), Limit(both * 0.999, DELTA)
+        with pytest.raises(BudgetError):
+            ledger.require_room(bytes([2]) * 32, other, less)
+        with pytest.raises(BudgetError):
+            charge(ledger, answer_of(2), other, less)
+        ledger.require_room(bytes([2]) * 32, other, enough)
+        charge(ledger, answer_of(2), other, enough)
+        assert ledger.epsilon(DELTA) == pytest.approx(both, rel=1e-9)
+        assert spent_epsilon(state_dir, DELTA) == pytest.approx(both, rel=1e-9)
+        charge(ledger, answer_of(3), pure, LOOSE)
+        found = ledger.epsilon(DELTA)
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    events = [dp_accounting.GaussianDpEvent(1 / (PLAN.mu * 5**0.5))]
+    events += [dp_accounting.LaplaceDpEvent(r.noise_multiplier / 2) for r in pure.releases]
+    accountant.compose(dp_accounting.ComposedDpEvent(events))
+    assert found == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-2)
+
+
+def test_runs_for_clients_alone_count_once(state_dir):
+    with Ledger(state_dir) as ledger:
+        for run in (1, 2):
+            charge(ledger, answer_of(run), gaussian_plan(unit="client"), LOOSE)
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(2), rel=1e-9)
+
+
 def test_the_same_answer_again_costs_nothing(state_dir):
     with Ledger(state_dir) as ledger:
         charge(ledger, answer_of(), PLAN, Limit(cost(1) * 1.001, DELTA))

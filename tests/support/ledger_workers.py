@@ -20,14 +20,14 @@ DELTA = 1e-6
 CRASHED = 9
 
 
-def gaussian_plan(rounds=3, epsilon=1.0):
+def gaussian_plan(rounds=3, epsilon=1.0, unit="record"):
     release = Release("sums", "gaussian", "l2", 1.0, ("sums",))
-    return calibrate(PrivacyBudget(epsilon, DELTA), [[release]] * rounds, None)
+    return calibrate(PrivacyBudget(epsilon, DELTA, unit), [[release]] * rounds, None)
 
 
-def laplace_plan(rounds=2, epsilon=1.0):
+def laplace_plan(rounds=2, epsilon=1.0, unit="record"):
     release = Release("all", "laplace", "l1", 1.0, ("sums",))
-    return calibrate(PrivacyBudget(epsilon, 0.0), [[release]] * rounds, None)
+    return calibrate(PrivacyBudget(epsilon, 0.0, unit), [[release]] * rounds, None)
 
 
 def answer_of(run=1, t=1, attempt=1, member=1, context=1, digest=None):
