@@ -204,7 +204,7 @@ def _guarantee(report: Report) -> Iterator[tuple[str, str]]:
         yield "delta", f"{report.delta:.3g}"
         yield "mu", "-" if report.mu is None else f"{report.mu:.4g}"
     if report.clip is not None:
-        yield "clip", f"{report.clip:g} records' worth of a client in each release"
+        yield "clip", report.clip_text
     yield "trust", report.trust
     yield "rounds", str(report.n_rounds)
     missing = {entry.client for entry in report.dropped}

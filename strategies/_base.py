@@ -505,6 +505,13 @@ class KMeansStrategy(Strategy):
         return self.algorithm.clip if self.privacy.protects_clients else None
 
     @property
+    def clips(self) -> dict[str, float]:
+        """The clip of every release by its name; empty without clipping."""
+        if not self.privacy.protects_clients:
+            return {}
+        return {release.name: self.algorithm.clip_of(release) for release in self.plan.releases}
+
+    @property
     def noise_factor(self) -> float:
         """By how much the noise will exceed the planned one if all clients answer every round.
 
@@ -600,6 +607,7 @@ class KMeansStrategy(Strategy):
             strategy=type(self).__name__,
             plan=self.plan,
             clip=self.clip,
+            clips=self.clips,
             trust=self.trust,
             keys=self.keys,
             opening=self.opening,

@@ -173,6 +173,8 @@ def test_the_report_says_what_one_client_is():
     data = report.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert (data["unit"], data["clip"], data["planned_clients"]) == ("client", 100.0, 5)
+    assert data["clips"] == {"sums": 100.0, "counts": 100.0}
+    assert report.clip_text == "100 records' worth of a client in each release"
     assert (data["n_clients"], data["min_clients"], data["n_records"]) == (5, 4, 500)
     assert data["noise_factor"] == pytest.approx(math.sqrt(5 / 3))
     assert data["delta"] == 1e-6
@@ -183,6 +185,7 @@ def test_the_report_says_what_one_client_is():
     records = GLloyd(2, BOX, PrivacyBudget(1.0), n_records=500, n_rounds=2)
     data = run_recorded(records, CORNER).strategy.report.to_dict()
     assert (data["unit"], data["clip"], data["planned_clients"]) == ("record", None, None)
+    assert data["clips"] == {}
     assert "one record" in data["neighbours"]
     assert "counts as" not in " ".join(data["statements"])
 

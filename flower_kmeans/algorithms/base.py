@@ -175,6 +175,14 @@ class Algorithm(ABC):
         clip = self._clip()
         return units if clip is None else units * clip
 
+    def clip_of(self, release: Release) -> float:
+        """Return how many records' worth of one client count in a release; 1 without clipping.
+
+        ``clip`` for all of them, unless a subclass has others.
+        """
+        clip = self._clip()
+        return 1.0 if clip is None else clip
+
     def releases(self, round_number: int) -> tuple[Release, ...]:
         """Return a round's releases, for their norms and blocks: their multipliers may be relative.
 

@@ -126,7 +126,11 @@ class Report:
     n_clients, min_clients, n_rounds : int
         Members of the cohort, fewest clients behind a sum, rounds that were completed.
     clip : float or None
-        With ``unit="client"``: how many records' worth of one client counted in each release.
+        With ``unit="client"``: how many records' worth of one client counted in each release, where
+        `clips` says nothing else.
+    clips : mapping of str to float
+        With ``unit="client"``: the same by release, for algorithms whose releases differ; where
+        clients add means, it counts those.
     n_places : int
         Places of the cohort: with a roster as many as names on it, whether they came or not.
     noise_factor : float
@@ -160,6 +164,7 @@ class Report:
     opening: str
     min_clients: int
     clip: float | None = None
+    clips: Mapping[str, float] = field(default_factory=dict)
     n_clients: int = 0
     n_places: int = 0
     n_rounds: int = 0
@@ -249,10 +254,16 @@ class Report:
             )
         if self.clip is not None:
             told.append(
-                "One client is protected with all of its records: whatever it holds, it counts as "
-                f"{self.clip:g} records at most in each release. A client is one node; who has "
-                "records at several nodes has the guarantee of a group of clients."
+                "One client is protected with all of its records: whatever it holds, "
+                f"{self._counts_as(self.clip)}. A client is one node; who has records at several "
+                "nodes has the guarantee of a group of clients."
             )
+            if self.cost is not None:
+                told.append(
+                    "The cost is made of what clients added after clipping: where that took "
+                    "something away it is not the cost of their records, and its standard error "
+                    "is of the noise alone."
+                )
         if self.is_private:
             figures = "n_records" if self.clip is None else "n_records, n_clients"
             told.append(f"Not protected: {figures}, participation, timing and message sizes.")
@@ -277,6 +288,15 @@ class Report:
             f"{start}: both together cost epsilon {together.epsilon():.4g} at delta "
             f"{together.budget.delta:.3g}."
         )
+
+    @property
+    def clip_text(self) -> str:
+        """How much of a client counted, in a few words; empty without clipping."""
+        if self.clip is None:
+            return ""
+        if set(self.clips.values()) <= {self.clip}:
+            return f"{self.clip:g} records' worth of a client in each release"
+        return "by release: " + _listed(self.clips)
 
     @property
     def withstands(self) -> dict[str, str]:
@@ -320,6 +340,14 @@ class Report:
             f"No: {share}",
         )
 
+    def _counts_as(self, clip: float) -> str:
+        if set(self.clips.values()) <= {clip}:
+            return f"it counts as {clip:g} records at most in each release"
+        return (
+            "it adds to a release at most so many times what one record may add, or one mean where "
+            f"clients add means: {_listed(self.clips)}"
+        )
+
     def _own_share(self) -> str:
         """Return what a client's own share of the noise gives, in words; empty if not Gaussian."""
         if self.trust != "distributed-noise" or self.plan.mu is None:
@@ -343,6 +371,7 @@ class Report:
             "mu": self.mu,
             "unit": self.unit,
             "clip": self.clip,
+            "clips": dict(self.clips),
             "n_records": self.plan.n_records,
             "planned_clients": self.plan.n_clients,
             **self._further_guarantees(),
@@ -418,3 +447,7 @@ class Report:
             for number, releases in enumerate(self.plan.rounds, 1)
             for release in releases
         ]
+
+
+def _listed(clips: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {clip:.4g}" for name, clip in clips.items())

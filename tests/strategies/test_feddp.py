@@ -434,6 +434,31 @@ def test_the_report_lists_every_release_with_its_cost(trust, unit):
         assert shares[stage] == pytest.approx(share / 1.02, rel=1e-9)
 
 
+@pytest.mark.parametrize("options", [{"clips": {"weights": 90.0}}, {"contribution": "means"}])
+def test_the_report_tells_how_much_of_a_client_counts_in_each_release(options):
+    strategy = make("trusted-server", unit="client", clip=30.0, n_rounds=1, **options)
+    run(strategy)
+    report = strategy.report
+    clips = {r.name: strategy.algorithm.clip_of(r) for r in strategy.plan.releases}
+    assert report.to_dict()["clips"] == clips
+    assert len(set(clips.values())) > 1
+    told = ", ".join(f"{name} {clip:.4g}" for name, clip in clips.items())
+    assert report.clip_text == f"by release: {told}"
+    (statement,) = (text for text in report.statements if "One client is protected" in text)
+    assert told in statement
+    assert "30 records at most" not in statement
+
+
+@pytest.mark.parametrize("cost", [False, True])
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_a_cost_of_clipped_clients_says_so(unit, cost):
+    strategy = make("trusted-server", unit=unit, cost=cost, n_rounds=1)
+    run(strategy)
+    text = " ".join(strategy.report.statements)
+    said = "The cost is made of what clients added after clipping" in text
+    assert said == (cost and unit == "client")
+
+
 def test_shares_that_are_given_are_those_of_the_report():
     strategy = make("trusted-server", shares={"projection": 3.0, "weights": 0.5})
     run(strategy)
