@@ -29,7 +29,8 @@ class FedDPKMeans(KMeansStrategy):
         which another strategy can start (``initial``).
     server_data : array-like of shape (m, d)
         The server's points, in the user's units, at least ``n_clusters`` of them different. They
-        stay at the server; clients see their projections.
+        are in no message, but clients see their projections to ``n_clusters`` directions. With as
+        many columns or fewer, whoever sees these has the points, up to the grid.
     margin : float (default: 1)
         A record takes part in the lift if its nearest projected centre is at most ``margin`` times
         as far as the second. The paper's theory has 1/3.

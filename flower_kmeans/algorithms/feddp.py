@@ -78,7 +78,7 @@ class FedDPAlgorithm(FedDPResults):
     server_data : array-like of shape (m, d)
         Points that the server holds, in the user's units, at least k of them different; clipped to
         the domain. Only the server has them; a client makes the algorithm without. Clients see
-        their projections.
+        their projections to ``min(n_clusters, d)`` directions: with d directions, the points.
     n_server_points : int, optional
         m, where there is no ``server_data``.
     n_records : int, optional

@@ -347,6 +347,16 @@ def test_the_servers_points_are_in_no_message(trust):
     np.testing.assert_array_equal(second["points"], seen)
 
 
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_projections_to_all_directions_are_the_servers_points(k):
+    """With as many clusters as columns a client can turn the projections back."""
+    outcome = run(make("trusted-server", k=k))
+    arrays, algorithm = questions(outcome)[1].arrays, outcome.strategy.algorithm
+    lifted = algorithm.projection.lift(arrays["points"], arrays["projection"])
+    back = BALL.from_unit(lifted * 2.0**-algorithm.fraction_bits)
+    assert (np.abs(back - SERVER).max() < 0.01) == (k >= 3)
+
+
 # --------------------------------------------------------------------------- the report
 
 
