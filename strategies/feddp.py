@@ -139,7 +139,7 @@ class FedDPKMeans(KMeansStrategy):
         ------
         RunError
             If no run has begun.
-        ConfigurationError
+        ConfigurationError, ConfigurationTypeError
             If the weights are not known yet, none is heavy enough, or ``k_max`` is out of range.
         """
         algorithm = cast(FedDPAlgorithm, self.algorithm)

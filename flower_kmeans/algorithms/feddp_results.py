@@ -9,7 +9,7 @@ from flower_kmeans.algorithms.base import FloatArray, IntArray, State, Statistic
 from flower_kmeans.algorithms.cost import LastRound
 from flower_kmeans.algorithms.feddp_parameters import FedDPParameters
 from flower_kmeans.algorithms.feddp_releases import COST, WEIGHTS
-from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
+from flower_kmeans.algorithms.lloyd import COUNTS, MAX_CLUSTERS, SUMS, integer
 from flower_kmeans.algorithms.server_points import elbow
 from flower_kmeans.domain import Ball
 from flower_kmeans.errors import ConfigurationError
@@ -65,6 +65,7 @@ class FedDPResults(FedDPParameters):
         state : State
             After round 2 or later.
         k_max : int
+            At least 1.
         rng : Generator
 
         Returns
@@ -74,9 +75,10 @@ class FedDPResults(FedDPParameters):
 
         Raises
         ------
-        ConfigurationError
-            If there are no weights yet, or none is heavy enough.
+        ConfigurationError, ConfigurationTypeError
+            If there are no weights yet, none is heavy enough, or ``k_max`` is out of range.
         """
+        k_max = integer("k_max", k_max, 1, MAX_CLUSTERS)
         if "weights" not in state.arrays:
             raise ConfigurationError(
                 f"Expected a state after round {WEIGHTS} or later. Got round {state.round}."

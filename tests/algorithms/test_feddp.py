@@ -718,8 +718,12 @@ def test_the_elbow_of_a_run_bends_at_the_number_of_clusters():
     algorithm = build(
         Ball(2.0, [0.5] * 8), 8, PrivacyBudget(None), server_data=server_data, fraction_bits=16
     )
-    costs = algorithm.elbow(run(algorithm, records), 8, RNG(0))
+    state = run(algorithm, records)
+    costs = algorithm.elbow(state, 8, RNG(0))
     assert costs[3] < 0.2 * costs[2]
     assert costs[4] > 0.6 * costs[3]
     with pytest.raises(ConfigurationError, match="after round 2"):
         algorithm.elbow(algorithm.initial_state(), 8, RNG(0))
+    for k_max, error in ((0, ConfigurationError), (-1, ConfigurationError), ("3", TypeError)):
+        with pytest.raises(error, match="k_max"):
+            algorithm.elbow(state, k_max, RNG(0))
