@@ -15,13 +15,20 @@ from flwr.app import ArrayRecord
 from typer.testing import CliRunner
 
 from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, kmeans_client_app, simulate
-from flower_kmeans.algorithms import FastLloydAlgorithm, GLloydAlgorithm, SuLloydAlgorithm, base
+from flower_kmeans.algorithms import (
+    FastLloydAlgorithm,
+    FedDPAlgorithm,
+    GLloydAlgorithm,
+    SuLloydAlgorithm,
+    base,
+)
 from flower_kmeans.cli import app as command
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, TooFewClientsError
 from flower_kmeans.federation import messages
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.document import PROTOCOL, RunDocument
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.federation.release import sharing_slack
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.report import Report
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, Lloyd, SuLloyd
@@ -520,6 +527,16 @@ def test_distributed_noise_is_as_documented():
     assert k == 28
     assert smallest > 2**19
     assert 2 * k * (10**2 + 1) / (24 * smallest**2) < 1e-9
+
+    for d in (2, 100):
+        for cls in (FastLloydAlgorithm, GLloydAlgorithm):
+            algorithm = cls(10, Box([0] * d, [1] * d), PrivacyBudget(1.0), n_records=50_000)
+            assert sharing_slack(algorithm, algorithm.plan()) < 2e-7
+    for d, least, most in ((100, 1e-7, 1e-6), (784, 0.5e-5, 2e-5)):
+        feddp = FedDPAlgorithm(
+            10, Box([0] * d, [1] * d), PrivacyBudget(1.0), n_records=50_000, n_server_points=300
+        )
+        assert least < sharing_slack(feddp, feddp.plan()) < most
 
     report = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
     assert report.noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))
