@@ -75,6 +75,21 @@ def no_clip(strategy: str) -> ConfigurationError:
     )
 
 
+def require_teller(cost: bool, trust: str) -> None:
+    """Require that the server may see what ``report.cost`` says, if the cost is to be released.
+
+    Raises
+    ------
+    ObliviousServerError
+        If it may not: the release would cost privacy and nobody would be told.
+    """
+    if cost and trust == "oblivious-server":
+        raise ObliviousServerError(
+            "Expected cost=False under trust='oblivious-server': the report that tells the cost is "
+            "the server's, which must not see it. Got cost=True; choose another trust."
+        )
+
+
 class FinishedRun(Protocol):
     """What a run left: a `Clustering`, or a strategy after its start."""
 

@@ -7,6 +7,7 @@ from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
+from flower_kmeans.strategies._checks import require_teller
 
 
 class FastLloyd(KMeansStrategy):
@@ -25,6 +26,9 @@ class FastLloyd(KMeansStrategy):
         Whether the first round uses half of the domain's diagonal.
     postprocess : {"fold", "truncate", "none"} (default: "fold")
         What is done to centroids outside of the domain.
+    cost : bool (default: False)
+        Whether the last round also releases the cost: ``report.cost``. Not under
+        ``trust="oblivious-server"``, where nobody could tell it.
 
     Raises
     ------
@@ -58,7 +62,11 @@ class FastLloyd(KMeansStrategy):
         alpha: float = 0.8,
         radius: Literal["step", "constant"] = "step",
         postprocess: Literal["fold", "truncate", "none"] = "fold",
+        cost: bool = False,
         **options: Unpack[CommonOptions],
     ) -> None:
-        algorithm = partial(FastLloydAlgorithm, alpha=alpha, radius=radius, postprocess=postprocess)
+        algorithm = partial(
+            FastLloydAlgorithm, alpha=alpha, radius=radius, postprocess=postprocess, cost=cost
+        )
         super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
+        require_teller(cost, self.trust)

@@ -1,5 +1,6 @@
 """Lloyd's algorithm with absolute sums: exact, with Laplace noise, with Gaussian noise."""
 
+from functools import partial
 from typing import Unpack
 
 from flower_kmeans.algorithms.lloyd import (
@@ -11,6 +12,7 @@ from flower_kmeans.domain import Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
+from flower_kmeans.strategies._checks import require_teller
 
 
 class Lloyd(KMeansStrategy):
@@ -77,6 +79,9 @@ class GLloyd(KMeansStrategy):
     ----------
     n_clusters, domain, privacy, n_records, **options
         As in `KMeansStrategy`.
+    cost : bool (default: False)
+        Whether the last round also releases the cost: ``report.cost``. Not under
+        ``trust="oblivious-server"``, where nobody could tell it.
 
     Notes
     -----
@@ -92,6 +97,10 @@ class GLloyd(KMeansStrategy):
         domain: Domain,
         privacy: PrivacyBudget,
         n_records: int | None = None,
+        *,
+        cost: bool = False,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(GLloydAlgorithm, n_clusters, domain, privacy, n_records, **options)
+        algorithm = partial(GLloydAlgorithm, cost=cost)
+        super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
+        require_teller(cost, self.trust)

@@ -12,10 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.assignment import assign, single_threaded_blas
-from flower_kmeans.domain import GridRecords
+from flower_kmeans.domain import Ball, Domain, GridRecords
+from flower_kmeans.privacy.report import CostEstimate
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+COST = "cost"
+"""Name of the block, and of the release, of squared distances."""
+
+COST_SHARE = 0.02
+"""Share of mu^2 that the cost has where the rest of a plan has 1."""
 
 _BLOCK_NUMBERS = 2**18
 
@@ -123,6 +130,45 @@ class LastRound:
             of_counts = squares + 2 * np.einsum("ij,ij->i", self.before, moves)
         of_sums = 4 * std_sum**2 * float(squares.sum())
         return math.sqrt(std_q**2 + of_sums + std_count**2 * float(of_counts @ of_counts))
+
+
+def user_scale(domain: Domain) -> tuple[float, bool]:
+    """Return the user's units in one scaled unit, and whether all columns have the same.
+
+    1 if they have not: a cost is then in squared units of the scaled domain.
+    """
+    if isinstance(domain, Ball):
+        return domain.radius, True
+    half = np.array(domain.upper) / 2 - np.array(domain.lower) / 2
+    if domain.scale == "common":
+        return float(half.max()), True
+    units = half / domain.half_widths
+    same = bool((units == units[0]).all())
+    return (float(units[0]), True) if same else (1.0, False)
+
+
+def in_users_units(
+    value: float, bias: float, error: float, domain: Domain, noise_factor: float
+) -> CostEstimate:
+    """Return a cost whose value, bias and error are in scaled units and for the planned noise.
+
+    Parameters
+    ----------
+    value, bias, error : float
+        As those of `LastRound`.
+    domain : Box or Ball
+    noise_factor : float
+        By how much the noise's standard deviation exceeded the plan's.
+    """
+    scale, users_units = user_scale(domain)
+    return CostEstimate(
+        (value + bias * noise_factor**2) * scale**2, error * noise_factor * scale**2, users_units
+    )
+
+
+def lost_by_rounding(counts: FloatArray, step: float) -> float:
+    """Return what squared distances lost on average: half a step for every record."""
+    return 0.5 * float(counts.sum()) * step
 
 
 def _squares(rows: FloatArray) -> FloatArray:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import FloatArray, IntArray, Question, State, Statistic, register
+from flower_kmeans.algorithms.cost import COST, squared_distances
 from flower_kmeans.algorithms.lloyd import (
     COUNTS,
     MIN_COUNT,
@@ -56,11 +57,14 @@ class FastLloydAlgorithm(LloydFamily):
     postprocess : {"fold", "truncate", "none"}
         What happens to a centroid outside the bounds: reflected at the wall, moved to the wall, or
         left there (up to twice the half widths, as far as distances are exact).
-    n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed, fraction_bits, initial
+    n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed, fraction_bits, initial,
+    cost
         As for all Lloyd algorithms.
     """
 
     name: ClassVar[str] = "fastlloyd"
+    HAS_COST: ClassVar[bool] = True
+    RELATIVE: ClassVar[bool] = True
 
     alpha: float
     radius: Literal["step", "constant"]
@@ -79,6 +83,7 @@ class FastLloydAlgorithm(LloydFamily):
         seed: int = 0,
         fraction_bits: int = 16,
         initial: ArrayLike | None = None,
+        cost: bool = False,
         alpha: float = 0.8,
         radius: Literal["step", "constant"] = "step",
         postprocess: Literal["fold", "truncate", "none"] = "fold",
@@ -97,6 +102,7 @@ class FastLloydAlgorithm(LloydFamily):
             seed=seed,
             fraction_bits=fraction_bits,
             initial=initial,
+            cost=cost,
         )
 
     def radius_of(self, round_number: int) -> int:
@@ -114,7 +120,11 @@ class FastLloydAlgorithm(LloydFamily):
             records = _WiderGrid(records)
         sums, counts = cluster_sums(records, centroids, radius * radius)
         relative = sums - counts[:, None] * centroids
-        return Statistic({SUMS: relative, COUNTS: counts << self.fraction_bits})
+        blocks = {SUMS: relative, COUNTS: counts << self.fraction_bits}
+        if self._has_cost(question.round):
+            total = squared_distances(records, centroids, self.largest_cost, radius * radius)
+            blocks[COST] = np.array([total], dtype=np.int64)
+        return Statistic(blocks)
 
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
@@ -125,9 +135,11 @@ class FastLloydAlgorithm(LloydFamily):
         """
         counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
         moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
-        clipped = clip_rows(moves, float(self.radius_of(state.round + 1)))
+        number = state.round + 1
+        clipped = clip_rows(moves, float(self.radius_of(number)))
         centroids = self._into_domain(old + to_grid(clipped))
-        return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
+        kept = self._kept_for_cost(number, old, answer)
+        return State(number, {"centroids": centroids, "counts": counts.copy(), **kept})
 
     def to_config(self) -> dict[str, Any]:
         """Return the parameters for a run document; the number of rounds is the resolved one."""
@@ -149,6 +161,11 @@ class FastLloydAlgorithm(LloydFamily):
     def _check_parameters(self) -> None:
         super()._check_parameters()
         d = self.domain.n_features
+        if self.cost and self.postprocess == "none":
+            raise ConfigurationError(
+                "Expected postprocess 'fold' or 'truncate' with cost=True, whose distances are "
+                "those between points of the domain. Got postprocess='none' instead."
+            )
         # Centroids that may leave the box need the exactness of a larger one.
         if self.postprocess == "none" and d * 4 ** (self.fraction_bits + 2) > 2**53:
             raise ConfigurationError(
@@ -190,6 +207,11 @@ class FastLloydAlgorithm(LloydFamily):
         if self.postprocess == "truncate":
             return self._into_ball(truncate(points, self._half_widths))
         return truncate(points, _FREE_BOXES * self._half_widths)
+
+    @property
+    def largest_cost(self) -> int:
+        """What one record can add to the cost, in squared grid units: those of the radius."""
+        return self.radius_of(self.n_rounds) ** 2
 
     @property
     def _largest_offset(self) -> int:

@@ -23,8 +23,8 @@ from flower_kmeans.algorithms.base import (
     Statistic,
     register,
 )
-from flower_kmeans.algorithms.cost import squared_distances
-from flower_kmeans.algorithms.feddp_releases import COST, LIFT, MOMENTS, PROJECTION, WEIGHTS
+from flower_kmeans.algorithms.cost import COST, squared_distances
+from flower_kmeans.algorithms.feddp_releases import LIFT, MOMENTS, PROJECTION, WEIGHTS
 from flower_kmeans.algorithms.feddp_results import (
     ALL_LIGHT,
     EQUAL,

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, IntArray, Question
+from flower_kmeans.algorithms.cost import COST
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.feddp_releases import (
-    COST,
     LIFT,
     MOMENTS,
     PROJECTION,

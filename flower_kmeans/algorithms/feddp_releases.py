@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_kmeans.algorithms.cost import COST, COST_SHARE
 from flower_kmeans.algorithms.lloyd import COUNTS, RHO, SUMS
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.release import Mechanism, Norm, Release
@@ -18,7 +19,6 @@ from flower_kmeans.privacy.release import Mechanism, Norm, Release
 PROJECTION, WEIGHTS, LIFT, N_INITIAL = 1, 2, 3, 3
 
 MOMENTS = "moments"
-COST = "cost"
 
 RELEASES = (
     "projection",
@@ -34,7 +34,7 @@ RELEASES = (
 LAPLACE_RELEASES = ("weights", "lift-counts", "lloyd-counts", "cost")
 """Releases that may carry Laplace noise: of a record, they have the same norm in l1 and l2."""
 
-_STAGES = {"projection": 0.30, "weights": 0.10, "lift": 0.30, "lloyd": 0.30, "cost": 0.02}
+_STAGES = {"projection": 0.30, "weights": 0.10, "lift": 0.30, "lloyd": 0.30, "cost": COST_SHARE}
 
 
 def default_shares(n_features: int, relative: bool) -> dict[str, float]:

@@ -6,12 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import FloatArray, IntArray, State, Statistic
-from flower_kmeans.algorithms.cost import LastRound
+from flower_kmeans.algorithms.cost import (
+    COST,
+    LastRound,
+    in_users_units,
+    lost_by_rounding,
+    user_scale,
+)
 from flower_kmeans.algorithms.feddp_parameters import FedDPParameters
-from flower_kmeans.algorithms.feddp_releases import COST, WEIGHTS
+from flower_kmeans.algorithms.feddp_releases import WEIGHTS
 from flower_kmeans.algorithms.lloyd import COUNTS, MAX_CLUSTERS, SUMS, integer
 from flower_kmeans.algorithms.server_points import elbow
-from flower_kmeans.domain import Ball
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.report import CostEstimate
 
@@ -83,7 +88,9 @@ class FedDPResults(FedDPParameters):
             raise ConfigurationError(
                 f"Expected a state after round {WEIGHTS} or later. Got round {state.round}."
             )
-        points = scaled(state.arrays["points"], self.projection.exponent) * self._user_scale[0]
+        points = (
+            scaled(state.arrays["points"], self.projection.exponent) * user_scale(self.domain)[0]
+        )
         weights = scaled(state.arrays["weights"], self.fraction_bits)
         return elbow(points, weights, k_max, self.min_weight, rng)
 
@@ -100,12 +107,7 @@ class FedDPResults(FedDPParameters):
         if "cost" not in state.arrays:
             return None
         value, bias, error = state.arrays["cost"].tolist()
-        scale, users_units = self._user_scale
-        return CostEstimate(
-            (value + bias * noise_factor**2) * scale**2,
-            error * noise_factor * scale**2,
-            users_units,
-        )
+        return in_users_units(value, bias, error, self.domain, noise_factor)
 
     def _cost(
         self,
@@ -119,10 +121,8 @@ class FedDPResults(FedDPParameters):
         """Return value, bias and error of the cost, in scaled units."""
         noise, q = self.noise_of(number), self.fraction_bits
         counts = scaled(answer.blocks[COUNTS], q)
-        # Every record's squared distance lost half a step on average.
-        lost = 0.5 * float(counts.sum()) * 2.0**-q
         last = LastRound(
-            q=float(scaled(answer.blocks[COST], q)[0]) + lost,
+            q=float(scaled(answer.blocks[COST], q)[0]) + lost_by_rounding(counts, 2.0**-q),
             sums=scaled(answer.blocks[SUMS], q),
             counts=counts,
             before=scaled(before, q),
@@ -134,18 +134,6 @@ class FedDPResults(FedDPParameters):
             step=2.0**-q,
         )
         return np.array([last.value, last.bias, last.error])
-
-    @property
-    def _user_scale(self) -> tuple[float, bool]:
-        """Return the user's units in one scaled unit, and whether all columns have the same."""
-        if isinstance(self.domain, Ball):
-            return self.domain.radius, True
-        half = np.array(self.domain.upper) / 2 - np.array(self.domain.lower) / 2
-        units = half / self.domain.half_widths
-        if self.domain.scale == "common":
-            return float(half.max()), True
-        same = bool((units == units[0]).all())
-        return (float(units[0]), True) if same else (1.0, False)
 
 
 def scaled(integers: IntArray, exponent: int) -> FloatArray:

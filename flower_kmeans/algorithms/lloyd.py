@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import (
-    Algorithm,
     Block,
     FloatArray,
     IntArray,
@@ -28,7 +27,13 @@ from flower_kmeans.algorithms.base import (
     register,
 )
 from flower_kmeans.algorithms.clipping import client_clip
+from flower_kmeans.algorithms.cost import COST, squared_distances
+from flower_kmeans.algorithms.costed import COUNTS as COUNTS
+from flower_kmeans.algorithms.costed import MIN_COUNT as MIN_COUNT
+from flower_kmeans.algorithms.costed import SUMS as SUMS
+from flower_kmeans.algorithms.costed import CostOfLastRound
 from flower_kmeans.algorithms.postprocess import fold, quotients, to_grid
+from flower_kmeans.algorithms.projection import squared_bound
 from flower_kmeans.assignment import check_exactness, cluster_sums
 from flower_kmeans.canonical import array_from_text, array_to_text, real_from_text, real_to_text
 from flower_kmeans.domain import Ball, Domain, GridRecords
@@ -42,9 +47,6 @@ from flower_kmeans.secagg.ring import require_capacity
 
 Rounds = int | Literal["auto"]
 
-SUMS = "sums"
-COUNTS = "counts"
-
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
 MAX_WORDS = 2**22
@@ -55,9 +57,6 @@ MAX_PACKING = 2**33
 """k^2 d of a sphere packing, which compares all pairs of points: up to a quarter of a minute."""
 MOST_AUTO_ROUNDS = 7
 FEWEST_AUTO_ROUNDS = 2
-MIN_COUNT = 1.0
-"""Fewest (noisy) records of a cluster whose sum is divided by them; public, the same for all."""
-
 OVERFLOW_PROBABILITY = 1e-9
 
 RHO = 0.225
@@ -68,7 +67,7 @@ TARGET_ERROR = 0.004
 
 
 @dataclass(frozen=True, init=False)
-class LloydFamily(Algorithm):
+class LloydFamily(CostOfLastRound):
     """What all Lloyd algorithms share: parameters, their checks, and sums and counts.
 
     Parameters
@@ -97,6 +96,8 @@ class LloydFamily(Algorithm):
         q; the grid's step is ``2**-q`` of the scaled domain.
     initial : array-like of shape (k, d), optional
         Public initial centroids in the user's units; sphere packing otherwise.
+    cost : bool
+        Whether the last round also releases what `cost_estimate` needs; Gaussian noise only.
 
     Raises
     ------
@@ -116,6 +117,7 @@ class LloydFamily(Algorithm):
     seed: int
     fraction_bits: int
     initial: tuple[tuple[float, ...], ...] | None
+    cost: bool
 
     def __init__(
         self,
@@ -130,6 +132,7 @@ class LloydFamily(Algorithm):
         seed: int = 0,
         fraction_bits: int = 16,
         initial: ArrayLike | None = None,
+        cost: bool = False,
     ) -> None:
         put = object.__setattr__  # the dataclass is frozen from here on
         put(self, "n_clusters", integer("n_clusters", n_clusters, 1, MAX_CLUSTERS))
@@ -145,6 +148,8 @@ class LloydFamily(Algorithm):
         put(self, "fraction_bits", integer("fraction_bits", fraction_bits, 1, 25))
         check_exactness(domain.n_features, self.fraction_bits)
         put(self, "initial", _initial(initial, self.n_clusters, domain.n_features))
+        put(self, "cost", cost)
+        self._check_cost()
         self._check_size()
         self._check_parameters()
         rounds = self._auto_rounds() if isinstance(n_rounds, str) else n_rounds
@@ -168,14 +173,6 @@ class LloydFamily(Algorithm):
     @abstractmethod
     def _auto_rounds(self) -> int:
         """Return the papers' number of rounds."""
-
-    @abstractmethod
-    def _releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases with noise multipliers relative to those of other rounds."""
-
-    @abstractmethod
-    def _sum_unit(self, round_number: int) -> float:
-        """Return by how much one record can change the sums, in grid units."""
 
     def _check_parameters(self) -> None:
         """Check what a subclass adds; called before the number of rounds is known."""
@@ -203,15 +200,21 @@ class LloydFamily(Algorithm):
     def layout(self, round_number: int) -> tuple[Block, ...]:
         """Return sums (k, d) and counts (k,), both on the grid of ``2**-fraction_bits``.
 
+        And the cost, (1,), in the last round if it was asked for.
+
         One grid for both is simpler than two, and shares of distributed noise need a standard
         deviation of some grid units also for counts.
         """
         k, d = self.n_clusters, self.domain.n_features
-        return (Block(SUMS, (k, d), self.fraction_bits), Block(COUNTS, (k,), self.fraction_bits))
+        sums, counts = (
+            Block(SUMS, (k, d), self.fraction_bits),
+            Block(COUNTS, (k,), self.fraction_bits),
+        )
+        return (sums, counts, *self._cost_blocks(round_number))
 
     def plan(self) -> PrivacyPlan:
         """Return what each round releases, calibrated to the budget."""
-        rounds = tuple(self._releases(t) for t in range(1, self.n_rounds + 1))
+        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
         return calibrate(self.budget, rounds, self.n_records, self.n_clients)
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
@@ -223,19 +226,21 @@ class LloydFamily(Algorithm):
         return Question(state.round + 1, {"centroids": state.arrays["centroids"]})
 
     def record_units(self, question: Question) -> FloatArray:
-        """Return the sensitivities of sums and counts to one record, for every word."""
-        k, d = self.n_clusters, self.domain.n_features
-        sums = np.full(k * d, self._sum_unit(question.round))
-        return np.concatenate([sums, np.full(k, float(2**self.fraction_bits))])
-
-    def releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases with noise multipliers relative to those of other rounds."""
-        return self._releases(round_number)
+        """Return the sensitivities to one record, for every word."""
+        units = self._block_units(question.round)
+        return np.concatenate(
+            [np.full(block.size, units[block.name]) for block in self.layout(question.round)]
+        )
 
     def statistic(self, question: Question, records: GridRecords) -> Statistic:
         """Return each cluster's sum and number of records; zeros for clusters without records."""
-        sums, counts = cluster_sums(records, question.arrays["centroids"])
-        return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
+        centroids = question.arrays["centroids"]
+        sums, counts = cluster_sums(records, centroids)
+        blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
+        if self._has_cost(question.round):
+            total = squared_distances(records, centroids, self.largest_cost)
+            blocks[COST] = np.array([total], dtype=np.int64)
+        return Statistic(blocks)
 
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
@@ -244,8 +249,10 @@ class LloydFamily(Algorithm):
         counts = answer.blocks[COUNTS]
         means, usable = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
         moved = self._into_domain(to_grid(means))
-        centroids = np.where(usable[:, None], moved, state.arrays["centroids"])
-        return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
+        old, number = state.arrays["centroids"], state.round + 1
+        centroids = np.where(usable[:, None], moved, old)
+        kept = self._kept_for_cost(number, old, answer)
+        return State(number, {"centroids": centroids, "counts": counts.copy(), **kept})
 
     def centroids(self, state: State) -> FloatArray:
         """Return the centroids in the user's units, (k, d)."""
@@ -273,6 +280,8 @@ class LloydFamily(Algorithm):
             config |= {"n_clients": self.n_clients, "clip": real_to_text(self.clip)}
         if self.initial is not None:
             config["initial"] = array_to_text(self.initial)
+        if self.cost:
+            config["cost"] = True
         return config
 
     @classmethod
@@ -292,9 +301,11 @@ class LloydFamily(Algorithm):
         required = {"name", "n_clusters", "n_rounds", "seed", "fraction_bits"} | extra
         if budget.protects_clients:
             required |= {"n_clients", "clip"}
-        if not required <= set(config) <= required | {"n_records", "initial"}:
+        if not required <= set(config) <= required | {"n_records", "initial", "cost"}:
             raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
         values = {name: value for name, value in config.items() if name != "name"}
+        if "cost" in values and values["cost"] is not True:
+            raise ConfigurationTypeError("cost must be left out of a run document, or be true.")
         if isinstance(values["n_rounds"], str):
             raise ConfigurationTypeError("n_rounds must be an integer in a run document.")
         if "clip" in values:
@@ -323,16 +334,19 @@ class LloydFamily(Algorithm):
         if self.n_records is None:
             return
         one = 2**self.fraction_bits
-        draws = self.n_clusters * (self.domain.n_features + 1) * self.n_rounds
+        draws = (self.n_clusters * (self.domain.n_features + 1) + 1) * self.n_rounds
         noise = 0.0
         for number, releases in enumerate(self.plan().rounds, start=1):
-            units = {SUMS: self._sum_unit(number), COUNTS: float(one)}
+            units = self._block_units(number)
             for release in releases if self.budget.is_private else ():
                 unit = max(units[block] for block in release.blocks) * (self.clip or 1.0)
                 noise = max(noise, release.noise_multiplier * unit * _tail(release, draws))
         # A record moves a coordinate by the largest offset at most, and a count by 1. Clipping only
         # takes away from that.
-        bound = self.n_records * (self._largest_offset * one + 0.5) + noise * noise_factor
+        most = self._largest_offset * one + 0.5
+        if self.cost:
+            most = max(most, float(self.largest_cost >> self.fraction_bits))
+        bound = self.n_records * most + noise * noise_factor
         require_capacity(
             bound,
             explanation=f"They come from n_records={self.n_records} and noise of up to "
@@ -342,8 +356,12 @@ class LloydFamily(Algorithm):
 
     def _require_visible_clip(self) -> None:
         """Require that a clipped client can still change every word by a step of the grid."""
-        least = min(self._sum_unit(t) for t in range(1, self.n_rounds + 1))
-        least = min(least, float(2**self.fraction_bits))
+        least = min(min(self._block_units(t).values()) for t in range(1, self.n_rounds + 1))
+        if least < 1:
+            raise ConfigurationError(
+                f"Expected a radius whose square is at least one grid step of 2^-"
+                f"{self.fraction_bits} with cost=True. Got a smaller one."
+            )
         if self.clip is not None and self.clip * least < 1:
             raise ConfigurationError(
                 f"Expected clip of at least {1 / least:.3g}, one grid step of 2^-"
@@ -356,6 +374,11 @@ class LloydFamily(Algorithm):
         if self.n_records is None or self.clip is None:
             return self.n_records
         return self.n_records / self.clip
+
+    @property
+    def largest_cost(self) -> int:
+        """What one record can add to the cost, in squared grid units."""
+        return 4 * squared_bound(self.domain, self.fraction_bits)
 
     @property
     def _largest_offset(self) -> int:
@@ -428,6 +451,7 @@ class GLloydAlgorithm(LloydFamily):
     """
 
     name: ClassVar[str] = "glloyd"
+    HAS_COST: ClassVar[bool] = True
 
     def _auto_rounds(self) -> int:
         k, d = self.n_clusters, self.domain.n_features

@@ -21,6 +21,7 @@ from hostile import without_noise
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms import Question
+from flower_kmeans.algorithms.cost import user_scale
 from flower_kmeans.algorithms.feddp import NOTES, FedDPAlgorithm
 from flower_kmeans.assignment import assign
 from flower_kmeans.clustering import Clustering
@@ -230,6 +231,13 @@ def test_options_reach_the_algorithm_and_what_clients_are_told(name, value, unit
         assert told[field] != usual.algorithm.to_config()[field]
 
 
+def test_shares_of_noise_that_do_not_fit_a_word_together_are_refused():
+    """The planned noise alone fits: that of a server, which adds it once."""
+    make("trusted-server", n_clients=10**30)
+    with pytest.raises(ConfigurationError, match="fit into words of 64 bits"):
+        make("distributed-noise", n_clients=10**30)
+
+
 # --------------------------------------------------------------------------- what is refused
 
 
@@ -368,7 +376,7 @@ def exact_cost(outcome, parts):
     points = np.vstack(list(records.blocks(10**6)))
     labels, d2 = assign(points, before)
     kept = slice(None) if algorithm.radius is None else d2 <= algorithm.radius**2
-    scale = algorithm._user_scale[0]
+    scale = user_scale(algorithm.domain)[0]
     near = algorithm.domain.from_unit(points[kept] * 2.0**-q)
     moved = outcome.strategy.centroids[labels[kept]]
     # Half a step of every squared distance at most is not known.
@@ -409,6 +417,17 @@ def test_the_error_of_the_cost_grows_with_the_noise_that_was_added():
     assert strategy.report.cost.standard_error == pytest.approx(
         math.sqrt(3) * planned.standard_error
     )
+
+
+def test_the_cost_has_the_noise_of_the_last_round_and_the_report_the_most_of_all():
+    """One of six is missing in all rounds but the last; three shares less one were planned for."""
+    strategy = make(cost=True)
+    run(strategy, faults=[Fault(1, t, "drop") for t in range(1, T)])
+    report, state = strategy.report, strategy._run_state.state
+    assert report.answers == [5] * (T - 1) + [6]
+    assert report.noise_factor == pytest.approx(math.sqrt(6 / 2))
+    planned = strategy.algorithm.cost_estimate(state, 1.0)
+    assert report.cost.standard_error == pytest.approx(math.sqrt(6 / 2) * planned.standard_error)
 
 
 def test_no_cost_is_told_unless_it_was_released():
@@ -547,6 +566,23 @@ def test_the_elbow_is_told_after_a_run_and_bends_at_the_number_of_clusters(trust
     gains = -np.diff(costs)
     assert gains[1] > 5 * max(gains[2:])  # three clusters, of which the fourth splits one
     np.testing.assert_array_equal(costs, strategy.elbow(6))
+
+
+def test_the_elbow_takes_the_strategys_seed_or_what_it_is_given(monkeypatch):
+    strategy, seeds = make("trusted-server", epsilon=50.0, seed=7), []
+    run(strategy)
+
+    def generator(*of):
+        seeds.append(of)
+        return RNG(0)
+
+    monkeypatch.setattr("flower_kmeans.strategies.feddp.public_generator", generator)
+    strategy.elbow(3)
+    assert seeds == [(7, 0)]
+    given = RNG(1)
+    strategy.elbow(3, given)
+    assert seeds == [(7, 0)]
+    assert given.random() != RNG(1).random()
 
 
 # -------------------------------------------------------------------------- its initialisation

@@ -1,0 +1,179 @@
+"""The cost as a release of the Lloyd family's last round: units, plans, and what is refused."""
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from flower_kmeans.algorithms import (
+    FastLloydAlgorithm,
+    GLloydAlgorithm,
+    LloydAlgorithm,
+    Question,
+    SuLloydAlgorithm,
+    algorithm_from_config,
+)
+from flower_kmeans.domain import Ball, Box, GridRecords
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+RNG = np.random.default_rng
+Q = 3  # a grid small enough to enumerate
+WITH_COST = [GLloydAlgorithm, FastLloydAlgorithm]
+DOMAINS = {
+    "line": Box([0], [1]),
+    "square": Box([0, 0], [1, 1]),
+    "rectangle": Box([0, 0], [4, 3], scale="common"),
+    "disc": Ball(2.0, [0, 0]),
+}
+
+
+def build(cls, domain, k=2, budget=None, **options):
+    options = {"n_records": 1000, "fraction_bits": Q, "n_rounds": 2, "cost": True, **options}
+    return cls(k, domain, PrivacyBudget(1.0) if budget is None else budget, **options)
+
+
+def grid_points(domain):
+    axes = [range(-int(g), int(g) + 1) for g in domain.grid_half_widths(Q)]
+    points = np.array(list(itertools.product(*axes)), dtype=np.int64)
+    if isinstance(domain, Ball):
+        points = points[(points**2).sum(axis=1) <= 4**Q]
+    return points
+
+
+def answer(algorithm, question, points):
+    records = GridRecords.from_grid(np.reshape(points, (-1, algorithm.domain.n_features)), Q)
+    return algorithm.flatten(algorithm.answer(question, records), question.round)
+
+
+@pytest.mark.parametrize("clip", [None, 2.5])
+@pytest.mark.parametrize("name", DOMAINS)
+@pytest.mark.parametrize("cls", WITH_COST)
+def test_one_record_changes_the_cost_by_its_unit_at_most(cls, name, clip):
+    """Also with a clip, which a single record does not reach."""
+    domain, budget = DOMAINS[name], PrivacyBudget(1.0, unit="record" if clip is None else "client")
+    options = {} if clip is None else {"n_clients": 50, "clip": clip}
+    algorithm = build(cls, domain, budget=budget, **options)
+    points, rng, largest = grid_points(domain), np.random.default_rng(1), {}
+    corners = [points[[0, -1]], points[[0, 0]]]
+    for centroids in (*corners, *(points[rng.integers(len(points), size=2)] for _ in range(3))):
+        question = Question(2, {"centroids": centroids})
+        units, places = algorithm.units(question), algorithm.places(2)
+        for record in points:
+            change = np.abs(answer(algorithm, question, record)) / units
+            for release in algorithm.plan().rounds[1]:
+                norm = np.linalg.norm(change[places[release.blocks[0]]])
+                largest[release.name] = max(largest.get(release.name, 0.0), norm)
+    assert set(largest) == {"sums", "counts", "cost"}
+    for key, norm in largest.items():
+        assert norm <= 1 / (clip or 1) + 1e-12
+        rounded = cls is FastLloydAlgorithm  # few grid points lie exactly at a radius
+        assert norm >= (0.75 if rounded and key != "counts" else 1 - 1e-12) / (clip or 1), key
+
+
+@pytest.mark.parametrize("cls", WITH_COST)
+def test_a_whole_client_changes_the_cost_by_its_unit_at_most(cls):
+    domain, budget = DOMAINS["square"], PrivacyBudget(1.0, unit="client")
+    algorithm = build(cls, domain, budget=budget, n_clients=50, clip=2.5)
+    points = grid_points(domain)
+    question = Question(2, {"centroids": points[[0, 0]] // 2})
+    units, places = algorithm.units(question), algorithm.places(2)
+    for n in (1, 7, 400):
+        change = answer(algorithm, question, np.repeat(points[[0, 3]], n, axis=0)) / units
+        assert np.abs(change[places["cost"]]).max() <= 1
+    assert change[places["cost"]][0] > 0.8  # it is reached, but for truncation
+
+
+@pytest.mark.parametrize("cls", WITH_COST)
+def test_the_cost_is_a_release_of_the_last_round_with_its_share(cls):
+    domain = DOMAINS["square"]
+    algorithm, without = build(cls, domain, n_rounds=3), build(cls, domain, n_rounds=3, cost=False)
+    names = [[release.name for release in group] for group in algorithm.plan().rounds]
+    assert names == [["sums", "counts"]] * 2 + [["sums", "counts", "cost"]]
+    assert [block.name for block in algorithm.layout(2)] == ["sums", "counts"]
+    assert algorithm.layout(3)[2].shape == (1,)
+    assert algorithm.words(3) == algorithm.words(2) + 1
+    plan = algorithm.plan()
+    assert plan.mu == pytest.approx(without.plan().mu, rel=1e-12)
+    (cost,) = (release for release in plan.releases if release.name == "cost")
+    assert (cost.cost / plan.mu) ** 2 == pytest.approx(0.02 / 1.02, rel=1e-12)
+    # All others have a little more noise, in the same ratios.
+    for before, after in zip(without.plan().releases, plan.releases[:-1], strict=True):
+        ratio = after.noise_multiplier / before.noise_multiplier
+        assert ratio == pytest.approx(math.sqrt(1.02), rel=1e-12)
+
+
+@pytest.mark.parametrize("cls", WITH_COST)
+def test_the_error_of_the_cost_grows_with_the_clip(cls):
+    """As all of the noise does; and the correction with its square."""
+    domain, budget = DOMAINS["square"], PrivacyBudget(1.0, unit="client")
+    found = []
+    for clip in (2.0, 4.0):
+        algorithm = build(cls, domain, budget=budget, n_clients=50, clip=clip, seed=1)
+        state, words = algorithm.initial_state(), RNG(0).integers(0, 2**14, size=7)
+        for t in (1, 2):
+            state = algorithm.update(state, algorithm.unflatten(words[: algorithm.words(t)], t))
+        found.append(algorithm.cost_estimate(state))
+    assert found[1].standard_error == pytest.approx(2 * found[0].standard_error)
+    assert found[1].standard_error > 0
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), 2**63 - 1, 0, 2**16, -1])
+
+
+@pytest.mark.parametrize("name", ["rectangle", "disc"])
+@pytest.mark.parametrize("cls", WITH_COST)
+@settings(max_examples=30, deadline=None)
+@given(words=arrays(np.int64, (7,), elements=INT64))
+def test_any_integers_have_a_cost(cls, name, words):
+    """States are integers, alike on every processor, and so are those that hold a cost."""
+    algorithm = build(cls, DOMAINS[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = algorithm.update(algorithm.initial_state(), algorithm.unflatten(words[:6], 1))
+        assert algorithm.cost_estimate(state) is None
+        state = algorithm.update(state, algorithm.unflatten(words, 2))
+        for array in state.arrays.values():
+            assert array.dtype == np.int64
+        cost = algorithm.cost_estimate(state)
+    assert np.isfinite([cost.value, cost.standard_error]).all()
+
+
+@pytest.mark.parametrize("cls", WITH_COST)
+def test_a_document_says_that_there_is_a_cost(cls):
+    algorithm, without = build(cls, DOMAINS["disc"]), build(cls, DOMAINS["disc"], cost=False)
+    config = algorithm.to_config()
+    again = algorithm_from_config(config, algorithm.domain, algorithm.budget)
+    assert again == algorithm != without
+    assert again.plan() == algorithm.plan()
+    assert "cost" not in without.to_config()
+    for wrong in (False, 1, "true"):
+        with pytest.raises(ConfigurationTypeError, match="cost"):
+            algorithm_from_config({**config, "cost": wrong}, algorithm.domain, algorithm.budget)
+
+
+def test_what_cannot_release_a_cost_refuses_it():
+    domain, plain = DOMAINS["square"], PrivacyBudget(None)
+    with pytest.raises(ConfigurationError, match="cost=False for 'sulloyd'"):
+        build(SuLloydAlgorithm, domain)
+    with pytest.raises(ConfigurationError, match="cost=False for 'lloyd'"):
+        build(LloydAlgorithm, domain, budget=plain)
+    with pytest.raises(ConfigurationError, match="'fold' or 'truncate' with cost=True"):
+        build(FastLloydAlgorithm, domain, postprocess="none")
+    with pytest.raises(ConfigurationTypeError, match="cost must be a bool"):
+        build(GLloydAlgorithm, domain, cost=1)
+    with pytest.raises(ConfigurationError, match="radius whose square"):
+        build(FastLloydAlgorithm, domain, alpha=0.2, k=1)
+    build(FastLloydAlgorithm, domain, alpha=0.2, k=1, cost=False)
+
+
+def test_a_cost_needs_more_room_than_sums():
+    options = {"n_records": 5 * 10**13, "fraction_bits": 16}
+    build(GLloydAlgorithm, DOMAINS["square"], cost=False, **options)
+    with pytest.raises(ConfigurationError, match="n_records=50000000000000"):
+        build(GLloydAlgorithm, DOMAINS["square"], **options)
