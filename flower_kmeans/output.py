@@ -203,7 +203,10 @@ def _guarantee(report: Report) -> Iterator[tuple[str, str]]:
         yield "epsilon", f"{report.epsilon:.4g} per {report.unit}"
         yield "delta", f"{report.delta:.3g}"
         yield "mu", "-" if report.mu is None else f"{report.mu:.4g}"
-    if report.clip is not None:
+    if report.clips:
+        told = ", ".join(f"{name} {clip:.3g}" for name, clip in report.clips.items())
+        yield "clips", f"{told} records' worth of a client"
+    elif report.clip is not None:
         yield "clip", f"{report.clip:g} records' worth of a client in each release"
     yield "trust", report.trust
     yield "rounds", str(report.n_rounds)

@@ -600,6 +600,7 @@ class KMeansStrategy(Strategy):
             strategy=type(self).__name__,
             plan=self.plan,
             clip=self.clip,
+            clips=self.algorithm.release_clips(),
             trust=self.trust,
             keys=self.keys,
             opening=self.opening,

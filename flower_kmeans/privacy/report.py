@@ -127,6 +127,8 @@ class Report:
         Members of the cohort, fewest clients behind a sum, rounds that were completed.
     clip : float or None
         With ``unit="client"``: how many records' worth of one client counted in each release.
+    clips : mapping of str to float
+        The same by release, where releases have clips of their own.
     n_places : int
         Places of the cohort: with a roster as many as names on it, whether they came or not.
     noise_factor : float
@@ -160,6 +162,7 @@ class Report:
     opening: str
     min_clients: int
     clip: float | None = None
+    clips: Mapping[str, float] = field(default_factory=dict)
     n_clients: int = 0
     n_places: int = 0
     n_rounds: int = 0
@@ -248,10 +251,14 @@ class Report:
                 "guarantees hold for this run alone."
             )
         if self.clip is not None:
+            most = f"{self.clip:g} records at most in each release"
+            if self.clips:
+                by_release = ", ".join(f"{name} {clip:.3g}" for name, clip in self.clips.items())
+                most = f"so many records' worth at most in each release: {by_release}"
             told.append(
                 "One client is protected with all of its records: whatever it holds, it counts as "
-                f"{self.clip:g} records at most in each release. A client is one node; who has "
-                "records at several nodes has the guarantee of a group of clients."
+                f"{most}. A client is one node; who has records at several nodes has the "
+                "guarantee of a group of clients."
             )
         if self.is_private:
             figures = "n_records" if self.clip is None else "n_records, n_clients"
@@ -343,6 +350,7 @@ class Report:
             "mu": self.mu,
             "unit": self.unit,
             "clip": self.clip,
+            "clips": dict(self.clips),
             "n_records": self.plan.n_records,
             "planned_clients": self.plan.n_clients,
             **self._further_guarantees(),

@@ -408,6 +408,27 @@ def test_no_cost_is_told_unless_it_was_released():
     assert strategy.report.to_dict()["cost"] is None
 
 
+def test_the_report_tells_every_clip():
+    for options, most in (
+        ({}, None),
+        ({"clip": 9.0, "sums": "absolute"}, 9.0),
+    ):
+        strategy = make(unit="client", **options)
+        run(strategy)
+        report = strategy.report
+        assert list(report.clips) == [
+            *("projection", "weights", "lift-sums", "lift-counts", "lloyd-sums", "lloyd-counts"),
+        ]
+        assert dict(report.clips) == strategy.algorithm.release_clips()
+        assert most is None or set(report.clips.values()) == {most}
+        assert report.to_dict()["clips"] == dict(report.clips)
+        told = ", ".join(f"{name} {clip:.3g}" for name, clip in report.clips.items())
+        assert f"worth at most in each release: {told}." in " ".join(report.statements)
+    records = make()
+    run(records)
+    assert records.report.to_dict()["clips"] == {}
+
+
 @pytest.mark.parametrize("unit", ["record", "client"])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_the_report_lists_every_release_with_its_cost(trust, unit):
