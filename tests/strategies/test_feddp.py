@@ -219,7 +219,9 @@ def test_options_reach_the_algorithm_and_what_clients_are_told(name, value, unit
     usual = make("trusted-server", unit=unit)
     field = {"mechanisms": "laplace"}.get(name, name)
     expected = {"laplace": ("weights",)}.get(field)
-    if expected is None:
+    if field == "clips":  # those of other releases are the usual ones
+        expected = tuple(sorted({**dict(usual.algorithm.clips), **value}.items()))
+    elif expected is None:
         expected = tuple(value.items()) if isinstance(value, dict) else value
     assert getattr(strategy.algorithm, field) == expected
     told = strategy.algorithm.to_config()
