@@ -38,13 +38,18 @@ class FedDPKMeans(KMeansStrategy):
         Server points with a smaller noisy weight are dropped.
     sums : {"auto", "absolute", "relative"} (default: "auto")
         What a Lloyd round adds up: records, or offsets within a radius as in FastLloyd.
-    alpha : float (default: 0.8)
-        Factor of that radius, as in FastLloyd.
+    alpha : float or "auto" (default: "auto")
+        Factor of that radius, as in FastLloyd (0.8).
     contribution : {"sums", "means"} (default: "sums")
         With ``unit="client"``: whether lift and Lloyd rounds add clipped sums and counts, or each
         client's means and which clusters it has (the paper's variant).
+    clip : float, optional
+        With ``unit="client"``: records' worth of one client in each release. By default every
+        release has a clip of its own, derived from ``server_data`` and public figures: the median
+        norm of what clients would add that hold ``n_records / n_clients`` points drawn from it.
+        Clips stand in the run document, so clients learn that much about the server's points.
     clips : mapping of str to float, optional
-        With ``unit="client"``: records' worth of one client by release, in place of ``clip``.
+        With ``unit="client"``: records' worth of one client by release, in place of these.
     cost : bool (default: False)
         Whether the last Lloyd round also releases the cost: ``report.cost``.
     shares : mapping of str to float, optional
@@ -91,7 +96,7 @@ class FedDPKMeans(KMeansStrategy):
         margin: float = 1.0,
         min_weight: float = 5.0,
         sums: Literal["auto", "absolute", "relative"] = "auto",
-        alpha: float = 0.8,
+        alpha: float | Literal["auto"] = "auto",
         contribution: Literal["sums", "means"] = "sums",
         clips: Mapping[str, float] | None = None,
         cost: bool = False,

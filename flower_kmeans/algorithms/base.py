@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.clipping import clip_to_units
+from flower_kmeans.algorithms.clipping import clip_factor, shortened
 from flower_kmeans.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -105,6 +105,10 @@ class Algorithm(ABC):
     Then ``units`` depends on the question's round alone, ``update`` and ``initial_state`` use no
     randomness, and their results are the same integers on every processor.
     """
+
+    clips_together: ClassVar[bool] = False
+    """Whether all releases of a round are shortened by one factor, the least that one of them
+    needs, and not each by its own."""
 
     domain: Domain
     n_clusters: int
@@ -211,8 +215,9 @@ class Algorithm(ABC):
         """Return what a client adds to a round's sum: its statistic, clipped for ``unit="client"``.
 
         Then each release, in its norm and jointly over its blocks, is scaled to at most 1 in
-        ``units`` and truncated toward zero (docs/guarantees.md, "Client-level privacy"). A word
-        that no release covers has no noise, so it is 0.
+        ``units`` and truncated toward zero (docs/guarantees.md, "Client-level privacy"); where the
+        algorithm ``clips_together``, by the least factor of the round. A word that no release
+        covers has no noise, so it is 0.
 
         Raises
         ------
@@ -225,9 +230,14 @@ class Algorithm(ABC):
         units = self.units(question)
         vector = self.flatten(statistic, question.round)
         clipped, places = np.zeros_like(vector), self.places(question.round)
+        parts = []
         for release in self.releases(question.round):
             words = np.concatenate([places[name] for name in release.blocks])
-            clipped[words] = clip_to_units(vector[words], units[words], release.norm)
+            parts.append((words, clip_factor(vector[words], units[words], release.norm)))
+        least = min((factor for _, factor in parts), default=1.0)
+        for words, factor in parts:
+            kept = least if self.clips_together else factor
+            clipped[words] = shortened(vector[words], units[words], kept)
         return self.unflatten(clipped, question.round)
 
     def _clip(self) -> float | None:

@@ -103,14 +103,21 @@ def clip_to_units(
         Every value between 0 and that of ``values``; the values themselves if their norm is at
         most 1 beyond doubt.
     """
-    # Not np.abs of integers: the least int64 has no absolute value among them.
-    sizes = np.abs(values.astype(np.float64))
+    return shortened(values, units, clip_factor(values, units, norm))
+
+
+def clip_factor(values: NDArray[np.int64], units: NDArray[np.float64], norm: Norm) -> float:
+    """Return by how much `clip_to_units` multiplies values: at most 1, and 1 if nothing is clipped.
+
+    0 where units are so small that no integer but 0 fits.
+    """
+    sizes = _sizes(values)
     used = units > 0
     with np.errstate(over="ignore", under="ignore"):
         ratios = np.divide(sizes, units, out=np.zeros_like(sizes), where=used)
         largest = float(ratios.max(initial=0.0))
-        if largest == math.inf:  # units so small that no integer but 0 fits
-            return np.zeros_like(values)
+        if largest == math.inf:
+            return 0.0
         if largest > 0:
             # Relative to the largest, so that no square overflows.
             parts = ratios / largest
@@ -119,8 +126,23 @@ def clip_to_units(
             total = 0.0
         margin = (values.size + _ROUNDINGS) * 2.0**-52
         size = largest * float(total) * (1.0 + margin)
-        if size <= 1.0:
-            return np.where(used, values, 0)
-        shrunk = np.floor(sizes * ((1.0 - margin) / size))
-    clipped = np.where(used, shrunk, 0.0).astype(np.int64)
+    return 1.0 if size <= 1.0 else (1.0 - margin) / size
+
+
+def shortened(
+    values: NDArray[np.int64], units: NDArray[np.float64], factor: float
+) -> NDArray[np.int64]:
+    """Return values times a factor of at most 1, truncated toward zero; 0 where the unit is 0.
+
+    With a smaller factor no value is larger, so a bound that one factor keeps holds for all below.
+    """
+    used = units > 0
+    if factor == 1.0:
+        return np.where(used, values, 0)
+    clipped = np.where(used, np.floor(_sizes(values) * factor), 0.0).astype(np.int64)
     return np.where(values < 0, -clipped, clipped)
+
+
+def _sizes(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    # Not np.abs of integers: the least int64 has no absolute value among them.
+    return np.abs(values.astype(np.float64))

@@ -88,17 +88,21 @@ class FedDPAlgorithm(FedDPResults):
         ``unit="client"``, and refused otherwise.
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release.
-        Default: ``n_records / n_clients``.
+        By default each release has a clip from ``server_data``: the median norm of what clients
+        would add that hold ``n_records / n_clients`` points drawn from it, and no more than that
+        number. Clients see the clips, so they learn that much about ``server_data``.
     clips : mapping of str to float, optional
-        Clips of single releases, in place of ``clip``.
+        Clips of single releases, in place of ``clip`` or the default.
     contribution : {"sums", "means"}
         What a client adds in the lift and in Lloyd rounds: sums and counts of its records, or, with
         ``unit="client"`` only, the mean of its records in each cluster and which clusters it holds.
-        The latter are clipped to ``sqrt(k)`` clusters' worth by default, which clips nobody.
+        Where ``clip`` is given, the latter are clipped to ``sqrt(k)`` clusters' worth, which clips
+        nobody.
     n_lloyd_rounds : int or "auto"
         T, Lloyd rounds after the initialisation; ``n_rounds`` is ``3 + T``. 0 gives the
         initialisation alone, ``"auto"`` two rounds, or one where the noise of a mean of
-        ``n_records / k`` records would be longer than a tenth of the domain's radius.
+        ``n_records / k`` records would be longer than a tenth of the domain's radius (a twentieth
+        with ``unit="client"``).
     seed : int
         Public randomness, in [0, 2**53), of the server's k-means where ``update`` is given none.
     fraction_bits : int
@@ -111,9 +115,12 @@ class FedDPAlgorithm(FedDPResults):
     sums : {"auto", "absolute", "relative"}
         What a Lloyd round adds up: records, as in the paper, or their offsets within a radius, as
         in FastLloyd. ``"auto"`` takes relative sums where the radius is at most 0.6 D, so in few
-        columns: a wider one saves little noise, and may lie within the clusters.
-    alpha : float
-        The radius of relative sums, as in FastLloyd.
+        columns: a wider one saves little noise, and may lie within the clusters. It also takes
+        them where the clip of Lloyd sums comes from ``server_data``.
+    alpha : float or "auto"
+        The radius of relative sums, as in FastLloyd. ``"auto"`` is 0.8, or, where the clip of Lloyd
+        sums comes from ``server_data`` and that radius is more than 0.6 D, the domain's diameter:
+        noise then follows the clip, and not the radius.
     cost : bool
         Whether the last Lloyd round also releases what `cost_estimate` needs.
     shares : mapping of str to float, optional

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import IntArray
 from flower_kmeans.algorithms.clipping import client_clip
+from flower_kmeans.algorithms.feddp_clips import suggested_clips
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
 from flower_kmeans.algorithms.feddp_releases import (
     LAPLACE_RELEASES,
@@ -33,16 +34,23 @@ from flower_kmeans.assignment import check_exactness
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.domain import Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.initialization import check_server_data
+from flower_kmeans.initialization import check_server_data, public_generator
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 MOST_AUTO_LLOYD_ROUNDS = 2
 """Measured: one repairs too little where the server's points miss clusters, three add noise."""
 AUTO_NOISE = 0.1
 """Noise of a mean over the domain's radius beyond which a second Lloyd round does harm."""
+AUTO_NOISE_OF_CLIENTS = 0.05
+"""The same where clients are protected. Measured with clips from the server's points."""
+DEFAULT_ALPHA = 0.8
 AUTO_RADIUS = 0.6
 """Radius over the domain's up to which relative sums are better. With more, records of a cluster
 lie beyond a radius that saves little noise."""
+WIDE_ALPHA = 2.7
+"""Of a radius that was above `AUTO_RADIUS` at the default, it makes the domain's diameter."""
+
+_ANY_WEIGHT = 1e-6  # no server point is too light without noise
 
 _SUMS = ("auto", "absolute", "relative")
 _CONTRIBUTIONS = ("sums", "means")
@@ -87,7 +95,7 @@ class FedDPParameters(FedDPPlan):
         margin: float = 1.0,
         min_weight: float = 5.0,
         sums: Literal["auto", "absolute", "relative"] = "auto",
-        alpha: float = 0.8,
+        alpha: float | Literal["auto"] = "auto",
         cost: bool = False,
         shares: Mapping[str, float] | None = None,
         mechanisms: str | Mapping[str, str] = "gaussian",
@@ -112,15 +120,17 @@ class FedDPParameters(FedDPPlan):
         put(self, "n_server_points", self._n_points(n_server_points))
         put(self, "margin", _number("margin", margin, 1e-6, 1.0))
         put(self, "min_weight", _number("min_weight", min_weight, 1e-6, 2.0**53))
-        put(self, "alpha", _number("alpha", alpha, 1e-9, 1e9))
         if not isinstance(sums, str) or sums not in _SUMS:
             raise ConfigurationError(f"Expected sums in {list(_SUMS)}. Got {sums!r} instead.")
-        put(self, "sums", self._auto_sums() if sums == "auto" else sums)
+        suggests = clip is None and self.clip is not None and self.server_points is not None
+        self._put_sums(sums, alpha, suggests and "lloyd-sums" not in dict(self.clips))
         put(self, "shares", per_release("shares", shares))
         put(self, "laplace", laplace_releases(mechanisms))
         if not isinstance(cost, bool):
             raise ConfigurationTypeError(f"cost must be a bool, got {type(cost).__name__}.")
         put(self, "cost", cost)
+        if suggests and server_data is not None:
+            put(self, "clips", self._with_suggested_clips(server_data))
         if isinstance(n_lloyd_rounds, str) and n_lloyd_rounds != "auto":
             raise ConfigurationError(
                 f"Expected n_lloyd_rounds as an integer or 'auto'. Got {n_lloyd_rounds!r}."
@@ -133,10 +143,10 @@ class FedDPParameters(FedDPPlan):
                 "Expected n_lloyd_rounds >= 1 with cost=True, which belongs to the last of them. "
                 "Got n_lloyd_rounds=0."
             )
-        if self.contribution == "means" and (cost or self.sums == "relative"):
+        if self.contribution == "means" and cost:
             raise ConfigurationError(
-                "Expected contribution='sums' with cost=True or sums='relative', which need the "
-                "records of a cluster. Got contribution='means'."
+                "Expected contribution='sums' with cost=True, which needs the records of a "
+                "cluster. Got contribution='means'."
             )
         self._check_size()
         if self.clip is not None:
@@ -204,6 +214,33 @@ class FedDPParameters(FedDPPlan):
                 f"Got clips for {[name for name, _ in self.clips]}."
             )
 
+    def _with_suggested_clips(self, server_data: ArrayLike) -> tuple[tuple[str, float], ...]:
+        """Return the clips that were given, and for other releases those of the server's points."""
+        twin = type(self)(
+            self.n_clusters,
+            self.domain,
+            PrivacyBudget(None, unit="client"),
+            server_data=server_data,
+            contribution=self.contribution,
+            n_lloyd_rounds=1,
+            seed=self.seed,
+            fraction_bits=self.fraction_bits,
+            margin=self.margin,
+            min_weight=_ANY_WEIGHT,
+            sums=self.sums,
+            alpha=self.alpha,
+            cost=self.cost,
+            mechanisms=dict.fromkeys(self.laplace, "laplace"),
+        )
+        most = {
+            release.name: self.plain_clip(release.name, release.norm)
+            for number in range(1, twin.n_rounds + 1)
+            for release in twin.releases(number)
+        }
+        records_each = (self.n_records or 1) / (self.n_clients or 1)
+        found = suggested_clips(twin, records_each, most, public_generator(self.seed, 0))
+        return tuple(sorted((found | dict(self.clips)).items()))
+
     def _check_clips(self) -> None:
         """Require that a clipped client can still change every word by a step of the grid."""
         for number in range(1, self.n_rounds + 1):
@@ -217,11 +254,23 @@ class FedDPParameters(FedDPPlan):
                         f"Got {self.clip_of(release)!r} instead."
                     )
 
-    def _auto_sums(self) -> Literal["absolute", "relative"]:
-        if self.contribution == "means":
-            return "absolute"
-        bound = self.domain.l2_bound(self.fraction_bits)
-        return "relative" if self._packing_radius <= AUTO_RADIUS * bound else "absolute"
+    def _put_sums(self, sums: str, alpha: Any, clips_offsets: bool) -> None:
+        """Choose what is added up, and within which radius, where that is left to the library.
+
+        ``clips_offsets`` says that the clip of Lloyd sums comes from the server's points: then it
+        is as long as offsets are, not as the radius allows, and a wide radius costs nothing.
+        """
+        put = object.__setattr__
+        bound = AUTO_RADIUS * self.domain.l2_bound(self.fraction_bits)
+        given = DEFAULT_ALPHA if isinstance(alpha, str) and alpha == "auto" else alpha
+        put(self, "alpha", _number("alpha", given, 1e-9, 1e9))
+        is_small = self._radius_of(self.alpha) <= bound
+        if sums == "auto":
+            of_records = self.contribution == "sums" and is_small
+            sums = "relative" if of_records or clips_offsets else "absolute"
+        put(self, "sums", sums)
+        if given is not alpha and clips_offsets and sums == "relative" and not is_small:
+            put(self, "alpha", WIDE_ALPHA)
 
     def _auto_rounds(self) -> int:
         """Return two rounds, or one where the noise of two would be too long."""
@@ -234,7 +283,8 @@ class FedDPParameters(FedDPPlan):
         if self.contribution == "means":
             size = float(self.n_clients or size)  # if every client holds every cluster
         noise /= self.domain.l2_bound(self.fraction_bits) * size
-        return MOST_AUTO_LLOYD_ROUNDS if noise <= AUTO_NOISE else 1
+        most = AUTO_NOISE if self.clip is None else AUTO_NOISE_OF_CLIENTS
+        return MOST_AUTO_LLOYD_ROUNDS if noise <= most else 1
 
     def _on_grid(self, server_data: ArrayLike | None) -> IntArray | None:
         if server_data is None:

@@ -28,6 +28,7 @@ from flower_kmeans.algorithms.projection import (
 from flower_kmeans.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.privacy.release import Norm
 from flower_kmeans.secagg.ring import require_capacity
 
 
@@ -36,6 +37,7 @@ class FedDPPlan(Algorithm):
     """The public side of FedDP-KMeans; `FedDPParameters` checks what is in it."""
 
     replayable: ClassVar[bool] = False
+    clips_together: ClassVar[bool] = True
 
     n_clusters: int
     domain: Domain
@@ -114,20 +116,30 @@ class FedDPPlan(Algorithm):
         return self.units(Question(round_number))
 
     def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping.
-
-        With means it is how many clusters' worth: sqrt(k) in l2 and k in l1 leave every client as
-        it is, and are the default.
-        """
+        """Return how many records' worth of one client count in a release; 1 without clipping."""
         if self.clip is None:
             return 1.0
         given = dict(self.clips)
         if release.name in given:
             return given[release.name]
-        if self.contribution == "means" and release.name.startswith(("lift", "lloyd")):
+        return self.plain_clip(release.name, release.norm)
+
+    def plain_clip(self, name: str, norm: Norm) -> float:
+        """Return a release's clip from the public figures alone, where none is given for it.
+
+        With means it is how many clusters' worth: sqrt(k) in l2 and k in l1 leave every client as
+        it is.
+        """
+        if self.clip is None:
+            return 1.0
+        if self.adds_means(name):
             k = float(self.n_clusters)
-            return k if release.norm == "l1" else math.sqrt(k)
+            return k if norm == "l1" else math.sqrt(k)
         return self.clip
+
+    def adds_means(self, name: str) -> bool:
+        """Return whether clients add means, or which clusters they hold, to a release."""
+        return self.contribution == "means" and name.startswith(("lift", "lloyd"))
 
     def require_capacity(self, noise_factor: float = 1.0) -> None:
         """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
@@ -173,7 +185,10 @@ class FedDPPlan(Algorithm):
 
     @cached_property
     def _packing_radius(self) -> int:
-        return packing_radius(self.alpha, self.n_clusters, self.domain, self.fraction_bits)
+        return self._radius_of(self.alpha)
+
+    def _radius_of(self, alpha: float) -> int:
+        return packing_radius(alpha, self.n_clusters, self.domain, self.fraction_bits)
 
     @property
     def largest_cost(self) -> int:

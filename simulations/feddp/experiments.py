@@ -1,7 +1,7 @@
 """FedDP-KMeans against other starts, on populations that clients and a server share.
 
     python simulations/feddp/experiments.py record --runs 3
-    python simulations/feddp/experiments.py client --clients 1000 --runs 2
+    python simulations/feddp/experiments.py client --runs 2
     python simulations/feddp/experiments.py missing --epsilons 1 --runs 3
     python simulations/feddp/experiments.py data
     python simulations/feddp/experiments.py data --data FILE --client-column NAME --bounds 0 1 \
@@ -15,7 +15,9 @@ clients differ by themselves, scikit-learn's digits or a file with a column of c
 The server owns 20 points of each component and 100 that are uniform in [0, 1]^100. Methods:
 FedDP-KMeans; DP-Lloyd (GLloyd) from sphere packing, from k-means++ on the server's points, and from
 k-means on them; k-FED and the best clustering (k-means on all records from the true means), which
-are NOT PRIVATE. Every private clustering is a whole run of a strategy through ``simulate``.
+are NOT PRIVATE. Every private clustering is a whole run of a strategy through ``simulate``. Where
+whole clients are protected, FedDP-KMeans takes its clips from the server's points, as by default,
+and DP-Lloyd the one that was best of a few.
 
 The figures describe the records exactly, as only whoever holds all of them can: they are for
 simulations. "server k-means++" starts from points of the server's as they are.
@@ -71,6 +73,8 @@ FloatArray = NDArray[np.float64]
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 5.0)
 TRUSTS = ("trusted-server", "distributed-noise")
+LLOYD_CLIP = 20.0
+"""Of 5, 7, 10, 14, 20, 30 the best for DP-Lloyd with 50 records a client (docs/benchmarks.md)."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,15 @@ class Setting:
     unit : {"record", "client"}
     trust : str
     clip : float or None
-        With ``unit="client"``; the library's default otherwise.
+        Of FedDP-KMeans, with ``unit="client"``; by default clips come from the server's points.
+    lloyd_clip : float or None
+        Of DP-Lloyd, with ``unit="client"``.
     contribution : {"sums", "means"}
         Of FedDP-KMeans, with ``unit="client"``.
     clips : tuple of (str, float)
         Clips of single releases of FedDP-KMeans, with ``unit="client"``.
+    sums : {"auto", "absolute", "relative"}
+        Of FedDP-KMeans.
     lloyd_rounds : int or None
         Rounds of DP-Lloyd; the library's rule otherwise.
     methods : tuple of str
@@ -97,8 +105,10 @@ class Setting:
     unit: Literal["record", "client"] = "record"
     trust: str = TRUSTS[0]
     clip: float | None = None
+    lloyd_clip: float | None = None
     contribution: Literal["sums", "means"] = "sums"
     clips: tuple[tuple[str, float], ...] = ()
+    sums: Literal["auto", "absolute", "relative"] = "auto"
     lloyd_rounds: int | None = None
     methods: tuple[str, ...] = METHODS
 
@@ -107,9 +117,13 @@ class Setting:
         """Return what tells this setting's runs from others in a file."""
         words = [self.trust]
         if self.unit == "client":
-            words.append("clip default" if self.clip is None else f"clip {self.clip:g}")
+            words.append("clips default" if self.clip is None else f"clip {self.clip:g}")
             words.append(self.contribution)
             words += [f"{name} {value:g}" for name, value in self.clips]
+        if self.sums != "auto":
+            words.append(self.sums)
+        if self.lloyd_clip is not None:
+            words.append(f"DP-Lloyd's clip {self.lloyd_clip:g}")
         if self.lloyd_rounds is not None:
             words.append(f"DP-Lloyd of {self.lloyd_rounds} rounds")
         return ", ".join(words)
@@ -120,13 +134,12 @@ class Setting:
 
 def options_of(population: Population, setting: Setting, run: int) -> dict[str, Any]:
     """Return what all strategies of a run share: public figures only."""
-    options: dict[str, Any] = {
+    return {
         "n_records": population.n_records,
         "n_clients": len(population.partitions),
         "trust": setting.trust,
         "seed": run,
     }
-    return options if setting.clip is None else options | {"clip": setting.clip}
 
 
 def strategy_of(
@@ -140,7 +153,9 @@ def strategy_of(
         return FedDPKMeans(
             *common,
             server_data=server_data,
+            clip=setting.clip,
             contribution=setting.contribution,
+            sums=setting.sums,
             clips=dict(setting.clips) or None,
             **options,
         )
@@ -149,6 +164,8 @@ def strategy_of(
         options["initial"] = start(server_data, k, public_generator(run, 0))
     if setting.lloyd_rounds is not None:
         options["n_rounds"] = setting.lloyd_rounds
+    if setting.lloyd_clip is not None:
+        options["clip"] = setting.lloyd_clip
     return GLloyd(*common, **options)
 
 
@@ -242,13 +259,22 @@ def outcomes_of(
             n_clients=n_clients if report is None else report.n_clients,
             min_clients=n_clients if report is None else report.min_clients,
             noise_factor=1.0 if report is None else report.noise_factor,
-            clip="" if report is None or report.clip is None else f"{report.clip:g}",
+            clip=clip_told(report, method, setting),
             n_rounds=0 if report is None else report.n_rounds,
             epsilon_told=math.nan if report is None else float(report.epsilon or math.nan),
             delta=math.nan if report is None else float(report.delta or math.nan),
             seconds=round(seconds, 2),
             notes="" if report is None else " ".join(report.notes),
         )
+
+
+def clip_told(report: Report | None, method: str, setting: Setting) -> str:
+    """Return the clip of a run as a table tells it; those of the server's points differ by run."""
+    if report is None or report.clip is None:
+        return ""
+    if method == FEDDP and setting.clip is None:
+        return "by release from the server's points"
+    return f"{report.clip:g}"
 
 
 def run_all(
@@ -335,14 +361,29 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="NAME")
     parser.add_argument("--lloyd-rounds", type=int, help="rounds of DP-Lloyd (the papers' rule)")
+    parser.add_argument(
+        "--sums", choices=("auto", "absolute", "relative"), default="auto", help="of FedDP-KMeans"
+    )
     parser.add_argument("--trust", choices=TRUSTS, default=TRUSTS[0])
     parser.add_argument("--output", type=Path, default=Path("build/feddp"))
     parser.add_argument("--quick", action="store_true", help="small populations, for tests")
-    client = parser.add_argument_group("client")
+    parser.add_argument(
+        "--unit", choices=("record", "client"), help="whom to protect (default: as the table says)"
+    )
+    client = parser.add_argument_group("whole clients")
     client.add_argument("--clients", type=int, nargs="+", default=[1000, 2000, 5000])
-    client.add_argument("--clip", type=float, help="records' worth of a client (50)")
+    client.add_argument(
+        "--clip",
+        type=float,
+        help="FedDP-KMeans: records' worth of a client (default: from the server's points)",
+    )
     client.add_argument(
         "--clips", nargs="+", type=clip_of, default=[], metavar="RELEASE=CLIP", help="FedDP-KMeans"
+    )
+    client.add_argument(
+        "--lloyd-clip",
+        type=float,
+        help=f"DP-Lloyd (default: {LLOYD_CLIP:g} in the table client, else the library's)",
     )
     client.add_argument("--contribution", choices=("sums", "means"), default="sums")
     missing = parser.add_argument_group("missing")
@@ -367,14 +408,19 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     setting = Setting(
         options.table,
         trust=options.trust,
+        sums=options.sums,
         lloyd_rounds=options.lloyd_rounds,
         methods=tuple(options.methods),
     )
-    if options.table == "client":
+    if options.unit == "client" or (options.unit is None and options.table == "client"):
+        lloyd_clip = options.lloyd_clip
+        if lloyd_clip is None and options.table == "client":
+            lloyd_clip = LLOYD_CLIP
         setting = replace(
             setting,
             unit="client",
             clip=options.clip,
+            lloyd_clip=lloyd_clip,
             contribution=options.contribution,
             clips=tuple(options.clips),
         )

@@ -24,6 +24,8 @@ FEDDP, PACKING, PLUS_PLUS, LLOYD, K_FED, OPTIMUM = METHODS = (
 NOT_PRIVATE = (K_FED, OPTIMUM)
 FIGURES = {"ratio": 4, "cost": 2, "accuracy": 3, "ari": 3, "fmi": 3, "nmi": 3}
 """Columns of the tables, and the decimals that they show."""
+COLUMNS = 3
+"""Panels beside each other in the plot."""
 HEADINGS = ("cost / optimum", "cost per record", "accuracy", "ARI", "FMI", "NMI")
 
 
@@ -131,11 +133,12 @@ def stated(outcomes: Sequence[Outcome]) -> str:
     for each in outcomes:
         if each.method in NOT_PRIVATE:
             continue
+        who = FEDDP if each.method == FEDDP else "DP-Lloyd"
         fact = (
             f"trust={each.trust!r}, unit={each.unit!r}, n_clients={each.n_clients}, "
             f"min_clients={each.min_clients}, noise factor {each.noise_factor:.4g}, "
             f"delta={each.delta:.3g}"
-            + (f", clip {each.clip} ({each.variant})" if each.clip else "")
+            + (f", {who}'s clip {each.clip} ({each.variant})" if each.clip else "")
         )
         names[fact].add(each.population)
     return "\n".join(f"- {', '.join(sorted(of))}: {fact}." for fact, of in names.items())
@@ -191,8 +194,13 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = panels_of(outcomes)
-    figure = Figure(figsize=(4.6 * len(panels), 3.8), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False).ravel()
+    columns = min(len(panels), COLUMNS)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.4 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in axes[len(panels) :]:
+        unused.set_axis_off()
+    axes = axes[: len(panels)]
     for (title, runs), panel in zip(panels.items(), axes, strict=True):
         missing = title.startswith("missing")
         epsilons = sorted({each.epsilon for each in runs if each.epsilon})

@@ -136,6 +136,8 @@ VARIANTS = [
     {"cost": True, "shares": {"cost": 0.3, "lift-sums": 1}, "mechanisms": "laplace"},
     {"budget": CLIENTS, "n_clients": 50, "clips": {"projection": 1}},
     {"budget": CLIENTS, "n_clients": 50, "clip": 3.5, "contribution": "means"},
+    {"budget": CLIENTS, "n_clients": 50, "contribution": "means"},
+    {"budget": CLIENTS, "n_clients": 50, "cost": True, "mechanisms": "laplace"},
     {"n_lloyd_rounds": 0, "mechanisms": {"weights": "laplace"}, "fraction_bits": 12},
 ]
 
@@ -258,11 +260,7 @@ def test_a_configuration_that_lacks_a_field_is_refused():
             ConfigurationError,
             "contribution='sums' with cost=True",
         ),
-        (
-            {"budget": CLIENTS, "n_clients": 9, "contribution": "means", "sums": "relative"},
-            ConfigurationError,
-            "sums='relative'",
-        ),
+        ({"alpha": "wide"}, ConfigurationTypeError, "alpha must be a number"),
         ({"k": 0}, ConfigurationError, "n_clusters in"),
         ({"n_records": 2**48}, ConfigurationError, "n_records=281474976710656 and noise"),
     ],

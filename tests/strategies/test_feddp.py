@@ -220,7 +220,9 @@ def test_options_reach_the_algorithm_and_what_clients_are_told(name, value, unit
     usual = make("trusted-server", unit=unit)
     field = {"mechanisms": "laplace"}.get(name, name)
     expected = {"laplace": ("weights",)}.get(field)
-    if expected is None:
+    if field == "clips":  # those of other releases are the usual ones
+        expected = tuple(sorted({**dict(usual.algorithm.clips), **value}.items()))
+    elif expected is None:
         expected = tuple(value.items()) if isinstance(value, dict) else value
     assert getattr(strategy.algorithm, field) == expected
     told = strategy.algorithm.to_config()
@@ -435,6 +437,25 @@ def test_no_cost_is_told_unless_it_was_released():
     run(strategy)
     assert strategy.report.cost is None
     assert strategy.report.to_dict()["cost"] is None
+
+
+def test_the_report_tells_every_clip():
+    for options, most in (
+        ({}, None),
+        ({"clip": 9.0, "sums": "absolute"}, 9.0),
+    ):
+        strategy = make(unit="client", **options)
+        run(strategy)
+        report = strategy.report
+        assert list(report.clips) == [
+            *("projection", "weights", "lift-sums", "lift-counts", "lloyd-sums", "lloyd-counts"),
+        ]
+        assert dict(report.clips) == strategy.clips
+        assert most is None or set(report.clips.values()) == {most}
+        assert report.to_dict()["clips"] == dict(report.clips)
+    records = make()
+    run(records)
+    assert records.report.to_dict()["clips"] == {}
 
 
 @pytest.mark.parametrize("unit", ["record", "client"])
