@@ -531,12 +531,12 @@ def test_distributed_noise_is_as_documented():
     for d in (2, 100):
         for cls in (FastLloydAlgorithm, GLloydAlgorithm):
             algorithm = cls(10, Box([0] * d, [1] * d), PrivacyBudget(1.0), n_records=50_000)
-            assert sharing_slack(algorithm, algorithm.plan()) < 2e-7
-    for d, least, most in ((100, 1e-7, 1e-6), (784, 0.5e-5, 2e-5)):
+            assert 0 < sharing_slack(algorithm, algorithm.plan()) < 2e-8
+    for d in (100, 784):
         feddp = FedDPAlgorithm(
             10, Box([0] * d, [1] * d), PrivacyBudget(1.0), n_records=50_000, n_server_points=300
         )
-        assert least < sharing_slack(feddp, feddp.plan()) < most
+        assert 0 < sharing_slack(feddp, feddp.plan()) < 2e-8
 
     report = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
     assert report.noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))

@@ -1,7 +1,7 @@
 """The noise of one round, for whoever adds it."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,10 +70,10 @@ def sharing_slack(algorithm: Algorithm, plan: PrivacyPlan) -> float:
     """Return by how much epsilon may exceed the plan's where noise is a discrete Gaussian.
 
     The sum of all shares is a discrete Gaussian, which is as private as the continuous one up to
-    ``2 K (L^2 + 1) / (24 s^2)``, doubled to be safe (docs/guarantees.md, Distributed noise): ``s``
-    is the smallest standard deviation in grid units, ``K`` the number of noisy coordinates of a
-    run that one record can touch, bounded here by all of them (which is what a client can touch),
-    and ``L = 8`` cuts the tail.
+    ``2 (L^2 + 1) / (24 s^2)`` for every noisy coordinate, doubled to be safe (docs/guarantees.md,
+    Distributed noise): ``s`` is its standard deviation in grid units, and ``L = 8`` cuts the tail.
+    The sum is over all coordinates of a run, which is what a client can touch; a record touches
+    fewer.
 
     Returns
     -------
@@ -81,22 +81,26 @@ def sharing_slack(algorithm: Algorithm, plan: PrivacyPlan) -> float:
         In units of epsilon, for the rounds whose units are public from the start; `question_slack`
         is that of any other.
     """
-    return _slack([(plan.rounds[t - 1], units) for t, units in _known_units(algorithm, plan)])
+    known = _known_units(algorithm, plan)
+    return sum(_round_slack(algorithm, plan, number, units) for number, units in known)
 
 
 def question_slack(algorithm: Algorithm, plan: PrivacyPlan, question: Question) -> float:
     """Return what a round adds to `sharing_slack`, given its question."""
-    return _slack([(plan.rounds[question.round - 1], algorithm.units(question))])
+    return _round_slack(algorithm, plan, question.round, algorithm.units(question))
 
 
-def _slack(rounds: Iterable[tuple[Sequence[Release], NDArray[np.float64]]]) -> float:
-    n_words, smallest = 0, math.inf
-    for releases, units in rounds:
-        touched = units[units > 0]
-        n_words += len(touched)
-        multiplier = min((release.noise_multiplier for release in releases), default=math.inf)
-        smallest = min(smallest, multiplier * float(touched.min(initial=math.inf)))
-    return 2 * 2 * n_words * (_TAIL**2 + 1) / (24 * smallest**2)
+def _round_slack(
+    algorithm: Algorithm, plan: PrivacyPlan, number: int, units: NDArray[np.float64]
+) -> float:
+    places = algorithm.places(number)
+    precision = 0.0  # sum of 1 / s^2
+    for release in plan.rounds[number - 1]:
+        touched = np.concatenate([units[places[name]] for name in release.blocks])
+        stds = release.noise_multiplier * touched[touched > 0]
+        with np.errstate(divide="ignore", over="ignore"):
+            precision += float(np.sum(1 / (stds * stds)))
+    return 2 * 2 * (_TAIL**2 + 1) / 24 * precision
 
 
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:

@@ -113,7 +113,7 @@ def _plans_agree(announced: PrivacyPlan, own: PrivacyPlan) -> bool:
         if len(theirs) != len(ours):
             return False
         for a, b in zip(theirs, ours, strict=True):
-            if (a.mechanism, a.norm, a.blocks) != (b.mechanism, b.norm, b.blocks):
+            if (a.name, a.mechanism, a.norm, a.blocks) != (b.name, b.mechanism, b.norm, b.blocks):
                 return False
             if not math.isclose(
                 a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE

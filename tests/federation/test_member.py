@@ -810,6 +810,16 @@ def _with_releases(run, factor):
     return replace(run, document=replace(run.document, privacy=privacy))
 
 
+def test_a_release_goes_by_the_name_that_its_algorithm_gives_it():
+    run = make_run()
+    privacy = copy.deepcopy(dict(run.document.privacy))
+    privacy["rounds"][0][0]["name"] = "harmless"
+    document = replace(run.document, privacy=privacy)
+    assert code_of(enrol(Node(3, np.ones((4, 2)), SIMULATED), run)) == Code.OK
+    node = Node(3, np.ones((4, 2)), SIMULATED)
+    assert code_of(enrol(node, replace(run, document=document))) == Code.POLICY
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -29,10 +29,9 @@ def test_the_slack_is_that_of_the_formula():
     algorithm = _algorithm(n_rounds=2, radius="constant")
     (sums, counts), _ = algorithm.plan().rounds
     one = 2**algorithm.fraction_bits
-    units = algorithm.units(Question(1))
-    smallest = min(sums.noise_multiplier, counts.noise_multiplier) * min(units.min(), one)
-    words = 2 * 3 * (2 + 1)
-    expected = 2 * 2 * words * 65 / (24 * smallest**2)
+    radius = algorithm.units(Question(1))[0]
+    words = {sums.noise_multiplier * radius: 3 * 2, counts.noise_multiplier * one: 3}
+    expected = 2 * sum(2 * n * 2 * 65 / (24 * std**2) for std, n in words.items())
     assert math.isclose(sharing_slack(algorithm, algorithm.plan()), expected, rel_tol=1e-12)
 
 
