@@ -298,9 +298,15 @@ def plan(
     with _one_sentence():
         from flower_kmeans import datasets, output
         from flower_kmeans.domain import Box
+        from flower_kmeans.privacy.report import clip_text
 
         if features < 1:
             raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
+        if strategy.takes_server_data and unit is Unit.CLIENT and clip is None:
+            raise ConfigurationError(
+                f"Expected --clip with --unit client for the strategy {strategy}: its clips follow "
+                "from where the server's points lie, and only their number is known here. Got none."
+            )
         chosen = make_strategy(
             strategy,
             Box([-1.0] * features, [1.0] * features),
@@ -323,7 +329,7 @@ def plan(
             ("min_clients", str(chosen.min_clients)),
         ]
         if chosen.clip is not None:
-            facts.append(("clip", f"{chosen.clip:g}"))
+            facts.append(("clip", clip_text(chosen.clip, chosen.clips)))
         if chosen.plan.is_private:
             facts.append(("noise factor", f"{chosen.noise_factor:.4g}"))
         output.print_plan(_console(), chosen.plan, size_noise=_size_noise(chosen), facts=facts)

@@ -377,7 +377,9 @@ class TestPlan:
         assert "for one record" in records[0]
         assert "for one client" in clients[0]
         assert "Trust oblivious-server, n_clients 20, min_clients 3, noise factor 1." in records[0]
-        assert "n_clients 20, min_clients 3, clip 40, noise factor 1." in clients[0]
+        text = " ".join(clients[0].split())
+        told = "clip 40 records' worth of a client in each release"
+        assert f"n_clients 20, min_clients 3, {told}, noise factor 1." in text
 
     def test_every_release_of_feddp_from_parameters_alone(self, run):
         result = run(
@@ -434,6 +436,7 @@ class TestPlan:
             (("--strategy", "feddp", "--server-points", 0), "--server-points"),
             (("--strategy", "feddp", "--server-points", 2**23), "--server-points"),
             (("--strategy", "feddp", "--server-points", 15), "n_clusters=16"),
+            (("--strategy", "feddp", "--server-points", 50, "--unit", "client"), "--clip"),
             (
                 ("--strategy", "feddp", "--server-points", 50, "--trust", "oblivious-server"),
                 OBLIVIOUS,

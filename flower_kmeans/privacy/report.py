@@ -292,11 +292,7 @@ class Report:
     @property
     def clip_text(self) -> str:
         """How much of a client counted, in a few words; empty without clipping."""
-        if self.clip is None:
-            return ""
-        if set(self.clips.values()) <= {self.clip}:
-            return f"{self.clip:g} records' worth of a client in each release"
-        return "by release: " + _listed(self.clips)
+        return "" if self.clip is None else clip_text(self.clip, self.clips)
 
     @property
     def withstands(self) -> dict[str, str]:
@@ -447,6 +443,21 @@ class Report:
             for number, releases in enumerate(self.plan.rounds, 1)
             for release in releases
         ]
+
+
+def clip_text(clip: float, clips: Mapping[str, float]) -> str:
+    """Return how much of a client counts, in a few words.
+
+    Parameters
+    ----------
+    clip : float
+        Of releases that ``clips`` does not name.
+    clips : mapping of str to float
+        By release.
+    """
+    if set(clips.values()) <= {clip}:
+        return f"{clip:g} records' worth of a client in each release"
+    return "by release: " + _listed(clips)
 
 
 def _listed(clips: Mapping[str, float]) -> str:
