@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from flower_kmeans.algorithms import FedDPAlgorithm, Question, State
 from flower_kmeans.algorithms.feddp_results import NOTES
+from flower_kmeans.algorithms.server_points import elbow
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.federation.release import server_noise
@@ -578,6 +579,68 @@ def test_lloyd_rounds_move_centroids_within_the_domain(sums):
     moved = [5, -8] if sums == "absolute" else [4, -5]  # within a radius of 8 = round(11.3 / √2)
     np.testing.assert_array_equal(state.arrays["centroids"], [moved, [-1, 0]])
     assert algorithm.notes(state) == (NOTES[6],)
+
+
+def test_what_was_told_of_one_round_is_told_to_the_end():
+    algorithm = build(DOMAINS["square"], budget=PrivacyBudget(None))
+    first = after(algorithm, 4, [0] * 4 + [8, 0], {"centroids": np.array([[2, 3], [-1, 0]])})
+    assert algorithm.notes(first) == (NOTES[6],)
+    last = algorithm.update(first, algorithm.unflatten(np.array([0, 0, 0, 0, 80, 80]), 5), RNG(0))
+    assert algorithm.notes(last) == (NOTES[6],)
+
+
+def test_the_elbow_is_that_of_the_noisy_weights_in_the_users_units():
+    algorithm = build(Ball(3.0, [0, 0]), min_weight=3.5)
+    weights = np.array([90, 30, 50, 20, 4, -300])
+    state = after(algorithm, 2, weights * 8, PROJECTED)
+    points = 3.0 * PROJECTED["points"] * 2.0**-algorithm.projection.exponent
+    expected = elbow(points[:5], weights[:5].astype(float), 4, 3.5, RNG(0))
+    np.testing.assert_allclose(algorithm.elbow(state, 4, RNG(0)), expected)
+    assert expected[0] > 9 * 90  # which the weight of 4 and the scale make up
+
+
+@pytest.mark.parametrize("clip", [None, 7.0])
+def test_planned_noise_is_that_of_mechanism_and_clip(clip):
+    unit, clients = ("record", {}) if clip is None else ("client", {"n_clients": 9, "clip": clip})
+    mechanisms = {"lift-counts": "laplace"}
+    budget = PrivacyBudget(1.0, unit=unit)
+    algorithm = build(DOMAINS["square"], budget=budget, mechanisms=mechanisms, **clients)
+    sums, counts = algorithm.plan().rounds[2]
+    factor = 1.0 if clip is None else clip
+    noise = algorithm.noise_of(3)
+    assert noise["sums"] == pytest.approx(sums.noise_multiplier * factor * 8 * math.sqrt(2))
+    # The variance of Laplace noise is twice the square of its scale.
+    assert noise["counts"] == pytest.approx(counts.noise_multiplier * factor * 8 * math.sqrt(2))
+    assert (sums.mechanism, counts.mechanism) == ("gaussian", "laplace")
+
+
+@pytest.mark.parametrize("sums", ["absolute", "relative"])
+def test_the_cost_is_corrected_for_the_noise_that_there_was(sums):
+    """By the formulas of the guarantees, of which the correction grows with the variance."""
+    algorithm = build(DOMAINS["square"], sums=sums, alpha=1.0, cost=True, n_lloyd_rounds=1)
+    before, counts = np.array([[2, 3], [-1, 0]]), np.array([900, 700])
+    means = np.array([[4, 1], [-3, 2]])
+    moves = means - before if sums == "absolute" else means
+    words = [*(counts[:, None] * means).ravel(), *(counts * 8), 2**14]
+    state = after(algorithm, 4, words, {"centroids": before})
+    np.testing.assert_array_equal(state.arrays["centroids"], before + moves)
+    one, two = algorithm.cost_estimate(state), algorithm.cost_estimate(state, 2.0)
+    noise = {name: std / 8 for name, std in algorithm.noise_of(4).items()}
+    squares = (means**2).sum(axis=1) / 64
+    bias = 2 * ((2 * noise["sums"] ** 2 + noise["counts"] ** 2 * squares) / counts).sum()
+    offsets = means - before if sums == "absolute" else means
+    shrink = (2 * (offsets * moves).sum(axis=1) - (moves**2).sum(axis=1)) @ counts / 64
+    value = 2**14 / 8 + counts.sum() / 16 - shrink
+    of_counts = (moves**2).sum(axis=1) / 64
+    squared = noise["cost"] ** 2 + 4 * noise["sums"] ** 2 * of_counts.sum()
+    if sums == "absolute":
+        of_counts = of_counts + 2 * (before * moves).sum(axis=1) / 64
+    error = math.sqrt(squared + noise["counts"] ** 2 * (of_counts**2).sum())
+    scale = 0.5**2  # the box has a half width of 0.5
+    assert one.value == pytest.approx(scale * (value + bias))
+    assert two.value == pytest.approx(scale * (value + 4 * bias))
+    assert one.standard_error == pytest.approx(scale * error)
+    assert two.standard_error == pytest.approx(2 * scale * error)
 
 
 def test_noise_decides_how_many_records_a_mean_needs():

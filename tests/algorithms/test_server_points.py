@@ -37,6 +37,13 @@ def test_too_few_heavy_points_are_filled_up_by_weight():
     assert found[1:] == (False, True, False)
 
 
+def test_just_enough_heavy_points_are_the_centres():
+    points = np.array([[0.0], [2.0], [10.0]])
+    found = weighted_centers(points, np.array([5.0, 600.0, 4.9]), 2, 5.0, RNG(0))
+    np.testing.assert_array_equal(sorted_rows(found.points), [[0.0], [2.0]])
+    assert found[1:] == (False, False, False)
+
+
 @pytest.mark.parametrize("weight", [0.0, 9.0])
 def test_equal_points_are_told(weight):
     found = weighted_centers(np.ones((5, 2)), np.full(5, weight), 3, 5.0, RNG(0))
