@@ -29,6 +29,7 @@ from flower_kmeans.algorithms.lloyd import (
     SUMS,
     Rounds,
     integer,
+    planned_records,
 )
 from flower_kmeans.assignment import check_exactness
 from flower_kmeans.canonical import real_from_text, real_to_text
@@ -103,7 +104,7 @@ class FedDPParameters(FedDPPlan):
         put = object.__setattr__  # the dataclass is frozen from here on
         put(self, "n_clusters", integer("n_clusters", n_clusters, 1, MAX_CLUSTERS))
         put(self, "domain", domain)
-        put(self, "n_records", _n_records(n_records, self.n_clusters, budget))
+        put(self, "n_records", planned_records(n_records, self.n_clusters, budget))
         if n_clients is not None:
             n_clients = integer("n_clients", n_clients, 1, 2**53 - 1)
         put(self, "clip", client_clip(budget, self.n_records, n_clients, clip))
@@ -335,22 +336,6 @@ class FedDPParameters(FedDPPlan):
                 f"Expected alpha so large that the radius is at least one grid step of "
                 f"2^-{self.fraction_bits}. Got {self.alpha!r} instead."
             )
-
-
-def _n_records(value: Any, n_clusters: int, budget: PrivacyBudget) -> int | None:
-    if value is None:
-        if budget.is_private:
-            raise ConfigurationError(
-                "n_records is required with a private budget: a public figure for the total number "
-                "of records, from which noise is planned. Got None."
-            )
-        return None
-    n_records = integer("n_records", value, 1, 2**53 - 1)
-    if n_clusters > n_records:
-        raise ConfigurationError(
-            f"Expected n_clusters of at most n_records={n_records}. Got {n_clusters} instead."
-        )
-    return n_records
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:
