@@ -50,6 +50,7 @@ from flower_kmeans.algorithms.synopsis_model import (
 )
 from flower_kmeans.algorithms.synopsis_parameters import SynopsisParameters
 from flower_kmeans.algorithms.synopsis_schedule import FIRST, NORMS, SQUARES
+from flower_kmeans.assignment import single_threaded_blas
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.initialization import public_generator
@@ -242,7 +243,8 @@ class SynopsisAlgorithm(SynopsisParameters):
             variances, directions = np.full(d, norm / d), np.eye(d)
             flags[BLIND] = p < d
             if p < d:
-                directions = np.linalg.qr(rng.standard_normal((d, d)))[0]
+                with single_threaded_blas():
+                    directions = np.linalg.qr(rng.standard_normal((d, p)))[0]
         mixture = prior(variances[:p])
         return {
             "projection": self.projection.matrix(directions[:, :p]),
