@@ -249,8 +249,9 @@ def run_in_process(monkeypatch, loopback, tmp_path, config=None, policies=lambda
     app = load_script(monkeypatch, "client_app", FOLDER / "app").app
     server = load_script(monkeypatch, "server_app", FOLDER / "app").app
     run_config = tomllib.loads((FOLDER / "app" / "pyproject.toml").read_text("utf-8"))
-    run_config = run_config["tool"]["flwr"]["app"]["config"] | (config or {})
+    run_config = run_config["tool"]["flwr"]["app"]["config"]
     run_config |= {"n-rounds": 2, "timeout": 5, "report": str(tmp_path / "report.json")}
+    run_config |= config or {}
     write_group_key(tmp_path / "group.key")
     write_members(tmp_path, ["node0", "node1", "node2"])
     for i, records in enumerate(loopback.example_partitions()):
