@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import IntArray
+from flower_kmeans.algorithms.blocks import require_visible_clips
 from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.feddp_clips import suggested_clips
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
@@ -151,7 +152,7 @@ class FedDPParameters(FedDPPlan):
             )
         self._check_size()
         if self.clip is not None:
-            self._check_clips()
+            require_visible_clips(self, self._block_units)
         self.require_capacity()
 
     # ------------------------------------------------------------------ the document
@@ -241,19 +242,6 @@ class FedDPParameters(FedDPPlan):
         records_each = (self.n_records or 1) / (self.n_clients or 1)
         found = suggested_clips(twin, records_each, most, public_generator(self.seed, 0))
         return tuple(sorted((found | dict(self.clips)).items()))
-
-    def _check_clips(self) -> None:
-        """Require that a clipped client can still change every word by a step of the grid."""
-        for number in range(1, self.n_rounds + 1):
-            units = self._block_units(number)
-            for release in self.releases(number):
-                least = min(units[name] for name in release.blocks)
-                if least > 0 and self.clip_of(release) * least < 1:
-                    raise ConfigurationError(
-                        f"Expected a clip of the release {release.name!r} of at least "
-                        f"{1 / least:.3g}, one step of the grid. "
-                        f"Got {self.clip_of(release)!r} instead."
-                    )
 
     def _put_sums(self, sums: str, alpha: Any, clips_offsets: bool) -> None:
         """Choose what is added up, and within which radius, where that is left to the library.

@@ -52,6 +52,7 @@ class SynopsisParameters(Algorithm):
     """Parameters of SynopsisKMeans and what follows from them; see `SynopsisAlgorithm`."""
 
     replayable: ClassVar[bool] = False
+    clips_together: ClassVar[bool] = True
 
     n_clusters: int
     domain: Domain
