@@ -40,6 +40,7 @@ class StrategyName(StrEnum):
     SULLOYD = "sulloyd", "SuLloyd"
     GLLOYD = "glloyd", "GLloyd"
     FASTLLOYD = "fastlloyd", "FastLloyd"
+    SYNOPSIS = "synopsis", "SynopsisKMeans"
     FEDDP = "feddp", "FedDPKMeans", True, True
 
 

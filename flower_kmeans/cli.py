@@ -63,15 +63,15 @@ Delta = Annotated[
 TrustModel = Annotated[
     Trust | None,
     typer.Option(
-        help="Who adds the noise; oblivious-server by default, distributed-noise for feddp, plain "
-        "for lloyd."
+        help="Who adds the noise; oblivious-server by default, distributed-noise for synopsis and "
+        "feddp, plain for lloyd."
     ),
 ]
 Rounds = Annotated[
     int | None,
     typer.Option(
         help="Number of rounds, of feddp after the three of its initialisation; by default the "
-        "strategy's rule, 2 to 7, or 1 or 2."
+        "strategy's rule, 2 to 7, or 1 or 2. Those of synopsis, 3 to 8, follow from the plan."
     ),
 ]
 MinClients = Annotated[

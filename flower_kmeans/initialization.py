@@ -26,7 +26,8 @@ FloatArray = NDArray[np.float64]
 ATTEMPTS = 100
 """Random points that are tried for one centroid before the radius is given up."""
 
-_STARTS = 10
+STARTS = 10
+"""Of k-means by k-means++, of which the best counts."""
 _BLOCK_POINTS = 64
 _BLOCK_WORDS = 2**16
 _LARGEST_HALF_WIDTH = 2**25
@@ -291,9 +292,14 @@ def check_server_data(
 
 
 def weighted_kmeans(
-    points: FloatArray, weights: FloatArray, n_clusters: int, rng: np.random.Generator
+    points: FloatArray,
+    weights: FloatArray,
+    n_clusters: int,
+    rng: np.random.Generator,
+    n_starts: int = STARTS,
+    max_iterations: int = 300,
 ) -> tuple[FloatArray, float]:
-    """Return the centres of weighted k-means, the best of ten starts, and their cost.
+    """Return the centres of weighted k-means, the best of some starts, and their cost.
 
     Parameters
     ----------
@@ -305,6 +311,10 @@ def weighted_kmeans(
         k >= 1.
     rng : Generator
         Public randomness.
+    n_starts : int (default: 10)
+        By k-means++.
+    max_iterations : int (default: 300)
+        Of Lloyd's algorithm, for each start.
 
     Returns
     -------
@@ -323,7 +333,12 @@ def weighted_kmeans(
         threadpool_limits(limits=1),
     ):
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than centres
-        model = KMeans(n_clusters, n_init=_STARTS, random_state=_sklearn_seed(rng))
+        model = KMeans(
+            n_clusters,
+            n_init=n_starts,
+            max_iter=max_iterations,
+            random_state=_sklearn_seed(rng),
+        )
         model.fit(points, sample_weight=weights / largest)
     centers = np.asarray(model.cluster_centers_, dtype=np.float64)
     return centers, float(model.inertia_) * largest

@@ -8,6 +8,7 @@ from flower_kmeans.strategies._base import KMeansStrategy, RoundInfo
 from flower_kmeans.strategies.fastlloyd import FastLloyd
 from flower_kmeans.strategies.feddp import FedDPKMeans
 from flower_kmeans.strategies.lloyd import GLloyd, Lloyd, SuLloyd
+from flower_kmeans.strategies.synopsis import SynopsisKMeans
 
 __all__ = [
     "FastLloyd",
@@ -17,4 +18,5 @@ __all__ = [
     "Lloyd",
     "RoundInfo",
     "SuLloyd",
+    "SynopsisKMeans",
 ]

@@ -147,6 +147,21 @@ class TestSimulate:
         assert sorted(nearest) == [0, 1, 2]
         np.testing.assert_allclose(centroids[nearest], CENTERS, atol=1.0)
 
+    @pytest.mark.parametrize("trust", [None, "trusted-server", "plain"])
+    def test_synopsis_needs_nothing_but_the_records(self, run, blobs, tmp_path, trust):
+        arguments = () if trust == "plain" else ("--epsilon", 50)
+        arguments += () if trust is None else ("--trust", trust)
+        result = simulate(run, blobs, "--strategy", "synopsis", *PUBLIC, *arguments, "--clients", 4)
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["strategy"] == "SynopsisKMeans"
+        assert report["trust"] == (trust or "distributed-noise")
+        with np.load(tmp_path / "out" / "centroids.npz") as saved:
+            centroids = saved["centroids"]
+        nearest = np.abs(centroids[:, None] - CENTERS).sum(axis=2).argmin(axis=0)
+        assert sorted(nearest) == [0, 1, 2]
+        np.testing.assert_allclose(centroids[nearest], CENTERS, atol=1.0)
+
     def test_plain_trust_is_not_private_and_needs_no_public_figures(self, run, blobs, tmp_path):
         result = simulate(run, blobs, "--trust", "plain", "--clients", 3)
         assert result.exit_code == 0, result.output
@@ -288,6 +303,7 @@ class TestErrors:
             ((*PUBLIC, "--trust", "plain", "--epsilon", 1), ["plain", "--epsilon"]),
             ((*PUBLIC, "--trust", "distributed-noise", "--strategy", "sulloyd"), ["trust"]),
             ((*PUBLIC, "--strategy", "feddp"), ["feddp", "--server-data"]),
+            ((*PUBLIC, "--strategy", "synopsis", "--rounds", 4), ["n_rounds='auto'"]),
             ((*PUBLIC, "--server-data", "server.csv"), ["fastlloyd", "--server-data", "feddp"]),
             ((*PUBLIC, *FEDDP, "server.csv", "--trust", "oblivious-server"), [OBLIVIOUS]),
             ((*PUBLIC, *FEDDP, "none.csv"), ["none.csv"]),
@@ -408,6 +424,18 @@ class TestPlan:
             "Trust distributed-noise, n_clients 20, min_clients 16, noise factor" in result.stdout
         )
         # The last size is known up to the noise of the release above.
+        stated = float(result.stdout.split("up to noise of about ")[1].split()[0])
+        assert stated == pytest.approx(float(rows[-1][4]), rel=0.01)
+
+    def test_every_release_of_synopsis_from_parameters_alone(self, run):
+        result = run("plan", "--strategy", "synopsis", "--features", 8, "--epsilon", 2)
+        assert result.exit_code == 0, result.output
+        lines = [line.split() for line in result.stdout.splitlines()]
+        rows = [row for row in lines if len(row) == 7 and row[0].isdigit()]
+        names = [f"synopsis-{name}" for name in ("sums", "counts", "squares")]
+        assert [row[1] for row in rows] == [
+            "moments", *names * 3, *["refinement-sums", "refinement-counts"] * 4
+        ]  # fmt: skip
         stated = float(result.stdout.split("up to noise of about ")[1].split()[0])
         assert stated == pytest.approx(float(rows[-1][4]), rel=0.01)
 

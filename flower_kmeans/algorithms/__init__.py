@@ -11,3 +11,4 @@ from flower_kmeans.algorithms.feddp import FedDPAlgorithm as FedDPAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm as GLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm as LloydAlgorithm
 from flower_kmeans.algorithms.lloyd import SuLloydAlgorithm as SuLloydAlgorithm
+from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm as SynopsisAlgorithm

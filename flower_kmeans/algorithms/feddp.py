@@ -35,10 +35,9 @@ from flower_kmeans.algorithms.feddp_results import (
     NOT_LIFTED,
     NOTES,
     FedDPResults,
-    scaled,
 )
 from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
-from flower_kmeans.algorithms.postprocess import clip_rows, quotients, to_grid, truncate
+from flower_kmeans.algorithms.postprocess import clip_rows, into_domain, quotients, scaled, to_grid
 from flower_kmeans.algorithms.projection import (
     ProjectedRecords,
     leading_directions,
@@ -47,7 +46,7 @@ from flower_kmeans.algorithms.projection import (
 )
 from flower_kmeans.algorithms.server_points import weighted_centers
 from flower_kmeans.assignment import cluster_sums
-from flower_kmeans.domain import Ball, Box, GridRecords
+from flower_kmeans.domain import Ball, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.initialization import public_generator
 
@@ -337,8 +336,4 @@ class FedDPAlgorithm(FedDPResults):
 
     def _into_domain(self, points: IntArray) -> IntArray:
         """Move centroids that lie outside onto the domain's boundary."""
-        inside = truncate(points, self.domain.grid_half_widths(self.fraction_bits))
-        if isinstance(self.domain, Box):
-            return inside
-        unit = scaled(inside, self.fraction_bits)
-        return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
+        return into_domain(points, self.domain, self.fraction_bits)

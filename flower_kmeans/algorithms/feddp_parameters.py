@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import IntArray
+from flower_kmeans.algorithms.blocks import require_visible_clips
 from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.feddp_clips import suggested_clips
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
@@ -29,6 +30,7 @@ from flower_kmeans.algorithms.lloyd import (
     SUMS,
     Rounds,
     integer,
+    planned_records,
 )
 from flower_kmeans.assignment import check_exactness
 from flower_kmeans.canonical import real_from_text, real_to_text
@@ -103,7 +105,7 @@ class FedDPParameters(FedDPPlan):
         put = object.__setattr__  # the dataclass is frozen from here on
         put(self, "n_clusters", integer("n_clusters", n_clusters, 1, MAX_CLUSTERS))
         put(self, "domain", domain)
-        put(self, "n_records", _n_records(n_records, self.n_clusters, budget))
+        put(self, "n_records", planned_records(n_records, self.n_clusters, budget))
         if n_clients is not None:
             n_clients = integer("n_clients", n_clients, 1, 2**53 - 1)
         put(self, "clip", client_clip(budget, self.n_records, n_clients, clip))
@@ -150,7 +152,7 @@ class FedDPParameters(FedDPPlan):
             )
         self._check_size()
         if self.clip is not None:
-            self._check_clips()
+            require_visible_clips(self, self._block_units)
         self.require_capacity()
 
     # ------------------------------------------------------------------ the document
@@ -241,19 +243,6 @@ class FedDPParameters(FedDPPlan):
         found = suggested_clips(twin, records_each, most, public_generator(self.seed, 0))
         return tuple(sorted((found | dict(self.clips)).items()))
 
-    def _check_clips(self) -> None:
-        """Require that a clipped client can still change every word by a step of the grid."""
-        for number in range(1, self.n_rounds + 1):
-            units = self._block_units(number)
-            for release in self.releases(number):
-                least = min(units[name] for name in release.blocks)
-                if least > 0 and self.clip_of(release) * least < 1:
-                    raise ConfigurationError(
-                        f"Expected a clip of the release {release.name!r} of at least "
-                        f"{1 / least:.3g}, one step of the grid. "
-                        f"Got {self.clip_of(release)!r} instead."
-                    )
-
     def _put_sums(self, sums: str, alpha: Any, clips_offsets: bool) -> None:
         """Choose what is added up, and within which radius, where that is left to the library.
 
@@ -335,22 +324,6 @@ class FedDPParameters(FedDPPlan):
                 f"Expected alpha so large that the radius is at least one grid step of "
                 f"2^-{self.fraction_bits}. Got {self.alpha!r} instead."
             )
-
-
-def _n_records(value: Any, n_clusters: int, budget: PrivacyBudget) -> int | None:
-    if value is None:
-        if budget.is_private:
-            raise ConfigurationError(
-                "n_records is required with a private budget: a public figure for the total number "
-                "of records, from which noise is planned. Got None."
-            )
-        return None
-    n_records = integer("n_records", value, 1, 2**53 - 1)
-    if n_clusters > n_records:
-        raise ConfigurationError(
-            f"Expected n_clusters of at most n_records={n_records}. Got {n_clusters} instead."
-        )
-    return n_records
 
 
 def _number(name: str, value: Any, low: float, high: float) -> float:

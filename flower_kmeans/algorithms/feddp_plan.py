@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, IntArray, Question
+from flower_kmeans.algorithms.blocks import planned_noise, require_block_capacity
 from flower_kmeans.algorithms.cost import COST
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.feddp_releases import (
@@ -18,7 +19,7 @@ from flower_kmeans.algorithms.feddp_releases import (
     default_shares,
     releases_of,
 )
-from flower_kmeans.algorithms.lloyd import COUNTS, OVERFLOW_PROBABILITY, SUMS
+from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
 from flower_kmeans.algorithms.projection import (
     Projection,
     moment_bits,
@@ -29,7 +30,6 @@ from flower_kmeans.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 from flower_kmeans.privacy.release import Norm
-from flower_kmeans.secagg.ring import require_capacity
 
 
 @dataclass(frozen=True, init=False)
@@ -98,19 +98,6 @@ class FedDPPlan(Algorithm):
             [np.full(block.size, units[block.name]) for block in self.layout(question.round)]
         )
 
-    def units(self, question: Question) -> FloatArray:
-        """Return the scale of every word of the noise; it depends on the round only.
-
-        Where clients are protected, each release has a clip of its own (`clip_of`).
-        """
-        units = self.record_units(question)
-        if self._clip() is None:
-            return units
-        for release in self.releases(question.round):
-            for name in release.blocks:
-                units[self.places(question.round)[name]] *= self.clip_of(release)
-        return units
-
     def fixed_units(self, round_number: int) -> FloatArray:
         """Return the units of a round: they do not depend on what its question holds."""
         return self.units(Question(round_number))
@@ -149,26 +136,10 @@ class FedDPPlan(Algorithm):
         ConfigurationError
             If ``n_records`` records and the noise do not fit.
         """
-        if self.n_records is None:
-            return
-        rounds = range(1, self.n_rounds + 1)
-        logarithm = math.log(2 * sum(map(self.words, rounds)) / OVERFLOW_PROBABILITY)
-        tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
-        most = max(self.n_records, self.n_clients or 0)
-        for number, releases in enumerate(self.plan().rounds, start=1):
-            units = self._block_units(number)
-            for release in releases:
-                (name,) = release.blocks
-                noise = release.noise_multiplier * units[name] * tails[release.mechanism]
-                noise *= noise_factor * self.clip_of(release)
-                # No word of a record exceeds what all words of its block have together.
-                require_capacity(
-                    most * units[name] + noise,
-                    explanation=f"They come from n_records={self.n_records} and noise of up to "
-                    f"{noise:.3g} units in the release {release.name!r} at "
-                    f"fraction_bits={self.fraction_bits}: take fewer fraction_bits or a larger "
-                    "epsilon.",
-                )
+        if self.n_records is not None:
+            require_block_capacity(
+                self, self.n_records, self.n_clients, self._block_units, noise_factor
+            )
 
     # ------------------------------------------------------------------ details
 
@@ -199,16 +170,7 @@ class FedDPPlan(Algorithm):
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units."""
-        if not self.budget.is_private:
-            return dict.fromkeys((block.name for block in self.layout(round_number)), 0.0)
-        units = self._block_units(round_number)
-        found = {}
-        for release in self.plan().rounds[round_number - 1]:
-            spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
-            for name in release.blocks:
-                scale = release.noise_multiplier * self.clip_of(release) * spread
-                found[name] = scale * units[name]
-        return found
+        return planned_noise(self, round_number, self._block_units)
 
     def _block_units(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block; of second moments, that of the diagonal."""

@@ -16,6 +16,7 @@ from flower_kmeans.algorithms.cost import (
 from flower_kmeans.algorithms.feddp_parameters import FedDPParameters
 from flower_kmeans.algorithms.feddp_releases import WEIGHTS
 from flower_kmeans.algorithms.lloyd import COUNTS, MAX_CLUSTERS, SUMS, integer
+from flower_kmeans.algorithms.postprocess import scaled
 from flower_kmeans.algorithms.server_points import elbow
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.report import CostEstimate
@@ -134,8 +135,3 @@ class FedDPResults(FedDPParameters):
             step=2.0**-q,
         )
         return np.array([last.value, last.bias, last.error])
-
-
-def scaled(integers: IntArray, exponent: int) -> FloatArray:
-    """Return what integers of a grid stand for."""
-    return integers.astype(np.float64) * 2.0**-exponent

@@ -9,6 +9,8 @@ is total: any integers give centroids, without errors or warnings.
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.domain import Box, Domain
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
@@ -82,6 +84,19 @@ def fold(points: IntArray, half_widths: IntArray) -> IntArray:
 def truncate(points: IntArray, half_widths: IntArray) -> IntArray:
     """Move coordinates that lie outside the box to its walls."""
     return np.clip(points, -half_widths, half_widths)
+
+
+def scaled(integers: IntArray, exponent: int) -> FloatArray:
+    """Return what integers of a grid stand for."""
+    return integers.astype(np.float64) * 2.0**-exponent
+
+
+def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArray:
+    """Move points (k, d) that lie outside of the domain onto its boundary, coordinates first."""
+    inside = truncate(points, domain.grid_half_widths(fraction_bits))
+    if isinstance(domain, Box):
+        return inside
+    return domain.quantise(scaled(inside, fraction_bits), fraction_bits).astype(np.int64)
 
 
 def _row_sums(values: FloatArray) -> FloatArray:

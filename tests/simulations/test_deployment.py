@@ -35,7 +35,7 @@ from flower_kmeans.cli import app as flower_kmeans
 from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsError
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
 from flower_kmeans.federation.roster import Roster, read_identity, write_group_key, write_members
-from flower_kmeans.strategies import FastLloyd, FedDPKMeans
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans, SynopsisKMeans
 
 
 @pytest.fixture
@@ -143,6 +143,8 @@ def test_the_pages_commands_are_those_that_run(loopback):
     assert ["sha256sum", "member/roster.toml"] in documented
     config = {"n-clients": 3, "report": "/srv/report.json"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
+    asking = config | {"strategy": "synopsis", "trust": "distributed-noise"}
+    assert loopback.run_command("simulations/deployment/app", asking) in documented
     config |= {"strategy": "feddp", "server-data": "/srv/server.csv", "trust": "distributed-noise"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
     assert ["python", "simulations/deployment/loopback.py"] in documented
@@ -247,8 +249,9 @@ def run_in_process(monkeypatch, loopback, tmp_path, config=None, policies=lambda
     app = load_script(monkeypatch, "client_app", FOLDER / "app").app
     server = load_script(monkeypatch, "server_app", FOLDER / "app").app
     run_config = tomllib.loads((FOLDER / "app" / "pyproject.toml").read_text("utf-8"))
-    run_config = run_config["tool"]["flwr"]["app"]["config"] | (config or {})
+    run_config = run_config["tool"]["flwr"]["app"]["config"]
     run_config |= {"n-rounds": 2, "timeout": 5, "report": str(tmp_path / "report.json")}
+    run_config |= config or {}
     write_group_key(tmp_path / "group.key")
     write_members(tmp_path, ["node0", "node1", "node2"])
     for i, records in enumerate(loopback.example_partitions()):
@@ -320,6 +323,21 @@ def test_feddp_is_a_setting_that_policies_may_name(monkeypatch, loopback, tmp_pa
     assert could_take_part(loopback, tmp_path / "node2")
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_synopsis_is_a_setting_that_policies_may_name(monkeypatch, loopback, tmp_path, named):
+    config = {"strategy": "synopsis", "trust": "distributed-noise", "n-rounds": 0}
+
+    def policies(node):
+        algorithms = {"algorithms": ["synopsis"]} if named else {}
+        return {"settings": {"trusts": ["distributed-noise"], **algorithms}}
+
+    n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
+    assert n_results == 3
+    assert report["strategy"] == "SynopsisKMeans"
+    assert report["arrays_at_the_server"] == ["centroids", "counts"]
+    assert could_take_part(loopback, tmp_path / "node2")
+
+
 def test_feddp_is_refused_by_nodes_that_name_another_algorithm(monkeypatch, loopback, tmp_path):
     np.save(tmp_path / "server.npy", server_points())
     config = {
@@ -349,6 +367,8 @@ def test_the_apps_settings_choose_the_strategy(monkeypatch, tmp_path):
     strategy_of = load_script(monkeypatch, "server_app", FOLDER / "app").strategy_of
     usual = strategy_of(app_config())
     assert (type(usual), usual.trust, usual.keys) == (FastLloyd, "oblivious-server", "file")
+    made = strategy_of(app_config(strategy="synopsis", trust="distributed-noise"))
+    assert (type(made), made.trust, made.n_rounds) == (SynopsisKMeans, "distributed-noise", 8)
     points = tmp_path / "server.csv"
     points.write_text("y,name,x\n" + "".join(f"{i + 0.5},p{i},{-i}\n" for i in range(5)))
     seen = []
@@ -376,6 +396,8 @@ def test_the_apps_settings_choose_the_strategy(monkeypatch, tmp_path):
     ("changes", "match"),
     [
         ({"strategy": "lloyd"}, "Expected strategy in"),
+        ({"strategy": "synopsis"}, "cannot be oblivious"),
+        ({"strategy": "synopsis", "trust": "distributed-noise", "n_rounds": 3}, "n_rounds='auto'"),
         ({"strategy": "feddp", "server_data": "points.npy"}, "cannot be oblivious"),
         ({"strategy": "feddp", "trust": "distributed-noise"}, "Expected"),
         ({"strategy": "feddp", "trust": "distributed-noise", "server_data": "few.npy"}, "at least"),

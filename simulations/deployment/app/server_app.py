@@ -1,7 +1,8 @@
 """The server asks for noisy sums and writes a report, but no centroid.
 
-With ``strategy="fastlloyd"`` it never sees what the sums are. With ``"feddp"`` it does, under
-``trust="distributed-noise"``, and starts from points of its own, which stay on its machine.
+With ``strategy="fastlloyd"`` it never sees what the sums are. With ``"synopsis"`` and ``"feddp"``
+it does, under ``trust="distributed-noise"``; the latter starts from points of its own, which stay
+on its machine.
 """
 
 import json
@@ -19,7 +20,13 @@ from flower_kmeans import PrivacyBudget
 from flower_kmeans.datasets import load_table
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.privacy.report import Report
-from flower_kmeans.strategies import FastLloyd, FedDPKMeans, KMeansStrategy, RoundInfo
+from flower_kmeans.strategies import (
+    FastLloyd,
+    FedDPKMeans,
+    KMeansStrategy,
+    RoundInfo,
+    SynopsisKMeans,
+)
 
 app = ServerApp()
 
@@ -65,8 +72,11 @@ def strategy_of(
     }
     if name == "fastlloyd":
         return FastLloyd(**options)
+    if name == "synopsis":
+        return SynopsisKMeans(**options)
     if name != "feddp":
-        raise ConfigurationError(f"Expected strategy in ['fastlloyd', 'feddp']. Got {name!r}.")
+        names = ["fastlloyd", "synopsis", "feddp"]
+        raise ConfigurationError(f"Expected strategy in {names}. Got {name!r}.")
     path = Path(str(config["server-data"])).expanduser()
     return FedDPKMeans(**options, server_data=load_table(path, features=domain.columns))
 

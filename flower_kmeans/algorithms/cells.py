@@ -1,0 +1,94 @@
+"""How records lie in cells: counts, residuals and squared residuals over the radius of the cell.
+
+A record belongs to its nearest cell. Its residual is divided by the cell's radius, moved into the
+unit ball and put on the grid, as records of a ball's domain are. So whatever cells and radii a
+client is asked about, a record adds a vector of length 1 at most to the sums, 1 to one count, and a
+number of at most 1 to one square (docs/guarantees.md, "SynopsisKMeans").
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csc_array
+
+from flower_kmeans.assignment import assign, single_threaded_blas
+from flower_kmeans.domain import Ball, GridRecords
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+_BLOCK_NUMBERS = 2**18
+_FEWEST_ROWS = 64
+
+
+class CellSums(NamedTuple):
+    """What the records of each cell add up to.
+
+    Attributes
+    ----------
+    sums : ndarray of shape (m, p), int64
+        Residuals over the radius, none longer than 1, of exponent q.
+    counts : ndarray of shape (m,), int64
+        Records; of exponent 0.
+    squares : ndarray of shape (m,), int64
+        Squared residuals over the squared radius, none larger than 1, of exponent q.
+    """
+
+    sums: IntArray
+    counts: IntArray
+    squares: IntArray
+
+
+def cell_sums(
+    records: GridRecords, centers: IntArray, radii: IntArray, fraction_bits: int
+) -> CellSums:
+    """Return counts, residuals and squared residuals of the records by nearest cell.
+
+    Every number of a record comes from elementwise operations on exact integers, so it is the same
+    alone and in any block.
+
+    Parameters
+    ----------
+    records : GridRecords
+        n records of p columns, on a grid that passes ``assignment.check_exactness``.
+    centers : ndarray of shape (m, p), int64
+        Within the bounds of the records' grid; m >= 1.
+    radii : ndarray of shape (m,), int64
+        Positive, on the records' grid.
+    fraction_bits : int
+        q, of the result.
+    """
+    m, p = centers.shape
+    sums, counts = np.zeros((m, p), dtype=np.int64), np.zeros(m, dtype=np.int64)
+    squares = np.zeros(m, dtype=np.int64)
+    ball, lengths, one = Ball(1.0, np.zeros(p)), radii.astype(np.float64), 2.0**fraction_bits
+    points = centers.astype(np.float64)
+    with single_threaded_blas():
+        for block in records.blocks(max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)):
+            labels, d2 = assign(block, centers)
+            block -= points[labels]  # integers, and so are the squared distances: exact
+            own = lengths[labels]
+            block /= np.maximum(own, np.sqrt(d2))[:, None]
+            residuals = ball.quantise(block, fraction_bits)
+            choice = csc_array(
+                (np.ones(len(block)), labels, np.arange(len(block) + 1)), shape=(m, len(block))
+            )
+            sums += (choice @ residuals).astype(np.int64)  # integers below 2**53: exact
+            counts += np.bincount(labels, minlength=m)
+            shares = np.floor(np.minimum(d2 / (own * own), 1.0) * one)
+            squares += (choice @ shares).astype(np.int64)
+    return CellSums(sums, counts, squares)
+
+
+def squared_norms(records: GridRecords) -> int:
+    """Return the sum of the records' squared l2 norms, of exponent q as the records are.
+
+    Every record's squared norm loses its q last bits.
+    """
+    total = 0
+    with single_threaded_blas():
+        for block in records.blocks(max(_FEWEST_ROWS, _BLOCK_NUMBERS // records.shape[1])):
+            norms = np.einsum("ij,ij->i", block, block)  # integers below 2**53: exact
+            total += int(np.floor(norms * 2.0**-records.fraction_bits).astype(np.int64).sum())
+    return total

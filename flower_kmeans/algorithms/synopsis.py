@@ -1,0 +1,374 @@
+"""SynopsisKMeans: a private synopsis of the records is clustered, and the result refined.
+
+The first round asks for second moments: in which directions records vary, and how much. Rounds of
+the synopsis ask for counts, residuals and squared residuals of records by nearest cell; each makes
+a mixture of Gaussians whose records the next round's cells are made for. Weighted k-means on the
+last mixture gives centroids, and Lloyd rounds with residuals that are clipped to a shrinking radius
+refine them. Numbers and shares: docs/guarantees.md, "SynopsisKMeans".
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import (
+    FloatArray,
+    IntArray,
+    Question,
+    State,
+    Statistic,
+    register,
+)
+from flower_kmeans.algorithms.cells import cell_sums, squared_norms
+from flower_kmeans.algorithms.feddp_releases import MOMENTS
+from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
+from flower_kmeans.algorithms.postprocess import into_domain, scaled, to_grid
+from flower_kmeans.algorithms.projection import (
+    ProjectedRecords,
+    leading_directions,
+    moment_bits,
+    second_moments,
+    squared_bound,
+)
+from flower_kmeans.algorithms.synopsis_model import (
+    Answers,
+    Mixture,
+    Noise,
+    Partition,
+    learned,
+    mean_norm,
+    partition,
+    prior,
+    select,
+    shortened,
+    spectrum,
+    steps_of,
+)
+from flower_kmeans.algorithms.synopsis_parameters import SynopsisParameters
+from flower_kmeans.algorithms.synopsis_schedule import FIRST, NORMS, SQUARES
+from flower_kmeans.assignment import single_threaded_blas
+from flower_kmeans.domain import GridRecords
+from flower_kmeans.errors import MessageError
+from flower_kmeans.initialization import public_generator
+
+NOTES = (
+    "The noise is too large for second moments of so many columns: the synopsis took random "
+    "directions.",
+    "The noisy second moments could not be decomposed: the synopsis took the first columns.",
+    "The noisy second moments do not exceed their noise in any direction: the synopsis took "
+    "arbitrary ones.",
+    "In a round of the synopsis no cell had more noisy records than its noise: only the largest "
+    "was kept.",
+    "Fewer cells than clusters had more noisy records than their noise: some centroids started "
+    "from points of the model.",
+    "Some clusters had a noisy count within its noise in a refinement round: their centroids moved "
+    "less than their records would have moved them.",
+)
+BLIND, NO_EIGEN, NO_SIGNAL, NO_CELL, FEW, LIGHT = range(len(NOTES))
+
+RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15
+"""Refinement: radius over that of the synopsis' rule, and least part of the first mean square."""
+
+_UNUSABLE = "The question of a round is not one of its algorithm."
+
+
+@register
+@dataclass(frozen=True, init=False)
+class SynopsisAlgorithm(SynopsisParameters):
+    """k-means from a private synopsis.
+
+    Formal guarantee: one record changes the second moments by D^2 at most (with off-diagonal
+    entries counted sqrt 2 times), and in other rounds one cell's block by (u, 1, |u|^2) at most, u
+    no longer than 1; the plan composes all releases (docs/guarantees.md, "SynopsisKMeans").
+
+    Parameters
+    ----------
+    n_clusters : int
+        k, at most 10,000.
+    domain : Box or Ball
+        Public bounds and scaling. D is the largest norm around its centre: a ball that fits the
+        data has a smaller one than their box.
+    budget : PrivacyBudget
+        For the whole run.
+    n_records : int, optional
+        Public planning figure for the total number of records. Required with a private budget.
+    n_clients : int, optional
+        Public planning figure for the number of clients. Required with a private budget of
+        ``unit="client"``, and refused otherwise.
+    clip : float, optional
+        With ``unit="client"`` only: how many records' worth of one client count in each release.
+        Default: ``n_records / n_clients``.
+    clips : mapping of str to float, optional
+        Clips of single releases, in place of ``clip``.
+    n_rounds : "auto"
+        Follows from the public figures.
+    seed : int
+        Public randomness, in [0, 2**53), of the server's part where ``update`` is given none.
+    fraction_bits : int
+        q; the grid's step is ``2**-q`` of the scaled domain.
+    schedule : Schedule, optional
+        What a run document states; otherwise made from the public figures.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If a parameter is out of range, parameters contradict each other, or sums could overflow.
+    """
+
+    name: ClassVar[str] = "synopsis"
+
+    # ------------------------------------------------------------------ questions
+
+    def initial_state(self, rng: np.random.Generator | None = None) -> State:
+        """Return that nothing is known. ``rng`` is not used."""
+        return State(0, {"flags": np.zeros(len(NOTES), dtype=bool)})
+
+    def question(self, state: State) -> Question:
+        """Return what clients need for the round after ``state``.
+
+        Returns
+        -------
+        Question
+            All int64. Round 1: nothing. Synopsis: ``projection`` (d, p), ``cells`` (M, p) and
+            ``radii`` (M,). Refinement: ``centroids`` (k, d) and ``radius`` (1,).
+        """
+        number = state.round + 1
+        return Question(number, {name: state.arrays[name] for name in self._asked(number)})
+
+    def check_question(self, question: Question) -> None:
+        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
+
+        Within these ranges every distance is exact and every unit holds, whatever a server sent.
+        """
+        number = question.round
+        if type(number) is not int or not 1 <= number <= self.n_rounds:
+            raise MessageError(_UNUSABLE)
+        asked, arrays = self._asked(number), question.arrays
+        if set(arrays) != set(asked):
+            raise MessageError(_UNUSABLE)
+        for name, (shape, low, high) in asked.items():
+            array = arrays[name]
+            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+                raise MessageError(_UNUSABLE)
+            if array.shape != shape or (array < low).any() or (array > high).any():
+                raise MessageError(_UNUSABLE)
+
+    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
+        """Return shape, least and largest value of every array of a round's question."""
+        d, p = self.domain.n_features, self.schedule.n_directions
+        if number == FIRST:
+            return {}
+        if self.schedule.is_synopsis(number):
+            m, one, limit = (
+                self.schedule.n_cells(number),
+                2**self.fraction_bits,
+                self.projection.limit,
+            )
+            return {
+                "projection": ((d, p), -one, one),
+                "cells": ((m, p), -limit, limit),
+                "radii": ((m,), 1, limit),
+            }
+        widths = self.domain.grid_half_widths(self.fraction_bits)
+        longest = math.isqrt(squared_bound(self.domain, self.fraction_bits))
+        return {
+            "centroids": ((self.n_clusters, d), -widths, widths),
+            "radius": ((1,), 1, longest),
+        }
+
+    # ------------------------------------------------------------------ answers
+
+    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+        """Return the client's answer to the round's question; zeros for no records."""
+        arrays, number, q = question.arrays, question.round, self.fraction_bits
+        if number == FIRST:
+            if self.schedule.moments:
+                return Statistic({MOMENTS: second_moments(records)})
+            return Statistic({NORMS: np.array([squared_norms(records)], dtype=np.int64)})
+        if self.schedule.is_synopsis(number):
+            projected = ProjectedRecords(records, self.projection, arrays["projection"])
+            sums, counts, squares = cell_sums(projected, arrays["cells"], arrays["radii"], q)
+            return Statistic({SUMS: sums, COUNTS: counts << q, SQUARES: squares})
+        radii = np.full(self.n_clusters, arrays["radius"][0])
+        sums, counts, _ = cell_sums(records, arrays["centroids"], radii, q)
+        return Statistic({SUMS: sums, COUNTS: counts << q})
+
+    # ------------------------------------------------------------------ updates
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Return the state after a round's noisy sum; without ``rng``, from the seed."""
+        number, before = state.round + 1, state.arrays
+        rng = public_generator(self.seed, number) if rng is None else rng
+        flags = before["flags"].copy()
+        if number == FIRST:
+            arrays = self._after_moments(answer, flags, rng)
+        elif self.schedule.is_synopsis(number):
+            arrays = self._after_synopsis(number, before, answer, flags, rng)
+        else:
+            arrays = self._after_refinement(number, before, answer, flags)
+        return State(number, {**before, **arrays, "flags": flags})
+
+    def _after_moments(
+        self, answer: Statistic, flags: NDArray[np.bool_], rng: np.random.Generator
+    ) -> dict[str, NDArray[Any]]:
+        d, p, noise = self.domain.n_features, self.schedule.n_directions, self.noise_of(FIRST)
+        norm2 = (self._longest * 2.0**-self.fraction_bits) ** 2
+        n_records = self.n_records
+        if self.schedule.moments:
+            words = answer.blocks[MOMENTS]
+            scale = 4.0 ** -moment_bits(self.fraction_bits) / norm2
+            directions, values = leading_directions(words, d, d)
+            total, std = float(words[:d].astype(np.float64).sum()) * scale, noise[MOMENTS] * scale
+            # Without a public figure, all that is known is how the directions compare.
+            n = float(n_records) if n_records else max(total / 0.25, 1.0)
+            norm = mean_norm(total / n, std * math.sqrt(d) / n)
+            flags[NO_EIGEN] = not np.isfinite(values).all()
+            if flags[NO_EIGEN]:
+                variances = np.full(d, norm / d)
+            else:
+                edge = math.sqrt(2 * d) * std / n
+                variances, n_clear = spectrum(values * (scale / n), edge, norm)
+                flags[NO_SIGNAL] = n_clear == 0 and p < d
+        else:
+            scale = 2.0**-self.fraction_bits / norm2
+            total, std = float(answer.blocks[NORMS][0]) * scale, noise[NORMS] * scale
+            n = float(n_records) if n_records else max(total / 0.25, 1.0)
+            norm = mean_norm(total / n, std / n)
+            variances, directions = np.full(d, norm / d), np.eye(d)
+            flags[BLIND] = p < d
+            if p < d:
+                with single_threaded_blas():
+                    directions = np.linalg.qr(rng.standard_normal((d, p)))[0]
+        mixture = prior(variances[:p])
+        return {
+            "projection": self.projection.matrix(directions[:, :p]),
+            "rest": np.array([float(variances[p:].sum())]),
+            **self._cells(FIRST + 1, mixture, rng),
+        }
+
+    def _cells(
+        self, number: int, mixture: Mixture, rng: np.random.Generator
+    ) -> dict[str, NDArray[Any]]:
+        """Return the cells of a round."""
+        cells = partition(
+            mixture, self.schedule.n_cells(number), self._factor, self._projected_step, rng
+        )
+        return {
+            "cells": cells.centers,
+            "radii": cells.radii,
+            "variances": cells.variances,
+            "spread": np.array([cells.spread]),
+        }
+
+    def _after_synopsis(
+        self,
+        number: int,
+        before: Mapping[str, NDArray[Any]],
+        answer: Statistic,
+        flags: NDArray[np.bool_],
+        rng: np.random.Generator,
+    ) -> dict[str, NDArray[Any]]:
+        names, noise = (SUMS, COUNTS, SQUARES), self.noise_of(number)
+        mixture, stood_out = learned(
+            Partition(
+                before["cells"], before["radii"], before["variances"], float(before["spread"][0])
+            ),
+            Answers(*(scaled(answer.blocks[name], self.fraction_bits) for name in names)),
+            Noise(*(noise[name] * 2.0**-self.fraction_bits for name in names)),
+            self._projected_step,
+            self._planned,
+        )
+        flags[NO_CELL] |= not stood_out
+        if self.schedule.is_synopsis(number + 1):
+            return self._cells(number + 1, mixture, rng)
+        found = select(mixture, self.n_clusters, rng)
+        flags[FEW] = found.few
+        lifted = self.projection.lift(
+            to_grid(found.centers / self._projected_step), before["projection"]
+        )
+        first = found.cost + float(before["rest"][0])
+        return {
+            "centroids": into_domain(to_grid(lifted), self.domain, self.fraction_bits),
+            "counts": found.counts,
+            "first": np.array([first]),
+            "mean_square": np.array([RADIUS_FACTOR**2 * first]),
+            "radius": self._radius(first),
+        }
+
+    def _after_refinement(
+        self,
+        number: int,
+        before: Mapping[str, NDArray[Any]],
+        answer: Statistic,
+        flags: NDArray[np.bool_],
+    ) -> dict[str, NDArray[Any]]:
+        q = self.fraction_bits
+        sums, counts = scaled(answer.blocks[SUMS], q), scaled(answer.blocks[COUNTS], q)
+        count_noise = self.noise_of(number)[COUNTS] * 2.0**-q
+        flags[LIGHT] |= bool((counts < count_noise).any())
+        radius = float(before["radius"][0]) / self._longest
+        moves, sizes = steps_of(sums, counts, radius, count_noise)
+        # A centroid that moves by s comes nearer to each of its records by |s|^2 on average.
+        saved = float(sizes @ np.einsum("ij,ij->i", moves, moves))
+        planned = self._planned if self.n_records else 0.0
+        mean_square = float(before["mean_square"][0]) - saved / max(float(sizes.sum()), planned)
+        mean_square = max(LEAST_RADIUS2 * float(before["first"][0]), mean_square)
+        wanted = shortened(before["centroids"] / self._longest + moves, 1.0)
+        return {
+            "centroids": into_domain(to_grid(wanted * self._longest), self.domain, q),
+            "counts": counts,
+            "mean_square": np.array([mean_square]),
+            "radius": self._radius(mean_square),
+        }
+
+    # ------------------------------------------------------------------ results
+
+    def centroids(self, state: State) -> FloatArray | None:
+        """Return the centroids in the user's units, (k, d); ``None`` before the synopsis ends."""
+        if "centroids" not in state.arrays:
+            return None
+        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
+
+    def counts(self, state: State) -> FloatArray | None:
+        """Return the noisy cluster sizes, (k,); ``None`` before the synopsis ends."""
+        return state.arrays.get("counts")
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Return how the run had to depart from the algorithm's usual way, in fixed sentences."""
+        return tuple(note for note, said in zip(NOTES, state.arrays["flags"], strict=True) if said)
+
+    # ------------------------------------------------------------------ details
+
+    @property
+    def _factor(self) -> float:
+        """Return a radius over the root mean square of what it is to cut."""
+        k, d = self.n_clusters, self.domain.n_features
+        noise_free = self.signal == math.inf
+        signal = math.inf if noise_free else max(self.signal / (k * math.sqrt(d)), 0.1)
+        return min(2.6, max(1.0, 0.7 + 0.3 * math.log(signal)))
+
+    @property
+    def _planned(self) -> float:
+        return math.inf if self.n_records is None else float(self.n_records)
+
+    @property
+    def _longest(self) -> float:
+        """D, the largest norm of a record, in grid units."""
+        return self.domain.l2_bound(self.fraction_bits)
+
+    @property
+    def _projected_step(self) -> float:
+        """A step of the projection's grid over D."""
+        return 2.0 ** (self.fraction_bits - self.projection.exponent) / self._longest
+
+    def _radius(self, mean_square: float) -> IntArray:
+        """Return a refinement round's radius, (1,), for a mean squared residual, on the grid."""
+        radius = min(1.0, RADIUS_FACTOR * self._factor * math.sqrt(mean_square)) * self._longest
+        longest = math.isqrt(squared_bound(self.domain, self.fraction_bits))
+        return np.array([min(max(math.floor(radius), 1), longest)], dtype=np.int64)

@@ -1,0 +1,560 @@
+"""SynopsisKMeans as pure mathematics: its units, its questions, and whole runs without messages."""
+
+import itertools
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from flower_kmeans.algorithms import Question, State, SynopsisAlgorithm
+from flower_kmeans.algorithms.synopsis import (
+    BLIND,
+    FEW,
+    LIGHT,
+    NO_CELL,
+    NO_EIGEN,
+    NO_SIGNAL,
+    NOTES,
+)
+from flower_kmeans.domain import Ball, Box, GridRecords
+from flower_kmeans.errors import MessageError
+from flower_kmeans.federation.release import server_noise
+from flower_kmeans.metrics import inertia, matched_centroid_error
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.randomness import Stream
+
+BUDGET = PrivacyBudget(1.0)
+CLIENTS = PrivacyBudget(1.0, unit="client")
+RNG = np.random.default_rng
+Q = 3  # a grid small enough to enumerate
+FINE = 12  # truncation costs little here
+
+DOMAINS = {
+    "line": Box([0], [1]),
+    "square": Box([0, 0], [1, 1]),
+    "rectangle": Box([0, 0], [4, 3], scale="common"),
+    "disc": Ball(2.0, [0, 0]),
+    "cube": Box([0] * 3, [1] * 3),
+}
+
+
+def build(domain, k=2, budget=BUDGET, **options):
+    return SynopsisAlgorithm(
+        k, domain, budget, **{"n_records": 1000, "fraction_bits": Q, **options}
+    )
+
+
+def blind(domain, k=2, **options):
+    """Without second moments, and in fewer directions than there are columns if possible."""
+    algorithm = build(domain, k, **options)
+    p = max(1, domain.n_features - 1)
+    return build(
+        domain, k, schedule=replace(algorithm.schedule, moments=False, n_directions=p), **options
+    )
+
+
+def grid_points(domain):
+    axes = [range(-int(g), int(g) + 1) for g in domain.grid_half_widths(Q)]
+    points = np.array(list(itertools.product(*axes)), dtype=np.int64)
+    if isinstance(domain, Ball):
+        points = points[(points**2).sum(axis=1) <= 4**Q]
+    if domain is DOMAINS["cube"]:  # enough to reach corners
+        points = points[np.isin(points, [-8, -7, -4, 0, 4, 8]).all(axis=1)]
+    return points
+
+
+def answer(algorithm, question, points):
+    q = algorithm.fraction_bits
+    records = GridRecords.from_grid(np.reshape(points, (-1, algorithm.domain.n_features)), q)
+    return algorithm.flatten(algorithm.statistic(question, records), question.round)
+
+
+def questions(algorithm, seed):
+    """Whatever a server may ask, of extreme and of random arrays."""
+    rng, one = RNG(seed), 2**algorithm.fraction_bits
+    yield Question(1)
+    for t, trial in itertools.product(range(2, algorithm.n_rounds + 1), range(3)):
+        found = {}
+        for key, (shape, low, high) in algorithm._asked(t).items():
+            low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
+            if trial == 2:  # among the records, and small
+                most = one // 2 if key.startswith("radi") else one
+                low, high = np.maximum(low, -one), np.minimum(high, most)
+            wild = rng.integers(low, high + 1)
+            end = np.where(rng.random(shape) < 0.5, low, high)
+            found[key] = np.where(rng.random(shape) < 0.5 * trial % 1, end, wild)
+        if trial == 2 and "projection" in found:
+            d, p = found["projection"].shape
+            found["projection"] = algorithm.projection.matrix(np.eye(d, p))
+        yield Question(t, found)
+
+
+# ----------------------------------------------------------------- units
+
+
+@pytest.mark.parametrize("make", [build, blind])
+@pytest.mark.parametrize("name", DOMAINS)
+def test_one_record_changes_each_release_by_its_unit_at_most(name, make):
+    """And all releases of a round together by the round's part of mu^2 at most."""
+    domain = DOMAINS[name]
+    algorithm = make(domain)
+    records = grid_points(domain)
+    others, largest, joint = records[::7], {}, {}
+    for question in questions(algorithm, 0):
+        algorithm.check_question(question)
+        t = question.round
+        units, places = algorithm.units(question), algorithm.places(t)
+        before = answer(algorithm, question, others)
+        releases = algorithm.releases(t)
+        for record in records:
+            change = np.abs(answer(algorithm, question, [*others, record]) - before) / units
+            together = 0.0
+            for release in releases:
+                norm = np.linalg.norm(change[places[release.blocks[0]]])
+                largest[release.name] = max(largest.get(release.name, 0.0), norm)
+                together += (norm * release.cost) ** 2
+            share = sum(release.cost**2 for release in releases)
+            joint[t] = max(joint.get(t, 0.0), together / share)
+    assert set(largest) == {r.name for r in algorithm.plan().releases}
+    for release, norm in largest.items():
+        assert norm <= 1 + 1e-12, release
+        assert norm >= 1 - 1e-12, release
+    for t, norm in joint.items():
+        assert 1 - 1e-12 <= norm <= 1 + 1e-12, t
+
+
+def test_units_depend_on_the_round_alone():
+    for algorithm in (build(DOMAINS["square"]), blind(DOMAINS["cube"])):
+        for question in questions(algorithm, 0):
+            units = algorithm.fixed_units(question.round)
+            np.testing.assert_array_equal(algorithm.units(question), units)
+            assert units.shape == (algorithm.words(question.round),)
+            assert units.dtype == np.float64
+            assert (units > 0).all()
+
+
+def test_every_block_belongs_to_one_release():
+    algorithm = build(DOMAINS["square"])
+    for t, releases in enumerate(algorithm.plan().rounds, start=1):
+        named = [name for release in releases for name in release.blocks]
+        assert sorted(named) == sorted(block.name for block in algorithm.layout(t))
+
+
+def test_no_records_add_zeros():
+    for algorithm in (build(DOMAINS["square"]), blind(DOMAINS["square"])):
+        for question in questions(algorithm, 2):
+            found = answer(algorithm, question, [])
+            assert found.dtype == np.int64
+            assert not found.any()
+
+
+def test_records_outside_the_bounds_count_as_records_on_them():
+    for algorithm in (build(DOMAINS["square"]), blind(DOMAINS["square"])):
+        far = GridRecords(np.array([[1e9, -1e300], [0.5, 7.0]]), algorithm.domain, Q)
+        near = GridRecords(np.array([[1.0, 0.0], [0.5, 1.0]]), algorithm.domain, Q)
+        for question in questions(algorithm, 3):
+            found = [algorithm.statistic(question, records).blocks for records in (far, near)]
+            for name in found[0]:
+                np.testing.assert_array_equal(found[0][name], found[1][name])
+
+
+@pytest.mark.parametrize("make", [build, blind])
+def test_answers_add_up_to_that_of_the_pooled_records(make):
+    q, d = 16, 9
+    algorithm = make(Box([-1] * d, [1] * d), 3, fraction_bits=q)
+    points = RNG(0).integers(-(2**q), 2**q + 1, size=(60, d))
+    for question in questions(algorithm, 1):
+        alone = [answer(algorithm, question, part) for part in np.split(points, 60)]
+        np.testing.assert_array_equal(sum(alone), answer(algorithm, question, points))
+
+
+# ----------------------------------------------------------------- whole clients
+
+
+OF_CLIENTS = [{"clip": 2.0}, {"clip": 0.75}, {"clips": {"moments": 1.0, "synopsis-sums": 0.6}}]
+
+
+def fine(array):
+    return np.asarray(array) << (FINE - Q)
+
+
+@pytest.mark.parametrize("options", OF_CLIENTS)
+@pytest.mark.parametrize("name", ["line", "square", "disc"])
+def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
+    domain = DOMAINS[name]
+    algorithm = build(domain, 2, CLIENTS, n_clients=20, fraction_bits=FINE, **options)
+    record_level = build(domain, fraction_bits=FINE, schedule=algorithm.schedule)
+    largest, points = {}, grid_points(domain)
+    some = fine(points[np.unique(np.linspace(0, len(points) - 1, 5).astype(int))])
+    held = [some[:0], some[:1], some[[0, -1]], some, np.repeat(some, 200, axis=0)]
+    for question in questions(algorithm, 5):
+        algorithm.check_question(question)
+        t = question.round
+        units, places = algorithm.units(question), algorithm.places(t)
+        expected = record_level.units(question)
+        for release in algorithm.releases(t):
+            expected[places[release.blocks[0]]] *= algorithm.clip_of(release)
+        np.testing.assert_array_equal(units, expected)
+        for records in held:
+            # All records of the client at once: it holds them, or nothing, which adds zeros.
+            grid = GridRecords.from_grid(np.reshape(records, (-1, domain.n_features)), FINE)
+            words = algorithm.flatten(algorithm.answer(question, grid), t)
+            assert len(records) or not words.any()
+            for release in algorithm.releases(t):
+                place = places[release.blocks[0]]
+                norm = np.linalg.norm(words[place] / units[place])
+                assert norm <= 1 + 1e-12
+                largest[release.name] = max(largest.get(release.name, 0.0), norm)
+    assert set(largest) == {release.name for release in algorithm.plan().releases}
+    assert min(largest.values()) >= 0.97
+
+
+def test_a_clip_of_its_own_for_each_release():
+    algorithm = build(
+        DOMAINS["square"], 2, CLIENTS, n_clients=20, clips={"norms": 1, "synopsis-counts": 2.5}
+    )
+    clips = {r.name: algorithm.clip_of(r) for r in algorithm.plan().releases}
+    assert clips == {**dict.fromkeys(clips, 50.0), "norms": 1.0, "synopsis-counts": 2.5}
+    record = build(DOMAINS["square"])
+    assert {record.clip_of(r) for r in record.plan().releases} == {1.0}
+
+
+# ----------------------------------------------------------------- questions
+
+
+def changed(question, key, array):
+    return Question(question.round, {**question.arrays, key: array})
+
+
+@pytest.mark.parametrize("name", ["rectangle", "disc"])
+def test_only_questions_of_the_round_are_answered(name):
+    algorithm = build(DOMAINS[name])
+    for question in questions(algorithm, 4):
+        algorithm.check_question(question)
+        wrong = [
+            Question(0, question.arrays),
+            Question(algorithm.n_rounds + 1, question.arrays),
+            Question(True, question.arrays),
+            Question(question.round, {**question.arrays, "more": np.zeros(1, np.int64)}),
+        ]
+        for key, array in question.arrays.items():
+            _, low, high = algorithm._asked(question.round)[key]
+            above, below = array.copy(), array.copy()
+            above.flat[0] = np.broadcast_to(high, array.shape).flat[0] + 1
+            below.flat[0] = np.broadcast_to(low, array.shape).flat[0] - 1
+            lacking = {k: v for k, v in question.arrays.items() if k != key}
+            wrong += [
+                Question(question.round, lacking),
+                changed(question, key, array.astype(np.int32)),
+                changed(question, key, array.astype(np.float64)),
+                changed(question, key, array[:-1]),
+                changed(question, key, array[None]),
+                changed(question, key, array.tolist()),
+                changed(question, key, above),
+                changed(question, key, below),
+                changed(question, key, np.full_like(array, -(2**63))),
+            ]
+        for bad in wrong:
+            with pytest.raises(MessageError, match=r"^The question of a round is not one of its"):
+                algorithm.check_question(bad)
+
+
+def test_a_radius_of_nothing_is_refused():
+    algorithm = build(DOMAINS["square"])
+    for question in questions(algorithm, 6):
+        for key in {"radii", "radius"} & set(question.arrays):
+            with pytest.raises(MessageError):
+                algorithm.check_question(
+                    changed(question, key, np.zeros_like(question.arrays[key]))
+                )
+
+
+def test_a_client_with_the_document_alone_gives_the_same_answers():
+    server = build(DOMAINS["cube"], 2, fraction_bits=16)
+    client = SynopsisAlgorithm.from_config(server.to_config(), server.domain, server.budget)
+    state, points = server.initial_state(), grid_points(server.domain) << 13
+    for t in range(1, server.n_rounds + 1):
+        question = server.question(state)
+        client.check_question(question)
+        assert {a.dtype for a in question.arrays.values()} <= {np.dtype(np.int64)}
+        words = answer(server, question, points)
+        np.testing.assert_array_equal(answer(client, question, points), words)
+        state = server.update(state, server.unflatten(words, t), RNG(0))
+
+
+# ----------------------------------------------------------------- updates
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
+    [-(2**63), 2**63 - 1, 0, 2**16, -1, 40, 80]
+)
+
+
+@pytest.mark.parametrize("name", ["line", "rectangle", "disc"])
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [(build, {}), (blind, {}), (build, {"budget": PrivacyBudget(None), "n_records": None})],
+)
+@settings(max_examples=6, deadline=None)
+@given(words=arrays(np.int64, (8, 50), elements=INT64))
+def test_update_accepts_any_integers(name, make, options, words):
+    algorithm = make(DOMAINS[name], **options)
+    state = algorithm.initial_state()
+    with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+        warnings.simplefilter("error")
+        for t in range(1, algorithm.n_rounds + 1):
+            statistic = algorithm.unflatten(words[t - 1, : algorithm.words(t)], t)
+            following = algorithm.update(state, statistic, RNG(t))
+            again = algorithm.update(state, statistic, RNG(t))
+            assert following.round == t
+            for key, array in following.arrays.items():
+                np.testing.assert_array_equal(array, again.arrays[key])
+                assert np.isfinite(array).all()
+            state = following
+            assert set(algorithm.notes(state)) <= set(NOTES)
+            if t < algorithm.n_rounds:
+                question = algorithm.question(state)
+                algorithm.check_question(question)
+                answer(algorithm, question, grid_points(algorithm.domain))
+            if t > len(algorithm.schedule.cells):
+                centroids = state.arrays["centroids"]
+                assert (np.abs(centroids) <= algorithm.domain.grid_half_widths(Q)).all()
+                if name == "disc":
+                    assert ((centroids**2).sum(axis=1) <= 4**Q).all()
+                assert np.isfinite(algorithm.centroids(state)).all()
+                assert np.isfinite(algorithm.counts(state)).all()
+            else:
+                assert algorithm.centroids(state) is None
+                assert algorithm.counts(state) is None
+
+
+def test_without_a_generator_the_seed_decides():
+    one, other = (build(DOMAINS["square"], seed=s, fraction_bits=16) for s in (1, 2))
+    words = np.array([2**26, 2**25, 10], dtype=np.int64)
+    cells = [
+        a.update(a.initial_state(), a.unflatten(words, 1)).arrays["cells"]
+        for a in (one, one, other)
+    ]
+    np.testing.assert_array_equal(cells[0], cells[1])
+    assert (cells[0] != cells[2]).any()
+
+
+def after(algorithm, t, blocks, arrays=None):
+    """State after round t of given blocks, from given or no earlier arrays."""
+    before = State(t - 1, {**algorithm.initial_state().arrays, **(arrays or {})})
+    layout = {block.name: block for block in algorithm.layout(t)}
+    statistic = algorithm.unflatten(np.zeros(algorithm.words(t), np.int64), t)
+    for name, values in blocks.items():
+        statistic.blocks[name][...] = np.rint(np.asarray(values) * 2.0 ** layout[name].exponent)
+    return algorithm.update(before, statistic, RNG(0))
+
+
+def test_the_directions_are_those_of_the_leading_eigenvectors():
+    domain = Ball(1.0, [0.0] * 3)
+    algorithm = build(domain, 1, PrivacyBudget(None), n_records=1000, fraction_bits=16)
+    algorithm = build(
+        domain,
+        1,
+        PrivacyBudget(None),
+        n_records=1000,
+        fraction_bits=16,
+        schedule=replace(algorithm.schedule, n_directions=1),
+    )
+    direction = np.array([2.0, -1.0, 2.0]) / 3
+    moments = 100 * np.outer(direction, direction) + 10 * np.eye(3)
+    state = after(
+        algorithm,
+        1,
+        {"moments": np.concatenate([np.diagonal(moments), moments[[0, 0, 1], [1, 2, 2]]])},
+    )
+    found = state.arrays["projection"][:, 0] / 2**16
+    np.testing.assert_allclose(found * np.sign(found[0]), direction, atol=1e-4)
+    # The variance in the other directions, for 1000 records.
+    assert state.arrays["rest"][0] == pytest.approx(0.02, rel=1e-3)
+    assert algorithm.notes(state) == ()
+
+
+def note(*places):
+    return tuple(NOTES[place] for place in sorted(places))
+
+
+def test_what_the_second_moments_lack_is_told(monkeypatch):
+    wide = Ball(1.0, [0.0] * 70)
+    algorithm = build(wide, 2, PrivacyBudget(1.0), n_records=10**5, fraction_bits=16)
+    assert algorithm.schedule.n_directions == 64
+    clear = np.zeros(algorithm.words(1))
+    clear[:70] = 100.0
+    assert algorithm.notes(after(algorithm, 1, {"moments": clear})) == note(NO_SIGNAL)
+    clear[0] = 10_000.0
+    assert algorithm.notes(after(algorithm, 1, {"moments": clear})) == ()
+    few = build(wide, 2, PrivacyBudget(1.0), n_records=100, fraction_bits=16)
+    assert few.schedule.n_directions == 16
+    state = after(few, 1, {"norms": [30.0]})
+    assert few.notes(state) == note(BLIND)
+    matrix = state.arrays["projection"] / 2**16
+    np.testing.assert_allclose(matrix.T @ matrix, np.eye(16), atol=1e-3)
+    # With 16 columns or fewer there is nothing to choose.
+    narrow = blind(Ball(1.0, [0.0] * 2), 2, fraction_bits=16)
+    narrow = build(
+        Ball(1.0, [0.0] * 2),
+        2,
+        fraction_bits=16,
+        schedule=replace(narrow.schedule, n_directions=2),
+    )
+    state = after(narrow, 1, {"norms": [10.0]})
+    assert narrow.notes(state) == ()
+    np.testing.assert_array_equal(state.arrays["projection"], 2**16 * np.eye(2))
+
+    def fail(matrix):
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(np.linalg, "eigh", fail)
+    state = after(algorithm, 1, {"moments": clear})
+    assert algorithm.notes(state) == note(NO_EIGEN)
+    np.testing.assert_array_equal(state.arrays["projection"], 2**16 * np.eye(70, 64))
+
+
+def test_cells_that_are_nothing_but_noise_are_told():
+    algorithm = build(Ball(1.0, [0.0] * 2), 5, n_records=60, fraction_bits=16)
+    assert len(algorithm.schedule.cells) == 1
+    first = after(algorithm, 1, {"moments" if algorithm.schedule.moments else "norms": 9.0})
+    state = after(algorithm, 2, {"counts": -1.0}, first.arrays)
+    assert algorithm.notes(state) == note(NO_CELL, FEW)
+    counts = np.zeros(algorithm.schedule.cells[0])
+    noise = algorithm.noise_of(2)["counts"] / 2**16
+    counts[:3] = 1.01 * noise
+    counts[3:6] = 0.99 * noise
+    state = after(algorithm, 2, {"counts": counts}, first.arrays)
+    assert algorithm.notes(state) == note(FEW)
+    counts[3:6] *= 1.1
+    state = after(algorithm, 2, {"counts": counts}, first.arrays)
+    assert algorithm.notes(state) == ()
+    assert state.arrays["centroids"].shape == (5, 2)
+
+
+REFINED = {
+    "centroids": np.array([[2**14, 0], [-(2**15), 2**14]]),
+    "radius": np.array([2**13]),
+    "first": np.array([0.02]),
+    "mean_square": np.array([0.0162]),
+}
+
+
+def test_refinement_moves_centroids_by_their_mean_residuals():
+    algorithm = build(Ball(1.0, [0.0] * 2), 2, n_records=5000, fraction_bits=16)
+    t = algorithm.n_rounds
+    sums = np.array([[400.0, -200.0], [0.0, 3000.0]])
+    state = after(algorithm, t, {"sums": sums, "counts": [1000.0, 2000.0]}, REFINED)
+    # Radii of 1/8: moves by (0.05, -0.025) and (0, 3/16), of which 1/8 is left.
+    np.testing.assert_allclose(
+        state.arrays["centroids"] / 2**16, [[0.3, -0.025], [-0.5, 0.375]], atol=2.0**-16
+    )
+    np.testing.assert_array_equal(algorithm.counts(state), [1000, 2000])
+    assert algorithm.notes(state) == ()
+    # 1000 records came nearer by 0.003125 and 2000 by 1/64, of 5000 in all.
+    left = 0.0162 - (1000 * 0.003125 + 2000 / 64) / 5000
+    assert state.arrays["mean_square"][0] == pytest.approx(left)
+    radius = 0.9 * algorithm._factor * np.sqrt(left)
+    assert state.arrays["radius"][0] == int(radius * 2**16)
+    # Few records cannot move a centroid as far as they would have it, and that is told.
+    noise = algorithm.noise_of(t)["counts"] / 2**16
+    state = after(algorithm, t, {"sums": [[1.0, 0], [0, 0]], "counts": [-5.0, 2000.0]}, REFINED)
+    assert algorithm.notes(state) == note(LIGHT)
+    np.testing.assert_allclose(
+        state.arrays["centroids"][0] / 2**16, [0.25 + 1 / 8 / noise, 0.0], atol=2.0**-15
+    )
+
+
+def test_the_radius_shrinks_no_further_than_it_should():
+    algorithm = build(Ball(1.0, [0.0] * 2), 2, n_records=5000, fraction_bits=16)
+    far = np.array([[3000.0, 0.0], [0.0, 3000.0]])
+    state = after(algorithm, algorithm.n_rounds, {"sums": far, "counts": [2500.0, 2500.0]}, REFINED)
+    assert state.arrays["mean_square"][0] == pytest.approx(0.15 * 0.02)
+
+
+def test_centroids_stay_in_the_domain():
+    for domain in (Ball(1.0, [0.0] * 2), DOMAINS["rectangle"]):
+        algorithm = build(domain, 2, n_records=5000, fraction_bits=16)
+        one = domain.l2_bound(16)
+        arrays = {
+            **REFINED,
+            "centroids": np.array([[2**16, 0], [0, 40_000]]),
+            "radius": np.array([int(one)]),
+        }
+        sums = np.array([[2500.0, 2500.0], [0.0, 2500.0]])
+        state = after(
+            algorithm, algorithm.n_rounds, {"sums": sums, "counts": [2500.0, 2500.0]}, arrays
+        )
+        centroids = state.arrays["centroids"]
+        assert (np.abs(centroids) <= domain.grid_half_widths(16)).all()
+        if isinstance(domain, Ball):
+            assert ((centroids.astype(float) ** 2).sum(axis=1) <= 4.0**16).all()
+
+
+# ----------------------------------------------------------------- runs
+
+
+def mixture(rng, k, d, n, std):
+    means = rng.uniform(0, 1, (k, d))
+    records = np.concatenate([rng.normal(mean, std, (n // k, d)) for mean in means])
+    return means, records
+
+
+def run(algorithm, records, stream=None):
+    state = algorithm.initial_state()
+    grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
+    plan = algorithm.plan()
+    for t in range(1, algorithm.n_rounds + 1):
+        question = algorithm.question(state)
+        algorithm.check_question(question)
+        words = algorithm.flatten(algorithm.statistic(question, grid), t)
+        if stream is not None:
+            words = words + server_noise(algorithm, plan, question, stream)
+        state = algorithm.update(state, algorithm.unflatten(words, t))
+    return state
+
+
+@pytest.mark.parametrize("n_records", [None, 4000])
+@pytest.mark.parametrize("domain", [Ball(2.0, [0.5] * 8), Box([-0.5] * 8, [1.5] * 8)])
+def test_without_noise_it_finds_the_means_of_separate_gaussians(domain, n_records):
+    means, records = mixture(RNG(1), 5, 8, 4000, 0.05)
+    algorithm = build(domain, 5, PrivacyBudget(None), n_records=n_records, fraction_bits=16)
+    state = run(algorithm, records)
+    # The mean of 800 records deviates by 8 * 0.05^2 / 800, squared; the rest is rounding.
+    assert matched_centroid_error(algorithm.centroids(state), means) < 3e-4
+    np.testing.assert_allclose(np.sort(algorithm.counts(state)), np.full(5, 800))
+    assert algorithm.notes(state) == ()
+
+
+@pytest.mark.parametrize(
+    ("k", "d", "n"), [(5, 30, 30_000), (1, 1, 2000), (3, 1, 5000), (4, 100, 50_000)]
+)
+def test_with_noise_it_comes_near_the_optimum(k, d, n):
+    """With noise from a fixed key."""
+    _, records = mixture(RNG(3), k, d, n, 0.1)
+    algorithm = build(
+        Ball(1.2 * np.sqrt(d), [0.5] * d), k, PrivacyBudget(2.0), n_records=n, fraction_bits=16
+    )
+    state = run(algorithm, records, Stream.from_key(bytes(range(32))))
+    best = np.array([part.mean(axis=0) for part in np.split(records[: n // k * k], k)])
+    assert inertia(records, algorithm.centroids(state)) < 1.05 * inertia(records, best)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.7])
+def test_records_that_are_all_equal_are_found(value):
+    algorithm = build(Ball(2.0, [0.0] * 3), 2, PrivacyBudget(None), n_records=90, fraction_bits=16)
+    state = run(algorithm, np.full((90, 3), value))
+    nearest = np.linalg.norm(algorithm.centroids(state) - value, axis=1).min()
+    assert nearest < 1e-3
+
+
+def test_few_records_of_many_columns_make_a_run():
+    algorithm = build(Ball(30.0, [0.0] * 784), 3, n_records=40, fraction_bits=16)
+    records = RNG(0).normal(size=(40, 784))
+    state = run(algorithm, records, Stream.from_key(bytes(32)))
+    assert np.isfinite(algorithm.centroids(state)).all()
+    assert NOTES[BLIND] in algorithm.notes(state)

@@ -1,0 +1,272 @@
+"""What a run of SynopsisKMeans asks for, what it costs, and its run document."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from flower_kmeans.algorithms import SynopsisAlgorithm, algorithm_from_config
+from flower_kmeans.algorithms.synopsis_schedule import RELEASES, Schedule
+from flower_kmeans.canonical import canonical_bytes, parse_canonical
+from flower_kmeans.domain import Ball, Box
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
+from flower_kmeans.federation.release import check_shares
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.calibration import mu_of_budget
+
+BUDGET = PrivacyBudget(1.0)
+CLIENTS = PrivacyBudget(1.0, unit="client")
+BALL = Ball(2.0, [0.5] * 4)
+
+
+def build(k=3, domain=BALL, budget=BUDGET, **options):
+    return SynopsisAlgorithm(k, domain, budget, **{"n_records": 1000, **options})
+
+
+# ----------------------------------------------------------------- the schedule
+
+
+def decided(signal, k, d):
+    """The recipe's decisions, in its own words."""
+    snr, snc = signal / (k * math.sqrt(d)), signal / (k * d**0.25)
+    n_synopses = 1 + (snc > 6) + (snc > 14)
+    n_refinements = 1 + (snr > 3) + (snr > 8) + (snr > 20)
+    full = math.sqrt(2 * d) / (math.sqrt(0.08) * signal) < 0.35
+    p = min(d, 64 if full else 16)
+    share = 1 / (1 + (p / 4) ** 0.2)
+    weights = np.array([1.0, 1.5, 2.25])[:n_synopses]
+    cells = [
+        int(np.clip(signal * math.sqrt(0.55 * w) * math.sqrt(share) / 2, 2 * k, 5 * k))
+        for w in weights / weights.sum()
+    ]
+    return full, p, cells, n_refinements, share
+
+
+@pytest.mark.parametrize("d", [1, 2, 16, 17, 64, 65, 784])
+@pytest.mark.parametrize("k", [1, 4, 64])
+@pytest.mark.parametrize("signal", [0.5, 30.0, 100.0, 500.0, 3000.0, 1e5])
+def test_the_schedule_is_that_of_the_recipe(signal, k, d):
+    found = Schedule.of(signal, k, d)
+    full, p, cells, n_refinements, share = decided(signal, k, d)
+    assert (found.moments, found.n_directions) == (full, p)
+    assert list(found.cells) == cells
+    assert found.n_refinements == n_refinements
+    assert found.count_share == pytest.approx(share)
+    assert 3 <= found.n_rounds <= 8
+
+
+def test_without_noise_it_asks_for_all_there_is():
+    found = Schedule.of(math.inf, 7, 100)
+    assert (found.moments, found.n_directions, found.cells) == (True, 64, (35, 35, 35))
+    assert found.n_rounds == 8
+    assert build(budget=PrivacyBudget(None), n_records=None).schedule.cells == (15, 15, 15)
+
+
+def test_the_schedule_follows_from_public_figures():
+    mu = mu_of_budget(1.0, 1e-6)
+    for options, signal in (
+        ({}, 1000 * mu),
+        ({"n_records": 2000, "budget": PrivacyBudget(1.0, 1e-6)}, 2000 * mu),
+        ({"budget": CLIENTS, "n_clients": 50}, 50 * mu),
+        ({"budget": CLIENTS, "n_clients": 50, "clip": 2.0}, 500 * mu),
+    ):
+        algorithm = build(**options)
+        assert algorithm.signal == pytest.approx(signal)
+        assert algorithm.schedule == Schedule.of(algorithm.signal, 3, 4)
+        assert algorithm.n_rounds == algorithm.schedule.n_rounds == len(algorithm.plan().rounds)
+
+
+# ----------------------------------------------------------------- the plan
+
+
+@pytest.mark.parametrize("d", [1, 4, 100])
+@pytest.mark.parametrize("signal", [1.0, 200.0, 1e5])
+def test_shares_are_those_of_the_guarantees(signal, d):
+    schedule = Schedule.of(signal, 5, d)
+    rounds = [schedule.releases(t, d) for t in range(1, schedule.n_rounds + 1)]
+    shares = [{r.name: r.cost**2 for r in releases} for releases in rounds]
+    name = "moments" if schedule.moments else "norms"
+    assert shares[0] == pytest.approx({name: 0.08})
+    synopses = shares[1 : 1 + len(schedule.cells)]
+    assert sum(sum(s.values()) for s in synopses) == pytest.approx(0.55)
+    for before, after in itertools.pairwise(synopses):
+        assert sum(after.values()) == pytest.approx(1.5 * sum(before.values()))
+    for found in synopses:
+        total = sum(found.values())
+        assert found["synopsis-squares"] == pytest.approx(0.10 * total)
+        assert found["synopsis-counts"] == pytest.approx(schedule.count_share * total)
+    refinements = shares[1 + len(schedule.cells) :]
+    for found in refinements:
+        assert sum(found.values()) == pytest.approx(0.37 / schedule.n_refinements)
+        assert found["refinement-sums"] / found["refinement-counts"] == pytest.approx(
+            math.sqrt(4 * d)
+        )
+    assert {r.name for releases in rounds for r in releases} <= set(RELEASES)
+
+
+def test_the_plan_meets_the_budget_exactly():
+    plan = build().plan()
+    assert plan.mu == pytest.approx(mu_of_budget(1.0, plan.budget.delta), rel=1e-12)
+    assert plan.epsilon() <= 1.0
+    assert sum(r.cost**2 for r in plan.releases) == pytest.approx(plan.mu**2)
+
+
+@pytest.mark.parametrize("d", [1, 2, 100, 784])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("shares", [2, 80, 4000])
+def test_noise_can_be_shared_among_clients(d, epsilon, shares):
+    algorithm = build(10, Ball(3.0, [0] * d), PrivacyBudget(epsilon), n_records=100_000)
+    check_shares(algorithm, algorithm.plan(), shares)
+    algorithm.require_capacity(math.sqrt(5))
+
+
+# ----------------------------------------------------------------- the document
+
+VARIANTS = [
+    {},
+    {"budget": PrivacyBudget(None), "n_records": None},
+    {"k": 1, "seed": 9, "fraction_bits": 12},
+    {"n_records": 20},
+    {"budget": CLIENTS, "n_clients": 50, "clips": {"moments": 1}},
+    {"budget": CLIENTS, "n_clients": 50, "clip": 3.5},
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+@pytest.mark.parametrize("domain", [Box([0] * 4, [1, 2, 3, 4]), BALL])
+def test_an_algorithm_survives_its_configuration(options, domain):
+    algorithm = build(domain=domain, **options)
+    config = parse_canonical(canonical_bytes(algorithm.to_config()))
+    again = algorithm_from_config(config, domain, algorithm.budget)
+    assert type(again) is SynopsisAlgorithm
+    assert again == algorithm
+    assert hash(again) == hash(algorithm)
+    assert again.to_config() == config
+    assert again.plan() == algorithm.plan()
+
+
+def test_variants_are_different():
+    variants = [build(**options) for options in VARIANTS]
+    assert len(set(variants)) == len(variants)
+
+
+def changed_schedule(**change):
+    return {"schedule": {**build().to_config()["schedule"], **change}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"more": 1},
+        {"seed": "0"},
+        {"n_clusters": 0},
+        {"n_rounds": 4},
+        {"clips": {}},
+        {"schedule": []},
+        {"schedule": {}},
+        changed_schedule(more=1),
+        changed_schedule(moments=1),
+        changed_schedule(cells=[]),
+        changed_schedule(cells=9),
+        changed_schedule(cells=[6] * 9),
+        changed_schedule(cells=[0]),
+        changed_schedule(cells=[2**23]),
+        changed_schedule(cells=["6"]),
+        changed_schedule(n_directions=5),
+        changed_schedule(n_directions=0),
+        changed_schedule(n_refinements=0),
+        changed_schedule(n_refinements=33),
+        changed_schedule(count_share="0x1p+0"),
+        changed_schedule(count_share="0x0p+0"),
+        changed_schedule(count_share=0.5),
+    ],
+    ids=str,
+)
+def test_other_configurations_are_refused(change):
+    config = {**build().to_config(), **change}
+    with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
+        algorithm_from_config(config, BALL, BUDGET)
+
+
+@pytest.mark.parametrize("change", [{"clips": []}, {"clips": {"noise": "0x1p+0"}}, {"clip": 1.0}])
+def test_other_clips_are_refused(change):
+    config = {**build(budget=CLIENTS, n_clients=50).to_config(), **change}
+    with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
+        algorithm_from_config(config, BALL, CLIENTS)
+
+
+def test_a_configuration_that_lacks_a_field_is_refused():
+    config = build().to_config()
+    for name in set(config) - {"name", "n_records"}:
+        lacking = {key: value for key, value in config.items() if key != name}
+        with pytest.raises(ConfigurationError, match="not as expected"):
+            algorithm_from_config(lacking, BALL, BUDGET)
+
+
+# ----------------------------------------------------------------- parameters
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"k": 0}, ConfigurationError, "n_clusters in"),
+        ({"n_records": None}, ConfigurationError, "n_records is required"),
+        ({"n_records": 2}, ConfigurationError, "n_clusters of at most n_records=2"),
+        ({"n_rounds": 5}, ConfigurationError, "n_rounds='auto'.*Got 5"),
+        ({"n_rounds": "many"}, ConfigurationError, "n_rounds='auto'.*Got 'many'"),
+        ({"seed": 2**53}, ConfigurationError, "seed in"),
+        ({"seed": "x"}, ConfigurationTypeError, "seed must be an integer"),
+        ({"fraction_bits": 26}, ConfigurationError, "fraction_bits in"),
+        ({"domain": Ball(1.0, [0] * 9), "fraction_bits": 25}, ConfigurationError, "too fine"),
+        ({"budget": CLIENTS}, ConfigurationError, "n_clients is required with unit='client'"),
+        ({"budget": CLIENTS, "n_clients": 9, "clip": 0}, ConfigurationError, "clip positive"),
+        ({"budget": CLIENTS, "n_clients": 9, "clip": 1e-9}, ConfigurationError, "one step of the"),
+        ({"budget": CLIENTS, "n_clients": 9, "clips": {"x": 1}}, ConfigurationError, "Got 'x'"),
+        ({"n_clients": 9}, ConfigurationError, "n_clients=None unless"),
+        ({"clips": {"moments": 1}}, ConfigurationError, "clips=None unless"),
+        ({"n_records": 2**48}, ConfigurationError, "n_records=281474976710656 and noise"),
+    ],
+)
+def test_bad_parameters_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        build(**options)
+
+
+def test_sizes_of_gigabytes_are_refused():
+    with pytest.raises(ConfigurationError, match=r"at most 4194304 words. Got 4501500 in round 1"):
+        build(2, Ball(1.0, [0] * 3000), PrivacyBudget(None))
+    with pytest.raises(ConfigurationError, match="in round 5 with n_clusters=10000 and 784"):
+        build(10_000, Ball(1.0, [0] * 784), n_records=10**9)
+
+
+def test_second_moments_need_little_noise():
+    """Hundreds of thousands of words travel only where they are worth their noise."""
+    few = build(4, Ball(1.0, [0] * 784), n_records=500)
+    assert (few.words(1), few.schedule.n_directions) == (1, 16)
+    many = build(4, Ball(1.0, [0] * 784), n_records=10**6)
+    assert (many.words(1), many.schedule.n_directions) == (784 * 785 // 2, 64)
+    assert few.layout(1)[0].name == "norms"
+    assert many.layout(1)[0].name == "moments"
+
+
+def test_the_planned_noise_is_known_by_block():
+    algorithm = build()
+    releases = algorithm.plan().rounds
+    one = 2**16
+    assert algorithm.noise_of(1) == pytest.approx(
+        {"moments": releases[0][0].noise_multiplier * 4**10}
+    )
+    for t in (2, algorithm.n_rounds):
+        expected = {r.blocks[0]: r.noise_multiplier * one for r in releases[t - 1]}
+        assert algorithm.noise_of(t) == pytest.approx(expected)
+    clients = build(budget=CLIENTS, n_clients=50, clips={"synopsis-counts": 3})
+    sums, counts, squares = clients.plan().rounds[1]
+    assert clients.noise_of(2) == pytest.approx(
+        {
+            "sums": sums.noise_multiplier * one * 20,
+            "counts": counts.noise_multiplier * one * 3,
+            "squares": squares.noise_multiplier * one * 20,
+        }
+    )
+    assert set(build(budget=PrivacyBudget(None)).noise_of(2).values()) == {0.0}

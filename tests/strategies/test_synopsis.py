@@ -1,0 +1,276 @@
+"""Whole runs of SynopsisKMeans: under both trust models, for records and for clients."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+from harness import (
+    SIMULATED,
+    exact_statistic,
+    key_file,
+    roster_policies,
+    run_recorded,
+    stock_start,
+)
+from hostile import without_noise
+from scipy import stats
+
+from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
+from flower_kmeans.algorithms import Question
+from flower_kmeans.algorithms.synopsis import BLIND, FEW, NOTES
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.federation.arrays import decode_arrays
+from flower_kmeans.metrics import matched_centroid_error
+from flower_kmeans.secagg.ring import from_ring
+from flower_kmeans.strategies import KMeansStrategy, SynopsisKMeans
+
+RNG = np.random.default_rng
+CENTERS = np.array([[6.0, 6.0, 0.0], [-6.0, 6.0, 1.0], [0.0, -6.0, -1.0]])
+RECORDS = np.repeat(CENTERS, 400, axis=0) + RNG(1).normal(size=(1200, 3))
+PARTS = np.array_split(RNG(2).permutation(RECORDS), 6)
+BALL = Ball(14.0, [0.0, 0.0, 0.0])
+TRUSTS = ("distributed-noise", "trusted-server")
+P_VALUE = 1e-9
+
+
+def make(trust="distributed-noise", *, epsilon=8.0, unit="record", k=3, domain=BALL, **options):
+    if trust == "plain":
+        epsilon = None
+    options = {"n_clients": 6, "min_clients": 3, **options}
+    budget = PrivacyBudget(epsilon, unit=unit)
+    return SynopsisKMeans(k, domain, budget, options.pop("n_records", 1200), trust=trust, **options)
+
+
+def run(strategy, parts=PARTS, **options):
+    return run_recorded(strategy, parts, timeout=60, **options)
+
+
+def questions(outcome):
+    """Return the question of each round."""
+    asked = {}
+    for item in outcome.grid.sent:
+        if item.kind == "round":
+            asked[item.fields["t"]] = decode_arrays(item.fields["question"])
+    return [Question(t, asked[t]) for t in sorted(asked)]
+
+
+def same(outcome):
+    """Require that the server and all clients have one result; return it."""
+    result = outcome.one
+    np.testing.assert_array_equal(outcome.strategy.centroids, result.centroids)
+    np.testing.assert_array_equal(outcome.result.arrays["centroids"].numpy(), result.centroids)
+    np.testing.assert_array_equal(outcome.result.arrays["counts"].numpy(), result.counts)
+    return result
+
+
+# --------------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize("start", [None, stock_start])
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_runs_end_with_one_result(trust, unit, start):
+    strategy = make(trust, unit=unit)
+    outcome = run(strategy, start=start)
+    result, report, n_rounds = same(outcome), outcome.strategy.report, strategy.n_rounds
+    assert result.centroids.shape == (3, 3)
+    assert np.isfinite(result.counts).all()
+    assert np.linalg.norm(result.centroids, axis=1).max() <= 14.0
+    assert len(outcome.results) == 6
+    assert report.answers == [6] * n_rounds
+    assert (report.trust, report.unit, report.n_rounds) == (trust, unit, n_rounds)
+    assert 7.9 < report.epsilon <= 8.0
+    assert report.server_asks
+    assert not report.incidents
+
+
+@pytest.mark.parametrize("keys", ["relayed", "file", "roster"])
+def test_runs_take_keys_of_any_kind(keys, tmp_path):
+    policy = [replace(SIMULATED, group_key_file=key_file(tmp_path) if keys == "file" else None)]
+    if keys == "roster":
+        policy = roster_policies(tmp_path, len(PARTS))
+    strategy = make(keys=keys)
+    same(run(strategy, policy=policy))
+    assert strategy.report.keys == keys
+    assert strategy.report.answers == [6] * strategy.n_rounds
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+@pytest.mark.parametrize("domain", [BALL, Box([-12.0] * 3, [12.0] * 3)], ids=["ball", "box"])
+def test_without_noise_it_finds_the_clusters(domain, trust):
+    with without_noise():
+        outcome = run(make(trust, domain=domain))
+    found = same(outcome)
+    means = RECORDS.reshape(3, 400, 3).mean(axis=1)
+    assert matched_centroid_error(found.centroids, means) < 1e-2
+    np.testing.assert_array_equal(np.sort(found.counts), [400] * 3)
+    assert outcome.strategy.report.notes == ()
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("unit", ["record", "client"])
+def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(trust, unit):
+    """Without noise, the sum of each round is exactly that of the clients who answered it."""
+    strategy = make(trust, unit=unit)
+    n_rounds = strategy.n_rounds
+    faults = [Fault(t % 6, t + 1, "drop") for t in range(n_rounds)]
+    with without_noise():
+        outcome = run(strategy, faults=faults)
+    same(outcome)
+    server, report = outcome.strategy._run_state, outcome.strategy.report
+    assert report.answers == [5] * n_rounds
+    assert [(entry.client, entry.round) for entry in report.dropped] == [
+        (t % 6, t + 1) for t in range(n_rounds)
+    ]
+    for closed, question in zip(server.closed, questions(outcome), strict=True):
+        away = (question.round - 1) % 6
+        present = [part for i, part in enumerate(PARTS) if i != away]
+        expected = sum(exact_statistic(server.run, question, part) for part in present)
+        np.testing.assert_array_equal(from_ring(closed.opened)[:-1], expected)
+
+
+@pytest.mark.parametrize("unit", ["record", "client"])
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_finished_runs_carry_the_planned_noise(trust, unit):
+    """Of every release, with its own clip, whatever cells and radii were asked for."""
+    ratios = {}
+    clips = {"clips": {"synopsis-counts": 7.0}} if unit == "client" else {}
+    for seed in range(4):
+        strategy = make(trust, unit=unit, epsilon=1.0, seed=seed, min_clients=6, **clips)
+        outcome = run(strategy)
+        server = strategy._run_state
+        factor = 6 / 5 if trust == "distributed-noise" else 1  # six shares, made for five
+        for question in questions(outcome):
+            t = question.round
+            exact = sum(exact_statistic(server.run, question, part) for part in PARTS)
+            noise = from_ring(server.closed[t - 1].opened)[:-1] - exact
+            for release in strategy.plan.rounds[t - 1]:
+                place = strategy.algorithm.places(t)[release.blocks[0]]
+                one = 4.0**10 if release.name == "moments" else 2.0**16
+                clip = 1.0
+                if unit == "client":
+                    clip = 7.0 if release.name == "synopsis-counts" else 200.0
+                std = release.noise_multiplier * one * clip * factor**0.5
+                found = noise[place] / std
+                if release.name == "moments":
+                    found[3:] *= 2**0.5  # above the diagonal
+                ratios.setdefault(release.name, []).append(found)
+    assert len(ratios) == 6
+    for name, found in ratios.items():
+        squares = np.concatenate(found) ** 2
+        sizes = squares.sum(), squares.size
+        assert 2 * min(stats.chi2.cdf(*sizes), stats.chi2.sf(*sizes)) > P_VALUE, name
+
+
+@pytest.mark.ray
+def test_ray_gives_the_same_result():
+    """Node ids differ, and with them the noise, so there is next to none."""
+    options = {"epsilon": 1e6, "fraction_bits": 20}
+    found = [
+        simulate(make(**options), PARTS, engine=engine, timeout=120)
+        for engine in ("in-process", "ray")
+    ]
+    # A server's k-means numbers its clusters by chance.
+    first, second = (np.argsort(result.centroids[:, 0]) for result in found)
+    np.testing.assert_allclose(
+        found[0].centroids[first], found[1].centroids[second], rtol=0, atol=0.01
+    )
+    np.testing.assert_allclose(found[0].counts[first], found[1].counts[second], rtol=0, atol=1)
+    assert found[1].report.answers == [6] * found[1].report.n_rounds
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+def test_an_oblivious_server_is_refused_with_the_reason():
+    with pytest.raises(ConfigurationError, match="trust of SynopsisKMeans") as caught:
+        make("oblivious-server")
+    reason = "The server computes the next question, so it cannot be oblivious."
+    assert str(caught.value).endswith(reason)
+    with pytest.raises(ConfigurationError, match="needs the sum of each round"):
+        make(opening="deferred")
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_rounds_and_initial_centroids_are_refused(trust):
+    with pytest.raises(ConfigurationError, match="n_rounds='auto' for SynopsisKMeans"):
+        make(trust, n_rounds=5)
+    with pytest.raises(ConfigurationError, match="no initial: SynopsisKMeans makes its own"):
+        make(trust, initial=CENTERS)
+
+    def begin(strategy, grid, **options):
+        return KMeansStrategy.start(
+            strategy, grid, initial_arrays=ArrayRecord([CENTERS]), **options
+        )
+
+    with pytest.raises(ConfigurationError, match="no initial_arrays: SynopsisKMeans"):
+        run(make(trust), start=begin)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "n_clusters in"),
+        ({"n_records": None}, "n_records is required"),
+        ({"n_records": 2}, "n_clusters of at most n_records=2"),
+        ({"fraction_bits": 1}, "noise"),
+        ({"clips": {"moments": 1.0}}, "clips=None unless"),
+        ({"unit": "client", "clips": {"moment": 1.0}}, "Got 'moment'"),
+        ({"unit": "client", "clips": {"moments": -1.0}}, "clips between"),
+    ],
+)
+def test_bad_parameters_are_refused_when_the_strategy_is_made(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make(**options)
+
+
+# --------------------------------------------------------------------------- the report
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_the_report_lists_every_release(trust):
+    strategy = make(trust)
+    run(strategy)
+    report = strategy.report.to_dict()
+    schedule = strategy.algorithm.schedule
+    expected = [(1, "moments")]
+    for t in range(2, 2 + len(schedule.cells)):
+        expected += [(t, f"synopsis-{name}") for name in ("sums", "counts", "squares")]
+    for t in range(2 + len(schedule.cells), strategy.n_rounds + 1):
+        expected += [(t, f"refinement-{name}") for name in ("sums", "counts")]
+    assert [(release["round"], release["name"]) for release in report["releases"]] == expected
+    assert sum(release["mu"] ** 2 for release in report["releases"]) == pytest.approx(
+        report["mu"] ** 2
+    )
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_clients_without_records_are_no_error(trust):
+    strategy = make(trust, k=5)
+    result = same(run(strategy, [np.empty((0, 3))] * 6))
+    assert np.isfinite(result.centroids).all()
+    if trust == "plain":
+        assert NOTES[FEW] in strategy.report.notes
+
+
+def test_where_a_run_fell_back_is_told():
+    strategy = make("trusted-server", domain=Ball(20.0, [0.0] * 60), epsilon=0.1)
+    run(strategy, [RNG(i).normal(size=(9, 60)) for i in range(6)])
+    assert NOTES[BLIND] in strategy.report.notes
+    assert strategy.report.to_dict()["notes"] == list(strategy.report.notes)
+
+
+@pytest.mark.parametrize("d", [100, 784])
+def test_second_moments_travel_by_half_and_only_where_they_are_worth_it(d):
+    strategy = make(
+        "trusted-server", k=2, domain=Ball(4.0, np.zeros(d)), n_clients=3, n_records=10**6
+    )
+    outcome = run(strategy, np.split(RNG(4).normal(size=(9, d)) * 0.1, 3))
+    same(outcome)
+    words = max(len(i.fields["words"]) for i in outcome.grid.received if i.kind == "round")
+    assert words == 8 * (d * (d + 1) // 2 + 1)
+    few = make("trusted-server", k=2, domain=Ball(4.0, np.zeros(d)), n_clients=3, n_records=50)
+    outcome = run(few, np.split(RNG(4).normal(size=(9, d)) * 0.1, 3))
+    words = max(len(i.fields["words"]) for i in outcome.grid.received if i.kind == "round")
+    assert words < 8 * 2000
