@@ -1,0 +1,36 @@
+"""What a server does with a noisy histogram: post-processing, without any privacy of its own."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+def zero_small(histogram: FloatArray, total: float) -> FloatArray:
+    """Return a noisy histogram without its smallest bins, which the total does not need.
+
+    The largest bins are kept until they sum to more than the total; the others become zero, and so
+    does every negative bin (PE-means, Algorithm 2, lines 7 to 9). Of equal bins the first are the
+    larger ones. Noise moves many records' worth into empty bins, but little into each.
+
+    Parameters
+    ----------
+    histogram : ndarray of shape (m,), float64
+        Finite; m may be 0.
+    total : float
+        How many records there are, a public figure: at least 0.
+
+    Returns
+    -------
+    ndarray of shape (m,), float64
+        At least 0. All positive bins, if these do not sum to more than the total.
+    """
+    order = np.argsort(-histogram, kind="stable")
+    reached = np.cumsum(histogram[order])
+    # Negative bins come last, so the sums rise before they fall: the first excess is what counts.
+    beyond = np.flatnonzero(reached > total)
+    n_kept = len(order) if not len(beyond) else int(beyond[0]) + 1
+    kept = np.zeros_like(histogram)
+    largest = order[:n_kept]
+    kept[largest] = np.maximum(histogram[largest], 0.0)
+    return kept
