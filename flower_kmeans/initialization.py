@@ -26,7 +26,8 @@ FloatArray = NDArray[np.float64]
 ATTEMPTS = 100
 """Random points that are tried for one centroid before the radius is given up."""
 
-_STARTS = 10
+STARTS = 10
+"""Of k-means by k-means++, of which the best counts."""
 _BLOCK_POINTS = 64
 _BLOCK_WORDS = 2**16
 _LARGEST_HALF_WIDTH = 2**25
@@ -291,9 +292,13 @@ def check_server_data(
 
 
 def weighted_kmeans(
-    points: FloatArray, weights: FloatArray, n_clusters: int, rng: np.random.Generator
+    points: FloatArray,
+    weights: FloatArray,
+    n_clusters: int,
+    rng: np.random.Generator,
+    n_starts: int = STARTS,
 ) -> tuple[FloatArray, float]:
-    """Return the centres of weighted k-means, the best of ten starts, and their cost.
+    """Return the centres of weighted k-means, the best of some starts, and their cost.
 
     Parameters
     ----------
@@ -305,6 +310,8 @@ def weighted_kmeans(
         k >= 1.
     rng : Generator
         Public randomness.
+    n_starts : int (default: 10)
+        By k-means++.
 
     Returns
     -------
@@ -323,7 +330,7 @@ def weighted_kmeans(
         threadpool_limits(limits=1),
     ):
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than centres
-        model = KMeans(n_clusters, n_init=_STARTS, random_state=_sklearn_seed(rng))
+        model = KMeans(n_clusters, n_init=n_starts, random_state=_sklearn_seed(rng))
         model.fit(points, sample_weight=weights / largest)
     centers = np.asarray(model.cluster_centers_, dtype=np.float64)
     return centers, float(model.inertia_) * largest
@@ -332,6 +339,19 @@ def weighted_kmeans(
 def public_generator(seed: int, round_number: int) -> np.random.Generator:
     """Return the public randomness of a server's part of a round: never of keys or noise."""
     return np.random.default_rng(np.random.SeedSequence((seed, round_number)))
+
+
+def public_words(key: int) -> np.random.Philox:
+    """Return the source of public words of a 128-bit key: its ``random_raw`` is the same anywhere.
+
+    What a generator's other methods make of the words may change with a NumPy version.
+    """
+    return np.random.Philox(key=np.array([key % 2**64, key >> 64], dtype=np.uint64))
+
+
+def random_words(source: np.random.Philox, size: int) -> NDArray[np.uint64]:
+    """Return the next words of a source, (size,)."""
+    return np.asarray(source.random_raw(size), dtype=np.uint64)
 
 
 def _sklearn_seed(rng: np.random.Generator) -> int:

@@ -162,7 +162,7 @@ class Algorithm(ABC):
         """
 
     def units(self, question: Question) -> FloatArray:
-        """Return the scale of every word of the noise: ``record_units``, or ``clip`` times those.
+        """Return the scale of every word of the noise: ``record_units`` times the release's clip.
 
         Returns
         -------
@@ -176,8 +176,21 @@ class Algorithm(ABC):
             If the budget protects clients and the algorithm has no ``clip``.
         """
         units = self.record_units(question)
+        if self._clip() is None:
+            return units
+        places = self.places(question.round)
+        for release in self.releases(question.round):
+            for name in release.blocks:
+                units[places[name]] *= self.clip_of(release)
+        return units
+
+    def clip_of(self, release: Release) -> float:
+        """Return how many records' worth of one client count in a release; 1 without clipping.
+
+        By default ``clip`` for all. Clips must follow from public figures.
+        """
         clip = self._clip()
-        return units if clip is None else units * clip
+        return 1.0 if clip is None else clip
 
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping.

@@ -98,19 +98,6 @@ class FedDPPlan(Algorithm):
             [np.full(block.size, units[block.name]) for block in self.layout(question.round)]
         )
 
-    def units(self, question: Question) -> FloatArray:
-        """Return the scale of every word of the noise; it depends on the round only.
-
-        Where clients are protected, each release has a clip of its own (`clip_of`).
-        """
-        units = self.record_units(question)
-        if self._clip() is None:
-            return units
-        for release in self.releases(question.round):
-            for name in release.blocks:
-                units[self.places(question.round)[name]] *= self.clip_of(release)
-        return units
-
     def fixed_units(self, round_number: int) -> FloatArray:
         """Return the units of a round: they do not depend on what its question holds."""
         return self.units(Question(round_number))

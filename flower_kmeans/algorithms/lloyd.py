@@ -137,7 +137,7 @@ class LloydFamily(CostOfLastRound):
         put = object.__setattr__  # the dataclass is frozen from here on
         put(self, "n_clusters", integer("n_clusters", n_clusters, 1, MAX_CLUSTERS))
         put(self, "domain", domain)
-        put(self, "n_records", _n_records(n_records, self.n_clusters, budget))
+        put(self, "n_records", planned_records(n_records, self.n_clusters, budget))
         if n_clients is not None:
             n_clients = integer("n_clients", n_clients, 1, 2**53 - 1)
         put(self, "clip", client_clip(budget, self.n_records, n_clients, clip))
@@ -534,7 +534,14 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     return number
 
 
-def _n_records(value: Any, n_clusters: int, budget: PrivacyBudget) -> int | None:
+def planned_records(value: Any, n_clusters: int, budget: PrivacyBudget) -> int | None:
+    """Return the public planning figure for the number of records, ``None`` if there is none.
+
+    Raises
+    ------
+    ConfigurationTypeError, ConfigurationError
+        If it is required and missing, no integer, out of range, or below the number of clusters.
+    """
     if value is None:
         if budget.is_private:
             raise ConfigurationError(
