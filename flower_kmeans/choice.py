@@ -41,6 +41,8 @@ class StrategyName(StrEnum):
     GLLOYD = "glloyd", "GLloyd"
     FASTLLOYD = "fastlloyd", "FastLloyd"
     FEDDP = "feddp", "FedDPKMeans", True, True
+    PE_MEANS = "pe-means", "PEMeans"
+    HDPE_MEANS = "hdpe-means", "HDPEMeans"
 
 
 class Trust(StrEnum):

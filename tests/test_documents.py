@@ -31,7 +31,15 @@ from flower_kmeans.federation.in_process import InProcessGrid, task_identity
 from flower_kmeans.federation.release import sharing_slack
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.report import Report
-from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, Lloyd, SuLloyd
+from flower_kmeans.strategies import (
+    FastLloyd,
+    FedDPKMeans,
+    GLloyd,
+    HDPEMeans,
+    Lloyd,
+    PEMeans,
+    SuLloyd,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -181,7 +189,8 @@ def build(strategy, trust=None, **options):
     budget = PrivacyBudget(None) if strategy is Lloyd or trust == "plain" else BUDGET
     if strategy is FedDPKMeans:
         options.setdefault("server_data", RECORDS[:20])
-    return strategy(3, BOX, budget, 600, trust=trust, n_clients=6, n_rounds=2, **options)
+    box = Box([0] * 17, [1] * 17) if strategy is HDPEMeans else BOX
+    return strategy(3, box, budget, 600, trust=trust, n_clients=6, n_rounds=2, **options)
 
 
 def test_strategies_are_as_in_the_table():
@@ -189,7 +198,8 @@ def test_strategies_are_as_in_the_table():
     found = {}
     for name, _, noise, trusts in rows:
         found[code_spans(name)[0]] = (noise, code_spans(trusts))
-    classes = {cls.__name__: cls for cls in (FastLloyd, GLloyd, SuLloyd, FedDPKMeans, Lloyd)}
+    private = (FastLloyd, GLloyd, SuLloyd, FedDPKMeans, PEMeans, HDPEMeans)
+    classes = {cls.__name__: cls for cls in (*private, Lloyd)}
     assert found.keys() == classes.keys()
     for name, (noise, trusts) in found.items():
         strategy = build(classes[name])
@@ -201,7 +211,7 @@ def test_strategies_are_as_in_the_table():
     assert models == {trust for _, trusts in found.values() for trust in trusts}
     with pytest.raises(ConfigurationError, match="trust of SuLloyd"):
         build(SuLloyd, "distributed-noise")
-    for strategy in (FastLloyd, GLloyd, SuLloyd, FedDPKMeans):
+    for strategy in private:
         assert build(strategy, "plain").plan.is_private is False
 
 

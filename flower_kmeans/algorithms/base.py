@@ -187,14 +187,6 @@ class Algorithm(ABC):
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping.
 
-        By default ``clip`` for all. Clips must follow from public figures.
-        """
-        clip = self._clip()
-        return 1.0 if clip is None else clip
-
-    def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping.
-
         ``clip`` for all of them, unless a subclass has others.
         """
         clip = self._clip()

@@ -58,6 +58,7 @@ class PEMeansParameters(Algorithm):
     """Parameters of PE-means, their checks and their document; see `PEMeansAlgorithm`."""
 
     replayable: ClassVar[bool] = False
+    clips_together: ClassVar[bool] = True
     projects: ClassVar[bool] = False
     """Whether votes are cast in a projection, and a last round lifts the centroids out of it."""
 
@@ -161,7 +162,10 @@ class PEMeansParameters(Algorithm):
         return self.units(Question(round_number))
 
     def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping."""
+        """Return how many records' worth of one client count in a release; 1 without clipping.
+
+        Sums and counts of a client are shortened by one factor, which leaves its means as they are.
+        """
         return dict(self.clips).get(release.name, 1.0)
 
     def require_capacity(self, noise_factor: float = 1.0) -> None:

@@ -1,7 +1,8 @@
 """The server asks for noisy sums and writes a report, but no centroid.
 
-With ``strategy="fastlloyd"`` it never sees what the sums are. With ``"feddp"`` it does, under
-``trust="distributed-noise"``, and starts from points of its own, which stay on its machine.
+With ``strategy="fastlloyd"`` it never sees what the sums are. With ``"pe-means"``, ``"hdpe-means"``
+and ``"feddp"`` it does, under ``trust="distributed-noise"``; the last one starts from points of the
+server's own, which stay on its machine.
 """
 
 import json
@@ -19,7 +20,21 @@ from flower_kmeans import PrivacyBudget
 from flower_kmeans.datasets import load_table
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.privacy.report import Report
-from flower_kmeans.strategies import FastLloyd, FedDPKMeans, KMeansStrategy, RoundInfo
+from flower_kmeans.strategies import (
+    FastLloyd,
+    FedDPKMeans,
+    HDPEMeans,
+    KMeansStrategy,
+    PEMeans,
+    RoundInfo,
+)
+
+STRATEGIES: dict[str, Callable[..., KMeansStrategy]] = {
+    "fastlloyd": FastLloyd,
+    "feddp": FedDPKMeans,
+    "hdpe-means": HDPEMeans,
+    "pe-means": PEMeans,
+}
 
 app = ServerApp()
 
@@ -63,12 +78,12 @@ def strategy_of(
         "seed": int(config["seed"]),
         "on_round": on_round,
     }
-    if name == "fastlloyd":
-        return FastLloyd(**options)
-    if name != "feddp":
-        raise ConfigurationError(f"Expected strategy in ['fastlloyd', 'feddp']. Got {name!r}.")
-    path = Path(str(config["server-data"])).expanduser()
-    return FedDPKMeans(**options, server_data=load_table(path, features=domain.columns))
+    if name not in STRATEGIES:
+        raise ConfigurationError(f"Expected strategy in {list(STRATEGIES)}. Got {name!r}.")
+    if name == "feddp":
+        path = Path(str(config["server-data"])).expanduser()
+        options["server_data"] = load_table(path, features=domain.columns)
+    return STRATEGIES[name](**options)
 
 
 def write_report(
