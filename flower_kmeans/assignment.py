@@ -15,10 +15,10 @@ for ``K <= 2**53 / (d 4**(q + 1))``: with q = 16, up to 64 centroids at once for
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ _SCORES = 2**17  # of a product, 1 MB
 _MAX_ROWS = 2**15
 _MAX_WORKERS = 8
 _ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
+_ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
 _WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thread
 
 
@@ -149,13 +150,75 @@ def cluster_sums(
     return sums, counts
 
 
+def vote_counts(
+    records: GridRecords, candidates: Iterable[FloatArray], n_candidates: int
+) -> IntArray:
+    """Return how many records are nearest to each of many points, which are made block by block.
+
+    Memory is that of one block of candidates, of a few blocks of records, and of 16 bytes for every
+    record and candidate. The result does not depend on blocks or threads.
+
+    Parameters
+    ----------
+    records : GridRecords
+        n records of d columns.
+    candidates : iterable of ndarrays of shape (m, d), float64
+        Integers within ``[-2**q, 2**q]``, q the records' fractional bits; together at most
+        ``n_candidates``, at least one of them.
+    n_candidates : int
+        Length of the result; the candidates that are missing get no votes.
+
+    Returns
+    -------
+    ndarray of shape (n_candidates,), int64
+        Of several nearest candidates the first one gets a record's vote.
+
+    Raises
+    ------
+    ConfigurationError
+        If squared distances of these records would not be exact.
+    """
+    n, d = records.shape
+    check_exactness(d, records.fraction_bits)
+    best, labels = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
+    workers = min(_blas_threads(), max(1, n // _ROWS_PER_VOTER))
+    edges = [n * i // workers for i in range(workers + 1)]
+    first = 0
+
+    def compare(question: "_Question", start: int, stop: int) -> None:
+        worker: _Worker | None = None
+        step = question.block_rows()
+        for low in range(start, stop, step):
+            rows = slice(low, min(low + step, stop))
+            if worker is None or len(worker.points) != rows.stop - rows.start:
+                worker = _Worker(question, rows.stop - rows.start)
+            records.read(rows.start, worker.points, worker.scratch)
+            worker.label()
+            scores = worker.scores()
+            closer = scores < best[rows]  # a tie keeps the candidate of an earlier block
+            np.copyto(best[rows], scores, where=closer)
+            np.copyto(labels[rows], worker.labels + first, where=closer)
+
+    with single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
+        for block in candidates:
+            question = _Question(block, records.fraction_bits, None)
+            if workers == 1:
+                compare(question, 0, n)
+            else:
+                list(pool.map(partial(compare, question), edges[:-1], edges[1:]))
+            first += len(block)
+    return np.bincount(labels, minlength=n_candidates).astype(np.int64, copy=False)
+
+
 # --------------------------------------------------------------------------- one block
 
 
 class _Question:
     """The centroids and the radius of one call, prepared once and shared by its threads."""
 
-    def __init__(self, centroids: IntArray, fraction_bits: int, radius2: int | None) -> None:
+    def __init__(
+        self, centroids: IntArray | FloatArray, fraction_bits: int, radius2: int | None
+    ) -> None:
         k, d = int(centroids.shape[0]), int(centroids.shape[1])
         self.k, self.d = k, d
         self.radius2 = radius2
@@ -225,6 +288,12 @@ class _Worker:
             norms += self._best
             far = norms >= question.factor * (question.radius2 + 2)
             np.copyto(self.labels, question.k, where=far)
+
+    def scores(self) -> FloatArray:
+        """Return |c|^2 - 2 x . c of the nearest centroid of each point, after ``label``."""
+        if self.question.packed and len(self.question.groups) == 1:
+            self._best -= self.labels
+        return np.multiply(self._best, 1 / self.question.factor, out=self._best)
 
     def _nearest(self, group: FloatArray, index: LabelArray, lowest: FloatArray) -> None:
         """Write the index within a group of the nearest centroid of each row, and its score."""

@@ -42,6 +42,8 @@ class StrategyName(StrEnum):
     FASTLLOYD = "fastlloyd", "FastLloyd"
     SYNOPSIS = "synopsis", "SynopsisKMeans"
     FEDDP = "feddp", "FedDPKMeans", True, True
+    PE_MEANS = "pe-means", "PEMeans"
+    HDPE_MEANS = "hdpe-means", "HDPEMeans"
 
 
 class Trust(StrEnum):

@@ -349,6 +349,19 @@ def public_generator(seed: int, round_number: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence((seed, round_number)))
 
 
+def public_words(key: int) -> np.random.Philox:
+    """Return the source of public words of a 128-bit key: its ``random_raw`` is the same anywhere.
+
+    What a generator's other methods make of the words may change with a NumPy version.
+    """
+    return np.random.Philox(key=np.array([key % 2**64, key >> 64], dtype=np.uint64))
+
+
+def random_words(source: np.random.Philox, size: int) -> NDArray[np.uint64]:
+    """Return the next words of a source, (size,)."""
+    return np.asarray(source.random_raw(size), dtype=np.uint64)
+
+
 def _sklearn_seed(rng: np.random.Generator) -> int:
     return int(rng.integers(2**32))
 

@@ -3,6 +3,7 @@
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans import assignment
-from flower_kmeans.assignment import assign, check_exactness, cluster_sums
+from flower_kmeans.assignment import assign, check_exactness, cluster_sums, vote_counts
 from flower_kmeans.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 
@@ -187,3 +188,51 @@ def test_refuses_columns_that_would_not_be_exact():
     records = GridRecords.from_grid(np.zeros((2, 9)), 24)
     with pytest.raises(ConfigurationError, match="9 columns"):
         cluster_sums(records, np.zeros((1, 9), dtype=np.int64))
+
+
+# ----------------------------------------------------------------- votes for many candidates
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems(), st.integers(1, 12))
+def test_votes_are_those_of_python_whatever_the_blocks(problem, step):
+    q, points, candidates = problem
+    labels, _, _, _ = reference(points, candidates)
+    width = len(candidates[0])
+    records = GridRecords.from_grid(np.array(points, np.int64).reshape(-1, width), q)
+    array = np.array(candidates, dtype=np.float64)
+    blocks = (array[start : start + step] for start in range(0, len(array), step))
+    votes = vote_counts(records, blocks, len(array) + 3)
+    assert votes.dtype == np.int64
+    assert votes.tolist() == [labels.count(j) for j in range(len(array) + 3)]
+
+
+@pytest.mark.parametrize("q", [16, 25])
+def test_votes_of_many_records_for_many_candidates(q):
+    """Blocks of 63 to 300 candidates, with and without room for their index beside a score."""
+    rng, top = np.random.default_rng(3), 2**q
+    points = rng.integers(-top, top + 1, size=(5000, 2))
+    candidates = rng.integers(-top, top + 1, size=(700, 2)).astype(float)
+    candidates[500] = candidates[20]  # a tie between blocks: the first one gets the votes
+    if q == 25:  # exact for two columns only
+        points, candidates = points[:, :2], candidates[:, :2]
+    labels, _ = assign(points.astype(float), candidates.astype(np.int64))
+    records = GridRecords.from_grid(points, q)
+    expected = np.bincount(labels, minlength=700)
+    assert expected[20] > 0 == expected[500]
+    for sizes in ([700], [63, 64, 65, 300, 208], [1] * 8 + [692]):
+        ends = np.cumsum([0, *sizes])
+        blocks = [candidates[a:b] for a, b in pairwise(ends)]
+        np.testing.assert_array_equal(vote_counts(records, blocks, 700), expected)
+
+
+def test_votes_take_memory_for_blocks_only():
+    records = GridRecords(np.zeros((2000, 64)), Box([-1.0] * 64, [1.0] * 64), 16)
+    block = np.ones((512, 64))
+    vote_counts(records, [block], 512)
+    tracemalloc.start()
+    votes = vote_counts(records, (block for _ in range(64)), 32_768)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert votes[0] == 2000
+    assert peak < 12 * 2**20 < 8 * 64 * 32_768  # of the candidates alone

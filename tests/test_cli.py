@@ -2,6 +2,7 @@
 
 import csv
 import inspect
+import itertools
 import json
 import sys
 
@@ -486,10 +487,9 @@ def test_help_lists_the_commands(run):
 
 def test_every_strategy_can_be_chosen_by_name():
     offered = {name.class_name: name for name in StrategyName}
-    kinds = {cls.__name__: cls for cls in KMeansStrategy.__subclasses__()}
-    kinds = {
-        name: cls for name, cls in kinds.items() if cls.__module__.startswith("flower_kmeans.")
-    }
+    direct = KMeansStrategy.__subclasses__()
+    found = [*direct, *itertools.chain.from_iterable(cls.__subclasses__() for cls in direct)]
+    kinds = {cls.__name__: cls for cls in found if cls.__module__.startswith("flower_kmeans.")}
     assert offered.keys() == kinds.keys()
     for name, choice in offered.items():
         assert choice.is_private == (kinds[name].TRUSTS != ("plain",))

@@ -35,7 +35,9 @@ from flower_kmeans.strategies import (
     FastLloyd,
     FedDPKMeans,
     GLloyd,
+    HDPEMeans,
     Lloyd,
+    PEMeans,
     SuLloyd,
     SynopsisKMeans,
 )
@@ -190,7 +192,8 @@ def build(strategy, trust=None, **options):
         options.setdefault("server_data", RECORDS[:20])
     if strategy is not SynopsisKMeans:  # whose rounds follow from the plan
         options["n_rounds"] = 2
-    return strategy(3, BOX, budget, 600, trust=trust, n_clients=6, **options)
+    box = Box([0] * 17, [1] * 17) if strategy is HDPEMeans else BOX
+    return strategy(3, box, budget, 600, trust=trust, n_clients=6, **options)
 
 
 def test_strategies_are_as_in_the_table():
@@ -198,7 +201,7 @@ def test_strategies_are_as_in_the_table():
     found = {}
     for name, _, noise, trusts in rows:
         found[code_spans(name)[0]] = (noise, code_spans(trusts))
-    private = (SynopsisKMeans, FastLloyd, GLloyd, SuLloyd, FedDPKMeans)
+    private = (SynopsisKMeans, FastLloyd, GLloyd, SuLloyd, FedDPKMeans, PEMeans, HDPEMeans)
     classes = {cls.__name__: cls for cls in (*private, Lloyd)}
     assert found.keys() == classes.keys()
     for name, (noise, trusts) in found.items():

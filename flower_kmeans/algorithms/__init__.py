@@ -11,4 +11,6 @@ from flower_kmeans.algorithms.feddp import FedDPAlgorithm as FedDPAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm as GLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm as LloydAlgorithm
 from flower_kmeans.algorithms.lloyd import SuLloydAlgorithm as SuLloydAlgorithm
+from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm as HDPEMeansAlgorithm
+from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm as PEMeansAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm as SynopsisAlgorithm

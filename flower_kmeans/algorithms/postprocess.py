@@ -51,7 +51,7 @@ def clip_rows(vectors: FloatArray, radius: float) -> FloatArray:
     A vector that is longer is scaled by floating-point numbers, so its norm may exceed the radius
     by a few roundings: this is for utility, no guarantee rests on it.
     """
-    squares = _row_sums(vectors * vectors)
+    squares = row_sums(vectors * vectors)
     longer = squares > radius * radius
     factors = np.where(longer, radius / np.sqrt(np.where(longer, squares, 1.0)), 1.0)
     return vectors * factors[:, None]
@@ -99,7 +99,7 @@ def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArra
     return domain.quantise(scaled(inside, fraction_bits), fraction_bits).astype(np.int64)
 
 
-def _row_sums(values: FloatArray) -> FloatArray:
+def row_sums(values: FloatArray) -> FloatArray:
     """Return the sum of each row, adding halves: an order that depends on the width alone."""
     width = values.shape[1]
     while width > 1:

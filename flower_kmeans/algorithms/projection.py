@@ -148,16 +148,19 @@ class Projection:
     fraction_bits : int
         q, of the records and of V.
     n_directions : int
+    most_bits : int (default: 25)
+        Of a projected coordinate, where fewer leave room for speed (`assignment`).
     """
 
     domain: Domain
     fraction_bits: int
     n_directions: int
+    most_bits: int = _MAX_BITS
 
     @cached_property
     def bits(self) -> int:
         """Bits of the largest projected coordinate, with which squared distances are exact."""
-        return min(_MAX_BITS, (51 - (self.n_directions - 1).bit_length()) // 2)
+        return min(self.most_bits, (51 - (self.n_directions - 1).bit_length()) // 2)
 
     @cached_property
     def shift(self) -> int:

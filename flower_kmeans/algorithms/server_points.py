@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.initialization import weighted_kmeans
+from flower_kmeans.initialization import STARTS, weighted_kmeans
 
 FloatArray = NDArray[np.float64]
 
@@ -40,6 +40,7 @@ def weighted_centers(
     n_clusters: int,
     min_weight: float,
     rng: np.random.Generator,
+    n_starts: int = STARTS,
 ) -> Centers:
     """Return the centres of weighted k-means on the points of enough weight.
 
@@ -54,15 +55,17 @@ def weighted_centers(
     min_weight : float
         Positive; lighter points are dropped.
     rng : Generator
+    n_starts : int (default: 10)
+        Of k-means.
     """
     kept = weights >= min_weight
     if not kept.any():
-        centers, _ = weighted_kmeans(points, np.ones(len(points)), n_clusters, rng)
+        centers, _ = weighted_kmeans(points, np.ones(len(points)), n_clusters, rng, n_starts)
         return Centers(centers, all_light=True, equal=_has_equal(centers))
     if kept.sum() < n_clusters:
         heaviest = np.argsort(-weights, kind="stable")[:n_clusters]
         return Centers(points[heaviest], few=True, equal=_has_equal(points[heaviest]))
-    centers, _ = weighted_kmeans(points[kept], weights[kept], n_clusters, rng)
+    centers, _ = weighted_kmeans(points[kept], weights[kept], n_clusters, rng, n_starts)
     return Centers(centers, equal=_has_equal(centers))
 
 

@@ -35,7 +35,7 @@ from flower_kmeans.cli import app as flower_kmeans
 from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsError
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
 from flower_kmeans.federation.roster import Roster, read_identity, write_group_key, write_members
-from flower_kmeans.strategies import FastLloyd, FedDPKMeans, SynopsisKMeans
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans, HDPEMeans, PEMeans, SynopsisKMeans
 
 
 @pytest.fixture
@@ -338,6 +338,18 @@ def test_synopsis_is_a_setting_that_policies_may_name(monkeypatch, loopback, tmp
     assert could_take_part(loopback, tmp_path / "node2")
 
 
+def test_pe_means_is_a_setting_that_policies_may_name(monkeypatch, loopback, tmp_path):
+    config = {"strategy": "pe-means", "trust": "distributed-noise", "n-rounds": 2}
+
+    def policies(node):
+        return {"settings": {"trusts": ["distributed-noise"], "algorithms": ["pe-means"]}}
+
+    n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
+    assert n_results == 3
+    assert (report["strategy"], report["n_rounds"]) == ("PEMeans", 2)
+    assert report["arrays_at_the_server"] == ["centroids", "counts"]
+
+
 def test_feddp_is_refused_by_nodes_that_name_another_algorithm(monkeypatch, loopback, tmp_path):
     np.save(tmp_path / "server.npy", server_points())
     config = {
@@ -390,6 +402,20 @@ def test_the_apps_settings_choose_the_strategy(monkeypatch, tmp_path):
     # Columns are found by their names.
     grid = made.domain.to_unit([[-i, i + 0.5] for i in range(5)]) * 2**16
     np.testing.assert_allclose(made.algorithm.server_points, grid, atol=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "bounds"),
+    [("pe-means", PEMeans, "-14:14,-14:14"), ("hdpe-means", HDPEMeans, ",".join(["-9:9"] * 17))],
+)
+def test_the_apps_settings_choose_private_evolution(name, cls, bounds, monkeypatch):
+    strategy_of = load_script(monkeypatch, "server_app", FOLDER / "app").strategy_of
+    changes = {"strategy": name, "trust": "distributed-noise", "bounds": bounds, "n_rounds": 5}
+    made = strategy_of(app_config(**changes))
+    assert (type(made), made.trust) == (cls, "distributed-noise")
+    assert made.algorithm.n_vote_rounds == 5
+    with pytest.raises(ConfigurationError, match="cannot be oblivious"):
+        strategy_of(app_config(strategy=name, bounds=bounds))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The server asks for noisy sums and writes a report, but no centroid.
 
-With ``strategy="fastlloyd"`` it never sees what the sums are. With ``"synopsis"`` and ``"feddp"``
-it does, under ``trust="distributed-noise"``; the latter starts from points of its own, which stay
-on its machine.
+With ``strategy="fastlloyd"`` it never sees what the sums are. With ``"synopsis"``, ``"pe-means"``,
+``"hdpe-means"`` and ``"feddp"`` it does, under ``trust="distributed-noise"``; the last one starts
+from points of the server's own, which stay on its machine.
 """
 
 import json
@@ -23,10 +23,20 @@ from flower_kmeans.privacy.report import Report
 from flower_kmeans.strategies import (
     FastLloyd,
     FedDPKMeans,
+    HDPEMeans,
     KMeansStrategy,
+    PEMeans,
     RoundInfo,
     SynopsisKMeans,
 )
+
+STRATEGIES: dict[str, Callable[..., KMeansStrategy]] = {
+    "fastlloyd": FastLloyd,
+    "synopsis": SynopsisKMeans,
+    "feddp": FedDPKMeans,
+    "hdpe-means": HDPEMeans,
+    "pe-means": PEMeans,
+}
 
 app = ServerApp()
 
@@ -70,15 +80,12 @@ def strategy_of(
         "seed": int(config["seed"]),
         "on_round": on_round,
     }
-    if name == "fastlloyd":
-        return FastLloyd(**options)
-    if name == "synopsis":
-        return SynopsisKMeans(**options)
-    if name != "feddp":
-        names = ["fastlloyd", "synopsis", "feddp"]
-        raise ConfigurationError(f"Expected strategy in {names}. Got {name!r}.")
-    path = Path(str(config["server-data"])).expanduser()
-    return FedDPKMeans(**options, server_data=load_table(path, features=domain.columns))
+    if name not in STRATEGIES:
+        raise ConfigurationError(f"Expected strategy in {list(STRATEGIES)}. Got {name!r}.")
+    if name == "feddp":
+        path = Path(str(config["server-data"])).expanduser()
+        options["server_data"] = load_table(path, features=domain.columns)
+    return STRATEGIES[name](**options)
 
 
 def write_report(

@@ -1,0 +1,337 @@
+"""PE-means and HDPE-means: clustering by private evolution.
+
+A population of public candidates is voted on: every record votes for the nearest one. Weighted
+k-means on the noisy votes selects the centroids, and variations of these are the next population
+(PE-means, Algorithm 1). Each round asks for a histogram of votes and for nothing else, so its noise
+depends on no radius. In many columns HDPE-means votes on a projection, and a last round of sums and
+counts lifts the centroids out of it (Algorithm 3).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import IntArray, Question, State, Statistic, register
+from flower_kmeans.algorithms.histogram import zero_small
+from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
+from flower_kmeans.algorithms.pe_means_parameters import DIRECTIONS, PEMeansParameters
+from flower_kmeans.algorithms.pe_means_population import gather, packed, variations
+from flower_kmeans.algorithms.portable import normals
+from flower_kmeans.algorithms.postprocess import quotients, scaled, to_grid, truncate
+from flower_kmeans.algorithms.projection import ProjectedRecords, lifted_sums
+from flower_kmeans.algorithms.server_points import weighted_centers
+from flower_kmeans.assignment import assign, vote_counts
+from flower_kmeans.domain import Box, GridRecords
+from flower_kmeans.errors import MessageError
+from flower_kmeans.initialization import public_generator, public_words, random_words
+
+FloatArray = NDArray[np.float64]
+
+NOTES = (
+    "The population was capped by max_candidates.",
+    "The noise of the votes exceeded their signal: the variations were halved at least once.",
+    "No candidate kept any votes in a round: it changed no centroid.",
+    "Fewer candidates than clusters kept votes in a round: some centroids are there without any.",
+    "Some clusters had too small a noisy count in the last round: they are where the projection "
+    "has them.",
+)
+CAPPED, HALVED, NO_VOTES, FEW, NOT_LIFTED = range(len(NOTES))
+
+_PROJECTION = 2 << 64  # keys of the projection: beside the seed, what it is for
+_STARTS = 5
+_UNUSABLE = "The question of a round is not one of its algorithm."
+
+
+@register
+@dataclass(frozen=True, init=False)
+class PEMeansAlgorithm(PEMeansParameters):
+    """Private evolution of centroids by votes.
+
+    Source: *PE-means: Improved Differentially Private k-means Clustering through Private
+    Evolution*, Algorithms 1 and 2.
+
+    Formal guarantee: a record has one vote, so one record changes the votes of a round by 1 in l1
+    and in l2, whatever the candidates are; all rounds have the same noise, and the plan composes
+    them (docs/guarantees.md, "PE-means").
+
+    Parameters
+    ----------
+    n_clusters : int
+        k, at most 10,000.
+    domain : Ball or Box
+        Public bounds; of a box the enclosing ball is meant, cut to the box.
+    budget : PrivacyBudget
+        For the whole run.
+    n_records : int, optional
+        Public planning figure for the total number of records. Required with a private budget.
+    n_clients : int, optional
+        Public planning figure for the number of clients. Required with a private budget of
+        ``unit="client"``, and refused otherwise.
+    clip : float, optional
+        With ``unit="client"`` only: how many records' worth of one client count in each release.
+        Default: ``n_records / n_clients``, and the square root of that for votes.
+    clips : mapping of str to float, optional
+        Clips of single releases ("votes"; HDPE-means also "lift-sums", "lift-counts").
+    n_vote_rounds : int or "auto"
+        Rounds of votes. "auto" follows the paper: ``4 max(1, epsilon) sqrt d`` of them.
+    n_variations : int or "auto"
+        L, variations of each centroid in the first rounds. "auto" follows the paper: a fifth of
+        ``n_records``, at least 4. They are halved whenever the noise of a round exceeds its signal.
+    max_candidates : int
+        The largest population, from 2 k up to 2^22, the words of a message: every candidate is one
+        word of a client's answer.
+    seed : int
+        Public randomness, in [0, 2**53): of the first population, of the projection, and of
+        ``update`` where that is given none.
+    fraction_bits : int
+        q; the grid's step is ``2**-q`` of the scaled domain.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If a parameter is out of range, parameters contradict each other, or sums could overflow.
+    """
+
+    name: ClassVar[str] = "pe-means"
+
+    # ------------------------------------------------------------------ questions
+
+    def initial_state(self, rng: np.random.Generator | None = None) -> State:
+        """Return the state before round 1, which needs nothing but the seed."""
+        flags = np.zeros(len(NOTES), dtype=bool)
+        wanted = self.n_clusters * (self.n_variations + 1)
+        flags[CAPPED] = wanted > self.max_candidates
+        return State(0, {"variations": np.array([self.most_variations]), "flags": flags})
+
+    def question(self, state: State) -> Question:
+        """Return what clients need for the round after ``state``; its size does not grow with L.
+
+        Returns
+        -------
+        Question
+            All int64. Round 1: nothing, the population follows from the run's seed. Later:
+            ``centers`` (k, p) that were selected, and for votes ``variations`` (1,), of each of
+            them, and ``seed`` (2,), 16 bytes from which they are made.
+        """
+        number = state.round + 1
+        return Question(number, {name: state.arrays[name] for name in self._asked(number)})
+
+    def check_question(self, question: Question) -> None:
+        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
+
+        Within these ranges every distance is exact, every unit holds and no population is larger
+        than the cap, whatever a server sent.
+        """
+        number = question.round
+        if type(number) is not int or not 1 <= number <= self.n_rounds:
+            raise MessageError(_UNUSABLE)
+        asked, arrays = self._asked(number), question.arrays
+        if set(arrays) != set(asked):
+            raise MessageError(_UNUSABLE)
+        for name, (shape, low, high) in asked.items():
+            array = arrays[name]
+            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+                raise MessageError(_UNUSABLE)
+            if array.shape != shape or (array > high).any() or (array < low).any():
+                raise MessageError(_UNUSABLE)
+        if number > 1:
+            centers = arrays["centers"].astype(np.float64)  # squares below 2**53: exact
+            if (np.einsum("ij,ij->i", centers, centers) > float(self.space.radius**2)).any():
+                raise MessageError(_UNUSABLE)
+
+    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
+        """Return shape, least and largest value of every array of a round's question."""
+        if number == 1:
+            return {}
+        limit = np.array(self.space.half_widths, dtype=np.int64)
+        centers = {"centers": ((self.n_clusters, len(limit)), -limit, limit)}
+        if number > self.n_vote_rounds:
+            return centers
+        return {
+            **centers,
+            "variations": ((1,), 1, self.most_variations),
+            "seed": ((2,), -(2**63), 2**63 - 1),
+        }
+
+    def _population(self, question: Question) -> Iterator[FloatArray]:
+        """Yield the candidates of a round in blocks (m, p), integers in float64."""
+        arrays = question.arrays
+        if question.round == 1:
+            return iter([packed(self.n_start, self.space, self.seed)])
+        low, high = (int(word) % 2**64 for word in arrays["seed"])
+        key = low | high << 64
+        return variations(arrays["centers"], int(arrays["variations"][0]), key, self.space)
+
+    def _n_candidates(self, question: Question) -> int:
+        if question.round == 1:
+            return self.n_start
+        return self.n_clusters * (int(question.arrays["variations"][0]) + 1)
+
+    # ------------------------------------------------------------------ answers
+
+    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+        """Return how many of the client's records are nearest to each candidate."""
+        votes = vote_counts(
+            self._seen(records), self._population(question), self.words(question.round)
+        )
+        return Statistic({COUNTS: votes << self.fraction_bits})
+
+    def _seen(self, records: GridRecords) -> GridRecords:
+        """Return the records as they vote."""
+        return records
+
+    # ------------------------------------------------------------------ updates
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Return the state after a round's noisy sum; without ``rng``, from the seed."""
+        number, flags = state.round + 1, state.arrays["flags"].copy()
+        rng = public_generator(self.seed, number) if rng is None else rng
+        arrays = self._select(self.question(state), state, answer, flags, rng)
+        return State(number, {**state.arrays, **arrays, "flags": flags})
+
+    def _select(
+        self,
+        question: Question,
+        state: State,
+        answer: Statistic,
+        flags: NDArray[np.bool_],
+        rng: np.random.Generator,
+    ) -> dict[str, NDArray[Any]]:
+        """Select centroids from the votes, and say what the next population is made of."""
+        size, q = self._n_candidates(question), self.fraction_bits
+        votes = scaled(answer.blocks[COUNTS][:size], q)
+        total = math.inf if self.n_records is None else float(self.n_records)
+        kept = zero_small(votes, total)
+        arrays = self._centers(question, kept, state, flags, rng)
+        n_variations = int(state.arrays["variations"][0])
+        noise = self.noise_of(question.round)[COUNTS] * 2.0**-q
+        # Signal to noise by Algorithm 1, line 8, where the noise is that of all candidates
+        # (docs/guarantees.md, "PE-means").
+        with np.errstate(over="ignore"):
+            weak = float(kept @ kept) < size * noise**2
+        if weak and n_variations > 1:
+            n_variations, flags[HALVED] = n_variations // 2, True
+        seed = rng.integers(-(2**63), 2**63 - 1, size=2, dtype=np.int64, endpoint=True)
+        return {**arrays, "variations": np.array([n_variations]), "seed": seed}
+
+    def _centers(
+        self,
+        question: Question,
+        votes: FloatArray,
+        state: State,
+        flags: NDArray[np.bool_],
+        rng: np.random.Generator,
+    ) -> dict[str, NDArray[Any]]:
+        """Return selected centres (k, p) and how many votes are nearest to each."""
+        k = self.n_clusters
+        chosen = np.flatnonzero(votes > 0)
+        if len(chosen) < k:
+            flags[NO_VOTES if not len(chosen) else FEW] = True
+            # The first candidates are the centroids before, or the most spread of all.
+            chosen = np.sort(np.argsort(-votes, kind="stable")[:k])
+        points, weights = gather(self._population(question), chosen), votes[chosen]
+        if (weights > 0).all():
+            found = weighted_centers(points, weights, k, 1e-300, rng, _STARTS).points
+            centers = self.space.cut(to_grid(found).astype(np.float64)).astype(np.int64)
+        else:
+            centers = points.astype(np.int64)
+        labels, _ = assign(points, centers)
+        counts = np.bincount(labels, weights=weights, minlength=k)
+        return {"centers": centers, "counts": counts}
+
+    # ------------------------------------------------------------------ results
+
+    def centroids(self, state: State) -> FloatArray | None:
+        """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
+        if "centers" not in state.arrays:
+            return None
+        return self.domain.from_unit(scaled(state.arrays["centers"], self.fraction_bits))
+
+    def counts(self, state: State) -> FloatArray | None:
+        """Return the noisy cluster sizes of the last round, (k,); ``None`` before there are any."""
+        counts: FloatArray | None = state.arrays.get("counts")
+        return counts
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Return what the run's reader should know about how it went, in fixed sentences."""
+        return tuple(note for note, said in zip(NOTES, state.arrays["flags"], strict=True) if said)
+
+
+@register
+@dataclass(frozen=True, init=False)
+class HDPEMeansAlgorithm(PEMeansAlgorithm):
+    """PE-means on a random projection to 16 columns, and one round that lifts the centroids.
+
+    Source: the same, Algorithm 3, with a projection that keeps lengths on average
+    (docs/guarantees.md, "PE-means"). Parameters are those of `PEMeansAlgorithm`; "auto" takes two
+    rounds of votes less, whose privacy pays for the sums and the counts of the last round.
+
+    Formal guarantee: of the last round, one record changes the sums by the domain's l2 bound and
+    the counts by 1, both in l2.
+    """
+
+    name: ClassVar[str] = "hdpe-means"
+    projects: ClassVar[bool] = True
+
+    @cached_property
+    def matrix(self) -> IntArray:
+        """The projection (d, 16) on the grid: normal numbers of variance 1 / 16."""
+        shape = self.domain.n_features, DIRECTIONS
+        words = random_words(public_words(self.seed + _PROJECTION), math.prod(shape))
+        return self.projection.matrix(normals(words).reshape(shape) * DIRECTIONS**-0.5)
+
+    def _seen(self, records: GridRecords) -> GridRecords:
+        return ProjectedRecords(records, self.projection, self.matrix)
+
+    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+        """Return the votes of the client's records, or their sums and counts by centroid."""
+        if question.round <= self.n_vote_rounds:
+            return super().statistic(question, records)
+        centers = question.arrays["centers"]
+        sums, counts = lifted_sums(records, self.projection, self.matrix, centers)
+        return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Return the state after a round's noisy sum; without ``rng``, from the seed."""
+        if state.round < self.n_vote_rounds:
+            return super().update(state, answer, rng)
+        flags, noise = state.arrays["flags"].copy(), self.noise_of(self.n_rounds)
+        counts, q = answer.blocks[COUNTS], self.fraction_bits
+        # With fewer records, the noise of a mean would be longer than the domain's radius.
+        longest = noise[SUMS] * math.sqrt(self.domain.n_features) / self._unit(SUMS)
+        least = max(MIN_COUNT, longest, noise[COUNTS] * 2.0**-q)
+        means, usable = quotients(answer.blocks[SUMS], counts, q, least)
+        flags[NOT_LIFTED] = not usable.all()
+        # A transposed projection lengthens by d / 16 on average.
+        back = self.projection.lift(state.arrays["centers"], self.matrix)
+        back *= DIRECTIONS / self.domain.n_features
+        centroids = to_grid(np.where(usable[:, None], means, back))
+        arrays = {"centroids": self._into_domain(centroids), "counts": scaled(counts, q)}
+        return State(self.n_rounds, {**state.arrays, **arrays, "flags": flags})
+
+    def centroids(self, state: State) -> FloatArray | None:
+        """Return the centroids in the user's units, (k, d); ``None`` before the last round."""
+        if "centroids" not in state.arrays:
+            return None
+        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
+
+    def counts(self, state: State) -> FloatArray | None:
+        """Return the noisy cluster sizes, (k,); ``None`` before the last round."""
+        return super().counts(state) if state.round == self.n_rounds else None
+
+    def _into_domain(self, points: IntArray) -> IntArray:
+        """Move centroids that lie outside onto the domain's boundary."""
+        inside = truncate(points, self.domain.grid_half_widths(self.fraction_bits))
+        if isinstance(self.domain, Box):
+            return inside
+        unit = scaled(inside, self.fraction_bits)
+        return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)

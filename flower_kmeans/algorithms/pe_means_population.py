@@ -1,0 +1,178 @@
+"""The population of PE-means: public candidates that clients and server make alike.
+
+Every candidate follows from the centroids that were selected before and from a seed, so no message
+holds a population. A population is made block by block, from raw Philox words and with operations
+that IEEE 754 rounds correctly (`portable`): the same integers on every processor. Utility rests on
+that, since the server reads votes by their index. No guarantee does: a record has one vote,
+wherever the candidates lie.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.portable import (
+    exponential,
+    levy_steps,
+    logarithm,
+    normals,
+    uniforms,
+)
+from flower_kmeans.algorithms.postprocess import clip_rows, row_sums
+from flower_kmeans.assignment import single_threaded_blas
+from flower_kmeans.initialization import ATTEMPTS, public_words, random_words
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+GAMMA = 0.01
+"""Scale of a variation, in radii of the domain (PE-means, Section III-C)."""
+
+_START = 1 << 64  # keys of the first population: beside a seed, what it is for
+_BLOCK_NUMBERS = 2**18
+_FEWEST_ROWS = 256
+_MOST_ROWS = 4_096
+_DRAWN = 64
+
+
+@dataclass(frozen=True)
+class Space:
+    """Where candidates lie: the grid points of a ball, and of a box around its centre.
+
+    Attributes
+    ----------
+    radius : int
+        Of the ball, in grid units.
+    half_widths : tuple of int
+        Of the box, for each column.
+    """
+
+    radius: int
+    half_widths: tuple[int, ...]
+
+    @property
+    def n_features(self) -> int:
+        """Number of columns, p."""
+        return len(self.half_widths)
+
+    def cut(self, points: FloatArray) -> FloatArray:
+        """Move points (m, p) into the ball, then into the box, and truncate them to the grid."""
+        # The factor covers the roundings of the correction, so no norm exceeds the radius.
+        inside = np.trunc(clip_rows(points, self.radius * (1 - 2.0**-40)))
+        limit = np.array(self.half_widths, dtype=np.float64)
+        return np.clip(inside, -limit, limit, out=inside)
+
+
+def variations(
+    centers: IntArray, n_variations: int, key: int, space: Space
+) -> Iterator[FloatArray]:
+    """Yield the centroids, then ``n_variations`` of each of them (PE-means, equation 5).
+
+    Parameters
+    ----------
+    centers : ndarray of shape (k, p), int64
+        Within the space.
+    n_variations : int
+        L, at least 0.
+    key : int
+        Of 128 bits.
+    space : Space
+
+    Yields
+    ------
+    ndarray of shape (m, p), float64
+        Integers within the space: candidate i of the population is centroid ``i mod k``, for
+        ``i >= k`` with a step of the heavy-tailed law in every column, of scale ``GAMMA`` radii.
+    """
+    k, p = centers.shape
+    points = centers.astype(np.float64)
+    yield points
+    source = public_words(key)
+    # A word makes four numbers, so blocks of a multiple of four rows take whole words.
+    rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)) // 4 * 4
+    total = k * n_variations
+    for start in range(0, total, rows):
+        size = min(rows, total - start)
+        words = random_words(source, -(-size * p // 4))
+        steps = levy_steps(words)[: size * p].reshape(size, p)
+        steps *= GAMMA * space.radius
+        steps += points[np.arange(start, start + size) % k]
+        yield space.cut(steps)
+
+
+def gather(blocks: Iterator[FloatArray], wanted: NDArray[np.intp]) -> FloatArray:
+    """Return the candidates (len(wanted), p) of ascending indices out of a population's blocks."""
+    found, first = [], 0
+    for block in blocks:
+        low, high = np.searchsorted(wanted, (first, first + len(block)))
+        found.append(block[wanted[low:high] - first])
+        first += len(block)
+    return np.concatenate(found)
+
+
+@lru_cache(maxsize=4)
+def packed(n_points: int, space: Space, seed: int) -> FloatArray:
+    """Return points of a ball that keep away from each other and from its boundary.
+
+    Random points of the ball are taken in turn, each at least ``a`` from the boundary and ``2 a``
+    from all points taken before. ``a`` starts at half of the radius, and is halved whenever
+    ``ATTEMPTS`` points in turn were too near (Su et al. 2016; PE-means, Section III-A).
+
+    Parameters
+    ----------
+    n_points : int
+    space : Space
+        What lies outside of its box is moved into it afterwards.
+    seed : int
+        Public, in [0, 2^64).
+
+    Returns
+    -------
+    ndarray of shape (n_points, p), float64
+        Integers; read-only, because it is kept for who asks again.
+    """
+    source = public_words(seed + _START)
+    chosen = np.empty((n_points, space.n_features))
+    margin, n_chosen, failures = space.radius // 2, 0, 0
+    with single_threaded_blas():
+        while n_chosen < n_points:
+            drawn = _ball_points(source, space, space.radius - margin)
+            distances = _nearest_distances(drawn, chosen[:n_chosen])
+            for i, point in enumerate(drawn):
+                if distances[i] < 4 * margin * margin:
+                    failures += 1
+                    if failures < ATTEMPTS:
+                        continue
+                    margin, failures = margin // 2, 0
+                    break
+                chosen[n_chosen] = point
+                n_chosen, failures = n_chosen + 1, 0
+                if n_chosen == n_points:
+                    break
+                rest = drawn[i + 1 :] - point
+                near = np.einsum("ij,ij->i", rest, rest)
+                np.minimum(distances[i + 1 :], near, out=distances[i + 1 :])
+    points = space.cut(chosen)
+    points.setflags(write=False)
+    return points
+
+
+def _ball_points(source: np.random.Philox, space: Space, radius: int) -> FloatArray:
+    """Return uniform points (64, p) of a ball: a normal direction, and a root of a uniform."""
+    p = space.n_features
+    words = random_words(source, _DRAWN * (p + 1)).reshape(_DRAWN, p + 1)
+    direction = normals(words[:, :p])
+    norms = np.sqrt(row_sums(direction * direction))
+    lengths = exponential(logarithm(uniforms(words[:, p])) * (1 / p)) * radius
+    return np.trunc(direction * (lengths / np.maximum(norms, 1e-9))[:, None])
+
+
+def _nearest_distances(points: FloatArray, chosen: FloatArray) -> FloatArray:
+    """Return the squared distance of each point to the nearest chosen one; exact integers."""
+    if not len(chosen):
+        return np.full(len(points), np.inf)
+    nearest = (points @ (-2 * chosen.T) + np.einsum("ij,ij->i", chosen, chosen)).min(axis=1)
+    return np.asarray(nearest + np.einsum("ij,ij->i", points, points))
