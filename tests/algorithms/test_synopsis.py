@@ -208,8 +208,9 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
                 place = places[release.blocks[0]]
                 norm = np.linalg.norm(words[place] / units[place])
                 assert norm <= 1 + 1e-12
-                largest[release.name] = max(largest.get(release.name, 0.0), norm)
-    assert set(largest) == {release.name for release in algorithm.plan().releases}
+                largest[t] = max(largest.get(t, 0.0), norm)
+    assert set(largest) == set(range(1, algorithm.n_rounds + 1))
+    # One factor shortens a round: the release that needs most has all of its unit.
     assert min(largest.values()) >= 0.97
 
 
