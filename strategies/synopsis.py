@@ -25,7 +25,8 @@ class SynopsisKMeans(KMeansStrategy):
         records is better. ``n_rounds`` is ``"auto"``: rounds have different tasks, and their
         number follows from ``n_records``, ``n_clusters``, the columns and the budget.
     clips : mapping of str to float, optional
-        With ``unit="client"``: records' worth of one client by release, in place of ``clip``.
+        With ``unit="client"``: records' worth of one client by release, in place of ``clip``,
+        whose default is the root of ``n_records / n_clients`` here.
 
     Raises
     ------

@@ -101,7 +101,7 @@ class SynopsisAlgorithm(SynopsisParameters):
         ``unit="client"``, and refused otherwise.
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release.
-        Default: ``n_records / n_clients``.
+        Default: the root of ``n_records / n_clients``, at least 1.
     clips : mapping of str to float, optional
         Clips of single releases, in place of ``clip``.
     n_rounds : "auto"

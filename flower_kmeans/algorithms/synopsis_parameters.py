@@ -87,7 +87,10 @@ class SynopsisParameters(Algorithm):
         put(self, "n_records", planned_records(n_records, self.n_clusters, budget))
         if n_clients is not None:
             n_clients = integer("n_clients", n_clients, 1, 2**53 - 1)
-        put(self, "clip", client_clip(budget, self.n_records, n_clients, clip))
+        found = client_clip(budget, self.n_records, n_clients, clip)
+        if clip is None and found is not None:
+            found = max(1.0, math.sqrt(found))  # m records in m cells have the norm sqrt(m)
+        put(self, "clip", found)
         put(self, "n_clients", n_clients)
         n_units = n_clients if budget.protects_clients else self.n_records
         put(self, "budget", budget if n_units is None else budget.resolved(n_units))

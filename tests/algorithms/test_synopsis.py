@@ -216,10 +216,10 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
 
 def test_a_clip_of_its_own_for_each_release():
     algorithm = build(
-        DOMAINS["square"], 2, CLIENTS, n_clients=20, clips={"norms": 1, "synopsis-counts": 2.5}
+        DOMAINS["square"], 2, CLIENTS, n_clients=20, clips={"moments": 1, "synopsis-counts": 2.5}
     )
     clips = {r.name: algorithm.clip_of(r) for r in algorithm.plan().releases}
-    assert clips == {**dict.fromkeys(clips, 50.0), "norms": 1.0, "synopsis-counts": 2.5}
+    assert clips == {**dict.fromkeys(clips, 50**0.5), "moments": 1.0, "synopsis-counts": 2.5}
     record = build(DOMAINS["square"])
     assert {record.clip_of(r) for r in record.plan().releases} == {1.0}
 

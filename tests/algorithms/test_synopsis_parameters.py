@@ -68,7 +68,8 @@ def test_the_schedule_follows_from_public_figures():
     for options, signal in (
         ({}, 1000 * mu),
         ({"n_records": 2000, "budget": PrivacyBudget(1.0, 1e-6)}, 2000 * mu),
-        ({"budget": CLIENTS, "n_clients": 50}, 50 * mu),
+        ({"budget": CLIENTS, "n_clients": 50}, 1000 / 20**0.5 * mu),
+        ({"budget": CLIENTS, "n_clients": 2000}, 1000 * mu),
         ({"budget": CLIENTS, "n_clients": 50, "clip": 2.0}, 500 * mu),
     ):
         algorithm = build(**options)
@@ -264,9 +265,9 @@ def test_the_planned_noise_is_known_by_block():
     sums, counts, squares = clients.plan().rounds[1]
     assert clients.noise_of(2) == pytest.approx(
         {
-            "sums": sums.noise_multiplier * one * 20,
+            "sums": sums.noise_multiplier * one * 20**0.5,
             "counts": counts.noise_multiplier * one * 3,
-            "squares": squares.noise_multiplier * one * 20,
+            "squares": squares.noise_multiplier * one * 20**0.5,
         }
     )
     assert set(build(budget=PrivacyBudget(None)).noise_of(2).values()) == {0.0}
