@@ -164,7 +164,8 @@ def placeholders(
 ) -> "NDArray[np.float64] | None":
     """Return different points, (m, d) within [-1, 1], that stand for those of a server.
 
-    A plan follows from how many points there are, and not from where they lie.
+    What releases cost follows from how many points there are, and not from where they lie. Clips
+    derived from them do not: a plan for whole clients has to be given one.
 
     Raises
     ------
