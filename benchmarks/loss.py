@@ -322,6 +322,11 @@ def areas_of(curve: dict[float | None, dict[int, float]]) -> list[float]:
     return [area([curve[epsilon][run] for epsilon in EPSILONS]) for run in sorted(whole)]
 
 
+def digits(value: float) -> str:
+    """Return four decimals, as the paper prints, or two digits of what is smaller than these."""
+    return f"{value:.4f}" if value >= 0.01 else f"{value:.2g}"
+
+
 def auc_table(curves: Curves, names: Sequence[str]) -> str:
     """Return areas with their intervals and the printed figures, as a markdown table."""
     methods = [method for method in METHODS if any(method == found for _, found in curves)]
@@ -333,7 +338,7 @@ def auc_table(curves: Curves, names: Sequence[str]) -> str:
             areas = areas_of(curves[name, method]) if (name, method) in curves else []
             mean, half = interval(areas) if areas else (math.nan, math.nan)
             spread = "" if len(areas) < 2 else f" {shown(half, mean)}"
-            cells.append(f"{mean:.4f}{spread} ({len(areas)})" if areas else "")
+            cells.append(f"{digits(mean)}{spread} ({len(areas)})" if areas else "")
         row = PRINTED.get(name)
         if row is None:
             cells += [""] * 5
@@ -364,7 +369,7 @@ def comparison(curves: Curves, names: Sequence[str]) -> str:
             if figure is None or not areas:
                 continue
             mean = float(np.mean(areas))
-            cells = [name, f"{method} {mean:.4f}", f"{figure:.4f}", f"{mean / figure:.2f}"]
+            cells = [name, f"{method} {digits(mean)}", f"{figure:.4f}", f"{mean / figure:.2f}"]
             cells.append("" if share is None else f"{share:.2f}")
             lines.append("| " + " | ".join(cells) + " |")
     if ratios:

@@ -22,11 +22,11 @@ from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
 from flower_kmeans.algorithms.pe_means_parameters import DIRECTIONS, PEMeansParameters
 from flower_kmeans.algorithms.pe_means_population import gather, packed, variations
 from flower_kmeans.algorithms.portable import normals
-from flower_kmeans.algorithms.postprocess import quotients, scaled, to_grid, truncate
+from flower_kmeans.algorithms.postprocess import into_domain, quotients, scaled, to_grid
 from flower_kmeans.algorithms.projection import ProjectedRecords, lifted_sums
 from flower_kmeans.algorithms.server_points import weighted_centers
 from flower_kmeans.assignment import assign, vote_counts
-from flower_kmeans.domain import Box, GridRecords
+from flower_kmeans.domain import GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.initialization import public_generator, public_words, random_words
 
@@ -307,7 +307,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         flags, noise = state.arrays["flags"].copy(), self.noise_of(self.n_rounds)
         counts, q = answer.blocks[COUNTS], self.fraction_bits
         # With fewer records, the noise of a mean would be longer than the domain's radius.
-        longest = noise[SUMS] * math.sqrt(self.domain.n_features) / self._unit(SUMS)
+        longest = noise[SUMS] * math.sqrt(self.domain.n_features) / self.domain.l2_bound(q)
         least = max(MIN_COUNT, longest, noise[COUNTS] * 2.0**-q)
         means, usable = quotients(answer.blocks[SUMS], counts, q, least)
         flags[NOT_LIFTED] = not usable.all()
@@ -315,7 +315,8 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         back = self.projection.lift(state.arrays["centers"], self.matrix)
         back *= DIRECTIONS / self.domain.n_features
         centroids = to_grid(np.where(usable[:, None], means, back))
-        arrays = {"centroids": self._into_domain(centroids), "counts": scaled(counts, q)}
+        inside = into_domain(centroids, self.domain, q)
+        arrays = {"centroids": inside, "counts": scaled(counts, q)}
         return State(self.n_rounds, {**state.arrays, **arrays, "flags": flags})
 
     def centroids(self, state: State) -> FloatArray | None:
@@ -327,11 +328,3 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     def counts(self, state: State) -> FloatArray | None:
         """Return the noisy cluster sizes, (k,); ``None`` before the last round."""
         return super().counts(state) if state.round == self.n_rounds else None
-
-    def _into_domain(self, points: IntArray) -> IntArray:
-        """Move centroids that lie outside onto the domain's boundary."""
-        inside = truncate(points, self.domain.grid_half_widths(self.fraction_bits))
-        if isinstance(self.domain, Box):
-            return inside
-        unit = scaled(inside, self.fraction_bits)
-        return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)

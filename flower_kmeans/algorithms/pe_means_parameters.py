@@ -9,6 +9,11 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, Question
+from flower_kmeans.algorithms.blocks import (
+    planned_noise,
+    require_block_capacity,
+    require_visible_clips,
+)
 from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.feddp_releases import per_release
 from flower_kmeans.algorithms.lloyd import (
@@ -18,7 +23,6 @@ from flower_kmeans.algorithms.lloyd import (
     MAX_ROUNDS,
     MAX_RUN_WORDS,
     MAX_WORDS,
-    OVERFLOW_PROBABILITY,
     SUMS,
     Rounds,
     integer,
@@ -32,7 +36,6 @@ from flower_kmeans.domain import Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
-from flower_kmeans.secagg.ring import require_capacity
 
 DIRECTIONS = 16
 """Columns to which HDPE-means projects (PE-means, Section IV-D)."""
@@ -120,7 +123,7 @@ class PEMeansParameters(Algorithm):
         put(self, "n_rounds", self.n_vote_rounds + self.projects)
         self._check_size()
         if self.clip is not None:
-            self._check_clips()
+            require_visible_clips(self, self._block_units)
         self.require_capacity()
 
     # ------------------------------------------------------------------ the contract
@@ -154,8 +157,9 @@ class PEMeansParameters(Algorithm):
 
     def record_units(self, question: Question) -> FloatArray:
         """Return the sensitivities to one record, for every word; they depend on the round only."""
+        units = self._block_units(question.round)
         layout = self.layout(question.round)
-        return np.concatenate([np.full(block.size, self._unit(block.name)) for block in layout])
+        return np.concatenate([np.full(block.size, units[block.name]) for block in layout])
 
     def fixed_units(self, round_number: int) -> FloatArray:
         """Return the units of a round: they do not depend on what its question holds."""
@@ -176,20 +180,9 @@ class PEMeansParameters(Algorithm):
         ConfigurationError
             If ``n_records`` records and the noise do not fit.
         """
-        if self.n_records is None:
-            return
-        words = sum(map(self.words, range(1, self.n_rounds + 1)))
-        tail = math.sqrt(2 * math.log(2 * words / OVERFLOW_PROBABILITY))
-        for release in self.plan().releases:
-            (name,) = release.blocks
-            noise = release.noise_multiplier * self._unit(name) * self.clip_of(release)
-            noise *= noise_factor * tail
-            require_capacity(
-                self.n_records * self._unit(name) + noise,
-                explanation=f"They come from n_records={self.n_records} and noise of up to "
-                f"{noise:.3g} units in the release {release.name!r} at "
-                f"fraction_bits={self.fraction_bits}: take fewer fraction_bits or a larger "
-                "epsilon.",
+        if self.n_records is not None:
+            require_block_capacity(
+                self, self.n_records, self.n_clients, self._block_units, noise_factor
             )
 
     def to_config(self) -> dict[str, Any]:
@@ -255,20 +248,14 @@ class PEMeansParameters(Algorithm):
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units."""
-        return {
-            name: release.noise_multiplier * self.clip_of(release) * self._unit(name)
-            for release in self.plan().rounds[round_number - 1]
-            for name in release.blocks
-        }
+        return planned_noise(self, round_number, self._block_units)
 
     # ------------------------------------------------------------------ details
 
-    def _unit(self, block: str) -> float:
-        """Return by how much one record changes a block, in grid units."""
-        if block == COUNTS:
-            return float(2**self.fraction_bits)
+    def _block_units(self, round_number: int) -> dict[str, float]:
+        """Return by how much one record changes each block, in grid units."""
         bound: float = self.domain.l2_bound(self.fraction_bits)
-        return bound
+        return {SUMS: bound, COUNTS: float(2**self.fraction_bits)}
 
     def _release_names(self) -> tuple[str, ...]:
         return (VOTES, LIFT_SUMS, LIFT_COUNTS) if self.projects else (VOTES,)
@@ -290,15 +277,6 @@ class PEMeansParameters(Algorithm):
             # A client's votes spread over many candidates: m votes have the norm sqrt m then.
             found[VOTES] = max(1.0, math.sqrt(self.clip))
         return tuple(sorted({**found, **given}.items()))
-
-    def _check_clips(self) -> None:
-        """Require that a clipped client can still change every word by a step of the grid."""
-        for name, clip in self.clips:
-            if clip * 2**self.fraction_bits < 1:
-                raise ConfigurationError(
-                    f"Expected a clip of the release {name!r} of at least "
-                    f"{2.0**-self.fraction_bits:.3g}, one step of the grid. Got {clip!r} instead."
-                )
 
     def _checked_variations(self, n_variations: int | Literal["auto"]) -> int:
         found = _auto("n_variations", n_variations)

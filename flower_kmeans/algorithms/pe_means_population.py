@@ -136,11 +136,13 @@ def packed(n_points: int, space: Space, seed: int) -> FloatArray:
     """
     source = public_words(seed + _START)
     chosen = np.empty((n_points, space.n_features))
+    # Times a point and a 1: |c|^2 - 2 x . c, of which the least belongs to the nearest.
+    scores = np.empty((n_points, space.n_features + 1))
     margin, n_chosen, failures = space.radius // 2, 0, 0
     with single_threaded_blas():
         while n_chosen < n_points:
             drawn = _ball_points(source, space, space.radius - margin)
-            distances = _nearest_distances(drawn, chosen[:n_chosen])
+            distances = _nearest_distances(drawn, scores[:n_chosen])
             for i, point in enumerate(drawn):
                 if distances[i] < 4 * margin * margin:
                     failures += 1
@@ -149,6 +151,7 @@ def packed(n_points: int, space: Space, seed: int) -> FloatArray:
                     margin, failures = margin // 2, 0
                     break
                 chosen[n_chosen] = point
+                scores[n_chosen, :-1], scores[n_chosen, -1] = -2 * point, point @ point
                 n_chosen, failures = n_chosen + 1, 0
                 if n_chosen == n_points:
                     break
@@ -170,9 +173,10 @@ def _ball_points(source: np.random.Philox, space: Space, radius: int) -> FloatAr
     return np.trunc(direction * (lengths / np.maximum(norms, 1e-9))[:, None])
 
 
-def _nearest_distances(points: FloatArray, chosen: FloatArray) -> FloatArray:
+def _nearest_distances(points: FloatArray, scores: FloatArray) -> FloatArray:
     """Return the squared distance of each point to the nearest chosen one; exact integers."""
-    if not len(chosen):
+    if not len(scores):
         return np.full(len(points), np.inf)
-    nearest = (points @ (-2 * chosen.T) + np.einsum("ij,ij->i", chosen, chosen)).min(axis=1)
+    ones = np.ones((len(points), 1))
+    nearest = (np.hstack([points, ones]) @ scores.T).min(axis=1)
     return np.asarray(nearest + np.einsum("ij,ij->i", points, points))
