@@ -470,6 +470,41 @@ def test_refinement_moves_centroids_by_their_mean_residuals():
     )
 
 
+def test_radii_are_wider_where_there_is_less_noise():
+    for n_records in (20, 500, 5000, 10**7):
+        algorithm = build(Ball(1.0, [0.0] * 2), 2, n_records=n_records, fraction_bits=16)
+        ratio = algorithm.signal / (2 * np.sqrt(2))
+        expected = np.clip(0.7 + 0.3 * np.log(ratio), 1.0, 2.6)
+        assert algorithm._factor == pytest.approx(expected)
+    assert build(DOMAINS["square"], budget=PrivacyBudget(None))._factor == 2.6
+
+
+def test_the_first_refinement_follows_the_cost_of_the_synopsis():
+    """Cells at two places, with as many records as noise lets be seen, and spread as told."""
+    domain = Ball(1.0, [0.0] * 2)
+    algorithm = build(domain, 1, PrivacyBudget(None), n_records=1000, fraction_bits=16)
+    t = len(algorithm.schedule.cells) + 1
+    cells = np.zeros((5, 2), np.int64)
+    cells[1] = [2**15, 0]
+    arrays = {
+        "projection": 2**16 * np.eye(2, dtype=np.int64),
+        "rest": np.array([0.01]),
+        "cells": (cells << (algorithm.projection.exponent - 16)),
+        "radii": np.full(5, 2 ** (algorithm.projection.exponent - 3)),
+        "variances": np.full((5, 2), 0.002),
+        "spread": np.array([0.004]),
+    }
+    counts, squares = [500.0, 500.0, 0, 0, 0], [128.0, 128.0, 0, 0, 0]
+    state = after(algorithm, t, {"counts": counts, "squares": squares}, arrays)
+    np.testing.assert_allclose(state.arrays["centroids"] / 2**16, [[0.25, 0.0]], atol=1e-4)
+    np.testing.assert_array_equal(algorithm.counts(state), [1000.0])
+    # 1/4 from the cells, (1/8)^2 128 / 500 within them, 0.01 in other directions.
+    first = 0.0625 + 128 / 500 / 64 + 0.01
+    assert state.arrays["first"][0] == pytest.approx(first)
+    assert state.arrays["mean_square"][0] == pytest.approx(0.81 * first)
+    assert state.arrays["radius"][0] == int(0.9 * 2.6 * np.sqrt(first) * 2**16)
+
+
 def test_the_radius_shrinks_no_further_than_it_should():
     algorithm = build(Ball(1.0, [0.0] * 2), 2, n_records=5000, fraction_bits=16)
     far = np.array([[3000.0, 0.0], [0.0, 3000.0]])
