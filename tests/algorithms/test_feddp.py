@@ -479,17 +479,24 @@ def test_update_accepts_any_integers(name, options, words):
     assert algorithm.initial_state().round == 0
 
 
-def test_without_a_generator_the_seed_decides():
-    algorithm, other = (
-        build(DOMAINS["square"], seed=s, server_data=inside(DOMAINS["square"], 40)) for s in (1, 2)
-    )
-    words = np.array([400, 300, 10], dtype=np.int64)
-    results = []
-    for algo in (algorithm, algorithm, other):
-        state = algo.update(algo.initial_state(), algo.unflatten(words, 1))
-        weights = algo.unflatten(np.full(40, 800, dtype=np.int64), 2)
-        results.append(algo.update(state, weights).arrays["centers"])
-    np.testing.assert_array_equal(results[0], results[1])
+def test_without_a_generator_the_seed_and_the_round_decide(monkeypatch):
+    algorithm = build(DOMAINS["square"], seed=7, server_data=inside(DOMAINS["square"], 40))
+    moments, weights = np.array([400, 300, 10]), np.full(40, 800)
+
+    def centers():
+        state = algorithm.update(algorithm.initial_state(), algorithm.unflatten(moments, 1))
+        return algorithm.update(state, algorithm.unflatten(weights, 2)).arrays["centers"]
+
+    np.testing.assert_array_equal(centers(), centers())
+    made = []
+
+    def generator(*of):
+        made.append(of)
+        return RNG(of)
+
+    monkeypatch.setattr("flower_kmeans.algorithms.feddp.public_generator", generator)
+    centers()
+    assert made == [(7, 1), (7, 2)]
 
 
 def test_before_the_lift_there_are_no_centroids():
@@ -643,9 +650,13 @@ def test_the_cost_is_corrected_for_the_noise_that_there_was(sums):
     assert two.standard_error == pytest.approx(2 * scale * error)
 
 
-def test_noise_decides_how_many_records_a_mean_needs():
-    algorithm = build(DOMAINS["square"], fraction_bits=16)
+@pytest.mark.parametrize("larger", ["sums", "counts"])
+def test_noise_decides_how_many_records_a_mean_needs(larger):
+    """That of the count, or that of the sum, whichever is larger."""
+    shares = {"lift-sums": 1.0, "lift-counts": 1.0, f"lift-{larger}": 0.01}
+    algorithm = build(DOMAINS["square"], fraction_bits=16, shares=shares)
     noise, one = algorithm.noise_of(3), 2.0**16
+    assert noise[larger] == max(noise["sums"], noise["counts"])
     least = max(noise["sums"] / one, noise["counts"] / one)
     assert least > 5
     arrays = {"projection": np.eye(2, dtype=np.int64), "centers": np.array([[5, -2], [3, 1]])}
