@@ -390,7 +390,11 @@ def test_what_the_second_moments_lack_is_told(monkeypatch):
     clear = np.zeros(algorithm.words(1))
     clear[:70] = 100.0
     assert algorithm.notes(after(algorithm, 1, {"moments": clear})) == note(NO_SIGNAL)
-    clear[0] = 10_000.0
+    edge = np.sqrt(2 * 70) * algorithm.noise_of(1)["moments"] / 4.0**10
+    assert edge > 100
+    clear[0] = 1.09 * edge
+    assert algorithm.notes(after(algorithm, 1, {"moments": clear})) == note(NO_SIGNAL)
+    clear[0] = 1.11 * edge
     assert algorithm.notes(after(algorithm, 1, {"moments": clear})) == ()
     few = build(wide, 2, PrivacyBudget(1.0), n_records=100, fraction_bits=16)
     assert few.schedule.n_directions == 16

@@ -45,7 +45,9 @@ def decided(signal, k, d):
 
 @pytest.mark.parametrize("d", [1, 2, 16, 17, 64, 65, 784])
 @pytest.mark.parametrize("k", [1, 4, 64])
-@pytest.mark.parametrize("signal", [0.5, 30.0, 100.0, 500.0, 3000.0, 1e5])
+@pytest.mark.parametrize(
+    "signal", [0.5, 2.9, 3.1, 5.9, 6.1, 7.9, 8.1, 13.9, 14.1, 19.9, 20.1, 100.0, 500.0, 3000.0, 1e5]
+)
 def test_the_schedule_is_that_of_the_recipe(signal, k, d):
     found = Schedule.of(signal, k, d)
     full, p, cells, n_refinements, share = decided(signal, k, d)
