@@ -124,12 +124,14 @@ def loss_in(data: Data, labels: NDArray[np.int64], task: Task) -> float:
     return loss_of(data.records, simulate(strategy, parts, faults=faults).centroids)
 
 
-def tasks_of(names: Sequence[str], settings: Sequence[str], runs: int) -> Iterator[Task]:
+def tasks_of(
+    names: Sequence[str], settings: Sequence[str], methods: Sequence[str], runs: int
+) -> Iterator[Task]:
     """Yield every run, all first runs before any second."""
     for run in range(runs):
         for name in names:
             for setting in settings:
-                for method in METHODS:
+                for method in methods:
                     for epsilon in EPSILONS:
                         yield Task(name, setting, method, epsilon, run)
 
@@ -173,6 +175,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
     parser.add_argument("--data", nargs="+", default=["blobs_16_16"], help="as for loss.py")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--runs", type=int, default=5, help="runs per cell")
     parser.add_argument("--output", type=Path, default=Path("build/skew"))
     options = parser.parse_args()
@@ -190,7 +193,7 @@ def main() -> None:
         writer = csv.writer(file, lineterminator="\n")
         if not found:
             writer.writerow((*Task._fields, "ratio"))
-        for task in tasks_of(list(data), options.settings, options.runs):
+        for task in tasks_of(list(data), options.settings, options.methods, options.runs):
             if task in found:
                 continue
             labels, optimum = best[task.data]
