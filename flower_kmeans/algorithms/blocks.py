@@ -1,81 +1,150 @@
-"""What follows from the units of a round's blocks, where each release covers one of them."""
+"""What algorithms share whose server computes the questions, and whose releases are blocks."""
 
 import math
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from flower_kmeans.algorithms.base import Algorithm
+import numpy as np
+
+from flower_kmeans.algorithms.base import Algorithm, FloatArray, Question, State
 from flower_kmeans.algorithms.lloyd import OVERFLOW_PROBABILITY
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.privacy.plan import PrivacyPlan, calibrate
 from flower_kmeans.secagg.ring import require_capacity
 
-BlockUnits = Callable[[int], Mapping[str, float]]
-"""From a round to what one record changes each of its blocks by at most, in grid units."""
+UNUSABLE = "The question of a round is not one of its algorithm."
 
 
-def planned_noise(
-    algorithm: Algorithm, round_number: int, block_units: BlockUnits
-) -> dict[str, float]:
-    """Return the planned standard deviation of the noise in each block, in grid units."""
-    if not algorithm.budget.is_private:
-        return dict.fromkeys((block.name for block in algorithm.layout(round_number)), 0.0)
-    units, found = block_units(round_number), {}
-    for release in algorithm.plan().rounds[round_number - 1]:
-        spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
-        for name in release.blocks:
-            scale = release.noise_multiplier * algorithm.clip_of(release) * spread
-            found[name] = scale * units[name]
-    return found
+class BlockAlgorithm(Algorithm):
+    """An algorithm whose server asks, with one unit for every block and every question of a round.
 
-
-def require_block_capacity(
-    algorithm: Algorithm,
-    n_records: int,
-    n_clients: int | None,
-    block_units: BlockUnits,
-    noise_factor: float = 1.0,
-) -> None:
-    """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``n_records`` records and the noise do not fit.
+    Its state has ``flags``, one bool for each of its ``remarks``.
     """
-    rounds = range(1, algorithm.n_rounds + 1)
-    logarithm = math.log(2 * sum(map(algorithm.words, rounds)) / OVERFLOW_PROBABILITY)
-    tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
-    most = max(n_records, n_clients or 0)
-    for number, releases in enumerate(algorithm.plan().rounds, start=1):
-        units = block_units(number)
-        for release in releases:
-            (name,) = release.blocks
-            noise = release.noise_multiplier * units[name] * tails[release.mechanism]
-            noise *= noise_factor * algorithm.clip_of(release)
-            # No word of a record exceeds what all words of its block have together.
-            require_capacity(
-                most * units[name] + noise,
-                explanation=f"They come from n_records={n_records} and noise of up to "
-                f"{noise:.3g} units in the release {release.name!r} at "
-                f"fraction_bits={algorithm.fraction_bits}: take fewer fraction_bits or a larger "
-                "epsilon.",
-            )
 
+    replayable: ClassVar[bool] = False
+    clips_together: ClassVar[bool] = True
+    remarks: ClassVar[tuple[str, ...]]
+    """What the report can say of a run, in fixed sentences."""
 
-def require_visible_clips(algorithm: Algorithm, block_units: BlockUnits) -> None:
-    """Require that a clipped client can still change every word by a step of the grid.
+    n_records: int | None
+    n_clients: int | None
+    clips: tuple[tuple[str, float], ...]
 
-    Raises
-    ------
-    ConfigurationError
-        If a release's clip is smaller than that.
-    """
-    for number in range(1, algorithm.n_rounds + 1):
-        units = block_units(number)
-        for release in algorithm.releases(number):
-            least = min(units[name] for name in release.blocks)
-            if least > 0 and algorithm.clip_of(release) * least < 1:
-                raise ConfigurationError(
-                    f"Expected a clip of the release {release.name!r} of at least "
-                    f"{1 / least:.3g}, one step of the grid. "
-                    f"Got {algorithm.clip_of(release)!r} instead."
+    @abstractmethod
+    def _block_units(self, round_number: int) -> Mapping[str, float]:
+        """Return by how much one record changes each of a round's blocks, in grid units.
+
+        Of second moments, that of the diagonal.
+        """
+
+    @abstractmethod
+    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
+        """Return shape, least and largest value of every array of a round's question."""
+
+    # ------------------------------------------------------------------ the contract
+
+    def plan(self) -> PrivacyPlan:
+        """Return what each round releases, calibrated to the budget."""
+        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
+        return calibrate(self.budget, rounds, self.n_records, self.n_clients)
+
+    def record_units(self, question: Question) -> FloatArray:
+        """Return the sensitivities to one record, for every word; they depend on the round only."""
+        units = self._block_units(question.round)
+        layout = self.layout(question.round)
+        return np.concatenate([np.full(block.size, units[block.name]) for block in layout])
+
+    def fixed_units(self, round_number: int) -> FloatArray:
+        """Return the units of a round: they do not depend on what its question holds."""
+        return self.units(Question(round_number))
+
+    def check_question(self, question: Question) -> None:
+        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
+
+        Within these ranges every distance is exact and every unit holds, whatever a server sent.
+        """
+        number = question.round
+        if type(number) is not int or not 1 <= number <= self.n_rounds:
+            raise MessageError(UNUSABLE)
+        asked, arrays = self._asked(number), question.arrays
+        if set(arrays) != set(asked):
+            raise MessageError(UNUSABLE)
+        for name, (shape, low, high) in asked.items():
+            array = arrays[name]
+            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+                raise MessageError(UNUSABLE)
+            if array.shape != shape or (array < low).any() or (array > high).any():
+                raise MessageError(UNUSABLE)
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Return how the run had to depart from the algorithm's usual way, in fixed sentences."""
+        said = zip(self.remarks, state.arrays["flags"], strict=True)
+        return tuple(remark for remark, holds in said if holds)
+
+    def require_capacity(self, noise_factor: float = 1.0) -> None:
+        """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
+
+        Raises
+        ------
+        ConfigurationError
+            If ``n_records`` records and the noise do not fit.
+        """
+        if self.n_records is None:
+            return
+        rounds = range(1, self.n_rounds + 1)
+        logarithm = math.log(2 * sum(map(self.words, rounds)) / OVERFLOW_PROBABILITY)
+        tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
+        most = max(self.n_records, self.n_clients or 0)
+        for number, releases in enumerate(self.plan().rounds, start=1):
+            units = self._block_units(number)
+            for release in releases:
+                (name,) = release.blocks
+                noise = release.noise_multiplier * units[name] * tails[release.mechanism]
+                noise *= noise_factor * self.clip_of(release)
+                # No word of a record exceeds what all words of its block have together.
+                require_capacity(
+                    most * units[name] + noise,
+                    explanation=f"They come from n_records={self.n_records} and noise of up to "
+                    f"{noise:.3g} units in the release {release.name!r} at "
+                    f"fraction_bits={self.fraction_bits}: take fewer fraction_bits or a larger "
+                    "epsilon.",
                 )
+
+    # ------------------------------------------------------------------ for subclasses
+
+    def noise_of(self, round_number: int) -> dict[str, float]:
+        """Return the planned standard deviation of the noise in each block, in grid units.
+
+        That of second moments is of their diagonal.
+        """
+        if not self.budget.is_private:
+            return dict.fromkeys((block.name for block in self.layout(round_number)), 0.0)
+        units, found = self._block_units(round_number), {}
+        for release in self.plan().rounds[round_number - 1]:
+            spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
+            for name in release.blocks:
+                scale = release.noise_multiplier * self.clip_of(release) * spread
+                found[name] = scale * units[name]
+        return found
+
+    def _require_visible_clips(self) -> None:
+        """Require that a clipped client can still change every word by a step of the grid.
+
+        Raises
+        ------
+        ConfigurationError
+            If a release's clip is smaller than that.
+        """
+        if self.clip is None:
+            return
+        for number in range(1, self.n_rounds + 1):
+            units = self._block_units(number)
+            for release in self.releases(number):
+                least = min(units[name] for name in release.blocks)
+                if least > 0 and self.clip_of(release) * least < 1:
+                    raise ConfigurationError(
+                        f"Expected a clip of the release {release.name!r} of at least "
+                        f"{1 / least:.3g}, one step of the grid. "
+                        f"Got {self.clip_of(release)!r} instead."
+                    )

@@ -23,6 +23,7 @@ from flower_kmeans.algorithms.base import (
     Statistic,
     register,
 )
+from flower_kmeans.algorithms.blocks import UNUSABLE
 from flower_kmeans.algorithms.cost import COST, squared_distances
 from flower_kmeans.algorithms.feddp_releases import LIFT, MOMENTS, PROJECTION, WEIGHTS
 from flower_kmeans.algorithms.feddp_results import (
@@ -49,8 +50,6 @@ from flower_kmeans.assignment import cluster_sums
 from flower_kmeans.domain import Ball, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.initialization import public_generator
-
-_UNUSABLE = "The question of a round is not one of its algorithm."
 
 
 @register
@@ -134,6 +133,7 @@ class FedDPAlgorithm(FedDPResults):
     """
 
     name: ClassVar[str] = "feddp"
+    remarks: ClassVar[tuple[str, ...]] = NOTES
 
     # ------------------------------------------------------------------ questions
 
@@ -164,35 +164,27 @@ class FedDPAlgorithm(FedDPResults):
 
         Within these ranges every distance is exact and every unit holds, whatever a server sent.
         """
-        number = question.round
-        if type(number) is not int or not 1 <= number <= self.n_rounds:
-            raise MessageError(_UNUSABLE)
-        asked, arrays = self._asked(number), question.arrays
-        if set(arrays) != set(asked):
-            raise MessageError(_UNUSABLE)
-        for name, (shape, limit) in asked.items():
-            array = arrays[name]
-            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
-                raise MessageError(_UNUSABLE)
-            if array.shape != shape or (array > limit).any() or (array < -limit).any():
-                raise MessageError(_UNUSABLE)
+        super().check_question(question)
+        number, arrays = question.round, question.arrays
         if number > LIFT and isinstance(self.domain, Ball):
             centroids = arrays["centroids"].astype(np.float64)  # squares below 2**53: exact
             if (np.einsum("ij,ij->i", centroids, centroids) > 4.0**self.fraction_bits).any():
-                raise MessageError(_UNUSABLE)
+                raise MessageError(UNUSABLE)
 
-    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any]]:
-        """Return shape and largest absolute value of every array of a round's question."""
+    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
+        """Return shape, least and largest value of every array of a round's question."""
         k, d, m = self.n_clusters, self.domain.n_features, self.n_server_points
         r, limit = self.projection.n_directions, self.projection.limit
-        matrix = {"projection": ((d, r), 2**self.fraction_bits)}
+        one = 2**self.fraction_bits
+        matrix = {"projection": ((d, r), -one, one)}
         if number == PROJECTION:
             return {}
         if number == WEIGHTS:
-            return {**matrix, "points": ((m, r), limit)}
+            return {**matrix, "points": ((m, r), -limit, limit)}
         if number == LIFT:
-            return {**matrix, "centers": ((k, r), limit)}
-        return {"centroids": ((k, d), self.domain.grid_half_widths(self.fraction_bits))}
+            return {**matrix, "centers": ((k, r), -limit, limit)}
+        widths = self.domain.grid_half_widths(self.fraction_bits)
+        return {"centroids": ((k, d), -widths, widths)}
 
     # ------------------------------------------------------------------ answers
 

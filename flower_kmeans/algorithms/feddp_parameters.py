@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import IntArray
-from flower_kmeans.algorithms.blocks import require_visible_clips
 from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.feddp_clips import suggested_clips
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
@@ -151,8 +150,7 @@ class FedDPParameters(FedDPPlan):
                 "cluster. Got contribution='means'."
             )
         self._check_size()
-        if self.clip is not None:
-            require_visible_clips(self, self._block_units)
+        self._require_visible_clips()
         self.require_capacity()
 
     # ------------------------------------------------------------------ the document

@@ -3,12 +3,10 @@
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
-import numpy as np
-
-from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, IntArray, Question
-from flower_kmeans.algorithms.blocks import planned_noise, require_block_capacity
+from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Question
+from flower_kmeans.algorithms.blocks import BlockAlgorithm
 from flower_kmeans.algorithms.cost import COST
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.feddp_releases import (
@@ -28,16 +26,13 @@ from flower_kmeans.algorithms.projection import (
 )
 from flower_kmeans.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import Norm
 
 
 @dataclass(frozen=True, init=False)
-class FedDPPlan(Algorithm):
+class FedDPPlan(BlockAlgorithm):
     """The public side of FedDP-KMeans; `FedDPParameters` checks what is in it."""
-
-    replayable: ClassVar[bool] = False
-    clips_together: ClassVar[bool] = True
 
     n_clusters: int
     domain: Domain
@@ -81,11 +76,6 @@ class FedDPPlan(Algorithm):
         shares = default_shares(self.domain.n_features, relative) | dict(self.shares)
         return releases_of(round_number, self.n_lloyd_rounds, shares, self.laplace, cost=self.cost)
 
-    def plan(self) -> PrivacyPlan:
-        """Return what each round releases, calibrated to the budget."""
-        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
-        return calibrate(self.budget, rounds, self.n_records, self.n_clients)
-
     def record_units(self, question: Question) -> FloatArray:
         """Return the sensitivities to one record, for every word; they depend on the round only.
 
@@ -93,14 +83,7 @@ class FedDPPlan(Algorithm):
         """
         if question.round == PROJECTION:
             return moment_units(self.domain, self.fraction_bits)
-        units = self._block_units(question.round)
-        return np.concatenate(
-            [np.full(block.size, units[block.name]) for block in self.layout(question.round)]
-        )
-
-    def fixed_units(self, round_number: int) -> FloatArray:
-        """Return the units of a round: they do not depend on what its question holds."""
-        return self.units(Question(round_number))
+        return super().record_units(question)
 
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping."""
@@ -128,19 +111,6 @@ class FedDPPlan(Algorithm):
         """Return whether clients add means, or which clusters they hold, to a release."""
         return self.contribution == "means" and name.startswith(("lift", "lloyd"))
 
-    def require_capacity(self, noise_factor: float = 1.0) -> None:
-        """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
-
-        Raises
-        ------
-        ConfigurationError
-            If ``n_records`` records and the noise do not fit.
-        """
-        if self.n_records is not None:
-            require_block_capacity(
-                self, self.n_records, self.n_clients, self._block_units, noise_factor
-            )
-
     # ------------------------------------------------------------------ details
 
     @cached_property
@@ -167,10 +137,6 @@ class FedDPPlan(Algorithm):
         if self.radius is not None:
             return self.radius**2
         return 4 * squared_bound(self.domain, self.fraction_bits)
-
-    def noise_of(self, round_number: int) -> dict[str, float]:
-        """Return the planned standard deviation of the noise in each block, in grid units."""
-        return planned_noise(self, round_number, self._block_units)
 
     def _block_units(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block; of second moments, that of the diagonal."""

@@ -56,10 +56,6 @@ class FedDPResults(FedDPParameters):
             return None
         return scaled(state.arrays["counts"], self.fraction_bits)
 
-    def notes(self, state: State) -> tuple[str, ...]:
-        """Return how the run had to depart from the algorithm's usual way, in fixed sentences."""
-        return tuple(note for note, said in zip(NOTES, state.arrays["flags"], strict=True) if said)
-
     def elbow(self, state: State, k_max: int, rng: np.random.Generator) -> FloatArray:
         """Return the cost of k-means on the weighted projected server points, by k.
 

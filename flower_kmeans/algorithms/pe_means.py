@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import IntArray, Question, State, Statistic, register
+from flower_kmeans.algorithms.blocks import UNUSABLE
 from flower_kmeans.algorithms.histogram import zero_small
 from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
 from flower_kmeans.algorithms.pe_means_parameters import DIRECTIONS, PEMeansParameters
@@ -44,7 +45,6 @@ CAPPED, HALVED, NO_VOTES, FEW, NOT_LIFTED = range(len(NOTES))
 
 _PROJECTION = 2 << 64  # keys of the projection: beside the seed, what it is for
 _STARTS = 5
-_UNUSABLE = "The question of a round is not one of its algorithm."
 
 
 @register
@@ -98,6 +98,7 @@ class PEMeansAlgorithm(PEMeansParameters):
     """
 
     name: ClassVar[str] = "pe-means"
+    remarks: ClassVar[tuple[str, ...]] = NOTES
 
     # ------------------------------------------------------------------ questions
 
@@ -127,22 +128,12 @@ class PEMeansAlgorithm(PEMeansParameters):
         Within these ranges every distance is exact, every unit holds and no population is larger
         than the cap, whatever a server sent.
         """
-        number = question.round
-        if type(number) is not int or not 1 <= number <= self.n_rounds:
-            raise MessageError(_UNUSABLE)
-        asked, arrays = self._asked(number), question.arrays
-        if set(arrays) != set(asked):
-            raise MessageError(_UNUSABLE)
-        for name, (shape, low, high) in asked.items():
-            array = arrays[name]
-            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
-                raise MessageError(_UNUSABLE)
-            if array.shape != shape or (array > high).any() or (array < low).any():
-                raise MessageError(_UNUSABLE)
+        super().check_question(question)
+        number, arrays = question.round, question.arrays
         if number > 1:
             centers = arrays["centers"].astype(np.float64)  # squares below 2**53: exact
             if (np.einsum("ij,ij->i", centers, centers) > float(self.space.radius**2)).any():
-                raise MessageError(_UNUSABLE)
+                raise MessageError(UNUSABLE)
 
     def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
         """Return shape, least and largest value of every array of a round's question."""
@@ -258,10 +249,6 @@ class PEMeansAlgorithm(PEMeansParameters):
         """Return the noisy cluster sizes of the last round, (k,); ``None`` before there are any."""
         counts: FloatArray | None = state.arrays.get("counts")
         return counts
-
-    def notes(self, state: State) -> tuple[str, ...]:
-        """Return what the run's reader should know about how it went, in fixed sentences."""
-        return tuple(note for note, said in zip(NOTES, state.arrays["flags"], strict=True) if said)
 
 
 @register

@@ -6,14 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
-
-from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, Question
-from flower_kmeans.algorithms.blocks import (
-    planned_noise,
-    require_block_capacity,
-    require_visible_clips,
-)
+from flower_kmeans.algorithms.base import Block
+from flower_kmeans.algorithms.blocks import BlockAlgorithm
 from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.feddp_releases import per_release
 from flower_kmeans.algorithms.lloyd import (
@@ -35,7 +29,7 @@ from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.domain import Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.privacy.plan import Release
 
 DIRECTIONS = 16
 """Columns to which HDPE-means projects (PE-means, Section IV-D)."""
@@ -57,11 +51,9 @@ _FIELDS = (
 
 
 @dataclass(frozen=True, init=False)
-class PEMeansParameters(Algorithm):
+class PEMeansParameters(BlockAlgorithm):
     """Parameters of PE-means, their checks and their document; see `PEMeansAlgorithm`."""
 
-    replayable: ClassVar[bool] = False
-    clips_together: ClassVar[bool] = True
     projects: ClassVar[bool] = False
     """Whether votes are cast in a projection, and a last round lifts the centroids out of it."""
 
@@ -122,8 +114,7 @@ class PEMeansParameters(Algorithm):
         integer("n_vote_rounds", self.n_vote_rounds, 1, MAX_ROUNDS)
         put(self, "n_rounds", self.n_vote_rounds + self.projects)
         self._check_size()
-        if self.clip is not None:
-            require_visible_clips(self, self._block_units)
+        self._require_visible_clips()
         self.require_capacity()
 
     # ------------------------------------------------------------------ the contract
@@ -150,40 +141,12 @@ class PEMeansParameters(Algorithm):
             Release(LIFT_COUNTS, "gaussian", "l2", 1.0, (COUNTS,)),
         )
 
-    def plan(self) -> PrivacyPlan:
-        """Return what each round releases, calibrated to the budget."""
-        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
-        return calibrate(self.budget, rounds, self.n_records, self.n_clients)
-
-    def record_units(self, question: Question) -> FloatArray:
-        """Return the sensitivities to one record, for every word; they depend on the round only."""
-        units = self._block_units(question.round)
-        layout = self.layout(question.round)
-        return np.concatenate([np.full(block.size, units[block.name]) for block in layout])
-
-    def fixed_units(self, round_number: int) -> FloatArray:
-        """Return the units of a round: they do not depend on what its question holds."""
-        return self.units(Question(round_number))
-
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping.
 
         Sums and counts of a client are shortened by one factor, which leaves its means as they are.
         """
         return dict(self.clips).get(release.name, 1.0)
-
-    def require_capacity(self, noise_factor: float = 1.0) -> None:
-        """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
-
-        Raises
-        ------
-        ConfigurationError
-            If ``n_records`` records and the noise do not fit.
-        """
-        if self.n_records is not None:
-            require_block_capacity(
-                self, self.n_records, self.n_clients, self._block_units, noise_factor
-            )
 
     def to_config(self) -> dict[str, Any]:
         """Return the parameters for a run document."""
@@ -245,10 +208,6 @@ class PEMeansParameters(Algorithm):
         limit = self.projection.limit
         radius = bound * SPREAD * 2.0 ** (self.projection.exponent - self.fraction_bits)
         return Space(min(limit, math.floor(radius)), (limit,) * DIRECTIONS)
-
-    def noise_of(self, round_number: int) -> dict[str, float]:
-        """Return the planned standard deviation of the noise in each block, in grid units."""
-        return planned_noise(self, round_number, self._block_units)
 
     # ------------------------------------------------------------------ details
 

@@ -52,7 +52,6 @@ from flower_kmeans.algorithms.synopsis_parameters import SynopsisParameters
 from flower_kmeans.algorithms.synopsis_schedule import FIRST, NORMS, SQUARES
 from flower_kmeans.assignment import single_threaded_blas
 from flower_kmeans.domain import GridRecords
-from flower_kmeans.errors import MessageError
 from flower_kmeans.initialization import public_generator
 
 NOTES = (
@@ -72,8 +71,6 @@ BLIND, NO_EIGEN, NO_SIGNAL, NO_CELL, FEW, LIGHT = range(len(NOTES))
 
 RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15
 """Refinement: radius over that of the synopsis' rule, and least part of the first mean square."""
-
-_UNUSABLE = "The question of a round is not one of its algorithm."
 
 
 @register
@@ -120,6 +117,7 @@ class SynopsisAlgorithm(SynopsisParameters):
     """
 
     name: ClassVar[str] = "synopsis"
+    remarks: ClassVar[tuple[str, ...]] = NOTES
 
     # ------------------------------------------------------------------ questions
 
@@ -138,24 +136,6 @@ class SynopsisAlgorithm(SynopsisParameters):
         """
         number = state.round + 1
         return Question(number, {name: state.arrays[name] for name in self._asked(number)})
-
-    def check_question(self, question: Question) -> None:
-        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
-
-        Within these ranges every distance is exact and every unit holds, whatever a server sent.
-        """
-        number = question.round
-        if type(number) is not int or not 1 <= number <= self.n_rounds:
-            raise MessageError(_UNUSABLE)
-        asked, arrays = self._asked(number), question.arrays
-        if set(arrays) != set(asked):
-            raise MessageError(_UNUSABLE)
-        for name, (shape, low, high) in asked.items():
-            array = arrays[name]
-            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
-                raise MessageError(_UNUSABLE)
-            if array.shape != shape or (array < low).any() or (array > high).any():
-                raise MessageError(_UNUSABLE)
 
     def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
         """Return shape, least and largest value of every array of a round's question."""
@@ -338,10 +318,6 @@ class SynopsisAlgorithm(SynopsisParameters):
     def counts(self, state: State) -> FloatArray | None:
         """Return the noisy cluster sizes, (k,); ``None`` before the synopsis ends."""
         return state.arrays.get("counts")
-
-    def notes(self, state: State) -> tuple[str, ...]:
-        """Return how the run had to depart from the algorithm's usual way, in fixed sentences."""
-        return tuple(note for note, said in zip(NOTES, state.arrays["flags"], strict=True) if said)
 
     # ------------------------------------------------------------------ details
 

@@ -4,16 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
-import numpy as np
-
-from flower_kmeans.algorithms.base import Algorithm, Block, FloatArray, Question
-from flower_kmeans.algorithms.blocks import (
-    planned_noise,
-    require_block_capacity,
-    require_visible_clips,
-)
+from flower_kmeans.algorithms.base import Block, FloatArray, Question
+from flower_kmeans.algorithms.blocks import BlockAlgorithm
 from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.feddp_releases import MOMENTS, per_release
 from flower_kmeans.algorithms.lloyd import (
@@ -44,15 +38,12 @@ from flower_kmeans.domain import Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
-from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.privacy.plan import Release
 
 
 @dataclass(frozen=True, init=False)
-class SynopsisParameters(Algorithm):
+class SynopsisParameters(BlockAlgorithm):
     """Parameters of SynopsisKMeans and what follows from them; see `SynopsisAlgorithm`."""
-
-    replayable: ClassVar[bool] = False
-    clips_together: ClassVar[bool] = True
 
     n_clusters: int
     domain: Domain
@@ -111,8 +102,7 @@ class SynopsisParameters(Algorithm):
         put(self, "schedule", self._own_schedule() if schedule is None else schedule)
         put(self, "n_rounds", self.schedule.n_rounds)
         self._check_size()
-        if self.clip is not None:
-            require_visible_clips(self, self._block_units)
+        self._require_visible_clips()
         self.require_capacity()
 
     # ------------------------------------------------------------------ the contract
@@ -139,43 +129,18 @@ class SynopsisParameters(Algorithm):
         """Return a round's releases with noise multipliers relative to those of other rounds."""
         return self.schedule.releases(round_number, self.domain.n_features)
 
-    def plan(self) -> PrivacyPlan:
-        """Return what each round releases, calibrated to the budget."""
-        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
-        return calibrate(self.budget, rounds, self.n_records, self.n_clients)
-
     def record_units(self, question: Question) -> FloatArray:
         """Return the sensitivities to one record, for every word; they depend on the round only."""
         number = question.round
         if number == FIRST and self.schedule.moments:
             return moment_units(self.domain, self.fraction_bits)
-        units = self._block_units(number)
-        return np.concatenate(
-            [np.full(block.size, units[block.name]) for block in self.layout(number)]
-        )
-
-    def fixed_units(self, round_number: int) -> FloatArray:
-        """Return the units of a round: they do not depend on what its question holds."""
-        return self.units(Question(round_number))
+        return super().record_units(question)
 
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping."""
         if self.clip is None:
             return 1.0
         return dict(self.clips).get(release.name, self.clip)
-
-    def require_capacity(self, noise_factor: float = 1.0) -> None:
-        """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
-
-        Raises
-        ------
-        ConfigurationError
-            If ``n_records`` records and the noise do not fit.
-        """
-        if self.n_records is not None:
-            require_block_capacity(
-                self, self.n_records, self.n_clients, self._block_units, noise_factor
-            )
 
     # ------------------------------------------------------------------ the document
 
@@ -226,13 +191,6 @@ class SynopsisParameters(Algorithm):
         if budget.epsilon is None or budget.delta is None or self.n_records is None:
             return math.inf
         return mu_of_budget(budget.epsilon, budget.delta) * self.n_records / (self.clip or 1.0)
-
-    def noise_of(self, round_number: int) -> dict[str, float]:
-        """Return the planned standard deviation of the noise in each block, in grid units.
-
-        That of second moments is of their diagonal.
-        """
-        return planned_noise(self, round_number, self._block_units)
 
     def _block_units(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block; of second moments, that of the diagonal."""

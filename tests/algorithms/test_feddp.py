@@ -115,7 +115,7 @@ def test_whatever_a_server_may_ask_units_hold(name, sums):
     algorithm = build(domain, cost=True, sums=sums, n_lloyd_rounds=1)
     for t, trial in itertools.product(range(2, algorithm.n_rounds + 1), range(4)):
         arrays = {}
-        for key, (shape, limit) in algorithm._asked(t).items():
+        for key, (shape, _, limit) in algorithm._asked(t).items():
             limit = np.broadcast_to(limit, shape)
             wild = rng.integers(-limit, limit + 1)
             arrays[key] = np.where(rng.random(shape) < trial / 3, limit, wild).astype(np.int64)
@@ -381,7 +381,7 @@ def test_only_questions_of_the_round_are_answered(name):
             Question(question.round, {**question.arrays, "more": np.zeros(1, np.int64)}),
         ]
         for key, array in question.arrays.items():
-            limit = algorithm._asked(question.round)[key][1]
+            limit = algorithm._asked(question.round)[key][2]
             beyond = array.copy()
             beyond[0, 0] = np.broadcast_to(limit, array.shape)[0, 0] + 1
             lacking = {k: v for k, v in question.arrays.items() if k != key}
