@@ -51,9 +51,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Statistic:
-    """Integer arrays (int64), named as the blocks of the round's layout."""
+    """What one client answers, or the noisy sum of all answers.
+
+    Attributes
+    ----------
+    blocks : mapping of str to ndarray
+        Integer arrays (int64), named as the blocks of the round's layout.
+    answered : float
+        Of a sum: the part of the run's places whose answers are in it, in (0, 1]. It is public.
+    """
 
     blocks: Mapping[str, IntArray]
+    answered: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -344,8 +353,11 @@ class Algorithm(ABC):
             parts.append(array.reshape(-1))
         return np.concatenate(parts)
 
-    def unflatten(self, vector: IntArray, round_number: int) -> Statistic:
-        """Return the statistic that ``flatten`` wrote as a vector (words,) int64."""
+    def unflatten(self, vector: IntArray, round_number: int, answered: float = 1.0) -> Statistic:
+        """Return the statistic that ``flatten`` wrote as a vector (words,) int64.
+
+        ``answered`` is the part of the run's places whose answers are in it.
+        """
         words = self.words(round_number)
         if vector.shape != (words,) or vector.dtype != np.int64:
             raise ValueError(
@@ -356,7 +368,7 @@ class Algorithm(ABC):
         for block in self.layout(round_number):
             blocks[block.name] = vector[start : start + block.size].reshape(block.shape)
             start += block.size
-        return Statistic(blocks)
+        return Statistic(blocks, answered)
 
 
 _REGISTRY: dict[str, type[Algorithm]] = {}

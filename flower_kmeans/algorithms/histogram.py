@@ -1,5 +1,7 @@
 """What a server does with a noisy histogram: post-processing, without any privacy of its own."""
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,3 +36,31 @@ def zero_small(histogram: FloatArray, total: float) -> FloatArray:
     largest = order[:n_kept]
     kept[largest] = np.maximum(histogram[largest], 0.0)
     return kept
+
+
+def expected_total(found: float, noise: float, planned: float, answered: float) -> float:
+    """Return how many records the answers hold, where not all clients answered.
+
+    A part ``answered`` of the clients has that part of the planned records if all have as many;
+    those who are missing may have none, or twice as many. The noisy total of the answers says more
+    about it the smaller its noise is: both are weighted by their variances.
+
+    Parameters
+    ----------
+    found, noise : float
+        The noisy total of a histogram, and the standard deviation of its noise.
+    planned : float
+        The records of all clients, a public figure: at least 0, or infinite.
+    answered : float
+        In (0, 1].
+
+    Returns
+    -------
+    float
+        In [0, planned]; ``planned`` itself if all answered.
+    """
+    likely, spread = answered * planned, (1 - answered) * planned / 2
+    if math.isinf(planned) or spread == 0:
+        return planned
+    weight = spread**2 / (spread**2 + noise**2)
+    return min(max(likely + weight * (found - likely), 0.0), planned)

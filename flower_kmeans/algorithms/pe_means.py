@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import IntArray, Question, State, Statistic, register
 from flower_kmeans.algorithms.blocks import UNUSABLE
-from flower_kmeans.algorithms.histogram import zero_small
+from flower_kmeans.algorithms.histogram import expected_total, zero_small
 from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
 from flower_kmeans.algorithms.pe_means_parameters import DIRECTIONS, PEMeansParameters
 from flower_kmeans.algorithms.pe_means_population import gather, packed, variations
@@ -198,11 +198,14 @@ class PEMeansAlgorithm(PEMeansParameters):
         """Select centroids from the votes, and say what the next population is made of."""
         size, q = self._n_candidates(question), self.fraction_bits
         votes = scaled(answer.blocks[COUNTS][:size], q)
-        total = math.inf if self.n_records is None else float(self.n_records)
+        noise = self.noise_of(question.round)[COUNTS] * 2.0**-q
+        planned = math.inf if self.n_records is None else float(self.n_records)
+        total = expected_total(
+            float(votes.sum()), math.sqrt(size) * noise, planned, answer.answered
+        )
         kept = zero_small(votes, total)
         arrays = self._centers(question, kept, state, flags, rng)
         n_variations = int(state.arrays["variations"][0])
-        noise = self.noise_of(question.round)[COUNTS] * 2.0**-q
         # Signal to noise by Algorithm 1, line 8, where the noise is that of all candidates
         # (docs/guarantees.md, "PE-means").
         with np.errstate(over="ignore"):

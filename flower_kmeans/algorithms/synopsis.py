@@ -25,6 +25,7 @@ from flower_kmeans.algorithms.base import (
 )
 from flower_kmeans.algorithms.cells import cell_sums, squared_norms
 from flower_kmeans.algorithms.feddp_releases import MOMENTS
+from flower_kmeans.algorithms.histogram import expected_total
 from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
 from flower_kmeans.algorithms.postprocess import into_domain, scaled, to_grid
 from flower_kmeans.algorithms.projection import (
@@ -39,6 +40,7 @@ from flower_kmeans.algorithms.synopsis_model import (
     Mixture,
     Noise,
     Partition,
+    absent,
     learned,
     mean_norm,
     partition,
@@ -66,8 +68,10 @@ NOTES = (
     "from points of the model.",
     "Some clusters had a noisy count within its noise in a refinement round: their centroids moved "
     "less than their records would have moved them.",
+    "Clients did not answer in a round, and with them most records of a cell or cluster were "
+    "missing: it was kept as the round before had left it.",
 )
-BLIND, NO_EIGEN, NO_SIGNAL, NO_CELL, FEW, LIGHT = range(len(NOTES))
+BLIND, NO_EIGEN, NO_SIGNAL, NO_CELL, FEW, LIGHT, HELD = range(len(NOTES))
 
 RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15
 """Refinement: radius over that of the synopsis' rule, and least part of the first mean square."""
@@ -199,7 +203,7 @@ class SynopsisAlgorithm(SynopsisParameters):
     ) -> dict[str, NDArray[Any]]:
         d, p, noise = self.domain.n_features, self.schedule.n_directions, self.noise_of(FIRST)
         norm2 = (self._longest * 2.0**-self.fraction_bits) ** 2
-        n_records = self.n_records
+        n_records = None if self.n_records is None else self.n_records * answer.answered
         if self.schedule.moments:
             words = answer.blocks[MOMENTS]
             scale = 4.0 ** -moment_bits(self.fraction_bits) / norm2
@@ -228,22 +232,27 @@ class SynopsisAlgorithm(SynopsisParameters):
         mixture = prior(variances[:p])
         return {
             "projection": self.projection.matrix(directions[:, :p]),
+            "prior": variances[:p],
             "rest": np.array([float(variances[p:].sum())]),
             **self._cells(FIRST + 1, mixture, rng),
         }
 
     def _cells(
-        self, number: int, mixture: Mixture, rng: np.random.Generator
+        self,
+        number: int,
+        mixture: Mixture,
+        rng: np.random.Generator,
+        unseen: Mixture | None = None,
     ) -> dict[str, NDArray[Any]]:
         """Return the cells of a round."""
-        cells = partition(
-            mixture, self.schedule.n_cells(number), self._factor, self._projected_step, rng
-        )
+        n_cells, step = self.schedule.n_cells(number), self._projected_step
+        cells = partition(mixture, n_cells, self._factor, step, rng, unseen)
         return {
             "cells": cells.centers,
             "radii": cells.radii,
             "variances": cells.variances,
             "spread": np.array([cells.spread]),
+            "expected": cells.expected,
         }
 
     def _after_synopsis(
@@ -254,19 +263,35 @@ class SynopsisAlgorithm(SynopsisParameters):
         flags: NDArray[np.bool_],
         rng: np.random.Generator,
     ) -> dict[str, NDArray[Any]]:
-        names, noise = (SUMS, COUNTS, SQUARES), self.noise_of(number)
-        mixture, stood_out = learned(
-            Partition(
-                before["cells"], before["radii"], before["variances"], float(before["spread"][0])
-            ),
-            Answers(*(scaled(answer.blocks[name], self.fraction_bits) for name in names)),
-            Noise(*(noise[name] * 2.0**-self.fraction_bits for name in names)),
-            self._projected_step,
-            self._planned,
+        names, noises = (SUMS, COUNTS, SQUARES), self.noise_of(number)
+        cells = Partition(
+            before["cells"],
+            before["radii"],
+            before["variances"],
+            float(before["spread"][0]),
+            before["expected"],
         )
+        answers = Answers(*(scaled(answer.blocks[name], self.fraction_bits) for name in names))
+        noise = Noise(*(noises[name] * 2.0**-self.fraction_bits for name in names))
+        total = expected_total(
+            float(answers.counts.sum()),
+            noise.counts * math.sqrt(len(answers.counts)),
+            self._planned,
+            answer.answered,
+        )
+        missing = np.zeros(len(answers.counts), dtype=bool)
+        if answer.answered < 1 and number > FIRST + 1:  # before, nothing was counted
+            missing = absent(cells.expected, answers.counts, noise.counts)
+        flags[HELD] |= bool(missing.any())
+        mixture, stood_out = learned(cells, answers, noise, self._projected_step, total, missing)
         flags[NO_CELL] |= not stood_out
         if self.schedule.is_synopsis(number + 1):
-            return self._cells(number + 1, mixture, rng)
+            unseen = None
+            if answer.answered < 1 and number == FIRST + 1:
+                share = (1 - answer.answered) * float(mixture.weights.sum())
+                unseen = prior(before["prior"])
+                unseen = unseen._replace(weights=share * unseen.weights)
+            return self._cells(number + 1, mixture, rng, unseen)
         found = select(mixture, self.n_clusters, rng)
         flags[FEW] = found.few
         lifted = self.projection.lift(
@@ -294,6 +319,12 @@ class SynopsisAlgorithm(SynopsisParameters):
         flags[LIGHT] |= bool((counts < count_noise).any())
         radius = float(before["radius"][0]) / self._longest
         moves, sizes = steps_of(sums, counts, radius, count_noise)
+        if answer.answered < 1:
+            missing = absent(before["counts"], counts, count_noise)
+            flags[HELD] |= bool(missing.any())
+            moves[missing] = 0.0
+            counts = np.where(missing, before["counts"], counts)
+            sizes = np.where(missing, before["counts"], sizes)
         # A centroid that moves by s comes nearer to each of its records by |s|^2 on average.
         saved = float(sizes @ np.einsum("ij,ij->i", moves, moves))
         planned = self._planned if self.n_records else 0.0

@@ -25,6 +25,9 @@ CLEAR = 1.1
 """Eigenvalue over the largest of noise alone from which on it counts."""
 HEAVY_SHARE, HEAVY_SCALE = 0.2, 3.0
 """Part of the records before any is seen that is spread wider, and how much."""
+ABSENT_NOISE, ABSENT_SHARE = 10.0, 0.25
+"""A cell's records are missing if more were expected than so many standard deviations of a count's
+noise, and less than this part of them is there."""
 SMALLEST = 1e-12
 """Least variance, below the square of a grid step."""
 
@@ -42,7 +45,7 @@ class Mixture(NamedTuple):
     Attributes
     ----------
     weights : ndarray of shape (m,), float64
-        Positive; their sum is of no matter.
+        Positive: how many records each part has, or before any are counted, which share.
     means, scales : ndarrays of shape (m, p), float64
     """
 
@@ -62,12 +65,15 @@ class Partition(NamedTuple):
         Of the model, by cell and coordinate.
     spread : float
         Mean squared distance of the model's records to their cells.
+    expected : ndarray of shape (m,), float64
+        Records of the model, by cell.
     """
 
     centers: IntArray
     radii: IntArray
     variances: FloatArray
     spread: float
+    expected: FloatArray
 
 
 class Noise(NamedTuple):
@@ -139,6 +145,12 @@ def prior(variances: FloatArray) -> Mixture:
 # --------------------------------------------------------------------------- cells
 
 
+def joined(first: Mixture, second: Mixture) -> Mixture:
+    """Return the mixture of all parts of two."""
+    weights, means, scales = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+    return Mixture(weights, means, scales)
+
+
 def sample(mixture: Mixture, size: int, rng: np.random.Generator) -> FloatArray:
     """Return points (size, p) of a mixture, moved into the unit ball."""
     chosen = rng.choice(len(mixture.weights), size, p=mixture.weights / mixture.weights.sum())
@@ -147,7 +159,12 @@ def sample(mixture: Mixture, size: int, rng: np.random.Generator) -> FloatArray:
 
 
 def partition(
-    mixture: Mixture, n_cells: int, factor: float, step: float, rng: np.random.Generator
+    mixture: Mixture,
+    n_cells: int,
+    factor: float,
+    step: float,
+    rng: np.random.Generator,
+    unseen: Mixture | None = None,
 ) -> Partition:
     """Return cells for the records that a mixture stands for: k-means of a sample of it.
 
@@ -161,9 +178,12 @@ def partition(
     step : float
         Of the grid, in units of the domain's largest norm.
     rng : Generator
+    unseen : Mixture, optional
+        Where records may be that nothing was counted of. Cells are made for these too, but no
+        records are expected of them.
     """
     size = min(_MOST_PER_CELL * n_cells, max(_SAMPLE, _PER_CELL * n_cells))
-    points = sample(mixture, size, rng)
+    points = sample(mixture if unseen is None else joined(mixture, unseen), size, rng)
     found, _ = weighted_kmeans(
         points, np.ones(size), n_cells, rng, n_starts=1, max_iterations=_PARTITION_STEPS
     )
@@ -181,11 +201,36 @@ def partition(
     spread = float(pooled.sum())
     lengths = np.sqrt(np.maximum(variances.sum(axis=1), _LEAST_SPREAD * spread))
     radii = np.clip(np.floor(np.minimum(1.0, factor * lengths) / step), 1, most)
-    return Partition(centers.astype(np.int64), radii.astype(np.int64), variances, spread)
+    if unseen is not None:
+        labels, _ = residuals_of(sample(mixture, size, rng), centers * step)
+        counts = np.bincount(labels, minlength=n_cells)
+    expected = counts.astype(np.float64) * (float(mixture.weights.sum()) / size)
+    return Partition(centers.astype(np.int64), radii.astype(np.int64), variances, spread, expected)
+
+
+def absent(expected: FloatArray, counts: FloatArray, noise: float) -> NDArray[np.bool_]:
+    """Return which cells (m,) must have lost their records to clients that did not answer.
+
+    So many records were expected in them, and so few are there, that noise does not explain it.
+
+    Parameters
+    ----------
+    expected, counts : ndarrays of shape (m,), float64
+        Records that a cell had in the round before, and noisy numbers of those it has now.
+    noise : float
+        Standard deviation of a count's noise, in records.
+    """
+    clear = expected > ABSENT_NOISE * max(noise, MIN_COUNT)
+    return np.asarray(clear & (counts < ABSENT_SHARE * expected))
 
 
 def learned(
-    cells: Partition, answers: Answers, noise: Noise, step: float, n_records: float
+    cells: Partition,
+    answers: Answers,
+    noise: Noise,
+    step: float,
+    n_records: float,
+    missing: NDArray[np.bool_] | None = None,
 ) -> tuple[Mixture, bool]:
     """Return the mixture that noisy sums of cells tell of, and whether any cell stood out.
 
@@ -202,13 +247,17 @@ def learned(
     step : float
         Of the grid, in units of the domain's largest norm.
     n_records : float
-        The public figure, infinite if there is none.
+        That the answers hold, infinite if nothing is known of it.
+    missing : ndarray of shape (m,), bool, optional
+        Cells whose records are missing (`absent`): they stay as the model had them.
     """
     counts, spread = answers.counts, max(cells.spread, SMALLEST)
     kept = (zero_small(counts, n_records) > 0) & (counts > noise.counts)
+    stays = np.zeros(len(counts), dtype=bool) if missing is None else missing
+    kept &= ~stays
     stood_out = bool(kept.any())
     if not stood_out:
-        kept[np.argmax(counts)] = True
+        kept[np.argmax(counts)], stays = True, np.zeros_like(stays)
     sizes = np.maximum(counts[kept], max(noise.counts, MIN_COUNT))
     radii = cells.radii[kept].astype(np.float64) * step
     shape = cells.variances[kept]
@@ -225,7 +274,12 @@ def learned(
     total = shape.sum(axis=1)
     variances = np.clip(variances, 0.05 * pooled, 6 * total)
     scales = np.sqrt(shape * (variances / total)[:, None])
-    return Mixture(sizes, cells.centers[kept] * step + means, scales), stood_out
+    found = Mixture(sizes, cells.centers[kept] * step + means, scales)
+    if stays.any():
+        centers = cells.centers[stays].astype(np.float64) * step
+        spreads = np.sqrt(cells.variances[stays])
+        found = joined(found, Mixture(cells.expected[stays], centers, spreads))
+    return found, stood_out
 
 
 # --------------------------------------------------------------------------- centroids

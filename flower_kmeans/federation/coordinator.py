@@ -358,7 +358,8 @@ class Coordinator(Enrolment):
     def _record_opened(self, t: int, opened: Words) -> None:
         self.closed[t - 1].opened = opened
         self._n_opened = t
-        answer = self.run.algorithm.unflatten(from_ring(opened[:-1]), t)
+        entry = self.closed[t - 1].entry
+        answer = self.run.algorithm.unflatten(from_ring(opened[:-1]), t, entry.answered)
         self._state = self.run.algorithm.update(self._state, answer, self._generator(t))
 
     @property

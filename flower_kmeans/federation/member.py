@@ -408,7 +408,7 @@ class Member:
             raise RefuseError(Code.GARBAGE)  # the one refusal that depends on an opened word
         state = None  # the server's, where it asks the questions
         if run.algorithm.replayable:
-            answer = run.algorithm.unflatten(from_ring(opened[:-1]), entry.t)
+            answer = run.algorithm.unflatten(from_ring(opened[:-1]), entry.t, entry.answered)
             state = run.algorithm.update(_state(life, run), answer)
         life.may_open = int(may_open(life, context, entry))
         life.chain = next_hash(life.chain, context, entry)

@@ -140,6 +140,11 @@ class Entry:
         """Number of members whose answers were added."""
         return int(np.count_nonzero(self.survivors))
 
+    @property
+    def answered(self) -> float:
+        """Part of all places whose answers were added."""
+        return self.n_survivors / len(self.survivors)
+
     def context(self, doc_hash: bytes, previous: bytes) -> bytes:
         """Return the context under which the summands were masked, given h_(t-1)."""
         return round_context(

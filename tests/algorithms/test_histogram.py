@@ -1,10 +1,13 @@
 """Post-processing of noisy histograms."""
 
+import math
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_kmeans.algorithms.histogram import zero_small
+from flower_kmeans.algorithms.histogram import expected_total, zero_small
 
 bins = st.lists(st.integers(-50, 100), max_size=8).map(lambda values: np.array(values, float))
 
@@ -47,3 +50,25 @@ def test_every_bin_is_kept_or_zero_and_as_few_are_kept_as_the_total_needs(
         assert dropped.max() <= kept[chosen].min()
     if chosen.any():
         assert kept.sum() - kept[chosen].min() <= total
+
+
+@pytest.mark.parametrize(
+    ("found", "noise", "answered", "expected"),
+    [
+        (5000.0, 3.0, 1.0, 1000.0),  # all answered: the public figure, whatever the noise says
+        (700.0, 0.0, 0.8, 700.0),
+        (700.0, 100.0, 0.8, 750.0),  # 800 +- 100 and 700 +- 100
+        (700.0, 1e9, 0.8, 800.0),
+        (-9e9, 0.0, 0.8, 0.0),
+        (9e9, 0.0, 0.8, 1000.0),
+    ],
+)
+def test_the_records_of_those_who_answered(
+    found: float, noise: float, answered: float, expected: float
+) -> None:
+    assert expected_total(found, noise, 1000.0, answered) == pytest.approx(expected)
+
+
+def test_without_a_public_figure_nothing_is_expected() -> None:
+    assert expected_total(3.0, 1.0, math.inf, 0.5) == math.inf
+    assert expected_total(3.0, 1.0, math.inf, 1.0) == math.inf

@@ -346,12 +346,12 @@ def test_without_a_generator_the_seed_decides():
     assert results[0][1] != results[2][1]
 
 
-def round_of(algorithm, votes, state=None, seed=0):
+def round_of(algorithm, votes, state=None, seed=0, answered=1.0):
     """The state after a round in which candidates got so many votes."""
     state = algorithm.initial_state() if state is None else state
     words = np.zeros(algorithm.words(state.round + 1), dtype=np.int64)
     words[: len(votes)] = np.rint(np.asarray(votes) * 2.0**algorithm.fraction_bits)
-    statistic = algorithm.unflatten(words, state.round + 1)
+    statistic = algorithm.unflatten(words, state.round + 1, answered)
     return algorithm.update(state, statistic, RNG(seed))
 
 
@@ -373,6 +373,14 @@ def test_selection_is_weighted_k_means_of_what_the_zeroing_rule_keeps():
     np.testing.assert_allclose(found, [left, points[far[-1]]], atol=2)
     assert sorted(state.arrays["counts"]) == [50, 51]
     np.testing.assert_array_equal(algorithm.counts(state), state.arrays["counts"])
+
+
+def test_the_zeroing_rule_wants_no_votes_of_clients_that_did_not_answer():
+    """Noise that fills up what is missing is kept where N votes are waited for, and no longer."""
+    algorithm = build(DOMAINS["disc"], n_variations=4, fraction_bits=16, n_records=100)
+    votes = [40.0, 5.0, -5.0, 0, 15.0, 0, 0, 0]
+    assert sum(algorithm.counts(round_of(algorithm, votes))) == 60
+    assert sum(algorithm.counts(round_of(algorithm, votes, answered=0.5))) == 55
 
 
 def test_variations_are_halved_exactly_when_noise_exceeds_the_signal():

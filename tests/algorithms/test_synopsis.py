@@ -14,6 +14,7 @@ from flower_kmeans.algorithms import Question, State, SynopsisAlgorithm
 from flower_kmeans.algorithms.synopsis import (
     BLIND,
     FEW,
+    HELD,
     LIGHT,
     NO_CELL,
     NO_EIGEN,
@@ -344,11 +345,11 @@ def test_without_a_generator_the_seed_decides():
     assert (cells[0] != cells[2]).any()
 
 
-def after(algorithm, t, blocks, arrays=None):
+def after(algorithm, t, blocks, arrays=None, answered=1.0):
     """State after round t of given blocks, from given or no earlier arrays."""
     before = State(t - 1, {**algorithm.initial_state().arrays, **(arrays or {})})
     layout = {block.name: block for block in algorithm.layout(t)}
-    statistic = algorithm.unflatten(np.zeros(algorithm.words(t), np.int64), t)
+    statistic = algorithm.unflatten(np.zeros(algorithm.words(t), np.int64), t, answered)
     for name, values in blocks.items():
         statistic.blocks[name][...] = np.rint(np.asarray(values) * 2.0 ** layout[name].exponent)
     return algorithm.update(before, statistic, RNG(0))
@@ -497,6 +498,7 @@ def test_the_first_refinement_follows_the_cost_of_the_synopsis():
         "radii": np.full(5, 2 ** (algorithm.projection.exponent - 3)),
         "variances": np.full((5, 2), 0.002),
         "spread": np.array([0.004]),
+        "expected": np.zeros(5),
     }
     counts, squares = [500.0, 500.0, 0, 0, 0], [128.0, 128.0, 0, 0, 0]
     state = after(algorithm, t, {"counts": counts, "squares": squares}, arrays)
@@ -507,6 +509,104 @@ def test_the_first_refinement_follows_the_cost_of_the_synopsis():
     assert state.arrays["first"][0] == pytest.approx(first)
     assert state.arrays["mean_square"][0] == pytest.approx(0.81 * first)
     assert state.arrays["radius"][0] == int(0.9 * 2.6 * np.sqrt(first) * 2**16)
+
+
+def test_a_mean_norm_is_of_the_records_of_those_who_answered():
+    algorithm = build(
+        Ball(1.0, [0.0] * 3), 1, PrivacyBudget(None), n_records=1000, fraction_bits=16
+    )
+    assert algorithm.schedule.moments
+    diagonal = {"moments": [100.0, 60.0, 40.0, 0, 0, 0]}
+    whole, part = after(algorithm, 1, diagonal), after(algorithm, 1, diagonal, answered=0.5)
+    np.testing.assert_allclose(whole.arrays["prior"], [0.1, 0.06, 0.04], rtol=1e-6)
+    np.testing.assert_allclose(part.arrays["prior"], [0.2, 0.12, 0.08], rtol=1e-6)
+
+
+def with_cells(algorithm, *cells):
+    """The same, with synopsis rounds of so many cells."""
+    schedule = replace(algorithm.schedule, cells=cells)
+    options = {name: getattr(algorithm, name) for name in ("budget", "n_records", "fraction_bits")}
+    return build(algorithm.domain, algorithm.n_clusters, schedule=schedule, **options)
+
+
+def cells_of(algorithm, expected):
+    """Five cells on a line, of which some are known to have records."""
+    one = 2**algorithm.projection.exponent
+    return {
+        "projection": 2**16 * np.eye(2, dtype=np.int64),
+        "prior": np.array([0.04, 0.01]),
+        "rest": np.array([0.0]),
+        "cells": np.array([[i * one // 8, 0] for i in range(5)]),
+        "radii": np.full(5, one // 16),
+        "variances": np.full((5, 2), 0.001),
+        "spread": np.array([0.002]),
+        "expected": np.asarray(expected, dtype=float),
+    }
+
+
+@pytest.mark.parametrize(
+    ("answered", "number", "held"), [(0.8, 3, True), (1.0, 3, False), (0.8, 2, False)]
+)
+def test_a_cell_whose_clients_did_not_answer_stays_as_it_was(answered, number, held):
+    """Centroids of the last synopsis round: one of two full cells has lost its records."""
+    algorithm = build(
+        Ball(1.0, [0.0] * 2), 2, PrivacyBudget(None), n_records=1000, fraction_bits=16
+    )
+    algorithm = with_cells(algorithm, *((5,) * (number - 1)))
+    arrays = cells_of(algorithm, [500, 0, 0, 0, 500])
+    counts = {"counts": [500.0, 0, 0, 0, 0], "squares": [50.0, 0, 0, 0, 0]}
+    state = after(algorithm, number, counts, arrays, answered)
+    found = sorted(state.arrays["centroids"][:, 0] / 2**16)
+    assert found[0] == pytest.approx(0.0, abs=0.2)
+    assert (found[1] == pytest.approx(0.5, abs=1e-3)) == held
+    assert (NOTES[HELD] in algorithm.notes(state)) == held
+    if held:
+        assert sorted(algorithm.counts(state)) == [500.0, 500.0]
+
+
+def test_cells_are_also_made_where_nobody_answered_in_the_first_synopsis_round():
+    algorithm = build(
+        Ball(1.0, [0.0] * 2), 2, PrivacyBudget(None), n_records=1000, fraction_bits=16
+    )
+    algorithm = with_cells(algorithm, 5, 10, 10)
+    arrays = cells_of(algorithm, np.zeros(5))
+    counts = {"counts": [1000.0, 0, 0, 0, 0], "squares": [1.0, 0, 0, 0, 0]}
+    far = []
+    for answered, number in ((1.0, 2), (0.5, 2), (0.5, 3)):
+        if number == 3:
+            arrays["cells"] = np.vstack([arrays["cells"]] * 2)
+            for name in ("radii", "variances", "expected"):
+                arrays[name] = np.concatenate([arrays[name]] * 2)
+            counts = {name: [*values, *([0.0] * 5)] for name, values in counts.items()}
+        state = after(algorithm, number, counts, arrays, answered)
+        norms = np.linalg.norm(state.arrays["cells"], axis=1) / 2**algorithm.projection.exponent
+        far.append(norms.max())
+        # No records are expected of the cells that are only a precaution.
+        assert state.arrays["expected"][norms > 0.15].sum() <= 10
+        assert state.arrays["expected"].sum() == pytest.approx(1000)
+    assert far[0] < 0.15 < far[1]
+    assert far[2] < 0.15
+
+
+def test_a_cluster_whose_clients_did_not_answer_stays_where_it_is():
+    algorithm = build(Ball(1.0, [0.0] * 2), 2, n_records=5000, fraction_bits=16)
+    t, before = algorithm.n_rounds, {**REFINED, "counts": np.array([1000.0, 2000.0])}
+    told = {"sums": np.full((2, 2), 100.0), "counts": [240.0, 2000.0]}
+    whole = after(algorithm, t, told, before)
+    assert (whole.arrays["centroids"] != before["centroids"]).all()
+    np.testing.assert_array_equal(algorithm.counts(whole), [240, 2000])
+    part = after(algorithm, t, told, before, 0.75)
+    np.testing.assert_array_equal(part.arrays["centroids"][0], before["centroids"][0])
+    np.testing.assert_array_equal(part.arrays["centroids"][1], whole.arrays["centroids"][1])
+    np.testing.assert_array_equal(algorithm.counts(part), [1000, 2000])
+    assert algorithm.notes(part) == note(HELD)
+    assert algorithm.notes(whole) == ()
+    # Its records saved nothing; those of the other came nearer by (1/8 100/2000)^2 in both columns.
+    saved = 2000 * 2 * (100 / 2000 / 8) ** 2
+    assert part.arrays["mean_square"][0] == pytest.approx(0.0162 - saved / 5000)
+    # A quarter of the records is enough to go by.
+    told["counts"] = [260.0, 2000.0]
+    assert algorithm.notes(after(algorithm, t, told, before, 0.75)) == ()
 
 
 def test_the_radius_shrinks_no_further_than_it_should():

@@ -11,6 +11,8 @@ from flower_kmeans.algorithms.synopsis_model import (
     Answers,
     Mixture,
     Noise,
+    Partition,
+    absent,
     learned,
     mean_norm,
     partition,
@@ -161,6 +163,52 @@ def test_of_cells_that_are_all_noise_the_largest_is_kept():
     (weights, means, _), stood_out = learned(cells, answers, noise, STEP, 100.0)
     np.testing.assert_array_equal(weights, [10.0])
     np.testing.assert_allclose(means, cells.centers[[1]] * STEP)
+    assert not stood_out
+
+
+def test_records_are_expected_where_the_model_has_them():
+    mixture = Mixture(np.array([30.0, 10.0]), np.array([[0.5], [-0.5]]), np.full((2, 1), 1e-3))
+    cells = partition(mixture, 2, 2.0, STEP, RNG(0))
+    points = sample(mixture, 40, RNG(0))  # the same, from the same numbers
+    labels, _ = residuals_of(points, cells.centers * STEP)
+    np.testing.assert_array_equal(cells.expected, np.bincount(labels))
+    assert cells.expected.sum() == 40
+    # Cells for what was not counted: nothing is expected there.
+    unseen = Mixture(np.array([40.0]), np.array([[0.0]]), np.full((1, 1), 1e-3))
+    more = partition(mixture, 3, 2.0, STEP, RNG(0), unseen)
+    order = np.argsort(more.centers[:, 0])
+    np.testing.assert_allclose(more.centers[order, 0] * STEP, [-0.5, 0.0, 0.5], atol=0.01)
+    assert more.expected[order[1]] == 0
+    assert more.expected.sum() == pytest.approx(40)
+    # Ten standard errors of 2,000 draws of which a quarter is on the left.
+    assert more.expected[order[0]] == pytest.approx(10, abs=10 * 40 * 0.433 / math.sqrt(60))
+
+
+def test_absent_are_cells_with_far_fewer_records_than_noise_explains():
+    expected = np.array([100.0, 100.0, 100.0, 51.0, 49.0, 0.0])
+    counts = np.array([24.0, 26.0, -80.0, 0.0, 0.0, -90.0])
+    assert absent(expected, counts, 5.0).tolist() == [True, False, True, True, False, False]
+    # Without noise, from ten records on.
+    assert absent(np.array([10.0, 11.0]), np.zeros(2), 0.0).tolist() == [False, True]
+
+
+def test_cells_that_are_absent_stay_in_the_model():
+    cells = partition(prior(np.full(2, 0.05)), 4, 2.0, STEP, RNG(0))
+    cells = cells._replace(expected=np.array([7.0, 70.0, 9.0, 30.0]))
+    answers = Answers(np.full((4, 2), 5.0), np.array([90.0, 60.0, 50.0, 80.0]), np.full(4, 9.0))
+    noise, missing = Noise(2.0, 3.0, 4.0), np.array([False, True, False, True])
+    found, stood_out = learned(cells, answers, noise, STEP, 1e9, missing)
+    others = np.flatnonzero(~missing)
+    rest = Partition(*(part if np.ndim(part) == 0 else part[others] for part in cells))
+    alone, _ = learned(rest, Answers(*(part[others] for part in answers)), noise, STEP, 1e9)
+    np.testing.assert_array_equal(found.weights, [*alone.weights, 70.0, 30.0])
+    np.testing.assert_allclose(found.means, [*alone.means, *(cells.centers[[1, 3]] * STEP)])
+    np.testing.assert_allclose(found.scales, [*alone.scales, *np.sqrt(cells.variances[[1, 3]])])
+    assert stood_out
+    # If nothing else is left, it is as if none were absent.
+    quiet = answers._replace(counts=np.array([1.0, 60.0, 2.0, 80.0]))
+    (weights, _, _), stood_out = learned(cells, quiet, noise, STEP, 1e9, missing)
+    assert weights.tolist() == [80.0]
     assert not stood_out
 
 

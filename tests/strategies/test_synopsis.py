@@ -18,7 +18,7 @@ from scipy import stats
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms import Question
-from flower_kmeans.algorithms.synopsis import BLIND, FEW, NOTES
+from flower_kmeans.algorithms.synopsis import BLIND, FEW, HELD, NOTES
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.metrics import matched_centroid_error
@@ -274,3 +274,19 @@ def test_second_moments_travel_by_half_and_only_where_they_are_worth_it(d):
     outcome = run(few, np.split(RNG(4).normal(size=(9, d)) * 0.1, 3))
     words = max(len(i.fields["words"]) for i in outcome.grid.received if i.kind == "round")
     assert words < 8 * 2000
+
+
+def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away():
+    """Each cluster is that of two clients; no noise, so that only the drops can move a centroid."""
+    parts = [half for rows in np.split(RECORDS, 3) for half in np.array_split(rows, 2)]
+    strategy = make("plain")
+    synopses = len(strategy.algorithm.schedule.cells)
+    assert synopses == 3
+    away = {3: (0, 1), 4: (2, 3), 5: (4, 5), 6: (0, 1), 7: (2, 3), strategy.n_rounds: (4, 5)}
+    faults = [Fault(client, t, "drop") for t, clients in away.items() for client in clients]
+    outcome = run(strategy, parts, faults=faults)
+    found = same(outcome)
+    means = RECORDS.reshape(3, 400, 3).mean(axis=1)
+    assert matched_centroid_error(found.centroids, means) < 0.2
+    np.testing.assert_allclose(sorted(found.counts), [400] * 3, atol=10)
+    assert NOTES[HELD] in outcome.strategy.report.notes
