@@ -69,6 +69,21 @@ class Engine(StrEnum):
     RAY = "ray"
 
 
+def chosen_or_default(
+    name: StrategyName | None, trust: Trust | None, n_rounds: int | None
+) -> StrategyName:
+    """Return the strategy that was named, or else the one to take when in doubt.
+
+    That is the one with the smallest losses (docs/choosing.md). Its server sees the result, and its
+    number of rounds follows from the plan: where that is not wanted, the best of the others.
+    """
+    if name is not None:
+        return name
+    if trust is Trust.OBLIVIOUS_SERVER or n_rounds is not None:
+        return StrategyName.FASTLLOYD
+    return StrategyName.SYNOPSIS
+
+
 def is_private(name: StrategyName, epsilon: float | None, trust: Trust | None) -> bool:
     """Return whether noise is added.
 

@@ -25,6 +25,7 @@ from flower_kmeans.choice import (
     StrategyName,
     Trust,
     Unit,
+    chosen_or_default,
     is_private,
     make_strategy,
     placeholders,
@@ -52,7 +53,14 @@ _BOUNDS_READ_OFF = (
 )
 
 Clusters = Annotated[int, typer.Option(help="Number of clusters.")]
-Strategy = Annotated[StrategyName, typer.Option(case_sensitive=False, help="Algorithm.")]
+Strategy = Annotated[
+    StrategyName | None,
+    typer.Option(
+        case_sensitive=False,
+        help="Algorithm. Default: synopsis; fastlloyd with --trust oblivious-server, or --rounds.",
+        show_default=False,
+    ),
+]
 Epsilon = Annotated[
     float | None,
     typer.Option(help="Privacy budget; 1.0 unless the strategy or the trust is not private."),
@@ -144,7 +152,7 @@ def simulate(
         ),
     ] = None,
     clusters: Clusters = 16,
-    strategy: Strategy = StrategyName.FASTLLOYD,
+    strategy: Strategy = None,
     server_data: Annotated[
         Path | None,
         typer.Option(
@@ -174,14 +182,14 @@ def simulate(
         from flower_kmeans import source as sources
         from flower_kmeans.simulation import simulate as run
 
-        console = _console()
-        private = is_private(strategy, epsilon, trust)
+        console, named = _console(), chosen_or_default(strategy, trust, rounds)
+        private = is_private(named, epsilon, trust)
         if data is None:
             _refuse_for_photo(columns, label)
             source = sources.photo()
         else:
             source = sources.table(data, columns, label, split, n_records)
-        points = read_server_points(strategy, server_data, source.columns)
+        points = read_server_points(named, server_data, source.columns)
         box = source.box(bounds or [], lower, upper, from_data=bounds_from_data or not private)
         read_off = bool(source.without_bounds(bounds or [], lower, upper))
         if read_off and private:
@@ -196,7 +204,7 @@ def simulate(
                 )
             planned = len(source.records)
         chosen = make_strategy(
-            strategy,
+            named,
             box,
             epsilon,
             trust,
@@ -279,7 +287,7 @@ def plan(
     n_records: NRecords = None,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 20,
     clusters: Clusters = 16,
-    strategy: Strategy = StrategyName.FASTLLOYD,
+    strategy: Strategy = None,
     server_points: Annotated[
         int | None, typer.Option(help="For feddp: how many points the server has.")
     ] = None,
@@ -302,13 +310,14 @@ def plan(
 
         if features < 1:
             raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
-        if strategy.takes_server_data and unit is Unit.CLIENT and clip is None:
+        named = chosen_or_default(strategy, trust, rounds)
+        if named.takes_server_data and unit is Unit.CLIENT and clip is None:
             raise ConfigurationError(
-                f"Expected --clip with --unit client for the strategy {strategy}: its clips follow "
+                f"Expected --clip with --unit client for the strategy {named}: its clips follow "
                 "from where the server's points lie, and only their number is known here. Got none."
             )
         chosen = make_strategy(
-            strategy,
+            named,
             Box([-1.0] * features, [1.0] * features),
             epsilon,
             trust,
@@ -320,7 +329,7 @@ def plan(
             n_clients=clients,
             n_rounds=rounds,
             min_clients=min_clients,
-            server_data=placeholders(strategy, server_points, features),
+            server_data=placeholders(named, server_points, features),
             seed=0,
         )
         facts = [

@@ -112,6 +112,25 @@ class TestSimulate:
         for word in ("epsilon", "delta", "mu", "trust", "rounds", "clients", "time", "noisy size"):
             assert word in result.stdout
 
+    @pytest.mark.parametrize(
+        ("arguments", "strategy", "trust"),
+        [
+            ((), "SynopsisKMeans", "distributed-noise"),
+            (("--trust", "trusted-server"), "SynopsisKMeans", "trusted-server"),
+            (("--trust", "oblivious-server"), "FastLloyd", "oblivious-server"),
+            (("--rounds", 2), "FastLloyd", "oblivious-server"),
+            (("--strategy", "glloyd"), "GLloyd", "oblivious-server"),
+        ],
+    )
+    def test_the_strategy_when_in_doubt(self, run, blobs, tmp_path, arguments, strategy, trust):
+        result = simulate(run, blobs, "--clients", 4, *PUBLIC, *arguments)
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert (report["strategy"], report["trust"]) == (strategy, trust)
+        planned = run("plan", *arguments)
+        assert planned.exit_code == 0, planned.output
+        assert trust in planned.stdout
+
     @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
     def test_other_trust_models(self, run, blobs, tmp_path, trust):
         result = simulate(run, blobs, "--trust", trust, "--rounds", 2, "--clients", 4, *PUBLIC)
@@ -248,7 +267,7 @@ class TestSimulate:
         assert json.loads((tmp_path / "out" / "report.json").read_text())["n_records"] == 1000
 
     def test_photograph(self, run, tmp_path):
-        result = run("simulate", "--engine", "in-process", "--output", "out", "--rounds", 2)
+        result = run("simulate", "--engine", "in-process", "--output", "out")
         assert result.exit_code == 0, result.output
         report = json.loads((tmp_path / "out" / "report.json").read_text())
         assert (report["n_clients"], report["n_records"]) == (20, PHOTO_RECORDS)
@@ -305,7 +324,7 @@ class TestErrors:
             ((*PUBLIC, "--trust", "distributed-noise", "--strategy", "sulloyd"), ["trust"]),
             ((*PUBLIC, "--strategy", "feddp"), ["feddp", "--server-data"]),
             ((*PUBLIC, "--strategy", "synopsis", "--rounds", 4), ["n_rounds='auto'"]),
-            ((*PUBLIC, "--server-data", "server.csv"), ["fastlloyd", "--server-data", "feddp"]),
+            ((*PUBLIC, "--server-data", "server.csv"), ["synopsis", "--server-data", "feddp"]),
             ((*PUBLIC, *FEDDP, "server.csv", "--trust", "oblivious-server"), [OBLIVIOUS]),
             ((*PUBLIC, *FEDDP, "none.csv"), ["none.csv"]),
             ((*PUBLIC, *FEDDP, "few.csv"), ["server_data", "n_clusters=3", "Got 2"]),
