@@ -6,9 +6,11 @@ NICV is the k-means cost of the final centroids over all records, divided by the
 are scaled to [-1, 1] by their smallest and largest value, delta is 1 / (N ln N), two clients hold
 random halves, and each run has its own initial centroids. The area under the curve (AUC) is taken
 by the trapezoidal rule over epsilon = 0.1, 0.25, 0.5, 0.75, 1. Every clustering is a whole run of
-a strategy through ``simulate`` in this process, masks and noise included. Beside the strategies
-stands scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++, run to
-convergence): what neither privacy, nor a start without data, nor seven rounds have cost.
+a strategy through ``simulate`` in this process, masks and noise included; without ``--trust``
+under ``oblivious-server``, or ``trusted-server`` where the server computes the questions, so that
+the noise is that of one party. Beside the strategies stands scikit-learn's KMeans on the pooled
+records (the best of ten starts by k-means++, run to convergence): what neither privacy, nor a
+start without data, nor seven rounds have cost.
 
 ``DIR`` holds ``NAME.npz`` files with an array ``X`` of shape (N, d); missing ones are skipped, and
 scikit-learn's own sets need no file. ``--variants`` also runs strategies with parts of the papers'
@@ -39,7 +41,15 @@ from scipy.stats import t as student
 from sklearn.cluster import KMeans
 
 from flower_kmeans import Box, PrivacyBudget, simulate
-from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd, SuLloyd
+from flower_kmeans.strategies import (
+    FastLloyd,
+    GLloyd,
+    HDPEMeans,
+    Lloyd,
+    PEMeans,
+    SuLloyd,
+    SynopsisKMeans,
+)
 
 FloatArray = NDArray[np.float64]
 
@@ -53,7 +63,14 @@ STRATEGIES: dict[str, Callable[..., Any]] = {
     "SuLloyd": SuLloyd,
     "GLloyd": GLloyd,
     "FastLloyd": FastLloyd,
+    "SynopsisKMeans": SynopsisKMeans,
+    "PEMeans": PEMeans,
+    "HDPEMeans": HDPEMeans,
 }
+OF_THE_SERVER = ("SynopsisKMeans", "PEMeans", "HDPEMeans")
+"""Strategies whose server computes the questions: without ``--trust`` it adds all of the noise."""
+PROJECTED = 16
+"""Columns beyond which HDPEMeans projects."""
 
 REFERENCE = {
     "FastLloyd": {
@@ -175,8 +192,8 @@ def cluster(data: Data, task: Task, trust: str | None = None) -> Outcome:
     budget = PrivacyBudget(task.epsilon, 1 / (n * math.log(n)) if private else None)
     box = Box(np.full(d, -1.0), np.full(d, 1.0))
     options = {"n_records": n, "n_clients": N_CLIENTS, "seed": task.run}
-    if private and trust is not None:
-        options["trust"] = trust
+    if private and (trust is not None or task.method in OF_THE_SERVER):
+        options["trust"] = "trusted-server" if trust is None else trust
     halves = np.array_split(data.records[np.random.default_rng(task.run).permutation(n)], N_CLIENTS)
     if task.method in VARIANTS:
         variant = VARIANTS[task.method]
@@ -194,6 +211,8 @@ def tasks_of(data: Sequence[Data], methods: Sequence[str], runs: int) -> Iterato
     """Yield every run: what has no epsilon has one run where others have five."""
     for each in data:
         for method in methods:
+            if method == "HDPEMeans" and each.records.shape[1] <= PROJECTED:
+                continue
             for epsilon in (None,) if method in NOT_PRIVATE else EPSILONS:
                 for run in range(runs):
                     yield Task(each.name, method, epsilon, run)

@@ -131,3 +131,19 @@ def test_methods_run_under_the_protocol(loss, method, monkeypatch):
     assert (strategy.trust, strategy.seed, strategy.n_records) == ("trusted-server", 7, 120)
     assert 0 < outcome.loss < 1
     assert strategy.domain.l2_bound(16) <= 2**16 * math.sqrt(2)
+
+
+def test_the_noise_of_the_lift_is_that_of_sums_over_the_records_of_a_cluster(loss):
+    """Summed noise of one multiplier in d columns, over N / k records each."""
+    n, k, d = 20_000, 64, 64
+    strategy = strategies.HDPEMeans(
+        k, loss.Ball(1.0, np.zeros(d)), loss.PrivacyBudget(1.0, n**-1.1), n, n_clients=2
+    )
+    sigma = math.sqrt(len(strategy.plan.releases)) / strategy.plan.mu
+    assert loss.lift_noise("blobs_64_64", 1.0) == pytest.approx(d * (sigma * k / n) ** 2)
+    rows = [line.split("|") for line in loss.lift_table().splitlines()[2:]]
+    assert [row[1].strip() for row in rows] == [
+        name for name, row in loss.PRINTED.items() if row.hdpe is not None
+    ]
+    # From epsilon 0.5 on alone: more than the figure from 0.25 on.
+    assert float(rows[-1][2]) > float(rows[-1][3]) == 0.719
