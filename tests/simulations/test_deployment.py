@@ -24,6 +24,7 @@ from deployments import (
     ROUNDS,
     check_feddp_outcome,
     check_outcome,
+    check_shared_outcome,
     left_after,
     load_script,
 )
@@ -82,6 +83,23 @@ def test_the_server_starts_feddp_from_points_that_stay_with_it(loopback, tmp_pat
         running.run({"n-rounds": ROUNDS, **config}, timeout=900)
     assert left_after(running.processes) == []
     check_feddp_outcome(running, partitions, points)
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize(
+    ("name", "strategy", "asked", "n_rounds"),
+    [("synopsis", "SynopsisKMeans", 0, 8), ("pe-means", "PEMeans", 4, 4)],
+)
+def test_nodes_and_server_learn_the_same_where_it_asks(
+    loopback, tmp_path, name, strategy, asked, n_rounds
+):
+    partitions = loopback.example_partitions()
+    config = {"strategy": name, "trust": "distributed-noise", "n-rounds": asked}
+    policy = {"trusts": ["distributed-noise"], "algorithms": [name]}
+    with loopback.deployment(tmp_path, partitions, policy=policy) as running:
+        running.run(config, timeout=900)
+    assert left_after(running.processes) == []
+    check_shared_outcome(running, partitions, strategy, n_rounds)
 
 
 @pytest.mark.deployment

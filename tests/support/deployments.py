@@ -101,17 +101,24 @@ def check_outcome(running, partitions):
     assert matched_centroid_error(centroids, solution) < CLOSE
 
 
-def check_feddp_outcome(running, partitions, points):
-    """Check that nodes and server have one good result, and the server's points went nowhere."""
+def check_shared_outcome(running, partitions, strategy, n_rounds):
+    """Check that nodes and server have one good result of a strategy; return its report."""
     centroids, counts = one_result(running)
     report = json.loads(running.report.read_text("utf-8"))
-    assert (report["strategy"], report["trust"]) == ("FedDPKMeans", "distributed-noise")
+    assert (report["strategy"], report["trust"]) == (strategy, "distributed-noise")
     assert report["arrays_at_the_server"] == ["centroids", "counts"]
-    assert report["answers"] == [3] * (3 + ROUNDS)
-    assert (report["dropped"], report["notes"]) == ([], [])
+    assert report["answers"] == [3] * n_rounds
+    assert report["dropped"] == []
     assert report["epsilon"] == pytest.approx(1)
     assert matched_centroid_error(centroids, solution_of(partitions)) < CLOSE
     assert np.abs(counts - 10_000).max() < 1000
+    return report
+
+
+def check_feddp_outcome(running, partitions, points):
+    """Check that nodes and server have one good result, and the server's points went nowhere."""
+    report = check_shared_outcome(running, partitions, "FedDPKMeans", 3 + ROUNDS)
+    assert report["notes"] == []
     for path, content in kept_by_the_server(running).items():
         for value in points.ravel():
             assert value.tobytes() not in content, path
