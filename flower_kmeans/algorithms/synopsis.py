@@ -41,6 +41,7 @@ from flower_kmeans.algorithms.synopsis_model import (
     Noise,
     Partition,
     absent,
+    continued,
     learned,
     mean_norm,
     partition,
@@ -301,6 +302,7 @@ class SynopsisAlgorithm(SynopsisParameters):
         return {
             "centroids": into_domain(to_grid(lifted), self.domain, self.fraction_bits),
             "counts": found.counts,
+            "moves": np.zeros((self.n_clusters, self.domain.n_features)),
             "first": np.array([first]),
             "mean_square": np.array([RADIUS_FACTOR**2 * first]),
             "radius": self._radius(first),
@@ -319,6 +321,7 @@ class SynopsisAlgorithm(SynopsisParameters):
         flags[LIGHT] |= bool((counts < count_noise).any())
         radius = float(before["radius"][0]) / self._longest
         moves, sizes = steps_of(sums, counts, radius, count_noise)
+        moves = continued(moves, before["moves"])
         if answer.answered < 1:
             missing = absent(before["counts"], counts, count_noise)
             flags[HELD] |= bool(missing.any())
@@ -334,6 +337,7 @@ class SynopsisAlgorithm(SynopsisParameters):
         return {
             "centroids": into_domain(to_grid(wanted * self._longest), self.domain, q),
             "counts": counts,
+            "moves": moves,
             "mean_square": np.array([mean_square]),
             "radius": self._radius(mean_square),
         }

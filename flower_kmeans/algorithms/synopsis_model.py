@@ -347,6 +347,28 @@ def steps_of(
     return shortened(radius * sums / sizes[:, None], np.full(len(sizes), radius)), sizes
 
 
+def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
+    """Return moves to which those before are added, as far as both point the same way.
+
+    Residuals are clipped, and noise keeps small clusters from moving by their mean: a centroid that
+    is far from its records needs many rounds, all in one direction. Noise has no direction.
+
+    Parameters
+    ----------
+    moves, before : ndarrays of shape (k, d), float64
+        Of this round, and what was made of those of the round before; zeros if there was none.
+
+    Returns
+    -------
+    ndarray of shape (k, d), float64
+        ``moves + max(0, cos) before``, cos of the angle between the two.
+    """
+    products = np.einsum("ij,ij->i", moves, before)
+    lengths = np.linalg.norm(moves, axis=1) * np.linalg.norm(before, axis=1)
+    alike = np.maximum(products, 0.0) / np.maximum(lengths, SMALLEST**2)
+    return np.asarray(moves + alike[:, None] * before)
+
+
 def residuals_of(points: FloatArray, centers: FloatArray) -> tuple[NDArray[np.intp], FloatArray]:
     """Return the nearest centre of each point (n, p), and the points relative to it."""
     labels = np.empty(len(points), dtype=np.intp)

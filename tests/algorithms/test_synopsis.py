@@ -447,6 +447,7 @@ REFINED = {
     "radius": np.array([2**13]),
     "first": np.array([0.02]),
     "mean_square": np.array([0.0162]),
+    "moves": np.zeros((2, 2)),
 }
 
 
@@ -473,6 +474,22 @@ def test_refinement_moves_centroids_by_their_mean_residuals():
     np.testing.assert_allclose(
         state.arrays["centroids"][0] / 2**16, [0.25 + 1 / 8 / noise, 0.0], atol=2.0**-15
     )
+
+
+def test_refinement_goes_on_in_the_direction_of_the_round_before():
+    algorithm = build(Ball(1.0, [0.0] * 2), 2, n_records=5000, fraction_bits=16)
+    t, told = algorithm.n_rounds, {"sums": [[400.0, 0.0], [800.0, 0.0]], "counts": [1000.0] * 2}
+    alone = after(algorithm, t, told, REFINED)
+    np.testing.assert_allclose(alone.arrays["moves"], [[0.05, 0.0], [0.1, 0.0]])
+    # One went at an angle whose cosine is 0.6, the other came back.
+    before = {**REFINED, "moves": np.array([[0.06, 0.08], [-0.01, 0.02]])}
+    state = after(algorithm, t, told, before)
+    np.testing.assert_allclose(state.arrays["moves"], [[0.086, 0.048], [0.1, 0.0]])
+    np.testing.assert_allclose(
+        state.arrays["centroids"] / 2**16, [[0.336, 0.048], [-0.4, 0.25]], atol=2.0**-16
+    )
+    saved = 1000 * (0.086**2 + 0.048**2 + 0.01)
+    assert state.arrays["mean_square"][0] == pytest.approx(0.0162 - saved / 5000)
 
 
 def test_radii_are_wider_where_there_is_less_noise():
@@ -507,6 +524,7 @@ def test_the_first_refinement_follows_the_cost_of_the_synopsis():
     # 1/4 from the cells, (1/8)^2 128 / 500 within them, 0.01 in other directions.
     first = 0.0625 + 128 / 500 / 64 + 0.01
     assert state.arrays["first"][0] == pytest.approx(first)
+    np.testing.assert_array_equal(state.arrays["moves"], [[0.0, 0.0]])
     assert state.arrays["mean_square"][0] == pytest.approx(0.81 * first)
     assert state.arrays["radius"][0] == int(0.9 * 2.6 * np.sqrt(first) * 2**16)
 
@@ -591,12 +609,14 @@ def test_cells_are_also_made_where_nobody_answered_in_the_first_synopsis_round()
 def test_a_cluster_whose_clients_did_not_answer_stays_where_it_is():
     algorithm = build(Ball(1.0, [0.0] * 2), 2, n_records=5000, fraction_bits=16)
     t, before = algorithm.n_rounds, {**REFINED, "counts": np.array([1000.0, 2000.0])}
+    before["moves"] = np.array([[0.01, 0.0], [0.0, 0.0]])
     told = {"sums": np.full((2, 2), 100.0), "counts": [240.0, 2000.0]}
     whole = after(algorithm, t, told, before)
     assert (whole.arrays["centroids"] != before["centroids"]).all()
     np.testing.assert_array_equal(algorithm.counts(whole), [240, 2000])
     part = after(algorithm, t, told, before, 0.75)
     np.testing.assert_array_equal(part.arrays["centroids"][0], before["centroids"][0])
+    np.testing.assert_array_equal(part.arrays["moves"][0], [0.0, 0.0])
     np.testing.assert_array_equal(part.arrays["centroids"][1], whole.arrays["centroids"][1])
     np.testing.assert_array_equal(algorithm.counts(part), [1000, 2000])
     assert algorithm.notes(part) == note(HELD)

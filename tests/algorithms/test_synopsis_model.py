@@ -13,6 +13,7 @@ from flower_kmeans.algorithms.synopsis_model import (
     Noise,
     Partition,
     absent,
+    continued,
     learned,
     mean_norm,
     partition,
@@ -251,6 +252,14 @@ def test_steps_are_means_of_residuals_within_the_radius():
     moves, sizes = steps_of(np.zeros((1, 2)), np.zeros(1), 0.1, 0.0)
     np.testing.assert_array_equal(sizes, [1.0])
     np.testing.assert_array_equal(moves, [[0.0, 0.0]])
+
+
+def test_moves_go_on_as_far_as_they_point_the_same_way():
+    moves = np.array([[1.0, 0.0], [3.0, 4.0], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1e-9, 0.0]])
+    before = np.array([[2.0, 0.0], [0.0, 1.0], [0.0, 2.0], [-2.0, 1.0], [1.0, 1.0], [1e-9, 0.0]])
+    expected = [[3.0, 0.0], [3.0, 4.8], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [2e-9, 0.0]]
+    np.testing.assert_allclose(continued(moves, before), expected, rtol=1e-12)
+    np.testing.assert_array_equal(continued(moves, np.zeros((6, 2))), moves)
 
 
 @settings(max_examples=50, deadline=None)
