@@ -326,6 +326,20 @@ def auc_table(curves: Curves) -> str:
     return "\n".join(lines)
 
 
+def wide_table(curves: Curves) -> str:
+    """Return areas with intervals and numbers of runs, a row for each data set, as markdown."""
+    methods = list(dict.fromkeys(method for _, method in curves))
+    lines = ["| data | " + " | ".join(methods) + " |", "|---|" + "--:|" * len(methods)]
+    for data in dict.fromkeys(data for data, _ in curves):
+        cells = [data]
+        for method in methods:
+            areas = areas_of(curves[data, method]) if (data, method) in curves else []
+            mean, half = interval(areas) if areas else (math.nan, math.nan)
+            cells.append(f"{mean:.3g} {shown(half, mean)} ({len(areas)})" if areas else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def nicv_table(curves: Curves) -> str:
     """Return NICV by epsilon, as a markdown table."""
     head = " | ".join(f"eps {epsilon:g}" for epsilon in EPSILONS)
@@ -455,6 +469,7 @@ def main() -> None:
             f"{runs} runs per point; noise over the planned noise: "
             + ", ".join(f"{factor:g}" for factor in factors),
             auc_table(curves),
+            wide_table(curves),
             nicv_table(curves),
         )
     )
