@@ -128,20 +128,21 @@ def ratio_of(case: Case, task: Task) -> float:
     return loss_of(case.records.records, centroids) / case.optimum
 
 
-def tasks_of(options: argparse.Namespace) -> Iterator[Task]:
-    """Yield every run, all first runs before any second."""
+def tasks_of(options: argparse.Namespace) -> Iterator[tuple[Task, Case]]:
+    """Yield every run with its records, all first runs before any second."""
     for run in range(options.runs):
         for name in options.data:
             case = case_of(name, options.data_dir, run)
             if case is None:
                 continue
+            known = case.records.name
             for shape in options.shapes:
                 for method in options.methods:
                     if method == PE_LIFT and case.records.records.shape[1] <= PROJECTED:
                         continue
                     for epsilon in options.epsilons:
                         for factor in options.factors:
-                            yield Task(name, shape, method, epsilon, factor, run)
+                            yield Task(known, shape, method, epsilon, factor, run), case
 
 
 def read_csv(path: Path) -> dict[Task, float]:
@@ -206,10 +207,9 @@ def main() -> None:
         writer = csv.writer(file, lineterminator="\n")
         if not found:
             writer.writerow((*Task._fields, "ratio"))
-        for task in tasks_of(options):
+        for task, case in tasks_of(options):
             if task in found:
                 continue
-            case = case_of(task.data, options.data_dir, task.run)
             found[task] = ratio_of(case, task)
             writer.writerow((*task, repr(found[task])))
             file.flush()
