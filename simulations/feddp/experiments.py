@@ -13,10 +13,12 @@ protected. missing: as record, but the server has no points of some components. 
 clients differ by themselves, scikit-learn's digits or a file with a column of clients.
 
 The server owns 20 points of each component and 100 that are uniform in [0, 1]^100. Methods:
-FedDP-KMeans; DP-Lloyd (GLloyd) from sphere packing, from k-means++ on the server's points, and from
-k-means on them; k-FED and the best clustering (k-means on all records from the true means), which
-are NOT PRIVATE. Every private clustering is a whole run of a strategy through ``simulate``. Where
-whole clients are protected, FedDP-KMeans takes its clips from the server's points, as by default,
+FedDP-KMeans; SynopsisKMeans and PE-means (HDPE-means beyond 16 columns), which do not need the
+server's points; DP-Lloyd (GLloyd) from sphere packing, from k-means++ on the server's points, and
+from k-means on them; k-FED and the best clustering (k-means on all records from the true means),
+which are NOT PRIVATE. Every private clustering is a whole run of a strategy through ``simulate``,
+and all have the same public domain. Where whole clients are protected, FedDP-KMeans takes its clips
+from the server's points, as by default, SynopsisKMeans and PE-means have the library's defaults,
 and DP-Lloyd the one that was best of a few.
 
 The figures describe the records exactly, as only whoever holds all of them can: they are for
@@ -45,7 +47,9 @@ from outcomes import (
     METHODS,
     NOT_PRIVATE,
     OPTIMUM,
+    PE,
     PLUS_PLUS,
+    SYNOPSIS,
     Outcome,
     append_run,
     key_of,
@@ -67,12 +71,21 @@ from flower_kmeans.metrics import (
     normalized_mutual_information,
 )
 from flower_kmeans.privacy.report import Report
-from flower_kmeans.strategies import FedDPKMeans, GLloyd
+from flower_kmeans.strategies import (
+    FedDPKMeans,
+    GLloyd,
+    HDPEMeans,
+    KMeansStrategy,
+    PEMeans,
+    SynopsisKMeans,
+)
 
 FloatArray = NDArray[np.float64]
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 5.0)
 TRUSTS = ("trusted-server", "distributed-noise")
+PROJECTED = 16
+"""Columns beyond which PE-means' paper recommends HDPE-means."""
 LLOYD_CLIP = 20.0
 """Of 5, 7, 10, 14, 20, 30 the best for DP-Lloyd with 50 records a client (docs/benchmarks.md)."""
 
@@ -144,7 +157,7 @@ def options_of(population: Population, setting: Setting, run: int) -> dict[str, 
 
 def strategy_of(
     method: str, population: Population, setting: Setting, epsilon: float, run: int
-) -> FedDPKMeans | GLloyd:
+) -> KMeansStrategy:
     """Return the strategy of a private method."""
     k, server_data = population.n_clusters, population.server_data
     common = (k, population.domain, PrivacyBudget(epsilon, unit=setting.unit))
@@ -159,6 +172,11 @@ def strategy_of(
             clips=dict(setting.clips) or None,
             **options,
         )
+    if method == SYNOPSIS:
+        return SynopsisKMeans(*common, **options)
+    if method == PE:
+        made = HDPEMeans if population.domain.n_features > PROJECTED else PEMeans
+        return made(*common, **options)
     start = {PLUS_PLUS: server_kmeans_plus_plus, LLOYD: server_lloyd}.get(method)
     if start is not None:
         options["initial"] = start(server_data, k, public_generator(run, 0))
@@ -274,7 +292,7 @@ def clip_told(report: Report | None, method: str, setting: Setting) -> str:
         return ""
     if method == FEDDP and setting.clip is None:
         return "by release from the server's points"
-    return f"{report.clip:g}"
+    return f"{report.clip:g}" if set(report.clips.values()) <= {report.clip} else report.clip_text
 
 
 def run_all(
@@ -359,7 +377,13 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("table", choices=("record", "client", "missing", "data"))
     parser.add_argument("--runs", type=int, default=3, help="each with its own records and noise")
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="NAME")
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        metavar="NAME",
+        help="default: all; in the table missing, those that take the server's points",
+    )
     parser.add_argument("--lloyd-rounds", type=int, help="rounds of DP-Lloyd (the papers' rule)")
     parser.add_argument(
         "--sums", choices=("auto", "absolute", "relative"), default="auto", help="of FedDP-KMeans"
@@ -405,12 +429,13 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     if options.data is not None and (options.client_column is None or options.bounds is None):
         parser.error("--data needs --client-column and --bounds.")
     logging.getLogger("flwr").setLevel(logging.WARNING)
+    needless = (SYNOPSIS, PE) if options.table == "missing" else ()
     setting = Setting(
         options.table,
         trust=options.trust,
         sums=options.sums,
         lloyd_rounds=options.lloyd_rounds,
-        methods=tuple(options.methods),
+        methods=tuple(options.methods or (each for each in METHODS if each not in needless)),
     )
     if options.unit == "client" or (options.unit is None and options.table == "client"):
         lloyd_clip = options.lloyd_clip

@@ -13,8 +13,10 @@ import numpy as np
 from scipy.stats import t as student
 
 CONFIDENCE = 0.95
-FEDDP, PACKING, PLUS_PLUS, LLOYD, K_FED, OPTIMUM = METHODS = (
+FEDDP, SYNOPSIS, PE, PACKING, PLUS_PLUS, LLOYD, K_FED, OPTIMUM = METHODS = (
     "FedDP-KMeans",
+    "SynopsisKMeans",
+    "PE-means",
     "sphere packing + DP-Lloyd",
     "server k-means++ + DP-Lloyd",
     "server Lloyd + DP-Lloyd",
@@ -22,6 +24,8 @@ FEDDP, PACKING, PLUS_PLUS, LLOYD, K_FED, OPTIMUM = METHODS = (
     "optimum (not private)",
 )
 NOT_PRIVATE = (K_FED, OPTIMUM)
+OWN_CLIPS = (FEDDP, SYNOPSIS, PE)
+"""Methods with other clips than DP-Lloyd, whatever it starts from."""
 FIGURES = {"ratio": 4, "cost": 2, "accuracy": 3, "ari": 3, "fmi": 3, "nmi": 3}
 """Columns of the tables, and the decimals that they show."""
 COLUMNS = 3
@@ -133,7 +137,7 @@ def stated(outcomes: Sequence[Outcome]) -> str:
     for each in outcomes:
         if each.method in NOT_PRIVATE:
             continue
-        who = FEDDP if each.method == FEDDP else "DP-Lloyd"
+        who = each.method if each.method in OWN_CLIPS else "DP-Lloyd"
         fact = (
             f"trust={each.trust!r}, unit={each.unit!r}, n_clients={each.n_clients}, "
             f"min_clients={each.min_clients}, noise factor {each.noise_factor:.4g}, "
@@ -157,14 +161,15 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
         for figure, decimals in FIGURES.items():
             cells.append(shown([getattr(run, figure) for run in runs], decimals))
         lines.append("| " + " | ".join(cells) + " |")
-    notes = Counter(
-        f"{each.population}, epsilon {each.epsilon:g}: {each.notes}"
-        for each in outcomes
-        if each.notes
-    )
-    if notes:
-        lines += ["", "Notes of FedDP-KMeans's reports (and in how many runs):", ""]
-        lines += [f"- {note} ({count})" for note, count in notes.items()]
+    for method in METHODS:
+        notes = Counter(
+            f"{each.population}, epsilon {each.epsilon:g}: {each.notes}"
+            for each in outcomes
+            if each.notes and each.method == method
+        )
+        if notes:
+            lines += ["", f"Notes of {method}'s reports (and in how many runs):", ""]
+            lines += [f"- {note} ({count})" for note, count in notes.items()]
     return "\n".join(lines)
 
 

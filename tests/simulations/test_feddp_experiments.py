@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flower_kmeans import Box, PrivacyBudget
+from flower_kmeans.strategies import PEMeans, SynopsisKMeans
+
 FOLDER = Path(__file__).parents[2] / "simulations" / "feddp"
 
 
@@ -34,9 +37,14 @@ def quick(
     experiments: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[Any], Path]:
     output = tmp_path_factory.mktemp("feddp")
-    return experiments.main(
-        ["record", "--quick", "--runs", "1", "--epsilons", "1000", "--output", str(output)]
-    ), output
+    return experiments.main(quick_arguments(experiments, output)), output
+
+
+def quick_arguments(experiments: ModuleType, output: Path) -> list[str]:
+    # Without PE-means, whose rounds grow with epsilon.
+    methods = [each for each in experiments.METHODS if each != experiments.PE]
+    arguments = ["record", "--quick", "--runs", "1", "--epsilons", "1000"]
+    return [*arguments, "--output", str(output), "--methods", *methods]
 
 
 def of(outcomes: list[Any], method: str) -> Any:
@@ -50,7 +58,8 @@ class TestRecord:
     ) -> None:
         outcomes, output = quick
         table = (output / "record.md").read_text("utf-8")
-        for method in experiments.METHODS:
+        methods = set(experiments.METHODS) - {experiments.PE}
+        for method in methods:
             assert f"| {method} |" in table
         for heading in sys.modules["outcomes"].HEADINGS:
             assert heading in table
@@ -63,7 +72,7 @@ class TestRecord:
             "delta=1e-06",
         ):
             assert fact in table
-        assert len(outcomes) == len(experiments.METHODS)
+        assert len(outcomes) == len(methods)
         assert (output / "feddp.png").read_bytes().startswith(b"\x89PNG")
 
     def test_little_noise_is_near_the_optimum(
@@ -71,18 +80,17 @@ class TestRecord:
     ) -> None:
         outcomes, _ = quick
         assert of(outcomes, experiments.OPTIMUM).ratio == pytest.approx(1)
-        found = of(outcomes, experiments.FEDDP)
-        assert 1 <= found.ratio < 1.05
-        assert min(found.accuracy, found.ari, found.fmi, found.nmi) > 0.95
+        for method in (experiments.FEDDP, experiments.SYNOPSIS):
+            found = of(outcomes, method)
+            assert 1 <= found.ratio < 1.05
+            assert min(found.accuracy, found.ari, found.fmi, found.nmi) > 0.95
 
     def test_a_file_of_runs_is_gone_on_with(
         self, experiments: ModuleType, quick: tuple[list[Any], Path]
     ) -> None:
         outcomes, output = quick
         before = (output / "runs.csv").read_bytes()
-        again = experiments.main(
-            ["record", "--quick", "--runs", "1", "--epsilons", "1000", "--output", str(output)]
-        )
+        again = experiments.main(quick_arguments(experiments, output))
         assert (output / "runs.csv").read_bytes() == before
         assert [each.key for each in again] == [each.key for each in outcomes]
         with (output / "runs.csv").open(newline="") as file:
@@ -93,7 +101,10 @@ class TestOther:
     def test_whole_clients_and_shared_noise(self, experiments: ModuleType, tmp_path: Path) -> None:
         arguments = ["client", "--quick", "--clients", "12", "--runs", "1", "--clip", "20"]
         arguments += ["--epsilons", "50", "--trust", "distributed-noise", "--output", str(tmp_path)]
-        outcomes = experiments.main(arguments)
+        methods = [
+            m for m in experiments.METHODS if m not in (experiments.SYNOPSIS, experiments.PE)
+        ]
+        outcomes = experiments.main([*arguments, "--methods", *methods])
         private = [each for each in outcomes if each.method not in experiments.NOT_PRIVATE]
         assert len(private) == 4
         for each in private:
@@ -102,11 +113,39 @@ class TestOther:
             assert each.noise_factor > 1
         assert "unit='client'" in (tmp_path / "client.md").read_text("utf-8")
 
+    def test_methods_without_server_points_have_the_librarys_clips(
+        self, experiments: ModuleType, tmp_path: Path
+    ) -> None:
+        arguments = ["client", "--quick", "--clients", "4", "--runs", "1", "--epsilons", "1"]
+        arguments += ["--clip", "20", "--output", str(tmp_path), "--methods"]
+        outcomes = experiments.main([*arguments, experiments.SYNOPSIS, experiments.PE])
+        common = (10, Box([0.0] * 10, [1.0] * 10), PrivacyBudget(1.0, unit="client"), 200)
+        synopsis = SynopsisKMeans(*common, n_clients=4)
+        votes = PEMeans(*common, n_clients=4).clips["votes"]
+        table = (tmp_path / "client.md").read_text("utf-8")
+        for method, clip in (
+            (experiments.SYNOPSIS, f"{synopsis.clip:g}"),
+            (experiments.PE, f"by release: votes {votes:.4g}"),
+        ):
+            assert of(outcomes, method).clip == clip
+            assert f", {method}'s clip {clip} (" in table
+
+    def test_beyond_16_columns_pe_means_projects(
+        self, experiments: ModuleType, populations: ModuleType
+    ) -> None:
+        setting = experiments.Setting("record")
+        for d, projects in ((16, False), (17, True)):
+            drawn = populations.Mixture(3, 20, d=d).draw("a", 0)
+            made = experiments.strategy_of(experiments.PE, drawn, setting, 1.0, 0)
+            assert made.algorithm.projects is projects
+
     def test_missing_components(self, experiments: ModuleType, tmp_path: Path) -> None:
         arguments = ["missing", "--quick", "--missing", "0", "2", "--runs", "1"]
         outcomes = experiments.main([*arguments, "--epsilons", "100", "--output", str(tmp_path)])
         assert {each.population for each in outcomes} == {"0 missing (quick)", "2 missing (quick)"}
-        assert len(outcomes) == 2 * len(experiments.METHODS)
+        found = {each.method for each in outcomes}
+        assert found == set(experiments.METHODS) - {experiments.SYNOPSIS, experiments.PE}
+        assert len(outcomes) == 2 * len(found)
 
     def test_a_file_with_a_column_of_clients(self, experiments: ModuleType, tmp_path: Path) -> None:
         rng = np.random.default_rng(0)
@@ -119,8 +158,10 @@ class TestOther:
             writer.writerow(("x", "y", "site", "kind"))
             writer.writerows(zip(*values.T, clients, classes, strict=True))
         arguments = f"data --data {path} --client-column site --label kind --bounds 0 1".split()
-        arguments += ["--clusters", "2", "--runs", "1", "--epsilons", "50"]
-        outcomes = experiments.main([*arguments, "--output", str(tmp_path)])
+        arguments += ["--clusters", "2", "--runs", "1", "--epsilons", "50", "--methods"]
+        chosen = (experiments.FEDDP, experiments.SYNOPSIS, experiments.OPTIMUM)
+        outcomes = experiments.main([*arguments, *chosen, "--output", str(tmp_path)])
+        assert {each.method for each in outcomes} == set(chosen)
         assert all(each.n_clients == 4 for each in outcomes)  # one is the server's
         assert of(outcomes, experiments.FEDDP).accuracy > 0.95
         with pytest.raises(SystemExit):

@@ -1,0 +1,100 @@
+"""The script that varies clips: what it varies, what it holds fixed, and going on."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_kmeans import Ball
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def clips(monkeypatch):
+    """The script as a module."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+    import clips
+
+    yield clips
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
+            del sys.modules[name]
+
+
+def case_of(clips, d):
+    """Case of 4,000 records in two clusters."""
+    labels = np.repeat([0, 1], 2_000)
+    return clips.Case(
+        clips.Records("given", np.zeros((4_000, d)), 2), labels, Ball(1.0, [0] * d), 1
+    )
+
+
+def task_of(clips, method, factor):
+    return clips.Task("given", "clients", method, 1.0, factor, 0)
+
+
+@pytest.mark.parametrize("d", [3, 20])
+def test_a_factor_changes_the_clips_of_its_method_and_no_others(clips, d):
+    varied = {clips.SYNOPSIS: set(), clips.PE_VOTES: {"votes"}}  # of SynopsisKMeans, all
+    if d > 16:
+        varied[clips.PE_LIFT] = {"lift-sums", "lift-counts"}
+    for method, names in varied.items():
+        default, half = (
+            clips.algorithm_of(case_of(clips, d), task_of(clips, method, factor))
+            for factor in (1.0, 0.5)
+        )
+        library = type(default)(
+            2, case_of(clips, d).domain, default.budget, n_records=4_000, n_clients=1_000
+        )
+        of = [
+            {
+                release.name: made.clip_of(release)
+                for number in range(1, made.n_rounds + 1)
+                for release in made.releases(number)
+            }
+            for made in (library, default, half)
+        ]
+        assert of[0] == of[1]
+        shared = of[0].keys() & of[2].keys()  # the schedule follows from the clip
+        names = names or shared
+        assert names
+        assert names <= shared
+        for name in shared:
+            assert of[2][name] == of[0][name] * (0.5 if name in names else 1.0)
+
+
+def test_the_mixture_is_that_of_the_experiments(clips):
+    case = clips.case_of("mixture", None, 1)
+    assert case.records.records.shape == (50_000, 100)
+    assert case.records.n_clusters == 10
+    sys.path.append(str(FOLDER.parent / "simulations" / "feddp"))
+    try:
+        from populations import Mixture
+    finally:
+        sys.path.pop()
+    drawn = Mixture(1_000, 50).draw("any", 1)
+    assert case.domain == drawn.domain
+    np.testing.assert_array_equal(case.records.records[:50], drawn.partitions[0])
+    # The true means are a little worse than the best clustering, which starts from them.
+    at_means = clips.loss_of(case.records.records, drawn.means)
+    assert 0.99 * at_means < case.optimum < at_means
+
+
+def test_it_goes_on_where_it_was_stopped(clips, monkeypatch, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    records = np.repeat([[4.0, 1.0], [-5.0, 9.0]], 60, axis=0) + rng.normal(size=(120, 2))
+    np.savez(tmp_path / "own.npz", X=records)
+    command = ["clips.py", "--data", f"{tmp_path / 'own.npz'}:2", "missing.npz:2", "--runs", "1"]
+    command += ["--methods", clips.SYNOPSIS, clips.PE_LIFT, "--factors", "1", "2"]
+    monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "out")])
+    clips.main()
+    first = (tmp_path / "out" / "runs.csv").read_text()
+    assert len(first.splitlines()) == 1 + 2 * 2  # HDPE-means has no place in two columns
+    assert all(float(line.split(",")[-1]) >= 0.999 for line in first.splitlines()[1:])
+    monkeypatch.setattr(clips, "ratio_of", None)  # nothing is left to do
+    clips.main()
+    assert (tmp_path / "out" / "runs.csv").read_text() == first
+    assert "| own | one-each | SynopsisKMeans | 1 |" in capsys.readouterr().out
