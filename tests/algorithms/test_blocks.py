@@ -13,7 +13,7 @@ from flower_kmeans.algorithms import (
     SynopsisAlgorithm,
     blocks,
 )
-from flower_kmeans.domain import Ball
+from flower_kmeans.domain import Ball, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
@@ -86,13 +86,25 @@ def test_the_planned_noise_is_the_standard_deviation_in_grid_units(name):
 
 @pytest.mark.parametrize("name", ["votes", "lift-sums", "lift-counts"])
 def test_a_clip_of_exactly_one_step_is_the_least(name):
-    """In every round, and of every release: 2^-16 records change a word by 1."""
-    options = {"budget": CLIENTS, "n_clients": 50}
+    """In the first round and the last, and of every release: 2^-16 records change a word by 1."""
+    options = {"budget": CLIENTS, "n_clients": 50, "n_vote_rounds": 1}
     least = 2.0**-16
     algorithm = make(HDPEMeansAlgorithm, clips={name: least}, **options)
     assert dict(algorithm.clips)[name] == least
     with pytest.raises(ConfigurationError, match=f"release '{name}' of at least 1.53e-05"):
         make(HDPEMeansAlgorithm, clips={name: math.nextafter(least, 0)}, **options)
+
+
+def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
+    algorithm = make(HDPEMeansAlgorithm, CLIENTS, n_clients=50, n_vote_rounds=1)
+    record = np.arange(-10, 10) * 1000  # less than half as long as the radius
+    records = GridRecords.from_grid(np.repeat(record[None], 500, axis=0), 16)
+    centers = np.zeros((2, 16), dtype=np.int64)
+    centers[1] = 1000
+    found = algorithm.answer(Question(2, {"centers": centers}), records).blocks
+    counts, sums = found["counts"] / 2**16, found["sums"]
+    assert 19.9 < counts.max() < 20.0
+    np.testing.assert_allclose(sums[counts.argmax()] / counts.max(), record, atol=1)
 
 
 def test_no_question_before_the_first_round_or_after_the_last_is_answered():
