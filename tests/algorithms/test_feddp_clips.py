@@ -83,10 +83,22 @@ def unit_means():
     return (RNG(99).random((4, 20)) - 0.5) / 3.0
 
 
-def test_the_default_is_their_median_to_two_digits():
-    algorithm = build()
-    plain = twin(sums="relative", alpha=algorithm.alpha)
-    norms = answer_norms(plain, 50, RNG(np.random.SeedSequence((0, 0))))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"margin": 0.2},
+        {"seed": 3},
+        {"fraction_bits": 10},
+        {"cost": True},
+        {"contribution": "means"},
+    ],
+)
+def test_the_default_is_their_median_to_two_digits(options):
+    algorithm = build(**options)
+    assert algorithm.sums == "relative"
+    plain = twin(sums="relative", alpha=algorithm.alpha, **options)
+    norms = answer_norms(plain, 50, RNG(np.random.SeedSequence((algorithm.seed, 0))))
     expected = {name: float(f"{np.median(found):.2g}") for name, found in norms.items()}
     assert clips_of(algorithm) == expected
     assert dict(algorithm.clips) == expected

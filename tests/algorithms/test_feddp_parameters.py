@@ -245,12 +245,14 @@ def test_a_configuration_that_lacks_a_field_is_refused():
         ({"mechanisms": "poisson"}, ConfigurationError, "Got 'poisson'"),
         ({"mechanisms": {"lift-sums": "laplace"}}, ConfigurationError, "Got 'lift-sums'"),
         ({"seed": 2**53}, ConfigurationError, "seed in"),
+        ({"domain": Ball(1.0, [0] * 9), "fraction_bits": 25}, ConfigurationError, "too fine"),
         ({"fraction_bits": 26}, ConfigurationError, "fraction_bits in"),
         ({"budget": CLIENTS}, ConfigurationError, "n_clients is required with unit='client'"),
         ({"budget": CLIENTS, "n_clients": 9, "clip": 0}, ConfigurationError, "clip positive"),
         ({"budget": CLIENTS, "n_clients": 0}, ConfigurationError, "n_clients in"),
         ({"budget": CLIENTS, "n_clients": 9, "clips": {"x": 1}}, ConfigurationError, "Got 'x'"),
         ({"budget": CLIENTS, "n_clients": 9, "clip": 1e-9}, ConfigurationError, "one step of the"),
+        ({"budget": CLIENTS, "n_clients": 2**53}, ConfigurationError, "n_clients in"),
         ({"n_clients": 9}, ConfigurationError, "n_clients=None unless"),
         ({"clips": {"cost": 1}}, ConfigurationError, "clips=None unless"),
         ({"contribution": "all"}, ConfigurationError, "contribution in.*Got 'all'"),
@@ -268,6 +270,24 @@ def test_a_configuration_that_lacks_a_field_is_refused():
 def test_bad_parameters_are_refused(options, error, message):
     with pytest.raises(error, match=message):
         build(**options)
+
+
+def test_the_largest_messages_and_runs():
+    """2^22 words of a question or an answer, and 2^27 of all answers, but not one more."""
+
+    def sized(k, d, m, **options):
+        domain, budget = Ball(1.0, [0] * d), PrivacyBudget(None)
+        return FedDPAlgorithm(k, domain, budget, n_server_points=m, **options)
+
+    assert sized(2, 2895, 5).words(1) == 2895 * 1448 < 2**22
+    with pytest.raises(ConfigurationError, match="Expected columns so that"):
+        sized(2, 2896, 5)
+    assert sized(4, 4, 2**20 - 4).n_server_points == 2**20 - 4
+    with pytest.raises(ConfigurationError, match="Expected n_server_points so that"):
+        sized(4, 4, 2**20 - 3)
+    assert sized(1000, 1000, 1000, n_lloyd_rounds=132).n_rounds == 135
+    with pytest.raises(ConfigurationError, match="Got n_lloyd_rounds=133"):
+        sized(1000, 1000, 1000, n_lloyd_rounds=133)
 
 
 def test_sizes_of_gigabytes_are_refused():
@@ -328,6 +348,36 @@ def test_a_second_lloyd_round_needs_little_noise():
     assert rounds(enough - 2, budget=budget).n_lloyd_rounds == 1
     assert rounds(None, budget=PrivacyBudget(None)).n_lloyd_rounds == 2
     assert rounds(10**4, budget=PrivacyBudget(None)).n_lloyd_rounds == 2
+
+
+@pytest.mark.parametrize("contribution", ["sums", "means"])
+def test_where_clients_are_protected_a_second_lloyd_round_needs_half_the_noise(contribution):
+    """Noise of a sum over N / k records, or over as many means as there are clients."""
+    budget = PrivacyBudget(1.0, 1e-6, unit="client")
+
+    def rounds(units, **options):
+        figures = {"n_clients": units} if contribution == "means" else {"n_records": units}
+        options = {"n_records": 10**5, "n_clients": 100, "clip": 5.0, **figures, **options}
+        return build(budget=budget, contribution=contribution, sums="absolute", **options)
+
+    noise = rounds(10**4, n_lloyd_rounds=2).noise_of(4)["sums"] / 2**16 / 2 * math.sqrt(4)
+    enough = math.ceil(20 * noise * (3 if contribution == "sums" else 1))
+    assert rounds(enough).n_lloyd_rounds == 2
+    assert rounds(enough - 2).n_lloyd_rounds == 1
+
+
+def test_numbers_at_the_ends_of_their_ranges():
+    assert (build().seed, build(seed=2**53 - 1).seed) == (0, 2**53 - 1)
+    assert (build().margin, build().min_weight, build().fraction_bits) == (1.0, 5.0, 16)
+    for name, low, high in (("margin", 1e-6, 1.0), ("min_weight", 1e-6, 2.0**53)):
+        for value in (low, high):
+            assert getattr(build(**{name: value}), name) == value
+        for value in (math.nextafter(low, 0), math.nextafter(high, math.inf)):
+            with pytest.raises(ConfigurationError, match=f"{name} in"):
+                build(**{name: value})
+    assert build(alpha=1e9, sums="absolute").alpha == 1e9
+    with pytest.raises(ConfigurationError, match="alpha in"):
+        build(alpha=1.1e9)
 
 
 def test_delta_is_that_of_the_units():

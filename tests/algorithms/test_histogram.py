@@ -25,6 +25,12 @@ def test_of_equal_bins_the_first_are_kept() -> None:
     np.testing.assert_array_equal(zero_small(np.full(4, 2.0), 3.0), [2, 2, 0, 0])
 
 
+def test_of_very_many_equal_bins_the_first_are_kept_too() -> None:
+    """More than a sort moves by insertion, which would keep their order whatever it is told."""
+    kept = zero_small(np.tile([2.0, 1.0], 500), 500.0)
+    np.testing.assert_array_equal(np.flatnonzero(kept), np.arange(0, 502, 2))
+
+
 def test_the_argument_stays_as_it_is() -> None:
     histogram = np.array([-1.0, 2.0])
     zero_small(histogram, 0.0)

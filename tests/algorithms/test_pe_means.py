@@ -17,7 +17,8 @@ from flower_kmeans.algorithms import (
     State,
     algorithm_from_config,
 )
-from flower_kmeans.algorithms.pe_means import NOTES
+from flower_kmeans.algorithms.pe_means import NOT_LIFTED, NOTES
+from flower_kmeans.algorithms.pe_means_population import variations as candidates
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.federation.release import server_noise
@@ -97,18 +98,22 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name):
     domain = DOMAINS[name]
     algorithm, records, largest = build(domain), grid_points(domain), {}
     others = records[::7]
+    held = np.vstack([others, others[:1]])
     for question in (q for seed in range(2) for q in questions(algorithm, seed)):
         algorithm.check_question(question)
         units, places = algorithm.units(question), algorithm.places(question.round)
-        before = answer(algorithm, question, others)
+        before, changes = answer(algorithm, question, others), []
         for record in records:
-            change = (answer(algorithm, question, [*others, record]) - before) / units
-            for release in algorithm.releases(question.round):
-                (place,) = (places[block] for block in release.blocks)
-                sizes = np.abs(change[place])
-                if release.name != "lift-sums":
-                    assert sizes.sum() == 1  # in l1 too, and no record abstains
-                largest[release.name] = max(largest.get(release.name, 0.0), np.linalg.norm(sizes))
+            held[-1] = record
+            changes.append(answer(algorithm, question, held) - before)
+        changes = np.array(changes) / units
+        for release in algorithm.releases(question.round):
+            (place,) = (places[block] for block in release.blocks)
+            sizes = np.abs(changes[:, place])
+            if release.name != "lift-sums":
+                assert (sizes.sum(axis=1) == 1).all()  # in l1 too, and no record abstains
+            norm = np.linalg.norm(sizes, axis=1).max()
+            largest[release.name] = max(largest.get(release.name, 0.0), norm)
     assert set(largest) == {r.name for r in algorithm.plan().releases}
     assert ("lift-sums" in largest) == (domain.n_features == WIDE)
     for release, norm in largest.items():
@@ -253,6 +258,19 @@ def test_only_questions_of_the_round_are_answered(name):
         for bad in wrong:
             with pytest.raises(MessageError, match=r"^The question of a round is not one of its"):
                 algorithm.check_question(bad)
+
+
+def test_the_seed_of_a_question_is_the_key_of_its_variations():
+    """Both words of it, as 128 bits without a sign."""
+    algorithm = build(DOMAINS["disc"], fraction_bits=16)
+    centers = np.array([[0, 0], [5, 9]])
+    for low, high in ((3, 0), (0, 3), (-1, -(2**63)), (2**63 - 1, 7)):
+        arrays = {"centers": centers, "variations": np.array([2])}
+        question = Question(2, {**arrays, "seed": np.array([low, high])})
+        key = low % 2**64 + 2**64 * (high % 2**64)
+        expected = list(candidates(centers, 2, key, algorithm.space))
+        for found, block in zip(algorithm._population(question), expected, strict=True):
+            np.testing.assert_array_equal(found, block)
 
 
 def test_centres_in_the_corners_of_a_ball_are_refused():
@@ -424,6 +442,48 @@ def test_fewer_candidates_than_clusters_with_votes_are_told():
     np.testing.assert_array_equal(nothing.arrays["centers"], state.arrays["centers"])
 
 
+def test_without_any_votes_the_first_candidates_are_the_centroids():
+    """Also of more candidates than a sort moves by insertion."""
+    algorithm = build(DOMAINS["disc"], k=4, n_variations=25, fraction_bits=16)
+    state = round_of(algorithm, [])
+    points = population(algorithm, algorithm.initial_state())
+    np.testing.assert_array_equal(state.arrays["centers"], points[:4])
+    assert NOTES[2] in algorithm.notes(state)
+
+
+@pytest.mark.parametrize(
+    ("binds", "budget", "options"),
+    [
+        ("one record", PrivacyBudget(None), {}),
+        ("length", BUDGET, {}),
+        ("count", PrivacyBudget(1.0, unit="client"), {"n_clients": 50, "clip": 2.0}),
+    ],
+)
+def test_the_last_round_divides_by_counts_that_are_worth_their_noise(binds, budget, options):
+    """Noise of a mean no longer than the radius, and a count above its noise, and a record."""
+    if "clip" in options:
+        options = {**options, "clips": {"lift-counts": 40.0}}
+    domain = Box([-1] * 40, [1] * 40)
+    options = {"n_records": 10**4, "fraction_bits": 16, "n_vote_rounds": 1, **options}
+    algorithm = build(domain, budget=budget, **options)
+    noise = algorithm.noise_of(2)
+    bounds = {
+        "one record": 1.0,
+        "length": noise["sums"] * math.sqrt(40) / (math.sqrt(40) * 2**16),
+        "count": noise["counts"] / 2**16,
+    }
+    least = bounds.pop(binds)
+    assert least > 1.001 * max(bounds.values())
+    centers = np.array([[2**14] * 16, [-(2**13)] * 16])
+    arrays = {"centers": centers, "flags": np.zeros(len(NOTES), dtype=bool)}
+    for factor, usable in ((1.0005, True), (0.9995, False)):
+        counts = np.array([factor * least, 1e6])
+        words = np.concatenate([np.zeros(80), np.rint(counts * 2**16)]).astype(np.int64)
+        state = algorithm.update(State(1, arrays), algorithm.unflatten(words, 2))
+        assert (NOTES[NOT_LIFTED] in algorithm.notes(state)) is not usable
+        assert (not state.arrays["centroids"][0].any()) is usable
+
+
 def test_the_last_round_lifts_centroids_or_leaves_them_where_the_projection_has_them():
     domain = Ball(1.0, [0.0] * 40)
     algorithm = build(domain, fraction_bits=16, n_vote_rounds=1, budget=PrivacyBudget(None))
@@ -438,9 +498,10 @@ def test_the_last_round_lifts_centroids_or_leaves_them_where_the_projection_has_
     np.testing.assert_allclose(centroids[0], np.eye(40)[0] / 2, atol=1e-4)
     assert algorithm.notes(state) == (NOTES[4],)
     np.testing.assert_array_equal(algorithm.counts(state), [10, 0])
-    # Its projection is near the projected centre, as far as one of 40 columns to 16 can be.
-    seen = centroids[1] @ algorithm.matrix / 2**16
-    assert np.linalg.norm(seen + 0.125) < 0.8 * 0.5
+    # A transposed projection lengthens by 40 / 16 on average.
+    exponent = algorithm.projection.exponent
+    back = centers[1] @ algorithm.matrix.T / 2**exponent * 16 / 40
+    np.testing.assert_allclose(state.arrays["centroids"][1], back, atol=0.5 + 1e-9)
 
 
 def test_projections_keep_lengths_on_average():

@@ -49,6 +49,12 @@ def test_rounds_are_those_of_the_paper(d, epsilon):
         assert multiplier == pytest.approx(math.sqrt(of_16) / mu)
 
 
+def test_rounds_of_a_large_epsilon_are_not_more_than_a_run_can_have():
+    assert build(d=100, budget=PrivacyBudget(25.0)).n_rounds == 1000
+    assert build(d=100, budget=PrivacyBudget(30.0)).n_rounds == 1000
+    assert build(d=100, budget=PrivacyBudget(24.0)).n_rounds == 960
+
+
 def test_without_privacy_rounds_are_those_of_epsilon_1():
     assert build(d=16, budget=PrivacyBudget(None)).n_rounds == 16
 
@@ -66,6 +72,12 @@ def test_without_a_number_of_records_variations_fill_the_cap():
     algorithm = build(10, budget=PrivacyBudget(None), n_records=None, max_candidates=500)
     assert algorithm.n_variations == 49
     assert not algorithm.notes(algorithm.initial_state())
+
+
+def test_delta_is_that_of_the_units():
+    assert build(n_records=10**5).budget.delta == 1e-7
+    many = build(budget=CLIENTS, n_clients=10**5, n_records=10**6)
+    assert (many.budget.delta, many.plan().n_clients) == (1e-7, 10**5)
 
 
 # ----------------------------------------------------------------- the cap
@@ -94,6 +106,35 @@ def test_many_columns_start_from_fewer_candidates():
         assert algorithm.n_start == math.isqrt(MAX_PACKING // d) < algorithm.words(2)
     projected = build(4, d=800, n_records=10**6, max_candidates=2**20, cls=HDPEMeansAlgorithm)
     assert projected.n_start == math.isqrt(MAX_PACKING // 16)
+
+
+def test_the_first_population_has_a_candidate_for_every_cluster():
+    assert math.isqrt(MAX_PACKING // 1000) < 3000
+    assert build(3000, d=1000, n_records=10**6).n_start == 3000
+    assert build(5, n_variations=1).n_start == 5
+
+
+def test_projected_candidates_lie_in_a_ball_of_one_and_a_half_radii():
+    """On a grid whose coordinates have one bit more than those of the records."""
+    narrow = build(d=20, cls=HDPEMeansAlgorithm)
+    assert (narrow.projection.bits, narrow.projection.exponent) == (17, 16)
+    assert narrow.space.half_widths == (2**17,) * 16
+    assert narrow.space.radius == 3 * 2**15
+    # A box of 400 columns has D = 20, and 4 bits less for its fractions.
+    domain = Box([-1] * 400, [1] * 400)
+    wide = build(d=400, cls=HDPEMeansAlgorithm, domain=domain)
+    assert (wide.projection.bits, wide.projection.exponent) == (17, 12)
+    assert wide.space.half_widths == (2**17,) * 16
+    assert wide.space.radius == 30 * 2**12
+
+
+def test_a_run_of_128_times_a_million_words_is_the_longest():
+    options = {"n_records": 10**8, "max_candidates": 2**20}
+    longest = build(4, d=1, n_vote_rounds=128, **options)
+    assert longest.words(2) == 2**20
+    assert sum(map(longest.words, range(1, 129))) < 2**27
+    with pytest.raises(ConfigurationError, match="in 129 rounds"):
+        build(4, d=1, n_vote_rounds=129, **options)
 
 
 def test_rounds_and_candidates_are_bounded_together():
@@ -170,6 +211,7 @@ def test_documents_without_a_field_are_refused(field):
         ({"n_clients": 5}, "n_clients=None unless"),
         ({"seed": -1}, "seed"),
         ({"fraction_bits": 26}, "fraction_bits"),
+        ({"domain": ball(9), "fraction_bits": 25}, "too fine for 9 columns"),
         ({"n_records": 2**52}, "n_records=4503599627370496"),
     ],
 )
@@ -182,6 +224,7 @@ def test_parameters_out_of_range_are_refused(options, match):
     ("options", "match"),
     [
         ({}, "n_clients is required"),
+        ({"n_clients": 2**53}, "n_clients in"),
         ({"n_clients": 5, "clips": {"vote": 1.0}}, "releases in"),
         ({"n_clients": 5, "clips": {"lift-sums": 1.0}}, "releases in"),
         ({"n_clients": 5, "clips": {"votes": 0.0}}, "clips between"),
@@ -193,6 +236,13 @@ def test_clips_out_of_range_are_refused(options, match):
         build(budget=CLIENTS, **options)
 
 
+def test_a_seed_is_any_integer_below_2_to_the_53():
+    assert (build().seed, build(seed=2**53 - 1).seed) == (0, 2**53 - 1)
+    with pytest.raises(ConfigurationError, match="seed in"):
+        build(seed=2**53)
+    assert build().fraction_bits == 16
+
+
 @pytest.mark.parametrize("name", ["n_vote_rounds", "n_variations", "max_candidates"])
 def test_numbers_must_be_integers(name):
     with pytest.raises(ConfigurationTypeError, match=name):
@@ -200,5 +250,8 @@ def test_numbers_must_be_integers(name):
 
 
 def test_many_centroids_of_many_columns_are_refused():
+    assert build(2048, d=2047, n_records=10**6).words(2) < 2048 * 2048 == MAX_WORDS
+    with pytest.raises(ConfigurationError, match=r"k \(d \+ 1\) .*Got n_clusters=2049 and 2047"):
+        build(2049, d=2047, n_records=10**6)
     with pytest.raises(ConfigurationError, match=r"k \(d \+ 1\)"):
         build(3000, domain=Box(np.zeros(1600), np.ones(1600)), n_records=10**6)

@@ -1,6 +1,7 @@
 """SynopsisKMeans as pure mathematics: its units, its questions, and whole runs without messages."""
 
 import itertools
+import math
 import warnings
 from dataclasses import replace
 
@@ -20,6 +21,16 @@ from flower_kmeans.algorithms.synopsis import (
     NO_EIGEN,
     NO_SIGNAL,
     NOTES,
+)
+from flower_kmeans.algorithms.synopsis_model import (
+    Answers,
+    Noise,
+    learned,
+    mean_norm,
+    partition,
+    prior,
+    select,
+    spectrum,
 )
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import MessageError
@@ -102,24 +113,28 @@ def questions(algorithm, seed):
 def test_one_record_changes_each_release_by_its_unit_at_most(name, make):
     """And all releases of a round together by the round's part of mu^2 at most."""
     domain = DOMAINS[name]
-    algorithm = make(domain)
+    # Two rounds of each kind: further ones differ in the noise alone.
+    schedule = make(domain).schedule
+    algorithm = build(domain, schedule=replace(schedule, cells=(4, 6), n_refinements=2))
     records = grid_points(domain)
     others, largest, joint = records[::7], {}, {}
+    held = np.vstack([others, others[:1]])
     for question in questions(algorithm, 0):
         algorithm.check_question(question)
         t = question.round
         units, places = algorithm.units(question), algorithm.places(t)
-        before = answer(algorithm, question, others)
-        releases = algorithm.releases(t)
+        before, changes = answer(algorithm, question, others), []
         for record in records:
-            change = np.abs(answer(algorithm, question, [*others, record]) - before) / units
-            together = 0.0
-            for release in releases:
-                norm = np.linalg.norm(change[places[release.blocks[0]]])
-                largest[release.name] = max(largest.get(release.name, 0.0), norm)
-                together += (norm * release.cost) ** 2
-            share = sum(release.cost**2 for release in releases)
-            joint[t] = max(joint.get(t, 0.0), together / share)
+            held[-1] = record
+            changes.append(answer(algorithm, question, held) - before)
+        changes, releases = np.array(changes) / units, algorithm.releases(t)
+        together = np.zeros(len(records))
+        for release in releases:
+            norms = np.linalg.norm(changes[:, places[release.blocks[0]]], axis=1)
+            largest[release.name] = max(largest.get(release.name, 0.0), norms.max())
+            together += (norms * release.cost) ** 2
+        share = sum(release.cost**2 for release in releases)
+        joint[t] = max(joint.get(t, 0.0), together.max() / share)
     assert set(largest) == {r.name for r in algorithm.plan().releases}
     for release, norm in largest.items():
         assert norm <= 1 + 1e-12, release
@@ -538,6 +553,114 @@ def test_a_mean_norm_is_of_the_records_of_those_who_answered():
     whole, part = after(algorithm, 1, diagonal), after(algorithm, 1, diagonal, answered=0.5)
     np.testing.assert_allclose(whole.arrays["prior"], [0.1, 0.06, 0.04], rtol=1e-6)
     np.testing.assert_allclose(part.arrays["prior"], [0.2, 0.12, 0.08], rtol=1e-6)
+
+
+def first_cells(algorithm, variances):
+    """Cells of the second round, where records vary so much in each direction."""
+    step = 2.0**-algorithm.projection.exponent * 2**16 / algorithm.domain.l2_bound(16)
+    n_cells = algorithm.schedule.n_cells(2)
+    return partition(prior(variances), n_cells, algorithm._factor, step, RNG(0))
+
+
+def require_cells(state, cells):
+    names = {"cells": "centers", "radii": "radii", "variances": "variances", "expected": "expected"}
+    for key, name in names.items():
+        np.testing.assert_array_equal(state.arrays[key], getattr(cells, name))
+
+
+WIDE = Box([0, 0, 0], [4, 3, 2], scale="common")  # its longest record is no power of two
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_first_cells_are_those_of_the_spectrum(public):
+    """In units of the longest record's square, with noise and without."""
+    budget, n = (BUDGET, 4000.0) if public else (PrivacyBudget(None), None)
+    algorithm = build(WIDE, 1, budget, n_records=n and int(n), fraction_bits=16)
+    schedule = replace(algorithm.schedule, n_directions=2)
+    algorithm = build(WIDE, 1, budget, n_records=n and int(n), fraction_bits=16, schedule=schedule)
+    longest2 = (algorithm.domain.l2_bound(16) / 2**16) ** 2
+    diagonal = np.array([700.0, 300.0, 200.0])
+    state = after(algorithm, 1, {"moments": [*diagonal, 0, 0, 0]})
+    # Without a public figure, the mean square is taken to be what is likely: a quarter.
+    n = n or diagonal.sum() / longest2 / 0.25
+    std = algorithm.noise_of(1)["moments"] / 4.0**10 / longest2
+    assert (std > 0) is public
+    norm = mean_norm(diagonal.sum() / longest2 / n, std * math.sqrt(3) / n)
+    variances, _ = spectrum(diagonal / longest2 / n, math.sqrt(6) * std / n, norm)
+    np.testing.assert_allclose(state.arrays["prior"], variances[:2], rtol=1e-12)
+    np.testing.assert_allclose(state.arrays["rest"], variances[2:], rtol=1e-12)
+    require_cells(state, first_cells(algorithm, state.arrays["prior"]))
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_first_cells_of_blind_directions_are_alike_in_all(public):
+    budget = BUDGET if public else PrivacyBudget(None)
+    n_records = 4000 if public else None
+    algorithm = blind(WIDE, 1, budget=budget, n_records=n_records, fraction_bits=16)
+    longest2 = (algorithm.domain.l2_bound(16) / 2**16) ** 2
+    state = after(algorithm, 1, {"norms": [1200.0]})
+    n = n_records or 1200 / longest2 / 0.25
+    std = algorithm.noise_of(1)["norms"] / 2**16 / longest2
+    norm = mean_norm(1200 / longest2 / n, std / n)
+    np.testing.assert_allclose(state.arrays["prior"], [norm / 3] * 2, rtol=1e-4)
+    np.testing.assert_allclose(state.arrays["rest"], [norm / 3], rtol=1e-4)
+    assert algorithm.notes(state) == note(BLIND)
+
+
+def test_directions_of_no_decomposition_share_the_norm(monkeypatch):
+    def fail(matrix):
+        raise np.linalg.LinAlgError
+
+    algorithm = build(WIDE, 1, PrivacyBudget(None), n_records=4000, fraction_bits=16)
+    monkeypatch.setattr(np.linalg, "eigh", fail)
+    state = after(algorithm, 1, {"moments": [700.0, 300.0, 200.0, 0, 0, 0]})
+    longest2 = (algorithm.domain.l2_bound(16) / 2**16) ** 2
+    np.testing.assert_allclose(state.arrays["prior"], [1200 / 4000 / longest2 / 3] * 3)
+
+
+def test_a_synopsis_round_learns_in_the_units_of_its_answer():
+    """Sums and squares in radii, counts in records, and each with its own noise."""
+    algorithm = build(WIDE, 2, n_records=4000, fraction_bits=16)
+    algorithm = with_cells(algorithm, 6, 6)
+    cells = first_cells(algorithm, np.array([0.05, 0.03, 0.01]))
+    arrays = {
+        "projection": 2**16 * np.eye(3, dtype=np.int64),
+        "rest": np.array([0.02]),
+        "cells": cells.centers,
+        "radii": cells.radii,
+        "variances": cells.variances,
+        "spread": np.array([cells.spread]),
+        "expected": cells.expected,
+    }
+    rng = RNG(5)
+    counts = rng.uniform(300, 900, 6)
+    given = Answers(rng.normal(size=(6, 3)) * 150, counts, counts * rng.uniform(0.1, 0.6, 6))
+    step = 2.0**-algorithm.projection.exponent * 2**16 / algorithm.domain.l2_bound(16)
+    for t in (2, 3):
+        noise = algorithm.noise_of(t)
+        assert len(set(noise.values())) == 3
+        noise = Noise(*(noise[name] / 2**16 for name in ("sums", "counts", "squares")))
+        state = after(algorithm, t, given._asdict(), arrays)
+        rounded = Answers(*(np.rint(array * 2**16) / 2**16 for array in given))
+        mixture, _ = learned(cells, rounded, noise, step, 4000.0, np.zeros(6, dtype=bool))
+        if t == 2:
+            require_cells(state, partition(mixture, 6, algorithm._factor, step, RNG(0)))
+    found = select(mixture, 2, RNG(0))
+    np.testing.assert_allclose(state.arrays["first"], [found.cost + 0.02])
+    np.testing.assert_allclose(state.arrays["counts"], found.counts)
+    # The projection is the identity: centres are where the domain has them.
+    one = algorithm.domain.l2_bound(16)
+    np.testing.assert_allclose(state.arrays["centroids"], found.centers * one, atol=1.01)
+
+
+@pytest.mark.parametrize(("n_records", "records"), [(None, 3000), (5000, 5000), (2000, 3000)])
+def test_a_mean_square_is_of_the_planned_records_or_of_more_that_were_counted(n_records, records):
+    budget = BUDGET if n_records else PrivacyBudget(None)
+    algorithm = build(Ball(1.0, [0.0] * 2), 2, budget, n_records=n_records, fraction_bits=16)
+    told = {"sums": [[400.0, -200.0], [0, 0]], "counts": [1000.0, 2000.0]}
+    state = after(algorithm, algorithm.n_rounds, told, REFINED)
+    left = 0.0162 - 1000 * 0.003125 / records
+    assert state.arrays["mean_square"][0] == pytest.approx(left)
 
 
 def with_cells(algorithm, *cells):

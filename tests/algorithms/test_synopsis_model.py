@@ -43,6 +43,7 @@ STEP = 2.0**-16
         (7.0, 0.0, 1.0),
         (-7.0, 0.0, 0.0005),
         (-7.0, 0.01, 0.003),
+        (-7.0, 0.1, 0.006),
     ],
 )
 def test_the_mean_norm_is_between_what_was_found_and_what_is_likely(found, error, expected):
@@ -63,6 +64,10 @@ def test_directions_above_the_noise_keep_their_variance_and_the_others_share_the
     none, n_clear = spectrum(np.array([0.05, -0.05]), 0.1, 0.25)
     np.testing.assert_allclose(none, [0.125, 0.125])
     assert n_clear == 0
+
+
+def test_no_direction_is_without_variance():
+    np.testing.assert_array_equal(spectrum(np.zeros(2), 0.0, 1e-9)[0], [1e-7, 1e-7])
 
 
 def test_before_any_cell_is_known_a_fifth_is_spread_three_times_as_wide():
@@ -106,6 +111,14 @@ def test_cells_are_on_the_grid_and_their_radii_follow_the_model(p):
         length = 1.7 * math.sqrt(max(variance.sum(), 0.64 * cells.spread))
         assert cells.radii[j] == int(min(1.0, length) / STEP)
     assert cells.centers.dtype == cells.radii.dtype == np.int64
+
+
+@pytest.mark.parametrize(("n_cells", "size"), [(5, 100), (150, 2000), (300, 3000)])
+def test_samples_have_twenty_points_for_a_cell_or_two_thousand_or_ten_for_a_cell(n_cells, size):
+    """Records of the model are counted in points of a sample."""
+    cells = partition(prior(np.array([0.05])), n_cells, 2.0, STEP, RNG(0))
+    points = cells.expected * size
+    np.testing.assert_allclose(points, np.rint(points), atol=1e-6)
 
 
 def told(cells, answers, noise, n_records):
@@ -155,6 +168,25 @@ def test_what_is_learned_of_cells_is_what_the_recipe_says(seed):
     for found, expected in zip(mixture, told(cells, answers, noise, n_records), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert stood_out
+
+
+@pytest.mark.parametrize(
+    ("squares", "noise", "factor"),
+    [
+        (100.0, 0.0, 6.0),  # all at the radius, 1/4 from the centre: six times the model's at most
+        (0.0, 0.0, 0.001),  # a twentieth of what all cells have at least
+        (100.0, 1e12, 4.0),  # where nothing is known, that of all cells, four times at most
+        (0.0, 1e12, 0.02),  # and a fiftieth at least
+        (24.0, 0.0, 1.5),
+    ],
+)
+def test_variances_stay_near_those_of_the_model(squares, noise, factor):
+    """A radius of 1/2, a hundred records, and a variance of 0.04 before."""
+    model = np.array([[0.01, 0.03]])
+    cells = Partition(np.zeros((1, 2)), np.array([2**15]), model, 0.04, np.zeros(1))
+    answers = Answers(np.zeros((1, 2)), np.array([100.0]), np.array([squares]))
+    found, _ = learned(cells, answers, Noise(0.0, 1.0, noise), STEP, math.inf)
+    np.testing.assert_allclose(found.scales**2, factor * model, rtol=1e-6)
 
 
 def test_of_cells_that_are_all_noise_the_largest_is_kept():

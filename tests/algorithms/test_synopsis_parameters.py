@@ -8,7 +8,7 @@ import pytest
 
 from flower_kmeans.algorithms import SynopsisAlgorithm, algorithm_from_config
 from flower_kmeans.algorithms.synopsis_schedule import RELEASES, Schedule
-from flower_kmeans.canonical import canonical_bytes, parse_canonical
+from flower_kmeans.canonical import canonical_bytes, parse_canonical, real_to_text
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
 from flower_kmeans.federation.release import check_shares
@@ -58,6 +58,30 @@ def test_the_schedule_is_that_of_the_recipe(signal, k, d):
     assert 3 <= found.n_rounds <= 8
 
 
+@pytest.mark.parametrize(
+    ("signal", "n_synopses", "n_refinements"),
+    [(3.0, 1, 1), (6.0, 1, 2), (8.0, 2, 2), (14.0, 2, 3), (20.0, 3, 3)],
+)
+def test_a_signal_at_a_threshold_does_not_exceed_it(signal, n_synopses, n_refinements):
+    found = Schedule.of(signal, 1, 1)
+    assert (len(found.cells), found.n_refinements) == (n_synopses, n_refinements)
+
+
+@pytest.mark.parametrize("d", [1, 64, 784])
+def test_second_moments_are_asked_for_just_where_their_noise_allows(d):
+    """Noise of the largest eigenvalue, sqrt(2 d) / (sqrt(0.08) signal), against 0.35."""
+    signal = math.sqrt(2 * d / 0.08) / 0.35
+    assert Schedule.of(1.0001 * signal, 3, d).moments
+    assert not Schedule.of(0.9999 * signal, 3, d).moments
+
+
+def test_rounds_have_one_task_each():
+    found = Schedule(True, 4, (6, 7), 2, 0.5)
+    assert [found.is_synopsis(t) for t in range(1, 6)] == [False, True, True, False, False]
+    assert [found.n_cells(t) for t in (2, 3)] == [6, 7]
+    assert found.n_rounds == 5
+
+
 def test_without_noise_it_asks_for_all_there_is():
     found = Schedule.of(math.inf, 7, 100)
     assert (found.moments, found.n_directions, found.cells) == (True, 64, (35, 35, 35))
@@ -78,6 +102,16 @@ def test_the_schedule_follows_from_public_figures():
         assert algorithm.signal == pytest.approx(signal)
         assert algorithm.schedule == Schedule.of(algorithm.signal, 3, 4)
         assert algorithm.n_rounds == algorithm.schedule.n_rounds == len(algorithm.plan().rounds)
+
+
+def test_delta_is_that_of_the_units():
+    assert build(n_records=10**5).budget.delta == 1e-7
+    many = build(budget=CLIENTS, n_clients=10**5, n_records=10**6)
+    assert (many.budget.delta, many.plan().n_clients, many.plan().n_records) == (
+        1e-7,
+        10**5,
+        10**6,
+    )
 
 
 # ----------------------------------------------------------------- the plan
@@ -192,6 +226,23 @@ def test_other_configurations_are_refused(change):
         algorithm_from_config(config, BALL, BUDGET)
 
 
+def test_the_largest_schedule_that_a_client_follows():
+    """And one round, direction or cell more, or a larger part for counts, is not followed."""
+    for share in (math.nextafter(0.9, 0), 1e-300):
+        change = {"cells": [6] * 8, "n_refinements": 32, "n_directions": 4}
+        change["count_share"] = real_to_text(share)
+        schedule = Schedule.from_config(changed_schedule(**change)["schedule"], 4)
+        assert schedule.n_rounds == 41
+    least = Schedule.from_config(changed_schedule(cells=[1], n_refinements=1)["schedule"], 4)
+    assert least.n_rounds == 3
+    for change in ({"count_share": real_to_text(0.9)}, {"n_directions": 65}):
+        with pytest.raises(ConfigurationError):
+            Schedule.from_config(changed_schedule(**change)["schedule"], 100)
+    assert (
+        Schedule.from_config(changed_schedule(n_directions=64)["schedule"], 100).n_directions == 64
+    )
+
+
 @pytest.mark.parametrize("change", [{"clips": []}, {"clips": {"noise": "0x1p+0"}}, {"clip": 1.0}])
 def test_other_clips_are_refused(change):
     config = {**build(budget=CLIENTS, n_clients=50).to_config(), **change}
@@ -226,6 +277,7 @@ def test_a_configuration_that_lacks_a_field_is_refused():
         ({"budget": CLIENTS, "n_clients": 9, "clip": 0}, ConfigurationError, "clip positive"),
         ({"budget": CLIENTS, "n_clients": 9, "clip": 1e-9}, ConfigurationError, "one step of the"),
         ({"budget": CLIENTS, "n_clients": 9, "clips": {"x": 1}}, ConfigurationError, "Got 'x'"),
+        ({"budget": CLIENTS, "n_clients": 2**53}, ConfigurationError, "n_clients in"),
         ({"n_clients": 9}, ConfigurationError, "n_clients=None unless"),
         ({"clips": {"moments": 1}}, ConfigurationError, "clips=None unless"),
         ({"n_records": 2**48}, ConfigurationError, "n_records=281474976710656 and noise"),
@@ -236,11 +288,34 @@ def test_bad_parameters_are_refused(options, error, message):
         build(**options)
 
 
+def test_a_seed_is_any_integer_below_2_to_the_53():
+    assert (build().seed, build(seed=2**53 - 1).seed) == (0, 2**53 - 1)
+    assert build().fraction_bits == 16
+
+
 def test_sizes_of_gigabytes_are_refused():
     with pytest.raises(ConfigurationError, match=r"at most 4194304 words. Got 4501500 in round 1"):
         build(2, Ball(1.0, [0] * 3000), PrivacyBudget(None))
     with pytest.raises(ConfigurationError, match="in round 5 with n_clusters=10000 and 784"):
         build(10_000, Ball(1.0, [0] * 784), n_records=10**9)
+
+
+def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
+    schedule = Schedule(False, n_directions, cells, n_refinements, 0.4)
+    return build(k, Ball(1.0, [0] * d), n_records=10**6, schedule=schedule)
+
+
+def test_the_largest_messages_and_runs():
+    """2^22 words of a question or an answer, and 2^27 of all answers, but not one more."""
+    assert fixed(1, 2000, cells=(63_536,), n_directions=64).schedule.cells == (63_536,)
+    with pytest.raises(ConfigurationError, match="Got 4194368 in round 2"):  # p more
+        fixed(1, 2000, cells=(63_537,), n_directions=64)
+    assert fixed(1, 4, cells=(2**20,), n_directions=2).words(2) == 2**22
+    with pytest.raises(ConfigurationError, match="Got 4194308 in round 2"):
+        fixed(1, 4, cells=(2**20 + 1,), n_directions=2)
+    assert fixed(2048, 2047, n_refinements=31).words(3) == 2**22
+    with pytest.raises(ConfigurationError, match=f"Got {2**27 + 8 * 6 + 1} with n_clusters=2048"):
+        fixed(2048, 2047, n_refinements=32)
 
 
 def test_second_moments_need_little_noise():

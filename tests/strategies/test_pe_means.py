@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -51,6 +52,12 @@ def run(strategy, parts=None, **options):
     return run_recorded(strategy, parts, timeout=60, **options)
 
 
+@cache
+def finished(cls, trust, unit):
+    """A run for several tests, which only look at it."""
+    return run(make(cls, trust, unit=unit))
+
+
 def questions(outcome):
     """Return the question of each round."""
     asked = {}
@@ -77,7 +84,10 @@ def same(outcome):
 @pytest.mark.parametrize("trust", TRUSTS)
 @NAMES
 def test_runs_end_with_one_result(cls, trust, unit, start):
-    outcome = run(make(cls, trust, unit=unit), start=start)
+    if start is None:
+        outcome = finished(cls, trust, unit)
+    else:
+        outcome = run(make(cls, trust, unit=unit), start=start)
     result, report = same(outcome), outcome.strategy.report
     rounds = ROUNDS + (cls is HDPEMeans)
     assert result.centroids.shape == (3, D[cls])
@@ -284,9 +294,7 @@ def test_questions_do_not_grow_with_the_population(cls, trust):
 @pytest.mark.parametrize("trust", TRUSTS)
 @NAMES
 def test_the_report_lists_every_release_with_its_cost(cls, trust, unit):
-    strategy = make(cls, trust, unit=unit)
-    run(strategy)
-    report = strategy.report.to_dict()
+    report = finished(cls, trust, unit).strategy.report.to_dict()
     expected = list(itertools.product(range(1, ROUNDS + 1), ["votes"]))
     if cls is HDPEMeans:
         expected += itertools.product([ROUNDS + 1], ["lift-sums", "lift-counts"])
@@ -301,8 +309,7 @@ def test_a_cap_that_binds_is_told():
     run(strategy)
     assert NOTES[0] in strategy.report.notes
     assert strategy.report.to_dict()["notes"] == list(strategy.report.notes)
-    free = make(PEMeans)
-    run(free)
+    free = finished(PEMeans, "distributed-noise", "record").strategy
     assert NOTES[0] not in free.report.notes
 
 

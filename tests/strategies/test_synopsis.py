@@ -1,6 +1,7 @@
 """Whole runs of SynopsisKMeans: under both trust models, for records and for clients."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -46,6 +47,12 @@ def run(strategy, parts=PARTS, **options):
     return run_recorded(strategy, parts, timeout=60, **options)
 
 
+@cache
+def finished(trust, unit):
+    """A run for several tests, which only look at it."""
+    return run(make(trust, unit=unit))
+
+
 def questions(outcome):
     """Return the question of each round."""
     asked = {}
@@ -71,9 +78,8 @@ def same(outcome):
 @pytest.mark.parametrize("unit", ["record", "client"])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_runs_end_with_one_result(trust, unit, start):
-    strategy = make(trust, unit=unit)
-    outcome = run(strategy, start=start)
-    result, report, n_rounds = same(outcome), outcome.strategy.report, strategy.n_rounds
+    outcome = finished(trust, unit) if start is None else run(make(trust, unit=unit), start=start)
+    result, report, n_rounds = same(outcome), outcome.strategy.report, outcome.strategy.n_rounds
     assert result.centroids.shape == (3, 3)
     assert np.isfinite(result.counts).all()
     assert np.linalg.norm(result.centroids, axis=1).max() <= 14.0
@@ -230,8 +236,7 @@ def test_bad_parameters_are_refused_when_the_strategy_is_made(options, message):
 
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_the_report_lists_every_release(trust):
-    strategy = make(trust)
-    run(strategy)
+    strategy = finished(trust, "record").strategy
     report = strategy.report.to_dict()
     schedule = strategy.algorithm.schedule
     expected = [(1, "moments")]

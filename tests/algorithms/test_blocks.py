@@ -1,0 +1,115 @@
+"""What algorithms with blocks share: room for sums and noise, clips, and the planned noise."""
+
+import math
+
+import numpy as np
+import pytest
+
+from flower_kmeans.algorithms import (
+    FedDPAlgorithm,
+    HDPEMeansAlgorithm,
+    PEMeansAlgorithm,
+    Question,
+    SynopsisAlgorithm,
+    blocks,
+)
+from flower_kmeans.domain import Ball, GridRecords
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+RECORDS, CLIENTS = PrivacyBudget(1.0, 1e-6), PrivacyBudget(1.0, 1e-6, unit="client")
+
+
+def make(cls, budget=RECORDS, **options):
+    d = 20 if cls is HDPEMeansAlgorithm else 3
+    if cls is FedDPAlgorithm:
+        options = {"n_server_points": 5, **options}
+    return cls(2, Ball(1.0, [0.0] * d), budget, **{"n_records": 1000, **options})
+
+
+ALGORITHMS = {
+    "votes": (PEMeansAlgorithm, {}),
+    "votes of clients": (PEMeansAlgorithm, {"budget": CLIENTS, "n_clients": 50}),
+    "lift of clients": (HDPEMeansAlgorithm, {"budget": CLIENTS, "n_clients": 50}),
+    "synopsis": (SynopsisAlgorithm, {}),
+    "Laplace": (FedDPAlgorithm, {"mechanisms": "laplace", "cost": True}),
+    "more clients": (FedDPAlgorithm, {"budget": CLIENTS, "n_clients": 4000}),
+}
+
+
+def record_units(algorithm, t):
+    """What one record changes each block by: of second moments, the diagonal."""
+    units, places = algorithm.record_units(Question(t)), algorithm.places(t)
+    return {r.name: units[places[r.blocks[0]]].max() for r in algorithm.releases(t)}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(monkeypatch, name):
+    """Of all words together: P(|Z| > t) < 2 exp(-t^2 / 2), and exp(-t) of Laplace noise."""
+    cls, options = ALGORITHMS[name]
+    algorithm, found = make(cls, **options), []
+    monkeypatch.setattr(blocks, "require_capacity", lambda bound, explanation: found.append(bound))
+    algorithm.require_capacity(3.0)
+    words = sum(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1))
+    expected = []
+    for t, releases in enumerate(algorithm.plan().rounds, start=1):
+        units = record_units(algorithm, t)
+        for release in releases:
+            scale = 3 * release.noise_multiplier * algorithm.clip_of(release) * units[release.name]
+            logarithm = math.log(2e9 * words)
+            tail = logarithm if release.mechanism == "laplace" else math.sqrt(2 * logarithm)
+            most = max(1000, algorithm.n_clients or 0)
+            expected.append(most * units[release.name] + scale * tail)
+    assert found == pytest.approx(expected, rel=1e-12)
+    found.clear()
+    algorithm.require_capacity()
+    assert max(found) < max(expected)
+
+
+def test_without_a_public_figure_nothing_is_known_of_sums():
+    algorithm = make(PEMeansAlgorithm, PrivacyBudget(None), n_records=None)
+    algorithm.require_capacity(math.inf)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_planned_noise_is_the_standard_deviation_in_grid_units(name):
+    cls, options = ALGORITHMS[name]
+    algorithm = make(cls, **options)
+    for t, releases in enumerate(algorithm.plan().rounds, start=1):
+        units, expected = record_units(algorithm, t), {}
+        for release in releases:
+            spread = math.sqrt(2) if release.mechanism == "laplace" else 1.0
+            scale = release.noise_multiplier * spread * algorithm.clip_of(release)
+            expected[release.blocks[0]] = scale * units[release.name]
+        assert algorithm.noise_of(t) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["votes", "lift-sums", "lift-counts"])
+def test_a_clip_of_exactly_one_step_is_the_least(name):
+    """In the first round and the last, and of every release: 2^-16 records change a word by 1."""
+    options = {"budget": CLIENTS, "n_clients": 50, "n_vote_rounds": 1}
+    least = 2.0**-16
+    algorithm = make(HDPEMeansAlgorithm, clips={name: least}, **options)
+    assert dict(algorithm.clips)[name] == least
+    with pytest.raises(ConfigurationError, match=f"release '{name}' of at least 1.53e-05"):
+        make(HDPEMeansAlgorithm, clips={name: math.nextafter(least, 0)}, **options)
+
+
+def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
+    algorithm = make(HDPEMeansAlgorithm, CLIENTS, n_clients=50, n_vote_rounds=1)
+    record = np.arange(-10, 10) * 1000  # less than half as long as the radius
+    records = GridRecords.from_grid(np.repeat(record[None], 500, axis=0), 16)
+    centers = np.zeros((2, 16), dtype=np.int64)
+    centers[1] = 1000
+    found = algorithm.answer(Question(2, {"centers": centers}), records).blocks
+    counts, sums = found["counts"] / 2**16, found["sums"]
+    assert 19.9 < counts.max() < 20.0
+    np.testing.assert_allclose(sums[counts.argmax()] / counts.max(), record, atol=1)
+
+
+def test_no_question_before_the_first_round_or_after_the_last_is_answered():
+    algorithm = make(PEMeansAlgorithm, n_vote_rounds=1)
+    algorithm.check_question(Question(1))
+    for number in (0, 2, -1, 1.0, True, np.int64(1)):
+        with pytest.raises(blocks.MessageError):
+            algorithm.check_question(Question(number))
