@@ -267,6 +267,7 @@ def test_the_seed_of_a_question_is_the_key_of_its_variations():
     for low, high in ((3, 0), (0, 3), (-1, -(2**63)), (2**63 - 1, 7)):
         arrays = {"centers": centers, "variations": np.array([2])}
         question = Question(2, {**arrays, "seed": np.array([low, high])})
+        algorithm.check_question(question)
         key = low % 2**64 + 2**64 * (high % 2**64)
         expected = list(candidates(centers, 2, key, algorithm.space))
         for found, block in zip(algorithm._population(question), expected, strict=True):

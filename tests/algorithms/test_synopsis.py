@@ -25,6 +25,7 @@ from flower_kmeans.algorithms.synopsis import (
 from flower_kmeans.algorithms.synopsis_model import (
     Answers,
     Noise,
+    Partition,
     learned,
     mean_norm,
     partition,
@@ -280,6 +281,36 @@ def test_only_questions_of_the_round_are_answered(name):
                 algorithm.check_question(bad)
 
 
+@pytest.mark.parametrize("name", ["rectangle", "disc"])
+def test_the_ranges_of_questions_are_those_of_the_grids(name):
+    """A projection up to 1, cells and radii up to its grid's end, centroids within the walls."""
+    algorithm = build(DOMAINS[name])
+    widths = [8, 6] if name == "rectangle" else [8, 8]
+    limit = algorithm.projection.limit
+    m, last = algorithm.schedule.cells[0], algorithm.n_rounds
+    largest = {
+        2: {
+            "projection": np.full((2, 2), 8),
+            "cells": np.full((m, 2), limit),
+            "radii": np.full(m, limit),
+        },
+        last: {
+            "centroids": np.array([widths] * 2),
+            "radius": np.array([10 - 2 * (name == "disc")]),
+        },
+    }
+    for t, asked in largest.items():
+        algorithm.check_question(Question(t, asked))
+        signs = {key: -array for key, array in asked.items() if not key.startswith("radi")}
+        algorithm.check_question(Question(t, {**asked, **signs}))
+        for key, array in asked.items():
+            with pytest.raises(MessageError):
+                algorithm.check_question(changed(Question(t, asked), key, array + 1))
+            if key in signs:
+                with pytest.raises(MessageError):
+                    algorithm.check_question(changed(Question(t, asked), key, -array - 1))
+
+
 def test_a_radius_of_nothing_is_refused():
     algorithm = build(DOMAINS["square"])
     for question in questions(algorithm, 6):
@@ -418,7 +449,10 @@ def test_what_the_second_moments_lack_is_told(monkeypatch):
     assert few.notes(state) == note(BLIND)
     matrix = state.arrays["projection"] / 2**16
     np.testing.assert_allclose(matrix.T @ matrix, np.eye(16), atol=1e-3)
-    # With 16 columns or fewer there is nothing to choose.
+    # With 16 columns or fewer there is nothing to choose, with second moments or without.
+    square = build(Ball(1.0, [0.0] * 2), 2, fraction_bits=16)
+    assert square.schedule.moments
+    assert square.notes(after(square, 1, {"moments": [1.0, 1.0, 0.0]})) == ()
     narrow = blind(Ball(1.0, [0.0] * 2), 2, fraction_bits=16)
     narrow = build(
         Ball(1.0, [0.0] * 2),
@@ -621,7 +655,7 @@ def test_directions_of_no_decomposition_share_the_norm(monkeypatch):
 def test_a_synopsis_round_learns_in_the_units_of_its_answer():
     """Sums and squares in radii, counts in records, and each with its own noise."""
     algorithm = build(WIDE, 2, n_records=4000, fraction_bits=16)
-    algorithm = with_cells(algorithm, 6, 6)
+    algorithm = with_cells(algorithm, 6, 6, 8)
     cells = first_cells(algorithm, np.array([0.05, 0.03, 0.01]))
     arrays = {
         "projection": 2**16 * np.eye(3, dtype=np.int64),
@@ -636,15 +670,19 @@ def test_a_synopsis_round_learns_in_the_units_of_its_answer():
     counts = rng.uniform(300, 900, 6)
     given = Answers(rng.normal(size=(6, 3)) * 150, counts, counts * rng.uniform(0.1, 0.6, 6))
     step = 2.0**-algorithm.projection.exponent * 2**16 / algorithm.domain.l2_bound(16)
-    for t in (2, 3):
+    for t in (2, 3, 4):
+        if t == 4:  # the last round of the synopsis, of as many cells
+            algorithm = with_cells(algorithm, 6, 6, 6)
         noise = algorithm.noise_of(t)
         assert len(set(noise.values())) == 3
         noise = Noise(*(noise[name] / 2**16 for name in ("sums", "counts", "squares")))
         state = after(algorithm, t, given._asdict(), arrays)
         rounded = Answers(*(np.rint(array * 2**16) / 2**16 for array in given))
         mixture, _ = learned(cells, rounded, noise, step, 4000.0, np.zeros(6, dtype=bool))
-        if t == 2:
-            require_cells(state, partition(mixture, 6, algorithm._factor, step, RNG(0)))
+        if t < 4:
+            require_cells(
+                state, partition(mixture, 4 + 2 * (t - 1), algorithm._factor, step, RNG(0))
+            )
     found = select(mixture, 2, RNG(0))
     np.testing.assert_allclose(state.arrays["first"], [found.cost + 0.02])
     np.testing.assert_allclose(state.arrays["counts"], found.counts)
@@ -727,6 +765,25 @@ def test_cells_are_also_made_where_nobody_answered_in_the_first_synopsis_round()
         assert state.arrays["expected"].sum() == pytest.approx(1000)
     assert far[0] < 0.15 < far[1]
     assert far[2] < 0.15
+
+
+def test_what_was_not_counted_weighs_as_much_as_the_share_that_did_not_answer():
+    """A quarter of the cells' sample, where three of four clients answered."""
+    algorithm = build(
+        Ball(1.0, [0.0] * 2), 2, PrivacyBudget(None), n_records=1000, fraction_bits=16
+    )
+    algorithm = with_cells(algorithm, 5, 10)
+    arrays = cells_of(algorithm, np.zeros(5))
+    counts, squares = np.array([750.0, 0, 0, 0, 0]), np.array([1.0, 0, 0, 0, 0])
+    state = after(algorithm, 2, {"counts": counts, "squares": squares}, arrays, 0.75)
+    step = 2.0**-algorithm.projection.exponent
+    names = ("cells", "radii", "variances")
+    cells = Partition(*(arrays[key] for key in names), 0.002, arrays["expected"])
+    answers = Answers(np.zeros((5, 2)), counts, squares)
+    found, _ = learned(cells, answers, Noise(0.0, 0.0, 0.0), step, 1000.0)
+    unseen = prior(arrays["prior"])
+    unseen = unseen._replace(weights=0.25 * 750 * unseen.weights)
+    require_cells(state, partition(found, 10, algorithm._factor, step, RNG(0), unseen))
 
 
 def test_a_cluster_whose_clients_did_not_answer_stays_where_it_is():
