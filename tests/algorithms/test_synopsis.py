@@ -114,9 +114,7 @@ def questions(algorithm, seed):
 def test_one_record_changes_each_release_by_its_unit_at_most(name, make):
     """And all releases of a round together by the round's part of mu^2 at most."""
     domain = DOMAINS[name]
-    # Two rounds of each kind: further ones differ in the noise alone.
-    schedule = make(domain).schedule
-    algorithm = build(domain, schedule=replace(schedule, cells=(4, 6), n_refinements=2))
+    algorithm = make(domain)
     records = grid_points(domain)
     others, largest, joint = records[::7], {}, {}
     held = np.vstack([others, others[:1]])
