@@ -71,15 +71,16 @@ Delta = Annotated[
 TrustModel = Annotated[
     Trust | None,
     typer.Option(
-        help="Who adds the noise; oblivious-server by default, distributed-noise for synopsis and "
-        "feddp, plain for lloyd."
+        help="Who adds the noise; by default distributed-noise, oblivious-server for fastlloyd, "
+        "glloyd and sulloyd, plain for lloyd."
     ),
 ]
 Rounds = Annotated[
     int | None,
     typer.Option(
         help="Number of rounds, of feddp after the three of its initialisation; by default the "
-        "strategy's rule, 2 to 7, or 1 or 2. Those of synopsis, 3 to 8, follow from the plan."
+        "strategy's rule, 2 to 7, or 1 or 2. Those of synopsis, 3 to 8, follow from the plan: with "
+        "this option alone the strategy is fastlloyd."
     ),
 ]
 MinClients = Annotated[
@@ -93,7 +94,8 @@ Clip = Annotated[
     float | None,
     typer.Option(
         help="With --unit client: how many records' worth of one client count in each release; "
-        "by default n_records divided by the number of clients."
+        "by default n_records divided by the number of clients, the root of that for synopsis and "
+        "the votes of pe-means; that of feddp follows from the server's points."
     ),
 ]
 NRecords = Annotated[

@@ -62,5 +62,5 @@ def expected_total(found: float, noise: float, planned: float, answered: float) 
     likely, spread = answered * planned, (1 - answered) * planned / 2
     if math.isinf(planned) or spread == 0:
         return planned
-    weight = spread**2 / (spread**2 + noise**2)
+    weight = (spread / math.hypot(spread, noise)) ** 2
     return min(max(likely + weight * (found - likely), 0.0), planned)

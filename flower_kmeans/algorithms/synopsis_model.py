@@ -235,9 +235,9 @@ def learned(
     """Return the mixture that noisy sums of cells tell of, and whether any cell stood out.
 
     Cells whose count is worth its noise stay (PE-means' zeroing rule, then a count above its noise;
-    if there is none, the largest). A mean of residuals is drawn towards the cell's centre by as
-    much as its noise has of the model's variance in that coordinate; a variance towards that of all
-    cells.
+    if there is none, and none is missing, the largest). A mean of residuals is drawn towards the
+    cell's centre by as much as its noise has of the model's variance in that coordinate; a variance
+    towards that of all cells.
 
     Parameters
     ----------
@@ -255,9 +255,16 @@ def learned(
     kept = (zero_small(counts, n_records) > 0) & (counts > noise.counts)
     stays = np.zeros(len(counts), dtype=bool) if missing is None else missing
     kept &= ~stays
-    stood_out = bool(kept.any())
+    stood_out = bool(kept.any() or stays.any())
+    held = Mixture(
+        cells.expected[stays],
+        cells.centers[stays].astype(np.float64) * step,
+        np.sqrt(cells.variances[stays]),
+    )
     if not stood_out:
-        kept[np.argmax(counts)], stays = True, np.zeros_like(stays)
+        kept[np.argmax(counts)] = True
+    elif not kept.any():
+        return held, True
     sizes = np.maximum(counts[kept], max(noise.counts, MIN_COUNT))
     radii = cells.radii[kept].astype(np.float64) * step
     shape = cells.variances[kept]
@@ -276,9 +283,7 @@ def learned(
     scales = np.sqrt(shape * (variances / total)[:, None])
     found = Mixture(sizes, cells.centers[kept] * step + means, scales)
     if stays.any():
-        centers = cells.centers[stays].astype(np.float64) * step
-        spreads = np.sqrt(cells.variances[stays])
-        found = joined(found, Mixture(cells.expected[stays], centers, spreads))
+        found = joined(found, held)
     return found, stood_out
 
 

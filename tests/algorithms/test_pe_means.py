@@ -324,8 +324,8 @@ INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
 @pytest.mark.parametrize("name", ["rectangle", "disc", "sphere"])
 @pytest.mark.parametrize("budget", [BUDGET, PrivacyBudget(None)])
 @settings(max_examples=15, deadline=None)
-@given(words=arrays(np.int64, (4, 36), elements=INT64))
-def test_update_accepts_any_integers(name, budget, words):
+@given(words=arrays(np.int64, (4, 36), elements=INT64), answered=st.sampled_from([1.0, 0.9, 0.01]))
+def test_update_accepts_any_integers(name, budget, words, answered):
     algorithm = build(DOMAINS[name], budget=budget)
     d = algorithm.domain.n_features
     state = algorithm.initial_state()
@@ -333,7 +333,7 @@ def test_update_accepts_any_integers(name, budget, words):
     with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
         warnings.simplefilter("error")
         for t, vector in enumerate(words[: algorithm.n_rounds], start=1):
-            statistic = algorithm.unflatten(vector[: algorithm.words(t)], t)
+            statistic = algorithm.unflatten(vector[: algorithm.words(t)], t, answered)
             following = algorithm.update(state, statistic, RNG(t))
             again = algorithm.update(state, statistic, RNG(t))
             assert following.round == t

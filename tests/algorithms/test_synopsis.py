@@ -338,6 +338,7 @@ def test_a_client_with_the_document_alone_gives_the_same_answers():
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
     [-(2**63), 2**63 - 1, 0, 2**16, -1, 40, 80]
 )
+PARTS = st.sampled_from([1.0, 0.9, 0.01])
 
 
 @pytest.mark.parametrize("name", ["line", "rectangle", "disc"])
@@ -346,14 +347,14 @@ INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
     [(build, {}), (blind, {}), (build, {"budget": PrivacyBudget(None), "n_records": None})],
 )
 @settings(max_examples=6, deadline=None)
-@given(words=arrays(np.int64, (8, 50), elements=INT64))
-def test_update_accepts_any_integers(name, make, options, words):
+@given(words=arrays(np.int64, (8, 50), elements=INT64), answered=PARTS)
+def test_update_accepts_any_integers(name, make, options, words, answered):
     algorithm = make(DOMAINS[name], **options)
     state = algorithm.initial_state()
     with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
         warnings.simplefilter("error")
         for t in range(1, algorithm.n_rounds + 1):
-            statistic = algorithm.unflatten(words[t - 1, : algorithm.words(t)], t)
+            statistic = algorithm.unflatten(words[t - 1, : algorithm.words(t)], t, answered)
             following = algorithm.update(state, statistic, RNG(t))
             again = algorithm.update(state, statistic, RNG(t))
             assert following.round == t
@@ -805,6 +806,21 @@ def test_a_cluster_whose_clients_did_not_answer_stays_where_it_is():
     # A quarter of the records is enough to go by.
     told["counts"] = [260.0, 2000.0]
     assert algorithm.notes(after(algorithm, t, told, before, 0.75)) == ()
+
+
+def test_with_own_clips_nothing_is_held_in_the_first_refinement():
+    """Counts of another clip are of another size: all would look as if they had lost clients."""
+    options = {"n_records": 5000, "n_clients": 500, "fraction_bits": 16, "budget": CLIENTS}
+    for clips, held in ((None, True), ({"refinement-sums": 2.0}, False)):
+        algorithm = build(Ball(1.0, [0.0] * 2), 2, clips=clips, **options)
+        first = len(algorithm.schedule.cells) + 2
+        before = {**REFINED, "counts": np.full(2, 1e5)}
+        told = {"sums": np.full((2, 2), 100.0), "counts": [9e3, 9e3]}
+        state = after(algorithm, first, told, before, 0.9)
+        assert (NOTES[HELD] in algorithm.notes(state)) == held
+        if algorithm.n_rounds > first:
+            later = after(algorithm, first + 1, told, before, 0.9)
+            assert NOTES[HELD] in algorithm.notes(later)
 
 
 def test_the_radius_shrinks_no_further_than_it_should():

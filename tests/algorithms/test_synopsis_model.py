@@ -238,11 +238,13 @@ def test_cells_that_are_absent_stay_in_the_model():
     np.testing.assert_allclose(found.means, [*alone.means, *(cells.centers[[1, 3]] * STEP)])
     np.testing.assert_allclose(found.scales, [*alone.scales, *np.sqrt(cells.variances[[1, 3]])])
     assert stood_out
-    # If nothing else is left, it is as if none were absent.
+    # If nothing else stands out, they are all that is left.
     quiet = answers._replace(counts=np.array([1.0, 60.0, 2.0, 80.0]))
-    (weights, _, _), stood_out = learned(cells, quiet, noise, STEP, 1e9, missing)
-    assert weights.tolist() == [80.0]
-    assert not stood_out
+    found, stood_out = learned(cells, quiet, noise, STEP, 1e9, missing)
+    np.testing.assert_array_equal(found.weights, [70.0, 30.0])
+    np.testing.assert_allclose(found.means, cells.centers[[1, 3]] * STEP)
+    np.testing.assert_allclose(found.scales, np.sqrt(cells.variances[[1, 3]]))
+    assert stood_out
 
 
 # ----------------------------------------------------------------- centroids

@@ -39,6 +39,11 @@ entries = st.builds(
 )
 
 
+def test_the_part_that_answered_is_of_all_places():
+    assert an_entry(survivors=(1, 0, 1, 1)).answered == 0.75
+    assert an_entry(survivors=(1, 1)).answered == 1.0
+
+
 @given(entries)
 @settings(deadline=None)
 def test_entries_survive_the_wire(entry):

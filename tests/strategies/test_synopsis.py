@@ -295,3 +295,14 @@ def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away():
     assert matched_centroid_error(found.centroids, means) < 0.2
     np.testing.assert_allclose(sorted(found.counts), [400] * 3, atol=10)
     assert NOTES[HELD] in outcome.strategy.report.notes
+
+
+def test_one_client_that_holds_everything_may_be_away():
+    """The round that it misses has nothing but empty cells: the model is what it was."""
+    last = 1 + len(make("plain").algorithm.schedule.cells)  # round of the synopsis
+    for away in (last, last + 2):
+        parts = [RECORDS, *[RECORDS[:0]] * 5]
+        outcome = run(make("plain"), parts, faults=[Fault(0, away, "drop")])
+        means = RECORDS.reshape(3, 400, 3).mean(axis=1)
+        assert matched_centroid_error(same(outcome).centroids, means) < 0.2
+        assert outcome.strategy.report.notes == (NOTES[HELD],)
