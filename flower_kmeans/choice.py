@@ -75,8 +75,8 @@ def chosen_or_default(
     """Return the strategy that was named, or else the one to take when in doubt.
 
     That is the one with the smallest losses for records of those that need no points of the
-    server's (docs/choosing.md). Its server sees the result, and its
-    number of rounds follows from the plan: where that is not wanted, the best of the others.
+    server's (docs/choosing.md). Its server sees the result, and its number of rounds follows from
+    the plan: where that is not wanted, the best of the others.
     """
     if name is not None:
         return name

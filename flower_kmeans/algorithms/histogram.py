@@ -38,7 +38,7 @@ def zero_small(histogram: FloatArray, total: float) -> FloatArray:
     return kept
 
 
-def expected_total(found: float, noise: float, planned: float, answered: float) -> float:
+def expected_total(histogram: FloatArray, noise: float, planned: float, answered: float) -> float:
     """Return how many records the answers hold, where not all clients answered.
 
     A part ``answered`` of the clients has that part of the planned records if all have as many;
@@ -47,8 +47,10 @@ def expected_total(found: float, noise: float, planned: float, answered: float) 
 
     Parameters
     ----------
-    found, noise : float
-        The noisy total of a histogram, and the standard deviation of its noise.
+    histogram : ndarray of shape (m,), float64
+        Noisy numbers of records.
+    noise : float
+        Standard deviation of the noise of a bin.
     planned : float
         The records of all clients, a public figure: at least 0, or infinite.
     answered : float
@@ -62,5 +64,6 @@ def expected_total(found: float, noise: float, planned: float, answered: float) 
     likely, spread = answered * planned, (1 - answered) * planned / 2
     if math.isinf(planned) or spread == 0:
         return planned
-    weight = (spread / math.hypot(spread, noise)) ** 2
+    weight = (spread / math.hypot(spread, noise * math.sqrt(len(histogram)))) ** 2
+    found = float(histogram.sum())
     return min(max(likely + weight * (found - likely), 0.0), planned)

@@ -200,10 +200,7 @@ class PEMeansAlgorithm(PEMeansParameters):
         votes = scaled(answer.blocks[COUNTS][:size], q)
         noise = self.noise_of(question.round)[COUNTS] * 2.0**-q
         planned = math.inf if self.n_records is None else float(self.n_records)
-        total = expected_total(
-            float(votes.sum()), math.sqrt(size) * noise, planned, answer.answered
-        )
-        kept = zero_small(votes, total)
+        kept = zero_small(votes, expected_total(votes, noise, planned, answer.answered))
         arrays = self._centers(question, kept, state, flags, rng)
         n_variations = int(state.arrays["variations"][0])
         # Signal to noise by Algorithm 1, line 8, where the noise is that of all candidates

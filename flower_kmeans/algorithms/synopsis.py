@@ -274,12 +274,7 @@ class SynopsisAlgorithm(SynopsisParameters):
         )
         answers = Answers(*(scaled(answer.blocks[name], self.fraction_bits) for name in names))
         noise = Noise(*(noises[name] * 2.0**-self.fraction_bits for name in names))
-        total = expected_total(
-            float(answers.counts.sum()),
-            noise.counts * math.sqrt(len(answers.counts)),
-            self._planned,
-            answer.answered,
-        )
+        total = expected_total(answers.counts, noise.counts, self._planned, answer.answered)
         missing = np.zeros(len(answers.counts), dtype=bool)
         if answer.answered < 1 and number > FIRST + 1:  # before, nothing was counted
             missing = absent(cells.expected, answers.counts, noise.counts)

@@ -282,9 +282,7 @@ def learned(
     variances = np.clip(variances, 0.05 * pooled, 6 * total)
     scales = np.sqrt(shape * (variances / total)[:, None])
     found = Mixture(sizes, cells.centers[kept] * step + means, scales)
-    if stays.any():
-        found = joined(found, held)
-    return found, stood_out
+    return joined(found, held), stood_out
 
 
 # --------------------------------------------------------------------------- centroids

@@ -73,9 +73,14 @@ def test_every_bin_is_kept_or_zero_and_as_few_are_kept_as_the_total_needs(
 def test_the_records_of_those_who_answered(
     found: float, noise: float, answered: float, expected: float
 ) -> None:
-    assert expected_total(found, noise, 1000.0, answered) == pytest.approx(expected)
+    assert expected_total(np.array([found]), noise, 1000.0, answered) == pytest.approx(expected)
 
 
 def test_without_a_public_figure_nothing_is_expected() -> None:
-    assert expected_total(3.0, 1.0, math.inf, 0.5) == math.inf
-    assert expected_total(3.0, 1.0, math.inf, 1.0) == math.inf
+    assert expected_total(np.ones(3), 1.0, math.inf, 0.5) == math.inf
+    assert expected_total(np.ones(3), 1.0, math.inf, 1.0) == math.inf
+
+
+def test_the_noise_of_a_total_is_that_of_all_bins() -> None:
+    whole = expected_total(np.array([700.0]), 60.0, 1000.0, 0.8)
+    assert expected_total(np.full(4, 175.0), 30.0, 1000.0, 0.8) == pytest.approx(whole)
