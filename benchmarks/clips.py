@@ -20,7 +20,6 @@ tables.md, also printed.
 """
 
 import argparse
-import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -33,10 +32,9 @@ import numpy as np
 from direct import final_state
 from loss import PROJECTED, FloatArray, load, loss_of
 from numpy.typing import NDArray
-from skew import N_SMALL, OF_CLIENTS, best_labels, parts_of
+from skew import N_SMALL, OF_CLIENTS, best_labels, cell, complete, parts_of, read_csv
 from skew import Data as Records
 from sklearn.cluster import KMeans
-from utility import interval, shown
 
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
@@ -145,22 +143,6 @@ def tasks_of(options: argparse.Namespace) -> Iterator[tuple[Task, Case]]:
                             yield Task(known, shape, method, epsilon, factor, run), case
 
 
-def read_csv(path: Path) -> dict[Task, float]:
-    """Read ratios."""
-    with path.open(newline="") as file:
-        return {
-            Task(
-                r["data"],
-                r["shape"],
-                r["method"],
-                float(r["epsilon"]),
-                float(r["factor"]),
-                int(r["run"]),
-            ): float(r["ratio"])
-            for r in csv.DictReader(file)
-        }
-
-
 def table_of(found: dict[Task, float], factors: Sequence[float]) -> str:
     """Return mean ratios with their intervals, as a markdown table."""
     rows: dict[tuple[str, str, str, float], dict[float, list[float]]] = defaultdict(
@@ -172,15 +154,7 @@ def table_of(found: dict[Task, float], factors: Sequence[float]) -> str:
     lines = [f"| data | clients hold | clip of | eps | {head} |"]
     lines.append("|---|---|---|--:|" + "--:|" * len(factors))
     for (data, shape, method, epsilon), by_factor in rows.items():
-        cells = [data, shape, method, f"{epsilon:g}"]
-        for factor in factors:
-            ratios = by_factor[factor]
-            if not ratios:
-                cells.append("")
-                continue
-            mean, half = interval(ratios)
-            spread = "" if len(ratios) < 2 else f" {shown(half, mean)}"
-            cells.append(f"{mean:.3f}{spread} ({len(ratios)})")
+        cells = [data, shape, method, f"{epsilon:g}", *(cell(by_factor[f]) for f in factors)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -202,17 +176,8 @@ def main() -> None:
 
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "runs.csv"
-    found = read_csv(path) if path.exists() else {}
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if not found:
-            writer.writerow((*Task._fields, "ratio"))
-        for task, case in tasks_of(options):
-            if task in found:
-                continue
-            found[task] = ratio_of(case, task)
-            writer.writerow((*task, repr(found[task])))
-            file.flush()
+    found = read_csv(path, Task)
+    complete(path, found, tasks_of(options), ratio_of)
     table = table_of(found, options.factors)
     (options.output / "tables.md").write_text(table + "\n")
     print("\n" + table)

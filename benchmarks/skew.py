@@ -21,11 +21,10 @@ tables.md, also printed.
 import argparse
 import csv
 import logging
-import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from loss import BALL_METHODS, Data, FloatArray, load, loss_of
@@ -54,6 +53,12 @@ class Task(NamedTuple):
     method: str
     epsilon: float
     run: int
+
+
+Key = TypeVar("Key", bound=Any)
+"""A named tuple of what a run is."""
+Case = TypeVar("Case")
+"""What a run is made on."""
 
 
 def best_labels(data: Data) -> tuple[NDArray[np.int64], float]:
@@ -136,15 +141,45 @@ def tasks_of(
                         yield Task(name, setting, method, epsilon, run)
 
 
-def read_csv(path: Path) -> dict[Task, float]:
-    """Read losses over those of k-means."""
+def read_csv(path: Path, kind: type[Key]) -> dict[Key, float]:
+    """Read losses over those of k-means, by tasks of a kind; nothing if there is no file."""
+    if not path.exists():
+        return {}
     with path.open(newline="") as file:
         return {
-            Task(r["data"], r["setting"], r["method"], float(r["epsilon"]), int(r["run"])): float(
-                r["ratio"]
+            kind(*(convert(row[name]) for name, convert in kind.__annotations__.items())): float(
+                row["ratio"]
             )
-            for r in csv.DictReader(file)
+            for row in csv.DictReader(file)
         }
+
+
+def complete(
+    path: Path,
+    found: dict[Key, float],
+    work: Iterable[tuple[Key, Case]],
+    ratio_of: Callable[[Case, Key], float],
+) -> None:
+    """Do what has not been found, and add every loss to the file as soon as it is known."""
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for task, case in work:
+            if task in found:
+                continue
+            if not found:
+                writer.writerow((*task._fields, "ratio"))
+            found[task] = ratio_of(case, task)
+            writer.writerow((*task, repr(found[task])))
+            file.flush()
+
+
+def cell(ratios: Sequence[float]) -> str:
+    """Return a mean ratio with its interval and number of runs; nothing for none."""
+    if not ratios:
+        return ""
+    mean, half = interval(ratios)
+    spread = "" if len(ratios) < 2 else f" {shown(half, mean)}"
+    return f"{mean:.3f}{spread} ({len(ratios)})"
 
 
 def table_of(found: dict[Task, float]) -> str:
@@ -157,12 +192,7 @@ def table_of(found: dict[Task, float]) -> str:
     head = " | ".join(f"eps {epsilon:g}" for epsilon in EPSILONS)
     lines = [f"| data | setting | method | {head} |", "|---|---|---|" + "--:|" * len(EPSILONS)]
     for (data, setting, method), by_epsilon in cells.items():
-        row = [data, setting, method]
-        for epsilon in EPSILONS:
-            ratios = by_epsilon[epsilon]
-            mean, half = interval(ratios) if ratios else (math.nan, math.nan)
-            spread = "" if len(ratios) < 2 else f" {shown(half, mean)}"
-            row.append(f"{mean:.3f}{spread} ({len(ratios)})" if ratios else "")
+        row = [data, setting, method, *(cell(by_epsilon[epsilon]) for epsilon in EPSILONS)]
         lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
@@ -183,23 +213,19 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "runs.csv"
-    found = read_csv(path) if path.exists() else {}
+    found = read_csv(path, Task)
     loaded = [load(name, options.data_dir) for name in options.data]
     data = {each.name: each for each in loaded if each is not None}
     if not data:
         parser.error("no data set is left: their files are missing.")
     best = {name: best_labels(each) for name, each in data.items()}
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if not found:
-            writer.writerow((*Task._fields, "ratio"))
-        for task in tasks_of(list(data), options.settings, options.methods, options.runs):
-            if task in found:
-                continue
-            labels, optimum = best[task.data]
-            found[task] = loss_in(data[task.data], labels, task) / optimum
-            writer.writerow((*task, repr(found[task])))
-            file.flush()
+    tasks = tasks_of(list(data), options.settings, options.methods, options.runs)
+
+    def ratio_of(each: Data, task: Task) -> float:
+        labels, optimum = best[task.data]
+        return loss_in(each, labels, task) / optimum
+
+    complete(path, found, ((task, data[task.data]) for task in tasks), ratio_of)
     table = table_of(found)
     (options.output / "tables.md").write_text(table + "\n")
     print("\n" + table)

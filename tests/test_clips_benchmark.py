@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployments import load_script
 
 from flower_kmeans import Ball
 
@@ -14,14 +15,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture
 def clips(monkeypatch):
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    before = set(sys.modules)
-    import clips
-
-    yield clips
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
-            del sys.modules[name]
+    return load_script(monkeypatch, "clips", FOLDER)
 
 
 def case_of(clips, d):

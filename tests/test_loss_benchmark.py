@@ -1,11 +1,11 @@
 """The script that makes the tables of losses: its protocol, figures, and going on after a stop."""
 
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from deployments import load_script
 from scipy.integrate import trapezoid
 
 from flower_kmeans import strategies
@@ -16,14 +16,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture
 def loss(monkeypatch):
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    before = set(sys.modules)
-    import loss
-
-    yield loss
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
-            del sys.modules[name]
+    return load_script(monkeypatch, "loss", FOLDER)
 
 
 def records():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployments import load_script
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -12,14 +13,7 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture
 def skew(monkeypatch):
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    before = set(sys.modules)
-    import skew
-
-    yield skew
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
-            del sys.modules[name]
+    return load_script(monkeypatch, "skew", FOLDER)
 
 
 def data_of(skew, sizes):

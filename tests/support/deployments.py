@@ -30,7 +30,7 @@ def load_script(monkeypatch, name, folder=FOLDER):
     before = set(sys.modules)
     module = importlib.import_module(name)
     for loaded in set(sys.modules) - before:
-        if str(getattr(sys.modules[loaded], "__file__", "")).startswith(str(FOLDER)):
+        if str(getattr(sys.modules[loaded], "__file__", "")).startswith(str(folder)):
             del sys.modules[loaded]
     return module
 
