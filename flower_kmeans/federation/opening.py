@@ -168,14 +168,30 @@ class Opening:
             return None
         if not self.by_quorum:
             return self._unsealed(None)
+        opened: Words | None = None
+        secret = b""
         for places in _subsets(sorted(self.shares), self.quorum):
             found = sharing.Interpolation({i: self.shares[i] for i in places})
-            opened = self._unsealed(found.secret)
-            if opened is not None:
-                rest = self.shares.keys() - set(places)
-                self.false.update(i for i in rest if found.share(i) != self.shares[i])
-                return opened
-        return None
+            if opened is None:
+                opened, secret = self._unsealed(found.secret), found.secret
+            if opened is None or found.secret != secret:
+                continue
+            rest = self.shares.keys() - set(places)
+            false = {i for i in rest if found.share(i) != self.shares[i]}
+            if self._names(len(false)):
+                self.false.update(false)
+                break
+        return opened
+
+    def _names(self, n_false: int) -> bool:
+        """Return whether shares that do not fit a polynomial with the right secret are false.
+
+        Liars together can make up another polynomial with this secret that fits some of the others'
+        shares. Two of one secret have at most ``quorum - 2`` shares in common: the one that fits
+        more than half of ``n_shares + quorum - 2`` is the only one to do so.
+        """
+        n_shares = len(self.shares)
+        return 2 * (n_shares - n_false) > n_shares + self.quorum - 2
 
     def _unsealed(self, secret: bytes | None) -> Words | None:
         """Return what the corrections open the sum to, if the checksum word says that they do."""

@@ -399,6 +399,32 @@ def test_several_false_shares_in_a_large_cohort():
     assert opening.false == liars
 
 
+@pytest.mark.parametrize(
+    ("m", "errors", "named"), [(7, {0: 1, 2: -1}, {0, 2}), (5, {0: -2, 1: -2}, set())]
+)
+def test_liars_who_make_up_a_polynomial_of_the_same_secret_get_nobody_else_named(m, errors, named):
+    """Errors are those of x (x - 2) (x - 4) / 3 among seven, of x (x - 3) among five.
+
+    Of five each polynomial fits three, and there is no telling which is the right one.
+    """
+    key, head, length = b"k" * 32, b"h" * 32, 5
+    scene = Scene(shared())
+    entry = replace(
+        scene.round(), m=m, survivors=np.ones(m, dtype=bool), words=np.arange(length, dtype="<u8")
+    )
+    coefficients = sharing.polynomial(key, head, m)
+    opening = Opening(entry, head, by_quorum=True)
+    for i in range(m):
+        share = int.from_bytes(sharing.share_of(coefficients, i), "little")
+        share += errors.get(i, 0)
+        opening.take(i, (share % sharing.PRIME).to_bytes(32, "little"), None)
+    stream = sharing.open_stream(sharing.secret_of(coefficients), head, length)
+    bare = entry.words - np.array([5, 4, 3, 2, m], dtype=np.uint64)
+    opening.take(0, None, pack_words(bare + stream))
+    np.testing.assert_array_equal(opening.open(), [5, 4, 3, 2, m])
+    assert opening.false == named
+
+
 def test_a_false_correction_is_left_out_and_its_sender_is_named():
     scene = Scene(shared(), m=5)
     scene.round()

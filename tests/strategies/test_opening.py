@@ -12,6 +12,7 @@ from flower_kmeans.client import ClientPolicy
 from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
 from flower_kmeans.faults import FaultKind
 from flower_kmeans.federation.coordinator import CRASHED, FALSE, MALFORMED, STRAY
+from flower_kmeans.secagg.sharing import SHARE_BYTES
 from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd
 
 BOX = Box([0.0, 0.0], [10.0, 10.0])
@@ -309,17 +310,26 @@ def test_a_last_sum_that_is_not_opened_is_an_error_at_the_server_only(opening, m
     assert len(results) == 7
 
 
-def lying(field, who, place=0):
-    """Return a client app wrapper under which some clients send something false."""
+def lying(field, who, place=None):
+    """Return a client app wrapper under which some clients send something false.
+
+    One bit is false where a place is named. Else half of the bytes are, by amounts that no two
+    clients share: shares of which several are false by small amounts can still give the secret.
+    """
     import harness
 
     class Lying(harness.FaultyClientApp):
         def __call__(self, message, context):
             reply = super().__call__(message, context)
             record = reply.content.config_records["kmeans"]
-            if int(context.node_config["partition-id"]) in who and field in record:
+            client = int(context.node_config["partition-id"])
+            if client in who and field in record:
                 data = bytearray(record[field])
-                data[place] ^= 1
+                if place is not None:
+                    data[place] ^= 1
+                else:
+                    lies = np.random.default_rng(client).bytes(SHARE_BYTES // 2)
+                    data[: len(lies)] = (a ^ b for a, b in zip(data, lies, strict=False))
                 record[field] = bytes(data)
             return reply
 
@@ -346,7 +356,7 @@ def test_too_many_false_shares_are_an_error_and_never_a_wrong_sum(opening, monke
 
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_false_correction_is_an_error_if_nothing_shows_who_lies(opening, monkeypatch):
-    monkeypatch.setattr("harness.FaultyClientApp", lying("correction", (1,)))
+    monkeypatch.setattr("harness.FaultyClientApp", lying("correction", (1,), place=0))
     with pytest.raises(RunError, match="in 2 ways"):
         run(make(opening), faults=[Fault(6, 4, "twice")])
 
