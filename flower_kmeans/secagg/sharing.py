@@ -6,7 +6,9 @@ a member. Any `quorum` of shares give the secret; one share less is consistent w
 """
 
 import math
+import struct
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,19 +42,18 @@ def polynomial(group_key: bytes, head: bytes, m: int) -> tuple[int, ...]:
     Returns
     -------
     tuple of int
-        `quorum` of ``m`` integers in [0, 2^255 - 19).
+        `quorum` of ``m`` integers in [0, 2^384). They stand for what they are modulo 2^255 - 19,
+        and are reduced where they are used: a member takes one value of the polynomial.
     """
     n_words = quorum(m) * _COEFFICIENT_BYTES // _WORD_BYTES
     stream = words(kdf(group_key, head, b"open polynomial"), 0, n_words).astype("<u8").tobytes()
-    return tuple(
-        int.from_bytes(stream[start : start + _COEFFICIENT_BYTES], "little") % PRIME
-        for start in range(0, len(stream), _COEFFICIENT_BYTES)
-    )
+    pieces = struct.iter_unpack(f"{_COEFFICIENT_BYTES}s", stream)
+    return tuple(int.from_bytes(piece, "little") for (piece,) in pieces)
 
 
 def secret_of(coefficients: tuple[int, ...]) -> bytes:
     """Return the secret of a polynomial, 32 bytes."""
-    return coefficients[0].to_bytes(SHARE_BYTES, "little")
+    return (coefficients[0] % PRIME).to_bytes(SHARE_BYTES, "little")
 
 
 def share_of(coefficients: tuple[int, ...], index: int) -> bytes:
@@ -80,6 +81,12 @@ def open_stream(secret: bytes, head: bytes, length: int) -> NDArray[np.uint64]:
     ndarray of shape (length,), uint64
     """
     return words(kdf(secret, head, b"open stream"), 0, length)
+
+
+@lru_cache(maxsize=1 << 16)
+def _inverse(difference: int) -> int:
+    """Return the inverse of a difference of two places, of which there are few."""
+    return pow(difference, -1, PRIME)
 
 
 class Interpolation:
@@ -117,6 +124,6 @@ class Interpolation:
         value = self._points.get(x)
         if value is None:
             # Lagrange: the product over all points, and one inverse for each.
-            total = sum(term * pow(x - z, -1, PRIME) for z, term in self._terms)
+            total = sum(term * _inverse(x - z) for z, term in self._terms)
             value = total * math.prod(x - z for z in self._points) % PRIME
         return value.to_bytes(SHARE_BYTES, "little")
