@@ -153,7 +153,7 @@ def test_tests_that_are_named_as_evidence_exist():
 def test_commands_run(tmp_path, monkeypatch):
     blocks = SHELL.findall((ROOT / "README.md").read_text("utf-8"))
     assert blocks[0] == 'python -m pip install ".[simulation]" && flower-kmeans simulate\n'
-    assert blocks[1] == 'python -m pip install ".[test]" && python -m pytest\n'
+    assert blocks[1] == 'python -m pip install ".[test]" && python -m pytest -n 2\n'
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert {"simulation", "test"} <= set(project["optional-dependencies"])
     assert project["scripts"]["flower-kmeans"] == "flower_kmeans.cli:main"
