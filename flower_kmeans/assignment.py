@@ -13,21 +13,17 @@ partial sum of that product is an integer of at most ``K (3 d 4**q) + K <= K d 4
 for ``K <= 2**53 / (d 4**(q + 1))``: with q = 16, up to 64 centroids at once for d <= 8,192.
 """
 
-import os
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from flower_kmeans.domain import GridRecords, check_fraction_bits
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.threads import blas_threads, single_threaded_blas, sum_in_parts
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -38,10 +34,8 @@ _GROUP = 64  # centroids that are compared at once, at most
 _BLOCK_BYTES = 2**22  # of a thread's block: few enough for a cache, and for threads to meet rarely
 _SCORES = 2**17  # of a product, 1 MB
 _MAX_ROWS = 2**15
-_MAX_WORKERS = 8
 _ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
 _ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
-_WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thread
 
 
 def check_exactness(n_features: int, fraction_bits: int) -> None:
@@ -132,21 +126,7 @@ def cluster_sums(
         radius2 = None  # no two points of the grid are further apart
     question = _Question(centroids, records.fraction_bits, radius2)
     work = n * (len(centroids) * d + _ROW_WORK)
-    workers = min(_blas_threads(), 1 + work // _WORK_PER_THREAD, max(1, n))
-    edges = [n * i // workers for i in range(workers + 1)]
-
-    def part(i: int) -> tuple[IntArray, IntArray]:
-        return _sum_rows(records, question, edges[i], edges[i + 1])
-
-    with single_threaded_blas():
-        if workers == 1:
-            return part(0)
-        with ThreadPoolExecutor(workers) as pool:
-            parts = list(pool.map(part, range(workers)))
-    sums, counts = parts[0]
-    for more_sums, more_counts in parts[1:]:
-        sums += more_sums
-        counts += more_counts
+    sums, counts = sum_in_parts(n, work, partial(_sum_rows, records, question))
     return sums, counts
 
 
@@ -181,7 +161,7 @@ def vote_counts(
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
     best, labels = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
-    workers = min(_blas_threads(), max(1, n // _ROWS_PER_VOTER))
+    workers = min(blas_threads(), max(1, n // _ROWS_PER_VOTER))
     edges = [n * i // workers for i in range(workers + 1)]
     first = 0
 
@@ -343,42 +323,3 @@ def _sum_rows(
         worker.label()
         worker.add(sums, counts)
     return sums, counts
-
-
-# --------------------------------------------------------------------------- threads
-
-_lock = threading.Lock()
-_calls = 0
-_limit: Any = None
-
-
-@cache
-def _controller() -> Any:
-    return ThreadpoolController().select(user_api="blas")
-
-
-def _blas_threads() -> int:
-    """Return how many threads BLAS may use now, so that its limits are ours as well."""
-    found = [int(library["num_threads"]) for library in _controller().info()]
-    return min(_MAX_WORKERS, max(found, default=os.cpu_count() or 1))
-
-
-@contextmanager
-def single_threaded_blas() -> Iterator[None]:
-    """Keep BLAS to one thread per caller while blocks are shared out over our own threads.
-
-    The limit belongs to the process: of calls that overlap, the first sets it, and the last
-    restores what was there before.
-    """
-    global _calls, _limit
-    with _lock:
-        if _calls == 0:
-            _limit = _controller().limit(limits=1)
-        _calls += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _calls -= 1
-            if _calls == 0:
-                _limit.restore_original_limits()

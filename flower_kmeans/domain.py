@@ -44,6 +44,7 @@ MAX_FRACTION_BITS = 25  # more would leave no room for a single squared distance
 _LARGEST_BOUND = 1e300  # beyond these two, widths or their reciprocals leave float64's range
 _SMALLEST_WIDTH = 1e-280
 _INNER_LOOP = 4_096
+_SLACK = 1e-9  # far above what the order of additions changes in a squared norm near 1
 
 
 # --------------------------------------------------------------------------- domains
@@ -225,9 +226,12 @@ class Ball:
             unit = (records - self._center) * (1 / self.radius)
         # Squares must stay finite. A record so far out keeps its direction only roughly.
         np.clip(unit, -1e150, 1e150, out=unit)
-        squared = _row_sums(unit * unit)
-        outside = squared > 1
-        unit[outside] /= np.sqrt(squared[outside])[:, None]
+        # Most records are inside, and the fast sum, whose last bits may depend on the block, tells.
+        near = np.flatnonzero(np.einsum("ij,ij->i", unit, unit) > 1 - _SLACK)
+        if len(near):
+            squared = _row_sums(unit[near] ** 2)
+            outside = near[squared > 1]
+            unit[outside] /= np.sqrt(squared[squared > 1])[:, None]
         return unit
 
     def from_unit(self, points: FloatArray) -> FloatArray:
@@ -241,10 +245,11 @@ class Ball:
         """
         check_fraction_bits(fraction_bits)
         grid = np.trunc(unit_points * float(2**fraction_bits))
-        # Truncation cannot lengthen a vector, but to_unit's division may, by a few roundings. The
-        # squared norms here are exact integers (check_exactness), and the factor below 1 covers the
-        # roundings of this correction, so afterwards no norm exceeds 2**fraction_bits.
-        squared = _row_sums(grid * grid)
+        # Truncation cannot lengthen a vector, but to_unit's division may, by a few roundings. These
+        # squared norms are integers below 2**53, which are exact in whatever order they are added,
+        # and the factor below 1 covers the roundings of this correction, so afterwards no norm
+        # exceeds 2**fraction_bits.
+        squared = np.einsum("ij,ij->i", grid, grid)
         outside = squared > float(4**fraction_bits)
         if outside.any():
             factor = (1 - 2.0**-40) * 2**fraction_bits / np.sqrt(squared[outside])
@@ -429,12 +434,18 @@ class GridRecords:
         else:
             out[...] = rows
 
-    def blocks(self, max_rows: int) -> Iterator[FloatArray]:
-        """Yield grid points (m, d) as integer-valued float64, m <= max_rows, in order."""
+    def blocks(
+        self, max_rows: int, start: int = 0, stop: int | None = None
+    ) -> Iterator[FloatArray]:
+        """Yield grid points (m, d) as integer-valued float64, m <= max_rows, in order.
+
+        Of the rows from ``start`` to ``stop``, or of all.
+        """
         n, d = self.shape
-        for start in range(0, n, max_rows):
-            block = np.empty((min(max_rows, n - start), d))
-            self.read(start, block)
+        stop = n if stop is None else stop
+        for first in range(start, stop, max_rows):
+            block = np.empty((min(max_rows, stop - first), d))
+            self.read(first, block)
             yield block
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from flower_kmeans.assignment import check_exactness, single_threaded_blas
+from flower_kmeans.assignment import check_exactness
 from flower_kmeans.domain import Ball, Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.records import check_records
+from flower_kmeans.threads import single_threaded_blas
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -1,8 +1,6 @@
 """Assignment in exact integers, against Python's own integers."""
 
-import threading
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans import assignment
+from flower_kmeans import assignment, threads
 from flower_kmeans.assignment import assign, check_exactness, cluster_sums, vote_counts
 from flower_kmeans.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
@@ -145,30 +143,13 @@ def test_blocks_and_threads_change_nothing(monkeypatch, k, radius2):
     centroids = rng.integers(-(2**16), 2**16, (k, 3))
     expected = cluster_sums(records, centroids, radius2)
     assert 0 < expected[1].sum() < 5_003
-    monkeypatch.setattr(assignment, "_WORK_PER_THREAD", 1)
-    monkeypatch.setattr(assignment, "_blas_threads", lambda: 3)
+    monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
+    monkeypatch.setattr(threads, "blas_threads", lambda: 3)
     for block_bytes in (1, 2**15, 2**17):
         monkeypatch.setattr(assignment, "_BLOCK_BYTES", block_bytes)
         got = cluster_sums(records, centroids, radius2)
         np.testing.assert_array_equal(got[0], expected[0])
         np.testing.assert_array_equal(got[1], expected[1])
-
-
-def test_overlapping_calls_restore_the_threads_of_blas(monkeypatch):
-    before = [library["num_threads"] for library in assignment._controller().info()]
-    monkeypatch.setattr(assignment, "_WORK_PER_THREAD", 1)
-    monkeypatch.setattr(assignment, "_blas_threads", lambda: 2)
-    records = GridRecords.from_grid(np.zeros((2_000, 2)), 16)
-    start = threading.Barrier(4)
-
-    def call(_):
-        start.wait()
-        for _ in range(5):
-            cluster_sums(records, np.zeros((3, 2), dtype=np.int64))
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(call, range(4)))
-    assert [library["num_threads"] for library in assignment._controller().info()] == before
 
 
 def test_memory_does_not_grow_with_the_records():

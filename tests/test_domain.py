@@ -3,6 +3,7 @@
 import math
 import pickle
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -388,3 +389,21 @@ class TestGridRecords:
         first[:] = 0
         assert second[0, 0] == 2
         assert next(records.blocks(2)).tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 7, 16, 100])
+def test_around_the_sphere_a_record_is_cut_as_if_it_stood_alone(d):
+    """Sums whose last bits may depend on the block decide nothing there."""
+    rng = np.random.default_rng(d)
+    directions = rng.normal(size=(500, d))
+    directions /= np.linalg.norm(directions, axis=1)[:, None]
+    offsets = rng.choice([-1e-8, -1e-15, 0, 2e-16, 1e-15, 1e-10, 1e-8], (500, 1))
+    records = directions * (1 + offsets)
+    ball = Ball(1.0, np.zeros(d))
+    together = ball.to_unit(records)
+    alone = np.concatenate([ball.to_unit(row[None]) for row in records])
+    np.testing.assert_array_equal(together, alone)
+    exact = [sum(Fraction(x) ** 2 for x in row.tolist()) for row in records]
+    inside = np.array([square <= 1 - Fraction(1, 10**14) for square in exact])
+    np.testing.assert_array_equal(together[inside], records[inside])
+    assert max(sum(Fraction(x) ** 2 for x in row.tolist()) for row in together) < 1 + 1e-14

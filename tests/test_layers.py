@@ -35,6 +35,7 @@ LEVELS = {
     "domain": 0,
     "records": 0,
     "assignment": 0,
+    "threads": 0,
     "initialization": 0,
     "canonical": 0,
     "errors": 0,

@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from flower_kmeans.assignment import assign, single_threaded_blas
+from flower_kmeans.assignment import assign
 from flower_kmeans.domain import Ball, GridRecords
+from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 _BLOCK_NUMBERS = 2**18
 _FEWEST_ROWS = 64
+_ROW_WORK = 64  # of a coordinate, in products: reading it, and its residual
 
 
 class CellSums(NamedTuple):
@@ -60,12 +62,13 @@ def cell_sums(
         q, of the result.
     """
     m, p = centers.shape
-    sums, counts = np.zeros((m, p), dtype=np.int64), np.zeros(m, dtype=np.int64)
-    squares = np.zeros(m, dtype=np.int64)
     ball, lengths, one = Ball(1.0, np.zeros(p)), radii.astype(np.float64), 2.0**fraction_bits
     points = centers.astype(np.float64)
-    with single_threaded_blas():
-        for block in records.blocks(max(_FEWEST_ROWS, _BLOCK_NUMBERS // p)):
+
+    def part(start: int, stop: int) -> tuple[IntArray, IntArray, IntArray]:
+        sums, counts = np.zeros((m, p), dtype=np.int64), np.zeros(m, dtype=np.int64)
+        squares = np.zeros(m, dtype=np.int64)
+        for block in records.blocks(max(_FEWEST_ROWS, _BLOCK_NUMBERS // p), start, stop):
             labels, d2 = assign(block, centers)
             block -= points[labels]  # integers, and so are the squared distances: exact
             own = lengths[labels]
@@ -78,7 +81,10 @@ def cell_sums(
             counts += np.bincount(labels, minlength=m)
             shares = np.floor(np.minimum(d2 / (own * own), 1.0) * one)
             squares += (choice @ shares).astype(np.int64)
-    return CellSums(sums, counts, squares)
+        return sums, counts, squares
+
+    n_records = records.shape[0]
+    return CellSums(*sum_in_parts(n_records, n_records * p * (m + _ROW_WORK), part))
 
 
 def squared_norms(records: GridRecords) -> int:

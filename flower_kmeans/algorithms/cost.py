@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.assignment import assign, single_threaded_blas
+from flower_kmeans.assignment import assign
 from flower_kmeans.domain import Ball, Domain, GridRecords
 from flower_kmeans.privacy.report import CostEstimate
+from flower_kmeans.threads import single_threaded_blas
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

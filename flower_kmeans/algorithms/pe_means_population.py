@@ -22,8 +22,8 @@ from flower_kmeans.algorithms.portable import (
     uniforms,
 )
 from flower_kmeans.algorithms.postprocess import clip_rows, row_sums
-from flower_kmeans.assignment import single_threaded_blas
 from flower_kmeans.initialization import ATTEMPTS, public_words, random_words
+from flower_kmeans.threads import single_threaded_blas
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from flower_kmeans.assignment import single_threaded_blas
 from flower_kmeans.domain import Ball, Domain, GridRecords
+from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -25,6 +25,7 @@ _MAX_BITS = 25
 _BLOCK_BYTES = 2**22
 _FEWEST_ROWS = 64
 _MAX_ROWS = 2**15
+_ROW_WORK = 64  # of a coordinate, in products: what reading it costs
 
 
 # --------------------------------------------------------------------------- second moments
@@ -70,13 +71,18 @@ def second_moments(records: GridRecords) -> IntArray:
     d = records.shape[1]
     bits = moment_bits(records.fraction_bits)
     factor = 2.0 ** (bits - records.fraction_bits)
-    total = np.zeros((d, d), dtype=np.int64)
     # A product of few rows would cost less than adding it to the total.
-    rows = max(_rows(d), min(d, _MAX_ROWS))
-    for block in records.blocks(min(rows, 2 ** (53 - 2 * bits))):
-        block *= factor
-        np.trunc(block, out=block)
-        total += (block.T @ block).astype(np.int64)
+    rows = min(max(_rows(d), min(d, _MAX_ROWS)), 2 ** (53 - 2 * bits))
+
+    def part(start: int, stop: int) -> tuple[IntArray]:
+        total = np.zeros((d, d), dtype=np.int64)
+        for block in records.blocks(rows, start, stop):
+            block *= factor
+            np.trunc(block, out=block)
+            total += (block.T @ block).astype(np.int64)
+        return (total,)
+
+    (total,) = sum_in_parts(records.shape[0], records.shape[0] * d * (d + _ROW_WORK), part)
     return np.concatenate([np.diagonal(total), total[np.triu_indices(d, 1)]])
 
 
@@ -260,14 +266,19 @@ def lifted_sums(
     """
     k, d = len(centers), records.shape[1]
     points, work = centers.astype(np.float64), matrix.astype(np.float64)
-    sums, counts = np.zeros((k, d), dtype=np.int64), np.zeros(k, dtype=np.int64)
-    with single_threaded_blas():
-        for block in records.blocks(_rows(d + k)):
+
+    def part(start: int, stop: int) -> tuple[IntArray, IntArray]:
+        sums, counts = np.zeros((k, d), dtype=np.int64), np.zeros(k, dtype=np.int64)
+        for block in records.blocks(_rows(d + k), start, stop):
             labels = _nearest(projection.project(block, work), points, margin)
             kept = np.flatnonzero(labels < k)
             choice = csc_array((np.ones(len(kept)), (labels[kept], kept)), shape=(k, len(block)))
             sums += (choice @ block).astype(np.int64)  # integers below 2**53: exact
             counts += np.bincount(labels[kept], minlength=k)
+        return sums, counts
+
+    n = records.shape[0]
+    sums, counts = sum_in_parts(n, n * d * (projection.n_directions + k + _ROW_WORK), part)
     return sums, counts
 
 

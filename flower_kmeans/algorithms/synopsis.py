@@ -53,9 +53,9 @@ from flower_kmeans.algorithms.synopsis_model import (
 )
 from flower_kmeans.algorithms.synopsis_parameters import SynopsisParameters
 from flower_kmeans.algorithms.synopsis_schedule import FIRST, NORMS, SQUARES
-from flower_kmeans.assignment import single_threaded_blas
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.initialization import public_generator
+from flower_kmeans.threads import single_threaded_blas
 
 NOTES = (
     "The noise is too large for second moments of so many columns: the synopsis took random "

@@ -13,8 +13,8 @@ from scipy.sparse import csr_array
 
 from flower_kmeans.algorithms.histogram import zero_small
 from flower_kmeans.algorithms.lloyd import MIN_COUNT
-from flower_kmeans.assignment import single_threaded_blas
 from flower_kmeans.initialization import weighted_kmeans
+from flower_kmeans.threads import single_threaded_blas
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -1,0 +1,84 @@
+"""Rows shared out over threads of our own, with BLAS kept to one thread in each."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+IntArrays = tuple[NDArray[np.int64], ...]
+
+_MAX_WORKERS = 8
+_WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thread
+
+_lock = threading.Lock()
+_calls = 0
+_limit: Any = None
+
+
+def sum_in_parts(n_rows: int, work: int, part: Callable[[int, int], IntArrays]) -> IntArrays:
+    """Return the sum of what a function gives for ranges of rows, on as many threads as BLAS uses.
+
+    The sums are of integers, so they do not depend on how many ranges there are.
+
+    Parameters
+    ----------
+    n_rows : int
+    work : int
+        Of all rows, in products: few are not worth a second thread.
+    part : callable of (start, stop), to a tuple of int64 arrays
+        Sums over the rows from ``start`` to ``stop``. Every call returns arrays of its own.
+
+    Returns
+    -------
+    tuple of int64 arrays
+    """
+    workers = min(blas_threads(), 1 + work // _WORK_PER_THREAD, max(1, n_rows))
+    edges = [n_rows * i // workers for i in range(workers + 1)]
+    with single_threaded_blas():
+        if workers == 1:
+            return part(0, n_rows)
+        with ThreadPoolExecutor(workers) as pool:
+            totals, *others = pool.map(part, edges[:-1], edges[1:])
+    for arrays in others:
+        for total, more in zip(totals, arrays, strict=True):
+            total += more
+    return totals
+
+
+def blas_threads() -> int:
+    """Return how many threads BLAS may use now, so that its limits are ours as well."""
+    found = [int(library["num_threads"]) for library in _controller().info()]
+    return min(_MAX_WORKERS, max(found, default=os.cpu_count() or 1))
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[None]:
+    """Keep BLAS to one thread per caller while blocks are shared out over our own threads.
+
+    The limit belongs to the process: of calls that overlap, the first sets it, and the last
+    restores what was there before.
+    """
+    global _calls, _limit
+    with _lock:
+        if _calls == 0:
+            _limit = _controller().limit(limits=1)
+        _calls += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _calls -= 1
+            if _calls == 0:
+                _limit.restore_original_limits()
+
+
+@cache
+def _controller() -> Any:
+    return ThreadpoolController().select(user_api="blas")

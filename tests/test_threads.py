@@ -1,0 +1,109 @@
+"""Sums over rows that are shared out over threads."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from flower_kmeans import threads
+from flower_kmeans.algorithms.cells import cell_sums
+from flower_kmeans.algorithms.projection import Projection, lifted_sums, second_moments
+from flower_kmeans.assignment import cluster_sums
+from flower_kmeans.domain import Ball, GridRecords
+from flower_kmeans.threads import sum_in_parts
+
+
+@pytest.fixture
+def three_threads(monkeypatch):
+    """Return a switch: from its call on, any work is shared out over three threads."""
+
+    def switch():
+        monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
+        monkeypatch.setattr(threads, "blas_threads", lambda: 3)
+
+    return switch
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 2, 3, 10])
+def test_every_row_is_in_one_part(three_threads, n_rows):
+    three_threads()
+    parts = []
+
+    def part(start, stop):
+        parts.append((start, stop))
+        rows = np.arange(start, stop)
+        return np.array([rows.sum()]), np.bincount(rows, minlength=n_rows)
+
+    total, times = sum_in_parts(n_rows, 100, part)
+    assert len(parts) == max(1, min(3, n_rows))
+    assert total.tolist() == [n_rows * (n_rows - 1) // 2]
+    assert times.tolist() == [1] * n_rows
+
+
+def test_little_work_takes_no_second_thread():
+    idents = set()
+
+    def part(start, stop):
+        idents.add(threading.get_ident())
+        return (np.zeros(1, dtype=np.int64),)
+
+    sum_in_parts(1_000, 1_000, part)
+    assert idents == {threading.get_ident()}
+
+
+def test_an_error_of_one_part_is_the_callers(three_threads):
+    three_threads()
+
+    def part(start, stop):
+        if stop == 9:
+            raise ValueError("the last part")
+        return (np.zeros(1, dtype=np.int64),)
+
+    with pytest.raises(ValueError, match="the last part"):
+        sum_in_parts(9, 9, part)
+
+
+def questions():
+    rng = np.random.default_rng(5)
+    bits, d = 12, 4
+    centers = rng.integers(-(2**bits), 2**bits, (6, d))
+    radii = rng.integers(2**8, 2**12, 6)
+    projection = Projection(Ball(1.0, np.zeros(d)), bits, 2)
+    matrix = projection.matrix(np.linalg.qr(rng.normal(size=(d, 2)))[0])
+    points = rng.integers(-projection.limit // 2, projection.limit // 2, (6, 2))
+    return {
+        "clusters": lambda records: cluster_sums(records, centers),
+        "cells": lambda records: cell_sums(records, centers, radii, bits),
+        "moments": lambda records: (second_moments(records),),
+        "lifted": lambda records: lifted_sums(records, projection, matrix, points, 0.9),
+    }
+
+
+@pytest.mark.parametrize("name", questions())
+@pytest.mark.parametrize("n", [1, 2, 1_003])
+def test_threads_change_no_statistic(three_threads, name, n):
+    ask = questions()[name]
+    data = np.random.default_rng(n).normal(0, 0.6, (n, 4))  # some outside the ball
+    records = GridRecords(data, Ball(1.0, np.zeros(4)), 12)
+    expected = ask(records)
+    assert all(array.any() for array in expected)
+    three_threads()
+    for found, array in zip(ask(records), expected, strict=True):
+        np.testing.assert_array_equal(found, array)
+
+
+def test_overlapping_calls_restore_the_threads_of_blas(three_threads):
+    before = [library["num_threads"] for library in threads._controller().info()]
+    three_threads()
+    records = GridRecords.from_grid(np.zeros((2_000, 2)), 16)
+    start = threading.Barrier(4)
+
+    def call(_):
+        start.wait()
+        for _ in range(5):
+            cluster_sums(records, np.zeros((3, 2), dtype=np.int64))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(call, range(4)))
+    assert [library["num_threads"] for library in threads._controller().info()] == before
