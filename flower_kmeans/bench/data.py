@@ -1,0 +1,225 @@
+"""Named data sets: generated ones, scikit-learn's, and NAME.npz files of a directory.
+
+| name | records |
+|---|---|
+| ``blobs_K_D`` | ``make_blobs(20000, n_features=D, centers=K, random_state=1)`` |
+| ``g2_D_SD`` | `generators.g2`, 2,048 records |
+| ``separated_K_D_PERCENT`` | 5,000 in K balanced clusters of a degree of separation PERCENT / 100 |
+| ``synth_K_D_SEED`` | `generators.synth`, 10,000 and outliers |
+| ``timesynth_N_K_D`` | `generators.time_synth` |
+| ``ablation_K_D_PERCENT`` | `generators.ablation` with a degree of PERCENT / 100 |
+| ``sklearn-iris``, ``sklearn-wine``, ``sklearn-breast`` | those that come with scikit-learn |
+| a name of `FILES` | ``NAME.npz`` of the directory: array ``X`` (n, d), maybe ``y`` (n,) |
+| ``FILE.npz:K`` | a file of one's own, to be cut into K clusters |
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.bench import generators
+from flower_kmeans.errors import ConfigurationError, DataError
+
+FloatArray = NDArray[np.float64]
+LabelArray = NDArray[np.int64]
+
+FILES = {
+    "s1": 15,
+    "lsun": 3,
+    "iris": 3,
+    "wine": 3,
+    "breast": 2,
+    "birch2": 100,
+    "g2mg_2_30": 2,
+    "g2mg_4_30": 2,
+    "g2mg_16_30": 2,
+    "g2mg_128_30": 2,
+}
+"""Files that a directory may hold, and their number of clusters."""
+SUBSETS = {"birch2": 25_000}
+"""Files of which the papers take a random part, and its size: drawn once."""
+BUNDLED = {
+    "sklearn-iris": ("load_iris", "two records differ from Fisher's"),
+    "sklearn-wine": ("load_wine", "the same wines"),
+    "sklearn-breast": (
+        "load_breast_cancer",
+        "the diagnostic set, 569 records of 30 columns; not the original of the papers",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Records and the number of clusters to find.
+
+    Attributes
+    ----------
+    name : str
+    records : ndarray of shape (n, d), float64
+        In their own units; read-only, as one copy serves many tasks.
+    n_clusters : int
+    note : str
+    labels : ndarray of shape (n,), int64, or None
+        Cluster of each record, -1 for none.
+    """
+
+    name: str
+    records: FloatArray
+    n_clusters: int
+    note: str = ""
+    labels: LabelArray | None = None
+
+
+def _blobs(k: int, d: int) -> generators.Generated:
+    from sklearn.datasets import make_blobs
+
+    return generators.Generated(
+        *make_blobs(20_000, n_features=d, centers=k, random_state=1, return_centers=True)
+    )
+
+
+_FAMILIES: dict[str, tuple[int, Callable[..., generators.Generated]]] = {
+    "blobs": (2, _blobs),
+    "g2": (2, lambda d, spread: generators.g2(d, spread, 0)),
+    "separated": (
+        3,
+        lambda k, d, percent: generators.separated_clusters(
+            generators.balanced_sizes(5_000, k), d, percent / 100, 0
+        ),
+    ),
+    "synth": (3, generators.synth),
+    "timesynth": (3, lambda n, k, d: generators.time_synth(n, k, d, 0)),
+    "ablation": (3, lambda k, d, percent: generators.ablation(k, d, percent / 100, 0)),
+}
+
+
+def family_of(name: str) -> tuple[str, tuple[int, ...]] | None:
+    """Return family and numbers in the name of a generated set; ``None`` for other names."""
+    match = re.fullmatch(r"([a-z]+2?)((?:_\d+)+)", name)
+    if match is None or match[1] not in _FAMILIES:
+        return None
+    numbers = tuple(map(int, match[2].split("_")[1:]))
+    return (match[1], numbers) if len(numbers) == _FAMILIES[match[1]][0] else None
+
+
+def name_of(given: str) -> str:
+    """Return the name under which a data set stands in tables."""
+    path, _, clusters = given.rpartition(":")
+    return Path(path).stem if path and clusters.isdigit() else given
+
+
+def is_there(given: str, directory: Path | None) -> bool:
+    """Return whether a data set can be loaded.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name is none.
+    """
+    if family_of(given) is not None or given in BUNDLED:
+        return True
+    path = _path_of(given, directory)
+    return path is not None and path.is_file()
+
+
+@lru_cache(maxsize=4)
+def load(given: str, directory: Path | None = None) -> Data:
+    """Return a data set.
+
+    Parameters
+    ----------
+    given : str
+        A name of the table above, or ``FILE.npz:K``.
+    directory : Path, optional
+        Of NAME.npz files.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such data set, or its file is missing.
+    DataError
+        If the file does not hold what it should.
+    """
+    family = family_of(given)
+    if family is not None:
+        made = _FAMILIES[family[0]][1](*family[1])
+        return _data(given, made.records, len(made.centers), "generated", made.labels)
+    if given in BUNDLED:
+        from sklearn import datasets
+
+        loader, note = BUNDLED[given]
+        bunch = getattr(datasets, loader)()
+        return _data(given, bunch.data, len(bunch.target_names), note, bunch.target)
+    path = _path_of(given, directory)
+    if path is None or not path.is_file():
+        raise ConfigurationError(
+            f"Expected {given}.npz in --data-dir. Got {directory} instead, where it is not."
+        )
+    name = name_of(given)
+    with np.load(path, allow_pickle=False) as stored:
+        if "X" not in stored or stored["X"].ndim != 2:
+            raise DataError(f"Expected an array X of two dimensions in {path}. Got none.")
+        records = stored["X"]
+        labels = stored["y"] if "y" in stored and stored["y"].shape == (len(records),) else None
+    n_clusters = FILES[given] if name == given else int(given.rpartition(":")[2])
+    size, note = SUBSETS.get(given, len(records)), ""
+    if size < len(records):
+        note = f"{size:,} of {len(records):,} records, drawn once"
+        keep = np.sort(np.random.default_rng(0).choice(len(records), size, replace=False))
+        records, labels = records[keep], None if labels is None else labels[keep]
+    return _data(name, records, n_clusters, note, labels)
+
+
+def _data(name: str, records: Any, n_clusters: int, note: str, labels: Any) -> Data:
+    table = np.array(records, dtype=np.float64)
+    table.setflags(write=False)
+    known = None if labels is None else np.unique(labels, return_inverse=True)
+    numbers = None
+    if known is not None:  # classes as numbers from 0, and what belongs to none as -1
+        numbers = np.asarray(known[1], dtype=np.int64) - int(np.count_nonzero(_is_none(known[0])))
+        numbers = np.maximum(numbers, -1)
+    return Data(name, table, n_clusters, note, numbers)
+
+
+def _is_none(classes: NDArray[Any]) -> NDArray[np.bool_]:
+    return np.asarray(classes < 0 if classes.dtype.kind in "if" else np.zeros(len(classes), bool))
+
+
+def _path_of(given: str, directory: Path | None) -> Path | None:
+    if name_of(given) != given:
+        return Path(given.rpartition(":")[0])
+    if given not in FILES:
+        raise ConfigurationError(
+            f"Expected a data set: one of {', '.join((*FILES, *BUNDLED))}, a family "
+            f"({', '.join(_FAMILIES)}) with its numbers as blobs_16_4, or FILE.npz:K. "
+            f"Got {given!r} instead."
+        )
+    return None if directory is None else directory / f"{given}.npz"
+
+
+# --------------------------------------------------------------------------- scales
+
+
+def to_unit_ball(records: FloatArray) -> FloatArray:
+    """Centre records and scale them to a largest l2 norm of 1 (PE-means, section IV).
+
+    Centre and norm are read off the records: for comparing with papers, not for use.
+    """
+    centred = records - records.mean(axis=0)
+    return np.asarray(centred / np.linalg.norm(centred, axis=1).max())
+
+
+def to_unit_box(records: FloatArray) -> FloatArray:
+    """Scale every column to [-1, 1]; a constant column becomes 0 (FastLloyd, section 6).
+
+    Bounds are read off the records: for comparing with papers, not for use.
+    """
+    low, high = records.min(axis=0), records.max(axis=0)
+    width = np.where(high > low, high - low, 1.0)
+    return np.where(high > low, 2 * (records - low) / width - 1, 0.0)

@@ -1,0 +1,360 @@
+"""Synthetic families of the papers, seeded: records, the cluster of each, and true centres.
+
+`separated_clusters` draws Gaussian clusters with a given degree of separation, which is Qiu and
+Joe's index: for two clusters projected to a line, with ``L`` and ``U`` the lower and upper
+``alpha / 2`` quantiles of each, ``J = (L_2 - U_1) / (U_2 - L_1)``, in the direction in which it is
+largest. It lies in (-1, 1): negative where clusters overlap, 0 where they touch, near 1 where they
+are far apart. FastLloyd's paper (section 6.1.3) draws its Synth families with such degrees.
+
+References
+----------
+Qiu & Joe (2006), "Generation of Random Clusters with Specified Degree of Separation", and
+"Separation Index and Partial Membership for Clustering". Index and covariances are as there;
+centres are placed by a rule of this module's own (see `separated_centers`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from flower_kmeans.errors import ConfigurationError
+
+FloatArray = NDArray[np.float64]
+LabelArray = NDArray[np.int64]
+
+ALPHA = 0.05
+"""Share of a cluster outside of its two quantiles."""
+VARIANCES = (1.0, 10.0)
+"""Range of the eigenvalues of a cluster's covariance."""
+OUTLIER = -1
+"""Label of records that belong to no cluster."""
+SYNTH_DEGREES = (0.16, 0.26)
+"""Degrees of separation of the Synth families, from partly overlapping to separated."""
+SYNTH_OUTLIERS = 100
+"""Most outliers of a set of the Synth family."""
+G2_MEANS = (500.0, 600.0)
+G2_RECORDS = 2048
+
+_ROUNDS = 200
+_TOLERANCE = 1e-12
+
+
+class Generated(NamedTuple):
+    """A synthetic data set.
+
+    Attributes
+    ----------
+    records : ndarray of shape (n, d), float64
+        In random order.
+    labels : ndarray of shape (n,), int64
+        Cluster of each record, or `OUTLIER`.
+    centers : ndarray of shape (k, d), float64
+        Means of the distributions, not of the records.
+    """
+
+    records: FloatArray
+    labels: LabelArray
+    centers: FloatArray
+
+
+# --------------------------------------------------------------------------- sizes
+
+
+def balanced_sizes(n_records: int, n_clusters: int) -> LabelArray:
+    """Return sizes that differ by one at most, (k,), of sum ``n_records``."""
+    return _sizes(n_records, np.ones(n_clusters))
+
+
+def growing_sizes(n_records: int, n_clusters: int) -> LabelArray:
+    """Return sizes in the ratio 1 : 2 : ... : k, (k,), of sum ``n_records``."""
+    return _sizes(n_records, np.arange(1.0, n_clusters + 1))
+
+
+def varied_sizes(
+    n_records: int, n_clusters: int, rng: np.random.Generator, spread: float = 0.3
+) -> LabelArray:
+    """Return sizes around ``n_records / k``, (k,), uniform within a share ``spread`` of it.
+
+    Their sum varies as well (FastLloyd, appendix B: 2,048 records, a spread of 0.3).
+    """
+    mean = n_records / n_clusters
+    low, high = int(np.ceil((1 - spread) * mean)), int((1 + spread) * mean)
+    sizes: LabelArray = rng.integers(low, high, n_clusters, endpoint=True)
+    return sizes
+
+
+def _sizes(n_records: int, shares: FloatArray) -> LabelArray:
+    ends = np.rint(np.cumsum(shares) / shares.sum() * n_records).astype(np.int64)
+    sizes: LabelArray = np.diff(ends, prepend=0)
+    if len(sizes) == 0 or sizes.min() < 1:
+        raise ConfigurationError(
+            f"Expected enough records for {len(sizes)} clusters. Got {n_records} instead."
+        )
+    return sizes
+
+
+# --------------------------------------------------------------------------- separation
+
+
+def separation(
+    delta: FloatArray, first: FloatArray, second: FloatArray, alpha: float = ALPHA
+) -> float:
+    """Return the index of two Gaussian clusters in the direction that separates them best.
+
+    Parameters
+    ----------
+    delta : ndarray of shape (d,), float64
+        Difference of their means.
+    first, second : ndarray of shape (d, d), float64
+        Their covariances, positive definite.
+    alpha : float
+
+    Returns
+    -------
+    float
+        In (-1, 1).
+    """
+    quantile = -float(ndtri(alpha / 2))
+    distance, _ = spread_distance(delta, first, second)
+    return (distance - quantile) / (distance + quantile)
+
+
+def distance_for(degree: float, alpha: float = ALPHA) -> float:
+    """Return the `spread_distance` at which Gaussian clusters have an index."""
+    return -float(ndtri(alpha / 2)) * (1 + degree) / (1 - degree)
+
+
+def spread_distance(
+    delta: FloatArray, first: FloatArray, second: FloatArray
+) -> tuple[float, FloatArray]:
+    """Return the largest distance of means over the sum of standard deviations, and its direction.
+
+    In a direction ``a`` this is ``a'delta / (s_1 + s_2)`` with ``s_i^2 = a' S_i a``. Its maximum is
+    a norm of ``delta``, and the index grows with it. ``s_1 + s_2`` is made least among ``a`` with
+    ``a'delta = 1``: it is convex, and each step replaces ``s_i`` by the quadratic function that
+    touches it from above, so it never grows.
+
+    Returns
+    -------
+    distance : float
+    direction : ndarray of shape (d,)
+        With ``direction'delta`` equal to ``distance``.
+    """
+    spreads = np.ones(2)
+    best, direction = 0.0, np.zeros_like(delta)
+    for _ in range(_ROUNDS):
+        found = np.linalg.solve(first / spreads[0] + second / spreads[1], delta)
+        spreads = np.sqrt([found @ first @ found, found @ second @ found])
+        before, best = best, float(found @ delta / spreads.sum())
+        direction = found / spreads.sum()
+        if best - before <= _TOLERANCE * best:
+            break
+    return best, direction
+
+
+def separated_centers(
+    covariances: Sequence[FloatArray], degree: float, rng: np.random.Generator
+) -> FloatArray:
+    """Return centres of Gaussian clusters, each of which has a given index to its nearest.
+
+    One after the other, clusters go from a random one before them in a random direction as far as
+    is needed: to an index of ``degree`` with that one, and on while any other is nearer. So no two
+    clusters have a smaller index, and each has exactly that one with some other.
+
+    Parameters
+    ----------
+    covariances : sequence of k ndarrays of shape (d, d), float64
+    degree : float
+        In (-1, 1).
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    ndarray of shape (k, d), float64
+        The first is 0.
+    """
+    d, wanted = len(covariances[0]), distance_for(degree)
+    largest = [float(np.sqrt(np.linalg.eigvalsh(each)[-1])) for each in covariances]
+    centers = np.zeros((len(covariances), d))
+    for new in range(1, len(covariances)):
+        from_which = int(rng.integers(new))
+        start = centers[from_which]
+        heading = rng.normal(size=d)
+        heading /= np.linalg.norm(heading)
+        parent = covariances[from_which]
+        far = wanted / spread_distance(heading, parent, covariances[new])[0]  # it is a norm
+        centers[new] = start + far * heading
+        while (near := _nearer(centers, covariances, new, wanted)) is not None:
+            gap = start - centers[near]
+            # Far enough for any direction; from there Newton's steps come down on a convex function
+            # and never pass its last crossing.
+            far = float(np.linalg.norm(gap)) + wanted * (largest[new] + largest[near])
+            for _ in range(_ROUNDS):
+                distance, direction = spread_distance(
+                    gap + far * heading, covariances[near], covariances[new]
+                )
+                step = (distance - wanted) / float(direction @ heading)
+                far -= step
+                if abs(step) <= _TOLERANCE * far:
+                    break
+            centers[new] = start + far * heading
+    return centers
+
+
+def _nearer(
+    centers: FloatArray, covariances: Sequence[FloatArray], new: int, wanted: float
+) -> int | None:
+    """Return a cluster that is nearer to the new one than wanted, if there is any."""
+    limit = wanted * (1 - 1e-9)
+    for other in range(new):
+        delta = centers[new] - centers[other]
+        first, second = covariances[other], covariances[new]
+        # Any direction bounds the largest distance from below; most clusters need no more.
+        here = float(delta @ delta)
+        spreads = np.sqrt(delta @ first @ delta) + np.sqrt(delta @ second @ delta)
+        if here < limit * spreads and spread_distance(delta, first, second)[0] < limit:
+            return other
+    return None
+
+
+# --------------------------------------------------------------------------- families
+
+
+def separated_clusters(
+    sizes: Sequence[int] | LabelArray,
+    n_features: int,
+    degree: float,
+    rng: np.random.Generator | int,
+    n_outliers: int = 0,
+) -> Generated:
+    """Return Gaussian clusters of given sizes and degree of separation, and outliers beside them.
+
+    Covariances have random axes and eigenvalues uniform in `VARIANCES`. Outliers are uniform within
+    four standard deviations of the clustered records around their mean, column by column.
+
+    Parameters
+    ----------
+    sizes : sequence of k int
+    n_features : int
+    degree : float
+        The index of each cluster to its nearest, in (-1, 1).
+    rng : numpy.random.Generator or int
+        Or a seed.
+    n_outliers : int
+
+    Raises
+    ------
+    ConfigurationError
+        If a parameter is out of its range.
+    """
+    rng = np.random.default_rng(rng)
+    counts = np.asarray(sizes, dtype=np.int64)
+    if counts.ndim != 1 or not len(counts) or counts.min() < 1:
+        raise ConfigurationError(f"Expected sizes of at least 1. Got {sizes!r} instead.")
+    if not -1 < degree < 1:
+        raise ConfigurationError(f"Expected degree in (-1, 1). Got {degree} instead.")
+    if n_features < 1 or n_outliers < 0:
+        raise ConfigurationError(
+            "Expected at least one column and no negative number of outliers. "
+            f"Got {n_features} and {n_outliers} instead."
+        )
+    axes = [np.linalg.qr(rng.normal(size=(n_features, n_features)))[0] for _ in counts]
+    scales = [np.sqrt(rng.uniform(*VARIANCES, n_features)) for _ in counts]
+    roots = [axis * scale for axis, scale in zip(axes, scales, strict=True)]
+    centers = separated_centers([root @ root.T for root in roots], degree, rng)
+    parts = [
+        center + rng.normal(size=(count, n_features)) @ root.T
+        for center, root, count in zip(centers, roots, counts, strict=True)
+    ]
+    records = np.concatenate(parts)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    mean, spread = records.mean(axis=0), records.std(axis=0)
+    outliers = rng.uniform(mean - 4 * spread, mean + 4 * spread, (n_outliers, n_features))
+    return _shuffled(
+        np.concatenate([records, outliers]),
+        np.concatenate([labels, np.full(n_outliers, OUTLIER)]),
+        centers,
+        rng,
+    )
+
+
+def synth(
+    n_clusters: int, n_features: int, rng: np.random.Generator | int, n_records: int = 10_000
+) -> Generated:
+    """Return a set of FastLloyd's Synth family; of Synth-K with two columns and k to 128.
+
+    Sizes in the ratio 1 : 2 : ... : k, a degree of separation uniform in `SYNTH_DEGREES`, and up to
+    `SYNTH_OUTLIERS` outliers beside the ``n_records``.
+    """
+    rng = np.random.default_rng(rng)
+    degree = rng.uniform(*SYNTH_DEGREES)
+    n_outliers = int(rng.integers(SYNTH_OUTLIERS, endpoint=True))
+    sizes = growing_sizes(n_records, n_clusters)
+    return separated_clusters(sizes, n_features, degree, rng, n_outliers)
+
+
+def time_synth(
+    n_records: int, n_clusters: int, n_features: int, rng: np.random.Generator | int
+) -> Generated:
+    """Return a set of FastLloyd's TimeSynth family: balanced clusters and no outliers.
+
+    The paper names no degree of separation here: it is drawn as for `synth`.
+    """
+    rng = np.random.default_rng(rng)
+    degree = rng.uniform(*SYNTH_DEGREES)
+    return separated_clusters(balanced_sizes(n_records, n_clusters), n_features, degree, rng)
+
+
+def ablation(
+    n_clusters: int, n_features: int, degree: float, rng: np.random.Generator | int
+) -> Generated:
+    """Return a set of FastLloyd's appendix B: clusters of about 2048 / k records."""
+    rng = np.random.default_rng(rng)
+    return separated_clusters(varied_sizes(2048, n_clusters, rng), n_features, degree, rng)
+
+
+def g2(
+    n_features: int,
+    spread: float,
+    rng: np.random.Generator | int,
+    n_records: int = G2_RECORDS,
+) -> Generated:
+    """Return two Gaussians, with means of 500 and of 600 in every column, half of the records each.
+
+    Drawn like the public G2 sets, and not equal to them.
+
+    Parameters
+    ----------
+    n_features : int
+        1 to 1024 in the public sets.
+    spread : float
+        Standard deviation in every column; 10 to 100 in the public sets.
+    rng : numpy.random.Generator or int
+        Or a seed.
+    n_records : int
+
+    Raises
+    ------
+    ConfigurationError
+        If there are no columns, fewer than two records, or no spread.
+    """
+    rng = np.random.default_rng(rng)
+    if n_features < 1 or not spread > 0:
+        raise ConfigurationError(
+            f"Expected at least one column and a positive spread. Got {n_features} and {spread} "
+            "instead."
+        )
+    labels = np.repeat([0, 1], balanced_sizes(n_records, 2))
+    centers = np.repeat(np.array(G2_MEANS)[:, None], n_features, axis=1)
+    records = centers[labels] + spread * rng.normal(size=(n_records, n_features))
+    return _shuffled(records, labels, centers, rng)
+
+
+def _shuffled(
+    records: FloatArray, labels: LabelArray, centers: FloatArray, rng: np.random.Generator
+) -> Generated:
+    order = rng.permutation(len(records))
+    return Generated(records[order], labels[order].astype(np.int64), centers)

@@ -1,0 +1,214 @@
+"""Synthetic families: sizes, degrees of separation, and seeds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.stats import norm
+
+from flower_kmeans.bench import generators
+from flower_kmeans.bench.generators import (
+    OUTLIER,
+    ablation,
+    balanced_sizes,
+    distance_for,
+    g2,
+    growing_sizes,
+    separated_centers,
+    separated_clusters,
+    separation,
+    synth,
+    time_synth,
+    varied_sizes,
+)
+from flower_kmeans.errors import ConfigurationError
+
+
+@given(st.integers(1, 128), st.integers(0, 20_000))
+def test_sizes_grow_by_the_ratio_and_sum_up(k, more):
+    n = k * (k + 1) // 2 + more
+    sizes = growing_sizes(n, k)
+    assert sizes.sum() == n
+    shares = np.arange(1, k + 1) * n / (k * (k + 1) / 2)
+    assert np.abs(sizes - shares).max() <= 1
+    even = balanced_sizes(n, k)
+    assert even.sum() == n
+    assert even.max() - even.min() <= 1
+
+
+def test_varied_sizes_stay_within_their_spread():
+    sizes = varied_sizes(2048, 16, np.random.default_rng(0))
+    assert sizes.shape == (16,)
+    assert 0.7 * 128 <= sizes.min() < sizes.max() <= 1.3 * 128
+
+
+def covariance(rng, d):
+    root = rng.normal(size=(d, d))
+    return root @ root.T + 0.1 * np.eye(d)
+
+
+def index_along(direction, delta, first, second):
+    """The index as defined: quantiles of both clusters on a line, the lower cluster first."""
+    spread = [np.sqrt(direction @ each @ direction) for each in (first, second)]
+    low = [norm.ppf(0.025, 0, spread[0]), norm.ppf(0.025, direction @ delta, spread[1])]
+    high = [norm.ppf(0.975, 0, spread[0]), norm.ppf(0.975, direction @ delta, spread[1])]
+    return (low[1] - high[0]) / (high[1] - low[0])
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_the_index_is_the_largest_over_all_directions(d, scale):
+    rng = np.random.default_rng(d)
+    first, second = covariance(rng, d), covariance(rng, d)
+    delta = scale * rng.normal(size=d)
+    found = separation(delta, first, second)
+    starts = rng.normal(size=(6, d))
+    starts *= np.sign(starts @ delta)[:, None]
+    best = max(
+        -minimize(lambda a: -index_along(a, delta, first, second), start, tol=1e-12).fun
+        for start in starts
+    )
+    assert found == pytest.approx(best, abs=1e-6)
+
+
+def test_the_index_of_two_lines():
+    """Standard deviations of 1 and means 4, 6 and 8 apart: close, separate and well separated."""
+    for distance, index in ((4, 0.0102), (6, 0.2097), (8, 0.3423)):
+        one = np.eye(1)
+        assert separation(np.array([float(distance)]), one, one) == pytest.approx(index, abs=1e-4)
+        assert distance_for(separation(np.array([1.0 * distance]), one, one)) == pytest.approx(
+            distance / 2
+        )
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(2, 12),
+    st.integers(1, 6),
+    st.floats(-0.5, 0.8),
+    st.integers(0, 2**32 - 1),
+)
+def test_every_cluster_has_the_asked_index_to_its_nearest(k, d, degree, seed):
+    rng = np.random.default_rng(seed)
+    covariances = [covariance(rng, d) for _ in range(k)]
+    centers = separated_centers(covariances, degree, rng)
+    for i in range(k):
+        nearest = min(
+            separation(centers[i] - centers[j], covariances[i], covariances[j])
+            for j in range(k)
+            if j != i
+        )
+        assert nearest == pytest.approx(degree, abs=1e-6)
+
+
+def test_records_have_the_clusters_that_were_asked_for():
+    made = separated_clusters([400, 20_000, 3_000], 3, 0.3, 7, n_outliers=50)
+    assert made.records.shape == (23_450, 3)
+    assert made.records.dtype == made.centers.dtype == np.float64
+    assert np.bincount(made.labels + 1).tolist() == [50, 400, 20_000, 3_000]
+    parts = [made.records[made.labels == label] for label in range(3)]
+    for part, center in zip(parts, made.centers, strict=True):
+        spread = part.std(axis=0) / np.sqrt(len(part))
+        assert (np.abs(part.mean(axis=0) - center) < 7 * spread).all()
+        values = np.linalg.eigvalsh(np.cov(part.T))
+        assert 0.5 < values[0] <= values[-1] < 14
+    # Of the records themselves: the index of each cluster to its nearest, by their moments.
+    for i in range(3):
+        nearest = min(
+            separation(
+                parts[i].mean(axis=0) - parts[j].mean(axis=0),
+                np.cov(parts[i].T),
+                np.cov(parts[j].T),
+            )
+            for j in range(3)
+            if j != i
+        )
+        assert nearest == pytest.approx(0.3, abs=0.06)
+    clustered = made.records[made.labels != OUTLIER]
+    outliers = made.records[made.labels == OUTLIER]
+    from_mean = np.abs(outliers - clustered.mean(axis=0)) / clustered.std(axis=0)
+    assert 2 < from_mean.max() <= 4
+
+
+def test_a_set_of_the_synth_family():
+    made = synth(4, 2, 5)
+    sizes = np.bincount(made.labels + 1)
+    assert sizes[1:].tolist() == growing_sizes(10_000, 4).tolist() == [1000, 2000, 3000, 4000]
+    assert 0 <= sizes[0] <= 100
+    assert len({len(synth(2, 2, seed).records) for seed in range(5)}) > 1
+    large = synth(128, 2, 0)
+    assert large.centers.shape == (128, 2)
+    assert np.bincount(large.labels[large.labels >= 0]).min() >= 1
+
+
+def test_degrees_of_the_synth_family_are_in_their_range(monkeypatch):
+    asked = []
+    real = generators.separated_centers
+
+    def record(covariances, degree, rng):
+        asked.append(degree)
+        return real(covariances, degree, rng)
+
+    monkeypatch.setattr(generators, "separated_centers", record)
+    for seed in range(20):
+        synth(2, 2, seed)
+        time_synth(100, 2, 2, seed)
+    ablation(2, 2, 0.75, 0)
+    assert all(0.16 <= degree <= 0.26 for degree in asked[:-1])
+    assert max(asked[:-1]) - min(asked[:-1]) > 0.05
+    assert asked[-1] == 0.75
+
+
+def test_balanced_sets_have_no_outliers():
+    made = time_synth(10_000, 3, 5, 0)
+    assert made.records.shape == (10_000, 5)
+    assert np.bincount(made.labels).tolist() == balanced_sizes(10_000, 3).tolist()
+    made = ablation(8, 4, 0.25, 0)
+    assert 1433 <= len(made.records) <= 2662
+    assert made.labels.min() == 0
+
+
+@pytest.mark.parametrize("d", [1, 1024])
+def test_g2_is_two_gaussians(d):
+    made = g2(d, 30.0, 3)
+    assert made.records.shape == (2048, d)
+    assert np.bincount(made.labels).tolist() == [1024, 1024]
+    np.testing.assert_array_equal(made.centers, np.repeat([[500.0], [600.0]], d, axis=1))
+    rest = (made.records - made.centers[made.labels]) / 30
+    assert abs(rest.mean()) < 7 / np.sqrt(rest.size)
+    assert rest.var() == pytest.approx(1, abs=7 * np.sqrt(2 / rest.size))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rng: synth(3, 4, rng),
+        lambda rng: time_synth(500, 2, 2, rng),
+        lambda rng: ablation(2, 2, 0.5, rng),
+        lambda rng: g2(3, 10, rng),
+    ],
+)
+def test_equal_seeds_give_equal_sets(make):
+    first, again, other = make(11), make(np.random.default_rng(11)), make(12)
+    for one, two in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first.records[:50], other.records[:50])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: separated_clusters([], 2, 0.1, 0),
+        lambda: separated_clusters([3, 0], 2, 0.1, 0),
+        lambda: separated_clusters([3], 0, 0.1, 0),
+        lambda: separated_clusters([3], 2, 1.0, 0),
+        lambda: separated_clusters([3], 2, 0.1, 0, n_outliers=-1),
+        lambda: growing_sizes(5, 5),
+        lambda: g2(0, 1, 0),
+        lambda: g2(2, 0.0, 0),
+    ],
+)
+def test_what_cannot_be_made_is_refused(make):
+    with pytest.raises(ConfigurationError, match="Expected"):
+        make()
