@@ -3,8 +3,8 @@
 ``simulate`` clusters a photograph, or a table of one's own, with all clients on this machine;
 ``plan`` prints what a private run would cost, from its parameters alone; ``keygen`` makes keys for
 a deployment, ``check`` tells whether a node could take part in one, and ``forget`` erases what runs
-that failed left in its ledger. Errors are one sentence and
-end with exit code 1.
+that failed left in its ledger; ``bench`` runs benchmarks. Errors are one sentence and end with exit
+code 1.
 """
 
 import logging
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from flower_kmeans.bench.command import bench
 from flower_kmeans.choice import (
     Engine,
     StrategyName,
@@ -31,7 +32,8 @@ from flower_kmeans.choice import (
     placeholders,
     read_server_points,
 )
-from flower_kmeans.errors import ConfigurationError, KMeansError
+from flower_kmeans.console import one_sentence, plain_console
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.version import __version__
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # its traceback would print local variables, that is, records
 )
+app.command()(bench)
 
 
 # Told first in the report of such a run, whose epsilon is otherwise that of its noise.
@@ -179,12 +182,12 @@ def simulate(
 
     The results are centroids (npz, csv), a report (json) and a picture (png).
     """
-    with _one_sentence():
+    with one_sentence():
         from flower_kmeans import output as out
         from flower_kmeans import source as sources
         from flower_kmeans.simulation import simulate as run
 
-        console, named = _console(), chosen_or_default(strategy, trust, rounds)
+        console, named = plain_console(), chosen_or_default(strategy, trust, rounds)
         private = is_private(named, epsilon, trust)
         if data is None:
             _refuse_for_photo(columns, label)
@@ -305,7 +308,7 @@ def plan(
 
     Columns are taken as scaled to [-1, 1]. The defaults are those of the photograph.
     """
-    with _one_sentence():
+    with one_sentence():
         from flower_kmeans import datasets, output
         from flower_kmeans.domain import Box
         from flower_kmeans.privacy.report import clip_text
@@ -343,7 +346,7 @@ def plan(
             facts.append(("clip", clip_text(chosen.clip, chosen.clips)))
         if chosen.plan.is_private:
             facts.append(("noise factor", f"{chosen.noise_factor:.4g}"))
-        output.print_plan(_console(), chosen.plan, size_noise=_size_noise(chosen), facts=facts)
+        output.print_plan(plain_console(), chosen.plan, size_noise=_size_noise(chosen), facts=facts)
 
 
 @app.command()
@@ -364,7 +367,7 @@ def keygen(
     The server must get none of these files but the roster. A member that makes its own key gives
     away its line of the roster only; the lines of all, in one order, are everybody's roster.
     """
-    with _one_sentence():
+    with one_sentence():
         from flower_kmeans.federation.roster import write_group_key, write_members
 
         if members:
@@ -403,14 +406,14 @@ def check(
 
     Exit code 0 if all is well, 1 otherwise. No record's value and no number of records is printed.
     """
-    with _one_sentence():
+    with one_sentence():
         from flower_kmeans.check import check_node, print_findings
 
         if root_certificates is not None and superlink is None:
             raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
         names = None if header is None else header.split(",")
         findings = check_node(policy_file, data, superlink, root_certificates, names)
-        print_findings(_console(), findings)
+        print_findings(plain_console(), findings)
         if not all(finding.is_well for finding in findings):
             raise typer.Exit(1)
 
@@ -429,7 +432,7 @@ def forget(
 
     A run that failed leaves its keys there. A run that still goes on is refused from then on.
     """
-    with _one_sentence():
+    with one_sentence():
         from flower_kmeans.federation.life import forget_unfinished
         from flower_kmeans.federation.policy import ClientPolicy
         from flower_kmeans.privacy.ledger import Ledger
@@ -518,17 +521,3 @@ def _quiet(verbose: bool) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _console() -> Console:
-    return Console(highlight=False)
-
-
-@contextmanager
-def _one_sentence() -> Iterator[None]:
-    """Turn an error of ours into its sentence and exit code 1."""
-    try:
-        yield
-    except KMeansError as error:
-        Console(stderr=True).print(Text(f"Error: {error}"), soft_wrap=True)
-        raise typer.Exit(1) from None

@@ -1,0 +1,293 @@
+"""What a benchmark is: a suite names its data sets and protocol, its tasks, and what shows them.
+
+A suite says what is measured and nothing of how it is run: `flower_kmeans.bench.runner` does every
+task once, whatever stops it, and `flower_kmeans.bench.render` writes tables and plots.
+"""
+
+import hashlib
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+from flower_kmeans.bench import data as data_sets
+from flower_kmeans.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+"""What one task was and what it gave: one line of runs.csv, with its values in their types."""
+Value = TypeVar("Value")
+
+_KINDS = (str, int, float, bool)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command adds to a suite.
+
+    Attributes
+    ----------
+    runs : int
+        How often everything is repeated.
+    data : tuple of str
+        Names of data sets; empty for the suite's own choice. A suite's functions see here what is
+        there, never what is missing.
+    files : tuple of (str, str)
+        Names of data sets from files of one's own, and their ``FILE.npz:K``.
+    data_dir : Path or None
+        Directory of NAME.npz files.
+    only : tuple of (str, tuple of str)
+        Columns of tasks, and the values to which they are restricted, as text.
+    """
+
+    runs: int
+    data: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    data_dir: Path | None = None
+    only: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def chosen(self, column: str, default: Sequence[Value], kind: type[Value]) -> tuple[Value, ...]:
+        """Return the values that were asked for in a column, or else those of the suite.
+
+        A suite that takes its values from here can be run with others than its own. None, which is
+        an empty text, is not among them.
+
+        Raises
+        ------
+        ConfigurationError
+            If a text is not of that kind.
+        """
+        given = dict(self.only).get(column)
+        if given is None:
+            return tuple(default)
+        return tuple(parse(kind, text, column) for text in given if text not in ("", "None"))
+
+    def load(self, name: str) -> data_sets.Data:
+        """Return a data set by its name in `data`; kept for the next tasks of this process.
+
+        Raises
+        ------
+        ConfigurationError
+            If its file is not there.
+        """
+        return data_sets.load(dict(self.files).get(name, name), self.data_dir)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A benchmark.
+
+    Attributes
+    ----------
+    name : str
+        Letters, digits and hyphens.
+    protocol : str
+        One paragraph: what is measured, how, on what. It stands above the tables.
+    task : type
+        A frozen dataclass whose fields (str, int, float, bool, or one of them or None) say what one
+        run is. They are the first columns of runs.csv, and no two tasks may be equal.
+    measures : mapping of str to type
+        The other columns: what a run gives.
+    tasks : callable
+        From options to all tasks, in the order in which they should be done.
+    measure : callable
+        From a task and options to a mapping with the keys of ``measures``. It is pickled, so it
+        stands at the top of a module. Everything random in it follows from the task (`seed_of`),
+        not from what ran before; privacy noise excepted, which no seed reaches.
+    tables : callable
+        From rows and options to markdown.
+    plots : mapping of str to callable
+        Names of files, and what makes a figure from rows and options.
+    datasets : tuple of str
+        Data sets in `flower_kmeans.bench.data` that are used unless others are asked for.
+    made : tuple of str
+        Names of data sets that the suite makes by itself.
+    runs : int
+        Repetitions unless told otherwise.
+    settings : mapping of str to str
+        What else a row depends on. It is kept beside the rows, and rows of other settings are
+        refused.
+    alone : bool
+        Whether tasks measure time, and should by default have the machine for themselves.
+    """
+
+    name: str
+    protocol: str
+    task: type
+    measures: Mapping[str, type]
+    tasks: Callable[[Options], Iterable[Any]]
+    measure: Callable[[Any, Options], Mapping[str, Any]]
+    tables: Callable[[Sequence[Row], Options], str]
+    plots: Mapping[str, "Callable[[Sequence[Row], Options], Figure]"] = field(default_factory=dict)
+    datasets: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
+    runs: int = 5
+    settings: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.replace("-", "").isalnum():
+            raise ConfigurationError(
+                f"Expected a suite's name of letters, digits and hyphens. Got {self.name!r}."
+            )
+        if not (is_dataclass(self.task) and self.task.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+            raise ConfigurationError(
+                f"Expected the task of suite {self.name} to be a frozen dataclass. "
+                f"Got {self.task!r} instead."
+            )
+        twice = self.task_columns.keys() & self.measures.keys()
+        if twice or not self.measures:
+            raise ConfigurationError(
+                f"Expected measures of suite {self.name} beside the task's columns. "
+                f"Got {sorted(self.measures)} instead."
+            )
+        for column, kind in self.columns.items():
+            if inner_kind(kind) not in _KINDS:
+                raise ConfigurationError(
+                    f"Expected column {column} of suite {self.name} to be str, int, float or bool. "
+                    f"Got {kind!r} instead."
+                )
+
+    @property
+    def task_columns(self) -> dict[str, Any]:
+        """Return names and types of the columns that say what a run is."""
+        hints = get_type_hints(self.task)
+        return {each.name: hints[each.name] for each in fields(self.task)}
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Return names and types of all columns of runs.csv."""
+        return {**self.task_columns, **self.measures}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is to do.
+
+    Attributes
+    ----------
+    options : Options
+        With the data sets that are there.
+    tasks : tuple
+    skipped : tuple of str
+        Data sets that are not there.
+    """
+
+    options: Options
+    tasks: tuple[Any, ...]
+    skipped: tuple[str, ...]
+
+
+def plan_of(suite: Suite, options: Options) -> Plan:
+    """Return the tasks of a suite under a command's options.
+
+    Raises
+    ------
+    ConfigurationError
+        If no data set is there, ``only`` names what does not exist, or two tasks are equal.
+    """
+    found, files, missing = [], [], []
+    for given in options.data or suite.datasets:
+        name = data_sets.name_of(given)
+        if given not in suite.made and not data_sets.is_there(given, options.data_dir):
+            missing.append(given)
+            continue
+        found.append(name)
+        files += [(name, given)] if name != given else []
+    if missing and not found:
+        raise ConfigurationError(
+            f"Expected a data set of suite {suite.name} to be there. Got none: "
+            f"{', '.join(missing)} need NAME.npz files in --data-dir."
+        )
+    resolved = replace(options, data=tuple(found), files=tuple(files))
+    wanted = parsed_only(suite, options)
+    tasks = list(suite.tasks(resolved))
+    if len(set(tasks)) != len(tasks):
+        raise ConfigurationError(
+            f"Expected tasks of suite {suite.name} that differ. Got equal ones."
+        )
+    for column, values in wanted.items():
+        known = {getattr(task, column) for task in tasks}
+        strange = [value for value in values if value not in known]
+        if tasks and strange:
+            raise ConfigurationError(
+                f"Expected {column} among {sorted(known, key=str)}. Got {strange[0]!r} instead."
+            )
+    tasks = [
+        task
+        for task in tasks
+        if all(getattr(task, column) in values for column, values in wanted.items())
+    ]
+    return Plan(resolved, tuple(tasks), tuple(missing))
+
+
+def parsed_only(suite: Suite, options: Options) -> dict[str, tuple[Any, ...]]:
+    """Return the restrictions of a command in the types of their columns.
+
+    Raises
+    ------
+    ConfigurationError
+        If a column does not exist, or a value cannot be one of its type.
+    """
+    kinds = suite.task_columns
+    wanted = {}
+    for column, texts in options.only:
+        if column not in kinds:
+            raise ConfigurationError(
+                f"Expected a column of {', '.join(kinds)}. Got {column!r} instead."
+            )
+        wanted[column] = tuple(parse(kinds[column], text, column) for text in texts)
+    return wanted
+
+
+def seed_of(task: Any, *words: int | str) -> int:
+    """Return a seed in [0, 2^32) that follows from a task alone, another for other words.
+
+    Parameters
+    ----------
+    task : dataclass
+    *words
+        What the seed is for.
+    """
+    text = repr((type(task).__name__, astuple(task), words))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def inner_kind(kind: Any) -> Any:
+    """Return the type of a column, without its None."""
+    inner = [each for each in get_args(kind) if each is not types.NoneType]
+    return inner[0] if len(inner) == 1 else kind
+
+
+def parse(kind: Any, text: str, column: str) -> Any:
+    """Return a value from its text in runs.csv or on a command line.
+
+    Raises
+    ------
+    ConfigurationError
+        If the text is not of the column's type.
+    """
+    inner = inner_kind(kind)
+    if inner is not kind and text in ("", "None"):
+        return None
+    try:
+        if inner is bool:
+            return {"0": False, "1": True}[text]
+        return inner(text)
+    except (ValueError, KeyError):
+        raise ConfigurationError(
+            f"Expected {column} as {inner.__name__}. Got {text!r} instead."
+        ) from None
+
+
+def shown(kind: Any, value: Any) -> str:
+    """Return the text of a value in runs.csv, from which `parse` reads the very same value."""
+    inner = inner_kind(kind)
+    if value is None:
+        return ""
+    if inner is bool:
+        return str(int(value))
+    return repr(float(value)) if inner is float else str(inner(value))

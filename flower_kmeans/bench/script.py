@@ -1,0 +1,72 @@
+"""The command line of a suite in a file of its own: ``python FILE.py --runs 20 --output DIR``.
+
+Beside the common options there is one for each column of the suite's tasks, in the plural, such as
+``--methods`` and ``--epsilons``, which restricts it to the values that are named.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flower_kmeans.bench.execution import execute
+from flower_kmeans.bench.harness import Options, Suite
+from flower_kmeans.bench.runner import Outcome
+from flower_kmeans.errors import KMeansError
+
+
+def parser_of(suite: Suite, description: str | None = None) -> argparse.ArgumentParser:
+    """Return the options that every suite has."""
+    parser = argparse.ArgumentParser(
+        description=description or suite.protocol,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for column in suite.task_columns:
+        if column not in ("run", "data"):
+            parser.add_argument(f"--{column}s", dest=f"only_{column}", nargs="*", metavar="VALUE")
+    if suite.datasets:
+        parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
+        parser.add_argument("--data", nargs="+", help="data sets, or FILE.npz:K")
+    parser.add_argument("--runs", type=int, default=suite.runs, help="repetitions")
+    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many")
+    parser.add_argument("--redraw", action="store_true", help="show the runs of --output")
+    parser.add_argument("--output", type=Path, default=Path("build") / suite.name)
+    return parser
+
+
+def options_of(suite: Suite, parsed: argparse.Namespace) -> Options:
+    """Return what was asked for."""
+    given = {column: getattr(parsed, f"only_{column}", None) for column in suite.task_columns}
+    return Options(
+        parsed.runs,
+        data=tuple(getattr(parsed, "data", None) or ()),
+        data_dir=getattr(parsed, "data_dir", None),
+        only=tuple(
+            (column, tuple(values)) for column, values in given.items() if values is not None
+        ),
+    )
+
+
+def run(suite: Suite, parsed: argparse.Namespace) -> Outcome:
+    """Run a suite under parsed options; an error of ours is one sentence and exit code 1."""
+    try:
+        return execute(
+            suite,
+            options_of(suite, parsed),
+            parsed.output,
+            arguments=sys.argv,
+            jobs=parsed.jobs,
+            minutes=parsed.minutes,
+            redraw=parsed.redraw,
+        )
+    except KMeansError as error:
+        sys.exit(f"Error: {error}")
+
+
+def main(
+    suite: Suite, description: str | None = None, arguments: Sequence[str] | None = None
+) -> None:
+    """Run a suite from the command line."""
+    run(suite, parser_of(suite, description).parse_args(arguments))

@@ -1,0 +1,117 @@
+"""Figures of repeated runs, and markdown of them."""
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit
+
+from flower_kmeans.bench.harness import Row
+
+CONFIDENCE = 0.95
+
+Curve = dict[Any, dict[int, float]]
+"""Values by what the horizontal axis shows, and by run."""
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean, and half of its 95% confidence interval (Student's t); nan for one value."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, math.nan
+    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return mean, float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * spread
+
+
+def shown_half(half: float, mean: float) -> str:
+    """Return half an interval as text; differences between roundings are 0."""
+    return f"± {half:.2g}" if not half < 1e-6 * mean else "± 0"
+
+
+def cell(values: Sequence[float], form: str = ".3f", *, count: bool = True) -> str:
+    """Return mean, interval and number of runs as text; nothing for none.
+
+    Parameters
+    ----------
+    values : sequence of float
+    form : str
+        Of the mean.
+    count : bool
+        Whether the number of runs follows in brackets.
+    """
+    if not values:
+        return ""
+    mean, half = interval(values)
+    parts = [format(mean, form)]
+    parts += [shown_half(half, mean)] if len(values) > 1 else []
+    parts += [f"({len(values)})"] if count else []
+    return " ".join(parts)
+
+
+def area(values: Sequence[float], grid: Sequence[float]) -> float:
+    """Return the area under values over a grid, by the trapezoidal rule."""
+    steps = zip(values, values[1:], grid, grid[1:], strict=False)
+    return sum((left + right) / 2 * (high - low) for left, right, low, high in steps)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return the geometric mean of positive values."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def grouped(rows: Iterable[Row], by: Sequence[str], value: str) -> dict[tuple[Any, ...], list[Any]]:
+    """Return the values of a column by those of others, in the order of the rows."""
+    groups: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[name] for name in by)].append(row[value])
+    return dict(groups)
+
+
+def curves_of(
+    rows: Iterable[Row],
+    value: str,
+    by: Sequence[str] = ("data", "method"),
+    over: str = "epsilon",
+) -> dict[tuple[Any, ...], Curve]:
+    """Return the values of a column over another, and by ``run``, for each of some others."""
+    curves: dict[tuple[Any, ...], Curve] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        curves[tuple(row[name] for name in by)][row[over]][row["run"]] = row[value]
+    return {key: dict(curve) for key, curve in curves.items()}
+
+
+def points_of(curve: Curve, grid: Sequence[Any]) -> list[list[float]]:
+    """Return the values at each place of a grid; those at ``None`` are the same everywhere."""
+    return [list(curve.get(None if None in curve else place, {}).values()) for place in grid]
+
+
+def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
+    """Return the area under each run that is whole; the mean of areas is the area of the mean."""
+    if None in curve:
+        return [area([value] * len(grid), grid) for value in curve[None].values()]
+    if any(place not in curve for place in grid):
+        return []
+    whole = set.intersection(*(set(curve[place]) for place in grid))
+    return [area([curve[place][run] for place in grid], grid) for run in sorted(whole)]
+
+
+def unique(values: Iterable[Hashable]) -> list[Any]:
+    """Return values without repetitions, in their order."""
+    return list(dict.fromkeys(values))
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]], n_left: int = 1) -> str:
+    """Return a markdown table.
+
+    Parameters
+    ----------
+    head : sequence of str
+    lines : iterable of sequences of str
+    n_left : int
+        How many columns hold words and not figures.
+    """
+    marks = "---|" * n_left + "--:|" * (len(head) - n_left)
+    rows = ["| " + " | ".join(head) + " |", "|" + marks]
+    return "\n".join([*rows, *("| " + " | ".join(line) + " |" for line in lines)])

@@ -1,0 +1,80 @@
+"""A suite that takes no time, as a file that any process can load."""
+
+import sys
+
+import pytest
+
+from flower_kmeans.bench.execution import load_suite
+
+TOY = """
+import dataclasses
+from pathlib import Path
+
+from flower_kmeans.bench import plots, tables
+from flower_kmeans.bench.harness import Suite
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    data: str
+    method: str
+    epsilon: float | None
+    run: int
+
+
+def tasks_of(options):
+    for run in range(options.runs):
+        for name in options.data:
+            yield Task(name, "none", None, run)
+            for epsilon in options.chosen("epsilon", (0.1, 1.0), float):
+                yield Task(name, "noise", epsilon, run)
+
+
+def measure(task, options):
+    log = Path(__file__).with_name("log.txt")
+    with log.open("a") as file:
+        file.write(f"{task}\\n")
+    if task.method == "noise" and Path(__file__).with_name("broken").exists():
+        raise ValueError("no luck")
+    return {"loss": 1.0 / 3 + task.run + (task.epsilon or 0), "capped": task.run == 1}
+
+
+def table(rows, options):
+    curves = tables.curves_of(rows, "loss")
+    lines = [[*key, tables.cell(tables.points_of(each, [0.1])[0])] for key, each in curves.items()]
+    return tables.markdown(["data", "method", "loss"], lines, 2)
+
+
+def plot(rows, options):
+    curves = {" ".join(key): curve for key, curve in tables.curves_of(rows, "loss").items()}
+    return plots.lines({"all": curves}, [0.1, 1.0])
+
+
+SUITE = Suite(
+    "toy", "What is measured.", Task, {"loss": float, "capped": bool}, tasks_of, measure, table,
+    {"toy": plot}, ("g2_2_30", "iris", "mine"), ("mine",), runs=2,
+)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Return the path of the toy suite; its folder and module are forgotten after the test."""
+    folder = tmp_path / "suites"
+    folder.mkdir()
+    (folder / "toy_suite.py").write_text(TOY)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield folder / "toy_suite.py"
+    sys.modules.pop("toy_suite", None)
+
+
+@pytest.fixture
+def suite(toy):
+    return load_suite(str(toy))
+
+
+@pytest.fixture
+def done(toy):
+    """Return a function that tells which tasks were measured so far."""
+    log = toy.with_name("log.txt")
+    return lambda: log.read_text().splitlines() if log.exists() else []

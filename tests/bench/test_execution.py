@@ -1,0 +1,208 @@
+"""A benchmark from a command: its files, what they tell of how they were made, its errors."""
+
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from flower_kmeans.bench import quick, record, script
+from flower_kmeans.bench.execution import BUILT_IN, execute, load_suite
+from flower_kmeans.bench.harness import Options
+from flower_kmeans.cli import app
+from flower_kmeans.errors import ConfigurationError, DataError, RunError
+from flower_kmeans.version import __version__
+
+ONCE = Options(1)
+COMMAND = ["/usr/bin/flower-kmeans", "bench", "--suite", "a b.py"]
+
+
+@pytest.fixture
+def start(suite, tmp_path):
+    """Return a function that runs the suite and returns what it printed."""
+
+    def execute_it(chosen=suite, options=ONCE, **arguments):
+        text = io.StringIO()
+        console = Console(file=text, width=200)
+        execute(
+            chosen,
+            options,
+            tmp_path / "out",
+            arguments=COMMAND,
+            jobs=1,
+            console=console,
+            **arguments,
+        )
+        return text.getvalue()
+
+    return execute_it
+
+
+def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(start, tmp_path):
+    printed = start()
+    out = tmp_path / "out"
+    names = {"runs.csv", "runs.parquet", "meta.json", "tables.md", "toy.png", "toy.svg"}
+    assert {path.name for path in out.iterdir()} == names
+    for name in names:
+        assert name in printed
+    assert "Skipped, because their files are missing: iris." in printed
+    table = "| mine | noise | 0.433 (1) |"
+    assert table in printed
+    text = (out / "tables.md").read_text()
+    assert text.startswith("# toy\n\nWhat is measured.\n\n- `flower-kmeans bench --suite 'a b.py'`")
+    assert table in text
+    assert "Skipped" in text
+    meta = json.loads((out / "meta.json").read_text())
+    (command,) = meta["commands"]
+    assert command["command"] == "flower-kmeans bench --suite 'a b.py'"
+    assert (command["rows"], command["jobs"], command["skipped"]) == (6, 1, ["iris"])
+    assert command["versions"]["flower-kmeans"] == __version__
+    assert {"python", "flwr", "numpy"} <= command["versions"].keys()
+    assert command["started"] <= command["ended"] <= record.now()
+    assert command["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", command["commit"])
+
+
+def test_parquet_holds_the_rows(start, tmp_path):
+    from pyarrow import parquet
+
+    start()
+    table = parquet.read_table(tmp_path / "out" / "runs.parquet").to_pylist()
+    assert table[0] == {
+        "data": "g2_2_30",
+        "method": "none",
+        "epsilon": None,
+        "run": 0,
+        "loss": 1 / 3,
+        "capped": False,
+    }
+
+
+def test_each_command_that_added_rows_is_told(start, tmp_path, done):
+    start()
+    start(options=Options(2))
+    start(options=Options(2))  # nothing is left
+    assert len(done()) == 12
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert [command["rows"] for command in meta["commands"]] == [6, 6, 0]
+    assert (tmp_path / "out" / "tables.md").read_text().count(": 6 runs; ") == 2
+
+
+def test_redrawing_runs_nothing(start, tmp_path, done):
+    start()
+    (tmp_path / "out" / "tables.md").unlink()
+    before = (tmp_path / "out" / "meta.json").read_bytes()
+    assert "| mine | noise | 0.433 (1) |" in start(options=Options(9), redraw=True)
+    assert (tmp_path / "out" / "tables.md").exists()
+    assert (tmp_path / "out" / "meta.json").read_bytes() == before
+    assert len(done()) == 6
+
+
+def test_rows_of_other_settings_are_refused(start, suite, tmp_path, done):
+    start()
+    before = (tmp_path / "out" / "runs.csv").read_bytes()
+    other = replace(suite, settings={"trust": "plain"})
+    with pytest.raises(
+        ConfigurationError, match=r"suite toy with trust=plain. Got .* suite toy ins"
+    ):
+        start(other)
+    with pytest.raises(ConfigurationError, match=r"runs of suite other. Got those of suite toy"):
+        start(replace(suite, name="other"))
+    (tmp_path / "out" / "meta.json").write_text("[]")
+    with pytest.raises(DataError, match=r"meta.json to be a benchmark's"):
+        start()
+    assert (tmp_path / "out" / "runs.csv").read_bytes() == before
+    assert len(done()) == 6
+
+
+def test_failures_are_told_after_the_tables(start, toy):
+    toy.with_name("broken").touch()
+    with pytest.raises(RunError, match=r"4 runs failed; the first, Task\(.*ValueError: no luck"):
+        start()
+    assert (toy.parents[1] / "out" / "tables.md").exists()
+
+
+def test_time_that_is_up_is_told(start):
+    assert "6 runs are left: the same command goes on." in start(minutes=0)
+
+
+def test_plots_need_matplotlib_and_nothing_else_does(start, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "A plot needs the package matplotlib" in start()
+    assert (tmp_path / "out" / "tables.md").exists()
+
+
+class TestSuitesByName:
+    def test_built_in(self):
+        assert load_suite("quick") is quick.SUITE
+        assert [load_suite(name).name for name in BUILT_IN] == list(BUILT_IN)
+
+    def test_what_is_none(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        for name in ("quicker", str(tmp_path / "none.py"), str(tmp_path)):
+            with pytest.raises(ConfigurationError, match="one of quick, or a Python file"):
+                load_suite(name)
+        (tmp_path / "json.py").write_text("SUITE = 1")
+        with pytest.raises(
+            ConfigurationError, match=r"a name that no other module has. Got 'json'"
+        ):
+            load_suite(str(tmp_path / "json.py"))
+        (tmp_path / "without_a_suite.py").write_text("SUITE = 1")
+        with pytest.raises(ConfigurationError, match="to define SUITE"):
+            load_suite(str(tmp_path / "without_a_suite.py"))
+        sys.modules.pop("without_a_suite")
+
+
+class TestCommand:
+    @pytest.fixture
+    def bench(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        return lambda *arguments: CliRunner().invoke(app, ["bench", *map(str, arguments)])
+
+    def test_without_a_suite_it_lists_them(self, bench):
+        result = bench()
+        assert result.exit_code == 0
+        assert "quick: The cost of private clusterings" in result.stdout
+
+    def test_a_suite_in_a_file(self, bench, toy, tmp_path, done):
+        arguments = ("--suite", toy, "--jobs", 1, "--runs", 3, "--data", "mine")
+        result = bench(*arguments, "--only", "method=none", "--only", "run=0,2")
+        assert result.exit_code == 0, result.output
+        assert "| mine | none | 1.333 ± 13 (2) |" in result.stdout
+        assert (tmp_path / "build" / "toy" / "runs.csv").exists()
+        assert len(done()) == 2
+
+    def test_errors_are_one_sentence(self, bench, toy):
+        for arguments, words in (
+            (("--suite", "nothing"), "Expected --suite as one of quick"),
+            (("--suite", toy, "--only", "method"), "Expected --only COLUMN=VALUE[,VALUE]."),
+            (("--suite", toy, "--data", "s3"), "Expected a data set: one of s1, "),
+            (("--suite", toy, "--jobs", 0), "Expected jobs >= 1"),
+        ):
+            result = bench(*arguments)
+            assert result.exit_code == 1
+            assert result.stderr.startswith("Error: ")
+            assert result.stderr.count("\n") == 1
+            assert words in result.stderr
+
+
+def test_a_script_has_an_option_for_each_column(suite, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["toy_suite.py"])
+    script.main(
+        suite, "About.", ["--epsilons", "7", "--data", "mine", "--runs", "1", "--jobs", "1"]
+    )
+    assert "| mine | noise |" in capsys.readouterr().out
+    assert "mine,noise,7.0,0,7.33" in (tmp_path / "build" / "toy" / "runs.csv").read_text()
+    with pytest.raises(SystemExit, match="Error: Expected method among"):
+        script.main(suite, "About.", ["--methods", "none at all", "--data", "mine"])
+
+
+def test_commands_are_told_as_they_are_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = record.command_of([str(tmp_path / "benchmarks" / "loss.py"), "--data", "a b"])
+    assert told == "python benchmarks/loss.py --data 'a b'"
+    assert record.command_of(["loss.py"]) == "python loss.py"

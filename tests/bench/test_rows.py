@@ -1,0 +1,74 @@
+"""runs.csv: as it was written, whatever happened to its last line."""
+
+import pytest
+
+from flower_kmeans.bench import rows
+from flower_kmeans.errors import DataError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "runs.csv"
+
+
+@pytest.fixture
+def tasks(suite):
+    return [suite.task("g2, or so", "noise", 0.1, run) for run in range(3)]
+
+
+@pytest.fixture
+def written(suite, path, tasks):
+    return [
+        rows.append(suite, path, task, {"loss": 0.1 + task.run, "capped": task.run == 2})
+        for task in tasks
+    ]
+
+
+def test_rows_are_read_as_they_were_written(suite, path, tasks, written):
+    assert path.read_text().splitlines() == [
+        "data,method,epsilon,run,loss,capped",
+        '"g2, or so",noise,0.1,0,0.1,0',
+        '"g2, or so",noise,0.1,1,1.1,0',
+        '"g2, or so",noise,0.1,2,2.1,1',
+    ]
+    found = rows.read(suite, path)
+    assert list(found) == tasks
+    assert list(found.values()) == written
+    key = {"data": "g2, or so", "method": "noise", "epsilon": 0.1, "run": 2}
+    assert written[2] == {**key, "loss": 2.1, "capped": True}
+    assert rows.read(suite, path.with_name("other.csv")) == {}
+
+
+def test_a_file_cut_off_anywhere_loses_its_last_row_alone(suite, path, tasks, written):
+    whole = path.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        n_whole = max(0, sum(end <= size for end in ends) - 1)
+        assert list(rows.read(suite, path)) == tasks[:n_whole], size
+        for task in tasks[n_whole:]:
+            rows.append(suite, path, task, {"loss": 0.1 + task.run, "capped": task.run == 2})
+        assert path.read_bytes() == whole, size
+
+
+def test_of_rows_of_one_task_the_first_counts(suite, path, tasks, written):
+    rows.append(suite, path, tasks[0], {"loss": 9.0, "capped": False})
+    assert rows.read(suite, path)[tasks[0]]["loss"] == 0.1
+
+
+def test_files_of_others_are_refused_and_left_alone(suite, path, written):
+    for text, words in (
+        ("a,b\n1,2\n", "Got a,b instead"),
+        (path.read_text().replace("1.1,", "one,"), "Got others in row 2"),
+        (path.read_text().replace("1.1,0", "1.1"), "Got others in row 2"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=words):
+            rows.read(suite, path)
+        assert path.read_text() == text
+
+
+def test_runs_give_what_the_suite_says(suite, path, tasks):
+    with pytest.raises(DataError, match=r"to give loss, capped. Got loss instead"):
+        rows.append(suite, path, tasks[0], {"loss": 1.0})
+    assert not path.exists()
