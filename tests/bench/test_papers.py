@@ -171,3 +171,24 @@ def test_pairs_around_the_papers_rules_are_ranked(script):
     assert "| sklearn-iris | 150 | 4 | N/40, 1 √d;" in text
     assert "| 6.000 | 10.00 |" in text  # the rule's loss of 2 + 4, and the worst of 2 + 8
     assert module.plot(rows, plan.options).axes
+
+
+def test_revisions_are_compared_by_their_least_times(script, monkeypatch, capsys):
+    module = script("before_after")
+    options = Options(2, only=(("revision", ("old", "HEAD")),))
+    tasks = list(module.tasks_of(options))
+    assert len(tasks) == 2 * 2 * len(module.CASES)
+    assert [task.revision for task in tasks[:4]] == ["old", "HEAD", "old", "HEAD"]
+    times = {("old", 0): 4.0, ("old", 1): 5.0, ("HEAD", 0): 3.0, ("HEAD", 1): 1.0}
+    rows = [
+        {**vars(task), "seconds": times[task.revision, task.run], "processor": 2.0}
+        for task in tasks
+    ]
+    for case in module.CASES:
+        expected = f"| {case} | 4.00 | 1.00 | 0.25 | 2.00 | 2.00 | 1.00 |"
+        assert expected in module.tables_of(rows, options)
+    small = module.federation("FastLloyd", 300, 2, 3, "oblivious-server", k=2)
+    monkeypatch.setitem(module.CASES, "small", lambda: small)
+    module.subject("small")
+    seconds, processor = map(float, capsys.readouterr().out.split())
+    assert min(seconds, processor) > 0
