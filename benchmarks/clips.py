@@ -15,31 +15,33 @@ PE-means lift     the clip of the last round's sums and counts, of HDPE-means al
 
 The loss is shown over that of k-means on the pooled records: the best of ten starts, or from the
 true means. Runs are those of ``direct.py``, whose results are as under ``trusted-server`` with
-everyone answering. Written to ``--output``: runs.csv, from which the same command goes on, and
-tables.md, also printed.
+everyone answering. ``flower-kmeans bench --suite benchmarks/clips.py`` does the same. Written to
+``--output``: runs.csv, from which the same command goes on, and tables.md, also printed.
 """
 
-import argparse
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from direct import final_state
-from loss import PROJECTED, FloatArray, load, loss_of
+from loss import PROJECTED, FloatArray
 from numpy.typing import NDArray
-from skew import N_SMALL, OF_CLIENTS, best_labels, cell, complete, parts_of, read_csv
-from skew import Data as Records
+from skew import N_SMALL, OF_CLIENTS, parts_of
+from skew import case_of as clustered
 from sklearn.cluster import KMeans
 
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
 from flower_kmeans.algorithms.pe_means_parameters import LIFT_COUNTS, LIFT_SUMS, VOTES
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.data import Data
+from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.metrics import nicv
 
 SYNOPSIS, PE_VOTES, PE_LIFT = METHODS = ("SynopsisKMeans", "PE-means votes", "PE-means lift")
 MIXTURE = "mixture"
@@ -48,7 +50,8 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 RECORDS_EACH = 50
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """One run; its factor is of the default clip."""
 
     data: str
@@ -63,7 +66,7 @@ class Task(NamedTuple):
 class Case:
     """Records, the cluster of each, what is public about them, and the least loss."""
 
-    records: Records
+    records: Data
     labels: NDArray[np.int64]
     domain: Ball
     optimum: float
@@ -80,24 +83,19 @@ def mixture(run: int) -> Case:
     pooled = np.concatenate(drawn.partitions)
     best = KMeans(drawn.n_clusters, init=drawn.means, n_init=1).fit(pooled)
     return Case(
-        Records(MIXTURE, pooled, drawn.n_clusters),
+        Data(MIXTURE, pooled, drawn.n_clusters),
         drawn.classes,
         drawn.domain,
-        loss_of(pooled, best.cluster_centers_),
+        nicv(pooled, best.cluster_centers_),
     )
 
 
-@cache
-def case_of(name: str, directory: Path | None, run: int) -> Case | None:
+@lru_cache(maxsize=4)
+def case_of(name: str, options: Options, run: int) -> Case:
     """Return the records of a run: others in each of ``mixture``, the same of a data set."""
     if name == MIXTURE:
         return mixture(run)
-    if run:
-        return case_of(name, directory, 0)
-    data = load(name, directory)
-    if data is None:
-        return None
-    labels, optimum = best_labels(data)
+    data, labels, optimum = clustered(name, options)
     return Case(data, labels, Ball(1.0, np.zeros(data.records.shape[1])), optimum)
 
 
@@ -123,65 +121,58 @@ def ratio_of(case: Case, task: Task) -> float:
     parts: list[FloatArray] = parts_of(case.records, case.labels, task.shape, rng)
     algorithm = algorithm_of(case, task)
     centroids = algorithm.centroids(final_state(algorithm, parts, task.run))
-    return loss_of(case.records.records, centroids) / case.optimum
+    return nicv(case.records.records, centroids) / case.optimum
 
 
-def tasks_of(options: argparse.Namespace) -> Iterator[tuple[Task, Case]]:
-    """Yield every run with its records, all first runs before any second."""
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return the loss of one run over the least one."""
+    return {"ratio": ratio_of(case_of(task.data, options, task.run), task)}
+
+
+def tasks_of(options: Options) -> Iterator[Task]:
+    """Yield every run, all first runs before any second."""
     for run in range(options.runs):
         for name in options.data:
-            case = case_of(name, options.data_dir, run)
-            if case is None:
-                continue
-            known = case.records.name
-            for shape in options.shapes:
-                for method in options.methods:
-                    if method == PE_LIFT and case.records.records.shape[1] <= PROJECTED:
+            wide = name == MIXTURE or options.load(name).records.shape[1] > PROJECTED
+            for shape in OF_CLIENTS:
+                for method in METHODS:
+                    if method == PE_LIFT and not wide:
                         continue
-                    for epsilon in options.epsilons:
-                        for factor in options.factors:
-                            yield Task(known, shape, method, epsilon, factor, run), case
+                    for epsilon in options.chosen("epsilon", (1.0,), float):
+                        for factor in options.chosen("factor", FACTORS, float):
+                            yield Task(name, shape, method, epsilon, factor, run)
 
 
-def table_of(found: dict[Task, float], factors: Sequence[float]) -> str:
+def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return mean ratios with their intervals, as a markdown table."""
-    rows: dict[tuple[str, str, str, float], dict[float, list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for task, ratio in found.items():
-        rows[task.data, task.shape, task.method, task.epsilon][task.factor].append(ratio)
-    head = " | ".join(f"{factor:g} x" for factor in factors)
-    lines = [f"| data | clients hold | clip of | eps | {head} |"]
-    lines.append("|---|---|---|--:|" + "--:|" * len(factors))
-    for (data, shape, method, epsilon), by_factor in rows.items():
-        cells = [data, shape, method, f"{epsilon:g}", *(cell(by_factor[f]) for f in factors)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    factors = sorted(tables.unique(row["factor"] for row in rows))
+    by = ("data", "shape", "method", "epsilon")
+    lines = []
+    for (*words, epsilon), curve in tables.curves_of(rows, "ratio", by, "factor").items():
+        found = tables.points_of(curve, factors)
+        lines.append([*words, f"{epsilon:g}", *(tables.cell(ratios) for ratios in found)])
+    head = ["data", "clients hold", "clip of", "eps", *(f"{factor:g} x" for factor in factors)]
+    return tables.markdown(head, lines, 3)
 
 
-def main() -> None:
-    """Run everything that was asked for, and write it down."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
-    parser.add_argument("--data", nargs="+", default=NAMES, help=f"{MIXTURE}, or as for loss.py")
-    parser.add_argument("--shapes", nargs="+", choices=OF_CLIENTS, default=OF_CLIENTS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, metavar="NAME")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0])
-    parser.add_argument("--factors", type=float, nargs="+", default=list(FACTORS))
-    parser.add_argument("--runs", type=int, default=2, help="runs per cell")
-    parser.add_argument("--output", type=Path, default=Path("build/clips"))
-    options = parser.parse_args()
-
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / "runs.csv"
-    found = read_csv(path, Task)
-    complete(path, found, tasks_of(options), ratio_of)
-    table = table_of(found, options.factors)
-    (options.output / "tables.md").write_text(table + "\n")
-    print("\n" + table)
+SUITE = Suite(
+    "clips",
+    "The loss of SynopsisKMeans and PE-means (HDPE-means beyond 16 columns) against their clips, "
+    "over that of k-means on the pooled records, where each of 1,000 clients is protected as a "
+    "whole; means, 95% intervals and, in brackets, numbers of runs. Clips are factors of the "
+    "library's default. Clients hold random records (clients) or those of one cluster (one-each). "
+    "Runs have the result of trusted-server with everyone answering, without messages.",
+    Task,
+    {"ratio": float},
+    tasks_of,
+    measure,
+    tables_of,
+    datasets=NAMES,
+    made=(MIXTURE,),
+    choices={"method": METHODS},
+    runs=2,
+)
 
 
 if __name__ == "__main__":
-    main()
+    script.main(SUITE, __doc__)

@@ -18,12 +18,14 @@ import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
-from loss import Data, load
+from loss import load
 from sklearn.cluster import KMeans
 
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate
 from flower_kmeans.algorithms import State
 from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm
+from flower_kmeans.bench.data import Data
+from flower_kmeans.bench.harness import Options
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.strategies import FastLloyd, KMeansStrategy, PEMeans, SynopsisKMeans
 
@@ -117,9 +119,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    data = load(DATA, None)
-    if data is None:
-        parser.error(f"{DATA} cannot be made.")
+    data = load(DATA, Options(options.repeats))
     print(times(data, options.repeats))
     print()
     print(memory(data))

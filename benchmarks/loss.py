@@ -15,36 +15,40 @@ figures (50 runs on its own copies of the data).
 ``blobs_K_D`` is ``make_blobs(20000, n_features=D, centers=K, random_state=1)``, the paper's
 ``sklearn_K_D``. ``--data FILE.npz:K`` adds a file of one's own.
 
-Written to ``--output``: runs.csv (one row per run, as soon as it is done: the same command goes on
-where it was stopped), tables.md (also printed) and loss.png.
+``flower-kmeans bench --suite benchmarks/loss.py`` does the same. Written to ``--output``: runs.csv
+(one row per run, as soon as it is done: the same command goes on where it was stopped), tables.md
+(also printed) and loss.png.
 
 The centre, the largest norm and N itself are read off the private records, and such a delta lets
 one record leak outright with a probability near N^-0.1. The paper does so, to compare; an
 application must not: take public bounds, a public ``n_records`` and the default delta.
 """
 
-import argparse
-import csv
-import logging
 import math
-import multiprocessing
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
-from sklearn.datasets import make_blobs
-from utility import KMEANS, interval, shown
 
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
+from flower_kmeans.bench import plots, script, tables
+from flower_kmeans.bench.data import Data, to_unit_ball
+from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, points_of, shown_half
+from flower_kmeans.metrics import nicv
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FloatArray = NDArray[np.float64]
 
+KMEANS = "KMeans"
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 N_CLIENTS = 2
 DIFFPRIVLIB = "diffprivlib"
@@ -54,9 +58,12 @@ METHODS = (KMEANS, *BALL_METHODS, *BOX_METHODS, DIFFPRIVLIB)
 PROJECTED = 16
 """Columns beyond which the paper recommends HDPE-means."""
 BLOBS = tuple((k, d) for k in (4, 16, 64) for d in (4, 16, 64, 128))
-FILES = {"iris": 3, "birch2": 100, "g2mg_2_30": 2, "g2mg_4_30": 2, "g2mg_16_30": 2}
-FILES |= {"g2mg_128_30": 2}
-SUBSETS = {"birch2": 25_000}
+FILES = ("iris", "birch2", *(f"g2mg_{d}_30" for d in (2, 4, 16, 128)))
+DATASETS = (
+    *FILES,
+    *(f"blobs_{k}_{d}" for k, d in sorted(BLOBS, key=lambda pair: pair[0] * pair[1])),
+)
+"""Those of few columns first: they take the least time."""
 
 
 class Printed(NamedTuple):
@@ -90,15 +97,6 @@ Evolution* (Humphries, Lin & Yekhanin). Its G2 sets are others than the g2mg one
 
 
 @dataclass(frozen=True)
-class Data:
-    """Records of a largest norm of 1 around their centre, and the number of clusters to find."""
-
-    name: str
-    records: FloatArray
-    n_clusters: int
-
-
-@dataclass(frozen=True)
 class Task:
     """One run of one method."""
 
@@ -108,56 +106,11 @@ class Task:
     run: int
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one run gave."""
-
-    task: Task
-    loss: float
-    seconds: float
-    capped: bool = False
-
-
-# --------------------------------------------------------------------------- data
-
-
-def names_of() -> tuple[str, ...]:
-    """Return all data sets, those of few columns first: they take the least time."""
-    blobs = sorted(BLOBS, key=lambda pair: pair[0] * pair[1])
-    return (*FILES, *(f"blobs_{k}_{d}" for k, d in blobs))
-
-
-def load(name: str, directory: Path | None) -> Data | None:
-    """Return a data set, or ``None`` if its file is not there."""
-    if name.startswith("blobs_"):
-        k, d = map(int, name.split("_")[1:])
-        records, _ = make_blobs(20_000, n_features=d, centers=k, random_state=1)
-        return Data(name, to_unit_ball(records), k)
-    path, _, clusters = name.rpartition(":")
-    file = Path(path) if path else None if directory is None else directory / f"{name}.npz"
-    if file is None or not file.exists():
-        return None
-    with np.load(file, allow_pickle=False) as stored:
-        records = np.asarray(stored["X"], dtype=float)
-    size = SUBSETS.get(name)
-    if size is not None and size < len(records):
-        keep = np.random.default_rng(0).choice(len(records), size, replace=False)
-        records = records[np.sort(keep)]
-    shown_name = file.stem if path else name
-    return Data(shown_name, to_unit_ball(records), int(clusters) if path else FILES[name])
-
-
-def to_unit_ball(records: FloatArray) -> FloatArray:
-    """Centre records and scale them to a largest norm of 1."""
-    centred = records - records.mean(axis=0)
-    return np.asarray(centred / np.linalg.norm(centred, axis=1).max())
-
-
-def loss_of(records: FloatArray, centroids: FloatArray) -> float:
-    """Return the mean squared distance of records to their nearest centroid."""
-    squares = (centroids**2).sum(axis=1) - 2 * records @ centroids.T
-    nearest = squares.min(axis=1) + (records**2).sum(axis=1)
-    return float(np.maximum(nearest, 0).mean())
+@lru_cache(maxsize=4)
+def load(name: str, options: Options) -> Data:
+    """Return a data set whose records have a largest norm of 1 around their centre."""
+    data = options.load(name)
+    return replace(data, records=to_unit_ball(data.records))
 
 
 # --------------------------------------------------------------------------- runs
@@ -169,40 +122,55 @@ def applies(method: str, n_features: int, every: bool) -> bool:
         return n_features > PROJECTED
     if method == "PEMeans":
         return every or n_features <= PROJECTED
-    if method == DIFFPRIVLIB:
-        return _importable(DIFFPRIVLIB)
-    return method == KMEANS or hasattr(strategies, method)
+    return method != DIFFPRIVLIB or find_spec(DIFFPRIVLIB) is not None
 
 
-def cluster(data: Data, task: Task) -> Outcome:
-    """Run one method and return the loss of what it found."""
+def tasks_of(options: Options, every: bool = False) -> Iterator[Task]:
+    """Yield every run, all first runs before any second: a table is whole as early as it can be.
+
+    ``every`` has PEMeans beyond 16 columns, too, which takes hours.
+    """
+    n_features = {name: options.load(name).records.shape[1] for name in options.data}
+    for run in range(options.runs):
+        for name in options.data:
+            for method in METHODS:
+                if applies(method, n_features[name], every):
+                    for epsilon in (None,) if method == KMEANS else EPSILONS:
+                        yield Task(name, method, epsilon, run)
+
+
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Run one method; return the loss of what it found, and whether its population was capped."""
+    data = load(task.data, options)
     started = time.perf_counter()
+    centroids, capped = cluster(data, task)
+    seconds = round(time.perf_counter() - started, 2)
+    return {"loss": nicv(data.records, centroids), "seconds": seconds, "capped": capped}
+
+
+def cluster(data: Data, task: Task) -> tuple[FloatArray, bool]:
+    """Return the centroids of one run, and whether PE-means' population was capped."""
     n, d = data.records.shape
     largest = float(np.abs(data.records).max())
-    capped = False
     if task.method == KMEANS:
         model = KMeans(data.n_clusters, n_init=10, random_state=task.run).fit(data.records)
-        centroids = model.cluster_centers_
-    elif task.method == DIFFPRIVLIB:
-        centroids = _diffprivlib(data, task, largest)
-    else:
-        budget = PrivacyBudget(task.epsilon, n**-1.1)
-        box = Box(np.full(d, -largest), np.full(d, largest))
-        strategy = getattr(strategies, task.method)(
-            data.n_clusters,
-            Ball(1.0, np.zeros(d)) if task.method in BALL_METHODS else box,
-            budget,
-            n,
-            n_clients=N_CLIENTS,
-            trust="trusted-server",
-            seed=task.run,
-        )
-        order = np.random.default_rng(task.run).permutation(n)
-        result = simulate(strategy, np.array_split(data.records[order], N_CLIENTS))
-        centroids = result.centroids
-        capped = any("max_candidates" in note for note in result.report.notes)
-    seconds = time.perf_counter() - started
-    return Outcome(task, loss_of(data.records, centroids), seconds, capped)
+        return model.cluster_centers_, False
+    if task.method == DIFFPRIVLIB:
+        return _diffprivlib(data, task, largest), False
+    budget = PrivacyBudget(task.epsilon, n**-1.1)
+    box = Box(np.full(d, -largest), np.full(d, largest))
+    strategy = getattr(strategies, task.method)(
+        data.n_clusters,
+        Ball(1.0, np.zeros(d)) if task.method in BALL_METHODS else box,
+        budget,
+        n,
+        n_clients=N_CLIENTS,
+        trust="trusted-server",
+        seed=task.run,
+    )
+    order = np.random.default_rng(task.run).permutation(n)
+    result = simulate(strategy, np.array_split(data.records[order], N_CLIENTS))
+    return result.centroids, any("max_candidates" in note for note in result.report.notes)
 
 
 def _diffprivlib(data: Data, task: Task, largest: float) -> FloatArray:
@@ -215,111 +183,10 @@ def _diffprivlib(data: Data, task: Task, largest: float) -> FloatArray:
     return np.asarray(model.fit(data.records).cluster_centers_)
 
 
-def _importable(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None
-
-
-def tasks_of(
-    data: Sequence[Data], methods: Sequence[str], runs: int, every: bool = False
-) -> Iterator[Task]:
-    """Yield every run, all first runs before any second: a table is whole as early as it can be."""
-    for run in range(runs):
-        for each in data:
-            for method in methods:
-                if applies(method, each.records.shape[1], every):
-                    for epsilon in (None,) if method == KMEANS else EPSILONS:
-                        yield Task(each.name, method, epsilon, run)
-
-
-_WORKER: dict[str, Data] = {}
-
-
-def _prepare_worker(data: dict[str, Data]) -> None:
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    _WORKER.update(data)
-
-
-def _run_task(task: Task) -> Outcome:
-    return cluster(_WORKER[task.data], task)
-
-
-def run_all(
-    data: Sequence[Data], tasks: Iterable[Task], jobs: int, path: Path, until: float = math.inf
-) -> list[Outcome]:
-    """Run what is not in a csv yet, add each run to it, and return all of its runs."""
-    outcomes = read_csv(path) if path.exists() else []
-    done = {outcome.task for outcome in outcomes}
-    left = [task for task in tasks if task not in done]
-    named = {each.name: each for each in data}
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if not outcomes:
-            writer.writerow(("data", "method", "epsilon", "run", "loss", "seconds", "capped"))
-
-        def collect(results: Iterable[Outcome]) -> None:
-            for outcome in results:
-                outcomes.append(outcome)
-                task = outcome.task
-                epsilon = "" if task.epsilon is None else task.epsilon
-                row = (task.data, task.method, epsilon, task.run, repr(outcome.loss))
-                writer.writerow((*row, f"{outcome.seconds:.2f}", int(outcome.capped)))
-                file.flush()
-                if time.monotonic() > until:
-                    return
-
-        if jobs == 1:
-            _prepare_worker(named)
-            collect(map(_run_task, left))
-        elif left:
-            context = multiprocessing.get_context("spawn")  # Flower's threads survive no fork
-            with context.Pool(jobs, _prepare_worker, (named,)) as pool:
-                collect(pool.imap(_run_task, left))
-    return outcomes
-
-
-def read_csv(path: Path) -> list[Outcome]:
-    """Read what ``run_all`` wrote."""
-    outcomes = []
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            epsilon = float(row["epsilon"]) if row["epsilon"] else None
-            task = Task(row["data"], row["method"], epsilon, int(row["run"]))
-            capped = row["capped"] == "1"
-            outcomes.append(Outcome(task, float(row["loss"]), float(row["seconds"]), capped))
-    return outcomes
-
-
 # --------------------------------------------------------------------------- figures
 
 
-Curves = dict[tuple[str, str], dict[float | None, dict[int, float]]]
-
-
-def curves_of(outcomes: Sequence[Outcome]) -> Curves:
-    """Return the loss by (data, method), epsilon and run."""
-    curves: Curves = defaultdict(lambda: defaultdict(dict))
-    for outcome in outcomes:
-        task = outcome.task
-        curves[task.data, task.method][task.epsilon][task.run] = outcome.loss
-    return curves
-
-
-def area(losses: Sequence[float]) -> float:
-    """Return the area under the losses over the five epsilons (the paper's equation 7)."""
-    steps = zip(losses, losses[1:], EPSILONS, EPSILONS[1:], strict=False)
-    return sum((left + right) / 2 * (high - low) for left, right, low, high in steps)
-
-
-def areas_of(curve: dict[float | None, dict[int, float]]) -> list[float]:
-    """Return the area of every run that is whole; the mean of areas is the area of the mean."""
-    if None in curve:
-        return [area([loss] * len(EPSILONS)) for loss in curve[None].values()]
-    if any(epsilon not in curve for epsilon in EPSILONS):
-        return []
-    whole = set.intersection(*(set(curve[epsilon]) for epsilon in EPSILONS))
-    return [area([curve[epsilon][run] for epsilon in EPSILONS]) for run in sorted(whole)]
+Curves = Mapping[tuple[Any, ...], Curve]
 
 
 def digits(value: float) -> str:
@@ -331,51 +198,52 @@ def auc_table(curves: Curves, names: Sequence[str]) -> str:
     """Return areas with their intervals and the printed figures, as a markdown table."""
     methods = [method for method in METHODS if any(method == found for _, found in curves)]
     head = ["data", *methods, "printed: PE", "HDPE", "FastLloyd", "DP-Lib", "non-private"]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "--:|" * (len(head) - 1)]
+    lines = []
     for name in names:
         cells = [name]
         for method in methods:
-            areas = areas_of(curves[name, method]) if (name, method) in curves else []
+            areas = areas_of(curves.get((name, method), {}), EPSILONS)
             mean, half = interval(areas) if areas else (math.nan, math.nan)
-            spread = "" if len(areas) < 2 else f" {shown(half, mean)}"
+            spread = "" if len(areas) < 2 else f" {shown_half(half, mean)}"
             cells.append(f"{digits(mean)}{spread} ({len(areas)})" if areas else "")
         row = PRINTED.get(name)
         if row is None:
             cells += [""] * 5
         else:
-            figures = (*row[1:], row.non_private_loss * area([1.0] * len(EPSILONS)))
+            figures = (
+                *row[1:],
+                row.non_private_loss * tables.area([1.0] * len(EPSILONS), EPSILONS),
+            )
             cells += ["" if figure is None else f"{figure:.4f}" for figure in figures]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown(head, lines)
 
 
 def comparison(curves: Curves, names: Sequence[str]) -> str:
     """Return each private-evolution AUC and SynopsisKMeans' over the printed ones, as a table."""
-    lines = [
-        "| data | ours, PE or HDPE | same printed | ratio | SynopsisKMeans over best printed |",
-        "|---|--:|--:|--:|--:|",
-    ]
-    ratios = []
+    head = ["data", "ours, PE or HDPE", "same printed", "ratio", "SynopsisKMeans over best printed"]
+    lines, ratios = [], []
     for name in names:
         row = PRINTED.get(name)
         if row is None:
             continue
         best = min(figure for figure in (row.pe, row.hdpe) if figure is not None)
-        ours = areas_of(curves.get((name, "SynopsisKMeans"), {}))
+        ours = areas_of(curves.get((name, "SynopsisKMeans"), {}), EPSILONS)
         share = float(np.mean(ours)) / best if ours and best >= 0.001 else None
         ratios += [] if share is None else [share]
         for method, figure in (("PEMeans", row.pe), ("HDPEMeans", row.hdpe)):
-            areas = areas_of(curves.get((name, method), {}))
+            areas = areas_of(curves.get((name, method), {}), EPSILONS)
             if figure is None or not areas:
                 continue
             mean = float(np.mean(areas))
             cells = [name, f"{method} {digits(mean)}", f"{figure:.4f}", f"{mean / figure:.2f}"]
             cells.append("" if share is None else f"{share:.2f}")
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append(cells)
+    table = markdown(head, lines)
     if ratios:
-        mean = math.exp(float(np.mean(np.log(ratios))))
-        lines.append(f"\nSynopsisKMeans: {mean:.3f} as a geometric mean over {len(ratios)} rows.")
-    return "\n".join(lines)
+        mean = tables.geometric_mean(ratios)
+        table += f"\n\nSynopsisKMeans: {mean:.3f} as a geometric mean over {len(ratios)} rows."
+    return table
 
 
 def lift_noise(name: str, epsilon: float) -> float:
@@ -395,110 +263,85 @@ def lift_table() -> str:
 
     Where these come near the printed area from 0.25 on, no votes could have reached it.
     """
-    lines = [
-        "| data | k-means and the lift's noise, epsilon 0.5 to 4 | printed HDPE, 0.25 to 4 |",
-        "|---|--:|--:|",
-    ]
+    head = ["data", "k-means and the lift's noise, epsilon 0.5 to 4", "printed HDPE, 0.25 to 4"]
+    lines = []
     for name, row in PRINTED.items():
         if row.hdpe is None:
             continue
         losses = [row.non_private_loss + lift_noise(name, epsilon) for epsilon in EPSILONS]
-        without_first = area(losses) - (losses[0] + losses[1]) / 2 * (EPSILONS[1] - EPSILONS[0])
-        lines.append(f"| {name} | {without_first:.4f} | {row.hdpe:.4f} |")
-    return "\n".join(lines)
+        without_first = tables.area(losses[1:], EPSILONS[1:])
+        lines.append([name, f"{without_first:.4f}", f"{row.hdpe:.4f}"])
+    return markdown(head, lines)
 
 
 def loss_table(curves: Curves, names: Sequence[str]) -> str:
     """Return losses by epsilon, as a markdown table."""
-    head = " | ".join(f"eps {epsilon:g}" for epsilon in EPSILONS)
-    lines = [f"| data | method | {head} |", "|---|---|" + "--:|" * len(EPSILONS)]
+    lines = []
     for name in names:
         for method in METHODS:
-            curve = curves.get((name, method), {})
-            cells = [name, method]
-            for epsilon in EPSILONS:
-                losses = list(curve.get(None if None in curve else epsilon, {}).values())
-                mean, half = interval(losses) if losses else (math.nan, math.nan)
-                spread = "" if len(losses) < 2 else f" {shown(half, mean)}"
-                cells.append(f"{mean:.3g}{spread}" if losses else "")
-            if any(cells[2:]):
-                lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            found = points_of(curves.get((name, method), {}), EPSILONS)
+            if any(found):
+                cells = [tables.cell(losses, ".3g", count=False) for losses in found]
+                lines.append([name, method, *cells])
+    return markdown(["data", "method", *(f"eps {epsilon:g}" for epsilon in EPSILONS)], lines, 2)
 
 
-def plot(curves: Curves, names: Sequence[str], path: Path) -> None:
-    """Draw the loss over epsilon with its confidence band, one panel per data set."""
-    from matplotlib.figure import Figure
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Return the data sets of rows, in the order of `DATASETS` and then of the rows."""
+    found = tables.unique(row["data"] for row in rows)
+    return sorted(found, key=lambda name: DATASETS.index(name) if name in DATASETS else 99)
 
-    columns = min(4, len(names))
-    rows = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(3.6 * columns, 2.9 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+
+def tables_of(rows: Sequence[Row], options: Options) -> str:
+    """Return all tables."""
+    curves, names = tables.curves_of(rows, "loss"), names_of(rows)
+    capped = sorted({row["data"] for row in rows if row["capped"]})
+    parts = [
+        auc_table(curves, names),
+        "In brackets: whole runs. The population was capped on: " + ", ".join(capped or ["none"]),
+        comparison(curves, names),
+        lift_table(),
+        loss_table(curves, names),
+    ]
+    return "\n\n".join(parts)
+
+
+def plot(rows: Sequence[Row], options: Options) -> "Figure":
+    """Return the loss over epsilon with its confidence band, one panel per data set."""
+    curves = tables.curves_of(rows, "loss")
+    panels = {
+        name: {method: curves[name, method] for method in METHODS if (name, method) in curves}
+        for name in names_of(rows)
+    }
     colors = {method: f"C{i}" for i, method in enumerate(METHODS)} | {KMEANS: "0.6"}
-    drawn: dict[str, Any] = {}
-    for panel in axes[len(names) :]:
-        panel.set_visible(False)
-    for name, panel in zip(names, axes, strict=False):
-        for method in METHODS:
-            curve = curves.get((name, method), {})
-            found = [curve.get(None if None in curve else epsilon, {}) for epsilon in EPSILONS]
-            if not all(found):
-                continue
-            points = [interval(list(losses.values())) for losses in found]
-            mean = np.array([point[0] for point in points])
-            half = np.nan_to_num([point[1] for point in points])
-            line = ":" if method == KMEANS else "-"
-            (drawn[method],) = panel.plot(
-                EPSILONS, mean, line, color=colors[method], marker="o", markersize=3
-            )
-            low = np.maximum(mean - half, mean / 10)
-            panel.fill_between(EPSILONS, low, mean + half, color=colors[method], alpha=0.2, lw=0)
-        panel.set_title(name, fontsize=10)
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        panel.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
-        panel.set_xlabel("epsilon")
-        panel.grid(alpha=0.3)
-    figure.legend(drawn.values(), drawn.keys(), loc="outside upper center", ncols=7, frameon=False)
-    figure.savefig(path, dpi=80)
+    return plots.lines(panels, EPSILONS, colors=colors, dashed=(KMEANS,), columns=4)
+
+
+SUITE = Suite(
+    "loss",
+    "The protocol of PE-means' paper (section IV): records centred and scaled to a largest norm of "
+    "1, delta = N^-1.1, and the area (AUC) under the mean squared distance to the nearest centroid "
+    "over epsilon = 0.25, 0.5, 1, 2, 4; less is better. Whole runs for single records over two "
+    "clients under trusted-server. Centre, norm and N are read off the records, which an "
+    "application must not do.",
+    Task,
+    {"loss": float, "seconds": float, "capped": bool},
+    tasks_of,
+    measure,
+    tables_of,
+    {"loss": plot},
+    DATASETS,
+    choices={"method": METHODS},
+    runs=20,
+)
 
 
 def main() -> None:
     """Run everything that was asked for, and write it down."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
-    parser.add_argument("--data", nargs="+", help="data sets, or FILE.npz:K (default: all)")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser = script.parser_of(SUITE, __doc__)
     parser.add_argument("--every", action="store_true", help="PEMeans beyond 16 columns: hours")
-    parser.add_argument("--runs", type=int, default=20, help="runs per epsilon (paper: 50)")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many")
-    parser.add_argument("--output", type=Path, default=Path("build/loss"))
-    options = parser.parse_args()
-
-    until = time.monotonic() + 60 * options.minutes
-    loaded = {name: load(name, options.data_dir) for name in options.data or names_of()}
-    data = [each for each in loaded.values() if each is not None]
-    missing = [name for name, each in loaded.items() if each is None]
-    if missing:
-        print(f"Skipped, because their files are missing: {', '.join(missing)}\n")
-    if not data:
-        parser.error("no data set is left.")
-    options.output.mkdir(parents=True, exist_ok=True)
-    tasks = tasks_of(data, options.methods, options.runs, options.every)
-    outcomes = run_all(data, tasks, options.jobs, options.output / "runs.csv", until)
-    curves = curves_of(outcomes)
-    names = [each.name for each in data if any(each.name == name for name, _ in curves)]
-    capped = sorted({o.task.data for o in outcomes if o.capped})
-    parts = [auc_table(curves, names), comparison(curves, names), lift_table()]
-    parts.append(loss_table(curves, names))
-    parts.insert(1, "In brackets: whole runs. The population was capped on: " + ", ".join(capped))
-    text = "\n\n".join(parts)
-    (options.output / "tables.md").write_text(text + "\n")
-    plot(curves, names, options.output / "loss.png")
-    print("\n" + text)
+    parsed = parser.parse_args()
+    script.run(replace(SUITE, tasks=partial(tasks_of, every=parsed.every)), parsed)
 
 
 if __name__ == "__main__":

@@ -14,26 +14,26 @@ clients     1,000 clients with random parts, and a client is what is protected
 one-each    1,000 clients, each with records of one cluster only, and a client is protected
 
 All but ``shares`` are under ``trusted-server``, where the noise is that of one party: it does not
-depend on who answers. Written to ``--output``: runs.csv, from which the same command goes on, and
-tables.md, also printed.
+depend on who answers. ``flower-kmeans bench --suite benchmarks/skew.py`` does the same. Written to
+``--output``: runs.csv, from which the same command goes on, and tables.md, also printed.
 """
 
-import argparse
-import csv
-import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from loss import BALL_METHODS, Data, FloatArray, load, loss_of
+from loss import BALL_METHODS, FloatArray, load
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
-from utility import interval, shown
 
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.data import Data
+from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.faults import Fault
+from flower_kmeans.metrics import nicv
 from flower_kmeans.strategies import KMeansStrategy
 
 METHODS = ("SynopsisKMeans", "PEMeans", "FastLloyd")
@@ -45,7 +45,8 @@ OF_CLIENTS = ("clients", "one-each")
 BY_CLUSTER = ("clusters", "both", "one-each")
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """One run."""
 
     data: str
@@ -55,16 +56,10 @@ class Task(NamedTuple):
     run: int
 
 
-Key = TypeVar("Key", bound=Any)
-"""A named tuple of what a run is."""
-Case = TypeVar("Case")
-"""What a run is made on."""
-
-
 def best_labels(data: Data) -> tuple[NDArray[np.int64], float]:
     """Return the cluster of each record in the best of ten starts of k-means, and its loss."""
     model = KMeans(data.n_clusters, n_init=10, random_state=0).fit(data.records)
-    return model.labels_.astype(np.int64), loss_of(data.records, model.cluster_centers_)
+    return model.labels_.astype(np.int64), nicv(data.records, model.cluster_centers_)
 
 
 def parts_of(
@@ -119,6 +114,13 @@ def drops(n_clients: int, n_rounds: int, rng: np.random.Generator) -> list[Fault
     ]
 
 
+@lru_cache(maxsize=4)
+def case_of(name: str, options: Options) -> tuple[Data, NDArray[np.int64], float]:
+    """Return records, the cluster of each, and the least loss."""
+    data = load(name, options)
+    return data, *best_labels(data)
+
+
 def loss_in(data: Data, labels: NDArray[np.int64], task: Task) -> float:
     """Return the loss of one run."""
     rng = np.random.default_rng([task.run, SETTINGS.index(task.setting)])
@@ -126,110 +128,53 @@ def loss_in(data: Data, labels: NDArray[np.int64], task: Task) -> float:
     strategy = strategy_of(data, task, len(parts))
     lossy = task.setting in ("drops", "both")
     faults = drops(len(parts), strategy.n_rounds, rng) if lossy else ()
-    return loss_of(data.records, simulate(strategy, parts, faults=faults).centroids)
+    return nicv(data.records, simulate(strategy, parts, faults=faults).centroids)
 
 
-def tasks_of(
-    names: Sequence[str], settings: Sequence[str], methods: Sequence[str], runs: int
-) -> Iterator[Task]:
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return the loss of one run over that of k-means."""
+    data, labels, optimum = case_of(task.data, options)
+    return {"ratio": loss_in(data, labels, task) / optimum}
+
+
+def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second."""
-    for run in range(runs):
-        for name in names:
-            for setting in settings:
-                for method in methods:
+    for run in range(options.runs):
+        for name in options.data:
+            for setting in SETTINGS:
+                for method in METHODS:
                     for epsilon in EPSILONS:
                         yield Task(name, setting, method, epsilon, run)
 
 
-def read_csv(path: Path, kind: type[Key]) -> dict[Key, float]:
-    """Read losses over those of k-means, by tasks of a kind; nothing if there is no file."""
-    if not path.exists():
-        return {}
-    with path.open(newline="") as file:
-        return {
-            kind(*(convert(row[name]) for name, convert in kind.__annotations__.items())): float(
-                row["ratio"]
-            )
-            for row in csv.DictReader(file)
-        }
-
-
-def complete(
-    path: Path,
-    found: dict[Key, float],
-    work: Iterable[tuple[Key, Case]],
-    ratio_of: Callable[[Case, Key], float],
-) -> None:
-    """Do what has not been found, and add every loss to the file as soon as it is known."""
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        for task, case in work:
-            if task in found:
-                continue
-            if not found:
-                writer.writerow((*task._fields, "ratio"))
-            found[task] = ratio_of(case, task)
-            writer.writerow((*task, repr(found[task])))
-            file.flush()
-
-
-def cell(ratios: Sequence[float]) -> str:
-    """Return a mean ratio with its interval and number of runs; nothing for none."""
-    if not ratios:
-        return ""
-    mean, half = interval(ratios)
-    spread = "" if len(ratios) < 2 else f" {shown(half, mean)}"
-    return f"{mean:.3f}{spread} ({len(ratios)})"
-
-
-def table_of(found: dict[Task, float]) -> str:
+def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return mean ratios with their intervals, as a markdown table."""
-    cells: dict[tuple[str, str, str], dict[float, list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for task, ratio in found.items():
-        cells[task.data, task.setting, task.method][task.epsilon].append(ratio)
-    head = " | ".join(f"eps {epsilon:g}" for epsilon in EPSILONS)
-    lines = [f"| data | setting | method | {head} |", "|---|---|---|" + "--:|" * len(EPSILONS)]
-    for (data, setting, method), by_epsilon in cells.items():
-        row = [data, setting, method, *(cell(by_epsilon[epsilon]) for epsilon in EPSILONS)]
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
+    lines = []
+    for key, curve in tables.curves_of(rows, "ratio", ("data", "setting", "method")).items():
+        found = tables.points_of(curve, EPSILONS)
+        lines.append([*key, *(tables.cell(ratios) for ratios in found)])
+    head = ["data", "setting", "method", *(f"eps {epsilon:g}" for epsilon in EPSILONS)]
+    return tables.markdown(head, lines, 3)
 
 
-def main() -> None:
-    """Run everything that was asked for, and write it down."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
-    parser.add_argument("--data", nargs="+", default=["blobs_16_16"], help="as for loss.py")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--runs", type=int, default=5, help="runs per cell")
-    parser.add_argument("--output", type=Path, default=Path("build/skew"))
-    options = parser.parse_args()
-
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / "runs.csv"
-    found = read_csv(path, Task)
-    loaded = [load(name, options.data_dir) for name in options.data]
-    data = {each.name: each for each in loaded if each is not None}
-    if not data:
-        parser.error("no data set is left: their files are missing.")
-    best = {name: best_labels(each) for name, each in data.items()}
-    tasks = tasks_of(list(data), options.settings, options.methods, options.runs)
-
-    def ratio_of(each: Data, task: Task) -> float:
-        labels, optimum = best[task.data]
-        return loss_in(each, labels, task) / optimum
-
-    complete(path, found, ((task, data[task.data]) for task in tasks), ratio_of)
-    table = table_of(found)
-    (options.output / "tables.md").write_text(table + "\n")
-    print("\n" + table)
+SUITE = Suite(
+    "skew",
+    "The loss of private clusterings where clients differ, drop out, or are protected, over "
+    "the loss of scikit-learn's KMeans on the pooled records; means, 95% intervals and, in "
+    "brackets, numbers of runs. Records, norm and delta are those of the suite loss. Settings: "
+    "even, 20 clients with random parts; clusters, as many clients as clusters, each with one of "
+    "them; drops and both, as these, and 20% of the clients do not answer in each round; shares, "
+    "as even, under distributed-noise; clients and one-each, 1,000 clients with random parts or of "
+    "one cluster, and a client is protected. All but shares are under trusted-server.",
+    Task,
+    {"ratio": float},
+    tasks_of,
+    measure,
+    tables_of,
+    datasets=("blobs_16_16",),
+    runs=5,
+)
 
 
 if __name__ == "__main__":
-    main()
+    script.main(SUITE, __doc__)

@@ -1,6 +1,7 @@
 """The script that varies clips: what it varies, what it holds fixed, and going on."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,9 @@ import pytest
 from deployments import load_script
 
 from flower_kmeans import Ball
+from flower_kmeans.bench import script
+from flower_kmeans.bench.harness import Options
+from flower_kmeans.metrics import nicv
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -21,9 +25,7 @@ def clips(monkeypatch):
 def case_of(clips, d):
     """Case of 4,000 records in two clusters."""
     labels = np.repeat([0, 1], 2_000)
-    return clips.Case(
-        clips.Records("given", np.zeros((4_000, d)), 2), labels, Ball(1.0, [0] * d), 1
-    )
+    return clips.Case(clips.Data("given", np.zeros((4_000, d)), 2), labels, Ball(1.0, [0] * d), 1)
 
 
 def task_of(clips, method, factor):
@@ -61,7 +63,7 @@ def test_a_factor_changes_the_clips_of_its_method_and_no_others(clips, d):
 
 
 def test_the_mixture_is_that_of_the_experiments(clips):
-    case = clips.case_of("mixture", None, 1)
+    case = clips.case_of("mixture", Options(1), 1)
     assert case.records.records.shape == (50_000, 100)
     assert case.records.n_clusters == 10
     sys.path.append(str(FOLDER.parent / "simulations" / "feddp"))
@@ -73,7 +75,7 @@ def test_the_mixture_is_that_of_the_experiments(clips):
     assert case.domain == drawn.domain
     np.testing.assert_array_equal(case.records.records[:50], drawn.partitions[0])
     # The true means are a little worse than the best clustering, which starts from them.
-    at_means = clips.loss_of(case.records.records, drawn.means)
+    at_means = nicv(case.records.records, drawn.means)
     assert 0.99 * at_means < case.optimum < at_means
 
 
@@ -81,14 +83,24 @@ def test_it_goes_on_where_it_was_stopped(clips, monkeypatch, tmp_path, capsys):
     rng = np.random.default_rng(0)
     records = np.repeat([[4.0, 1.0], [-5.0, 9.0]], 60, axis=0) + rng.normal(size=(120, 2))
     np.savez(tmp_path / "own.npz", X=records)
-    command = ["clips.py", "--data", f"{tmp_path / 'own.npz'}:2", "missing.npz:2", "--runs", "1"]
-    command += ["--methods", clips.SYNOPSIS, clips.PE_LIFT, "--factors", "1", "2"]
-    monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "out")])
-    clips.main()
+    command = ["--data", f"{tmp_path / 'own.npz'}:2", "missing.npz:2", "--runs", "1", "--jobs", "1"]
+    command += [
+        "--methods",
+        clips.SYNOPSIS,
+        clips.PE_LIFT,
+        "--factors",
+        "1",
+        "2",
+        "--shapes",
+        "one-each",
+    ]
+    command += ["--output", str(tmp_path / "out")]
+    main = partial(script.main, clips.SUITE, None, command)
+    main()
     first = (tmp_path / "out" / "runs.csv").read_text()
-    assert len(first.splitlines()) == 1 + 2 * 2  # HDPE-means has no place in two columns
+    assert len(first.splitlines()) == 1 + 2  # HDPE-means has no place in two columns
     assert all(float(line.split(",")[-1]) >= 0.999 for line in first.splitlines()[1:])
     monkeypatch.setattr(clips, "ratio_of", None)  # nothing is left to do
-    clips.main()
+    main()
     assert (tmp_path / "out" / "runs.csv").read_text() == first
     assert "| own | one-each | SynopsisKMeans | 1 |" in capsys.readouterr().out

@@ -1,14 +1,16 @@
-"""The script that makes the tables of losses: its protocol, figures, and going on after a stop."""
+"""The script that makes the tables of losses: its protocol, figures, and its files."""
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from deployments import load_script
-from scipy.integrate import trapezoid
 
 from flower_kmeans import strategies
+from flower_kmeans.bench import tables
+from flower_kmeans.bench.harness import Options, plan_of
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -24,76 +26,74 @@ def records():
     return np.repeat([[4.0, 1.0], [-5.0, 9.0]], 60, axis=0) + rng.normal(size=(120, 2))
 
 
-def test_records_are_centred_and_their_largest_norm_is_1(loss, tmp_path):
+def options_of(tmp_path, data=("iris",), runs=1):
     np.savez(tmp_path / "iris.npz", X=records() * 7 + 3)
-    data = loss.load("iris", tmp_path)
+    return Options(runs, data=data, data_dir=tmp_path)
+
+
+def test_records_are_centred_and_their_largest_norm_is_1(loss, tmp_path):
+    data = loss.load("iris", options_of(tmp_path))
     assert (data.name, data.n_clusters) == ("iris", 3)
     np.testing.assert_allclose(data.records.mean(axis=0), 0, atol=1e-12)
     assert np.linalg.norm(data.records, axis=1).max() == pytest.approx(1)
-    assert loss.load("birch2", tmp_path) is loss.load("iris", None) is None
-    own = loss.load(f"{tmp_path / 'iris.npz'}:2", None)
-    assert (own.name, own.n_clusters) == ("iris", 2)
 
 
 def test_blobs_are_those_of_the_paper(loss):
-    data = loss.load("blobs_4_4", None)
-    assert data.records.shape == (20_000, 4)
     task = loss.Task("blobs_4_4", "KMeans", None, 0)
+    found = loss.measure(task, Options(1))
     printed = loss.PRINTED["blobs_4_4"].non_private_loss
-    assert loss.cluster(data, task).loss == pytest.approx(printed, abs=5e-5)
+    assert found["loss"] == pytest.approx(printed, abs=5e-5)
 
 
-def test_losses_are_means_of_squared_distances(loss):
-    points = records()
-    centers = np.array([[0.0, 0.0], [3.0, 8.0], [-5.0, 9.0]])
-    slow = [min(((x - c) ** 2).sum() for c in centers) for x in points]
-    assert loss.loss_of(points, centers) == pytest.approx(np.mean(slow))
+def test_tasks_are_those_that_apply(loss, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss, "find_spec", lambda name: None)
+    plan = plan_of(loss.SUITE, options_of(tmp_path, ("iris", "blobs_4_64"), runs=2))
+    assert [task.run for task in plan.tasks] == sorted(task.run for task in plan.tasks)
+    methods = {
+        name: {task.method for task in plan.tasks if task.data == name}
+        for name in plan.options.data
+    }
+    usual = {"KMeans", "SynopsisKMeans", "FastLloyd", "SuLloyd"}
+    assert methods == {"iris": usual | {"PEMeans"}, "blobs_4_64": usual | {"HDPEMeans"}}
+    assert len(plan.tasks) == 2 * 2 * (1 + 4 * 5)
+    every = set(loss.tasks_of(plan.options, every=True))
+    more = every - set(plan.tasks)
+    assert {(task.data, task.method) for task in more} == {("blobs_4_64", "PEMeans")}
+    monkeypatch.undo()
+    monkeypatch.setattr(loss, "find_spec", lambda name: name == "diffprivlib")
+    assert "diffprivlib" in {task.method for task in loss.tasks_of(plan.options)}
 
 
-def test_areas_are_those_of_trapezoids(loss):
-    assert loss.area([1.0] * 5) == pytest.approx(3.75)
-    losses = [5.0, 4.0, 2.0, 1.5, 1.0]
-    assert loss.area(losses) == pytest.approx(trapezoid(losses, loss.EPSILONS))
+def test_what_a_finished_file_holds_is_shown(loss, tmp_path, monkeypatch, capsys):
+    """A file of before: its columns, and numbers as they were written."""
+    head = "data,method,epsilon,run,loss,seconds,capped\n"
+    lines = [f"iris,PEMeans,{e},{run},{0.1 + run},0.13,1" for run in (0, 1) for e in loss.EPSILONS]
+    (tmp_path / "runs.csv").write_text(head + "\n".join([*lines, "iris,KMeans,,0,0.05,0.20,0\n"]))
+    command = ["loss.py", "--redraw", "--output", str(tmp_path), "--data", "iris"]
+    monkeypatch.setattr(sys, "argv", command)
+    loss.main()
+    printed = capsys.readouterr().out
+    assert "| iris | 0.1875 (1) | 2.2500 ± 24 (2) | 0.2894 |" in printed
+    assert "The population was capped on: iris" in printed
+    assert (tmp_path / "tables.md").exists()
+    assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
-def test_a_run_goes_on_where_it_was_stopped(loss, tmp_path, monkeypatch):
-    data = [loss.Data("two", loss.to_unit_ball(records()), 2)]
-    done = []
-
-    def cluster(each, task):
-        done.append(task)
-        return loss.Outcome(task, float(len(done)), 0.5, task.method == "PEMeans")
-
-    monkeypatch.setattr(loss, "cluster", cluster)
-    path = tmp_path / "runs.csv"
-    methods = ["KMeans", "PEMeans", "HDPEMeans"]
-    tasks = list(loss.tasks_of(data, methods, 2))
-    assert len(tasks) == 2 * (1 + 5)  # two columns need no projection
-    assert [task.run for task in tasks] == [0] * 6 + [1] * 6
-    loss.run_all(data, tasks, 1, path, until=-math.inf)  # stops after one
-    assert len(done) == 1
-    first = loss.run_all(data, tasks, 1, path)
-    assert done == tasks
-    assert loss.run_all(data, tasks, 1, path) == first
-    assert len(done) == 12
-    assert sum(outcome.capped for outcome in first) == 10
-
-
-def curves(loss, scale=1.0):
+def curves(loss):
     """Two runs of PE-means on iris, of which the second lacks an epsilon, and one of k-means."""
-    outcomes = [
-        loss.Outcome(loss.Task("iris", "PEMeans", epsilon, run), scale * (1 + run), 0.1)
+    rows = [
+        {"data": "iris", "method": "PEMeans", "epsilon": epsilon, "run": run, "loss": 1.0 + run}
         for run in range(3)
         for epsilon in loss.EPSILONS
         if (run, epsilon) != (2, 4.0)
     ]
-    outcomes.append(loss.Outcome(loss.Task("iris", "KMeans", None, 0), 0.5, 0.1))
-    return loss.curves_of(outcomes)
+    rows.append({"data": "iris", "method": "KMeans", "epsilon": None, "run": 0, "loss": 0.5})
+    return tables.curves_of(rows, "loss")
 
 
-def test_tables_hold_whole_runs_beside_the_printed_figures(loss, tmp_path):
+def test_tables_hold_whole_runs_beside_the_printed_figures(loss):
     found = curves(loss)
-    assert loss.areas_of(found["iris", "PEMeans"]) == pytest.approx([3.75, 7.5])
+    assert loss.areas_of(found["iris", "PEMeans"], loss.EPSILONS) == pytest.approx([3.75, 7.5])
     table = loss.auc_table(found, ["iris"])
     cells = [cell.strip() for cell in table.splitlines()[-1].split("|")[1:-1]]
     assert cells[0] == "iris"
@@ -103,12 +103,10 @@ def test_tables_hold_whole_runs_beside_the_printed_figures(loss, tmp_path):
     assert cells[3:] == ["0.2894", "", "0.3979", "1.3048", "0.1361"]
     assert "| PEMeans 5.6250 | 0.2894 | 19.44 |" in loss.comparison(found, ["iris"])
     assert "| iris | PEMeans | 2 ± 2.5 | " in loss.loss_table(found, ["iris"])
-    loss.plot(found, ["iris"], tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("method", ["PEMeans", "FastLloyd"])
-def test_methods_run_under_the_protocol(loss, method, monkeypatch):
+def test_methods_run_under_the_protocol(loss, method, monkeypatch, tmp_path):
     made = []
 
     def make(*arguments, **options):
@@ -117,12 +115,12 @@ def test_methods_run_under_the_protocol(loss, method, monkeypatch):
 
     cls = getattr(strategies, method)
     monkeypatch.setattr(strategies, method, make)
-    data = loss.Data("two", loss.to_unit_ball(records()), 2)
-    outcome = loss.cluster(data, loss.Task("two", method, 4.0, 7))
+    found = loss.measure(loss.Task("iris", method, 4.0, 7), options_of(tmp_path))
     (strategy,) = made
     assert strategy.plan.budget.delta == pytest.approx(120**-1.1)
     assert (strategy.trust, strategy.seed, strategy.n_records) == ("trusted-server", 7, 120)
-    assert 0 < outcome.loss < 1
+    assert found.keys() == loss.SUITE.measures.keys()
+    assert 0 < found["loss"] < 1
     assert strategy.domain.l2_bound(16) <= 2**16 * math.sqrt(2)
 
 

@@ -1,11 +1,13 @@
 """The script that measures losses under skew and drops: who holds what, who drops, going on."""
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from deployments import load_script
+
+from flower_kmeans.bench import script
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -68,14 +70,15 @@ def test_it_goes_on_where_it_was_stopped(skew, monkeypatch, tmp_path, capsys):
     records = np.repeat([[4.0, 1.0], [-5.0, 9.0]], 60, axis=0) + rng.normal(size=(120, 2))
     np.savez(tmp_path / "own.npz", X=records)
     command = ["skew.py", "--data", f"{tmp_path / 'own.npz'}:2", "--settings", "even", "drops"]
-    command += ["--runs", "1", "--output", str(tmp_path / "out")]
-    monkeypatch.setattr(skew, "METHODS", ("FastLloyd",))
-    monkeypatch.setattr(sys, "argv", command)
-    skew.main()
+    command += ["--runs", "1", "--jobs", "1", "--methods", "FastLloyd"]
+    command += ["--output", str(tmp_path / "out")]
+    main = partial(script.main, skew.SUITE, None, command[1:])
+    main()
     first = (tmp_path / "out" / "runs.csv").read_text()
+    assert first.splitlines()[0] == "data,setting,method,epsilon,run,ratio"
     assert len(first.splitlines()) == 1 + 2 * 3
     assert all(float(line.split(",")[-1]) >= 0.999 for line in first.splitlines()[1:])
     monkeypatch.setattr(skew, "loss_in", None)  # nothing is left to do
-    skew.main()
+    main()
     assert (tmp_path / "out" / "runs.csv").read_text() == first
     assert "| own | drops | FastLloyd |" in capsys.readouterr().out

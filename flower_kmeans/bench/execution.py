@@ -4,6 +4,7 @@ import importlib
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +98,14 @@ def execute(
         If tasks failed; all others are done, and shown.
     """
     console = console or Console()
-    plan = plan_of(suite, options)
+    plan = plan_of(suite, options, redraw=redraw)
     prepare_directory(output)
     meta = record.read(suite, output)
     started = record.now()
     if plan.skipped:
         console.print(Text(_skipped(plan)), soft_wrap=True)
     command = record.entry(arguments, jobs, started)
-    todo = Plan(plan.options, (), plan.skipped) if redraw else plan
+    todo = replace(plan, tasks=()) if redraw else plan
     outcome = run(suite, todo, output / rows.NAME, jobs=jobs, minutes=minutes, console=console)
     if not redraw:
         facts = {"ended": record.now(), "rows": outcome.n_done, "skipped": list(plan.skipped)}

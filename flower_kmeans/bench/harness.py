@@ -105,6 +105,9 @@ class Suite:
         Data sets in `flower_kmeans.bench.data` that are used unless others are asked for.
     made : tuple of str
         Names of data sets that the suite makes by itself.
+    choices : mapping of str to tuple
+        Values of a column that a command may name although none of its tasks has them, as where a
+        method does not apply to a data set.
     runs : int
         Repetitions unless told otherwise.
     settings : mapping of str to str
@@ -124,6 +127,7 @@ class Suite:
     plots: Mapping[str, "Callable[[Sequence[Row], Options], Figure]"] = field(default_factory=dict)
     datasets: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     runs: int = 5
     settings: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
@@ -174,15 +178,25 @@ class Plan:
     tasks : tuple
     skipped : tuple of str
         Data sets that are not there.
+    named : tuple of str
+        Data sets that were asked for; empty for the suite's own choice.
     """
 
     options: Options
     tasks: tuple[Any, ...]
-    skipped: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
 
 
-def plan_of(suite: Suite, options: Options) -> Plan:
+def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
     """Return the tasks of a suite under a command's options.
+
+    Parameters
+    ----------
+    suite : Suite
+    options : Options
+    redraw : bool
+        Whether no task will be done, so that no data set need be there.
 
     Raises
     ------
@@ -197,7 +211,7 @@ def plan_of(suite: Suite, options: Options) -> Plan:
             continue
         found.append(name)
         files += [(name, given)] if name != given else []
-    if missing and not found:
+    if missing and not found and not redraw:
         raise ConfigurationError(
             f"Expected a data set of suite {suite.name} to be there. Got none: "
             f"{', '.join(missing)} need NAME.npz files in --data-dir."
@@ -210,7 +224,7 @@ def plan_of(suite: Suite, options: Options) -> Plan:
             f"Expected tasks of suite {suite.name} that differ. Got equal ones."
         )
     for column, values in wanted.items():
-        known = {getattr(task, column) for task in tasks}
+        known = {getattr(task, column) for task in tasks} | set(suite.choices.get(column, ()))
         strange = [value for value in values if value not in known]
         if tasks and strange:
             raise ConfigurationError(
@@ -221,7 +235,10 @@ def plan_of(suite: Suite, options: Options) -> Plan:
         for task in tasks
         if all(getattr(task, column) in values for column, values in wanted.items())
     ]
-    return Plan(resolved, tuple(tasks), tuple(missing))
+    if not tasks and not redraw:
+        raise ConfigurationError(f"Expected runs of suite {suite.name} to be left. Got none.")
+    named = tuple(map(data_sets.name_of, options.data))
+    return Plan(resolved, tuple(tasks), tuple(missing), named)
 
 
 def parsed_only(suite: Suite, options: Options) -> dict[str, tuple[Any, ...]]:

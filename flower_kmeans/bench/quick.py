@@ -161,5 +161,6 @@ SUITE = Suite(
     tables_of,
     {"quick": plot},
     DATASETS,
+    choices={"method": METHODS},
     runs=3,
 )

@@ -128,10 +128,12 @@ def run(
 def admitted(suite: Suite, plan: Plan, known: Mapping[Any, Row]) -> list[Row]:
     """Return the rows that the options admit, those of the plan's tasks first and in its order.
 
-    Rows of more repetitions than asked for belong to them, and so do data sets that are not there
-    any more: a finished file can be shown without them.
+    Rows of more repetitions than asked for belong to them. So do those of data sets that are not
+    there any more, unless others were asked for: a finished file can be shown without its data.
     """
     wanted = parsed_only(suite, plan.options)
+    if plan.named:
+        wanted["data"] = plan.named
     order = {task: number for number, task in enumerate(plan.tasks)}
     found = [
         (order.get(task, len(order)), row)

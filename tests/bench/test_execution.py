@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -99,6 +100,16 @@ def test_redrawing_runs_nothing(start, tmp_path, done):
     assert (tmp_path / "out" / "tables.md").exists()
     assert (tmp_path / "out" / "meta.json").read_bytes() == before
     assert len(done()) == 6
+
+
+def test_a_finished_file_is_shown_without_its_data(start, tmp_path, suite):
+    own = tmp_path / "own.npz"
+    np.savez(own, X=np.zeros((3, 1)))
+    start(options=Options(1, data=("mine", f"{own}:2")))
+    own.unlink()
+    printed = start(options=Options(1, data=(f"{own}:2",)), redraw=True)
+    assert "| own | noise |" in printed
+    assert "| mine | noise |" not in printed
 
 
 def test_rows_of_other_settings_are_refused(start, suite, tmp_path, done):

@@ -48,6 +48,20 @@ def test_restrictions_that_leave_nothing_are_refused(suite, only, words):
         plan_of(suite, Options(1, only=(only,)))
 
 
+def test_values_that_no_task_has_may_be_known(suite):
+    options = Options(1, only=(("method", ("noise", "other")),))
+    with pytest.raises(ConfigurationError, match="Got 'other'"):
+        plan_of(suite, options)
+    some = replace(suite, choices={"method": ("other",)})
+    assert {task.method for task in plan_of(some, options).tasks} == {"noise"}
+    none = replace(options, only=(("method", ("other",)),))
+    with pytest.raises(
+        ConfigurationError, match=r"Expected runs of suite toy to be left. Got none"
+    ):
+        plan_of(some, none)
+    assert plan_of(some, none, redraw=True).tasks == ()
+
+
 def test_equal_tasks_are_refused(suite):
     twice = replace(suite, tasks=lambda options: [*suite.tasks(options)] * 2)
     with pytest.raises(ConfigurationError, match="tasks of suite toy that differ"):
