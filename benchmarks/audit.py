@@ -76,8 +76,14 @@ def measured(task: Task, effort: Effort) -> Line:
     if not task.bug:
         return measure(task.cell, effort)
     bug = _bug(task.bug)
-    patch = bug.patch if task.planted else nullcontext
-    return measure(task.cell, effort, score=bug.score, threshold=bug.threshold, patch=patch)
+    return measure(
+        task.cell,
+        effort,
+        score=bug.score,
+        threshold=bug.threshold,
+        patch=bug.patch if task.planted else nullcontext,
+        at_once=bug.at_once,
+    )
 
 
 def _bug(name: str) -> Bug:
@@ -165,7 +171,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], n_texts: int) -> 
 
 def cell_table(found: dict[Task, Line]) -> str:
     """Return the table of cells in markdown, with who attacks below it."""
-    head = ("strategy", "trust", "unit", "ε", "claimed μ", "whole runs", "repetitions")
+    head = ("strategy", "trust", "unit", "ε", "claimed μ", "claimed ε", "whole runs", "repetitions")
     head = (*head, "TPR", "FPR", "μ ≥", "ε ≥", "of the claim", "verdict")
     rows = [
         (
@@ -174,6 +180,7 @@ def cell_table(found: dict[Task, Line]) -> str:
             line.unit,
             f"{line.epsilon:g}",
             _rounded(line.mu),
+            _rounded(line.claimed_epsilon, 2),
             f"{line.recorded}",
             f"{line.repetitions}",
             _rounded(line.tpr, 4),
@@ -186,7 +193,7 @@ def cell_table(found: dict[Task, Line]) -> str:
         for task, line in found.items()
         if not task.bug
     ]
-    who = "\n".join(f"- `{trust}`: {adversary}." for trust, adversary in SEES.items())
+    who = "\n".join(f"- {name}: {adversary}." for name, adversary in SEES.items())
     return _table(head, rows, 3) + "\n\nAdversaries:\n\n" + who
 
 
@@ -296,7 +303,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=5_000, help="repetitions of a line")
-    parser.add_argument("--recorded", type=int, default=10, help="whole runs of each neighbour")
+    parser.add_argument("--recorded", type=int, default=5, help="whole runs of each neighbour")
     parser.add_argument("--confidence", type=float, default=0.95, help="of every bound")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[4.0, 1.0])
     parser.add_argument("--jobs", type=int, default=1, help="processes")

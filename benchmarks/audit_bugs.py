@@ -52,6 +52,8 @@ class Bug:
     score : callable
     threshold : float
         Fixed here, before any run.
+    at_once : bool
+        Whether the noise of all repetitions can be drawn by one call for each release.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Bug:
     guess: str = "likelihood ratio"
     score: Score = log_likelihood
     threshold: float = 0.0
+    at_once: bool = True
 
 
 # --------------------------------------------------------------------------- plants
@@ -271,6 +274,7 @@ def bugs() -> list[Bug]:
             _drawing(_reused),
             guess="which neighbour leaves the same noise in both",
             score=_disagreement,
+            at_once=False,
         ),
         make(
             "server's seed known",
@@ -279,6 +283,7 @@ def bugs() -> list[Bug]:
             _public_noise,
             guess="which neighbour leaves the noise of that seed",
             score=_known(_public_noise),
+            at_once=False,
         ),
         make(
             "clients' seed known",
@@ -287,5 +292,6 @@ def bugs() -> list[Bug]:
             _public_shares,
             guess="which neighbour leaves the noise of that seed",
             score=_known(_public_shares),
+            at_once=False,
         ),
     ]

@@ -8,7 +8,7 @@ from the cells that these hold (SynopsisKMeans); a client with so many equal rec
 clipped in every release.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,17 @@ CLIENT_RECORDS = 10
 MANY = 60
 """Records of the client that is attacked."""
 
+WITH_SERVER = "server and client"
+"""Variant in which the server is one of those who attack: it opens every client's answer."""
+
 SEES = {
     "oblivious-server": "a client or reader of results: opens every sum with the group key, does "
     "not know the server's noise",
     "trusted-server": "a client or outsider: sees every noisy sum",
     "distributed-noise": f"whoever sees every sum, and {COLLUDERS} of {N_CLIENTS} clients, whose "
     "share of the noise it subtracts",
+    WITH_SERVER: "the server together with a client, under `distributed-noise`: opens the attacked "
+    "client's own answers, which its own share of the noise covers; the claim is √M' μ",
 }
 
 
@@ -55,10 +60,15 @@ class Cell:
     variant: str = ""
 
     @property
+    def sees(self) -> str:
+        """Who attacks."""
+        return SEES.get(self.variant, SEES[self.trust])
+
+    @property
     def name(self) -> str:
         """A name for files."""
         parts = (self.strategy, self.trust, self.unit, f"{self.epsilon:g}", self.variant)
-        return "_".join(part for part in parts if part)
+        return "_".join(part.replace(" ", "-") for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,14 @@ class Setting:
         The clients' records without what is attacked, in the user's units.
     target : ndarray of shape (n, d)
         What the first client holds beside them, or not.
+    alone : bool
+        Whether the first client's own answers are seen, and not the sums.
     """
 
     strategy: KMeansStrategy
     background: list[FloatArray]
     target: FloatArray
+    alone: bool = False
 
     def partitions(self, present: bool) -> list[FloatArray]:
         """Return the clients' records, with the target or without."""
@@ -99,6 +112,8 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
                 for trust in getattr(strategies, strategy).TRUSTS:
                     found.append(Cell(strategy, trust, unit, epsilon))
             found.append(Cell("FedDPKMeans", "trusted-server", unit, epsilon, "laplace"))
+            for strategy in ("GLloyd", "FedDPKMeans"):
+                found.append(Cell(strategy, "distributed-noise", unit, epsilon, WITH_SERVER))
     return found
 
 
@@ -113,7 +128,7 @@ def setting_of(cell: Cell) -> Setting:
         options["colluders"] = COLLUDERS
     budget = PrivacyBudget(cell.epsilon, DELTA, cell.unit)
     setting: Setting = _SETTINGS[cell.strategy](cell, budget, options)
-    return setting
+    return replace(setting, alone=cell.variant == WITH_SERVER)
 
 
 # --------------------------------------------------------------------------- strategies

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from audit_cells import DELTA, SEES, Cell, FloatArray, setting_of
+from audit_cells import DELTA, Cell, FloatArray, setting_of
 from audit_runs import Answers, Score, Views, log_likelihood, recorded, repeated
 
 from flower_kmeans.privacy.audit import epsilon_lower_bound, mu_lower_bound
@@ -24,7 +24,7 @@ class Line:
     Attributes
     ----------
     mu, claimed_epsilon : float
-        Of the plan; ``mu`` is NaN where not all noise is Gaussian.
+        What is claimed against this adversary; ``mu`` is NaN where not all noise is Gaussian.
     recorded, repetitions : int
         Runs through strategy and client code, half of them with the target; repetitions of answers
         and noise, each scored with the target and without.
@@ -82,7 +82,7 @@ class Effort:
     """
 
     repetitions: int = 5_000
-    recorded: int = 10
+    recorded: int = 5
     confidence: float = 0.95
 
 
@@ -93,7 +93,7 @@ def measure(
     score: Score = log_likelihood,
     threshold: float | None = 0.0,
     patch: Callable[[], AbstractContextManager[object]] = nullcontext,
-    tick: Callable[[], None] = lambda: None,
+    at_once: bool = True,
 ) -> Line:
     """Run a cell's attack, and return its line.
 
@@ -108,8 +108,9 @@ def measure(
         as many other repetitions, which are not counted.
     patch : callable
         Makes the context in which everything runs: that of a planted bug.
-    tick : callable
-        Called after each repetition.
+    at_once : bool
+        Whether the noise of all repetitions is drawn by one call for each release, or by one call
+        of what makes a round's noise in a run, for every round.
     """
     began = time.monotonic()
     with patch():
@@ -117,11 +118,11 @@ def measure(
         answers = Answers(setting)
         whole = [(present, recorded(setting, present)) for present in _turns(effort.recorded)]
         questions = whole[0][1][0]
-        gaussian = answers.plan.mu is not None
+        gaussian = answers.mu is not None
         if not gaussian or threshold is None:
-            pilot = repeated(answers, questions, effort.repetitions, tick)
+            pilot = repeated(answers, questions, effort.repetitions, at_once)
             threshold = _chosen(answers, effort, score, pilot)
-        absent, present = repeated(answers, questions, effort.repetitions, tick)
+        absent, present = repeated(answers, questions, effort.repetitions, at_once)
         low, high = score(answers, absent), score(answers, present)
         marks = [(there, float(score(answers, views)[0])) for there, (_, views) in whole]
         attained = float(np.mean([answers.attained(views) for _, (_, views) in whole]))
@@ -133,13 +134,13 @@ def measure(
     else:
         mu_bound = np.nan
         bound = epsilon_lower_bound(*counts, DELTA, effort.confidence)
-    claimed = answers.plan.epsilon()
+    claimed = answers.epsilon
     sigmas = _sigmas(marks, low, high)
     verdict = ABOVE if bound > claimed else BELOW
     return Line(
         **asdict(cell),
         delta=DELTA,
-        mu=np.nan if answers.plan.mu is None else answers.plan.mu,
+        mu=np.nan if answers.mu is None else answers.mu,
         claimed_epsilon=claimed,
         recorded=len(marks),
         repetitions=n,
@@ -155,7 +156,7 @@ def measure(
         ratio=bound / claimed,
         verdict=DIFFERENT if sigmas > FEWEST_SIGMAS else verdict,
         seconds=time.monotonic() - began,
-        adversary=SEES[cell.trust],
+        adversary=cell.sees,
     )
 
 

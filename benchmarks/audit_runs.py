@@ -1,20 +1,24 @@
 """Runs of the privacy audit: recorded whole runs, repetitions of noise alone, and their scores.
 
 A recorded run is one through ``simulate``, strategy and client code, of which the adversary's view
-is kept: the opened sums of all rounds, less the noise shares of the clients that collude with it. A
-repetition calls answers and noise themselves. Where clients follow the questions from the sums,
+is kept: the opened sums of all rounds, less the noise shares of the clients that collude with it.
+Where the server attacks with a client, it is the first client's answers without their masks.
+
+A repetition calls answers and noise themselves. Where clients follow the questions from the sums,
 every repetition follows its own; where the server asks, it asks those of a recorded run again,
-which it may (docs/threat-model.md, 18). A repetition draws its noise once, for both neighbours.
+which it may (docs/threat-model.md, 18). A repetition has one noise, for both neighbours.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import COLLUDERS, N_CLIENTS, FloatArray, Setting
+from audit_cells import COLLUDERS, DELTA, N_CLIENTS, FloatArray, Setting
+from flwr.app import Message
 from numpy.typing import NDArray
 
 from flower_kmeans import simulate, simulation
@@ -24,9 +28,11 @@ from flower_kmeans.federation import coordinator, release
 from flower_kmeans.federation.arrays import encode_arrays
 from flower_kmeans.federation.in_process import InProcessGrid
 from flower_kmeans.federation.life import Life, load_life
-from flower_kmeans.federation.transcript import first_hash, next_hash, question_hash
+from flower_kmeans.federation.messages import RECORD_KEY
+from flower_kmeans.federation.transcript import first_hash, next_hash, question_hash, unpack_words
 from flower_kmeans.initialization import public_generator
 from flower_kmeans.privacy.audit import log_likelihood_ratio
+from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.secagg import masks
@@ -65,17 +71,17 @@ class Answers:
         self._target = self._grid(setting.target)
         # What is not clipped adds up record by record, so equal records need be asked once.
         parts = setting.background if by_client else [np.concatenate(setting.background)]
-        self._groups: list[tuple[int, GridRecords]] = []
-        for part in parts:
-            if by_client:
-                self._groups.append((1, self._grid(part)))
-                continue
-            rows, times = np.unique(part, axis=0, return_counts=True)
-            for many in np.unique(times):
-                self._groups.append((int(many), self._grid(rows[times == many])))
+        self._groups = [group for part in parts for group in self._grouped(part, by_client)]
+        self._own = self._grouped(setting.background[0], by_client)
 
     def _grid(self, records: FloatArray) -> GridRecords:
         return GridRecords(records, self.algorithm.domain, self.algorithm.fraction_bits)
+
+    def _grouped(self, part: FloatArray, by_client: bool) -> list[tuple[int, GridRecords]]:
+        if by_client:
+            return [(1, self._grid(part))]
+        rows, times = np.unique(part, axis=0, return_counts=True)
+        return [(int(many), self._grid(rows[times == many])) for many in np.unique(times)]
 
     def _answer(self, question: Question, records: GridRecords) -> IntArray:
         answer = self.algorithm.answer(question, records)
@@ -83,8 +89,15 @@ class Answers:
 
     def without(self, question: Question) -> IntArray:
         """Return the exact sum without the target."""
+        return self._sum(question, self._groups)
+
+    def own_without(self, question: Question) -> IntArray:
+        """Return the first client's exact answer without the target."""
+        return self._sum(question, self._own)
+
+    def _sum(self, question: Question, groups: list[tuple[int, GridRecords]]) -> IntArray:
         total = np.zeros(self.algorithm.words(question.round), dtype=np.int64)
-        for many, records in self._groups:
+        for many, records in groups:
             total += many * self._answer(question, records)
         return total
 
@@ -124,9 +137,45 @@ class Answers:
             )
             for _ in range(N_CLIENTS)
         ]
-        return np.sum(drawn[:shares], axis=0), np.sum(drawn[shares:], axis=0)
+        unknown = 1 if self.setting.alone else shares
+        return np.sum(drawn[:unknown], axis=0), np.sum(drawn[unknown:], axis=0)
+
+    def noises(self, question: Question, many: int) -> tuple[IntArray, IntArray]:
+        """Draw a round's noise so many times at once: (many, words) of either kind."""
+        units, words = self.algorithm.units(question), self.algorithm.words(question.round)
+        drawn = np.zeros((N_CLIENTS if self.setting.shared else 1, many, words), dtype=np.int64)
+        places, shares = self.algorithm.places(question.round), N_CLIENTS - COLLUDERS
+        for noise in drawn:
+            stream = coordinator.Stream.fresh()
+            for each in self.plan.rounds[question.round - 1]:
+                own = np.concatenate([places[name] for name in each.blocks])
+                tiled = np.tile(units[own], many)
+                if self.setting.shared:
+                    found = release.draw_share(each, tiled, shares, stream)
+                else:
+                    found = release.draw(each, tiled, stream)
+                noise[:, own] = found.reshape(many, -1)
+        unknown = shares if self.setting.shared and not self.setting.alone else 1
+        return drawn[:unknown].sum(axis=0), drawn[unknown:].sum(axis=0)
 
     # ------------------------------------------------------------------ the claim's noise
+
+    @property
+    def lost(self) -> float:
+        """The claimed mu over the plan's: √M' where a client's own share is all that covers it."""
+        return math.sqrt(N_CLIENTS - COLLUDERS) if self.setting.alone else 1.0
+
+    @property
+    def mu(self) -> float | None:
+        """The claimed mu; ``None`` where not all noise is Gaussian."""
+        return None if self.plan.mu is None else self.plan.mu * self.lost
+
+    @property
+    def epsilon(self) -> float:
+        """The claimed epsilon at the plan's delta."""
+        if self.mu is None or not self.setting.alone:
+            return self.plan.epsilon()
+        return epsilon_of_mu(self.mu, DELTA)
 
     @cached_property
     def laws(self) -> list[tuple[str, NDArray[np.intp], FloatArray]]:
@@ -139,7 +188,7 @@ class Answers:
             places = self.algorithm.places(number)
             for each in self.plan.rounds[number - 1]:
                 words = np.concatenate([places[name] for name in each.blocks])
-                scale = each.noise_multiplier * units[words]
+                scale = each.noise_multiplier * units[words] / self.lost
                 found.append((sampler_name(each, self.setting.shared), start + words, scale))
             start += self.algorithm.words(number)
         return found
@@ -155,7 +204,7 @@ class Answers:
             order = 1 if sampler.startswith("rounded-laplace") else 2
             costs = costs + np.linalg.norm(changes[:, words] / scale, order, axis=1) ** power
         planned = sum(each.cost**power for each in self.plan.releases)
-        return float(np.mean((costs / planned) ** (1 / power)))
+        return float(np.mean((costs / planned) ** (1 / power))) / self.lost
 
 
 def log_likelihood(answers: Answers, views: Views) -> FloatArray:
@@ -179,6 +228,15 @@ class _RecordingGrid(InProcessGrid):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         _RecordingGrid.last = self
+        self.answers: dict[bytes, bytes] = {}
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Yield the replies, and keep the first client's masked answers by their context."""
+        for reply in super().pull_messages(message_ids):
+            record = reply.content[RECORD_KEY] if reply.has_content() else {}
+            if record.get("kind") == "round" and reply.metadata.src_node_id == min(self._contexts):
+                self.answers[record["ctx"]] = record["words"]
+            yield reply
 
     def lives(self, doc_hash: bytes) -> list[Life]:
         """Return the clients' lives in a run."""
@@ -207,18 +265,25 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Question], Views]:
             key = masks.mask_key(lives[-1].group_key, context)
             words = words - masks.correction(key, entry.survivors, len(words))
         total, question = from_ring(words[:-1]), answers.algorithm.question(state)
+        if setting.alone:
+            place = masks.mask(key, lives[0].index, entry.m, len(words))
+            sent = unpack_words(_RecordingGrid.last.answers[context]) - place
+            seen = from_ring(sent[:-1]) - answers.own_without(question)
+        else:
+            seen = total - answers.without(question)
         if not answers.algorithm.replayable:
             asked = question_hash(encode_arrays(question.arrays))
             if asked != entry.question_hash:
                 raise RuntimeError("The questions that were asked are not those of the replay.")
         known = np.zeros_like(total)
-        for life in lives[N_CLIENTS - COLLUDERS :] if setting.shared else ():
+        colluding = lives[N_CLIENTS - COLLUDERS :] if setting.shared and not setting.alone else ()
+        for life in colluding:
             stream = Stream.from_key(masks.noise_key(life.secret, context))
             known += release.noise_share(
                 answers.algorithm, answers.plan, question, document.shares, stream
             )
         questions.append(question)
-        residuals.append(total - known - answers.without(question))
+        residuals.append(seen - known)
         changes.append(answers.change(question))
         state, chain = answers.after(state, total), next_hash(chain, context, entry)
     return questions, Views(np.concatenate(residuals)[None], np.concatenate(changes)[None])
@@ -228,7 +293,7 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Question], Views]:
 
 
 def repeated(
-    answers: Answers, questions: Sequence[Question], runs: int, tick: Callable[[], None]
+    answers: Answers, questions: Sequence[Question], runs: int, at_once: bool
 ) -> tuple[Views, Views]:
     """Repeat answers and noise; return the views without the target, and with it.
 
@@ -238,43 +303,41 @@ def repeated(
     questions : sequence of Question
         Of a recorded run; asked again unless clients follow them from the sums.
     runs : int
-    tick : callable
-        Called after each repetition.
+    at_once : bool
+        Whether the noise of all repetitions is drawn by one call for each release.
     """
-    repeat = _following if answers.algorithm.replayable else _asking
-    return repeat(answers, questions, runs, tick)
-
-
-def _asking(
-    answers: Answers, questions: Sequence[Question], runs: int, tick: Callable[[], None]
-) -> tuple[Views, Views]:
+    # Units depend on the round alone, so any question of the round has the same noise.
+    if at_once:
+        drawn = [answers.noises(question, runs) for question in questions]
+    else:
+        by_run = [[answers.noise(question) for question in questions] for _ in range(runs)]
+        drawn = [
+            (np.array([one for one, _ in each]), np.array([two for _, two in each]))
+            for each in zip(*by_run, strict=True)
+        ]
+    if answers.algorithm.replayable:
+        return _following(answers, drawn)
+    noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
     change = np.concatenate([answers.change(question) for question in questions])
-    noise = np.empty((runs, len(change)), dtype=np.int64)
-    for i in range(runs):
-        noise[i] = np.concatenate([answers.noise(question)[0] for question in questions])
-        tick()
     return Views(noise, change), Views(noise + change, change)
 
 
-def _following(
-    answers: Answers, questions: Sequence[Question], runs: int, tick: Callable[[], None]
-) -> tuple[Views, Views]:
-    words = sum(answers.algorithm.words(question.round) for question in questions)
-    residual = np.empty((2, runs, words), dtype=np.int64)
-    change = np.empty((2, runs, words), dtype=np.int64)
-    for i in range(runs):
-        # Units depend on the round alone, so any question of the round has the same noise.
-        drawn = [answers.noise(question) for question in questions]
+def _following(answers: Answers, drawn: list[tuple[IntArray, IntArray]]) -> tuple[Views, Views]:
+    noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
+    residual, change = np.empty((2, *noise.shape), np.int64), np.empty((2, *noise.shape), np.int64)
+    first = answers.algorithm.question(answers.start())
+    exact = answers.without(first), answers.change(first)
+    for i in range(len(noise)):
         for present in (0, 1):
             state, start = answers.start(), 0
-            for unknown, known in drawn:
+            for number, (unknown, known) in enumerate(drawn, start=1):
                 question = answers.algorithm.question(state)
-                here = slice(start, start + len(unknown))
-                change[present, i, here] = moved = answers.change(question)
-                residual[present, i, here] = unknown + present * moved
-                if question.round < len(drawn):
-                    total = answers.without(question) + residual[present, i, here] + known
-                    state = answers.after(state, total)
+                moved = exact[1] if number == 1 else answers.change(question)
+                here = slice(start, start + len(moved))
+                seen = unknown[i] + present * moved
+                change[present, i, here], residual[present, i, here] = moved, seen
+                if number < len(drawn):
+                    without = exact[0] if number == 1 else answers.without(question)
+                    state = answers.after(state, without + seen + known[i])
                 start = here.stop
-        tick()
     return Views(residual[0], change[0]), Views(residual[1], change[1])
