@@ -1,0 +1,297 @@
+"""Planted bugs: how each is planted into the code that runs, and the guess that finds it.
+
+A bug replaces one function of the library where it is called, in recorded runs and repetitions
+alike, and never in the package itself. The best guess under the claimed noise, the likelihood
+ratio, finds noise that is too small. Noise of another kind is found by what it cannot do: a score
+that is positive where only one of the neighbours can have given the sums. The same score is taken
+of the code as it is, where it must stay below the claim.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from audit_cells import N_CLIENTS, Cell, FloatArray
+from audit_runs import Answers, IntArray, Score, Views, log_likelihood
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+from flower_kmeans.algorithms import FastLloydAlgorithm, Question
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.federation import coordinator, release
+from flower_kmeans.privacy.noise import draw, draw_share
+from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.privacy.release import Release
+from flower_kmeans.secagg import masks
+
+Patch = Callable[[], AbstractContextManager[object]]
+
+_ONE = 2**16
+"""One record's count on the default grid."""
+_CLIP = 2.5
+_PUBLIC_KEY = bytes(32)
+"""What anybody can make of a public seed."""
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A planted bug.
+
+    Attributes
+    ----------
+    name, what : str
+    cell : Cell
+        Where it is planted.
+    patch : callable
+        Makes the context that plants it.
+    guess : str
+        What the score is, for the reader.
+    score : callable
+    threshold : float
+        Fixed here, before any run.
+    at_once : bool
+        Whether the noise of all repetitions can be drawn by one call for each release.
+    """
+
+    name: str
+    what: str
+    cell: Cell
+    patch: Patch
+    guess: str = "likelihood ratio"
+    score: Score = log_likelihood
+    threshold: float = 0.0
+    at_once: bool = True
+
+
+# --------------------------------------------------------------------------- plants
+
+Drawer = Callable[[Release, FloatArray, Stream], IntArray]
+
+
+def _drawing(drawer: Drawer) -> Patch:
+    """Put another function in the place of the server's draw of one release."""
+    return lambda: mock.patch.object(release, "draw", drawer)
+
+
+def _halved(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    return draw(replace(each, noise_multiplier=each.noise_multiplier / 2), units, stream)
+
+
+def _clipped(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    most = np.floor(_CLIP * each.noise_multiplier * units).astype(np.int64)
+    return np.clip(draw(each, units, stream), -most, most)
+
+
+def _whole(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    noise = draw(each, units, stream)
+    return np.sign(noise) * (np.abs(noise) // _ONE) * _ONE
+
+
+def _toward_zero(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    rng = np.random.default_rng(stream.words(4))
+    return np.trunc(rng.normal(size=len(units)) * each.noise_multiplier * units).astype(np.int64)
+
+
+def _reused(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    return draw(each, units, Stream.from_key(stream._key))
+
+
+def _too_many_shares() -> AbstractContextManager[object]:
+    def drawer(each: Release, units: FloatArray, shares: int, stream: Stream) -> IntArray:
+        return draw_share(each, units, N_CLIENTS, stream)
+
+    return mock.patch.object(release, "draw_share", drawer)
+
+
+def _later_radius() -> AbstractContextManager[object]:
+    return mock.patch.object(
+        FastLloydAlgorithm, "_sum_unit", lambda self, number: float(self.radius_of(2))
+    )
+
+
+def _unclipped() -> AbstractContextManager[object]:
+    return mock.patch.object(Algorithm, "answer", lambda self, *given: self.statistic(*given))
+
+
+def _public_noise() -> AbstractContextManager[object]:
+    class Seeded(Stream):
+        @classmethod
+        def fresh(cls) -> Stream:
+            return Stream.from_key(_PUBLIC_KEY)
+
+    return mock.patch.object(coordinator, "Stream", Seeded)
+
+
+def _public_shares() -> AbstractContextManager[object]:
+    return mock.patch.object(masks, "noise_key", return_value=_PUBLIC_KEY)
+
+
+# --------------------------------------------------------------------------- guesses
+
+
+def _neighbours(views: Views) -> Iterator[IntArray]:
+    """Yield the noise that the views hold if the target is absent, and if it is there."""
+    yield views.residual
+    yield views.residual - views.change
+
+
+def _beyond_the_clip(answers: Answers, views: Views) -> FloatArray:
+    """Return 1 where the noise would be beyond its clip if the target were absent, else 0."""
+    beyond = np.zeros(len(views.residual), dtype=bool)
+    for _, words, scale in answers.laws:
+        beyond |= (np.abs(views.residual[:, words]) > np.floor(_CLIP * scale)).any(axis=1)
+    return beyond.astype(np.float64)
+
+
+def _wholeness(answers: Answers, views: Views) -> FloatArray:
+    """Return how many words have whole noise if the target is there, less those if it is absent."""
+    absent, present = ((noise % _ONE == 0).sum(axis=1) for noise in _neighbours(views))
+    return (present - absent).astype(np.float64)
+
+
+def _truncated_likelihood(answers: Answers, views: Views) -> FloatArray:
+    """Return the exact log-likelihood ratio of Gaussian noise that is cut toward zero."""
+    absent, present = _neighbours(views)
+    total = np.zeros(len(absent))
+    for _, words, scale in answers.laws:
+        changed = np.broadcast_to(views.change != 0, absent.shape)[:, words]
+        difference = _log_cut(present[:, words], scale) - _log_cut(absent[:, words], scale)
+        total += np.where(changed, difference, 0.0).sum(axis=1)
+    return total
+
+
+def _log_cut(noise: IntArray, scale: FloatArray) -> FloatArray:
+    size = np.abs(noise).astype(np.float64)
+    inner, outer = log_ndtr(-size / scale), log_ndtr(-(size + 1) / scale)
+    # Zero is what both sides of it are cut to.
+    found: FloatArray = inner + np.log(-np.expm1(outer - inner)) + np.log(2.0) * (size == 0)
+    return found
+
+
+def _disagreement(answers: Answers, views: Views) -> FloatArray:
+    """Return by how much less counts and sums disagree on one noise if the target is there."""
+    found = []
+    for noise in _neighbours(views):
+        total = np.zeros(len(noise))
+        for (_, sums, wide), (_, counts, narrow) in zip(
+            answers.laws[::2], answers.laws[1::2], strict=True
+        ):
+            n = len(counts)
+            total += np.abs(noise[:, sums[:n]] / wide[:n] - noise[:, counts] / narrow).sum(axis=1)
+        found.append(total)
+    return found[0] - found[1]
+
+
+def _known(patch: Patch) -> Score:
+    """Return a score of adversaries that compute the noise from a public seed."""
+
+    def score(answers: Answers, views: Views) -> FloatArray:
+        with patch():
+            rounds = range(1, answers.algorithm.n_rounds + 1)
+            made = np.concatenate([answers.noise(Question(number))[0] for number in rounds])
+        absent, present = (_distance(noise - made) for noise in _neighbours(views))
+        return absent - present
+
+    return score
+
+
+def _distance(noise: NDArray[np.int64]) -> FloatArray:
+    found: FloatArray = np.abs(noise.astype(np.float64)).sum(axis=1)
+    return found
+
+
+# --------------------------------------------------------------------------- the list
+
+_TRUSTED = "trusted-server"
+
+
+def bugs() -> list[Bug]:
+    """Return all planted bugs."""
+    glloyd, fastlloyd = Cell("GLloyd", _TRUSTED), Cell("FastLloyd", _TRUSTED)
+    shared, hidden = Cell("GLloyd", "distributed-noise"), Cell("FastLloyd", "oblivious-server")
+
+    def make(name: str, what: str, cell: Cell, patch: Patch, **more: Any) -> Bug:
+        return Bug(name, what, cell, patch, **more)
+
+    return [
+        make(
+            "noise halved",
+            "the server draws half of the planned deviation",
+            glloyd,
+            _drawing(_halved),
+        ),
+        make(
+            "shares of all clients",
+            "clients divide the noise by their number, colluders included",
+            shared,
+            _too_many_shares,
+        ),
+        make(
+            "radius of the wrong round",
+            "noise of round 1 is made for the radius of later rounds",
+            replace(fastlloyd, variant="two rounds"),
+            _later_radius,
+        ),
+        make(
+            "clip forgotten",
+            "a client adds all of its records, not `clip` records' worth",
+            replace(glloyd, unit="client"),
+            _unclipped,
+        ),
+        make(
+            "noise truncated: tails",
+            f"noise is clipped to {_CLIP:g} standard deviations",
+            glloyd,
+            _drawing(_clipped),
+            guess="sums that only the target's presence can give",
+            score=_beyond_the_clip,
+            threshold=0.5,
+        ),
+        make(
+            "noise truncated: whole records",
+            "noise is cut to whole records, sums are not",
+            fastlloyd,
+            _drawing(_whole),
+            guess="which neighbour leaves whole noise",
+            score=_wholeness,
+            threshold=0.5,
+        ),
+        make(
+            "noise truncated: toward zero",
+            "noise is cut to grid steps toward zero, on a grid of 2^-1",
+            Cell("GLloyd", _TRUSTED, epsilon=0.5, variant="coarse"),
+            _drawing(_toward_zero),
+            guess="likelihood ratio of noise so cut",
+            score=_truncated_likelihood,
+        ),
+        make(
+            "noise reused",
+            "sums and counts of a round are given the same draws",
+            hidden,
+            _drawing(_reused),
+            guess="which neighbour leaves the same noise in both",
+            score=_disagreement,
+            at_once=False,
+        ),
+        make(
+            "server's seed known",
+            "the server draws its noise from a public seed",
+            hidden,
+            _public_noise,
+            guess="which neighbour leaves the noise of that seed",
+            score=_known(_public_noise),
+            at_once=False,
+        ),
+        make(
+            "clients' seed known",
+            "every client draws its share from a public seed",
+            Cell("FastLloyd", "distributed-noise"),
+            _public_shares,
+            guess="which neighbour leaves the noise of that seed",
+            score=_known(_public_shares),
+            at_once=False,
+        ),
+    ]

@@ -1,0 +1,190 @@
+"""From a cell to a line of the privacy audit's table: runs, guesses, bounds and the verdict."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from audit_cells import DELTA, Cell, FloatArray, setting_of
+from audit_runs import Answers, Score, Views, log_likelihood, recorded, repeated
+
+from flower_kmeans.privacy.audit import epsilon_lower_bound, mu_lower_bound
+from flower_kmeans.privacy.calibration import epsilon_of_mu
+
+BELOW, ABOVE, DIFFERENT = "below", "ABOVE THE CLAIM", "RECORDED RUNS DIFFER"
+FEWEST_SIGMAS = 6.0
+"""Beyond it, scores of recorded runs are not those of the repetitions by chance."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table, as it is written to the csv file.
+
+    Attributes
+    ----------
+    mu, claimed_epsilon : float
+        What is claimed against this adversary; ``mu`` is NaN where not all noise is Gaussian.
+    recorded, repetitions : int
+        Runs through strategy and client code, half of them with the target; repetitions of answers
+        and noise, each scored with the target and without.
+    recorded_right : int
+        Recorded runs that were guessed right.
+    sigmas : float
+        How far the recorded scores lie from those of the repetitions; NaN where that cannot be
+        told, because a score is infinite or always the same.
+    attained : float
+        Part of the plan's cost that the neighbours attain in the recorded runs.
+    threshold : float
+        A score above it is the guess that the target is there.
+    tpr, fpr : float
+        Of the repetitions.
+    mu_bound, epsilon_bound : float
+        Lower bounds of the given confidence; ``mu_bound`` is NaN where epsilon comes from the
+        rates themselves.
+    """
+
+    strategy: str
+    trust: str
+    unit: str
+    epsilon: float
+    variant: str
+    delta: float
+    mu: float
+    claimed_epsilon: float
+    recorded: int
+    repetitions: int
+    recorded_right: int
+    sigmas: float
+    attained: float
+    threshold: float
+    tpr: float
+    fpr: float
+    confidence: float
+    mu_bound: float
+    epsilon_bound: float
+    ratio: float
+    verdict: str
+    seconds: float
+    adversary: str
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is run, and how sure a bound is to be.
+
+    Attributes
+    ----------
+    repetitions : int
+    recorded : int
+        Of each neighbour.
+    confidence : float
+    """
+
+    repetitions: int = 5_000
+    recorded: int = 5
+    confidence: float = 0.95
+
+
+def measure(
+    cell: Cell,
+    effort: Effort,
+    *,
+    score: Score = log_likelihood,
+    threshold: float | None = 0.0,
+    patch: Callable[[], AbstractContextManager[object]] = nullcontext,
+    at_once: bool = True,
+) -> Line:
+    """Run a cell's attack, and return its line.
+
+    Parameters
+    ----------
+    cell : Cell
+    effort : Effort
+    score : callable
+        Of views; the log-likelihood ratio is the best there is.
+    threshold : float, optional
+        Fixed beforehand. ``None``, as always where not all noise is Gaussian, takes the best one of
+        as many other repetitions, which are not counted.
+    patch : callable
+        Makes the context in which everything runs: that of a planted bug.
+    at_once : bool
+        Whether the noise of all repetitions is drawn by one call for each release, or by one call
+        of what makes a round's noise in a run, for every round.
+    """
+    began = time.monotonic()
+    with patch():
+        setting = setting_of(cell)
+        answers = Answers(setting)
+        whole = [(present, recorded(setting, present)) for present in _turns(effort.recorded)]
+        questions = whole[0][1][0]
+        gaussian = answers.mu is not None
+        if not gaussian or threshold is None:
+            pilot = repeated(answers, questions, effort.repetitions, at_once)
+            threshold = _chosen(answers, effort, score, pilot)
+        absent, present = repeated(answers, questions, effort.repetitions, at_once)
+        low, high = score(answers, absent), score(answers, present)
+        marks = [(there, float(score(answers, views)[0])) for there, (_, views) in whole]
+        attained = float(np.mean([answers.attained(views) for _, (_, views) in whole]))
+    true, false, n = int((high > threshold).sum()), int((low > threshold).sum()), len(low)
+    counts = (true, n, false, n)
+    if gaussian:
+        mu_bound = mu_lower_bound(*counts, effort.confidence)
+        bound = epsilon_of_mu(mu_bound, DELTA)
+    else:
+        mu_bound = np.nan
+        bound = epsilon_lower_bound(*counts, DELTA, effort.confidence)
+    claimed = answers.epsilon
+    sigmas = _sigmas(marks, low, high)
+    verdict = ABOVE if bound > claimed else BELOW
+    return Line(
+        **asdict(cell),
+        delta=DELTA,
+        mu=np.nan if answers.mu is None else answers.mu,
+        claimed_epsilon=claimed,
+        recorded=len(marks),
+        repetitions=n,
+        recorded_right=sum((mark > threshold) == there for there, mark in marks),
+        sigmas=sigmas,
+        attained=attained,
+        threshold=float(threshold),
+        tpr=true / n,
+        fpr=false / n,
+        confidence=effort.confidence,
+        mu_bound=float(mu_bound),
+        epsilon_bound=bound,
+        ratio=bound / claimed,
+        verdict=DIFFERENT if sigmas > FEWEST_SIGMAS else verdict,
+        seconds=time.monotonic() - began,
+        adversary=cell.sees,
+    )
+
+
+def _turns(recorded_of_each: int) -> list[bool]:
+    return [False, True] * recorded_of_each
+
+
+def _chosen(answers: Answers, effort: Effort, score: Score, views: tuple[Views, Views]) -> float:
+    """Return the threshold that gives the best bound on epsilon."""
+    low, high = (score(answers, each) for each in views)
+    n = len(low)
+    # Noise that is not Gaussian puts many scores on a few values: thresholds lie just below.
+    candidates = np.unique(np.quantile(high, np.linspace(0.3, 0.98, 69))) - 1e-6
+
+    def bound(threshold: float) -> float:
+        true, false = int((high > threshold).sum()), int((low > threshold).sum())
+        return epsilon_lower_bound(true, n, false, n, DELTA, effort.confidence)
+
+    return float(max(candidates, key=bound))
+
+
+def _sigmas(marks: list[tuple[bool, float]], low: FloatArray, high: FloatArray) -> float:
+    """Return by how many standard deviations the scores of recorded runs differ, taken together."""
+    total = 0.0
+    for there, mark in marks:
+        law = high if there else low
+        spread = float(np.std(law))
+        if not np.isfinite(law).all() or not np.isfinite(mark) or spread == 0:
+            return float(np.nan)
+        total += (1 if there else -1) * (mark - float(law.mean())) / spread
+    return abs(total) / np.sqrt(len(marks)) if marks else float(np.nan)

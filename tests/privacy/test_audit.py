@@ -1,0 +1,145 @@
+"""Bounds from counted guesses cover what they promise; likelihoods are those of the noise."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.audit import (
+    clopper_pearson,
+    epsilon_lower_bound,
+    log_likelihood_ratio,
+    mu_lower_bound,
+)
+from flower_kmeans.privacy.noise import SAMPLERS
+
+
+@pytest.mark.parametrize("trials", [1, 7, 40])
+@pytest.mark.parametrize("confidence", [0.6, 0.95])
+def test_limits_cover_every_probability(trials, confidence):
+    limits = [clopper_pearson(k, trials, confidence) for k in range(trials + 1)]
+    for p in np.linspace(0, 1, 101):
+        mass = stats.binom(trials, p).pmf(np.arange(trials + 1))
+        for wrong in ([low > p for low, _ in limits], [high < p for _, high in limits]):
+            assert mass[wrong].sum() <= 1 - confidence + 1e-12
+
+
+def test_limits_are_those_of_the_tails():
+    """At its limits, what was seen is just as unlikely as the confidence allows."""
+    for k, n in ((1, 5), (3, 9), (8, 9)):
+        low, high = clopper_pearson(k, n, 0.9)
+        np.testing.assert_allclose(stats.binom(n, low).sf(k - 1), 0.1)
+        np.testing.assert_allclose(stats.binom(n, high).cdf(k), 0.1)
+    assert clopper_pearson(0, 4, 0.9)[0] == 0.0
+    assert clopper_pearson(4, 4, 0.9)[1] == 1.0
+    np.testing.assert_allclose(clopper_pearson(0, 4, 0.9)[1], 1 - 0.1**0.25)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.7])
+def test_the_bound_on_mu_covers_a_known_gaussian(mu, threshold):
+    """Exactly, over all counts: N(0, 1) against N(mu, 1), for independent runs."""
+    n, confidence = 30, 0.8
+    counts = np.arange(n + 1)
+    tp = stats.binom(n, stats.norm.sf(threshold - mu)).pmf(counts)
+    fp = stats.binom(n, stats.norm.sf(threshold)).pmf(counts)
+    bounds = np.array([[mu_lower_bound(i, n, j, n, confidence) for j in counts] for i in counts])
+    exceeds = bounds > mu + 1e-12
+    assert (np.outer(tp, fp) * exceeds).sum() <= 1 - confidence
+    assert _worst_coupling(tp, fp, exceeds) <= 1 - confidence
+
+
+def _worst_coupling(tp, fp, exceeds):
+    """Return the most that any joint law of both counts can give the set, by covers of it.
+
+    Every pair of the set has a true count from some number on, or a false count up to another one.
+    """
+    widest = [np.flatnonzero(row).max(initial=-1) for row in exceeds]
+    assert (np.diff(widest) >= 0).all()
+    assert all(row[: width + 1].all() for row, width in zip(exceeds, widest, strict=True))
+    covers = [tp[i + 1 :].sum() + fp[: width + 1].sum() for i, width in enumerate(widest)]
+    return min(tp.sum(), *covers)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_the_bound_on_epsilon_covers_randomised_response(epsilon):
+    """The guess repeats a bit that is told truly with odds e^epsilon."""
+    n, confidence = 30, 0.8
+    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
+    counts = np.arange(n + 1)
+    tp, fp = stats.binom(n, truth).pmf(counts), stats.binom(n, 1 - truth).pmf(counts)
+    bounds = np.array(
+        [[epsilon_lower_bound(i, n, j, n, 0.0, confidence) for j in counts] for i in counts]
+    )
+    assert (np.outer(tp, fp) * (bounds > epsilon + 1e-12)).sum() <= 1 - confidence
+    assert epsilon_lower_bound(9000, 10_000, 1000, 10_000, 0.0) > 2.0
+    assert epsilon_lower_bound(10_000, 10_000, 9000, 10_000, 0.0) > 4.0  # by the other guess
+    assert epsilon_lower_bound(500, 10_000, 0, 10_000, 0.2) == 0.0
+
+
+def test_many_runs_come_near_the_truth():
+    mu, n = 0.9, 10**6
+    tp, fp = (round(n * stats.norm.cdf(sign * mu / 2)) for sign in (1, -1))
+    bound = mu_lower_bound(tp, n, fp, n)
+    assert 0.99 * mu < bound < mu
+    assert mu_lower_bound(fp, n, tp, n) == 0.0
+    assert mu_lower_bound(0, 10, 0, 10) == 0.0
+    assert mu_lower_bound(10, 10, 10, 10) == 0.0
+    assert mu_lower_bound(n, n, 0, n, 1 - 1e-10) > 5
+
+
+@pytest.mark.parametrize("scale", [0.7, 3.0, 200.0])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_likelihoods_are_those_of_the_samplers_laws(sampler, scale):
+    residual = np.array([[0], [1], [-3], [int(6 * scale)], [-int(30 * scale)]])
+    for change in (1, -2, int(scale) + 1):
+        found = log_likelihood_ratio(sampler, residual, np.array([change]), np.array([scale]))
+        with mpmath.workdps(400):
+            wanted = [
+                float(mpmath.log(_mass(sampler, int(n) - change, scale) / _mass(sampler, n, scale)))
+                for n in residual[:, 0].tolist()
+            ]
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def _mass(sampler, n, scale):
+    s = mpmath.mpf(scale)
+    if sampler == "discrete-gaussian/1":
+        return mpmath.exp(-(mpmath.mpf(n) ** 2) / (2 * s * s))
+    size = abs(n)
+    if sampler == "rounded-gaussian/1":
+        ends = [mpmath.erfc((size + half) / s / mpmath.sqrt(2)) / 2 for half in (-0.5, 0.5)]
+        return ends[0] - ends[1]
+    if size == 0:
+        return 1 - mpmath.exp(-1 / (2 * s))
+    return (mpmath.exp(-(size - 0.5) / s) - mpmath.exp(-(size + 0.5) / s)) / 2
+
+
+def test_likelihoods_add_up_over_the_words_that_change():
+    residual, change = np.array([[5, 7, -2], [1, 1, 1]]), np.array([2, 0, -1])
+    scale = np.array([3.0, 0.0, 4.0])  # a word that cannot change may lack noise
+    total = log_likelihood_ratio("discrete-gaussian/1", residual, change, scale)
+    parts = [
+        log_likelihood_ratio("discrete-gaussian/1", residual[:, [i]], change[[i]], scale[[i]])
+        for i in (0, 2)
+    ]
+    assert total.shape == (2,)
+    np.testing.assert_allclose(total, sum(parts))
+    # (r c - c^2 / 2) / s^2
+    np.testing.assert_allclose(total[0], (10 - 2) / 9 + (2 - 0.5) / 16)
+
+
+def test_what_cannot_be_counted_is_an_error():
+    for bad in ((5, 4, 0.9), (-1, 4, 0.9), (0, 0, 0.9), (1, 4, 0.0), (1, 4, 1.0)):
+        with pytest.raises(ConfigurationError, match="Expected"):
+            clopper_pearson(*bad)
+    with pytest.raises(ConfigurationError, match="delta"):
+        epsilon_lower_bound(1, 2, 1, 2, 1.0)
+    words = np.array([1])
+    with pytest.raises(ConfigurationError, match="sampler"):
+        log_likelihood_ratio("gaussian", words, words, np.array([1.0]))
+    with pytest.raises(ConfigurationError, match="scale"):
+        log_likelihood_ratio("rounded-laplace/1", words, words, np.array([0.0]))
