@@ -13,7 +13,7 @@ STYLE = """
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
-overflow-wrap:break-word}
+overflow-wrap:anywhere}
 main,header,footer{max-width:1080px;margin:0 auto;padding:0 16px}
 header{padding-top:32px}
 h1{font-size:1.7rem;line-height:1.2;margin:0 0 4px}
@@ -60,7 +60,7 @@ border-color:var(--accent)}
 .key.line-2{border-color:var(--second);border-style:dashed}
 .scroll{overflow:auto;max-height:46rem;max-width:100%;margin:0 0 12px;position:relative}
 .scroll:focus-visible{outline:2px solid var(--accent)}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;
+table{border-collapse:collapse;overflow-wrap:break-word;font-size:.9rem;font-variant-numeric:tabular-nums;
 min-width:min(100%,16rem)}
 .wide{width:100%}.wide th,.wide td{white-space:nowrap}
 caption{text-align:left;color:var(--soft);font-size:.85rem;padding-bottom:6px}
