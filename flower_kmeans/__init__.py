@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flower_kmeans.privacy.budget import PrivacyBudget as PrivacyBudget
     from flower_kmeans.simulation import simulate as simulate
     from flower_kmeans.version import __version__ as __version__
+    from flower_kmeans.webreport.page import html_report as html_report
 
 _HOME = {
     "Ball": "flower_kmeans.domain",
@@ -28,6 +29,7 @@ _HOME = {
     "Fault": "flower_kmeans.faults",
     "PrivacyBudget": "flower_kmeans.privacy.budget",
     "__version__": "flower_kmeans.version",
+    "html_report": "flower_kmeans.webreport.page",
     "kmeans_client_app": "flower_kmeans.client",
     "register_kmeans": "flower_kmeans.client",
     "simulate": "flower_kmeans.simulation",
@@ -42,6 +44,7 @@ __all__ = [
     "Fault",
     "PrivacyBudget",
     "__version__",
+    "html_report",
     "kmeans_client_app",
     "register_kmeans",
     "simulate",

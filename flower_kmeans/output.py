@@ -102,7 +102,7 @@ def print_clusters(
     if more:
         table.add_column(f"{more} more")
     total = float(np.maximum(counts, 0).sum())
-    decimals = [_decimals(centroids[:, i]) for i in range(len(shown))]
+    digits = [decimals(centroids[:, i]) for i in range(len(shown))]
     order = np.argsort(-counts, kind="stable")
     for cluster in order[:_MAX_ROWS]:
         share = max(float(counts[cluster]), 0.0) / total if total > 0 else 0.0
@@ -110,7 +110,7 @@ def print_clusters(
         if colours:
             cells.append(_swatch(centroids[cluster]))
         cells += [f"{counts[cluster]:,.0f}", f"{share:.1%}"]
-        cells += [f"{centroids[cluster, i]:,.{decimals[i]}f}" for i in range(len(shown))]
+        cells += [f"{centroids[cluster, i]:,.{digits[i]}f}" for i in range(len(shown))]
         table.add_row(*cells, *(["..."] if more else []))
     console.print(table)
     if len(order) > _MAX_ROWS:
@@ -225,7 +225,7 @@ def _swatch(centroid: NDArray[np.float64]) -> Text:
     )
 
 
-def _decimals(column: NDArray[np.float64]) -> int:
+def decimals(column: NDArray[np.float64]) -> int:
     """Return how many decimals show four digits of a column's largest value."""
     largest = float(np.abs(column).max(initial=0.0))
     return int(np.clip(3 - math.floor(math.log10(largest)), 0, 9)) if largest > 0 else 0

@@ -17,6 +17,7 @@ LEVELS = {
     "check": 5,
     "choice": 5,
     "output": 5,
+    "webreport": 5,
     "picture": 5,
     "source": 5,
     "simulation": 5,

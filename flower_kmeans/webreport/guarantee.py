@@ -1,0 +1,204 @@
+"""The guarantee in plain words, and what has to be read first."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.stats import norm
+
+from flower_kmeans.privacy.report import Report
+from flower_kmeans.webreport.markup import Markup, facts, number, paragraph, section, table, tag
+from flower_kmeans.webreport.outcome import Outcome
+
+_ALARMS = (0.01, 0.05, 0.1)
+_AGAINST = {
+    "oblivious-server": (
+        "It holds against the clients and whoever reads the results. The server is kept out in "
+        "another way: it sees masked words only, and adds the noise without learning a result."
+    ),
+    "distributed-noise": (
+        "It holds against whoever reads the results, the server included, and against {clients}."
+    ),
+    "trusted-server": (
+        "It holds against the clients and whoever reads the results, and not against the server, "
+        "which saw every client's exact sums."
+    ),
+}
+
+
+PARTIES = {
+    "passive server": "Against a server that follows the protocol (passive)",
+    "active server": "Against a server that breaks the protocol (active)",
+    "one client and the server together": "Against the server together with one client",
+}
+"""How the page calls the parties of ``report.withstands``."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A sentence that comes first on the page, and how grave it is."""
+
+    kind: Literal["bad", "caution"]
+    about: str
+    words: str
+
+
+def warnings_of(outcome: Outcome) -> list[Notice]:
+    """Return what a reader has to know before anything else, the gravest first."""
+    report = outcome.report
+    found = [] if outcome.not_private is None else [_bad("Privacy", outcome.not_private)]
+    found += [_bad("Privacy", words) for words in report.statements if _is_void(words)]
+    if not outcome.is_finished:
+        done, planned = report.n_rounds, len(report.plan.rounds)
+        words = f"The run did not finish: {done} of {planned} rounds were completed."
+        found.append(_bad("Run", words))
+    if report.is_private:
+        for party, words in report.withstands.items():
+            if not words.startswith("Yes"):
+                found.append(Notice("caution", PARTIES[party], words))
+        found += [
+            Notice("caution", "Ledger", words)
+            for words in report.statements
+            if words.startswith("No ledger")
+        ]
+    missed = {entry.node_id for entry in report.dropped}
+    if missed:
+        clients = "1 client" if len(missed) == 1 else f"{len(missed)} clients"
+        words = f"{clients} missed a round or the delivery; see rounds and faults."
+        found.append(Notice("caution", "Faults", words))
+    found += [Notice("caution", "Algorithm", note) for note in report.notes]
+    return found
+
+
+def warnings_section(outcome: Outcome) -> Markup:
+    """Return what has to be read first."""
+    entries = [
+        tag("li", tag("strong", entry.about), " ", entry.words, class_=entry.kind)
+        for entry in warnings_of(outcome)
+    ]
+    if not entries:
+        return Markup("")
+    return section("first", "Read this first", tag("ul", *entries, class_="warnings"))
+
+
+def guarantee_section(outcome: Outcome) -> Markup:
+    """Return what epsilon and delta mean for this run's unit and trust."""
+    report = outcome.report
+    if report.epsilon is None or report.delta is None:
+        nothing = paragraph(
+            "There is none. No noise was added: the server saw every client's exact sums, and the "
+            "results are exact. Whoever sees them may find out what single records are."
+        )
+        return section("guarantee", "What is guaranteed, in plain words", nothing)
+    head = []
+    if outcome.not_private is not None:
+        head.append(paragraph(outcome.not_private, class_="bad"))
+    return section(
+        "guarantee",
+        "What is guaranteed, in plain words",
+        *head,
+        *(paragraph(words) for words in plain_words(report)),
+        *_told_apart(report),
+        facts(_groups(report)),
+    )
+
+
+def plain_words(report: Report) -> list[str]:
+    """Return the guarantee of a private run as sentences, from its own figures."""
+    epsilon, delta = _guarantee(report)
+    whole = report.unit == "client"
+    who = "One client with all of its records" if whole else "One record"
+    factor = f"e^{number(epsilon)} = {number(math.exp(epsilon), 3)}" if epsilon < 700 else "e^ε"
+    words = [
+        f"{who} is protected. Take anything that somebody might conclude from all that the run "
+        f"released. Had that {report.unit} not been there, they would have concluded it with "
+        f"nearly the same probability: at most {factor} times as large, plus {number(delta, 3)}; "
+        "and the other way round."
+    ]
+    neighbours = report.to_dict()["neighbours"]
+    words.append(f"Not being there means: {neighbours}.")
+    clients = "any one client, which knows its own share of the noise"
+    if report.colluders != 1:
+        clients = f"up to {report.colluders} clients that pool what they know of their noise"
+    words.append(_AGAINST[report.trust].format(clients=clients))
+    if report.clip is not None:
+        words.append(f"How much of a client counts: {report.clip_text}.")
+    together = report.withstands["one client and the server together"]
+    words.append(f"If one client and the server work together, are records protected? {together}")
+    if report.together is not None and report.together.budget.delta is not None:
+        words.append(
+            "The run started from the result of an earlier one. Both together cost epsilon "
+            f"{number(report.together.epsilon())} at delta "
+            f"{number(report.together.budget.delta, 3)}."
+        )
+    if report.epsilon_slack > 0:
+        words.append(
+            "The clients' noise is a sum of discrete shares, for which epsilon may be larger by "
+            f"{number(report.epsilon_slack, 3)} at most."
+        )
+    words += [text for text in report.statements if text.startswith("Not protected")]
+    return words
+
+
+def detection(report: Report, alarm: float) -> float:
+    """Return how often somebody can at most find out that a record (or client) was there.
+
+    Parameters
+    ----------
+    report : Report
+        Of a private run.
+    alarm : float
+        In (0, 1): how often they may say so where it was not.
+
+    Returns
+    -------
+    float
+        One minus the trade-off function of the run (Dong, Roth & Su 2022, section 2): for Gaussian
+        noise ``Phi(Phi^-1(alarm) + mu)``, which is attained; otherwise what (epsilon, delta)
+        allows, ``min(e^epsilon alarm + delta, 1 - e^-epsilon (1 - delta - alarm))``.
+    """
+    if report.mu is not None:
+        return float(norm.cdf(norm.ppf(alarm) + report.mu))
+    epsilon, delta = _guarantee(report)
+    grown = alarm * math.exp(min(epsilon, 700.0)) + delta
+    return min(1.0, grown, 1 - math.exp(-epsilon) * max(0.0, 1 - delta - alarm))
+
+
+def _told_apart(report: Report) -> list[Markup]:
+    words = (
+        f"Another way to say it: somebody knows everything but whether one {report.unit} was "
+        "there, and sees everything that was released. The more often they may cry wolf, the more "
+        "often they are right; guessing alone would be right as often as it is wrong."
+    )
+    rows = [(f"{alarm:.0%}", f"{_percent(detection(report, alarm))} at most") for alarm in _ALARMS]
+    told = table(
+        [f"says so although the {report.unit} was not there", "says so when it was"],
+        rows,
+        caption=f"How often they can find out that the {report.unit} was there",
+    )
+    return [paragraph(words), told]
+
+
+def _groups(report: Report) -> list[tuple[str, object]]:
+    groups = report.to_dict()["epsilon_of_groups"]
+    return [
+        (f"epsilon of {size} {report.unit}s together", number(value))
+        for size, value in groups.items()
+    ]
+
+
+def _guarantee(report: Report) -> tuple[float, float]:
+    epsilon, delta = report.epsilon, report.delta
+    return (math.inf if epsilon is None else epsilon), (1.0 if delta is None else delta)
+
+
+def _bad(about: str, words: str) -> Notice:
+    return Notice("bad", about, words)
+
+
+def _is_void(words: str) -> bool:
+    return words.startswith("NOT PRIVATE")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"

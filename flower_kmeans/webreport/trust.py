@@ -1,0 +1,187 @@
+"""Who sees what: a picture of the trust model, and whom the run withstands."""
+
+from dataclasses import dataclass
+
+from flower_kmeans.webreport.charts import drawing
+from flower_kmeans.webreport.guarantee import PARTIES
+from flower_kmeans.webreport.markup import Markup, join, paragraph, section, table, tag
+from flower_kmeans.webreport.outcome import Outcome
+
+_WIDTH, _HEIGHT = 440, 430
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """What travels in a trust model; the kinds are masked, noisy and exact."""
+
+    at_clients: tuple[tuple[str, str], ...]
+    sent: tuple[str, str]
+    at_server: str | None
+    server_sees: str
+    returned: tuple[str, str]
+    clients_have: tuple[str, ...]
+    server_has: tuple[str, ...]
+
+
+_FLOWS = {
+    "oblivious-server": _Flow(
+        at_clients=(("mask", "masked"),),
+        sent=("masked words", "masked"),
+        at_server="adds noise",
+        server_sees="masked words, and its own noise",
+        returned=("noisy sums, still masked", "masked"),
+        clients_have=("noisy sums,", "centroids"),
+        server_has=("no sum, no count,", "no centroid"),
+    ),
+    "distributed-noise": _Flow(
+        at_clients=(("share of noise", "noisy"), ("mask", "masked")),
+        sent=("masked words, with noise", "masked"),
+        at_server=None,
+        server_sees="masked words; then noisy sums",
+        returned=("noisy sums", "noisy"),
+        clients_have=("noisy sums,", "centroids"),
+        server_has=("noisy sums,", "centroids"),
+    ),
+    "trusted-server": _Flow(
+        at_clients=(),
+        sent=("exact sums of each client", "exact"),
+        at_server="adds noise",
+        server_sees="every client's exact sums",
+        returned=("noisy sums", "noisy"),
+        clients_have=("noisy sums,", "centroids"),
+        server_has=("exact sums", "of every client"),
+    ),
+    "plain": _Flow(
+        at_clients=(),
+        sent=("exact sums of each client", "exact"),
+        at_server=None,
+        server_sees="every client's exact sums",
+        returned=("exact sums", "exact"),
+        clients_have=("exact sums,", "centroids"),
+        server_has=("exact sums", "of every client"),
+    ),
+}
+_KINDS = {
+    "masked": "masked: uniform numbers to whoever lacks the group key",
+    "noisy": "noisy: protected as far as the guarantee goes",
+    "exact": "exact: not protected",
+}
+_KEYS = {
+    "relayed": "The clients' group key was relayed by the server.",
+    "file": "The clients' group key comes from a file that the server does not have.",
+    "roster": "The clients' group key was made by one of them, for members whose keys are pinned.",
+}
+
+
+def trust_section(outcome: Outcome) -> Markup:
+    """Return the section about who sees what."""
+    report = outcome.report
+    rows = [(PARTIES[party], _badge(words)) for party, words in report.withstands.items()]
+    against = table(
+        ["Who", "Do records stay protected?"],
+        rows,
+        caption="What the run withstands",
+    )
+    words = f"Trust model: {report.trust}."
+    if report.keys in _KEYS:
+        words += " " + _KEYS[report.keys]
+    picture = tag("figure", trust_picture(outcome), _legend(report.trust))
+    return section(
+        "trust", "Who sees what", paragraph(words), tag("div", picture, against, class_="pair")
+    )
+
+
+def trust_picture(outcome: Outcome) -> Markup:
+    """Return a drawing of what clients send, who adds noise, and who has what in the end."""
+    report, flow = outcome.report, _FLOWS[outcome.report.trust]
+    parts = [_words(_WIDTH / 2, 16, f"{report.n_clients} clients hold the records", "head")]
+    names = ["client 1", "client 2", f"client {report.n_clients}"][: max(1, report.n_clients)]
+    places = [8, 140, 312] if len(names) == 3 else [8, 312] if len(names) == 2 else [160]
+    for name, x in zip(names, places, strict=True):
+        parts.append(_client(x, name, flow))
+        target = 110 + (x + 60) / 2
+        line = f"M{x + 60},122 L{target:g},192"
+        parts.append(tag("path", d=line, class_=f"flow {flow.sent[1]}"))
+        parts.append(_head(target, 198, flow.sent[1]))
+    if report.n_clients > 3:
+        parts.append(_words(286, 78, "…", "head"))
+    parts.append(_pill(_WIDTH / 2, 157, *flow.sent))
+    parts.append(tag("rect", x=80, y=200, width=280, height=62, rx=8, class_="party"))
+    parts.append(_words(_WIDTH / 2, 222, "Server", "head"))
+    if flow.at_server is not None:
+        parts.append(_pill(312, 218, flow.at_server, "noisy"))
+    parts.append(_words(_WIDTH / 2, 246, f"sees {flow.server_sees}"))
+    parts.append(tag("path", d="M220,262 V322", class_=f"flow {flow.returned[1]}"))
+    parts.append(_head(220, 328, flow.returned[1]))
+    parts.append(_pill(_WIDTH / 2, 291, *flow.returned))
+    result = "exact" if report.trust == "plain" else "noisy"
+    at_server = {"oblivious-server": "masked", "distributed-noise": "noisy"}
+    sizes = "exact sizes" if report.trust == "plain" else "noisy sizes"
+    for x, name, has, kind in (
+        (8, "Clients have", flow.clients_have, result),
+        (154, "Server has", flow.server_has, at_server.get(report.trust, "exact")),
+        (300, "Readers have", ("centroids,", f"{sizes}, report"), result),
+    ):
+        parts.append(tag("rect", x=x, y=330, width=132, height=78, rx=8, class_=f"box {kind}"))
+        parts.append(_words(x + 66, 352, name, "head"))
+        parts += [_words(x + 66, 374 + 18 * i, words) for i, words in enumerate(has)]
+    told = (
+        f"{report.n_clients} clients send {flow.sent[0]}. The server sees {flow.server_sees}"
+        f"{' and adds the noise' if flow.at_server else ''}. Clients have "
+        f"{' '.join(flow.clients_have)}; the server has {' '.join(flow.server_has)}."
+    )
+    title = f"Who sees what under {report.trust}"
+    return drawing("trust-picture", title, told, *parts, width=_WIDTH, height=_HEIGHT - 10)
+
+
+def _badge(words: str) -> Markup:
+    """Return a sentence of the report with its first words set off."""
+    for start, kind in (("Yes", "yes"), ("In part", "part"), ("No", "no")):
+        if words.startswith(f"{start}:"):
+            return join([tag("span", start, class_=f"badge {kind}"), words[len(start) + 1 :]])
+    return join([words])
+
+
+def _legend(trust: str) -> Markup:
+    flow = _FLOWS[trust]
+    shown = {flow.sent[1], flow.returned[1], *(kind for _, kind in flow.at_clients)}
+    shown |= {"exact"} if trust == "plain" else {"noisy"}
+    keys = [
+        tag("span", tag("i", class_=f"key {kind}"), words)
+        for kind, words in _KINDS.items()
+        if kind in shown
+    ]
+    return tag("figcaption", *keys, class_="legend")
+
+
+def _client(x: float, name: str, flow: _Flow) -> Markup:
+    parts = [tag("rect", x=x, y=26, width=120, height=96, rx=8, class_="party")]
+    parts.append(_words(x + 60, 45, name, "head"))
+    for i in range(3):
+        line = f"M{x + 30},{55 + 6 * i} h60"
+        parts.append(tag("path", d=line, class_="record"))
+    if not flow.at_clients:
+        parts.append(_words(x + 60, 96, "adds nothing"))
+    for i, (words, kind) in enumerate(flow.at_clients):
+        shift = 10 if len(flow.at_clients) == 1 else 0
+        parts.append(_pill(x + 60, 85 + 24 * i + shift, words, kind))
+    return tag("g", *parts)
+
+
+def _pill(x: float, y: float, words: str, kind: str) -> Markup:
+    """Return words on a rounded background, with their middle at a place."""
+    width = 7.0 * len(words) + 18
+    back = tag(
+        "rect", x=f"{x - width / 2:g}", y=f"{y - 11:g}", width=f"{width:g}", height=21, rx=10.5,
+        class_=f"pill {kind}",
+    )  # fmt: skip
+    return tag("g", back, _words(x, y + 4, words))
+
+
+def _words(x: float, y: float, words: str, kind: str = "words") -> Markup:
+    return tag("text", words, x=f"{x:g}", y=f"{y:g}", text_anchor="middle", class_=f"label {kind}")
+
+
+def _head(x: float, y: float, kind: str) -> Markup:
+    path = f"M{x - 6:g},{y - 9:g} L{x:g},{y:g} L{x + 6:g},{y - 9:g} Z"
+    return tag("path", d=path, class_=f"head-of {kind}")

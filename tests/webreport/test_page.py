@@ -1,0 +1,229 @@
+"""The whole page: for every strategy under every trust model, and for hostile names."""
+
+import re
+
+import numpy as np
+import pytest
+from flwr.serverapp.strategy import Result
+from pages import MODES, PARTITIONS, addresses, finished, read, strategy_of, tables
+
+import flower_kmeans
+from flower_kmeans import Box, Fault, PrivacyBudget, html_report, simulate
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    RunError,
+    TooFewClientsError,
+)
+from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.webreport.page import write_html_report
+
+SECTIONS = ("guarantee", "trust", "releases", "rounds", "centroids", "run", "statements")
+
+
+@pytest.mark.parametrize(("name", "trust"), MODES)
+def test_every_run_has_its_page(name, trust):
+    clustering = finished(name, trust)
+    report = clustering.report
+    page = html_report(clustering)
+    root = read(page)
+    assert page.startswith("<!doctype html>\n<html lang=")
+    assert addresses(root) == []
+    sections = [section.attributes["id"] for section in root.all("section")]
+    expected = [*SECTIONS[:3], *(["curve"] if report.is_private else []), *SECTIONS[3:]]
+    assert sections == ["first", *expected]
+    anchors = [link.attributes["href"][1:] for link in root.all("a")]
+    assert anchors == expected
+    names = [e.attributes["id"] for e in root.all() if "id" in e.attributes]
+    assert len(set(names)) == len(names)
+    for drawing in root.all("svg"):
+        labelled = drawing.attributes["aria-labelledby"].split()
+        assert [each.name for each in drawing.children[:2]] == ["title", "desc"]
+        assert [each.attributes["id"] for each in drawing.children[:2]] == labelled
+        assert all(each.text for each in drawing.children[:2])
+    for table in root.all("table"):
+        assert all(head.attributes["scope"] in ("row", "col") for head in table.all("th"))
+        widths = {len(row.children) for row in table.all("tr")}
+        assert len(widths) == 1
+
+    told = [item.text for item in root.the("section", id="statements").all("li")]
+    assert tuple(told) == report.statements
+    assert trust in root.the("header").text
+    assert name in root.the("h1").text
+    tiles = dict(tile_of(each) for each in root.all("div", "tile"))
+    if report.is_private:
+        assert tiles["epsilon, for one record"] == f"{report.epsilon:.4g}"
+        assert tiles["delta"] == f"{report.delta:.3g}"
+        assert tiles["mu"] == ("-" if report.mu is None else f"{report.mu:.4g}")
+        assert "privacy" not in tiles
+    else:
+        assert tiles["privacy"] == "NOT PRIVATE"
+        assert "epsilon" not in " ".join(tiles)
+
+
+def tile_of(tile):
+    name, value = tile.children
+    return name.text, value.text
+
+
+def test_nothing_may_be_fetched_or_run():
+    root = read(html_report(finished("FastLloyd", "oblivious-server")))
+    policy = root.the("meta", **{"http-equiv": "Content-Security-Policy"}).attributes["content"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules.pop("default-src") == "'none'"
+    assert rules.pop("style-src") == "'unsafe-inline'"
+    assert rules.pop("img-src") == "data:"
+    assert set(rules.values()) == {"'none'"}
+    assert root.the("link").attributes == {"rel": "icon", "href": "data:,"}
+
+
+def test_the_same_run_gives_the_same_page():
+    clustering = finished("SynopsisKMeans", "trusted-server")
+    assert html_report(clustering) == html_report(clustering)
+
+
+HOSTILE = ("<script>alert(1)</script>", "\"' onload=x><img src=//a.example/b>\u202e\x00")
+
+
+def test_hostile_names_come_out_as_text():
+    page = html_report(
+        finished("FastLloyd", "trusted-server"),
+        columns=HOSTILE,
+        title="</title><script>",
+        facts=[("<b>", "</dd><img src=x>")],
+        not_private="<i>NOT PRIVATE</i>",
+    )
+    root = read(page)
+    assert addresses(root) == []
+    assert not {"b", "i"} & ({e.name for e in root.all()} - {"i"})
+    assert all(e.attributes.get("class", "").startswith("key") for e in root.all("i"))
+    assert not [e for e in root.all() if any(name.startswith("on") for name in e.attributes)]
+    assert root.the("h1").text == "</title><script>"
+    shown = tables(root)["Centroids"][0][-2:]
+    assert shown == [HOSTILE[0], HOSTILE[1].replace("\u202e", "\ufffd").replace("\x00", "\ufffd")]
+    assert "</dd><img src=x>" in root.the("section", id="run").text
+
+
+def test_a_run_that_was_not_private_after_all_says_so_first():
+    why = "NOT PRIVATE: bounds were read off the records."
+    root = read(html_report(finished("FastLloyd", "distributed-noise"), not_private=why))
+    first = root.all("li")[0]
+    assert first.attributes["class"] == "bad"
+    assert why in first.text
+    assert root.all("div", "tile")[0].text == "privacyNOT PRIVATE"
+    assert why in root.the("section", id="guarantee").text
+    assert root.the("section", id="statements").all("li")[0].text == why
+
+
+# --------------------------------------------------------------------------- at the server
+
+
+def started(strategy, faults=()):
+    from flower_kmeans import ClientPolicy, kmeans_client_app
+    from flower_kmeans.faults import FaultyClientApp, FaultyGrid
+
+    app = kmeans_client_app(
+        lambda context: PARTITIONS[int(context.node_config["partition-id"])],
+        ClientPolicy.for_simulation(),
+        lambda result, context: None,
+    )
+    grid = FaultyGrid(InProcessGrid(FaultyClientApp(app, faults), len(PARTITIONS)))
+    with task_identity():
+        return strategy.start(grid, timeout=60)
+
+
+def test_an_oblivious_servers_page_has_no_centroids():
+    strategy = strategy_of("FastLloyd", "oblivious-server")
+    result = started(strategy)
+    for page in (html_report(strategy), html_report(strategy, result)):
+        root = read(page)
+        assert "must never see them" in root.the("section", id="centroids").text
+        assert "Centroids" not in tables(root)
+        assert "Every release of the run" in tables(root)
+
+
+def test_a_servers_page_has_what_the_server_sees():
+    strategy = strategy_of("FastLloyd", "distributed-noise")
+    result = started(strategy)
+    with_sizes = tables(read(html_report(strategy, result)))["Centroids"]
+    assert with_sizes[0] == ["cluster", "noisy size", "share", "column 1", "column 2"]
+    without = tables(read(html_report(strategy)))["Centroids"]
+    assert without[0] == ["cluster", "column 1", "column 2"]
+    rows = {row[0]: row[3:] for row in with_sizes[1:-1]}
+    assert {row[0]: row[1:] for row in without[1:-1]} == rows
+    assert "Centroids" not in tables(read(html_report(strategy, Result())))
+
+
+@pytest.mark.parametrize("kind", ["drop", "crash"])
+def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
+    strategy = strategy_of("FastLloyd", "oblivious-server", min_clients=5, n_rounds=3)
+    faults = [Fault(client=2, round=2, kind=kind)]
+    with pytest.raises(TooFewClientsError):
+        started(strategy, faults)
+    root = read(html_report(strategy))
+    assert "The run did not finish: 1 of 3 rounds" in root.the("section", id="first").text
+    assert "1 of 3: not finished" in root.the("header").text
+    text = root.the("section", id="rounds").text
+    assert "The run ended in round 2." in text
+    assert "No client failed" not in text
+    if kind == "crash":
+        assert tables(root)["What was not an orderly answer"][1][:2] == ["round 2", "2"]
+    assert len(tables(root)["Every release of the run"]) == 2 + 2 * 3
+
+
+def test_clients_that_were_away_are_counted_and_named():
+    strategy = strategy_of("FastLloyd", "oblivious-server", n_rounds=3)
+    faults = [Fault(client=3, round=1, kind="drop"), Fault(client=4, round=3, kind="crash")]
+    root = read(html_report(simulate(strategy, PARTITIONS, faults=faults)))
+    rows = tables(root)["Clients by round"]
+    assert [row[2:] for row in rows[1:]] == [["5", "4", "1"], ["5", "5", "0"], ["5", "4", "1"]]
+    named = [(row[0], row[1], row[-1]) for row in tables(root)["What was not an orderly answer"]]
+    assert ("round 1", "3", "yes") in named
+    assert ("round 3", "4", "yes") in named
+    assert "2 clients missed a round" in root.the("section", id="first").text
+
+
+def test_whole_clients():
+    options = {"privacy": PrivacyBudget(2.0, unit="client"), "n_rounds": 2, "clip": 7.0}
+    strategy = strategy_of("FastLloyd", "distributed-noise", **options)
+    root = read(html_report(simulate(strategy, PARTITIONS)))
+    text = root.the("section", id="guarantee").text
+    assert "One client with all of its records is protected" in text
+    assert "7 records' worth of a client in each release" in text
+    assert "epsilon, for one client" in root.the("header").text
+
+
+def test_a_page_before_the_start_is_an_error():
+    with pytest.raises(RunError, match="before the run has started"):
+        html_report(strategy_of("FastLloyd", "trusted-server"))
+
+
+def test_only_runs_have_pages():
+    with pytest.raises(ConfigurationTypeError, match="Expected run as a Clustering"):
+        html_report({"report": 1})
+    clustering = finished("FastLloyd", "trusted-server")
+    with pytest.raises(ConfigurationError, match="columns as 2 names"):
+        html_report(clustering, columns=["a", "b", "c"])
+    with pytest.raises(ConfigurationError, match="columns as 2 names"):
+        html_report(clustering, columns="ab")
+    bare = flower_kmeans.Clustering(np.ones((1, 2)), np.ones(1), Box([0, 0], [1, 1]), None)
+    with pytest.raises(ConfigurationTypeError, match="as a Report"):
+        html_report(bare)
+    strategy = strategy_of("FastLloyd", "trusted-server")
+    started(strategy)
+    with pytest.raises(ConfigurationTypeError, match="Expected result as what start returned"):
+        html_report(strategy, 3)
+    with pytest.raises(ConfigurationError, match=r"centroids of shape \(3, 2\)"):
+        html_report(strategy, {"centroids": np.ones((2, 2))})
+
+
+def test_a_page_is_written_as_it_is(tmp_path):
+    page = html_report(finished("FastLloyd", "trusted-server"), columns=["Größe", "重さ"])
+    assert write_html_report(tmp_path / "report.html", page) == ["report.html"]
+    assert (tmp_path / "report.html").read_bytes().decode("utf-8") == page
+    assert "重さ" in page
+
+
+def test_no_address_is_in_it():
+    page = html_report(finished("SynopsisKMeans", "distributed-noise"))
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", page)
