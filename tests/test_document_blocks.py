@@ -64,6 +64,7 @@ LISTED = {
     ("README.md", 'python -m pip install ".[test]" && python -m pytest -n 2'): CI,
     ("CONTRIBUTING.md", "python3 -m venv .venv && . .venv/bin/activate"): CI,
     ("CONTRIBUTING.md", "ruff check . && ruff format --check ."): CI,
+    ("docs/tutorial.md", "python3 -m venv .venv && . .venv/bin/activate"): CI,
     ("docs/benchmarks.md", 'python -c "'): Listed("writes the file of a table that takes long"),
     ("docs/existing-app.md", " from digits_app.model import accuracy, fit"): DIFF,
     ("docs/existing-app.md", " from digits_app.output import save_accuracies, save_model"): DIFF,

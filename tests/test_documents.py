@@ -5,6 +5,7 @@ import math
 import re
 import tomllib
 from dataclasses import fields, replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -487,6 +488,20 @@ def test_distributed_noise_is_as_documented():
     report = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
     assert report.noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))
     assert any(f"mu = {report.mu * 2:.4g}" in statement for statement in report.statements)
+
+
+# --------------------------------------------------------------------------- what epsilon means
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_true_positives_are_those_of_the_plan(epsilon):
+    """What the page computes from mu holds all (epsilon, delta) of the plan, and attains them."""
+    plan = FastLloydAlgorithm(5, BOX, PrivacyBudget(epsilon, 1e-6), n_records=10_000).plan()
+    cdf, mu = NormalDist().cdf, plan.mu
+    for e in (epsilon / 4, epsilon / 2, epsilon):
+        quantiles = [-e / mu - mu / 2, *np.linspace(-7, 3, 200)]  # the first is the worst case
+        excess = [cdf(z + mu) - math.exp(e) * cdf(z) for z in quantiles]
+        assert max(excess) == pytest.approx(plan.delta(e), rel=1e-6)
 
 
 # --------------------------------------------------------------------------- protocol
