@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import flower_kmeans
 from flower_kmeans import metrics, strategies
+from flower_kmeans.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -45,9 +47,26 @@ def test_the_reference_has_all_public_names():
     assert own == {name.rpartition(".")[2] for name in named if ".metrics." in name}
 
 
+def test_the_reference_has_all_commands_and_options():
+    hook = load("site_command")
+    assert hook.PLACE in (ROOT / "docs" / hook.PAGE).read_text("utf-8")
+    text = hook.tables()
+    commands = get_command(app).commands
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == sorted(commands)
+    for command in commands.values():
+        for parameter in command.params:
+            spelled = ", ".join(parameter.opts) if parameter.opts[0][0] == "-" else "NAMES"
+            assert text.count(f"| `{spelled}` |") >= 1, parameter
+    assert "| `--clusters` | integer; `16` by default | Number of clusters. |" in text
+    assert "| `--trust` | `oblivious-server`, `distributed-noise`, " in text
+    assert "| `--policy-file` | path; required |" in text
+    assert "| `--members` | a flag |" in text
+    assert "`flower-kmeans-out` by default" in text
+
+
 def test_continuous_integration_builds_the_site_strictly():
     run = (ROOT / ".ci" / "run").read_text("utf-8")
-    assert 'mkdocs" build --strict' in run
+    assert 'mkdocs" build --strict --site-dir' in run  # with --quiet, warnings do not count
     assert ".ci/check_site.py" in run
 
 
