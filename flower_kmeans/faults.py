@@ -42,7 +42,7 @@ class Fault:
         ``"late"`` its answer comes after the round is over; ``"twice"`` it comes again;
         ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the wrong number of
         words, the wrong type, or belongs to another round or another run.
-    hop : {"answer", "open"} (default: "answer")
+    hop : {"answer", "open"}, default: "answer"
         Which of the round's messages: the question, or the one that asks to open the round's sum
         in a hop of its own, where and whenever there is one (``opening``).
     """

@@ -189,9 +189,9 @@ def packed_centroids(
         k >= 1.
     domain : Box or Ball
         For a ball, its enclosing box is packed and what lies outside is moved onto the sphere.
-    seed : int (default: 0)
+    seed : int, default: 0
         Public, in [0, 2**64).
-    fraction_bits : int (default: 16)
+    fraction_bits : int, default: 16
 
     Returns
     -------
@@ -312,9 +312,9 @@ def weighted_kmeans(
         k >= 1.
     rng : Generator
         Public randomness.
-    n_starts : int (default: 10)
+    n_starts : int, default: 10
         By k-means++.
-    max_iterations : int (default: 300)
+    max_iterations : int, default: 300
         Of Lloyd's algorithm, for each start.
 
     Returns

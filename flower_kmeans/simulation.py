@@ -61,7 +61,7 @@ def simulate(
     partitions : sequence of array-like of shape (n_i, n_features)
         The records of each client, in the user's units; a client may have none. A strategy that
         was given neither ``n_clients`` nor ``min_clients`` takes their defaults from this number.
-    engine : {"in-process", "ray"} (default: "in-process")
+    engine : {"in-process", "ray"}, default: "in-process"
         In this process, one client after the other, or on Ray through Flower's simulation.
     policy : ClientPolicy, optional
         What every client accepts. The default, ``ClientPolicy.for_simulation()``, accepts
@@ -69,7 +69,7 @@ def simulate(
         a roster, new ones are made for this run, in a private directory that is removed after it.
     faults : sequence of Fault
         Misbehaviour of chosen clients in chosen rounds.
-    timeout : float (default: 600)
+    timeout : float, default: 600
         Seconds to wait for the answers of one hop.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.

@@ -109,15 +109,15 @@ class KMeansStrategy(Strategy):
         Public number of clients; the start waits for them.
     trust : str, optional
         Trust model. Default: the first of the strategy's ``TRUSTS``, ``"plain"`` without privacy.
-    n_rounds : int or "auto" (default: "auto")
+    n_rounds : int or "auto", default: "auto"
         Number of rounds; "auto" follows the papers' rules from public figures.
     min_clients : int, optional
         Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1 without
         privacy, and 0.8 ``n_clients`` under distributed noise.
-    seed : int (default: 0)
+    seed : int, default: 0
         Public randomness only (the initial centroids, or what the server draws to compute its
         questions); noise and keys never depend on it.
-    fraction_bits : int (default: 16)
+    fraction_bits : int, default: 16
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release;
@@ -127,14 +127,14 @@ class KMeansStrategy(Strategy):
         Public initial centroids in the user's units, instead of those that the algorithm makes. Of
         an earlier run (a `Clustering`, or a strategy after its start) they are its centroids, and
         the report adds what it cost: ``report.together``.
-    keys : {"relayed", "file", "roster"} (default: "relayed")
+    keys : {"relayed", "file", "roster"}, default: "relayed"
         Where the clients' group key comes from: relayed by the server, which withstands a passive
         server only; a file that they share; or one of them, for all whose keys are pinned.
-    max_attempts : int (default: 2)
+    max_attempts : int, default: 2
         How often a round with too few answers is asked for, 1 to 3.
-    colluders : int (default: 1)
+    colluders : int, default: 1
         Distributed noise: how many clients may pool what they know of their noise.
-    opening : {"auto", "deferred", "immediate", "simple"} (default: "auto")
+    opening : {"auto", "deferred", "immediate", "simple"}, default: "auto"
         Distributed noise: when a majority of the clients opens a round's sum for the server: with
         the answers to the next round, or in a hop of its own, before ``on_round`` and
         ``evaluate_fn`` are called and the next question is asked. ``"simple"`` lets single clients
@@ -348,7 +348,7 @@ class KMeansStrategy(Strategy):
             always does.
         num_rounds : int, optional
             Must be the planned number of rounds if given: the plan is fixed before data is seen.
-        timeout : float (default: 3600)
+        timeout : float, default: 3600
             Seconds to wait for the answers of one hop.
         train_config, evaluate_config : ConfigRecord, optional
             Must be empty: everything that clients need is in the run document.

@@ -16,17 +16,17 @@ class FastLloyd(KMeansStrategy):
     Every record goes to its nearest centroid if it lies within a radius that shrinks with the
     number of clusters; clients send relative sums and counts, masked, and the noise is Gaussian.
 
+    Beside what `KMeansStrategy` takes:
+
     Parameters
     ----------
-    n_clusters, domain, privacy, n_records, **options
-        As in `KMeansStrategy`.
-    alpha : float (default: 0.8)
+    alpha : float, default: 0.8
         Factor of the radius (paper, eq. 25).
-    radius : {"step", "constant"} (default: "step")
+    radius : {"step", "constant"}, default: "step"
         Whether the first round uses half of the domain's diagonal.
-    postprocess : {"fold", "truncate", "none"} (default: "fold")
+    postprocess : {"fold", "truncate", "none"}, default: "fold"
         What is done to centroids outside of the domain.
-    cost : bool (default: False)
+    cost : bool, default: False
         Whether the last round also releases the cost: ``report.cost``. Not under
         ``trust="oblivious-server"``, where nobody could tell it.
 

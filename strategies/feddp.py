@@ -21,26 +21,26 @@ class FedDPKMeans(KMeansStrategy):
     projection, records vote for the nearest projected server point, and sums and counts of the
     records by nearest projected centre lift the centres back. Lloyd rounds follow.
 
+    ``n_rounds`` counts the Lloyd rounds, without the three releases of the initialisation; "auto"
+    takes one or two, and 0 gives the initialisation alone, from which another strategy can start
+    (``initial``). Beside what `KMeansStrategy` takes:
+
     Parameters
     ----------
-    n_clusters, domain, privacy, n_records, **options
-        As in `KMeansStrategy`. ``n_rounds`` counts the Lloyd rounds, without the three releases of
-        the initialisation; "auto" takes one or two, and 0 gives the initialisation alone, from
-        which another strategy can start (``initial``).
     server_data : array-like of shape (m, d)
         The server's points, in the user's units, at least ``n_clusters`` of them different. They
         are in no message, but clients see their projections to ``n_clusters`` directions. With as
         many columns or fewer, whoever sees these has the points, up to the grid.
-    margin : float (default: 1)
+    margin : float, default: 1
         A record takes part in the lift if its nearest projected centre is at most ``margin`` times
         as far as the second. The paper's theory has 1/3.
-    min_weight : float (default: 5)
+    min_weight : float, default: 5
         Server points with a smaller noisy weight are dropped.
-    sums : {"auto", "absolute", "relative"} (default: "auto")
+    sums : {"auto", "absolute", "relative"}, default: "auto"
         What a Lloyd round adds up: records, or offsets within a radius as in FastLloyd.
-    alpha : float or "auto" (default: "auto")
+    alpha : float or "auto", default: "auto"
         Factor of that radius, as in FastLloyd (0.8).
-    contribution : {"sums", "means"} (default: "sums")
+    contribution : {"sums", "means"}, default: "sums"
         With ``unit="client"``: whether lift and Lloyd rounds add clipped sums and counts, or each
         client's means and which clusters it has (the paper's variant).
     clip : float, optional
@@ -50,11 +50,11 @@ class FedDPKMeans(KMeansStrategy):
         Clips stand in the run document, so clients learn that much about the server's points.
     clips : mapping of str to float, optional
         With ``unit="client"``: records' worth of one client by release, in place of these.
-    cost : bool (default: False)
+    cost : bool, default: False
         Whether the last Lloyd round also releases the cost: ``report.cost``.
     shares : mapping of str to float, optional
         Shares of mu^2 by release, in place of the default ones; only their ratios matter.
-    mechanisms : {"gaussian", "laplace"} or mapping of str to str (default: "gaussian")
+    mechanisms : {"gaussian", "laplace"} or mapping of str to str, default: "gaussian"
         Noise of counts and cost. Laplace noise exists only under ``trust="trusted-server"``.
 
     Raises

@@ -18,10 +18,10 @@ from flower_kmeans.strategies._checks import require_teller
 class Lloyd(KMeansStrategy):
     """Lloyd's algorithm, exact and NOT PRIVATE: the server sees every client's sums.
 
+    Records are clipped to the domain here too. Beside what `KMeansStrategy` takes:
+
     Parameters
     ----------
-    n_clusters, domain, n_records, **options
-        As in `KMeansStrategy`; records are clipped to the domain here too.
     privacy : PrivacyBudget, optional
         ``PrivacyBudget(epsilon=None)``, which is the default; anything else is refused.
     """
@@ -48,10 +48,7 @@ class Lloyd(KMeansStrategy):
 class SuLloyd(KMeansStrategy):
     """Lloyd's algorithm with Laplace noise (Su, Cao, Li, Bertino & Jin, 2016).
 
-    Parameters
-    ----------
-    n_clusters, domain, privacy, n_records, **options
-        As in `KMeansStrategy`. Laplace noise exists only where the server adds it.
+    Takes what `KMeansStrategy` takes. Laplace noise exists only where the server adds it.
 
     Notes
     -----
@@ -75,11 +72,11 @@ class SuLloyd(KMeansStrategy):
 class GLloyd(KMeansStrategy):
     """Lloyd's algorithm with Gaussian noise (FastLloyd's paper, Appendix B.1).
 
+    Beside what `KMeansStrategy` takes:
+
     Parameters
     ----------
-    n_clusters, domain, privacy, n_records, **options
-        As in `KMeansStrategy`.
-    cost : bool (default: False)
+    cost : bool, default: False
         Whether the last round also releases the cost: ``report.cost``. Not under
         ``trust="oblivious-server"``, where nobody could tell it.
 

@@ -20,17 +20,17 @@ class PEMeans(KMeansStrategy):
     population. A record has one vote, whatever the domain's radius is, so a radius that is too wide
     adds no noise. With more than 16 columns take `HDPEMeans`.
 
+    ``domain`` is best a `Ball`; of a `Box`, the enclosing ball is meant, cut to the box.
+    ``n_rounds`` counts the rounds of votes; "auto" takes ``4 max(1, epsilon) sqrt(d)``. With
+    ``unit="client"``, votes are clipped to ``sqrt(n_records / n_clients)`` unless ``clip`` or
+    ``clips`` says otherwise. Beside what `KMeansStrategy` takes:
+
     Parameters
     ----------
-    n_clusters, domain, privacy, n_records, **options
-        As in `KMeansStrategy`. ``domain`` is best a `Ball`; of a `Box`, the enclosing ball is
-        meant, cut to the box. ``n_rounds`` counts the rounds of votes; "auto" takes
-        ``4 max(1, epsilon) sqrt(d)``. With ``unit="client"``, votes are clipped to
-        ``sqrt(n_records / n_clients)`` unless ``clip`` or ``clips`` says otherwise.
-    n_variations : int or "auto" (default: "auto")
+    n_variations : int or "auto", default: "auto"
         Variations of each centroid in a population; "auto" takes a fifth of ``n_records``. They are
         halved whenever the noise of a round exceeds its signal.
-    max_candidates : int (default: 8192)
+    max_candidates : int, default: 8192
         The largest population. Every candidate is one word of a client's answer, so 2^22, the words
         of a message, is the most; ``report.notes`` says when the cap binds.
     clips : mapping of str to float, optional
@@ -92,12 +92,9 @@ class HDPEMeans(PEMeans):
     The last round adds up the records of each projected centroid, which lifts the centroids to all
     columns; its noise grows with the domain's radius.
 
-    Parameters
-    ----------
-    n_clusters, domain, privacy, n_records, n_variations, max_candidates, clips, **options
-        As in `PEMeans`. ``n_rounds`` counts the rounds of votes, without the last round; "auto"
-        takes two less than PE-means would in 16 columns, and their privacy pays for sums and
-        counts.
+    Takes what `PEMeans` takes. ``n_rounds`` counts the rounds of votes, without the last round;
+    "auto" takes two less than PE-means would in 16 columns, and their privacy pays for sums and
+    counts.
 
     Raises
     ------

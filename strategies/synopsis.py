@@ -18,12 +18,12 @@ class SynopsisKMeans(KMeansStrategy):
     what the round before told. Weighted k-means on the cells gives centroids, which one to four
     Lloyd rounds refine whose residuals are clipped to a shrinking radius. Nothing has to be tuned.
 
+    A ``Box`` stands for the ball around it, so a `Ball` that fits the records is better.
+    ``n_rounds`` is ``"auto"``: rounds have different tasks, and their number follows from
+    ``n_records``, ``n_clusters``, the columns and the budget. Beside what `KMeansStrategy` takes:
+
     Parameters
     ----------
-    n_clusters, domain, privacy, n_records, **options
-        As in `KMeansStrategy`. A ``Box`` stands for the ball around it, so a `Ball` that fits the
-        records is better. ``n_rounds`` is ``"auto"``: rounds have different tasks, and their
-        number follows from ``n_records``, ``n_clusters``, the columns and the budget.
     clips : mapping of str to float, optional
         With ``unit="client"``: records' worth of one client by release, in place of ``clip``,
         whose default is the root of ``n_records / n_clients`` here.

@@ -141,7 +141,7 @@ class Algorithm(ABC):
 
         Parameters
         ----------
-        noise_factor : float (default: 1)
+        noise_factor : float, default: 1
             By how much the noise may exceed the plan's, where more clients add shares than had to.
 
         Raises
@@ -290,7 +290,7 @@ class Algorithm(ABC):
         Parameters
         ----------
         state : State
-        noise_factor : float (default: 1)
+        noise_factor : float, default: 1
             By how much the noise's standard deviation exceeded the plan's (distributed noise).
         """
         return None

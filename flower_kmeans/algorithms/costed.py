@@ -80,7 +80,7 @@ class CostOfLastRound(Algorithm):
         ----------
         state : State
             After the last round.
-        noise_factor : float (default: 1)
+        noise_factor : float, default: 1
             By how much the noise's standard deviation exceeded the plan's (distributed noise).
         """
         arrays, q, step = state.arrays, self.fraction_bits, 2.0**-self.fraction_bits

@@ -98,7 +98,7 @@ class FedDPResults(FedDPParameters):
         ----------
         state : State
             After the last round.
-        noise_factor : float (default: 1)
+        noise_factor : float, default: 1
             By how much the noise's standard deviation exceeded the plan's (distributed noise).
         """
         if "cost" not in state.arrays:

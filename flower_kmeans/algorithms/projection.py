@@ -43,7 +43,7 @@ def squared_bound(domain: Domain, fraction_bits: int, coarser: int = 0) -> int:
     ----------
     domain : Box or Ball
     fraction_bits : int
-    coarser : int (default: 0)
+    coarser : int, default: 0
         Bits that are cut off every coordinate, toward zero.
     """
     if isinstance(domain, Ball):
@@ -154,7 +154,7 @@ class Projection:
     fraction_bits : int
         q, of the records and of V.
     n_directions : int
-    most_bits : int (default: 25)
+    most_bits : int, default: 25
         Of a projected coordinate, where fewer leave room for speed (`assignment`).
     """
 
@@ -254,7 +254,7 @@ def lifted_sums(
         Within ``[-2**q, 2**q]``.
     centers : ndarray of shape (k, n_directions), int64
         Within ``[-limit, limit]`` of the projection.
-    margin : float (default: 1)
+    margin : float, default: 1
         A record counts for its nearest centre only if that is at most ``margin`` times as far as
         the second nearest.
 

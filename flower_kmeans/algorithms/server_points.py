@@ -55,7 +55,7 @@ def weighted_centers(
     min_weight : float
         Positive; lighter points are dropped.
     rng : Generator
-    n_starts : int (default: 10)
+    n_starts : int, default: 10
         Of k-means.
     """
     kept = weights >= min_weight

@@ -70,7 +70,7 @@ class Coordinator(Enrolment):
     run : Run
         Its algorithm is the server's own. What that holds beside the parameters in the document
         never travels.
-    seed : int (default: 0)
+    seed : int, default: 0
         Public randomness of an algorithm whose questions the server computes.
 
     Attributes
@@ -261,7 +261,7 @@ class Coordinator(Enrolment):
 
         Parameters
         ----------
-        everyone : bool (default: False)
+        everyone : bool, default: False
             Ask all members for all that they may give: also one whose answer came too late can
             open a sum. Otherwise all survivors are asked, and some of them for the correction.
         """

@@ -60,13 +60,13 @@ class RunDocument:
         Fewest clients behind a sum.
     max_attempts : int
         Tries per round, 1 to 3.
-    colluders : int (default: 0)
+    colluders : int, default: 0
         "distributed-noise" only: number t of clients that may pool their knowledge; noise shares
         are made for ``min_clients - t`` clients. Otherwise 0.
-    share_variance : str (default: "none")
+    share_variance : str, default: "none"
         "distributed-noise" only: variance of a client's noise share in units of the plan's, always
         ``f"1/{min_clients - colluders}"``. Otherwise "none".
-    sampler : str (default: "none")
+    sampler : str, default: "none"
         Name and version of the noise sampler; "none" in a run without noise.
 
     Raises

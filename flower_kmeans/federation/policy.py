@@ -86,7 +86,7 @@ class ClientPolicy:
         Largest accepted guarantee of all runs together, ever: everything that the ledger charged
         must meet this epsilon at this delta, as one composition. The default delta is that of one
         run: the composition is computed as a whole, so deltas of runs are not added up.
-    in_memory : bool (default: False)
+    in_memory : bool, default: False
         Accept private runs although no ledger survives this process. Only for simulations, where
         no real client is at risk: without a ledger a restarted client cannot know what it already
         answered, so by default private work is refused. Of no effect with a ``state_dir``.

@@ -25,7 +25,7 @@ class PrivacyBudget:
     epsilon : float or None
         Positive and finite; ``None`` asks for no privacy at all.
     delta : float or None
-        In [0, 1). ``None`` means that :meth:`resolved` chooses it; 0 is pure differential
+        In [0, 1). ``None`` means that `resolved` chooses it; 0 is pure differential
         privacy, which Laplace noise alone can give.
     unit : {"record", "client"}
         What one neighbour differs in (docs/guarantees: Neighbours, budget, delta).

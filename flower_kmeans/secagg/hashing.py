@@ -62,7 +62,7 @@ def kdf(key: bytes, salt: bytes, label: bytes, length: int = DIGEST_BYTES) -> by
         What the derived key is bound to: a document's or a context's hash.
     label : bytes
         The purpose; the info string of HKDF is the protocol's version and this label.
-    length : int (default: 32)
+    length : int, default: 32
         Length of the derived key in bytes.
     """
     info = VERSION + label

@@ -123,7 +123,7 @@ def open_envelope(
         The member's secret key.
     doc_hash : bytes
         Hash of the run document.
-    pinned : bool (default: False)
+    pinned : bool, default: False
         Whether the envelope was made with the leader's lasting key. The caller has found that key
         on its own roster.
 

@@ -30,7 +30,7 @@ def require_capacity(bound: float, word_bits: int = WORD_BITS, explanation: str 
     ----------
     bound : int or float
         Largest absolute value that a coordinate of a sum can take, noise included.
-    word_bits : int (default: 64)
+    word_bits : int, default: 64
         Size of a ring element in bits.
     explanation : str
         Where the bound comes from; it ends the error's message.

@@ -1,147 +1,161 @@
-"""Reads pages of reports: their elements, their tables, and the runs that they are made of."""
+"""The code blocks of the documents: what they are, and how they are run."""
 
+import argparse
+import contextlib
+import doctest
+import io
+import json
 import re
-from functools import cache
-from html.parser import HTMLParser
+import runpy
+import shlex
+import sys
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
+import pytest
+from typer.testing import CliRunner
 
-from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
+from flower_kmeans.cli import app as command
 
-VOID = {"meta", "link", "br"}
-N_CLIENTS = 5
-RECORDS = np.random.default_rng(3).uniform(0, 10, (300, 2))
-PARTITIONS = np.array_split(RECORDS, N_CLIENTS)
-WIDE = np.array_split(np.random.default_rng(4).uniform(0, 1, (300, 18)), N_CLIENTS)
-MODES = [
-    ("Lloyd", "plain"),
-    ("FastLloyd", "plain"),
-    ("FastLloyd", "oblivious-server"),
-    ("FastLloyd", "distributed-noise"),
-    ("FastLloyd", "trusted-server"),
-    ("GLloyd", "oblivious-server"),
-    ("GLloyd", "distributed-noise"),
-    ("GLloyd", "trusted-server"),
-    ("SuLloyd", "oblivious-server"),
-    ("SuLloyd", "trusted-server"),
-    ("SynopsisKMeans", "distributed-noise"),
-    ("SynopsisKMeans", "trusted-server"),
-    ("FedDPKMeans", "distributed-noise"),
-    ("FedDPKMeans", "trusted-server"),
-    ("PEMeans", "distributed-noise"),
-    ("PEMeans", "trusted-server"),
-    ("HDPEMeans", "distributed-noise"),
-    ("HDPEMeans", "trusted-server"),
-]
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("simulations/*/README.md")]
+)
+FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
+COMMANDS = {"simulate", "plan", "keygen"}  # of flower-kmeans, that run where they are shown
+SCRIPTS = ("benchmarks/", "simulations/")  # take long: their options are read
 
 
-def strategy_of(name, trust, epsilon=2.0, **options):
-    """Return a strategy of three clusters over the small federation."""
-    options = {"n_clients": N_CLIENTS, "trust": trust} | options
-    domain = Ball(3.0, [0.5] * 18) if name == "HDPEMeans" else Box([0, 0], [10, 10])
-    if name == "Lloyd":
-        return strategies.Lloyd(3, domain, **options)
-    if name == "FedDPKMeans":
-        options |= {"server_data": np.random.default_rng(5).uniform(0, 10, (20, 2)), "cost": True}
-    if name in ("FedDPKMeans", "PEMeans", "HDPEMeans"):
-        options = {"n_rounds": 2} | options
-    budget = options.pop("privacy", PrivacyBudget(None if trust == "plain" else epsilon))
-    return getattr(strategies, name)(3, domain, budget, n_records=300, **options)
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
 
-
-@cache
-def finished(name, trust):
-    """Return the clustering of a run, made once."""
-    return simulate(strategy_of(name, trust), WIDE if name == "HDPEMeans" else PARTITIONS)
-
-
-class Element:
-    """An element with its attributes and what is in it."""
-
-    def __init__(self, name, attributes):
-        self.name, self.attributes, self.children = name, attributes, []
+    page: str  # from the repository's root
+    line: int  # of its first line of code
+    language: str
+    text: str
 
     @property
-    def text(self):
-        """Return all text in it."""
-        return "".join(c if isinstance(c, str) else c.text for c in self.children)
+    def key(self):
+        """Its page and its first line, by which it is listed."""
+        return self.page, self.text.split("\n", 1)[0]
 
-    def all(self, name=None, class_=None):
-        """Return the elements in it, in their order."""
-        found = []
-        for child in self.children:
-            if isinstance(child, Element):
-                classes = (child.attributes.get("class") or "").split()
-                if name in (None, child.name) and class_ in (None, *classes):
-                    found.append(child)
-                found += child.all(name, class_)
-        return found
-
-    def the(self, name, **attributes):
-        """Return the one element with these attributes."""
-        (found,) = [e for e in self.all(name) if attributes.items() <= e.attributes.items()]
-        return found
+    def __str__(self):
+        return f"{self.page}:{self.line} ({self.language or 'no language'})"
 
 
-class _Reader(HTMLParser):
-    def __init__(self):
-        super().__init__(convert_charrefs=True)
-        self.root = Element("", {})
-        self.open = [self.root]
-
-    def handle_starttag(self, tag, attrs):
-        names = [name for name, _ in attrs]
-        assert len(set(names)) == len(names), f"<{tag}> has an attribute twice"
-        element = Element(tag, dict(attrs))
-        self.open[-1].children.append(element)
-        if tag not in VOID:
-            self.open.append(element)
-
-    def handle_endtag(self, tag):
-        assert tag not in VOID
-        assert self.open[-1].name == tag, f"</{tag}> closes <{self.open[-1].name}>"
-        self.open.pop()
-
-    def handle_data(self, data):
-        self.open[-1].children.append(data)
+def page_id(page):
+    return page.relative_to(ROOT).as_posix()
 
 
-def read(page):
-    """Return the page's elements, and require that every tag is closed where it should be."""
-    reader = _Reader()
-    reader.feed(page)
-    reader.close()
-    assert len(reader.open) == 1, f"<{reader.open[-1].name}> is not closed"
-    return reader.root
-
-
-def tables(root):
-    """Return the rows of every table with their cells' texts, by caption."""
-    found = {}
-    for table in root.all("table"):
-        rows = [
-            [cell.text for cell in row.children if isinstance(cell, Element)]
-            for row in table.all("tr")
-        ]
-        found[table.the("caption").text] = rows
+def blocks(page):
+    """Return the fenced blocks of a page, those within lists too."""
+    text, found = page.read_text("utf-8"), []
+    for match in FENCE.finditer(text):
+        line = text[: match.start(3)].count("\n") + 1
+        found.append(Block(page_id(page), line, match[2].strip(), textwrap.dedent(match[3])))
+    fences = len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE))
+    assert fences == 2 * len(found), f"{page_id(page)} has fences that are not understood"
     return found
 
 
-def addresses(root):
-    """Return whatever a browser might fetch: attributes that name something, and url() in styles.
+def commands(block):
+    """Return a shell block's commands as lists of words."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
-    Anchors within the page and data of the page's own are none.
+
+def treatment(block, listed):
+    """Return what is done with a block; whoever adds one of a new kind is told."""
+    if block.key in listed:
+        return "listed"
+    if block.language == "bash":
+        for words in commands(block):
+            known = (words[0] == "flower-kmeans" and words[1] in COMMANDS) or (
+                words[0] == "python" and words[1].startswith(SCRIPTS)
+            )
+            plain = not {"&&", "|", ">", ";"} & set(words)
+            told = f"{block}: {' '.join(words)!r} is not run; list the block with a reason"
+            assert all((known, plain)), told
+        return "bash"
+    assert block.language in {"python", "toml", "json", "output", "text"}, (
+        f"{block}: a block is python, bash, toml, json, output (compared with what the block "
+        "before it printed) or text (no code); or it is listed with a reason"
+    )
+    return block.language
+
+
+def run_page(page, listed, directory, monkeypatch, prepare=None):
+    """Run a page's blocks in order, in one directory and one namespace; return both accounts.
+
+    Returns the namespace of the Python blocks, and what was done with each block.
     """
-    found = []
-    for element in root.all():
-        for name, value in element.attributes.items():
-            naming = name in ("src", "href", "srcset", "action", "data", "poster", "xlink:href")
-            if naming and not re.match(r"#|data:", value):
-                found.append(value)
-            if name in ("style", "http-equiv"):
-                found += re.findall(r"url\(|@import|refresh", value.lower())
-        if element.name == "style":
-            found += re.findall(r"url\(|@import", element.text)
-        if element.name in ("script", "iframe", "object", "embed", "base", "form", "img"):
-            found.append(f"<{element.name}>")
-    return found
+    monkeypatch.chdir(directory)
+    if prepare is not None:
+        prepare(directory)
+    namespace, done, printed = {"__name__": "documents"}, [], None
+    for block in blocks(page):
+        how = treatment(block, listed)
+        if how == "python":
+            printed = run_python(block, namespace)
+        elif how == "bash":
+            printed = "".join(run_command(words, monkeypatch) for words in commands(block))
+        elif how == "output":
+            assert printed is not None, f"{block}: nothing ran before it"
+            compare(block, printed)
+        elif how in ("toml", "json"):
+            (tomllib if how == "toml" else json).loads(block.text)
+        done.append((block, how))
+    return namespace, done
+
+
+def run_python(block, namespace):
+    """Run Python in a namespace, and return what it printed."""
+    source = "\n" * (block.line - 1) + block.text  # lines as in the page
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(source, str(ROOT / block.page), "exec"), namespace)  # noqa: S102
+    return printed.getvalue()
+
+
+def run_command(words, monkeypatch):
+    """Run the library's command in this process, or let a script read its options and no more."""
+    if words[0] == "python":
+        read_options(ROOT / words[1], words[2:], monkeypatch)
+        return ""
+    arguments = words[1:]
+    if arguments[0] == "simulate" and "--engine" not in arguments:
+        arguments += ["--engine", "in-process"]  # Ray takes longer than all documents together
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, f"{words}: {result.output}"
+    return result.output
+
+
+class OptionsRead(Exception):  # noqa: N818
+    """A script has read its options, and is stopped."""
+
+
+def read_options(script, arguments, monkeypatch):
+    """Start a script with these arguments, and stop it once its parser has accepted them."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(parser, args=None, namespace=None):
+        parse(parser, args, namespace)
+        raise OptionsRead
+
+    assert script.is_file(), script
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+        patch.setattr(sys, "argv", [str(script), *arguments])
+        patch.syspath_prepend(script.parent)
+        with pytest.raises(OptionsRead):
+            runpy.run_path(str(script), run_name="__main__")
+
+
+def compare(block, printed):
+    """Compare what was printed with the page; ``...`` stands for anything, and so does space."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.OutputChecker().check_output(block.text, printed, flags), (
+        f"{block}: the page says\n{block.text}\nand the block before it printed\n{printed}"
+    )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from browsers import chromium, measure, screenshot, visit
-from pages import PARTITIONS, finished, read, strategy_of, tables
+from report_pages import PARTITIONS, finished, read, strategy_of, tables
 
 from flower_kmeans import Ball, Clustering, Fault, html_report, simulate
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import finished, read, tables
+from report_pages import finished, read, tables
 
 from flower_kmeans import Ball, Box, Clustering, html_report
 from flower_kmeans.privacy.report import CostEstimate

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import PARTITIONS, finished, read, strategy_of, tables
+from report_pages import PARTITIONS, finished, read, strategy_of, tables
 from scipy import stats
 
 from flower_kmeans import PrivacyBudget, html_report, simulate

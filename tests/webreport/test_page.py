@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import Result
-from pages import MODES, PARTITIONS, addresses, finished, read, strategy_of, tables
+from report_pages import MODES, PARTITIONS, addresses, finished, read, strategy_of, tables
 
 import flower_kmeans
 from flower_kmeans import Box, Fault, PrivacyBudget, html_report, simulate

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from pages import MODES, PARTITIONS, finished, read, strategy_of, tables
+from report_pages import MODES, PARTITIONS, finished, read, strategy_of, tables
 
 from flower_kmeans import PrivacyBudget, html_report, simulate
 from flower_kmeans.strategies import FedDPKMeans

@@ -1,7 +1,7 @@
 """The picture of the trust model, and whom the run withstands."""
 
 import pytest
-from pages import MODES, PARTITIONS, finished, read, strategy_of, tables
+from report_pages import MODES, PARTITIONS, finished, read, strategy_of, tables
 
 from flower_kmeans import html_report, simulate
 

@@ -1,0 +1,57 @@
+"""A hook of mkdocs: the page of the command ``flower-kmeans`` is made from what is installed."""
+
+import logging
+from typing import Any
+
+PAGE = "reference/command.md"
+PLACE = "[commands]: # (.ci/site_command.py puts the tables here)"
+
+
+def cell(text: str) -> str:
+    """Return a text for one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def values(parameter: Any) -> str:
+    """Return what a parameter takes."""
+    if getattr(parameter, "is_flag", False):
+        return "a flag"
+    choices = getattr(parameter.type, "choices", None)
+    kind = ", ".join(f"`{getattr(one, 'value', one)}`" for one in choices or ())
+    kind = kind or parameter.type.name
+    if parameter.required:
+        return f"{kind}; required"
+    plain = isinstance(parameter.default, int | float | str) or hasattr(parameter.default, "parts")
+    default = getattr(parameter.default, "value", parameter.default)
+    return f"{kind}; `{default}` by default" if plain else kind
+
+
+def tables() -> str:
+    """Return all commands with their options, in Markdown."""
+    from typer.main import get_command
+
+    from flower_kmeans.cli import app
+
+    lines: list[str] = []
+    for name, command in sorted(get_command(app).commands.items()):
+        lines += [f"## {name}", "", command.help.replace("\f", ""), ""]
+        lines += ["| option | takes | |", "|---|---|---|"]
+        for parameter in command.params:
+            named = parameter.param_type_name == "argument"
+            spelled = parameter.name.upper() if named else ", ".join(parameter.opts)
+            told = cell(getattr(parameter, "help", None) or "")
+            lines.append(f"| `{spelled}` | {values(parameter)} | {told} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Put the tables into their page."""
+    if page.file.src_uri != PAGE:
+        return markdown
+    try:
+        return markdown.replace(PLACE, tables())
+    except ImportError as error:  # a warning stops a strict build
+        told = "%s needs the package: pip install '.[docs]' (%s)"
+        logging.getLogger("mkdocs.hooks").warning(told, PAGE, error)
+        return markdown

@@ -1,0 +1,112 @@
+"""The site of the documents: all pages are in its navigation, and nothing comes from outside."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import flower_kmeans
+from flower_kmeans import metrics, strategies
+from flower_kmeans.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def load(name):
+    """Load a script of .ci, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_in_the_navigation_once():
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1]
+    listed = re.findall(r"^ +- (?:[^:\n]+: )?([\w/-]+\.md)$", navigation, re.MULTILINE)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    assert sorted(page for page in listed if not page.startswith("repository/")) == sorted(pages)
+    for page in listed:
+        if page.startswith("repository/"):
+            assert (ROOT / page.removeprefix("repository/")).is_file()
+
+
+def test_the_reference_has_all_public_names():
+    named = set()
+    for page in ROOT.glob("docs/reference/*.md"):
+        named |= set(re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE))
+    short = {name.rpartition(".")[2] for name in named}
+    assert set(flower_kmeans.__all__) - {"__version__"} <= short
+    assert {f"flower_kmeans.strategies.{name}" for name in strategies.__all__} <= named
+    own = {
+        name
+        for name, value in vars(metrics).items()
+        if getattr(value, "__module__", None) == metrics.__name__ and not name.startswith("_")
+    }
+    assert own == {name.rpartition(".")[2] for name in named if ".metrics." in name}
+
+
+def test_the_reference_has_all_commands_and_options():
+    hook = load("site_command")
+    assert hook.PLACE in (ROOT / "docs" / hook.PAGE).read_text("utf-8")
+    text = hook.tables()
+    commands = get_command(app).commands
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == sorted(commands)
+    for command in commands.values():
+        for parameter in command.params:
+            spelled = ", ".join(parameter.opts) if parameter.opts[0][0] == "-" else "NAMES"
+            assert text.count(f"| `{spelled}` |") >= 1, parameter
+    assert "| `--clusters` | integer; `16` by default | Number of clusters. |" in text
+    assert "| `--trust` | `oblivious-server`, `distributed-noise`, " in text
+    assert "| `--policy-file` | path; required |" in text
+    assert "| `--members` | a flag |" in text
+    assert "`flower-kmeans-out` by default" in text
+
+
+def test_continuous_integration_builds_the_site_strictly():
+    run = (ROOT / ".ci" / "run").read_text("utf-8")
+    assert 'mkdocs" build --strict --site-dir' in run  # with --quiet, warnings do not count
+    assert ".ci/check_site.py" in run
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<script src="https://example.org/x.js"></script>',
+        '<link rel="stylesheet" href="//example.org/x.css">',
+        '<img alt="" src="http://example.org/x.png">',
+        '<img alt="" src="x.png" srcset="x.png 1x, https://example.org/y.png 2x">',
+        "<style>@import 'https://example.org/x.css';</style>",
+        '<p style="background: url(https://example.org/x.png)"></p>',
+        '<pre class="mermaid">graph</pre>',
+    ],
+)
+def test_what_is_fetched_from_outside_is_found(text, tmp_path):
+    check = load("check_site")
+    (tmp_path / "index.html").write_text("<p>nothing</p>", "utf-8")
+    assert check.main(str(tmp_path)) == 0
+    (tmp_path / "page.html").write_text(text, "utf-8")
+    assert check.main(str(tmp_path)) == 1
+
+
+def test_fonts_of_style_sheets_are_found_and_links_are_left(tmp_path):
+    check = load("check_site")
+    assert check.main(str(tmp_path)) == 1  # a site without a page is none
+    (tmp_path / "index.html").write_text('<a href="https://flower.ai">Flower</a>', "utf-8")
+    (tmp_path / "x.css").write_text("a { src: url(../font.woff2) }", "utf-8")
+    assert check.main(str(tmp_path)) == 0
+    (tmp_path / "x.css").write_text("a { src: url('https://example.org/font.woff2') }", "utf-8")
+    assert check.main(str(tmp_path)) == 1
+
+
+def test_links_that_leave_the_documents_lead_to_copies():
+    pytest.importorskip("mkdocs")
+    hook = load("site_links")
+    assert hook.in_site("docs/guarantees.md") == "guarantees.md"
+    assert hook.in_site("README.md") == "repository/README.md"
+    for path in ("docs/reference/client.md", "simulations/photo/README.md", "LICENSE"):
+        assert hook.in_repository(hook.in_site(path)) == path
+    linked = hook.targets("docs/existing-app.md")
+    assert "simulations/existing_app/digits_app/clusters.py" in linked
+    assert "docs/deploy.md" in linked
