@@ -38,7 +38,7 @@ from sklearn.cluster import KMeans
 
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
 from flower_kmeans.bench import plots, script, tables
-from flower_kmeans.bench.data import Data, to_unit_ball
+from flower_kmeans.bench.data import Data, family_of, to_unit_ball
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, points_of, shown_half
 from flower_kmeans.metrics import nicv
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 
 KMEANS = "KMeans"
+AT_EPSILON = 1.0
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 N_CLIENTS = 2
 DIFFPRIVLIB = "diffprivlib"
@@ -317,6 +318,30 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
     return plots.lines(panels, EPSILONS, colors=colors, dashed=(KMEANS,), columns=4)
 
 
+def cluster_plot(rows: Sequence[Row], options: Options) -> "Figure":
+    """Return the loss at one epsilon over clusters, a panel for each width (the paper's fig. 4)."""
+    found = tables.grouped(
+        [row for row in rows if row["epsilon"] in (None, AT_EPSILON)], ("data", "method"), "loss"
+    )
+    panels: dict[str, dict[str, Curve]] = {}
+    for (name, method), losses in found.items():
+        family, numbers = family_of(name) or ("", (0, 0))
+        if family == "blobs":
+            k, d = numbers
+            curves = panels.setdefault(f"d = {d}, epsilon {AT_EPSILON:g}", {})
+            curves.setdefault(method, {})[k] = dict(enumerate(losses))
+    clusters = sorted({k for curves in panels.values() for curve in curves.values() for k in curve})
+    return plots.lines(
+        panels,
+        clusters,
+        colors={method: f"C{i}" for i, method in enumerate(METHODS)} | {KMEANS: "0.6"},
+        dashed=(KMEANS,),
+        xlabel="clusters",
+        ylabel="loss",
+        columns=4,
+    )
+
+
 SUITE = Suite(
     "loss",
     "The protocol of PE-means' paper (section IV): records centred and scaled to a largest norm of "
@@ -329,7 +354,7 @@ SUITE = Suite(
     tasks_of,
     measure,
     tables_of,
-    {"loss": plot},
+    {"loss": plot, "loss-clusters": cluster_plot},
     DATASETS,
     choices={"method": METHODS},
     runs=20,

@@ -138,3 +138,16 @@ def test_the_noise_of_the_lift_is_that_of_sums_over_the_records_of_a_cluster(los
     ]
     # From epsilon 0.5 on alone: more than the figure from 0.25 on.
     assert float(rows[-1][2]) > float(rows[-1][3]) == 0.719
+
+
+def test_losses_over_clusters_are_those_of_one_epsilon(loss):
+    rows = [
+        {"data": name, "method": method, "epsilon": epsilon, "run": 0, "loss": value}
+        for name, value in (("blobs_4_4", 1.0), ("blobs_16_4", 2.0), ("iris", 9.0))
+        for method, epsilon in (("KMeans", None), ("FastLloyd", 1.0), ("FastLloyd", 4.0))
+    ]
+    (panel,) = loss.cluster_plot(rows, None).axes
+    assert panel.get_title() == "d = 4, epsilon 1"
+    for line in panel.lines:
+        assert line.get_xydata().tolist() == [[4, 1.0], [16, 2.0]]
+    assert {line.get_label() for line in panel.lines} == {"KMeans", "FastLloyd"}
