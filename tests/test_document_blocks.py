@@ -194,12 +194,14 @@ def block(language, text):
         ("bash", "flower-kmeans plan && true\n"),
         ("bash", "flower-kmeans forget --state-dir x\n"),
         ("bash", "python -m pytest\n"),
+        ("text", "python benchmarks/noise.py\n"),
+        ("text", "x = 1\nimport os\n"),
     ],
 )
 def test_blocks_that_nobody_runs_are_told(language, text):
     with pytest.raises(AssertionError, match="list"):
         treatment(block(language, text), {})
-    assert treatment(block(language, text), {("page.md", text[:-1]): None}) == "listed"
+    assert treatment(block(language, text), {block(language, text).key: None}) == "listed"
 
 
 def test_fences_are_understood_or_told(tmp_path, monkeypatch):
@@ -211,6 +213,9 @@ def test_fences_are_understood_or_told(tmp_path, monkeypatch):
         page.write_text(text, "utf-8")
         with pytest.raises(AssertionError, match="not understood"):
             blocks(page)
+    page.write_text("So:\n\n    flower-kmeans plan --clusters 3\n", "utf-8")
+    with pytest.raises(AssertionError, match="stands in a fence"):
+        blocks(page)
 
 
 @pytest.mark.parametrize(

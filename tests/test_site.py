@@ -2,9 +2,11 @@
 
 import importlib.util
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pages import FENCE, PAGES, page_id
 from typer.main import get_command
 
 import flower_kmeans
@@ -30,6 +32,17 @@ def test_every_page_is_in_the_navigation_once():
     for page in listed:
         if page.startswith("repository/"):
             assert (ROOT / page.removeprefix("repository/")).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_lists_are_lists_in_the_site_too(page):
+    """Its Markdown wants an empty line before a list, and four spaces within."""
+    text = page.read_text("utf-8")
+    assert {len(fence[1]) % 4 for fence in FENCE.finditer(text)} <= {0}
+    lines = ["", *FENCE.sub("", text).splitlines()]
+    item = re.compile(r"(?:[-*+]|\d+\.) ")
+    for before, line in pairwise(lines):
+        assert not item.match(line) or not before or before[0] == " " or item.match(before), line
 
 
 def test_the_reference_has_all_public_names():

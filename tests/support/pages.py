@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("simulations/*/README.md")]
 )
+CODE = re.compile(
+    r"^ *(?:\$ |(?:python3?|pip|flwr|flower-[a-z]+) [\w.-]|import \w|from [\w.]+ import )",
+    re.MULTILINE,
+)
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
 COMMANDS = {"simulate", "plan", "keygen"}  # of flower-kmeans, that run where they are shown
 SCRIPTS = ("benchmarks/", "simulations/")  # take long: their options are read
@@ -58,6 +62,9 @@ def blocks(page):
         found.append(Block(page_id(page), line, match[2].strip(), textwrap.dedent(match[3])))
     fences = len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE))
     assert fences == 2 * len(found), f"{page_id(page)} has fences that are not understood"
+    indented = [line for line in FENCE.sub("", text).splitlines() if line.startswith("    ")]
+    code = [line for line in indented if CODE.match(line)]
+    assert not code, f"{page_id(page)}: code stands in a fence, so that it is run: {code}"
     return found
 
 
@@ -83,6 +90,9 @@ def treatment(block, listed):
     assert block.language in {"python", "toml", "json", "output", "text"}, (
         f"{block}: a block is python, bash, toml, json, output (compared with what the block "
         "before it printed) or text (no code); or it is listed with a reason"
+    )
+    assert block.language != "text" or not CODE.search(block.text), (
+        f"{block}: this is code: list it"
     )
     return block.language
 
