@@ -2,10 +2,16 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from browsers import chromium, requests_of, run_browser
 from pages import FENCE, PAGES, page_id
 from typer.main import get_command
 
@@ -123,3 +129,31 @@ def test_links_that_leave_the_documents_lead_to_copies():
     linked = hook.targets("docs/existing-app.md")
     assert "simulations/existing_app/digits_app/clusters.py" in linked
     assert "docs/deploy.md" in linked
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine (apt: chromium)")
+def test_a_browser_asks_nobody_but_the_sites_own_server(tmp_path):
+    pytest.importorskip("mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    handler = partial(Quiet, directory=str(tmp_path / "site"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here, log = f"http://127.0.0.1:{server.server_port}", tmp_path / "net.json"
+    try:
+        for page in ("/index.html?q=centroid", "/reference/strategies.html", "/deploy.html"):
+            dom = run_browser(here + page, "--dump-dom", f"--log-net-log={log}")
+            assert "What ε means here" in dom
+            asked = requests_of(log, here)
+            assert any(address.endswith(".css") for address in asked)
+            assert any(address.endswith(".js") for address in asked)
+            assert [address for address in asked if not address.startswith(here + "/")] == []
+    finally:
+        server.shutdown()
+        server.server_close()
