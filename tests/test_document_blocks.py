@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from click import UsageError
 from pages import (
     PAGES,
     ROOT,
@@ -24,7 +25,6 @@ from flower_kmeans.algorithms import base
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
 
 # Parts of the commands in the table below.
-CHECK = "flower-kmeans check --policy-file /srv/node/policy.toml --data /srv/records.csv"
 LOCALLY = 'local --stream --federation-config "num-supernodes={} client-resources-num-cpus=1"'
 MEMBERS = [f"from-{name}/roster.toml" for name in "abc"]
 NODE_KEY = "--auth-supernode-private-key node/node.key"
@@ -75,8 +75,6 @@ LISTED = {
         for line, times in {
             "flower-superlink --ssl-ca-certfile link/ca.crt --ssl-certfile link/server.pem \\": 2,
             "flwr supernode register hospital-a.pub deployment": 1,
-            f"{CHECK}": 1,
-            f"{CHECK} \\": 1,
             f"flower-supernode --root-certificates node/ca.crt {NODE_KEY} \\": 2,
             f"{RUN}'": 1,
             f"""{RUN} strategy="synopsis" trust="distributed-noise"'""": 1,
@@ -85,10 +83,6 @@ LISTED = {
     },
     ("docs/deploy.md", f"cat {' '.join(MEMBERS)} > member/roster.toml"): Listed(
         "joins files of several members", TESTS + "test_the_pages_credentials_are_made"
-    ),
-    ("docs/deploy.md", "flower-kmeans forget --policy-file /srv/node/policy.toml"): Listed(
-        "needs a node's ledger",
-        "tests/federation/test_ledger_lives.py::test_a_run_that_failed_is_forgotten_and_stays_charged",
     ),
     (
         "simulations/existing_app/README.md",
@@ -192,7 +186,6 @@ def block(language, text):
         ("sh", "true\n"),
         ("bash", "flwr run app\n"),
         ("bash", "flower-kmeans plan && true\n"),
-        ("bash", "flower-kmeans forget --state-dir x\n"),
         ("bash", "python -m pytest\n"),
         ("text", "python benchmarks/noise.py\n"),
         ("text", "x = 1\nimport os\n"),
@@ -228,6 +221,8 @@ def test_fences_are_understood_or_told(tmp_path, monkeypatch):
         ("```output\n1\n```\n", AssertionError),
         ("```python\nprint(1)\n```\n\n```output\n2\n```\n", AssertionError),
         ("```bash\nflower-kmeans plan --no-such-option\n```\n", AssertionError),
+        ("```bash\nflower-kmeans check --no-such-option\n```\n", UsageError),
+        ("```bash\nflower-kmeans no-such-command\n```\n", KeyError),
         ("```bash\npython benchmarks/noise.py --no-such-option\n```\n", SystemExit),
         ("```bash\npython benchmarks/no_such_script.py\n```\n", AssertionError),
     ],

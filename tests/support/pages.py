@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from flower_kmeans.cli import app as command
@@ -28,7 +29,7 @@ CODE = re.compile(
     re.MULTILINE,
 )
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1``` *$", re.MULTILINE | re.DOTALL)
-COMMANDS = {"simulate", "plan", "keygen"}  # of flower-kmeans, that run where they are shown
+COMMANDS = {"simulate", "plan", "keygen"}  # of flower-kmeans; of the others options are read
 SCRIPTS = ("benchmarks/", "simulations/")  # take long: their options are read
 
 
@@ -80,7 +81,7 @@ def treatment(block, listed):
         return "listed"
     if block.language == "bash":
         for words in commands(block):
-            known = (words[0] == "flower-kmeans" and words[1] in COMMANDS) or (
+            known = words[0] == "flower-kmeans" or (
                 words[0] == "python" and words[1].startswith(SCRIPTS)
             )
             plain = not {"&&", "|", ">", ";"} & set(words)
@@ -130,11 +131,14 @@ def run_python(block, namespace):
 
 
 def run_command(words, monkeypatch):
-    """Run the library's command in this process, or let a script read its options and no more."""
-    if words[0] == "python":
-        read_options(ROOT / words[1], words[2:], monkeypatch)
-        return ""
+    """Run the library's command in this process, or let it or a script read the options alone."""
     arguments = words[1:]
+    if words[0] == "python":
+        read_options(ROOT / arguments[0], arguments[1:], monkeypatch)
+        return ""
+    if arguments[0] not in COMMANDS:
+        get_command(command).commands[arguments[0]].make_context(arguments[0], arguments[1:])
+        return ""
     if arguments[0] == "simulate" and "--engine" not in arguments:
         arguments += ["--engine", "in-process"]  # Ray takes longer than all documents together
     result = CliRunner().invoke(command, arguments)
