@@ -164,5 +164,7 @@ def test_groups_have_the_plans_epsilons():
     clustering = finished("FastLloyd", "trusted-server")
     text = read(html_report(clustering)).the("section", id="guarantee").text
     for size in (2, 10):
-        assert f"epsilon of {size} records together{clustering.report.plan.group(size):.4g}" in text
+        assert (
+            f"epsilon for a group of {size} records{clustering.report.plan.group(size):.4g}" in text
+        )
     assert np.isfinite(clustering.report.plan.group(10))
