@@ -180,12 +180,13 @@ def simulate(
 ) -> None:
     """Cluster a photograph, or your own table, in a federation on this machine.
 
-    The results are centroids (npz, csv), a report (json) and a picture (png).
+    The results are centroids (npz, csv), a report (html, json) and a picture (png).
     """
     with one_sentence():
         from flower_kmeans import output as out
         from flower_kmeans import source as sources
         from flower_kmeans.simulation import simulate as run
+        from flower_kmeans.webreport.page import html_report
 
         console, named = plain_console(), chosen_or_default(strategy, trust, rounds)
         private = is_private(named, epsilon, trust)
@@ -257,6 +258,18 @@ def simulate(
             facts |= {"private": False, "statements": statements}
         files = out.write_centroids(output, clustering.centroids, clustering.counts, source.columns)
         files += out.write_report(output, clustering.report.to_dict() | facts)
+        page = html_report(
+            clustering,
+            columns=source.columns,
+            facts=[
+                ("data", source.name),
+                ("engine", str(engine)),
+                ("seed, of public randomness", str(seed)),
+                ("time", f"{seconds:.1f} s"),
+            ],
+            not_private=_BOUNDS_READ_OFF if read_off and private else None,
+        )
+        files += out.write_page(output, page)
         privacy = f"epsilon {clustering.report.epsilon:.4g}" if private else "not private"
         caption = f"after: {clusters} colours, {privacy}"
         pictured = source.draw(output / "picture.png", clustering, caption)

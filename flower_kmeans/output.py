@@ -84,6 +84,12 @@ def write_report(output: Path, report: Mapping[str, Any]) -> list[str]:
     return ["report.json"]
 
 
+def write_page(output: Path, page: str) -> list[str]:
+    """Write what `html_report` returned to ``report.html`` and return its name."""
+    (output / "report.html").write_text(page, encoding="utf-8")
+    return ["report.html"]
+
+
 def print_clusters(
     console: Console, clustering: Clustering, columns: Sequence[str], *, colours: bool
 ) -> None:

@@ -4,10 +4,13 @@ import csv
 import inspect
 import itertools
 import json
+import re
 import sys
+from html import escape
 
 import numpy as np
 import pytest
+from report_pages import addresses, read, tables
 from typer.testing import CliRunner
 
 from flower_kmeans.choice import StrategyName
@@ -266,6 +269,38 @@ class TestSimulate:
         assert result.exit_code == 0, result.output
         assert json.loads((tmp_path / "out" / "report.json").read_text())["n_records"] == 1000
 
+    def test_the_report_is_a_page_too(self, run, blobs, tmp_path):
+        result = simulate(run, blobs, "--rounds", 2, *PUBLIC[:4], "--n-records", 1300)
+        assert result.exit_code == 0, result.output
+        assert "report.json, report.html" in result.stdout
+        page = (tmp_path / "out" / "report.html").read_text("utf-8")
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert len(read(page).all("section")) == 9
+        assert addresses(read(page)) == []
+        assert tables(read(page))["Centroids"][0][-2:] == ["height", "weight"]
+        for statement in report["statements"]:
+            assert escape(statement) in page
+        assert "1,300" in page
+
+    def test_the_page_holds_nothing_that_was_counted_in_records(self, run, blobs, tmp_path):
+        arguments = ("--epsilon", 50, "--rounds", 2, *PUBLIC[:4], "--n-records", 1300)
+        result = simulate(run, blobs, *arguments)
+        assert result.exit_code == 0, result.output
+        text = read((tmp_path / "out" / "report.html").read_text("utf-8")).the("body").text
+        (inertia,) = re.findall(r"inertia +. (\S+) per record", result.stdout)
+        assert "1,200 records" in result.stdout
+        for exact in (inertia, "1200", "1,200", "inertia"):
+            assert exact not in text
+
+    def test_the_page_of_bounds_from_data_says_first_that_it_is_not_private(
+        self, run, blobs, tmp_path
+    ):
+        result = simulate(run, blobs, "--n-records", 1200, "--bounds-from-data", "--rounds", 2)
+        assert result.exit_code == 0, result.output
+        root = read((tmp_path / "out" / "report.html").read_text("utf-8"))
+        assert root.all("li")[0].text.startswith("Privacy NOT PRIVATE: the bounds were read off")
+        assert "NOT PRIVATE" in root.the("header").text
+
     def test_photograph(self, run, tmp_path):
         result = run("simulate", "--engine", "in-process", "--output", "out")
         assert result.exit_code == 0, result.output
@@ -277,6 +312,8 @@ class TestSimulate:
             assert saved["centroids"].shape == (16, 3)
             assert saved["centroids"].min() >= 0
             assert saved["centroids"].max() <= 255
+        page = read((tmp_path / "out" / "report.html").read_text("utf-8"))
+        assert len(page.all("div", "palette")[0].children) == 16
         image = pytest.importorskip("PIL.Image")
         with image.open(tmp_path / "out" / "picture.png") as picture:
             assert picture.size[0] > 2 * 640

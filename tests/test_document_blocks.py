@@ -132,7 +132,9 @@ def ran(tmp_path, monkeypatch):
                 how == "bash" and "flower-kmeans simulate" in block.text
                 for block, how in RAN[name][1]
             )
-            assert (tmp_path / "flower-kmeans-out" / "report.json").exists() == simulated
+            written = tmp_path / "flower-kmeans-out"
+            assert (written / "report.json").exists() == simulated
+            assert (written / "report.html").exists() == simulated
         return RAN[name]
 
     return run

@@ -182,7 +182,7 @@ def _told_apart(report: Report) -> list[Markup]:
 def _groups(report: Report) -> list[tuple[str, object]]:
     groups = report.to_dict()["epsilon_of_groups"]
     return [
-        (f"epsilon of {size} {report.unit}s together", number(value))
+        (f"epsilon for a group of {size} {report.unit}s", number(value))
         for size, value in groups.items()
     ]
 

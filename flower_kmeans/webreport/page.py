@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flower_kmeans.version import __version__
@@ -74,12 +73,6 @@ def html_report(
         run, result, columns=columns, title=title, facts=facts, not_private=not_private
     )
     return page_of(outcome)
-
-
-def write_html_report(path: Path, page: str) -> list[str]:
-    """Write a page, and return the name of its file."""
-    path.write_text(page, encoding="utf-8")
-    return [path.name]
 
 
 def page_of(outcome: Outcome) -> str:

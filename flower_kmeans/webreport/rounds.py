@@ -52,13 +52,13 @@ def rounds_section(outcome: Outcome) -> Markup:
             class_="legend",
         )
         rows = [
-            (t, ", ".join(names), came + away, came, away)
+            (t, came + away, came, away, ", ".join(names) or "-")
             for t, (names, came, away) in enumerate(
                 zip(_names(report), report.answers, missing, strict=False), 1
             )
         ]
-        head = ["round", "released", "asked", "answered", "missing"]
-        told = table(head, rows, caption="Clients by round", right=(0, 2, 3, 4))
+        head = ["round", "asked", "answered", "missing", "released"]
+        told = table(head, rows, caption="Clients by round", right=(0, 1, 2, 3))
         parts.append(tag("div", tag("figure", chart, legend), told, class_="pair"))
     parts += _incidents(report)
     return section("rounds", "Rounds and faults", *parts)

@@ -7,9 +7,9 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from flower_kmeans import Box, PrivacyBudget
-from flower_kmeans.datasets import PHOTO_RECORDS
-from flower_kmeans.output import write_report
+from flower_kmeans import Box, PrivacyBudget, html_report
+from flower_kmeans.datasets import PHOTO_COLUMNS, PHOTO_RECORDS
+from flower_kmeans.output import write_page, write_report
 from flower_kmeans.strategies import FastLloyd
 
 app = ServerApp()
@@ -31,10 +31,11 @@ def main(grid: Grid, context: Context) -> None:
         trust=str(config["trust"]),
         seed=int(config["seed"]),
     )
-    strategy.start(grid)
+    result = strategy.start(grid)
     report = strategy.report
     write_report(output, report.to_dict())
+    write_page(output, html_report(strategy, result, columns=PHOTO_COLUMNS))
     log(INFO, "epsilon %.4g, delta %.3g, mu %.4g", report.epsilon, report.delta, report.mu)
     for statement in report.statements:
         log(INFO, "%s", statement)
-    log(INFO, "The server wrote report.json to %s", output)
+    log(INFO, "The server wrote report.json and report.html to %s", output)

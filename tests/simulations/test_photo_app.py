@@ -61,6 +61,9 @@ def test_a_run_leaves_report_centroids_and_picture(tmp_path, trust):
     assert (report["trust"], report["n_clients"]) == (trust, 5)
     assert report["epsilon"] == pytest.approx(1)
     assert report["n_records"] == PHOTO_RECORDS
+    page = (output / "report.html").read_text("utf-8")
+    assert ("must never see them" in page) == (trust == "oblivious-server")
+    assert ("<caption>Centroids</caption>" in page) == (trust != "oblivious-server")
     with np.load(output / "centroids.npz") as saved:
         assert saved["centroids"].shape == (4, 3)
     assert len((output / "centroids.csv").read_text().splitlines()) == 5

@@ -152,7 +152,7 @@ def test_a_private_run_that_starts_from_an_exact_one_is_not_private():
 
 
 def test_notes_of_the_algorithm_are_told():
-    clustering = finished("HDPEMeans", "distributed-noise")
+    clustering = finished("FastLloyd", "distributed-noise")
     notes = ("Two candidates were left.", "The last round was empty.")
     clustering = replace(clustering, report=replace(clustering.report, notes=notes))
     assert [words for _, about, words in told_first(clustering) if about == "Algorithm"] == list(
@@ -164,5 +164,7 @@ def test_groups_have_the_plans_epsilons():
     clustering = finished("FastLloyd", "trusted-server")
     text = read(html_report(clustering)).the("section", id="guarantee").text
     for size in (2, 10):
-        assert f"epsilon of {size} records together{clustering.report.plan.group(size):.4g}" in text
+        assert (
+            f"epsilon for a group of {size} records{clustering.report.plan.group(size):.4g}" in text
+        )
     assert np.isfinite(clustering.report.plan.group(10))
