@@ -200,7 +200,7 @@ def auc_table(curves: Curves) -> str:
             ratio = mean / float(reference)
             cells += [reference, f"{ratio:.2f}", verdict(mean, half, reference)]
         lines.append(cells)
-    return markdown(head, lines, 2).replace("--:|\n", "---|\n", 1)  # the last column holds words
+    return markdown(head, lines, (0, 1, 6))
 
 
 def wide_table(curves: Curves) -> str:
@@ -234,7 +234,7 @@ def data_table(names: Sequence[str], options: Options) -> str:
             n, d = each.records.shape
             lines.append([name, str(n), str(d), str(each.n_clusters), each.note])
     head = ["data", "records", "columns", "clusters", "note"]
-    return markdown(head, lines).replace("--:|\n", "---|\n", 1)
+    return markdown(head, lines, (0, 4))
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
