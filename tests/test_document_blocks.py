@@ -54,6 +54,9 @@ DIFF = Listed(
     "a change of an app, not code",
     "tests/simulations/test_existing_app.py::test_the_page_shows_what_was_added",
 )
+BENCH = Listed(
+    "takes minutes", "tests/bench/test_quick.py::test_every_method_runs_as_the_protocol_says"
+)
 RAY = "starts Ray through Flower's command"
 
 # Every block that is not run, by its page and its first line.
@@ -65,6 +68,8 @@ LISTED = {
     ("CONTRIBUTING.md", "python3 -m venv .venv && . .venv/bin/activate"): CI,
     ("CONTRIBUTING.md", "ruff check . && ruff format --check ."): CI,
     ("docs/tutorial.md", "python3 -m venv .venv && . .venv/bin/activate"): CI,
+    ("README.md", "flower-kmeans bench --suite quick"): BENCH,
+    ("docs/benchmarks.md", "flower-kmeans bench --suite quick"): BENCH,
     ("docs/benchmarks.md", 'python -c "'): Listed("writes the file of a table that takes long"),
     ("docs/existing-app.md", " from digits_app.model import accuracy, fit"): DIFF,
     ("docs/existing-app.md", " from digits_app.output import save_accuracies, save_model"): DIFF,

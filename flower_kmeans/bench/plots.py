@@ -26,6 +26,7 @@ def lines(
     ylabel: str = "",
     xlog: bool = True,
     ylog: bool = True,
+    bands: bool = True,
     columns: int = 3,
 ) -> "Figure":
     """Return a figure of means over a grid, with bands of their 95% intervals.
@@ -43,6 +44,8 @@ def lines(
     xlabel, ylabel : str
     xlog, ylog : bool
         Whether an axis is logarithmic.
+    bands : bool
+        Whether intervals are drawn; those of two or three runs hide everything else.
     columns : int
         Panels beside each other.
 
@@ -53,7 +56,7 @@ def lines(
     """
     require("matplotlib", "A plot", "plots")
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import LogFormatter, NullLocator
 
     columns = max(1, min(columns, len(panels)))
     n_rows = max(1, math.ceil(len(panels) / columns))
@@ -80,12 +83,15 @@ def lines(
                 places, mean, mark, color=color, marker="o", markersize=3, label=label
             )
             low = np.maximum(mean - half, mean / 10) if ylog else mean - half
-            panel.fill_between(places, low, mean + half, color=color, alpha=0.2, lw=0)
+            if bands:
+                panel.fill_between(places, low, mean + half, color=color, alpha=0.2, lw=0)
         panel.set_title(title, fontsize=10)
         if xlog:
             panel.set_xscale("log")
         if ylog:
             panel.set_yscale("log")
+            panel.yaxis.set_major_formatter(LogFormatter())
+            panel.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
         panel.set_xticks(grid, [f"{place:g}" for place in grid])
         panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel(xlabel)

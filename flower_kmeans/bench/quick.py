@@ -139,7 +139,13 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
         for name in tables.unique(row["data"] for row in rows)
     }
     return plots.lines(
-        panels, epsilons, colors={KMEANS: "0.6"}, dashed=(KMEANS,), ylabel="cost / least cost"
+        panels,
+        epsilons,
+        colors={KMEANS: "0.6"},
+        dashed=(KMEANS,),
+        ylabel="cost / least cost",
+        bands=max(map(len, tables.grouped(rows, ("data", "method", "epsilon"), "run").values()))
+        > 4,
     )
 
 

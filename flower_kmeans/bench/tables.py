@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,16 +102,19 @@ def unique(values: Iterable[Hashable]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def markdown(head: Sequence[str], lines: Iterable[Sequence[str]], n_left: int = 1) -> str:
+def markdown(
+    head: Sequence[str], lines: Iterable[Sequence[str]], words: int | Collection[int] = 1
+) -> str:
     """Return a markdown table.
 
     Parameters
     ----------
     head : sequence of str
     lines : iterable of sequences of str
-    n_left : int
-        How many columns hold words and not figures.
+    words : int or collection of int
+        Columns that hold words and not figures: how many of the first, or their places.
     """
-    marks = "---|" * n_left + "--:|" * (len(head) - n_left)
-    rows = ["| " + " | ".join(head) + " |", "|" + marks]
+    places = range(words) if isinstance(words, int) else words
+    marks = ["---" if place in places else "--:" for place in range(len(head))]
+    rows = ["| " + " | ".join(head) + " |", "|" + "|".join(marks) + "|"]
     return "\n".join([*rows, *("| " + " | ".join(line) + " |" for line in lines)])

@@ -25,18 +25,20 @@ The figures describe the records exactly, as only whoever holds all of them can:
 simulations. "server k-means++" starts from points of the server's as they are.
 
 Written to ``--output``: runs.csv, one row a run, from which an interrupted or extended experiment
-goes on; the table as record.md and so on, also printed; and feddp.png, a panel for each experiment
-in runs.csv.
+goes on; the table as record.md and so on, also printed; feddp.png, a panel for each experiment in
+runs.csv; and what flower_kmeans.bench writes beside them.
 """
 
 import argparse
 import logging
 import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +46,7 @@ from outcomes import (
     FEDDP,
     K_FED,
     LLOYD,
+    MEASURES,
     METHODS,
     NOT_PRIVATE,
     OPTIMUM,
@@ -51,10 +54,8 @@ from outcomes import (
     PLUS_PLUS,
     SYNOPSIS,
     Outcome,
-    append_run,
-    key_of,
+    Task,
     plot,
-    read_runs,
     table_of,
 )
 from populations import Mixture, Population, digits, from_file
@@ -62,6 +63,9 @@ from sklearn.cluster import KMeans
 
 from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.baselines import KFed
+from flower_kmeans.bench.execution import execute
+from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.errors import KMeansError
 from flower_kmeans.initialization import public_generator, server_kmeans_plus_plus, server_lloyd
 from flower_kmeans.metrics import (
     adjusted_rand_index,
@@ -79,6 +83,9 @@ from flower_kmeans.strategies import (
     PEMeans,
     SynopsisKMeans,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FloatArray = NDArray[np.float64]
 
@@ -236,54 +243,53 @@ def agreement(classes: NDArray[Any] | None, found: NDArray[np.int64]) -> dict[st
 # --------------------------------------------------------------------------- runs
 
 
-def outcomes_of(
-    population: Population,
-    setting: Setting,
-    epsilons: Sequence[float],
-    run: int,
-    done: set[tuple[Any, ...]],
-) -> Iterator[Outcome]:
-    """Yield the runs of one population that are not done yet."""
-    tasks = [(method, 0.0) for method in setting.methods if method in NOT_PRIVATE]
+def tasks_of(
+    options: Options, source: "Source", setting: Setting, epsilons: Sequence[float]
+) -> Iterator[Task]:
+    """Yield every run: what is not private does not depend on the variant and epsilon."""
     private = [method for method in setting.methods if method not in NOT_PRIVATE]
-    tasks += [(method, epsilon) for epsilon in epsilons for method in private]
-    todo = [
-        (method, epsilon)
-        for method, epsilon in tasks
-        if key_of(setting.table, population.name, setting.variant, method, epsilon, run) not in done
-    ]
-    if not todo:
-        return
+    for run in range(options.runs):
+        for name in source.names:
+            for method in setting.methods:
+                if method in NOT_PRIVATE:
+                    yield Task(setting.table, name, "", method, 0.0, run)
+            for epsilon in epsilons:
+                for method in private:
+                    yield Task(setting.table, name, setting.variant, method, epsilon, run)
+
+
+@lru_cache(maxsize=1)
+def drawn(source: "Source", name: str, run: int) -> tuple[Population, FloatArray, float]:
+    """Return a population, its records together, and the least cost per record."""
+    population = source.draw(name, run)
     pooled = np.concatenate(population.partitions)
+    return population, pooled, inertia(pooled, optimum(population, run)) / len(pooled)
+
+
+def measure(task: Task, options: Options, source: "Source", setting: Setting) -> dict[str, Any]:
+    """Return what one run gave."""
+    population, pooled, best = drawn(source, task.population, task.run)
     n_clients = len(population.partitions)
-    best = inertia(pooled, optimum(population, run)) / len(pooled)
-    for method, epsilon in todo:
-        started = time.perf_counter()
-        centroids, report = clustered(method, population, setting, epsilon, run)
-        seconds = time.perf_counter() - started
-        cost = inertia(pooled, centroids) / len(pooled)
-        yield Outcome(
-            setting.table,
-            population.name,
-            setting.variant,
-            method,
-            epsilon,
-            run,
-            cost / best,
-            cost,
-            **agreement(population.classes, nearest(pooled, centroids)),
-            trust="none" if report is None else report.trust,
-            unit="none" if report is None else report.unit,
-            n_clients=n_clients if report is None else report.n_clients,
-            min_clients=n_clients if report is None else report.min_clients,
-            noise_factor=1.0 if report is None else report.noise_factor,
-            clip=clip_told(report, method, setting),
-            n_rounds=0 if report is None else report.n_rounds,
-            epsilon_told=math.nan if report is None else float(report.epsilon or math.nan),
-            delta=math.nan if report is None else float(report.delta or math.nan),
-            seconds=round(seconds, 2),
-            notes="" if report is None else " ".join(report.notes),
-        )
+    started = time.perf_counter()
+    centroids, report = clustered(task.method, population, setting, task.epsilon, task.run)
+    seconds = time.perf_counter() - started
+    cost = inertia(pooled, centroids) / len(pooled)
+    return {
+        "ratio": cost / best,
+        "cost": cost,
+        **agreement(population.classes, nearest(pooled, centroids)),
+        "trust": "none" if report is None else report.trust,
+        "unit": "none" if report is None else report.unit,
+        "n_clients": n_clients if report is None else report.n_clients,
+        "min_clients": n_clients if report is None else report.min_clients,
+        "noise_factor": 1.0 if report is None else report.noise_factor,
+        "clip": clip_told(report, task.method, setting),
+        "n_rounds": 0 if report is None else report.n_rounds,
+        "epsilon_told": math.nan if report is None else float(report.epsilon or math.nan),
+        "delta": math.nan if report is None else float(report.delta or math.nan),
+        "seconds": round(seconds, 2),
+        "notes": "" if report is None else " ".join(report.notes),
+    }
 
 
 def clip_told(report: Report | None, method: str, setting: Setting) -> str:
@@ -295,72 +301,94 @@ def clip_told(report: Report | None, method: str, setting: Setting) -> str:
     return f"{report.clip:g}" if set(report.clips.values()) <= {report.clip} else report.clip_text
 
 
-def run_all(
-    populations: Callable[[int], Iterator[Population]],
-    setting: Setting,
-    epsilons: Sequence[float],
-    runs: int,
-    path: Path,
-) -> list[Outcome]:
-    """Run what the file does not hold yet, and return all that belongs to this table.
-
-    Parameters
-    ----------
-    populations : callable
-        The populations of a run, by its number.
-    """
-    before = read_runs(path)
-    done = {outcome.key for outcome in before}
-    wanted: set[tuple[Any, ...]] = set()
-    for run in range(runs):
-        for population in populations(run):
-            for method in setting.methods:
-                for epsilon in epsilons:
-                    key = (setting.table, population.name, setting.variant, method, epsilon, run)
-                    wanted.add(key_of(*key))
-            for outcome in outcomes_of(population, setting, epsilons, run, done):
-                append_run(path, outcome)
-                print(
-                    f"{outcome.population}, run {run}, epsilon {outcome.epsilon:g}, "
-                    f"{outcome.method}: {outcome.ratio:.4f} ({outcome.seconds:.1f} s)",
-                    flush=True,
-                )
-    return [outcome for outcome in read_runs(path) if outcome.key in wanted]
+# --------------------------------------------------------------------------- suite
 
 
-# --------------------------------------------------------------------------- command line
+@dataclass(frozen=True)
+class Source:
+    """The populations of a table, from the options of a command."""
 
+    table: str
+    quick: bool = False
+    clients: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    data: Path | None = None
+    client_column: str = ""
+    label: str | None = None
+    bounds: tuple[float, ...] = ()
+    clusters: int = 10
+    server_clients: int = 1
 
-def populations_of(options: argparse.Namespace) -> Callable[[int], Iterator[Population]]:
-    """Return what draws the populations of a run."""
-    full = Mixture(100, 1000)
-    if options.quick:
-        full = Mixture(8, 250, d=10, variance=0.005, n_uniform=20)
-    suffix = " (quick)" if options.quick else ""
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the populations of each run."""
+        suffix = " (quick)" if self.quick else ""
+        if self.table == "record":
+            return [f"mixture{suffix}"]
+        if self.table == "client":
+            return [f"{n} clients{suffix}" for n in self.clients]
+        if self.table == "missing":
+            return [f"{n} missing{suffix}" for n in self.missing]
+        return ["digits" if self.data is None else self.data.stem]
 
-    def draw(run: int) -> Iterator[Population]:
-        if options.table == "record":
-            yield full.draw(f"mixture{suffix}", run)
-        elif options.table == "client":
-            for n_clients in options.clients:
-                mixture = replace(full, n_clients=n_clients, records_each=50)
-                yield mixture.draw(f"{n_clients} clients{suffix}", run)
-        elif options.table == "missing":
-            for n_missing in options.missing:
-                yield replace(full, n_missing=n_missing).draw(f"{n_missing} missing{suffix}", run)
-        elif options.data is None:
-            yield digits()
-        else:
-            yield from_file(
-                options.data,
-                options.client_column,
-                bounds=options.bounds,
-                n_clusters=options.clusters,
-                n_server_clients=options.server_clients,
-                label=options.label,
+    def draw(self, name: str, run: int) -> Population:
+        """Return a population of a run."""
+        if self.table == "data":
+            if self.data is None:
+                return digits()
+            return from_file(
+                self.data,
+                self.client_column,
+                bounds=self.bounds,
+                n_clusters=self.clusters,
+                n_server_clients=self.server_clients,
+                label=self.label,
             )
+        full = Mixture(100, 1000)
+        if self.quick:
+            full = Mixture(8, 250, d=10, variance=0.005, n_uniform=20)
+        number = name.partition(" ")[0]
+        if self.table == "client":
+            full = replace(full, n_clients=int(number), records_each=50)
+        elif self.table == "missing":
+            full = replace(full, n_missing=int(number))
+        return full.draw(name, run)
 
-    return draw
+
+def outcomes_of(rows: Sequence[Row], wanted: Container[Task] | None = None) -> list[Outcome]:
+    """Return rows as outcomes: those of wanted tasks, or all."""
+    found = [Outcome(**row) for row in rows]
+    keys = [each.name for each in fields(Task)]
+    return [
+        each
+        for each in found
+        if wanted is None or Task(*(getattr(each, key) for key in keys)) in wanted
+    ]
+
+
+def suite_of(source: Source, setting: Setting, epsilons: Sequence[float]) -> Suite:
+    """Return the suite of a table. A file of rows may hold several; each command shows its own."""
+    tasks = partial(tasks_of, source=source, setting=setting, epsilons=epsilons)
+
+    def tables(rows: Sequence[Row], options: Options) -> str:
+        return table_of(outcomes_of(rows, set(tasks(options))))
+
+    def draw(rows: Sequence[Row], options: Options) -> "Figure":
+        return plot(outcomes_of(rows))
+
+    return Suite(
+        "feddp",
+        "FedDP-KMeans against other starts, on populations that clients and a server share: cost "
+        "over the least one and agreement with the classes, exact figures for whoever holds all "
+        "records; means and 95% intervals.",
+        Task,
+        MEASURES,
+        tasks,
+        partial(measure, source=source, setting=setting),
+        tables,
+        {"feddp": draw},
+        runs=3,
+    )
 
 
 def clip_of(text: str) -> tuple[str, float]:
@@ -390,6 +418,8 @@ def parser_of() -> argparse.ArgumentParser:
     )
     parser.add_argument("--trust", choices=TRUSTS, default=TRUSTS[0])
     parser.add_argument("--output", type=Path, default=Path("build/feddp"))
+    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.add_argument("--redraw", action="store_true", help="show the runs of --output")
     parser.add_argument("--quick", action="store_true", help="small populations, for tests")
     parser.add_argument(
         "--unit", choices=("record", "client"), help="whom to protect (default: as the table says)"
@@ -449,15 +479,24 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
             contribution=options.contribution,
             clips=tuple(options.clips),
         )
-    options.output.mkdir(parents=True, exist_ok=True)
-    path = options.output / "runs.csv"
-    draw = populations_of(options)
-    outcomes = run_all(draw, setting, options.epsilons, options.runs, path)
-    table = table_of(outcomes)
-    (options.output / f"{options.table}.md").write_text(table + "\n", "utf-8")
-    print(f"\n{table}")
-    plot(read_runs(path), options.output / "feddp.png")
-    return outcomes
+    names = {each.name for each in fields(Source)}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    source = Source(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
+    suite, asked = suite_of(source, setting, options.epsilons), Options(options.runs)
+    try:
+        outcome = execute(
+            suite,
+            asked,
+            options.output,
+            arguments=sys.argv,
+            jobs=options.jobs,
+            redraw=options.redraw,
+        )
+    except KMeansError as error:
+        sys.exit(f"Error: {error}")
+    found = outcomes_of(outcome.rows, set(suite.tasks(asked)))
+    (options.output / f"{options.table}.md").write_text(table_of(found) + "\n", "utf-8")
+    return found
 
 
 if __name__ == "__main__":

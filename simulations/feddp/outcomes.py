@@ -1,18 +1,19 @@
 """What the FedDP-KMeans experiments keep of a run, and how they show it."""
 
-import csv
 import math
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, get_type_hints
 
 import numpy as np
-from scipy.stats import t as student
 
-CONFIDENCE = 0.95
+from flower_kmeans.bench.tables import interval, markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 FEDDP, SYNOPSIS, PE, PACKING, PLUS_PLUS, LLOYD, K_FED, OPTIMUM = METHODS = (
     "FedDP-KMeans",
     "SynopsisKMeans",
@@ -34,8 +35,8 @@ HEADINGS = ("cost / optimum", "cost per record", "accuracy", "ARI", "FMI", "NMI"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One run of one method; figures of accuracy are nan where there are no classes."""
+class Task:
+    """One run of one method; what is not private has neither a variant nor an epsilon (0)."""
 
     table: str
     population: str
@@ -43,6 +44,12 @@ class Outcome:
     method: str
     epsilon: float
     run: int
+
+
+@dataclass(frozen=True)
+class Outcome(Task):
+    """What one run gave; figures of accuracy are nan where there are no classes."""
+
     ratio: float
     cost: float
     accuracy: float
@@ -61,57 +68,15 @@ class Outcome:
     seconds: float
     notes: str
 
-    @property
-    def key(self) -> tuple[str, str, str, str, float, int]:
-        """Return what this run is, whatever came out."""
-        return key_of(
-            self.table, self.population, self.variant, self.method, self.epsilon, self.run
-        )
 
-
-def key_of(
-    table: str, population: str, variant: str, method: str, epsilon: float, run: int
-) -> tuple[str, str, str, str, float, int]:
-    """Return a run's key; what is not private does not depend on the variant and epsilon."""
-    if method in NOT_PRIVATE:
-        return table, population, "", method, 0.0, run
-    return table, population, variant, method, epsilon, run
-
-
-# --------------------------------------------------------------------------- files
-
-
-def read_runs(path: Path) -> list[Outcome]:
-    """Read a file of runs; none if there is no file."""
-    if not path.exists():
-        return []
-    kinds: dict[str, Any] = {each.name: each.type for each in fields(Outcome)}
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [Outcome(**{name: kinds[name](text) for name, text in row.items()}) for row in rows]
-
-
-def append_run(path: Path, outcome: Outcome) -> None:
-    """Add a run to the file, so that what was done survives an interruption."""
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        row = asdict(outcome)
-        if is_new:
-            writer.writerow(row)
-        writer.writerow(row.values())
+MEASURES = {
+    name: kind
+    for name, kind in get_type_hints(Outcome).items()
+    if name not in {each.name for each in fields(Task)}
+}
 
 
 # --------------------------------------------------------------------------- tables
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and half of its 95% confidence interval (Student's t); nan for one run."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return mean, math.nan
-    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return mean, float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * spread
 
 
 def shown(values: Sequence[float], decimals: int) -> str:
@@ -150,17 +115,14 @@ def stated(outcomes: Sequence[Outcome]) -> str:
 
 def table_of(outcomes: Sequence[Outcome]) -> str:
     """Return means and intervals as a markdown table, the guarantee above it, notes below."""
-    lines = [
-        stated(outcomes),
-        "",
-        "| population | epsilon | method | runs | " + " | ".join(HEADINGS) + " |",
-        "|---|--:|---|--:|" + "--:|" * len(FIGURES),
-    ]
+    rows = []
     for (population, epsilon, method), runs in grouped(outcomes).items():
         cells = [population, f"{epsilon:g}" if epsilon else "", method, str(len(runs))]
         for figure, decimals in FIGURES.items():
             cells.append(shown([getattr(run, figure) for run in runs], decimals))
-        lines.append("| " + " | ".join(cells) + " |")
+        rows.append(cells)
+    head = ["population", "epsilon", "method", "runs", *HEADINGS]
+    lines = [stated(outcomes), "", markdown(head, rows, (0, 2))]
     for method in METHODS:
         notes = Counter(
             f"{each.population}, epsilon {each.epsilon:g}: {each.notes}"
@@ -191,8 +153,8 @@ def panels_of(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     return panels
 
 
-def plot(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Draw mean cost over the optimum's, one panel per population and setting.
+def plot(outcomes: Sequence[Outcome]) -> "Figure":
+    """Return mean cost over the optimum's, one panel per population and setting.
 
     Bands reach from the least to the largest of the runs: few runs have an interval of no use.
     """
@@ -242,4 +204,4 @@ def plot(outcomes: Sequence[Outcome], path: Path) -> None:
         panel.grid(alpha=0.3)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=90)
+    return figure

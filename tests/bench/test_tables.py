@@ -59,6 +59,8 @@ def test_tables_are_markdown():
         "| a | 1 |",
         "| b |  |",
     ]
+    assert tables.markdown(["a", "b", "c"], [], (0, 2)).splitlines()[1] == "|---|--:|---|"
+    assert tables.markdown(["a", "b", "c"], [], 2).splitlines()[1] == "|---|---|--:|"
 
 
 def test_a_plot_has_a_panel_and_a_line_for_each_curve(tmp_path):
