@@ -76,8 +76,8 @@ def _incidents(report: Report) -> list[Markup]:
     ended: list[Markup] = []
     if report.n_rounds < len(report.plan.rounds):
         words = (
-            f"The run ended in round {report.n_rounds + 1}. Whoever was silent in it is named by "
-            "the run's error, and not here."
+            f"The run ended before round {report.n_rounds + 1} was complete. Whoever was silent "
+            "then is named by the run's error, and not here."
         )
         ended.append(paragraph(words))
     elif not entries:

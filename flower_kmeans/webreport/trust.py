@@ -94,16 +94,18 @@ def trust_section(outcome: Outcome) -> Markup:
 def trust_picture(outcome: Outcome) -> Markup:
     """Return a drawing of what clients send, who adds noise, and who has what in the end."""
     report, flow = outcome.report, _FLOWS[outcome.report.trust]
-    parts = [_words(_WIDTH / 2, 16, f"{report.n_clients} clients hold the records", "head")]
-    names = ["client 1", "client 2", f"client {report.n_clients}"][: max(1, report.n_clients)]
-    places = [8, 140, 312] if len(names) == 3 else [8, 312] if len(names) == 2 else [160]
+    n = report.n_clients
+    few = {0: "No client took part", 1: "1 client holds the records"}
+    parts = [_words(_WIDTH / 2, 16, few.get(n, f"{n} clients hold the records"), "head")]
+    names = ["client 1", "client 2", f"client {n}"][:n]
+    places = {0: (), 1: (160,), 2: (8, 312)}.get(n, (8, 140, 312))
     for name, x in zip(names, places, strict=True):
         parts.append(_client(x, name, flow))
         target = 110 + (x + 60) / 2
         line = f"M{x + 60},122 L{target:g},192"
         parts.append(tag("path", d=line, class_=f"flow {flow.sent[1]}"))
         parts.append(_head(target, 198, flow.sent[1]))
-    if report.n_clients > 3:
+    if n > 3:
         parts.append(_words(286, 78, "…", "head"))
     parts.append(_pill(_WIDTH / 2, 157, *flow.sent))
     parts.append(tag("rect", x=80, y=200, width=280, height=62, rx=8, class_="party"))

@@ -62,6 +62,13 @@ def test_detection_is_a_share_and_no_less_than_guessing(epsilon, delta, alarm):
     assert alarm <= detection(report, alarm) <= 1.0
 
 
+def test_delta_adds_to_what_may_be_found_out():
+    report = report_of(laplace(1.0), epsilon=1.0, delta=0.1)
+    factor = math.exp(report.epsilon)
+    assert detection(report, 0.01) == pytest.approx(0.01 * factor + 0.1)
+    assert detection(report, 0.45) == pytest.approx(1 - (1 - 0.1 - 0.45) / factor)
+
+
 def test_the_table_holds_these_shares():
     report = finished("FastLloyd", "oblivious-server").report
     rows = tables(read(html_report(finished("FastLloyd", "oblivious-server"))))[

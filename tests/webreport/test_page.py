@@ -8,13 +8,22 @@ from flwr.serverapp.strategy import Result
 from report_pages import MODES, PARTITIONS, addresses, finished, read, strategy_of, tables
 
 import flower_kmeans
-from flower_kmeans import Box, Fault, PrivacyBudget, html_report, simulate
+from flower_kmeans import (
+    Box,
+    ClientPolicy,
+    Fault,
+    PrivacyBudget,
+    html_report,
+    kmeans_client_app,
+    simulate,
+)
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
     RunError,
     TooFewClientsError,
 )
+from flower_kmeans.faults import FaultyClientApp, FaultyGrid
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
 from flower_kmeans.output import write_page
 
@@ -118,13 +127,10 @@ def test_a_run_that_was_not_private_after_all_says_so_first():
 # --------------------------------------------------------------------------- at the server
 
 
-def started(strategy, faults=()):
-    from flower_kmeans import ClientPolicy, kmeans_client_app
-    from flower_kmeans.faults import FaultyClientApp, FaultyGrid
-
+def started(strategy, faults=(), policy=None):
     app = kmeans_client_app(
         lambda context: PARTITIONS[int(context.node_config["partition-id"])],
-        ClientPolicy.for_simulation(),
+        policy or ClientPolicy.for_simulation(),
         lambda result, context: None,
     )
     grid = FaultyGrid(InProcessGrid(FaultyClientApp(app, faults), len(PARTITIONS)))
@@ -164,11 +170,23 @@ def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
     assert "The run did not finish: 1 of 3 rounds" in root.the("section", id="first").text
     assert "1 of 3: not finished" in root.the("header").text
     text = root.the("section", id="rounds").text
-    assert "The run ended in round 2." in text
+    assert "The run ended before round 2 was complete." in text
     assert "No client failed" not in text
     if kind == "crash":
         assert tables(root)["What was not an orderly answer"][1][:2] == ["round 2", "2"]
     assert len(tables(root)["Every release of the run"]) == 2 + 2 * 3
+
+
+def test_a_run_that_nobody_joined_has_a_page():
+    strategy = strategy_of("FastLloyd", "oblivious-server")
+    refusing = ClientPolicy(max_epsilon=0.001, in_memory=True)
+    with pytest.raises(TooFewClientsError):
+        started(strategy, policy=refusing)
+    root = read(html_report(strategy))
+    assert "0 of 2: not finished" in root.the("header").text
+    assert "No client took part" in root.the("section", id="trust").text
+    incidents = tables(root)["What was not an orderly answer"]
+    assert [row[:2] for row in incidents[1:]] == [["enrolment", "-"]] * 5
 
 
 def test_clients_that_were_away_are_counted_and_named():
