@@ -24,7 +24,7 @@ def cells(table):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
-@pytest.mark.parametrize("name", ["client_step", "fit", "noise", "scaling"])
+@pytest.mark.parametrize("name", ["client_step", "fit", "masks", "noise", "scaling"])
 def test_time_is_measured_by_one_process(script, name):
     suite = script(name).SUITE
     assert suite.alone
@@ -101,3 +101,23 @@ def test_whole_fits_and_the_memory_of_an_answer(script, monkeypatch):
     for name in fit.FITS[1:]:
         strategy = fit.strategy_of(name, data)
         assert f"{type(strategy).__name__}, {strategy.trust}" == name
+
+
+def test_masks_and_bytes(script, monkeypatch):
+    masks = script("masks")
+    monkeypatch.setattr(masks, "best", lambda action, seconds=0.3: action() is None or 2.0)
+    monkeypatch.setattr(masks, "SHAPES", ((3, 2),))
+    monkeypatch.setattr(masks, "COHORTS", (10, 2_000))
+    tasks = plan_of(masks.SUITE, Options(1)).tasks
+    assert [task.part for task in tasks] == ["time", "time", "reply", "request", "request"]
+    rows = measured(masks.SUITE, tasks)
+    rows.append({**rows[0], "run": 1, "mask": 0.5})
+    tables = masks.tables_of(rows, Options(1)).split("\n\n")
+    times, reply, requests = (cells(table) for table in tables[1::2])
+    assert times[0] == ["3", "2", "10", "10", "0.500", "2.000", "2.000", "2.00"]
+    assert times[1][-1] == "4.00"  # of 1,000 vectors, times 2
+    ((k, d, payload, serialised, extra, with_array),) = reply
+    assert (k, d, payload) == ("3", "2", str(8 * (3 * 3 + 1)))
+    assert int(serialised) == int(payload) + int(extra) < int(with_array)
+    assert [row[:3] for row in requests] == [["3", "2", "10"], ["3", "2", "2000"]]
+    assert int(requests[0][3]) < int(requests[1][3])  # a bit for each client, and a longer path
