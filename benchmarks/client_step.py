@@ -8,10 +8,12 @@ are run in turn, and each time is the best of several turns. Memory is what one 
 beyond the records.
 """
 
-import argparse
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,8 @@ from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from flower_kmeans.assignment import cluster_sums
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.domain import Box, GridRecords
 
 FRACTION_BITS = 16
@@ -37,6 +41,25 @@ SIZES = (
 )
 
 
+@dataclass(frozen=True)
+class Task:
+    """One turn of all three at a size."""
+
+    records: int
+    clusters: int
+    columns: int
+    run: int
+
+
+class Steps(NamedTuple):
+    """The three calls of a size, and the most memory in bytes of the last one."""
+
+    scikit_learn: Callable[[], object]
+    sums: Callable[[], object]
+    with_radius: Callable[[], object]
+    memory: int
+
+
 def sample(n: int, k: int, d: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return records (n, d) around k centres in [-1, 1]^d, and the centres."""
     rng = np.random.default_rng(0)
@@ -44,17 +67,6 @@ def sample(n: int, k: int, d: int) -> tuple[NDArray[np.float64], NDArray[np.floa
     records = centers[rng.integers(0, k, n)]
     records += rng.normal(0, 0.2, (n, d))
     return np.clip(records, -1, 1, out=records), centers
-
-
-def best_of(calls: list[Callable[[], object]], turns: int) -> list[float]:
-    """Return the least time of each call in seconds; the calls take turns."""
-    times = [float("inf")] * len(calls)
-    for _ in range(turns):
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            call()
-            times[i] = min(times[i], time.perf_counter() - start)
-    return times
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
@@ -67,11 +79,13 @@ def peak_bytes(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def measure(n: int, k: int, d: int, threads: int, turns: int) -> list[float]:
-    """Return the three times in seconds and the memory in bytes."""
+@lru_cache(maxsize=1)
+def steps_of(n: int, k: int, d: int) -> Steps:
+    """Return the calls of a size, each run once already, and checked against each other."""
     records, centers = sample(n, k, d)
     weights, labels = np.ones(n), np.full(n, -1, dtype=np.int32)
     new, sizes, moves = np.zeros_like(centers), np.zeros(k), np.zeros(k)
+    threads = max(pool["num_threads"] for pool in threadpool_info())
 
     def scikit_learn() -> None:
         with threadpool_limits(1, user_api="blas"):  # as KMeans does: its own threads call BLAS
@@ -90,27 +104,67 @@ def measure(n: int, k: int, d: int, threads: int, turns: int) -> list[float]:
     scikit_learn()
     agreeing = np.abs(plain()[1] - np.bincount(labels, minlength=k)).sum()  # type: ignore[index]
     assert agreeing <= 2e-4 * n + 2  # only records that the grid moved across a border differ
-    return [*best_of([scikit_learn, plain, with_radius], turns), peak_bytes(with_radius)]
+    return Steps(scikit_learn, plain, with_radius, peak_bytes(with_radius))
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=9, help="repetitions of each measurement")
-    turns = parser.parse_args().turns
-    threads = max(pool["num_threads"] for pool in threadpool_info())
-    print(f"{threads} threads, NumPy {np.__version__}; times in ms, best of {turns} turns")
-    print(
-        f"{'records':>9} {'k':>4} {'d':>4} | {'sklearn':>8} {'sums':>8} {'ratio':>6} "
-        f"{'radius':>8} {'ratio':>6} | {'memory MB':>9}"
-    )
-    for n, k, d in SIZES:
-        theirs, plain, radius, memory = measure(n, k, d, threads, turns)
-        print(
-            f"{n:9,} {k:4} {d:4} | {theirs * 1e3:8.2f} {plain * 1e3:8.2f} {plain / theirs:6.2f} "
-            f"{radius * 1e3:8.2f} {radius / theirs:6.2f} | {memory / 2**20:9.1f}"
+def tasks_of(options: Options) -> Iterator[Task]:
+    """Yield every turn, size by size: those of one size share its records."""
+    for size in SIZES:
+        yield from (Task(*size, run) for run in range(options.runs))
+
+
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return the three times in seconds and the memory in bytes."""
+    steps = steps_of(task.records, task.clusters, task.columns)
+    found: dict[str, Any] = {"memory": steps.memory}
+    for name in ("scikit_learn", "sums", "with_radius"):
+        start = time.perf_counter()
+        getattr(steps, name)()
+        found[name] = time.perf_counter() - start
+    return found
+
+
+def tables_of(rows: Sequence[Row], options: Options) -> str:
+    """Return the best time of each size."""
+    by = ("records", "clusters", "columns")
+    least = {
+        name: {key: min(values) for key, values in tables.grouped(rows, by, name).items()}
+        for name in SUITE.measures
+    }
+    lines = []
+    for key in least["sums"]:
+        theirs, plain, radius = (
+            least[name][key] for name in ("scikit_learn", "sums", "with_radius")
         )
+        lines.append(
+            [
+                *(f"{number:,}" for number in key),
+                f"{1e3 * theirs:.2f}",
+                f"{1e3 * plain:.2f}",
+                f"{plain / theirs:.2f}",
+                f"{1e3 * radius:.2f}",
+                f"{radius / theirs:.2f}",
+                f"{least['memory'][key] / 2**20:.1f}",
+            ]
+        )
+    head = ["records", "k", "d", "sklearn ms", "sums ms", "ratio", "radius ms", "ratio"]
+    return tables.markdown([*head, "memory MB"], lines, 0)
+
+
+SUITE = Suite(
+    "client-step",
+    "One client's statistic (clip, scale, quantise, assign, sum; exact integers), without and with "
+    "a radius, against one fused iteration of scikit-learn's KMeans in float64 on the same array "
+    "and with the same threads; the best of the turns, and the memory of a step beyond the data.",
+    Task,
+    {"scikit_learn": float, "sums": float, "with_radius": float, "memory": int},
+    tasks_of,
+    measure,
+    tables_of,
+    runs=9,
+    alone=True,
+)
 
 
 if __name__ == "__main__":
-    main()
+    script.main(SUITE, __doc__)

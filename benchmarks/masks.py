@@ -6,13 +6,16 @@ Corrections are for a cohort in which a tenth of the members is missing: at one 
 site is down, and scattered at random.
 """
 
-import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.federation.messages import Finish, Round, RoundReply, to_content
 from flower_kmeans.federation.transcript import EMPTY_QUESTION_HASH, Entry, pack_words
 from flower_kmeans.secagg.masks import correction, mask, words
@@ -21,6 +24,18 @@ KEY = bytes(range(32))
 COHORTS = (10, 1_000, 10_000)
 SHAPES = ((15, 2), (64, 32), (100, 784))
 MISSING = 0.1
+PARTS = ("time", "reply", "request")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A client's times, or bytes of a message, for k clusters, d columns and a cohort."""
+
+    part: str
+    clusters: int
+    columns: int
+    clients: int | None
+    run: int
 
 
 def best(action: Callable[[], object], seconds: float = 0.3) -> float:
@@ -57,75 +72,119 @@ def serialised(content: RecordDict) -> int:
     )
 
 
-def print_times(cohorts: tuple[int, ...], shapes: tuple[tuple[int, int], ...]) -> None:
-    """Print the time table."""
-    print("Client's time in ms; tenth missing: at one place / scattered")
-    head = (
-        "k",
-        "d",
-        "words",
-        "clients",
-        "mask",
-        "unmask (place)",
-        "unmask (scattered)",
-        "m vectors",
+def tasks_of(options: Options) -> Iterator[Task]:
+    """Yield times of all shapes and cohorts, then sizes, which do not change."""
+    for run in range(options.runs):
+        yield from (Task("time", *shape, m, run) for shape in SHAPES for m in COHORTS)
+    yield from (Task("reply", *shape, None, 0) for shape in SHAPES)
+    yield from (Task("request", *shape, m, 0) for shape in SHAPES for m in COHORTS)
+
+
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return milliseconds, or bytes."""
+    found: dict[str, Any] = dict.fromkeys(SUITE.measures)
+    if task.clients is None:
+        return found | reply_bytes(task.clusters, task.columns)
+    made = times if task.part == "time" else request_bytes
+    return found | made(task.clusters, task.columns, task.clients)
+
+
+def times(k: int, d: int, m: int) -> dict[str, float]:
+    """Return a client's milliseconds for masks and corrections."""
+    length = k * (d + 1) + 1
+    place, scattered = survivor_sets(m)
+    part = min(m, 1_000)  # one vector's cost times m stands for the largest naive rows
+    return {
+        "mask": best(lambda: mask(KEY, 0, m, length)),
+        "place": best(lambda: correction(KEY, place, length)),
+        "scattered": best(lambda: correction(KEY, scattered, length)),
+        "vectors": best(lambda: one_vector_per_member(part, length), 0) * m / part,
+    }
+
+
+def reply_bytes(k: int, d: int) -> dict[str, int]:
+    """Return the bytes of a reply's words, of it as sent, and with an array record instead."""
+    vector = words(KEY, 0, k * (d + 1) + 1)
+    reply = RoundReply(doc_hash=KEY, ctx=KEY, words=pack_words(vector))
+    fields = {name: value for name, value in reply.to_record().items() if name != "words"}
+    arrays = ArrayRecord({"words": Array(vector)})
+    return {
+        "payload": vector.nbytes,
+        "serialised": serialised(to_content(reply)),
+        "array_record": serialised(RecordDict({"kmeans": ConfigRecord(fields), "arrays": arrays})),
+    }
+
+
+def request_bytes(k: int, d: int, m: int) -> dict[str, int]:
+    """Return the bytes of a request in the steady state: one transcript entry."""
+    vector = words(KEY, 0, k * (d + 1) + 1)
+    everyone = np.ones(m, dtype=bool)
+    entry = Entry(1, 1, m, KEY, EMPTY_QUESTION_HASH, everyone, vector).pack()
+    path = bytes(32 * (m - 1).bit_length())
+    place = {"doc_hash": KEY, "t": 2, "m": m, "index": 1, "root": KEY, "path": path}
+    return {
+        "round": serialised(to_content(Round(**place, attempt=1, entries=(entry,)))),
+        "finish": serialised(to_content(Finish(**place, entries=(entry,)))),
+    }
+
+
+def tables_of(rows: Sequence[Row], options: Options) -> str:
+    """Return the best times, and sizes."""
+    parts = {part: [row for row in rows if row["part"] == part] for part in PARTS}
+    by = ("clusters", "columns", "clients")
+    columns = ("mask", "place", "scattered", "vectors")
+    found = {name: tables.grouped(parts["time"], by, name) for name in columns}
+    lines = [
+        [
+            *map(str, (k, d, k * (d + 1) + 1, m)),
+            *(f"{min(found[name][k, d, m]):.3f}" for name in columns[:3]),
+            f"{min(found['vectors'][k, d, m]):.2f}",
+        ]
+        for k, d, m in found["mask"]
+    ]
+    head = ["k", "d", "words", "clients", "mask", "unmask (place)", "unmask (scattered)"]
+    told = ["A client's time in ms; a tenth is missing, at one place or scattered:"]
+    told.append(tables.markdown([*head, "m vectors"], lines, 0))
+    replies = [
+        [
+            *(str(row[name]) for name in ("clusters", "columns", "payload", "serialised")),
+            str(row["serialised"] - row["payload"]),
+            str(row["array_record"]),
+        ]
+        for row in parts["reply"]
+    ]
+    told.append(
+        "Bytes of a reply: the words, Flower's serialised content, and what it would be with an "
+        "array record beside the fields:"
     )
-    print(("{:>4} {:>4} {:>7} {:>8} {:>9} {:>15} {:>19} {:>11}").format(*head))
-    for k, d in shapes:
-        length = k * (d + 1) + 1
-        for m in cohorts:
-            place, scattered = survivor_sets(m)
-            row = (
-                best(lambda m=m, n=length: mask(KEY, 0, m, n)),
-                best(lambda s=place, n=length: correction(KEY, s, n)),
-                best(lambda s=scattered, n=length: correction(KEY, s, n)),
-            )
-            # One vector's cost times m stands for the largest naive rows.
-            part = min(m, 1_000)
-            slow = best(lambda m=part, n=length: one_vector_per_member(m, n), 0) * m / part
-            cells = f"{k:>4} {d:>4} {length:>7} {m:>8} {row[0]:>9.3f} {row[1]:>15.3f}"
-            print(f"{cells} {row[2]:>19.3f} {slow:>11.2f}")
+    head = ["k", "d", "payload", "serialised", "extra", "array record"]
+    told.append(tables.markdown(head, replies, 0))
+    requests = [
+        [str(row[name]) for name in ("clusters", "columns", "clients", "round", "finish")]
+        for row in parts["request"]
+    ]
+    told.append("Bytes of a request in the steady state, one transcript entry (serialised):")
+    told.append(tables.markdown(["k", "d", "clients", "round", "finish"], requests, 0))
+    return "\n\n".join(told)
 
 
-def print_sizes(cohorts: tuple[int, ...], shapes: tuple[tuple[int, int], ...]) -> None:
-    """Print the size tables."""
-    print(
-        "\nBytes of a reply: the words, Flower's serialised content, and what it would be with an"
-    )
-    print("array record beside the fields")
-    print("{:>4} {:>4} {:>9} {:>11} {:>9} {:>13}".format("k", "d", "payload", "serialised", "extra",
-                                                         "array record"))  # fmt: skip
-    for k, d in shapes:
-        vector = words(KEY, 0, k * (d + 1) + 1)
-        reply = RoundReply(doc_hash=KEY, ctx=KEY, words=pack_words(vector))
-        total = serialised(to_content(reply))
-        fields = {name: value for name, value in reply.to_record().items() if name != "words"}
-        arrays = ArrayRecord({"words": Array(vector)})
-        other = serialised(RecordDict({"kmeans": ConfigRecord(fields), "arrays": arrays}))
-        cells = f"{k:>4} {d:>4} {vector.nbytes:>9} {total:>11} {total - vector.nbytes:>9}"
-        print(f"{cells} {other:>13}")
-    print("\nBytes of a request in the steady state, one transcript entry (serialised)")
-    print("{:>4} {:>4} {:>8} {:>9} {:>8}".format("k", "d", "clients", "round", "finish"))
-    for k, d in shapes:
-        vector = words(KEY, 0, k * (d + 1) + 1)
-        for m in cohorts:
-            everyone = np.ones(m, dtype=bool)
-            entry = Entry(1, 1, m, KEY, EMPTY_QUESTION_HASH, everyone, vector).pack()
-            path = bytes(32 * (m - 1).bit_length())
-            place = {"doc_hash": KEY, "t": 2, "m": m, "index": 1, "root": KEY, "path": path}
-            asked = serialised(to_content(Round(**place, attempt=1, entries=(entry,))))
-            ended = serialised(to_content(Finish(**place, entries=(entry,))))
-            print(f"{k:>4} {d:>4} {m:>8} {asked:>9} {ended:>8}")
-
-
-def main() -> None:
-    """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="without the largest shape")
-    shapes = SHAPES[:2] if parser.parse_args().quick else SHAPES
-    print_times(COHORTS, shapes)
-    print_sizes(COHORTS, shapes)
+SUITE = Suite(
+    "masks",
+    "What masking costs a client, beside one vector for each member, which is what masks without "
+    "the telescope would cost (m vectors); and the bytes of replies and requests.",
+    Task,
+    {
+        **dict.fromkeys(("mask", "place", "scattered", "vectors"), float | None),
+        **dict.fromkeys(("payload", "serialised", "array_record"), int | None),
+        **dict.fromkeys(("round", "finish"), int | None),
+    },
+    tasks_of,
+    measure,
+    tables_of,
+    runs=1,
+    alone=True,
+)
 
 
 if __name__ == "__main__":
-    main()
+    script.main(SUITE, __doc__)

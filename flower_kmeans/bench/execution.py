@@ -101,16 +101,24 @@ def execute(
     plan = plan_of(suite, options, redraw=redraw)
     prepare_directory(output)
     meta = record.read(suite, output)
-    started = record.now()
     if plan.skipped:
         console.print(Text(_skipped(plan)), soft_wrap=True)
-    command = record.entry(arguments, jobs, started)
-    todo = replace(plan, tasks=()) if redraw else plan
-    outcome = run(suite, todo, output / rows.NAME, jobs=jobs, minutes=minutes, console=console)
-    if not redraw:
-        facts = {"ended": record.now(), "rows": outcome.n_done, "skipped": list(plan.skipped)}
-        meta["commands"].append({**command, **facts, "failed": len(outcome.failures)})
-        record.write(output, meta)
+    path = output / rows.NAME
+    if redraw:
+        outcome = run(suite, replace(plan, tasks=()), path)
+    else:
+        n_before = len(rows.read(suite, path))
+        entry = record.entry(arguments, jobs, plan.skipped)
+        meta["commands"].append(entry)
+        record.write(output, meta)  # now, in case that this process ends without a word
+        try:
+            outcome = run(suite, plan, path, jobs=jobs, minutes=minutes, console=console)
+        except KeyboardInterrupt:
+            console.print("Stopped: the same command goes on.")
+            raise
+        finally:
+            entry |= {"ended": record.now(), "rows": len(rows.read(suite, path)) - n_before}
+            record.write(output, meta)
     if outcome.rows:
         show(suite, plan, outcome, output, meta, console)
     if outcome.n_left:
@@ -150,11 +158,10 @@ def made_by(meta: dict[str, Any]) -> list[str]:
     """Return the commands behind the rows, with their days and versions."""
     told = []
     for each in meta["commands"]:
-        if each["rows"]:
+        if each["rows"] != 0:
             versions = ", ".join(f"{name} {text}" for name, text in each["versions"].items())
-            told.append(
-                f"{each['command']}` on {each['ended'][:10]}: {each['rows']} runs; `{versions}"
-            )
+            ended = "and was killed" if each["rows"] is None else f"{each['rows']} runs"
+            told.append(f"{each['command']}` on {each['started'][:10]}: {ended}; `{versions}")
     return told
 
 

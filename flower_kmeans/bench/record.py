@@ -95,11 +95,14 @@ def write(directory: Path, meta: dict[str, Any]) -> None:
     os.replace(partial, directory / NAME)
 
 
-def entry(arguments: Sequence[str], jobs: int | None, started: str) -> dict[str, Any]:
-    """Return what is kept of a command."""
+def entry(arguments: Sequence[str], jobs: int | None, skipped: Sequence[str]) -> dict[str, Any]:
+    """Return what is kept of a command that begins; its end and its number of rows come later."""
     return {
         "command": command_of(arguments),
-        "started": started,
+        "started": now(),
+        "ended": None,
+        "rows": None,
+        "skipped": list(skipped),
         "cores": os.cpu_count(),
         "jobs": jobs,
         "versions": versions(),

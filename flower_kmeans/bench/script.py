@@ -24,12 +24,14 @@ def parser_of(suite: Suite, description: str | None = None) -> argparse.Argument
     )
     for column in suite.task_columns:
         if column not in ("run", "data"):
-            parser.add_argument(f"--{column}s", dest=f"only_{column}", nargs="*", metavar="VALUE")
+            name = column if column.endswith("s") else f"{column}s"
+            parser.add_argument(f"--{name}", dest=f"only_{column}", nargs="*", metavar="VALUE")
     if suite.datasets:
         parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
         parser.add_argument("--data", nargs="+", help="data sets, or FILE.npz:K")
     parser.add_argument("--runs", type=int, default=suite.runs, help="repetitions")
-    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    default = "one, as time is measured" if suite.alone else "one per core"
+    parser.add_argument("--jobs", type=int, help=f"processes (default: {default})")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many")
     parser.add_argument("--redraw", action="store_true", help="show the runs of --output")
     parser.add_argument("--output", type=Path, default=Path("build") / suite.name)

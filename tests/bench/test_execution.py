@@ -92,6 +92,35 @@ def test_each_command_that_added_rows_is_told(start, tmp_path, done):
     assert (tmp_path / "out" / "tables.md").read_text().count(": 6 runs; ") == 2
 
 
+def test_a_command_that_is_stopped_leaves_its_rows_and_how_they_were_made(start, suite, tmp_path):
+    def measure(task, options):
+        if task.data == "mine":
+            raise KeyboardInterrupt
+        return suite.measure(task, options)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(replace(suite, measure=measure))
+    assert not (tmp_path / "out" / "tables.md").exists()
+    start()
+    commands = json.loads((tmp_path / "out" / "meta.json").read_text())["commands"]
+    assert [command["rows"] for command in commands] == [3, 3]
+    assert (tmp_path / "out" / "tables.md").read_text().count(": 3 runs; ") == 2
+
+
+def test_a_command_that_is_killed_is_told(start, suite, tmp_path, monkeypatch):
+    def kill(*_, **__):
+        assert json.loads((tmp_path / "out" / "meta.json").read_text())["commands"]
+        monkeypatch.setattr(record, "write", lambda *_: None)  # this process writes nothing more
+        raise SystemExit
+
+    monkeypatch.setattr("flower_kmeans.bench.execution.run", kill)
+    with pytest.raises(SystemExit):
+        start()
+    monkeypatch.undo()
+    start()
+    assert ": and was killed; " in (tmp_path / "out" / "tables.md").read_text()
+
+
 def test_redrawing_runs_nothing(start, tmp_path, done):
     start()
     (tmp_path / "out" / "tables.md").unlink()
