@@ -13,7 +13,7 @@ from flower_kmeans.privacy.audit import epsilon_lower_bound, mu_lower_bound
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 
 BELOW, ABOVE, DIFFERENT = "below", "ABOVE THE CLAIM", "RECORDED RUNS DIFFER"
-FEWEST_SIGMAS = 6.0
+FEWEST_SIGMAS = 7.0
 """Beyond it, scores of recorded runs are not those of the repetitions by chance."""
 
 
