@@ -135,7 +135,7 @@ def measure(
         mu_bound = np.nan
         bound = epsilon_lower_bound(*counts, DELTA, effort.confidence)
     claimed = answers.epsilon
-    sigmas = _sigmas(marks, low, high)
+    sigmas = float(_sigmas(marks, low, high))
     verdict = ABOVE if bound > claimed else BELOW
     return Line(
         **asdict(cell),
@@ -144,7 +144,7 @@ def measure(
         claimed_epsilon=claimed,
         recorded=len(marks),
         repetitions=n,
-        recorded_right=sum((mark > threshold) == there for there, mark in marks),
+        recorded_right=sum(bool(mark > threshold) == there for there, mark in marks),
         sigmas=sigmas,
         attained=attained,
         threshold=float(threshold),

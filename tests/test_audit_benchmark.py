@@ -167,7 +167,10 @@ def small(audit):
 def test_it_goes_on_where_it_was_stopped_and_writes_everything(
     audit, monkeypatch, tmp_path, capsys
 ):
-    made = audit.measure(audit.Cell("PEMeans", "trusted-server"), audit.Effort(20, 1))
+    cell, effort = audit.Cell("PEMeans", "trusted-server"), audit.Effort(20, 1)
+    made = audit.measure(
+        cell, effort, threshold=np.float64(0.1)
+    )  # as files can hold it all the same
     asked = []
 
     def measured(task, effort):
@@ -212,6 +215,26 @@ def test_a_claim_that_is_exceeded_and_a_bug_that_is_missed_are_failures(audit):
     assert len(audit.failures({first: high, planted: high, absent: low})) == 1
     assert len(audit.failures({first: low, planted: low, absent: low})) == 1
     assert len(audit.failures({first: low, planted: high, absent: high})) == 1
+
+
+# --------------------------------------------------------------------------- the page
+
+
+def test_the_page_has_every_line_and_every_bug(audit):
+    page = (FOLDER.parent / "docs" / "audit.md").read_text("utf-8")
+    rows = [[part.strip() for part in line.split("|")[1:-1]] for line in page.splitlines()]
+    lines = {tuple(row[:4]): row[-1] for row in rows if len(row) == 14}
+    for cell in audit.cells((4.0,)):
+        label = cell.strategy + (f" ({cell.variant})" if cell.variant else "")
+        assert lines[label, cell.trust, cell.unit, "4"] == "below"
+    gaussian = [row for row in rows if len(row) == 14 and row[3] == "4" and row[10]]
+    assert len(gaussian) == sum(
+        cell.strategy != "SuLloyd" and cell.variant != "laplace" for cell in audit.cells((4.0,))
+    )
+    assert all(float(row[12]) >= audit.WANTED for row in gaussian)
+    bugs = {row[0]: (row[7], row[9]) for row in rows if len(row) == 10}
+    for bug in audit.bugs():
+        assert bugs[bug.name] == ("caught", "below")
 
 
 # --------------------------------------------------------------------------- all of it
