@@ -305,7 +305,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5_000, help="repetitions of a line")
     parser.add_argument("--recorded", type=int, default=5, help="whole runs of each neighbour")
     parser.add_argument("--confidence", type=float, default=0.95, help="of every bound")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[4.0, 1.0])
+    parser.add_argument("--epsilons", type=float, nargs="+", default=[4.0])
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--output", type=Path, default=Path("build/audit"))
     options = parser.parse_args()

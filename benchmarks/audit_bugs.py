@@ -262,10 +262,11 @@ def bugs() -> list[Bug]:
         make(
             "noise truncated: toward zero",
             "noise is cut to grid steps toward zero, on a grid of 2^-1",
-            Cell("GLloyd", _TRUSTED, epsilon=0.5, variant="coarse"),
+            Cell("GLloyd", _TRUSTED, epsilon=1.0, variant="coarse"),
             _drawing(_toward_zero),
             guess="likelihood ratio of noise so cut",
             score=_truncated_likelihood,
+            threshold=np.log(2.0) / 2,  # zero has twice the mass that it should have
         ),
         make(
             "noise reused",

@@ -13,7 +13,7 @@ from flower_kmeans.privacy.audit import epsilon_lower_bound, mu_lower_bound
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 
 BELOW, ABOVE, DIFFERENT = "below", "ABOVE THE CLAIM", "RECORDED RUNS DIFFER"
-FEWEST_SIGMAS = 6.0
+FEWEST_SIGMAS = 7.0
 """Beyond it, scores of recorded runs are not those of the repetitions by chance."""
 
 
@@ -135,7 +135,7 @@ def measure(
         mu_bound = np.nan
         bound = epsilon_lower_bound(*counts, DELTA, effort.confidence)
     claimed = answers.epsilon
-    sigmas = _sigmas(marks, low, high)
+    sigmas = float(_sigmas(marks, low, high))
     verdict = ABOVE if bound > claimed else BELOW
     return Line(
         **asdict(cell),
@@ -144,7 +144,7 @@ def measure(
         claimed_epsilon=claimed,
         recorded=len(marks),
         repetitions=n,
-        recorded_right=sum((mark > threshold) == there for there, mark in marks),
+        recorded_right=sum(bool(mark > threshold) == there for there, mark in marks),
         sigmas=sigmas,
         attained=attained,
         threshold=float(threshold),

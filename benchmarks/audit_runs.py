@@ -79,7 +79,7 @@ class Answers:
 
     def _grouped(self, part: FloatArray, by_client: bool) -> list[tuple[int, GridRecords]]:
         if by_client:
-            return [(1, self._grid(part))]
+            return [(1, self._grid(part))] if len(part) else []
         rows, times = np.unique(part, axis=0, return_counts=True)
         return [(int(many), self._grid(rows[times == many])) for many in np.unique(times)]
 

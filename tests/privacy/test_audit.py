@@ -14,6 +14,7 @@ from flower_kmeans.privacy.audit import (
     log_likelihood_ratio,
     mu_lower_bound,
 )
+from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.noise import SAMPLERS
 
 
@@ -143,3 +144,19 @@ def test_what_cannot_be_counted_is_an_error():
         log_likelihood_ratio("gaussian", words, words, np.array([1.0]))
     with pytest.raises(ConfigurationError, match="scale"):
         log_likelihood_ratio("rounded-laplace/1", words, words, np.array([0.0]))
+
+
+def test_one_noise_for_both_neighbours_keeps_the_bound_and_narrows_it():
+    """5,000 repetitions of a mechanism that is exactly mu-GDP, guesses by the likelihood ratio."""
+    mu, n = mu_of_budget(4.0, 1e-5), 5_000
+    seldom = stats.norm.cdf(-mu / 2)
+    least = [clopper_pearson(k, n, 0.975)[0] for k in range(n + 1)]
+    limits = stats.norm.ppf(np.array(least))
+    rng = np.random.default_rng(0)
+    both, one, _ = rng.multinomial(n, [seldom, 1 - 2 * seldom, seldom], 100_000).T
+    bounds = limits[both + one] + limits[n - both]
+    assert bounds[0] == pytest.approx(mu_lower_bound(both[0] + one[0], n, both[0], n))
+    assert (bounds > mu).mean() < 1e-3
+    ratios = [epsilon_of_mu(bound, 1e-5) / 4.0 for bound in np.quantile(bounds, [0.002, 0.5])]
+    assert 0.84 < ratios[0] < 0.87
+    assert 0.9 < ratios[1] < 0.93
