@@ -42,7 +42,7 @@ _HINTS = {
     "accepts": "Change these settings in the policy file.",
     "keys": "flower-kmeans keygen makes key files; only the node's own user may read one.",
     "ledger": "state_dir is a directory of this node's own, mode 0700, in one that exists.",
-    "data": "The records must have the columns that the policy pins, in that order.",
+    "data": "Needed are numbers without empty cells, in the columns that the policy pins, if any.",
     "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
 }
 
@@ -254,7 +254,7 @@ def _data(path: Path, policy: ClientPolicy, header: Sequence[str] | None) -> str
             f"Expected {policy.domain.n_features} columns, as domain has. Got {len(columns)} "
             f"({_listed(columns)}) instead."
         )
-    pinned = "as pinned" if policy.columns or policy.domain else "and the policy pins none"
+    pinned = "as pinned" if policy.columns else "and the policy pins no names"
     return f"{path} is a table of numbers with the columns {_listed(columns)}, {pinned}."
 
 

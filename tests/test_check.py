@@ -428,6 +428,15 @@ def test_records_that_fit(node):
     assert run(node, "--data", node / "records.npz")[0] == 0
 
 
+def test_names_that_are_not_pinned_are_not_called_pinned(node):
+    change(node, 'columns = ["age", "income"]\n', "")
+    code, found = run(node, "--data", node / "records.csv")
+    assert (code, "and the policy pins no names" in found["data"].told) == (0, True)
+    (node / "records.csv").write_text("age,income\n1,\n", "utf-8")
+    code, found = run(node, "--data", node / "records.csv")
+    assert (code, "without empty cells" in found["data"].told) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -345,15 +345,25 @@ def demonstrate(
         What the parser of `options_of` returned.
     place : callable
         ``place(directory)`` sets up.
+
+    Raises
+    ------
+    SystemExit
+        With one sentence and the place of the logs, if a process fails or is too slow.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # takes the processes down, too
     directory = options.directory or Path(tempfile.mkdtemp(prefix="flower-kmeans-"))
     directory.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
-    with place(directory.resolve()) as running:
-        ready = time.monotonic()
-        running.run({"n-rounds": options.rounds}, options.timeout)
-        done = time.monotonic()
+    print(f"Setting up in {directory}", flush=True)
+    try:
+        with place(directory.resolve()) as running:
+            ready = time.monotonic()
+            print(f"Set up in {ready - begun:.0f} s; now it runs", flush=True)
+            running.run({"n-rounds": options.rounds}, options.timeout)
+            done = time.monotonic()
+    except DeploymentError as error:
+        sys.exit(f"Error: {error}\nOn a busy machine try --timeout above {options.timeout:g}.")
     report = json.loads(running.report.read_text("utf-8"))
     for path in running.results:
         with np.load(path) as result:

@@ -345,3 +345,8 @@ def test_costs_are_as_the_page_says():
     assert 1 < cost(quarters, 4, 10.0) < 1.5
     assert 1.3 < cost(quarters, 4, 16.0) < 2.2
     assert 1.5 < cost(images, 10, 16.0) < 1.9
+    # The middle 90% of 40, 40 and 20 runs: 1.01 to 1.06, 1.02 to 1.07, and 1.20 to 1.34.
+    synopsis = namespace["SynopsisKMeans"]
+    assert 0.99 < cost(quarters, 4, 10.0, synopsis) < 1.3
+    assert 0.99 < cost(quarters, 4, 16.0, synopsis) < 1.3
+    assert 1.1 < cost(images, 10, 16.0, synopsis) < 1.5
