@@ -10,7 +10,7 @@ it is, attacked in the same way, must not. docs/audit.md says who attacks, and w
 
 Written to ``--output``: a file in ``lines`` for each line, from which the same command goes on;
 cells.csv, bugs.csv, tables.md (also printed), ratio.png and ratio.svg. Ends with status 1 if a line
-is not as it must be.
+is not as it must be: also one whose neighbours attain too little of the plan's cost.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import Any
 
 from audit_bugs import Bug, bugs
 from audit_cells import SEES, Cell, cells
-from audit_measure import BELOW, Effort, Line, measure
+from audit_measure import BELOW, LEAST_ATTAINED, Effort, Line, measure
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 WANTED, WANTED_EPSILON = 0.85, 4.0
@@ -156,6 +156,8 @@ def failures(found: dict[Task, Line]) -> list[str]:
                 wrong.append(f"{task.name}: not caught")
         elif line.verdict != BELOW:
             wrong.append(f"{task.name}: {line.verdict}")
+        elif line.attained < LEAST_ATTAINED:
+            wrong.append(f"{task.name}: the neighbours attain {line.attained:.2f} of the cost")
     return wrong
 
 

@@ -1,5 +1,6 @@
 """From a cell to a line of the privacy audit's table: runs, guesses, bounds and the verdict."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,8 @@ from flower_kmeans.privacy.calibration import epsilon_of_mu
 BELOW, ABOVE, DIFFERENT = "below", "ABOVE THE CLAIM", "RECORDED RUNS DIFFER"
 FEWEST_SIGMAS = 7.0
 """Beyond it, scores of recorded runs are not those of the repetitions by chance."""
+LEAST_ATTAINED = 0.8
+"""Neighbours that attain less of the plan's cost test less than the claim."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +182,18 @@ def _chosen(answers: Answers, effort: Effort, score: Score, views: tuple[Views, 
 
 
 def _sigmas(marks: list[tuple[bool, float]], low: FloatArray, high: FloatArray) -> float:
-    """Return by how many standard deviations the scores of recorded runs differ, taken together."""
-    total = 0.0
+    """Return by how many standard deviations the scores of recorded runs differ, taken together.
+
+    The larger of two: where both neighbours' scores lie further out, and where both are shifted.
+    """
+    outward = shifted = 0.0
     for there, mark in marks:
         law = high if there else low
         spread = float(np.std(law))
         if not np.isfinite(law).all() or not np.isfinite(mark) or spread == 0:
             return float(np.nan)
-        total += (1 if there else -1) * (mark - float(law.mean())) / spread
-    return abs(total) / np.sqrt(len(marks)) if marks else float(np.nan)
+        difference = (mark - float(law.mean())) / spread
+        outward += difference if there else -difference
+        shifted += difference
+    largest = max(abs(outward), abs(shifted))
+    return largest / math.sqrt(len(marks)) if marks else math.nan

@@ -247,7 +247,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return all tables."""
     rows = ordered(rows)
     curves = tables.curves_of(rows, "nicv")
-    runs = 1 + max(row["run"] for row in rows)
+    points = tables.grouped(rows, ("data", "method", "epsilon"), "run").values()
+    fewest, most = min(map(len, points)), max(map(len, points))
+    runs = f"{most}" if fewest == most else f"{fewest} to {most}"
     factors = sorted({round(row["noise_factor"], 4) for row in rows})
     parts = [
         data_table(tables.unique(row["data"] for row in rows), options),

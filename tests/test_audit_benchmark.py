@@ -141,13 +141,17 @@ def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
     assert absent.verdict == audit.BELOW
 
 
-def test_recorded_runs_with_other_noise_than_the_repetitions_are_noticed(audit, parts, monkeypatch):
+@pytest.mark.parametrize("absent", [-99, 99])
+def test_recorded_runs_with_other_noise_than_the_repetitions_are_noticed(
+    audit, parts, monkeypatch, absent
+):
     cell = audit.Cell("PEMeans", "trusted-server")
     effort = audit.Effort(repetitions=100, recorded=1)
 
     def louder(setting, present):
         questions, views = parts.recorded(setting, present)
-        return questions, replace(views, residual=views.residual + (99 if present else -99) * 2**16)
+        more = (99 if present else absent) * 2**16
+        return questions, replace(views, residual=views.residual + more)
 
     monkeypatch.setitem(audit.measure.__globals__, "recorded", louder)
     assert audit.measure(cell, effort).verdict == parts.DIFFERENT
@@ -215,6 +219,9 @@ def test_a_claim_that_is_exceeded_and_a_bug_that_is_missed_are_failures(audit):
     assert len(audit.failures({first: high, planted: high, absent: low})) == 1
     assert len(audit.failures({first: low, planted: low, absent: low})) == 1
     assert len(audit.failures({first: low, planted: high, absent: high})) == 1
+    assert low.attained > 0.97
+    (weak,) = audit.failures({first: replace(low, attained=0.5), planted: high, absent: low})
+    assert "attain 0.50 of the cost" in weak
 
 
 # --------------------------------------------------------------------------- the page

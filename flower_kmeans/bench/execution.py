@@ -42,6 +42,10 @@ def load_suite(name: str) -> Suite:
                 f"Expected --suite as one of {', '.join(BUILT_IN)}, or a Python file that defines "
                 f"SUITE. Got {name!r} instead."
             )
+        if "." in path.stem:
+            raise ConfigurationError(
+                f"Expected a file name that a module can have. Got {path.name!r} instead."
+            )
         path = path.resolve()
         sys.path.insert(0, str(path.parent))
         importlib.invalidate_caches()

@@ -1,7 +1,7 @@
 """What a benchmark is: a suite names its data sets and protocol, its tasks, and what shows them.
 
 A suite says what is measured and nothing of how it is run: `flower_kmeans.bench.runner` does every
-task once, whatever stops it, and `flower_kmeans.bench.render` writes tables and plots.
+task once, whatever stops it, and `flower_kmeans.bench.execution` writes tables and plots.
 """
 
 import hashlib

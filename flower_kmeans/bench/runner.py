@@ -168,7 +168,10 @@ def _results(
                 task = next(queue, None)
                 if task is None:
                     break
-                running[pool.submit(suite.measure, task, options)] = task
+                try:
+                    running[pool.submit(suite.measure, task, options)] = task
+                except BrokenProcessPool:
+                    raise _ended_by_itself(task) from None
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -176,14 +179,18 @@ def _results(
                 try:
                     yield task, future.result()
                 except BrokenProcessPool:
-                    raise RunError(
-                        "A process that did a task ended by itself, maybe for want of memory: try "
-                        f"fewer --jobs. It had {task} or a task beside it."
-                    ) from None
+                    raise _ended_by_itself(task) from None
                 except Exception as failure:
                     yield task, failure
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _ended_by_itself(task: Any) -> RunError:
+    return RunError(
+        "A process that did a task ended by itself, maybe for want of memory: try fewer --jobs. "
+        f"It had {task} or a task beside it."
+    )
 
 
 def _prepare(threads: int) -> None:

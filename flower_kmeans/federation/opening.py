@@ -188,7 +188,8 @@ class Opening:
 
         Liars together can make up another polynomial with this secret that fits some of the others'
         shares. Two of one secret have at most ``quorum - 2`` shares in common: the one that fits
-        more than half of ``n_shares + quorum - 2`` is the only one to do so.
+        more than half of ``n_shares + quorum - 2`` is the only one to do so, and the members' own
+        unless more than ``(n_shares - quorum + 2) / 2`` lie.
         """
         n_shares = len(self.shares)
         return 2 * (n_shares - n_false) > n_shares + self.quorum - 2

@@ -200,7 +200,7 @@ def scatter_chart(
     name, title, told : str
     x, y : Axis
     dots : sequence of Dot
-    ticks : bool (default: True)
+    ticks : bool, default: True
         Whether values are written along the axes.
     """
     height = HEIGHT if y is not None else 130.0

@@ -111,9 +111,8 @@ def plain_words(report: Report) -> list[str]:
     factor = f"e^{number(epsilon)} = {number(math.exp(epsilon), 3)}" if epsilon < 700 else "e^ε"
     words = [
         f"{who} is protected. Take anything that somebody might conclude from all that the run "
-        f"released. Had that {report.unit} not been there, they would have concluded it with "
-        f"nearly the same probability: at most {factor} times as large, plus {number(delta, 3)}; "
-        "and the other way round."
+        f"released. The probability of it is at most {factor} times what it would be had that "
+        f"{report.unit} not been there, plus {number(delta, 3)}; and the other way round."
     ]
     neighbours = report.to_dict()["neighbours"]
     words.append(f"Not being there means: {neighbours}.")

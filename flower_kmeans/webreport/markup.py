@@ -90,7 +90,7 @@ def table(
         Columns of numbers, whose cells are aligned to the right.
     foot : sequence, optional
         The last row, for totals.
-    wide : bool (default: False)
+    wide : bool, default: False
         Whether to take the whole width, and to keep every cell on one line.
     """
 

@@ -190,6 +190,9 @@ class TestSuitesByName:
             ConfigurationError, match=r"a name that no other module has. Got 'json'"
         ):
             load_suite(str(tmp_path / "json.py"))
+        (tmp_path / "two.parts.py").write_text("SUITE = 1")
+        with pytest.raises(ConfigurationError, match=r"a module can have. Got 'two.parts.py'"):
+            load_suite(str(tmp_path / "two.parts.py"))
         (tmp_path / "without_a_suite.py").write_text("SUITE = 1")
         with pytest.raises(ConfigurationError, match="to define SUITE"):
             load_suite(str(tmp_path / "without_a_suite.py"))

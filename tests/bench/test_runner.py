@@ -1,6 +1,8 @@
 """Running: every task once, on from where it stopped, in one process or several."""
 
 import io
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ from rich.console import Console
 from flower_kmeans.bench import rows
 from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.bench.runner import run
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, RunError
 
 
 @pytest.fixture
@@ -82,6 +84,27 @@ def test_a_suite_that_measures_time_runs_alone(suite, path, monkeypatch):
     with pytest.raises(AssertionError):
         run(suite, plan, path)
     assert run(replace(suite, alone=True), plan, path).n_done == 6
+
+
+@pytest.mark.parametrize("when", ["submitted", "done"])
+def test_a_process_that_ends_by_itself_is_told(suite, path, monkeypatch, when):
+    class Broken:
+        def __init__(self, *_):
+            pass
+
+        def submit(self, *_):
+            if when == "submitted":
+                raise BrokenProcessPool
+            future = Future()
+            future.set_exception(BrokenProcessPool())
+            return future
+
+        def shutdown(self, **_):
+            pass
+
+    monkeypatch.setattr("flower_kmeans.bench.runner.ProcessPoolExecutor", Broken)
+    with pytest.raises(RunError, match=r"ended by itself.*It had Task\("):
+        run(suite, plan_of(suite, Options(1)), path, jobs=2)
 
 
 def test_the_number_of_processes_is_positive(suite, path):
