@@ -111,6 +111,7 @@ def execute(
     if redraw:
         outcome = run(suite, replace(plan, tasks=()), path)
     else:
+        record.remember_files(output, meta, plan.options.files)
         n_before = len(rows.read(suite, path))
         entry = record.entry(arguments, jobs, plan.skipped)
         meta["commands"].append(entry)

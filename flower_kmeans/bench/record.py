@@ -1,5 +1,6 @@
 """meta.json: which commands made the rows beside it, when, and with what."""
 
+import hashlib
 import json
 import os
 import shlex
@@ -86,6 +87,29 @@ def read(suite: Suite, directory: Path) -> dict[str, Any]:
             "instead: choose another --output."
         )
     return {**meta, "protocol": suite.protocol}
+
+
+def remember_files(directory: Path, meta: dict[str, Any], files: Sequence[tuple[str, str]]) -> None:
+    """Keep which files of one's own the rows are of, by the names that rows have for them.
+
+    Raises
+    ------
+    ConfigurationError
+        If rows of one of these names are of another file, or of another number of clusters.
+    """
+    known = meta.setdefault("files", {})
+    for name, given in files:
+        path, _, clusters = given.rpartition(":")
+        with open(path, "rb") as file:
+            mine = {
+                "clusters": int(clusters),
+                "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+            }
+        if known.setdefault(name, mine) != mine:
+            raise ConfigurationError(
+                f"Expected {given} to be what {directory} holds runs of as {name}. Got other "
+                "records or another number of clusters: choose another --output."
+            )
 
 
 def write(directory: Path, meta: dict[str, Any]) -> None:

@@ -141,6 +141,20 @@ def test_a_finished_file_is_shown_without_its_data(start, tmp_path, suite):
     assert "| mine | noise |" not in printed
 
 
+def test_rows_of_another_file_of_that_name_are_refused(start, tmp_path, done):
+    own = tmp_path / "own.npz"
+    np.savez(own, X=np.zeros((3, 1)))
+    start(options=Options(1, data=(f"{own}:2",)))
+    start(options=Options(2, data=(f"{own}:2",)))
+    before = len(done())
+    with pytest.raises(ConfigurationError, match=r"own.npz:3 to be what .* as own. Got other"):
+        start(options=Options(1, data=(f"{own}:3",)))
+    np.savez(own, X=np.ones((3, 1)))
+    with pytest.raises(ConfigurationError, match="choose another --output"):
+        start(options=Options(3, data=(f"{own}:2",)))
+    assert len(done()) == before == 6
+
+
 def test_rows_of_other_settings_are_refused(start, suite, tmp_path, done):
     start()
     before = (tmp_path / "out" / "runs.csv").read_bytes()
