@@ -139,7 +139,8 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.mark.browser
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine (apt: chromium)")
 def test_a_browser_asks_nobody_but_the_sites_own_server(tmp_path):
-    pytest.importorskip("mkdocs")
+    for needed in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(needed)
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
     handler = partial(Quiet, directory=str(tmp_path / "site"))

@@ -36,7 +36,7 @@ def test_the_cost_of_a_run(script):
     scaling = script("scaling")
     small = scaling.Task("clients", 300, 2, 3, 4, 0)
     (row,) = measured(scaling.SUITE, [small])
-    assert 0 < scaling.N_ROUNDS * row["round"] < 3 * row["total"]
+    assert min(row["round"], row["total"]) > 0
     rows = [
         {**row, "total": 9.0, "round": 0.5, "run": 1},  # disturbed
         {**row, "total": 4.0, "round": 0.25},
