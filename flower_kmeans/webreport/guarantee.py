@@ -93,6 +93,7 @@ def guarantee_section(outcome: Outcome) -> Markup:
     head = []
     if outcome.not_private is not None:
         head.append(paragraph(outcome.not_private, class_="bad"))
+        head.append(paragraph("But for that, epsilon and delta would mean the following."))
     return section(
         "guarantee",
         "What is guaranteed, in plain words",

@@ -43,7 +43,7 @@ def releases_section(outcome: Outcome) -> Markup:
     told = table(
         head,
         rows,
-        caption="Every release of the run",
+        caption="Every release of the plan",
         right=(0, 5, 7),
         foot=("all", "", "", "", "", "", _together(report), "-" if None in shares else "100%"),
         wide=True,

@@ -122,6 +122,9 @@ def test_a_run_that_was_not_private_after_all_says_so_first():
     assert root.all("div", "tile")[0].text == "privacyNOT PRIVATE"
     assert why in root.the("section", id="guarantee").text
     assert root.the("section", id="statements").all("li")[0].text == why
+    guarantee = root.the("section", id="guarantee").text
+    would = guarantee.index("But for that, epsilon and delta would mean the following.")
+    assert guarantee.index(why) < would < guarantee.index("One record is protected.")
 
 
 # --------------------------------------------------------------------------- at the server
@@ -145,7 +148,7 @@ def test_an_oblivious_servers_page_has_no_centroids():
         root = read(page)
         assert "must never see them" in root.the("section", id="centroids").text
         assert "Centroids" not in tables(root)
-        assert "Every release of the run" in tables(root)
+        assert "Every release of the plan" in tables(root)
 
 
 def test_a_servers_page_has_what_the_server_sees():
@@ -174,7 +177,7 @@ def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
     assert "No client failed" not in text
     if kind == "crash":
         assert tables(root)["What was not an orderly answer"][1][:2] == ["round 2", "2"]
-    assert len(tables(root)["Every release of the run"]) == 2 + 2 * 3
+    assert len(tables(root)["Every release of the plan"]) == 2 + 2 * 3
 
 
 def test_a_run_that_nobody_joined_has_a_page():

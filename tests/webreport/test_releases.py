@@ -18,7 +18,7 @@ PRIVATE = [mode for mode in MODES if mode[1] != "plain"]
 def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust):
     clustering = finished(name, trust)
     plan, report = clustering.report.plan, clustering.report
-    rows = tables(read(html_report(clustering)))["Every release of the run"]
+    rows = tables(read(html_report(clustering)))["Every release of the plan"]
     releases = [(t, each) for t, group in enumerate(plan.rounds, 1) for each in group]
     assert len(rows) == len(releases) + 2
     for row, (t, release) in zip(rows[1:-1], releases, strict=True):
@@ -65,7 +65,7 @@ def test_mixtures_have_no_shares():
     )  # fmt: skip
     assert {release.mechanism for release in strategy.plan.releases} == {"gaussian", "laplace"}
     page = html_report(simulate(strategy, PARTITIONS))
-    rows = tables(read(page))["Every release of the run"]
+    rows = tables(read(page))["Every release of the plan"]
     assert {row[-1] for row in rows[1:]} == {"-"}
 
 
