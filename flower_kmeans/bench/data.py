@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,7 +163,7 @@ def load(given: str, directory: Path | None = None) -> Data:
             f"Expected {given}.npz in --data-dir. Got {directory} instead, where it is not."
         )
     name = name_of(given)
-    with np.load(path, allow_pickle=False) as stored:
+    with _opened(path) as stored:
         if "X" not in stored or stored["X"].ndim != 2:
             raise DataError(f"Expected an array X of two dimensions in {path}. Got none.")
         records = stored["X"]
@@ -174,6 +175,16 @@ def load(given: str, directory: Path | None = None) -> Data:
         keep = np.sort(np.random.default_rng(0).choice(len(records), size, replace=False))
         records, labels = records[keep], None if labels is None else labels[keep]
     return _data(name, records, n_clusters, note, labels)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        stored = np.load(path, allow_pickle=False)
+    except (OSError, EOFError, ValueError, BadZipFile):
+        stored = None
+    if not isinstance(stored, np.lib.npyio.NpzFile):
+        raise DataError(f"Expected an npz file in {path}. Got something else.")
+    return stored
 
 
 def _data(name: str, records: Any, n_clusters: int, note: str, labels: Any) -> Data:

@@ -102,3 +102,15 @@ def test_the_unit_box_is_full_in_every_column():
     found = to_unit_box(records)
     assert found.min(axis=0).tolist() == [-1, -1, 0]
     assert found.max(axis=0).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"PK\x03\x04 cut off", "array"])
+def test_files_that_are_no_npz_are_refused(tmp_path, content):
+    path = tmp_path / "own.npz"
+    if content == "array":
+        with path.open("wb") as file:
+            np.save(file, np.zeros((3, 2)))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match="Expected an npz file"):
+        data.load(f"{path}:2")
