@@ -11,14 +11,13 @@ cut to it, so the paper's variants without that "radius clipping" are not here.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fastlloyd_protocol import FloatArray, cluster
+from fastlloyd_protocol import cluster, records_of
 
 from flower_kmeans.bench import plots, tables
-from flower_kmeans.bench.data import family_of, to_unit_box
+from flower_kmeans.bench.data import family_of
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.bench.script import main
 from flower_kmeans.metrics import nicv
@@ -46,13 +45,6 @@ class Task:
     postprocess: str
     alpha: float | None
     run: int
-
-
-@lru_cache(maxsize=2)
-def records_of(name: str, options: Options) -> tuple[FloatArray, int]:
-    """Return scaled records, and the number of clusters."""
-    data = options.load(name)
-    return to_unit_box(data.records), data.n_clusters
 
 
 def tasks_of(options: Options) -> Iterator[Task]:

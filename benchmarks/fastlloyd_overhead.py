@@ -12,17 +12,15 @@ beside them those of the masked words alone, which is what the paper counts.
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from fastlloyd_protocol import N_CLIENTS, FloatArray
+from fastlloyd_protocol import N_CLIENTS, FloatArray, records_of
 from flwr.app import Context, Message
 from flwr.common.serde import message_to_proto
 
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.bench import tables
-from flower_kmeans.bench.data import to_unit_box
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.bench.script import main
 from flower_kmeans.client import ClientPolicy, kmeans_client_app
@@ -69,13 +67,6 @@ class SizedGrid(InProcessGrid):
             # The words that a client sends, and as many that it is told.
             self.words += 2 * len(reply.content["kmeans"]["words"])
         return reply
-
-
-@lru_cache(maxsize=2)
-def records_of(name: str, options: Options) -> tuple[FloatArray, int]:
-    """Return scaled records, and the number of clusters."""
-    data = options.load(name)
-    return to_unit_box(data.records), data.n_clusters
 
 
 def tasks_of(options: Options) -> Iterator[Task]:

@@ -6,12 +6,15 @@ delta are read off, or too large for, private records: this is for comparing wit
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans import Box, PrivacyBudget, simulate, strategies
+from flower_kmeans.bench.data import to_unit_box
+from flower_kmeans.bench.harness import Options
 from flower_kmeans.clustering import Clustering
 
 FloatArray = NDArray[np.float64]
@@ -23,6 +26,13 @@ PRIVATE = ("SuLloyd", "GLloyd", "FastLloyd")
 OURS = "SynopsisKMeans"
 METHODS = (LLOYD, *PRIVATE, OURS)
 COLORS = {LLOYD: "0.5", "SuLloyd": "C0", "GLloyd": "C1", "FastLloyd": "C2", OURS: "C3"}
+
+
+@lru_cache(maxsize=2)
+def records_of(name: str, options: Options) -> tuple[FloatArray, int]:
+    """Return scaled records, and the number of clusters."""
+    data = options.load(name)
+    return to_unit_box(data.records), data.n_clusters
 
 
 def cluster(

@@ -9,14 +9,22 @@ the area under NICV over epsilon, divided by that of SuLloyd on the same data.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fastlloyd_protocol import COLORS, EPSILONS, LLOYD, METHODS, OURS, FloatArray, cluster
+from fastlloyd_protocol import (
+    COLORS,
+    EPSILONS,
+    LLOYD,
+    METHODS,
+    OURS,
+    FloatArray,
+    cluster,
+    records_of,
+)
 
 from flower_kmeans.bench import plots, tables
-from flower_kmeans.bench.data import family_of, to_unit_box
+from flower_kmeans.bench.data import family_of
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.bench.script import main
 from flower_kmeans.metrics import nicv
@@ -51,13 +59,6 @@ class Task:
     method: str
     epsilon: float | None
     run: int
-
-
-@lru_cache(maxsize=2)
-def records_of(name: str, options: Options) -> tuple[FloatArray, int]:
-    """Return scaled records, and the number of clusters."""
-    data = options.load(name)
-    return to_unit_box(data.records), data.n_clusters
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
