@@ -10,20 +10,27 @@ result with one cluster only has the silhouette -1 and no index, as in the paper
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from fastlloyd_protocol import COLORS, EPSILONS, LLOYD, METHODS, FloatArray, cluster
+from fastlloyd_protocol import (
+    COLORS,
+    EPSILONS,
+    LLOYD,
+    METHODS,
+    FloatArray,
+    cluster,
+    records_of,
+    tasks_on,
+)
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from sklearn.cluster import KMeans
 from sklearn.metrics import davies_bouldin_score, silhouette_score
 
 from flower_kmeans.bench import plots, tables
-from flower_kmeans.bench.data import to_unit_box
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, Suite, Task
 from flower_kmeans.bench.script import main
 from flower_kmeans.metrics import matched_centroid_error, nicv
 
@@ -39,16 +46,6 @@ MEASURES = {
 }
 
 
-@dataclass(frozen=True)
-class Task:
-    """One run of one method."""
-
-    data: str
-    method: str
-    epsilon: float | None
-    run: int
-
-
 class Case(NamedTuple):
     """Scaled records, and the centroids without privacy."""
 
@@ -59,9 +56,8 @@ class Case(NamedTuple):
 @lru_cache(maxsize=2)
 def case_of(name: str, options: Options) -> Case:
     """Return what all runs on a data set share."""
-    data = options.load(name)
-    records = to_unit_box(data.records)
-    model = KMeans(data.n_clusters, n_init=10, random_state=0).fit(records)
+    records, n_clusters = records_of(name, options)
+    model = KMeans(n_clusters, n_init=10, random_state=0).fit(records)
     return Case(records, model.cluster_centers_)
 
 
@@ -69,9 +65,7 @@ def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second."""
     for run in range(options.runs):
         for name in options.data:
-            for method in METHODS:
-                epsilons = (None,) if method == LLOYD else EPSILONS
-                yield from (Task(name, method, epsilon, run) for epsilon in epsilons)
+            yield from tasks_on(name, run)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:

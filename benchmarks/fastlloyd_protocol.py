@@ -6,6 +6,7 @@ delta are read off, or too large for, private records: this is for comparing wit
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans import Box, PrivacyBudget, simulate, strategies
 from flower_kmeans.bench.data import to_unit_box
-from flower_kmeans.bench.harness import Options
+from flower_kmeans.bench.harness import Options, Task
 from flower_kmeans.clustering import Clustering
 
 FloatArray = NDArray[np.float64]
@@ -33,6 +34,13 @@ def records_of(name: str, options: Options) -> tuple[FloatArray, int]:
     """Return scaled records, and the number of clusters."""
     data = options.load(name)
     return to_unit_box(data.records), data.n_clusters
+
+
+def tasks_on(name: str, run: int, methods: Sequence[str] = METHODS) -> Iterator[Task]:
+    """Yield one run of each method on a data set, at every epsilon."""
+    for method in methods:
+        epsilons = (None,) if method == LLOYD else EPSILONS
+        yield from (Task(name, method, epsilon, run) for epsilon in epsilons)
 
 
 def cluster(

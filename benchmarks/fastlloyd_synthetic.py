@@ -8,7 +8,6 @@ the area under NICV over epsilon, divided by that of SuLloyd on the same data.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,11 +20,12 @@ from fastlloyd_protocol import (
     FloatArray,
     cluster,
     records_of,
+    tasks_on,
 )
 
 from flower_kmeans.bench import plots, tables
 from flower_kmeans.bench.data import family_of
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, Suite, Task
 from flower_kmeans.bench.script import main
 from flower_kmeans.metrics import nicv
 
@@ -51,24 +51,11 @@ GRID = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Task:
-    """One run of one method."""
-
-    data: str
-    method: str
-    epsilon: float | None
-    run: int
-
-
 def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second."""
     for run in range(options.runs):
         for name in options.data:
-            methods = GRID_METHODS if name in GRID else METHODS
-            for method in methods:
-                epsilons = (None,) if method == LLOYD else EPSILONS
-                yield from (Task(name, method, epsilon, run) for epsilon in epsilons)
+            yield from tasks_on(name, run, GRID_METHODS if name in GRID else METHODS)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ application must not: take public bounds, a public ``n_records`` and the default
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,7 +39,7 @@ from sklearn.cluster import KMeans
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
 from flower_kmeans.bench import plots, script, tables
 from flower_kmeans.bench.data import Data, family_of, to_unit_ball
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, Suite, Task
 from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, points_of, shown_half
 from flower_kmeans.metrics import nicv
 
@@ -95,16 +95,6 @@ PRINTED = {
 }
 """Table I of *PE-means: Improved Differentially Private k-means Clustering through Private
 Evolution* (Humphries, Lin & Yekhanin). Its G2 sets are others than the g2mg ones."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run of one method."""
-
-    data: str
-    method: str
-    epsilon: float | None
-    run: int
 
 
 @lru_cache(maxsize=4)

@@ -27,7 +27,7 @@ must not: take public bounds, a public ``n_records`` and the default delta.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from sklearn.cluster import KMeans
 from flower_kmeans import Box, PrivacyBudget, simulate
 from flower_kmeans.bench import plots, script, tables
 from flower_kmeans.bench.data import BUNDLED, Data, to_unit_box
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, Suite, Task
 from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, points_of, shown_half
 from flower_kmeans.metrics import nicv
 from flower_kmeans.strategies import (
@@ -97,16 +97,6 @@ REFERENCE = {
     "KMeans": {"s1": "0.0074", "lsun": "0.137", "iris": "0.168"},
 }
 """AUC of the papers' reference code, measured once under this protocol; not part of these runs."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run of one method."""
-
-    data: str
-    method: str
-    epsilon: float | None
-    run: int
 
 
 @lru_cache(maxsize=4)

@@ -25,6 +25,16 @@ _KINDS = (str, int, float, bool)
 
 
 @dataclass(frozen=True)
+class Task:
+    """One run of one method on one data set: the task of many suites."""
+
+    data: str
+    method: str
+    epsilon: float | None
+    run: int
+
+
+@dataclass(frozen=True)
 class Options:
     """What a command adds to a suite.
 

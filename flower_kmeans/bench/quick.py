@@ -1,7 +1,6 @@
 """The quick suite: every strategy on a few generated data sets, in minutes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.bench import plots, tables
 from flower_kmeans.bench.data import to_unit_box
-from flower_kmeans.bench.harness import Options, Row, Suite, seed_of
+from flower_kmeans.bench.harness import Options, Row, Suite, Task, seed_of
 from flower_kmeans.domain import Box
 from flower_kmeans.initialization import public_generator
 from flower_kmeans.metrics import nicv
@@ -32,16 +31,6 @@ N_CLIENTS = 10
 PROJECTED = 16
 """Columns beyond which PE-means' paper recommends HDPE-means."""
 SERVER_EACH, SERVER_UNIFORM = 20, 100
-
-
-@dataclass(frozen=True)
-class Task:
-    """One run of one method."""
-
-    data: str
-    method: str
-    epsilon: float | None
-    run: int
 
 
 class Case(NamedTuple):
