@@ -229,7 +229,7 @@ class Ball:
         # Most records are inside, and the fast sum, whose last bits may depend on the block, tells.
         near = np.flatnonzero(np.einsum("ij,ij->i", unit, unit) > 1 - _SLACK)
         if len(near):
-            squared = _row_sums(unit[near] ** 2)
+            squared = row_sums(unit[near] ** 2)
             outside = near[squared > 1]
             unit[outside] /= np.sqrt(squared[squared > 1])[:, None]
         return unit
@@ -500,7 +500,7 @@ def _box_reader(
     return read
 
 
-def _row_sums(values: FloatArray) -> FloatArray:
+def row_sums(values: FloatArray) -> FloatArray:
     """Return the sum of each row, adding halves in place (``values`` is overwritten).
 
     Only elementwise operations: the order of additions depends on the width alone, so a row's sum

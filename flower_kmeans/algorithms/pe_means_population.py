@@ -21,7 +21,8 @@ from flower_kmeans.algorithms.portable import (
     normals,
     uniforms,
 )
-from flower_kmeans.algorithms.postprocess import clip_rows, row_sums
+from flower_kmeans.algorithms.postprocess import clip_rows
+from flower_kmeans.domain import row_sums
 from flower_kmeans.initialization import ATTEMPTS, public_words, random_words
 from flower_kmeans.threads import single_threaded_blas
 

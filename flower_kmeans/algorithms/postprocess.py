@@ -9,7 +9,7 @@ is total: any integers give centroids, without errors or warnings.
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.domain import Box, Domain
+from flower_kmeans.domain import Box, Domain, row_sums
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -97,16 +97,3 @@ def into_domain(points: IntArray, domain: Domain, fraction_bits: int) -> IntArra
     if isinstance(domain, Box):
         return inside
     return domain.quantise(scaled(inside, fraction_bits), fraction_bits).astype(np.int64)
-
-
-def row_sums(values: FloatArray) -> FloatArray:
-    """Return the sum of each row, adding halves: an order that depends on the width alone."""
-    width = values.shape[1]
-    while width > 1:
-        half = (width + 1) // 2
-        values = np.concatenate(
-            [values[:, : width - half] + values[:, half:width], values[:, width - half : half]],
-            axis=1,
-        )
-        width = half
-    return np.asarray(values[:, 0])
