@@ -1,10 +1,12 @@
-"""Whole runs of two revisions of this project, in turn: what a change made faster or slower.
+"""Two revisions of this project, in turn: what a change made faster or slower.
 
     python benchmarks/before_after.py --revisions REV HEAD --runs 5 --output build/before-after
 
-Each revision is unpacked into a directory of its own, and each measurement is a process of
-its own, with that revision's package and this file's cases. The time is that of the second of two
-equal runs in one process, without loading the package.
+Cases are whole runs, and single parts from the other tables of performance: a client's step, masks
+and noise. Each revision is unpacked into a directory of its own, and each measurement is a process
+of its own, with that revision's package and this file's cases. The package is loaded and the case
+done once before the clock starts; what takes less than a second is repeated for one, and its least
+time counts.
 """
 
 import os
@@ -63,6 +65,39 @@ def server_points(n: int, d: int, k: int) -> Any:
     return np.concatenate([records_of(n, d, k), rng.uniform(-1, 1, (100, d))])
 
 
+def client_step(n: int, d: int, k: int, *, radius: bool = False) -> Callable[[], object]:
+    """Return a call of one client's statistic over all of its records."""
+    from flower_kmeans import Box
+    from flower_kmeans.assignment import cluster_sums
+    from flower_kmeans.domain import GridRecords
+
+    fraction_bits = 16
+    grid = GridRecords(records_of(n, d, k), Box(-np.ones(d), np.ones(d)), fraction_bits)
+    centroids = np.random.default_rng(0).uniform(-0.8, 0.8, (k, d))
+    points = np.rint(centroids * 2**fraction_bits).astype(np.int64)
+    squared_radius = d * 4**fraction_bits // 4 if radius else None
+    return lambda: cluster_sums(grid, points, squared_radius)
+
+
+def correction(members: int, words: int) -> Callable[[], object]:
+    """Return a call that takes off the masks of a cohort, a tenth of it missing here and there."""
+    from flower_kmeans.secagg.masks import correction
+
+    present = np.arange(members) >= members // 10
+    scattered = np.random.default_rng(0).permutation(present)
+    return lambda: correction(bytes(range(32)), scattered, words)
+
+
+def noise(sampler: str, words: int, exponent: int) -> Callable[[], object]:
+    """Return a call that draws the noise of a round, of the scale 2^exponent."""
+    from flower_kmeans.privacy.noise import SAMPLERS
+    from flower_kmeans.privacy.randomness import Stream
+
+    scale = 2.0**exponent
+    values = np.full(words, scale**2 if sampler.startswith("discrete") else scale)
+    return lambda: SAMPLERS[sampler](values, Stream.fresh())
+
+
 CASES: dict[str, Callable[[], Callable[[], object]]] = {
     "SynopsisKMeans, 1,000,000 x 16, 2 clients": lambda: federation(
         "SynopsisKMeans", 1_000_000, 16, 2, "trusted-server"
@@ -79,6 +114,20 @@ CASES: dict[str, Callable[[], Callable[[], object]]] = {
     "FastLloyd, 1,000 clients, distributed-noise": lambda: federation(
         "FastLloyd", 50_000, 8, 1_000, "distributed-noise"
     ),
+    "SynopsisKMeans, 20,000 x 16, 2 clients": lambda: federation(
+        "SynopsisKMeans", 20_000, 16, 2, "trusted-server"
+    ),
+    "PEMeans, 20,000 x 16, 2 clients": lambda: federation(
+        "PEMeans", 20_000, 16, 2, "trusted-server"
+    ),
+    "client's step, 1,000,000 x 32, k = 64": lambda: client_step(1_000_000, 32, 64),
+    "client's step with a radius, 1,000,000 x 5, k = 16": lambda: client_step(
+        1_000_000, 5, 16, radius=True
+    ),
+    "masks off, 10,000 clients, 78,501 words": lambda: correction(10_000, 78_501),
+    "noise, rounded-gaussian/1, 78,500 draws": lambda: noise("rounded-gaussian/1", 78_500, 24),
+    "noise, rounded-laplace/1, 78,500 draws": lambda: noise("rounded-laplace/1", 78_500, 24),
+    "noise, discrete-gaussian/1, 78,500 draws": lambda: noise("discrete-gaussian/1", 78_500, 24),
 }
 
 
@@ -128,13 +177,16 @@ def measure(task: Task, options: Any) -> Mapping[str, Any]:
     return {"seconds": seconds, "processor": processor}
 
 
-def subject(case: str) -> None:
+def subject(case: str, enough: float = 1.0) -> None:
     """Print the seconds of one case with the package that is on the path."""
     run = CASES[case]()
     run()
-    started, before = time.perf_counter(), time.process_time()
-    run()
-    print(time.perf_counter() - started, time.process_time() - before)
+    times: list[tuple[float, float]] = []
+    while sum(seconds for seconds, _ in times) < enough:
+        started, before = time.perf_counter(), time.process_time()
+        run()
+        times.append((time.perf_counter() - started, time.process_time() - before))
+    print(*min(times))
 
 
 def tables_of(rows: Sequence[Any], options: Any) -> str:
@@ -153,7 +205,7 @@ def tables_of(rows: Sequence[Any], options: Any) -> str:
                 )
                 for revision in revisions
             ]
-            line += [f"{value:.2f}" for value in least]
+            line += [f"{value:.3g}" for value in least]
             line.append(f"{least[-1] / least[0]:.2f}")
         lines.append(line)
     head = ["case", *(f"{revision}, s" for revision in revisions), "ratio"]
@@ -170,8 +222,8 @@ from flower_kmeans.bench.script import main  # noqa: E402
 
 SUITE = Suite(
     "before-after",
-    "Seconds of whole runs in one process, by the clock and of all processors: the least of "
-    "several measurements, in which the revisions take turns.",
+    "Seconds of whole runs and of single parts in one process, by the clock and of all processors: "
+    "the least of several measurements, in which the revisions take turns.",
     Task,
     {"seconds": float, "processor": float},
     tasks_of,
