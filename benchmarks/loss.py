@@ -305,7 +305,7 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
         for name in names_of(rows)
     }
     colors = {method: f"C{i}" for i, method in enumerate(METHODS)} | {KMEANS: "0.6"}
-    return plots.lines(panels, EPSILONS, colors=colors, dashed=(KMEANS,), columns=4)
+    return plots.lines(panels, EPSILONS, colors=colors, dashed=(KMEANS,), ylabel="loss", columns=4)
 
 
 def cluster_plot(rows: Sequence[Row], options: Options) -> "Figure":
