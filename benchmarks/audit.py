@@ -8,34 +8,38 @@ on mu with a confidence (``flower_kmeans/privacy/audit.py``), and at the plan's 
 which must stay below the claim. The planted bugs of ``audit_bugs.py`` must exceed it; the code as
 it is, attacked in the same way, must not. docs/audit.md says who attacks, and what this can show.
 
-Written to ``--output``: a file in ``lines`` for each line, from which the same command goes on;
-cells.csv, bugs.csv, tables.md (also printed), ratio.png and ratio.svg. Ends with status 1 if a line
-is not as it must be: also one whose neighbours attain too little of the plan's cost.
+``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both. Written to
+``--output``: runs.csv (one row per attack, as soon as it is done: the same command goes on where it
+was stopped), tables.md (also printed) and audit.png. Ends with status 1 if a line is not as it must
+be: also one whose neighbours attain too little of the plan's cost. ``flower-kmeans bench --suite
+benchmarks/audit.py`` does the same, and says in its tables which lines are not as they must be.
 """
 
-import argparse
-import csv
 import itertools
-import json
 import logging
 import math
-import multiprocessing
-import os
 import sys
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from audit_bugs import Bug, bugs
 from audit_cells import SEES, Cell, cells
-from audit_measure import BELOW, LEAST_ATTAINED, Effort, Line, measure
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from audit_measure import BELOW, LEAST_ATTAINED, Effort, Line, attack
+
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.extras import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WANTED, WANTED_EPSILON = 0.85, 4.0
-"""What Gaussian cells must reach of their claim at this epsilon, with 5,000 runs."""
+"""What Gaussian cells must reach of their claim at this epsilon, with 5,000 repetitions."""
+RUNS = Effort().repetitions
+RECORDED, CONFIDENCE = Effort().recorded, Effort().confidence
 
 
 @dataclass(frozen=True)
@@ -44,39 +48,58 @@ class Task:
 
     Attributes
     ----------
-    cell : Cell
+    strategy, trust, unit, epsilon, variant
+        Of the cell.
     bug : str
         Its name; empty for a cell.
     planted : bool
+    repetitions : int
+        Of the attack.
     """
 
-    cell: Cell
-    bug: str = ""
-    planted: bool = False
+    strategy: str
+    trust: str
+    unit: str
+    epsilon: float
+    variant: str
+    bug: str
+    planted: bool
+    repetitions: int
 
     @property
-    def name(self) -> str:
-        """A name for files."""
-        if not self.bug:
-            return self.cell.name
-        state = "planted" if self.planted else "absent"
-        return "bug_" + "".join(c if c.isalnum() else "-" for c in self.bug) + f"_{state}"
+    def cell(self) -> Cell:
+        """What is attacked."""
+        return Cell(self.strategy, self.trust, self.unit, self.epsilon, self.variant)
 
 
-def tasks_of(epsilons: Sequence[float]) -> list[Task]:
-    """Return all lines."""
-    found = [Task(cell) for cell in cells(tuple(epsilons))]
-    states = (True, False)
-    return found + [Task(bug.cell, bug.name, state) for bug in bugs() for state in states]
+def task_of(cell: Cell, repetitions: int, bug: str = "", planted: bool = False) -> Task:
+    """Return the attack on a cell, or on a bug there."""
+    return Task(**asdict(cell), bug=bug, planted=planted, repetitions=repetitions)
 
 
-def measured(task: Task, effort: Effort) -> Line:
-    """Return the line of a task."""
+def tasks_of(options: Options) -> Iterator[Task]:
+    """Yield all lines: cells, and then each bug, planted and not."""
+    for cell in cells(options.chosen("epsilon", (WANTED_EPSILON,), float)):
+        yield task_of(cell, options.runs)
+    for bug in bugs():
+        for planted in (True, False):
+            yield task_of(bug.cell, options.runs, bug.name, planted)
+
+
+def measure(
+    task: Task, options: Options, recorded: int = RECORDED, confidence: float = CONFIDENCE
+) -> Mapping[str, Any]:
+    """Return what an attack gave."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    return asdict(line_of(task, Effort(task.repetitions, recorded, confidence)))
+
+
+def line_of(task: Task, effort: Effort) -> Line:
+    """Attack as a task says."""
     if not task.bug:
-        return measure(task.cell, effort)
+        return attack(task.cell, effort)
     bug = _bug(task.bug)
-    return measure(
+    return attack(
         task.cell,
         effort,
         score=bug.score,
@@ -90,237 +113,191 @@ def _bug(name: str) -> Bug:
     return next(bug for bug in bugs() if bug.name == name)
 
 
-# --------------------------------------------------------------------------- going on
+# --------------------------------------------------------------------------- what is shown
 
 
-def read_line(path: Path, effort: Effort) -> Line | None:
-    """Return a line that was measured before with the same effort."""
-    if not path.exists():
-        return None
-    stored: dict[str, Any] = json.loads(path.read_text())
-    if stored["effort"] != asdict(effort):
-        return None
-    return Line(**stored["line"])
-
-
-def write_line(path: Path, effort: Effort, line: Line) -> None:
-    """Write a line at once, so that a file is whole or not there."""
-    partial_path = path.with_suffix(".part")
-    partial_path.write_text(json.dumps({"effort": asdict(effort), "line": asdict(line)}, indent=1))
-    partial_path.replace(path)
-
-
-def complete(tasks: Sequence[Task], effort: Effort, folder: Path, jobs: int) -> dict[Task, Line]:
-    """Measure what has not been measured, and show how far that is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = {task: folder / f"{task.name}.json" for task in tasks}
-    stored = {task: read_line(path, effort) for task, path in paths.items()}
-    found = {task: line for task, line in stored.items() if line is not None}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn()) as progress:
-        bar = progress.add_task("lines", total=len(tasks), completed=len(found))
-        for task, line in _measured_by(jobs, [task for task in tasks if task not in found], effort):
-            found[task] = line
-            write_line(paths[task], effort, line)
-            progress.update(bar, advance=1, description=task.name)
-    return {task: found[task] for task in tasks}
-
-
-def _measured_by(jobs: int, tasks: Sequence[Task], effort: Effort) -> Iterable[tuple[Task, Line]]:
-    if jobs == 1:
-        for task in tasks:
-            yield task, measured(task, effort)
-        return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawning) as pool:
-        waiting = {pool.submit(measured, task, effort): task for task in tasks}
-        for future in as_completed(waiting):
-            yield waiting[future], future.result()
-
-
-# --------------------------------------------------------------------------- what is written
-
-
-def caught(line: Line) -> bool:
+def caught(row: Row) -> bool:
     """Return whether a planted bug was found."""
-    return line.epsilon_bound > line.claimed_epsilon
+    return bool(row["epsilon_bound"] > row["claimed_epsilon"])
 
 
-def failures(found: dict[Task, Line]) -> list[str]:
+def failures(rows: Sequence[Row]) -> list[str]:
     """Return the lines that are not as they must be."""
     wrong = []
-    for task, line in found.items():
-        if task.planted:
-            if not caught(line):
-                wrong.append(f"{task.name}: not caught")
-        elif line.verdict != BELOW:
-            wrong.append(f"{task.name}: {line.verdict}")
-        elif line.attained < LEAST_ATTAINED:
-            wrong.append(f"{task.name}: the neighbours attain {line.attained:.2f} of the cost")
+    for row in rows:
+        place = ", ".join(filter(None, (*label_of(row), f"epsilon {row['epsilon']:g}")))
+        if row["bug"]:
+            state = "planted" if row["planted"] else "not planted"
+            place = f"{row['bug']}, {state}, {place}"
+        if row["planted"]:
+            if not caught(row):
+                wrong.append(f"{place}: not caught")
+        elif row["verdict"] != BELOW:
+            wrong.append(f"{place}: {row['verdict']}")
+        elif row["attained"] < LEAST_ATTAINED:
+            wrong.append(f"{place}: the neighbours attain {row['attained']:.2f} of the cost")
     return wrong
+
+
+def label_of(row: Row) -> tuple[str, str, str]:
+    """Return strategy with variant, trust and unit."""
+    variant = f" ({row['variant']})" if row["variant"] else ""
+    return row["strategy"] + variant, row["trust"], row["unit"]
 
 
 def _rounded(value: float, digits: int = 3) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], n_texts: int) -> str:
-    align = "|" + "---|" * n_texts + "--:|" * (len(head) - n_texts)
-    lines = ["| " + " | ".join(head) + " |", align]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
-def cell_table(found: dict[Task, Line]) -> str:
+def cell_table(rows: Sequence[Row]) -> str:
     """Return the table of cells in markdown, with who attacks below it."""
     head = ("strategy", "trust", "unit", "ε", "claimed μ", "claimed ε", "whole runs", "repetitions")
     head = (*head, "TPR", "FPR", "μ ≥", "ε ≥", "of the claim", "verdict")
-    rows = [
+    lines = [
         (
-            line.strategy + (f" ({line.variant})" if line.variant else ""),
-            line.trust,
-            line.unit,
-            f"{line.epsilon:g}",
-            _rounded(line.mu),
-            _rounded(line.claimed_epsilon, 2),
-            f"{line.recorded}",
-            f"{line.repetitions}",
-            _rounded(line.tpr, 4),
-            _rounded(line.fpr, 4),
-            _rounded(line.mu_bound),
-            _rounded(line.epsilon_bound, 2),
-            _rounded(line.ratio, 2),
-            line.verdict,
+            *label_of(row),
+            f"{row['epsilon']:g}",
+            _rounded(row["mu"]),
+            _rounded(row["claimed_epsilon"], 2),
+            f"{row['recorded']}",
+            f"{row['repetitions']}",
+            _rounded(row["tpr"], 4),
+            _rounded(row["fpr"], 4),
+            _rounded(row["mu_bound"]),
+            _rounded(row["epsilon_bound"], 2),
+            _rounded(row["ratio"], 2),
+            row["verdict"],
         )
-        for task, line in found.items()
-        if not task.bug
+        for row in rows
     ]
     who = "\n".join(f"- {name}: {adversary}." for name, adversary in SEES.items())
-    return _table(head, rows, 3) + "\n\nAdversaries:\n\n" + who
+    words = (0, 1, 2, len(head) - 1)
+    return tables.markdown(head, lines, words) + "\n\nAdversaries:\n\n" + who
 
 
-def bug_table(found: dict[Task, Line]) -> str:
-    """Return the table of planted bugs in markdown."""
+def bug_table(rows: Sequence[Row]) -> str:
+    """Return the table of planted bugs in markdown; what was not attacked is left empty."""
     head = ("bug", "what it does", "planted in", "guess", "claimed ε", "ε ≥, planted")
     head = (*head, "whole runs guessed", "verdict", "ε ≥, code as it is", "verdict")
-    rows = []
-    for bug in bugs():
-        planted, absent = (found[Task(bug.cell, bug.name, state)] for state in (True, False))
-        cell = bug.cell
-        place = f"{cell.strategy}, {cell.trust}, {cell.unit}"
-        rows.append(
-            (
-                bug.name,
-                bug.what,
-                place,
-                bug.guess,
-                _rounded(planted.claimed_epsilon, 2),
-                _rounded(planted.epsilon_bound, 2),
-                f"{planted.recorded_right} of {planted.recorded}",
-                "caught" if caught(planted) else "MISSED",
-                _rounded(absent.epsilon_bound, 2),
-                absent.verdict,
-            )
-        )
-    return _table(head, rows, 4)
-
-
-def summary(found: dict[Task, Line]) -> str:
-    """Return the range of the Gaussian cells' ratios, by epsilon."""
+    pairs: dict[tuple[str, int], dict[bool, Row]] = {}
+    for row in rows:
+        pairs.setdefault((row["bug"], row["repetitions"]), {})[row["planted"]] = row
     lines = []
-    for epsilon in sorted({task.cell.epsilon for task in found if not task.bug}, reverse=True):
-        ratios = [
-            line.ratio
-            for task, line in found.items()
-            if not task.bug and task.cell.epsilon == epsilon and not math.isnan(line.mu)
-        ]
-        lines.append(
-            f"Gaussian cells at epsilon {epsilon:g}: {len(ratios)}, of the claim "
-            f"{min(ratios):.3f} to {max(ratios):.3f}; below {WANTED:g}: "
-            f"{sum(ratio < WANTED for ratio in ratios)}."
-        )
+    for (name, _), pair in pairs.items():
+        bug, planted, absent = _bug(name), pair.get(True), pair.get(False)
+        place = ", ".join((bug.cell.strategy, bug.cell.trust, bug.cell.unit))
+        claimed = next(iter(pair.values()))["claimed_epsilon"]
+        cells = [name, bug.what, place, bug.guess, _rounded(claimed, 2)]
+        if planted is None:
+            cells += [""] * 3
+        else:
+            cells += [
+                _rounded(planted["epsilon_bound"], 2),
+                f"{planted['recorded_right']} of {planted['recorded']}",
+                "caught" if caught(planted) else "MISSED",
+            ]
+        if absent is None:
+            cells += [""] * 2
+        else:
+            cells += [_rounded(absent["epsilon_bound"], 2), absent["verdict"]]
+        lines.append(cells)
+    return tables.markdown(head, lines, (0, 1, 2, 3, 7, 9))
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return the ranges of the cells' ratios, by epsilon and kind of noise."""
+    lines = []
+    for epsilon in sorted({row["epsilon"] for row in rows}, reverse=True):
+        here = [row for row in rows if row["epsilon"] == epsilon]
+        gaussian = [row["ratio"] for row in here if not math.isnan(row["mu"])]
+        others = [row["ratio"] for row in here if math.isnan(row["mu"])]
+        for kind, ratios in (("all Gaussian", gaussian), ("partly Laplace", others)):
+            if ratios:
+                lines.append(
+                    f"Epsilon {epsilon:g}, noise {kind}: {len(ratios)} lines, of the claim "
+                    f"{min(ratios):.3f} to {max(ratios):.3f}; below {WANTED:g}: "
+                    f"{sum(ratio < WANTED for ratio in ratios)}."
+                )
+    least = min(row["attained"] for row in rows)
+    lines.append(f"Neighbours attain {least:.3f} of the plan's cost, or more.")
     return "\n".join(lines)
 
 
-def write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows with the same fields."""
-    listed = list(rows)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(listed[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(listed)
+def tables_of(rows: Sequence[Row], options: Options) -> str:
+    """Return the tables of cells and of bugs, and what is not as it must be."""
+    of_cells = [row for row in rows if not row["bug"]]
+    of_bugs = [row for row in rows if row["bug"]]
+    parts = [cell_table(of_cells), summary(of_cells)] if of_cells else []
+    parts += [bug_table(of_bugs)] if of_bugs else []
+    wrong = failures(rows)
+    parts.append("Not as they must be:\n\n" + "\n".join(f"- {each}." for each in wrong))
+    return "\n\n".join(parts if wrong else [*parts[:-1], "All lines are as they must be."])
 
 
-def draw(found: dict[Task, Line], folder: Path) -> None:
+def plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Draw the part of the claim that every cell's bound reaches."""
-    import matplotlib as mpl
+    require("matplotlib", "A plot", "plots")
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    mpl.rcParams["svg.hashsalt"] = "audit"
-    shown = [(task.cell, line) for task, line in found.items() if not task.bug]
-    names = list(dict.fromkeys((c.strategy, c.trust, c.unit, c.variant) for c, _ in shown))
-    figure, axes = plt.subplots(figsize=(7.5, 0.22 * len(names) + 1.2), layout="constrained")
-    epsilons = sorted({cell.epsilon for cell, _ in shown})
+    shown = [row for row in rows if not row["bug"]]
+    names = tables.unique(map(label_of, shown))
+    figure = Figure(figsize=(9.0, 0.24 * len(names) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    epsilons = sorted({row["epsilon"] for row in shown})
     for epsilon, marker in zip(epsilons, itertools.cycle("so^v"), strict=False):
-        here = [(cell, line) for cell, line in shown if cell.epsilon == epsilon]
-        places = [names.index((c.strategy, c.trust, c.unit, c.variant)) for c, _ in here]
-        axes.plot(
-            [line.ratio for _, line in here], places, marker, ms=4, label=f"epsilon {epsilon:g}"
-        )
+        here = [row for row in shown if row["epsilon"] == epsilon]
+        places = [names.index(label_of(row)) for row in here]
+        ratios = [row["ratio"] for row in here]
+        axes.plot(ratios, places, marker, ms=4, label=f"epsilon {epsilon:g}")
     axes.axvline(1.0, color="black", lw=1)
     axes.axvline(WANTED, color="grey", lw=1, ls=":")
-    axes.set_yticks(range(len(names)), [" ".join(filter(None, name)) for name in names], fontsize=7)
+    axes.set_yticks(range(len(names)), [", ".join(name) for name in names], fontsize=8)
     axes.set_xlim(0, 1.05)
     axes.invert_yaxis()
     axes.set_xlabel("lower bound on epsilon over the claimed epsilon")
-    axes.legend(fontsize=7, loc="lower left")
-    for kind in ("png", "svg"):
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(folder / f"ratio.{kind}", dpi=150, metadata=metadata)
-    plt.close(figure)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    return figure
 
 
-def write(found: dict[Task, Line], folder: Path) -> str:
-    """Write tables and pictures, and return what is to be printed."""
-    write_csv(folder / "cells.csv", (asdict(line) for task, line in found.items() if not task.bug))
-    text = cell_table(found) + "\n\n" + summary(found) + "\n"
-    planted = {task: line for task, line in found.items() if task.bug}
-    if planted:
-        rows = (
-            {"bug": task.bug, "planted": task.planted, "caught": caught(line), **asdict(line)}
-            for task, line in planted.items()
-        )
-        write_csv(folder / "bugs.csv", rows)
-        text += "\n" + bug_table(found) + "\n"
-    (folder / "tables.md").write_text(text)
-    draw(found, folder)
-    return text
+SUITE = Suite(
+    "audit",
+    "Membership attacks on every private strategy under every trust model, for records and for "
+    "clients, by adversaries who see a whole transcript; and on planted bugs. TPR and FPR are "
+    "those of the repetitions, and bounds on mu and epsilon hold with the confidence of the "
+    "column of that name. A bound must stay below its claim, and with a bug exceed it.",
+    Task,
+    get_type_hints(Line),
+    tasks_of,
+    measure,
+    tables_of,
+    {"audit": plot},
+    runs=RUNS,
+    settings={"recorded": str(RECORDED), "confidence": str(CONFIDENCE)},
+)
 
 
-def main() -> int:
-    """Run everything that was asked for, and write it down."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def suite_with(recorded: int, confidence: float) -> Suite:
+    """Return the suite with other whole runs or confidence, whose rows are kept apart."""
+    return replace(
+        SUITE,
+        measure=partial(measure, recorded=recorded, confidence=confidence),
+        settings={"recorded": str(recorded), "confidence": str(confidence)},
     )
-    parser.add_argument("--runs", type=int, default=5_000, help="repetitions of a line")
-    parser.add_argument("--recorded", type=int, default=5, help="whole runs of each neighbour")
-    parser.add_argument("--confidence", type=float, default=0.95, help="of every bound")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=[4.0])
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--output", type=Path, default=Path("build/audit"))
-    options = parser.parse_args()
 
-    effort = Effort(options.runs, options.recorded, options.confidence)
-    tasks = tasks_of(options.epsilons)
-    found = complete(tasks, effort, options.output / "lines", options.jobs)
-    print("\n" + write(found, options.output))
-    wrong = failures(found)
+
+def main() -> None:
+    """Run everything that was asked for, and write it down."""
+    parser = script.parser_of(SUITE, __doc__)
+    parser.add_argument("--recorded", type=int, default=RECORDED, help="whole runs of each side")
+    parser.add_argument("--confidence", type=float, default=CONFIDENCE, help="of every bound")
+    parsed = parser.parse_args()
+    outcome = script.run(suite_with(parsed.recorded, parsed.confidence), parsed)
+    wrong = failures(outcome.rows)
     for line in wrong:
         print(line, file=sys.stderr)
-    return 1 if wrong else 0
+    if wrong:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -42,7 +42,7 @@ SEES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One line of the audit's table.
+    """What is attacked.
 
     Attributes
     ----------
@@ -63,12 +63,6 @@ class Cell:
     def sees(self) -> str:
         """Who attacks."""
         return SEES.get(self.variant, SEES[self.trust])
-
-    @property
-    def name(self) -> str:
-        """A name for files."""
-        parts = (self.strategy, self.trust, self.unit, f"{self.epsilon:g}", self.variant)
-        return "_".join(part.replace(" ", "-") for part in parts if part)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""From a cell to a line of the privacy audit's table: runs, guesses, bounds and the verdict."""
+"""From a cell to what its attack gave: runs, guesses, bounds and the verdict."""
 
 import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from audit_cells import DELTA, Cell, FloatArray, setting_of
@@ -22,15 +22,15 @@ LEAST_ATTAINED = 0.8
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table, as it is written to the csv file.
+    """What an attack gave: the columns of runs.csv beside those that say which attack it is.
 
     Attributes
     ----------
+    delta : float
     mu, claimed_epsilon : float
         What is claimed against this adversary; ``mu`` is NaN where not all noise is Gaussian.
-    recorded, repetitions : int
-        Runs through strategy and client code, half of them with the target; repetitions of answers
-        and noise, each scored with the target and without.
+    recorded : int
+        Runs through strategy and client code, half of them with the target.
     recorded_right : int
         Recorded runs that were guessed right.
     sigmas : float
@@ -45,18 +45,18 @@ class Line:
     mu_bound, epsilon_bound : float
         Lower bounds of the given confidence; ``mu_bound`` is NaN where epsilon comes from the
         rates themselves.
+    ratio : float
+        ``epsilon_bound`` over ``claimed_epsilon``.
+    verdict : str
+    seconds : float
+    adversary : str
+        Who attacks.
     """
 
-    strategy: str
-    trust: str
-    unit: str
-    epsilon: float
-    variant: str
     delta: float
     mu: float
     claimed_epsilon: float
     recorded: int
-    repetitions: int
     recorded_right: int
     sigmas: float
     attained: float
@@ -79,8 +79,9 @@ class Effort:
     Attributes
     ----------
     repetitions : int
+        Of answers and noise, each scored with the target and without.
     recorded : int
-        Of each neighbour.
+        Whole runs of each neighbour.
     confidence : float
     """
 
@@ -89,7 +90,7 @@ class Effort:
     confidence: float = 0.95
 
 
-def measure(
+def attack(
     cell: Cell,
     effort: Effort,
     *,
@@ -98,7 +99,7 @@ def measure(
     patch: Callable[[], AbstractContextManager[object]] = nullcontext,
     at_once: bool = True,
 ) -> Line:
-    """Run a cell's attack, and return its line.
+    """Run a cell's attack, and return what it gave.
 
     Parameters
     ----------
@@ -141,12 +142,10 @@ def measure(
     sigmas = float(_sigmas(marks, low, high))
     verdict = ABOVE if bound > claimed else BELOW
     return Line(
-        **asdict(cell),
         delta=DELTA,
         mu=np.nan if answers.mu is None else answers.mu,
         claimed_epsilon=claimed,
         recorded=len(marks),
-        repetitions=n,
         recorded_right=sum(bool(mark > threshold) == there for there, mark in marks),
         sigmas=sigmas,
         attained=attained,

@@ -1,8 +1,10 @@
 """The audit of privacy: what its adversaries see, what they guess, and that it can fail."""
 
+import csv
+import json
 import math
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -12,6 +14,7 @@ import pytest
 from deployments import load_script
 
 from flower_kmeans import strategies
+from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.federation import release
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.strategies import KMeansStrategy
@@ -30,7 +33,7 @@ def audit(monkeypatch):
 @pytest.fixture
 def parts(audit):
     """What the script's measurements are made of."""
-    return SimpleNamespace(**audit.measure.__globals__)
+    return SimpleNamespace(**audit.attack.__globals__)
 
 
 @pytest.fixture(autouse=True)
@@ -110,12 +113,13 @@ def test_a_server_that_attacks_with_a_client_is_held_to_what_the_report_says(par
 def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, place):
     strategy, trust, unit, variant = CELLS[place]
     effort = audit.Effort(250, 1, SURE)
-    line = audit.measure(audit.Cell(strategy, trust, unit, variant=variant), effort)
+    line = audit.attack(audit.Cell(strategy, trust, unit, variant=variant), effort)
     assert line.verdict == audit.BELOW
     assert line.epsilon_bound <= line.claimed_epsilon
     if not math.isnan(line.mu):
         assert line.tpr - line.fpr > 0.14  # 0.36 is expected: seven standard deviations
-    assert (line.recorded, line.repetitions, line.confidence) == (2, 250, SURE)
+    assert (line.recorded, line.confidence) == (2, SURE)
+    assert (250 * line.tpr, 250 * line.fpr) == (round(250 * line.tpr), round(250 * line.fpr))
 
 
 CERTAIN = {
@@ -133,11 +137,12 @@ def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
     """Bounds of a few hundred runs exceed the claim by far; without the bug they cannot."""
     (bug,) = (bug for bug in audit.bugs() if bug.name == name)
     effort = audit.Effort(CERTAIN[name], 1)
-    planted = audit.measured(audit.Task(bug.cell, name, True), effort)
+    task = audit.task_of(bug.cell, effort.repetitions, name, planted=True)
+    planted = audit.line_of(task, effort)
     assert planted.epsilon_bound > planted.claimed_epsilon
     if name not in ("noise halved", "clip forgotten"):
         assert planted.recorded_right == planted.recorded
-    absent = audit.measured(audit.Task(bug.cell, name, False), replace(effort, confidence=SURE))
+    absent = audit.line_of(replace(task, planted=False), replace(effort, confidence=SURE))
     assert absent.verdict == audit.BELOW
 
 
@@ -153,75 +158,148 @@ def test_recorded_runs_with_other_noise_than_the_repetitions_are_noticed(
         more = (99 if present else absent) * 2**16
         return questions, replace(views, residual=views.residual + more)
 
-    monkeypatch.setitem(audit.measure.__globals__, "recorded", louder)
-    assert audit.measure(cell, effort).verdict == parts.DIFFERENT
+    monkeypatch.setitem(audit.attack.__globals__, "recorded", louder)
+    assert audit.attack(cell, effort).verdict == parts.DIFFERENT
 
 
 # --------------------------------------------------------------------------- the script
 
 
-def small(audit):
-    cells = [audit.Cell("PEMeans", "trusted-server"), audit.Cell("SuLloyd", "trusted-server")]
-    tasks = [audit.Task(cell) for cell in cells]
-    for bug in audit.bugs():
-        tasks += [audit.Task(bug.cell, bug.name, state) for state in (True, False)]
-    return tasks
+@pytest.fixture
+def made(audit):
+    """What one attack gave, with a number that csv files have to hold all the same."""
+    cell = audit.Cell("PEMeans", "trusted-server")
+    line = audit.attack(cell, audit.Effort(20, 1), threshold=np.float64(0.1))
+    return replace(line, mu=math.nan, mu_bound=math.nan, epsilon_bound=3.0, ratio=0.75)
+
+
+def test_tasks_are_all_cells_at_the_epsilons_asked_for_and_each_bug_twice(audit):
+    plan = plan_of(audit.SUITE, Options(7))
+    bugs = {(bug.name, bug.cell) for bug in audit.bugs()}
+    of_cells = [task for task in plan.tasks if not task.bug]
+    assert [task.cell for task in of_cells] == audit.cells((4.0,))
+    assert {(task.bug, task.cell) for task in plan.tasks if task.planted} == bugs
+    assert {(t.bug, t.cell) for t in plan.tasks if t.bug and not t.planted} == bugs
+    assert {task.repetitions for task in plan.tasks} == {7}
+    both = plan_of(audit.SUITE, Options(7, only=(("epsilon", ("4", "1")),)))
+    assert [task.cell for task in both.tasks if not task.bug] == audit.cells((4.0, 1.0))
+    assert len(both.tasks) == len(plan.tasks) + len(of_cells)
 
 
 def test_it_goes_on_where_it_was_stopped_and_writes_everything(
-    audit, monkeypatch, tmp_path, capsys
+    audit, made, monkeypatch, tmp_path, capsys
 ):
-    cell, effort = audit.Cell("PEMeans", "trusted-server"), audit.Effort(20, 1)
-    made = audit.measure(
-        cell, effort, threshold=np.float64(0.1)
-    )  # as files can hold it all the same
     asked = []
 
-    def measured(task, effort):
-        asked.append(task)
-        return replace(
-            made,
-            epsilon_bound=9.0 if task.planted else 3.0,
-            ratio=0.75,
-            repetitions=effort.repetitions,
-        )
+    def line_of(task, effort):
+        asked.append((task, effort))
+        return replace(made, epsilon_bound=9.0 if task.planted else 3.0)
 
-    monkeypatch.setattr(audit, "measured", measured)
-    monkeypatch.setattr(audit, "tasks_of", lambda epsilons: small(audit))
-    command = ["audit.py", "--runs", "20", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", command)
-    assert audit.main() == 0
-    assert asked == small(audit)
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {"lines", "cells.csv", "bugs.csv", "tables.md", "ratio.png", "ratio.svg"}
-    assert len((tmp_path / "cells.csv").read_text().splitlines()) == 3
-    assert len((tmp_path / "bugs.csv").read_text().splitlines()) == 1 + 2 * len(audit.bugs())
-    printed = capsys.readouterr().out
-    assert (tmp_path / "tables.md").read_text() in printed
+    def run(*more):
+        asked.clear()
+        command = ["audit.py", "--runs", "20", "--jobs", "1", "--output", str(tmp_path), *more]
+        monkeypatch.setattr(sys, "argv", command)
+        audit.main()
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(audit, "line_of", line_of)
+    tasks = list(plan_of(audit.SUITE, Options(20)).tasks)
+    printed = run()
+    assert asked == [(task, audit.Effort(20)) for task in tasks]
     assert printed.count("| caught |") == len(audit.bugs())
-    asked.clear()
-    monkeypatch.setattr(audit, "draw", lambda found, folder: None)
-    assert audit.main() == 0
+    assert printed.count("| below |") == len(tasks) - len(audit.bugs())
+    assert "All lines are as they must be." in printed
+    assert "| nan |" not in printed
+    written = {path.name for path in tmp_path.iterdir()} - {"runs.parquet"}
+    assert written == {"runs.csv", "meta.json", "tables.md", "audit.png", "audit.svg"}
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(tasks)
+    assert {row["mu"] for row in rows} == {"nan"}
+    settings = json.loads((tmp_path / "meta.json").read_text("utf-8"))["settings"]
+    assert settings == {"recorded": "5", "confidence": "0.95"}
+    printed = run("--trusts", "distributed-noise")
     assert not asked
-    monkeypatch.setattr(sys, "argv", [*command, "--runs", "21"])  # other effort: measured again
-    assert audit.main() == 0
-    assert asked == small(audit)
-
-
-def test_a_claim_that_is_exceeded_and_a_bug_that_is_missed_are_failures(audit):
-    line = audit.measure(audit.Cell("PEMeans", "trusted-server"), audit.Effort(20, 1))
-    first, _, planted, absent, *_ = small(audit)
-    high, low = (
-        replace(line, epsilon_bound=9.0, verdict="ABOVE THE CLAIM"),
-        replace(line, epsilon_bound=3.0),
+    assert "| FastLloyd | distributed-noise | record | 4 |  |" in printed  # NaN, read back
+    assert printed.count("| caught |") == sum(
+        bug.cell.trust == "distributed-noise" for bug in audit.bugs()
     )
-    assert audit.failures({first: low, planted: high, absent: low}) == []
-    assert len(audit.failures({first: high, planted: high, absent: low})) == 1
-    assert len(audit.failures({first: low, planted: low, absent: low})) == 1
-    assert len(audit.failures({first: low, planted: high, absent: high})) == 1
-    assert low.attained > 0.97
-    (weak,) = audit.failures({first: replace(low, attained=0.5), planted: high, absent: low})
+    run("--runs", "21", "--strategies", "PEMeans")  # other repetitions are other lines
+    assert {task for task, _ in asked} == {
+        replace(task, repetitions=21) for task in tasks if task.strategy == "PEMeans"
+    }
+    for other in (("--recorded", "2"), ("--confidence", "0.9")):
+        with pytest.raises(SystemExit, match="choose another --output"):
+            run(*other)
+    assert not asked
+
+
+def test_recorded_runs_and_confidence_are_those_of_the_command(audit, made, monkeypatch, tmp_path):
+    efforts = []
+
+    def line_of(task, effort):
+        efforts.append(effort)
+        return made
+
+    monkeypatch.setattr(audit, "line_of", line_of)
+    asked = ["--runs", "9", "--recorded", "2", "--confidence", "0.9", "--bugs", ""]
+    monkeypatch.setattr(sys, "argv", ["audit.py", "--output", str(tmp_path), "--jobs", "1", *asked])
+    audit.main()
+    assert set(efforts) == {audit.Effort(9, 2, 0.9)}
+
+
+def rows_of(audit, lines):
+    return [{**asdict(task), **asdict(line)} for task, line in lines.items()]
+
+
+def test_a_claim_that_is_exceeded_and_a_bug_that_is_missed_are_failures(audit, made):
+    cell, bug = audit.Cell("PEMeans", "trusted-server"), audit.bugs()[0]
+    first = audit.task_of(cell, 20)
+    planted, absent = (audit.task_of(bug.cell, 20, bug.name, state) for state in (True, False))
+    high = replace(made, epsilon_bound=9.0, verdict="ABOVE THE CLAIM")
+    low = replace(made, attained=1.0)
+
+    def failures(*lines):
+        rows = rows_of(audit, dict(zip((first, planted, absent), lines, strict=True)))
+        found = audit.failures(rows)
+        assert all(each in audit.tables_of(rows, Options(20)) for each in found)
+        return found
+
+    assert failures(low, high, low) == []
+    assert failures(high, high, low) == [
+        "PEMeans, trusted-server, record, epsilon 4: ABOVE THE CLAIM"
+    ]
+    (missed,) = failures(low, low, low)
+    assert missed.startswith("noise halved, planted, GLloyd")
+    assert missed.endswith("not caught")
+    (found,) = failures(low, high, high)
+    assert found.startswith("noise halved, not planted, GLloyd")
+    (weak,) = failures(replace(low, attained=0.5), high, low)
     assert "attain 0.50 of the cost" in weak
+
+
+def test_lines_that_are_not_as_they_must_be_end_with_status_1(
+    audit, made, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(audit, "line_of", lambda task, effort: made)  # no bug is caught
+    command = ["audit.py", "--jobs", "1", "--bugs", "noise halved", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        audit.main()
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert "| MISSED |" in printed.out
+    assert printed.err.count("\n") == 1
+    assert "not caught" in printed.err
+
+
+def test_a_bug_without_its_other_side_is_shown(audit, made):
+    bug = audit.bugs()[0]
+    for planted in (True, False):
+        task = audit.task_of(bug.cell, 20, bug.name, planted)
+        shown = audit.tables_of(rows_of(audit, {task: made}), Options(20))
+        assert ("| MISSED |" in shown, "| below |" in shown) == (planted, not planted)
+        audit.plot(rows_of(audit, {task: made}), Options(20))
 
 
 # --------------------------------------------------------------------------- the page
@@ -250,10 +328,10 @@ def test_the_page_has_every_line_and_every_bug(audit):
 @pytest.mark.slow
 def test_every_line_of_the_audit_is_as_it_must_be(audit):
     effort = audit.Effort(repetitions=5_000, recorded=2)
-    for task in audit.tasks_of((4.0,)):
+    for task in audit.tasks_of(Options(effort.repetitions)):
         sure = effort if task.planted else replace(effort, confidence=SURE)
-        line = audit.measured(task, sure)
+        line = audit.line_of(task, sure)
         assert line.attained > 0.97, task
-        assert audit.failures({task: line}) == []
+        assert audit.failures(rows_of(audit, {task: line})) == []
         if not task.bug and not math.isnan(line.mu):
             assert line.tpr - line.fpr > 0.25, task  # 0.356 and more is expected

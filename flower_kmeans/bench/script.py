@@ -24,8 +24,9 @@ def parser_of(suite: Suite, description: str | None = None) -> argparse.Argument
     )
     for column in suite.task_columns:
         if column not in ("run", "data"):
-            name = column if column.endswith("s") else f"{column}s"
-            parser.add_argument(f"--{name}", dest=f"only_{column}", nargs="*", metavar="VALUE")
+            parser.add_argument(
+                f"--{_plural(column)}", dest=f"only_{column}", nargs="*", metavar="VALUE"
+            )
     if suite.datasets:
         parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
         parser.add_argument("--data", nargs="+", help="data sets, or FILE.npz:K")
@@ -36,6 +37,12 @@ def parser_of(suite: Suite, description: str | None = None) -> argparse.Argument
     parser.add_argument("--redraw", action="store_true", help="show the runs of --output")
     parser.add_argument("--output", type=Path, default=Path("build") / suite.name)
     return parser
+
+
+def _plural(column: str) -> str:
+    if column.endswith("s"):
+        return column
+    return f"{column[:-1]}ies" if column.endswith("y") else f"{column}s"
 
 
 def options_of(suite: Suite, parsed: argparse.Namespace) -> Options:

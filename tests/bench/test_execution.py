@@ -4,7 +4,7 @@ import io
 import json
 import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -256,6 +256,24 @@ def test_a_script_has_an_option_for_each_column(suite, tmp_path, capsys, monkeyp
     assert "mine,noise,7.0,0,7.33" in (tmp_path / "build" / "toy" / "runs.csv").read_text()
     with pytest.raises(SystemExit, match="Error: Expected method among"):
         script.main(suite, "About.", ["--methods", "none at all", "--data", "mine"])
+
+
+def test_options_are_the_plurals_of_columns():
+    @dataclass(frozen=True)
+    class Several:
+        strategy: str
+        settings: str
+        method: str
+
+    made = replace(quick.SUITE, task=Several, measures={"loss": float})
+    parsed = script.parser_of(made).parse_args(
+        ["--strategies", "a", "b", "--settings", "c", "--methods", "d"]
+    )
+    assert script.options_of(made, parsed).only == (
+        ("strategy", ("a", "b")),
+        ("settings", ("c",)),
+        ("method", ("d",)),
+    )
 
 
 def test_commands_are_told_as_they_are_typed(tmp_path, monkeypatch):
