@@ -255,7 +255,8 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
     axes.set_xlim(0, 1.05)
     axes.invert_yaxis()
     axes.set_xlabel("lower bound on epsilon over the claimed epsilon")
-    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    if shown:
+        figure.legend(loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 
