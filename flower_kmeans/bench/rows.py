@@ -24,16 +24,18 @@ def read(suite: Suite, path: Path) -> dict[Any, Row]:
     Raises
     ------
     DataError
-        If the file has other columns than the suite, or a row that is none of the suite's.
+        If the file is no text, has other columns than the suite, or a row that is none of the
+        suite's.
     """
     if not path.exists():
         return {}
-    text = path.read_text("utf-8")
-    head, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
+    held = path.read_bytes()
     columns = suite.columns
-    if ",".join(columns).startswith(text):  # cut off within its first line
+    if ",".join(columns).encode().startswith(held):  # cut off within its first line
         path.unlink()
         return {}
+    text = _decoded(held, path)
+    head, *lines = list(csv.reader(io.StringIO(text, newline=""))) or [[]]
     if head != list(columns):
         raise DataError(
             f"Expected {path} with the columns {','.join(columns)} of suite {suite.name}. "
@@ -94,6 +96,16 @@ def _row_of(columns: Mapping[str, Any], cells: list[str]) -> Row | None:
         }
     except ConfigurationError:
         return None
+
+
+def _decoded(held: bytes, path: Path) -> str:
+    """Return the text of a file; a character that was cut off at its end is replaced."""
+    try:
+        return held.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if b"\n" in held[error.start :]:
+            raise DataError(f"Expected {path} in UTF-8. Got bytes that are no text.") from None
+        return held.decode("utf-8", "replace")
 
 
 def _rewrite(path: Path, lines: list[list[str]]) -> None:

@@ -1,5 +1,7 @@
 """runs.csv: as it was written, whatever happened to its last line."""
 
+from dataclasses import replace
+
 import pytest
 
 from flower_kmeans.bench import rows
@@ -51,6 +53,27 @@ def test_a_file_cut_off_anywhere_loses_its_last_row_alone(suite, path, tasks, wr
         assert path.read_bytes() == whole, size
 
 
+def test_a_file_cut_off_within_a_character_loses_its_last_row_alone(suite, path):
+    tasks = [suite.task(name, "größer", None, 0) for name in ("é", "κ", "数据")]
+    for task in tasks:
+        rows.append(suite, path, task, {"loss": 0.5, "capped": False})
+    whole = path.read_bytes()
+    last = whole[:-1].rindex(b"\n") + 1
+    for size in range(last, len(whole)):
+        path.write_bytes(whole[:size])
+        assert list(rows.read(suite, path)) == tasks[:2], size
+        assert path.read_bytes() == whole[:last], size
+
+
+def test_a_header_cut_off_within_a_character_is_begun_again(suite, path):
+    named = replace(suite, measures={"größe": float})
+    header = "data,method,epsilon,run,größe".encode()
+    for size in range(len(header) + 1):
+        path.write_bytes(header[:size])
+        assert rows.read(named, path) == {}
+        assert not path.exists()
+
+
 def test_of_rows_of_one_task_the_first_counts(suite, path, tasks, written):
     rows.append(suite, path, tasks[0], {"loss": 9.0, "capped": False})
     assert rows.read(suite, path)[tasks[0]]["loss"] == 0.1
@@ -66,6 +89,10 @@ def test_files_of_others_are_refused_and_left_alone(suite, path, written):
         with pytest.raises(DataError, match=words):
             rows.read(suite, path)
         assert path.read_text() == text
+    path.write_bytes(b"data,method\n\xff,1\n")
+    with pytest.raises(DataError, match=r"in UTF-8. Got bytes that are no text"):
+        rows.read(suite, path)
+    assert path.read_bytes() == b"data,method\n\xff,1\n"
 
 
 def test_runs_give_what_the_suite_says(suite, path, tasks):
