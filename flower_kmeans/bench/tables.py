@@ -105,7 +105,7 @@ def unique(values: Iterable[Hashable]) -> list[Any]:
 def markdown(
     head: Sequence[str], lines: Iterable[Sequence[str]], words: int | Collection[int] = 1
 ) -> str:
-    """Return a markdown table.
+    """Return a markdown table; what would end a cell or its line is escaped.
 
     Parameters
     ----------
@@ -116,5 +116,9 @@ def markdown(
     """
     places = range(words) if isinstance(words, int) else words
     marks = ["---" if place in places else "--:" for place in range(len(head))]
-    rows = ["| " + " | ".join(head) + " |", "|" + "|".join(marks) + "|"]
-    return "\n".join([*rows, *("| " + " | ".join(line) + " |" for line in lines)])
+    return "\n".join([_line(head), "|" + "|".join(marks) + "|", *map(_line, lines)])
+
+
+def _line(cells: Iterable[str]) -> str:
+    shown = (" ".join(cell.replace("|", r"\|").splitlines()) for cell in cells)
+    return "| " + " | ".join(shown) + " |"

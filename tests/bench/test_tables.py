@@ -59,6 +59,11 @@ def test_tables_are_markdown():
         "| a | 1 |",
         "| b |  |",
     ]
+    assert tables.markdown(["a|b"], [["c|d\ne"]]).splitlines() == [
+        r"| a\|b |",
+        "|---|",
+        r"| c\|d e |",
+    ]
     assert tables.markdown(["a", "b", "c"], [], (0, 2)).splitlines()[1] == "|---|--:|---|"
     assert tables.markdown(["a", "b", "c"], [], 2).splitlines()[1] == "|---|---|--:|"
 
