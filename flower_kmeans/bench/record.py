@@ -21,13 +21,32 @@ PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn")
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """Return a command line as one would type it, without the folder of an installed command."""
-    program = Path(arguments[0])
-    if program.suffix != ".py":
-        return shlex.join([program.name, *arguments[1:]])
-    if program.is_absolute() and program.is_relative_to(Path.cwd()):
-        program = program.relative_to(Path.cwd())
-    return shlex.join(["python", str(program), *arguments[1:]])
+    """Return a command line as one would type it, without what belongs to one machine alone.
+
+    An installed command is told without its folder. A script, and whatever else is an absolute
+    path, is told from its checkout on if it is in one, else from the working directory on, and by
+    its name alone if it is in neither.
+    """
+    program, given = arguments[0], [_argument_told(each) for each in arguments[1:]]
+    if not program.endswith(".py"):
+        return shlex.join([Path(program).name, *given])
+    return shlex.join(["python", _path_told(Path(program)), *given])
+
+
+def _argument_told(text: str) -> str:
+    option, is_option, value = text.partition("=") if text.startswith("-") else ("", "", text)
+    if Path(value).is_absolute():
+        value = _path_told(Path(value))
+    return f"{option}{is_option}{value}"
+
+
+def _path_told(path: Path) -> str:
+    here = Path.cwd()
+    path = Path(os.path.normpath(here / path))
+    for folder in (*(each for each in path.parents if (each / ".git").exists()), here):
+        if path.is_relative_to(folder) and folder != Path(folder.anchor):
+            return path.relative_to(folder).as_posix()
+    return path.name
 
 
 def versions() -> dict[str, str]:

@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -281,3 +283,22 @@ def test_commands_are_told_as_they_are_typed(tmp_path, monkeypatch):
     told = record.command_of([str(tmp_path / "benchmarks" / "loss.py"), "--data", "a b"])
     assert told == "python benchmarks/loss.py --data 'a b'"
     assert record.command_of(["loss.py"]) == "python loss.py"
+    assert record.command_of(["a/../loss.py"]) == "python loss.py"
+
+
+def test_no_command_tells_the_folders_of_a_machine(tmp_path, monkeypatch):
+    checkout, here = tmp_path / "someone" / "checkout", tmp_path / "someone" / "here"
+    for folder in (checkout / ".git", checkout / "benchmarks", here):
+        folder.mkdir(parents=True)
+    script, data = str(checkout / "benchmarks" / "loss.py"), str(tmp_path / "sets" / "own.npz")
+    own = [f"{data}:3", "--data-dir", str(tmp_path / "sets"), f"--output={here / 'out'}"]
+    for folder in (here, Path("/"), checkout / "benchmarks"):
+        monkeypatch.chdir(folder)
+        for name in (script, os.path.relpath(script)):
+            told = record.command_of([name, "--data", *own])
+            assert told.startswith("python benchmarks/loss.py --data own.npz:3 --data-dir sets ")
+            assert "someone" not in told
+            assert told.endswith("out")
+        assert record.command_of([str(tmp_path / "suite.py")]) == "python suite.py"
+        told = record.command_of(["/opt/env/bin/flower-kmeans", "bench", "--suite", script])
+        assert told == "flower-kmeans bench --suite benchmarks/loss.py"
