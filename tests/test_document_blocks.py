@@ -1,6 +1,5 @@
 """Every code block of the documents runs, or stands in the table below with the reason."""
 
-import logging
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -23,6 +22,8 @@ from pages import (
 
 from flower_kmeans.algorithms import base
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 # Parts of the commands in the table below.
 LOCALLY = 'local --stream --federation-config "num-supernodes={} client-resources-num-cpus=1"'
@@ -108,15 +109,6 @@ def customers(directory):
 
 PREPARED = {"README.md": customers}
 RAN = {}  # what run_page returned, by page
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(before)
 
 
 @pytest.fixture(autouse=True)

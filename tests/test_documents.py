@@ -1,6 +1,5 @@
 """The documents: their links lead somewhere, and their promises hold."""
 
-import logging
 import math
 import re
 import tomllib
@@ -39,21 +38,14 @@ from flower_kmeans.strategies import (
     SynopsisKMeans,
 )
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)")
 
 BOX = Box([0, 0], [10, 10])
 RECORDS = np.random.default_rng(7).uniform(0, 10, (600, 2))
 PARTITIONS = np.array_split(RECORDS, 6)
 BUDGET = PrivacyBudget(epsilon=1.0)
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(before)
 
 
 def table(page, first_cell):

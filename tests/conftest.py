@@ -1,0 +1,15 @@
+"""What tests all over the tree share."""
+
+import logging
+
+import pytest
+
+
+@pytest.fixture
+def quiet():
+    """Keep Flower's log of every round from what a test prints."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
