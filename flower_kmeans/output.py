@@ -35,7 +35,7 @@ def prepare_directory(output: Path) -> None:
         output.mkdir(parents=True, exist_ok=True)
         probe = output / ".writable"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another command may have removed it
     except OSError as error:
         raise ConfigurationError(
             f"Expected output to be a directory that can be written to. "

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from flower_kmeans.bench import plots, record, rows
+from flower_kmeans.bench import lock, plots, record, rows
 from flower_kmeans.bench.harness import Options, Plan, Row, Suite, plan_of
 from flower_kmeans.bench.runner import Outcome, run
 from flower_kmeans.errors import ConfigurationError, RunError
@@ -97,43 +97,45 @@ def execute(
     Raises
     ------
     ConfigurationError, DataError
-        If options, or what the directory holds, do not fit the suite.
+        If options, or what the directory holds, do not fit the suite, or another command is
+        writing to the directory.
     RunError
         If tasks failed; all others are done, and shown.
     """
     console = console or Console()
     plan = plan_of(suite, options, redraw=redraw)
     prepare_directory(output)
-    meta = record.read(suite, output)
-    if plan.skipped:
-        console.print(Text(_skipped(plan)), soft_wrap=True)
-    path = output / rows.NAME
-    if redraw:
-        outcome = run(suite, replace(plan, tasks=()), path)
-    else:
-        record.remember_files(output, meta, plan.options.files)
-        n_before = len(rows.read(suite, path))
-        entry = record.entry(arguments, jobs, plan.skipped)
-        meta["commands"].append(entry)
-        record.write(output, meta)  # now, in case that this process ends without a word
-        try:
-            outcome = run(suite, plan, path, jobs=jobs, minutes=minutes, console=console)
-        except KeyboardInterrupt:
-            console.print("Stopped: the same command goes on.")
-            raise
-        finally:
-            entry |= {"ended": record.now(), "rows": len(rows.read(suite, path)) - n_before}
-            record.write(output, meta)
-    if outcome.rows:
-        show(suite, plan, outcome, output, meta, console)
-    if outcome.n_left:
-        console.print(f"{outcome.n_left} runs are left: the same command goes on.")
-    if outcome.failures:
-        first = outcome.failures[0]
-        raise RunError(
-            f"{len(outcome.failures)} runs failed; the first, {first.task}: {first.error}"
-        )
-    return outcome
+    with lock.held(output):
+        meta = record.read(suite, output)
+        if plan.skipped:
+            console.print(Text(_skipped(plan)), soft_wrap=True)
+        path = output / rows.NAME
+        if redraw:
+            outcome = run(suite, replace(plan, tasks=()), path)
+        else:
+            record.remember_files(output, meta, plan.options.files)
+            n_before = len(rows.read(suite, path))
+            entry = record.entry(arguments, jobs, plan.skipped)
+            meta["commands"].append(entry)
+            record.write(output, meta)  # now, in case that this process ends without a word
+            try:
+                outcome = run(suite, plan, path, jobs=jobs, minutes=minutes, console=console)
+            except KeyboardInterrupt:
+                console.print("Stopped: the same command goes on.")
+                raise
+            finally:
+                entry |= {"ended": record.now(), "rows": len(rows.read(suite, path)) - n_before}
+                record.write(output, meta)
+        if outcome.rows:
+            show(suite, plan, outcome, output, meta, console)
+        if outcome.n_left:
+            console.print(f"{outcome.n_left} runs are left: the same command goes on.")
+        if outcome.failures:
+            first = outcome.failures[0]
+            raise RunError(
+                f"{len(outcome.failures)} runs failed; the first, {first.task}: {first.error}"
+            )
+        return outcome
 
 
 def show(

@@ -1,5 +1,6 @@
 """A benchmark from a command: its files, what they tell of how they were made, its errors."""
 
+import errno
 import io
 import json
 import os
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flower_kmeans.bench import quick, record, script
+from flower_kmeans.bench import lock, quick, record, script
 from flower_kmeans.bench.execution import BUILT_IN, execute, load_suite
 from flower_kmeans.bench.harness import Options
 from flower_kmeans.cli import app
@@ -121,6 +122,58 @@ def test_a_command_that_is_killed_is_told(start, suite, tmp_path, monkeypatch):
     monkeypatch.undo()
     start()
     assert ": and was killed; " in (tmp_path / "out" / "tables.md").read_text()
+
+
+def test_one_command_at_a_time_writes_to_a_directory(start, suite, tmp_path, monkeypatch):
+    def measure(task, options):
+        with pytest.raises(ConfigurationError, match=r"Got another command that is writing to it"):
+            start()
+        with pytest.raises(ConfigurationError, match="choose another --output"):
+            start(redraw=True)
+        assert not (tmp_path / "out" / "runs.csv").exists()
+        return suite.measure(task, options)
+
+    one = Options(1, data=("mine",), only=(("method", ("none",)),))
+    start(replace(suite, measure=measure), one)
+    assert not (tmp_path / "out" / lock.NAME).exists()
+    start(options=one)  # the lock is free, and its file is gone
+    (tmp_path / "out" / lock.NAME).touch()  # as a process leaves it that was killed
+    start(options=one)
+    monkeypatch.setattr(lock, "fcntl", None)
+
+    def nested(task, options):
+        start(options=one, redraw=True)
+        return suite.measure(task, options)
+
+    start(replace(suite, measure=nested), Options(1))
+
+
+def test_a_lock_whose_file_was_removed_is_none(tmp_path, monkeypatch):
+    opened, flock = [], lock.fcntl.flock
+
+    def late(descriptor, operation):
+        opened.append(descriptor)
+        if len(opened) < 3:  # the owner ends between opening and locking
+            (tmp_path / lock.NAME).unlink()
+        if len(opened) == 2:
+            (tmp_path / lock.NAME).touch()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with lock.held(tmp_path):
+        assert len(opened) == 3
+        with pytest.raises(ConfigurationError), lock.held(tmp_path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "none")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with lock.held(tmp_path), lock.held(tmp_path):
+        pass
 
 
 def test_redrawing_runs_nothing(start, tmp_path, done):
