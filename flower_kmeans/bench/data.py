@@ -13,6 +13,7 @@
 | ``FILE.npz:K`` | a file of one's own, to be cut into K clusters |
 """
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -129,6 +130,31 @@ def is_there(given: str, directory: Path | None) -> bool:
     return path is not None and path.is_file()
 
 
+def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
+    """Return what tells a data set from others of its name; ``None`` if no file is there for it.
+
+    Returns
+    -------
+    dict
+        The number of clusters, the SHA-256 of the file, and how many records are drawn from it
+        where that is not all of them.
+
+    Raises
+    ------
+    ConfigurationError
+        If the name is none.
+    """
+    if family_of(given) is not None or given in BUNDLED:
+        return None
+    path = _path_of(given, directory)
+    if path is None or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    drawn = {"drawn": SUBSETS[given]} if given in SUBSETS else {}
+    return {"clusters": _n_clusters(given), "sha256": digest, **drawn}
+
+
 @lru_cache(maxsize=4)
 def load(given: str, directory: Path | None = None) -> Data:
     """Return a data set.
@@ -168,13 +194,16 @@ def load(given: str, directory: Path | None = None) -> Data:
             raise DataError(f"Expected an array X of two dimensions in {path}. Got none.")
         records = stored["X"]
         labels = stored["y"] if "y" in stored and stored["y"].shape == (len(records),) else None
-    n_clusters = FILES[given] if name == given else int(given.rpartition(":")[2])
     size, note = SUBSETS.get(given, len(records)), ""
     if size < len(records):
         note = f"{size:,} of {len(records):,} records, drawn once"
         keep = np.sort(np.random.default_rng(0).choice(len(records), size, replace=False))
         records, labels = records[keep], None if labels is None else labels[keep]
-    return _data(name, records, n_clusters, note, labels)
+    return _data(name, records, _n_clusters(given), note, labels)
+
+
+def _n_clusters(given: str) -> int:
+    return FILES[given] if name_of(given) == given else int(given.rpartition(":")[2])
 
 
 def _opened(path: Path) -> Any:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flower_kmeans.bench import lock, plots, record, rows
-from flower_kmeans.bench.harness import Options, Plan, Row, Suite, plan_of
+from flower_kmeans.bench.harness import Options, Plan, Row, Suite, plan_of, sources_of
 from flower_kmeans.bench.runner import Outcome, run
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.output import prepare_directory
@@ -107,13 +107,13 @@ def execute(
     prepare_directory(output)
     with lock.held(output):
         meta = record.read(suite, output)
+        record.remember(output, meta, sources_of(suite, options))
         if plan.skipped:
             console.print(Text(_skipped(plan)), soft_wrap=True)
         path = output / rows.NAME
         if redraw:
             outcome = run(suite, replace(plan, tasks=()), path)
         else:
-            record.remember_files(output, meta, plan.options.files)
             n_before = len(rows.read(suite, path))
             entry = record.entry(arguments, jobs, plan.skipped)
             meta["commands"].append(entry)

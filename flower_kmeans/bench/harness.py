@@ -123,6 +123,10 @@ class Suite:
     settings : mapping of str to str
         What else a row depends on. It is kept beside the rows, and rows of other settings are
         refused.
+    sources : mapping of str to (mapping of str to str)
+        What else the rows of one data set depend on, by the name that they have for it; files in
+        `flower_kmeans.bench.data` excepted, which are known by their contents. It is kept beside
+        the rows, and rows of that name from another source are refused.
     alone : bool
         Whether tasks measure time, and should by default have the machine for themselves.
     """
@@ -140,6 +144,7 @@ class Suite:
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     runs: int = 5
     settings: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     alone: bool = False
 
     def __post_init__(self) -> None:
@@ -249,6 +254,19 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
         raise ConfigurationError(f"Expected runs of suite {suite.name} to be left. Got none.")
     named = tuple(map(data_sets.name_of, options.data))
     return Plan(resolved, tuple(tasks), tuple(missing), named)
+
+
+def sources_of(suite: Suite, options: Options) -> dict[str, dict[str, Any]]:
+    """Return what rows depend on beside their columns, by the names that they have for data sets.
+
+    Data sets that are generated, or not there, have no entry.
+    """
+    found: dict[str, dict[str, Any]] = {name: dict(each) for name, each in suite.sources.items()}
+    for given in options.data or suite.datasets:
+        known = None if given in suite.made else data_sets.identity(given, options.data_dir)
+        if known is not None:
+            found[data_sets.name_of(given)] = known
+    return found
 
 
 def parsed_only(suite: Suite, options: Options) -> dict[str, tuple[Any, ...]]:

@@ -1,12 +1,11 @@
 """meta.json: which commands made the rows beside it, when, and with what."""
 
-import hashlib
 import json
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -108,26 +107,31 @@ def read(suite: Suite, directory: Path) -> dict[str, Any]:
     return {**meta, "protocol": suite.protocol}
 
 
-def remember_files(directory: Path, meta: dict[str, Any], files: Sequence[tuple[str, str]]) -> None:
-    """Keep which files of one's own the rows are of, by the names that rows have for them.
+def remember(
+    directory: Path, meta: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Keep what the rows of data sets are of, by the names that rows have for them.
+
+    Of a name that has rows from before such things were kept, this command's are taken.
 
     Raises
     ------
     ConfigurationError
-        If rows of one of these names are of another file, or of another number of clusters.
+        If rows of one of these names are of other records, another number of clusters, or whatever
+        else a source tells.
     """
     known = meta.setdefault("files", {})
-    for name, given in files:
-        path, _, clusters = given.rpartition(":")
-        with open(path, "rb") as file:
-            mine = {
-                "clusters": int(clusters),
-                "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-            }
-        if known.setdefault(name, mine) != mine:
+    for name, mine in sources.items():
+        found = known.setdefault(name, dict(mine))
+        differing = [
+            "other contents" if key == "sha256" else f"{key} {mine.get(key)}, not {found.get(key)}"
+            for key in sorted({*found, *mine})
+            if found.get(key) != mine.get(key)
+        ]
+        if differing:
             raise ConfigurationError(
-                f"Expected {given} to be what {directory} holds runs of as {name}. Got other "
-                "records or another number of clusters: choose another --output."
+                f"Expected {name} to be what {directory} holds runs of by that name. "
+                f"Got {'; '.join(differing)}: choose another --output."
             )
 
 

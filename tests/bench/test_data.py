@@ -1,11 +1,13 @@
 """Named data sets: generated, from files, and their scales."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from sklearn.datasets import make_blobs
 
 from flower_kmeans.bench import data, generators
-from flower_kmeans.bench.data import is_there, load, name_of, to_unit_ball, to_unit_box
+from flower_kmeans.bench.data import identity, is_there, load, name_of, to_unit_ball, to_unit_box
 from flower_kmeans.errors import ConfigurationError, DataError
 
 
@@ -53,6 +55,21 @@ def test_files_of_a_directory(tmp_path):
     assert not is_there("iris", None)
     with pytest.raises(ConfigurationError, match=r"Expected wine.npz in --data-dir"):
         load("wine", tmp_path)
+
+
+def test_files_are_known_by_contents_clusters_and_the_part_that_is_taken(tmp_path):
+    path = tmp_path / "birch2.npz"
+    np.savez(path, X=np.zeros((3, 1)))
+    known = identity("birch2", tmp_path)
+    assert known == {
+        "clusters": 100,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "drawn": 25_000,
+    }
+    whole = identity(f"{path}:100", None)
+    assert whole == {name: value for name, value in known.items() if name != "drawn"}
+    for name in ("g2_7_30", "sklearn-wine", "wine", f"{tmp_path / 'none.npz'}:2"):
+        assert identity(name, tmp_path) is None
 
 
 def test_records_of_no_class_are_marked(tmp_path):

@@ -46,6 +46,12 @@ def start(suite, tmp_path):
     return execute_it
 
 
+@pytest.fixture
+def bare(suite):
+    """Return the suite without its plots, which take the longest."""
+    return replace(suite, plots={})
+
+
 def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(start, tmp_path):
     printed = start()
     out = tmp_path / "out"
@@ -124,28 +130,28 @@ def test_a_command_that_is_killed_is_told(start, suite, tmp_path, monkeypatch):
     assert ": and was killed; " in (tmp_path / "out" / "tables.md").read_text()
 
 
-def test_one_command_at_a_time_writes_to_a_directory(start, suite, tmp_path, monkeypatch):
+def test_one_command_at_a_time_writes_to_a_directory(start, bare, tmp_path, monkeypatch):
     def measure(task, options):
         with pytest.raises(ConfigurationError, match=r"Got another command that is writing to it"):
-            start()
+            start(bare)
         with pytest.raises(ConfigurationError, match="choose another --output"):
-            start(redraw=True)
+            start(bare, redraw=True)
         assert not (tmp_path / "out" / "runs.csv").exists()
-        return suite.measure(task, options)
+        return bare.measure(task, options)
 
     one = Options(1, data=("mine",), only=(("method", ("none",)),))
-    start(replace(suite, measure=measure), one)
+    start(replace(bare, measure=measure), one)
     assert not (tmp_path / "out" / lock.NAME).exists()
-    start(options=one)  # the lock is free, and its file is gone
+    start(bare, one)  # the lock is free, and its file is gone
     (tmp_path / "out" / lock.NAME).touch()  # as a process leaves it that was killed
-    start(options=one)
+    start(bare, one)
     monkeypatch.setattr(lock, "fcntl", None)
 
     def nested(task, options):
-        start(options=one, redraw=True)
-        return suite.measure(task, options)
+        start(bare, one, redraw=True)
+        return bare.measure(task, options)
 
-    start(replace(suite, measure=nested), Options(1))
+    start(replace(bare, measure=nested), Options(1))
 
 
 def test_a_lock_whose_file_was_removed_is_none(tmp_path, monkeypatch):
@@ -196,18 +202,59 @@ def test_a_finished_file_is_shown_without_its_data(start, tmp_path, suite):
     assert "| mine | noise |" not in printed
 
 
-def test_rows_of_another_file_of_that_name_are_refused(start, tmp_path, done):
+def test_rows_of_another_file_of_that_name_are_refused(start, bare, tmp_path, done):
     own = tmp_path / "own.npz"
     np.savez(own, X=np.zeros((3, 1)))
-    start(options=Options(1, data=(f"{own}:2",)))
-    start(options=Options(2, data=(f"{own}:2",)))
+    start(bare, Options(1, data=(f"{own}:2",)))
+    start(bare, Options(2, data=(f"{own}:2",)))
     before = len(done())
-    with pytest.raises(ConfigurationError, match=r"own.npz:3 to be what .* as own. Got other"):
-        start(options=Options(1, data=(f"{own}:3",)))
+    for redraw in (False, True):
+        with pytest.raises(
+            ConfigurationError, match=r"own to be what .* by that name. Got clusters 3, not 2: "
+        ):
+            start(bare, Options(1, data=(f"{own}:3",)), redraw=redraw)
     np.savez(own, X=np.ones((3, 1)))
-    with pytest.raises(ConfigurationError, match="choose another --output"):
-        start(options=Options(3, data=(f"{own}:2",)))
+    with pytest.raises(ConfigurationError, match="Got other contents: choose another --output"):
+        start(bare, Options(3, data=(f"{own}:2",)))
     assert len(done()) == before == 6
+
+
+def test_rows_of_another_directory_of_data_are_refused(start, bare, tmp_path, done):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for number, folder in enumerate((first, second)):
+        folder.mkdir()
+        np.savez(folder / "iris.npz", X=np.full((3, 1), number))
+    start(bare, Options(1, data_dir=first))
+    meta = json.loads((tmp_path / "out" / "meta.json").read_text())
+    assert meta["files"].keys() == {"iris"}
+    for options in (Options(2, data_dir=second), Options(2, data=(f"{second / 'iris.npz'}:3",))):
+        with pytest.raises(ConfigurationError, match=r"Expected iris to be .* Got other contents"):
+            start(bare, options)
+    start(bare, Options(1, data=("mine",), data_dir=second))  # without that data set
+    start(bare, Options(1, data=(f"{first / 'iris.npz'}:3",)))  # the very same
+    assert len(done()) == 9
+
+
+def test_rows_from_before_files_were_known_are_gone_on_with(start, bare, tmp_path, done):
+    np.savez(tmp_path / "iris.npz", X=np.zeros((3, 1)))
+    path, options = tmp_path / "out" / "meta.json", Options(1, ("iris",), data_dir=tmp_path)
+    start(bare, options)
+    meta = json.loads(path.read_text())
+    files = meta.pop("files")
+    path.write_text(json.dumps(meta))
+    start(bare, replace(options, runs=2))
+    assert json.loads(path.read_text())["files"] == files
+    assert len(done()) == 6
+
+
+def test_rows_from_another_source_are_refused(start, bare, done):
+    here = replace(bare, sources={"mine": {"bounds": "0 1"}})
+    start(here)
+    with pytest.raises(ConfigurationError, match=r"mine to be .* Got bounds 0 2, not 0 1: choose"):
+        start(replace(bare, sources={"mine": {"bounds": "0 2"}}), Options(2))
+    start(replace(bare, sources={"yours": {"bounds": "0 2"}}))
+    start(here)
+    assert len(done()) == 6
 
 
 def test_rows_of_other_settings_are_refused(start, suite, tmp_path, done):
