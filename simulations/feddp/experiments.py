@@ -25,11 +25,13 @@ The figures describe the records exactly, as only whoever holds all of them can:
 simulations. "server k-means++" starts from points of the server's as they are.
 
 Written to ``--output``: runs.csv, one row a run, from which an interrupted or extended experiment
-goes on; the table as record.md and so on, also printed; feddp.png, a panel for each experiment in
-runs.csv; and what flower_kmeans.bench writes beside them.
+goes on, of all tables together (rows of a file of the same name with other contents, bounds,
+clusters and so on are refused); the table as record.md and so on, also printed; feddp.png, a panel
+for each experiment in runs.csv; and what flower_kmeans.bench writes beside them.
 """
 
 import argparse
+import hashlib
 import logging
 import math
 import sys
@@ -93,6 +95,8 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 5.0)
 TRUSTS = ("trusted-server", "distributed-noise")
 PROJECTED = 16
 """Columns beyond which PE-means' paper recommends HDPE-means."""
+OF_FILES = ("client_column", "label", "bounds", "clusters", "server_clients")
+"""Options of ``--data``."""
 LLOYD_CLIP = 20.0
 """Of 5, 7, 10, 14, 20, 30 the best for DP-Lloyd with 50 records a client (docs/benchmarks.md)."""
 
@@ -137,16 +141,21 @@ class Setting:
         """Return what tells this setting's runs from others in a file."""
         words = [self.trust]
         if self.unit == "client":
-            words.append("clips default" if self.clip is None else f"clip {self.clip:g}")
+            words.append("clips default" if self.clip is None else f"clip {exact(self.clip)}")
             words.append(self.contribution)
-            words += [f"{name} {value:g}" for name, value in self.clips]
+            words += [f"{name} {exact(value)}" for name, value in self.clips]
         if self.sums != "auto":
             words.append(self.sums)
         if self.lloyd_clip is not None:
-            words.append(f"DP-Lloyd's clip {self.lloyd_clip:g}")
+            words.append(f"DP-Lloyd's clip {exact(self.lloyd_clip)}")
         if self.lloyd_rounds is not None:
             words.append(f"DP-Lloyd of {self.lloyd_rounds} rounds")
         return ", ".join(words)
+
+
+def exact(value: float) -> str:
+    """Return a short text of a number, that of no other."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 # --------------------------------------------------------------------------- methods
@@ -310,8 +319,8 @@ class Source:
 
     table: str
     quick: bool = False
-    clients: tuple[int, ...] = ()
-    missing: tuple[int, ...] = ()
+    clients: tuple[int, ...] = (1000, 2000, 5000)
+    missing: tuple[int, ...] = tuple(range(6))
     data: Path | None = None
     client_column: str = ""
     label: str | None = None
@@ -330,6 +339,28 @@ class Source:
         if self.table == "missing":
             return [f"{n} missing{suffix}" for n in self.missing]
         return ["digits" if self.data is None else self.data.stem]
+
+    @property
+    def known(self) -> dict[str, dict[str, str]]:
+        """Return what tells populations from others of their names, where names do not."""
+        if self.table != "data":
+            return {}
+        if self.data is None:
+            return {"digits": {"file": "scikit-learn's digits"}}
+        if not self.data.is_file():
+            return {}
+        with self.data.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {
+            self.data.stem: {
+                "sha256": digest,
+                "client-column": self.client_column,
+                "label": self.label or "",
+                "bounds": " ".join(map(exact, self.bounds)),
+                "clusters": str(self.clusters),
+                "server-clients": str(self.server_clients),
+            }
+        }
 
     def draw(self, name: str, run: int) -> Population:
         """Return a population of a run."""
@@ -388,6 +419,7 @@ def suite_of(source: Source, setting: Setting, epsilons: Sequence[float]) -> Sui
         tables,
         {"feddp": draw},
         runs=3,
+        sources=source.known,
     )
 
 
@@ -425,39 +457,57 @@ def parser_of() -> argparse.ArgumentParser:
         "--unit", choices=("record", "client"), help="whom to protect (default: as the table says)"
     )
     client = parser.add_argument_group("whole clients")
-    client.add_argument("--clients", type=int, nargs="+", default=[1000, 2000, 5000])
+    client.add_argument("--clients", type=int, nargs="+", help="default: 1000 2000 5000")
     client.add_argument(
         "--clip",
         type=float,
         help="FedDP-KMeans: records' worth of a client (default: from the server's points)",
     )
     client.add_argument(
-        "--clips", nargs="+", type=clip_of, default=[], metavar="RELEASE=CLIP", help="FedDP-KMeans"
+        "--clips", nargs="+", type=clip_of, metavar="RELEASE=CLIP", help="FedDP-KMeans"
     )
     client.add_argument(
         "--lloyd-clip",
         type=float,
         help=f"DP-Lloyd (default: {LLOYD_CLIP:g} in the table client, else the library's)",
     )
-    client.add_argument("--contribution", choices=("sums", "means"), default="sums")
+    client.add_argument("--contribution", choices=("sums", "means"), help="default: sums")
     missing = parser.add_argument_group("missing")
-    missing.add_argument("--missing", type=int, nargs="+", default=list(range(6)))
+    missing.add_argument("--missing", type=int, nargs="+", help="default: 0 to 5")
     data = parser.add_argument_group("data")
     data.add_argument("--data", type=Path, help="csv, npy, npz or parquet (default: digits)")
     data.add_argument("--client-column", help="column that names a record's client")
     data.add_argument("--label", help="column with classes")
     data.add_argument("--bounds", type=float, nargs=2, help="public bounds of all features")
-    data.add_argument("--clusters", type=int, default=10)
-    data.add_argument("--server-clients", type=int, default=1, help="clients that the server owns")
+    data.add_argument("--clusters", type=int, help="default: 10")
+    data.add_argument("--server-clients", type=int, help="that the server owns (default: 1)")
     return parser
+
+
+def _refuse_needless(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, by_client: bool
+) -> None:
+    """End with an error if an option is given that the table does not depend on, or one misses."""
+    if options.data is not None and (options.client_column is None or options.bounds is None):
+        parser.error("--data needs --client-column and --bounds.")
+    for names, is_used, where in (
+        (("clip", "clips", "lloyd_clip", "contribution"), by_client, "--unit client"),
+        (("clients",), options.table == "client", "the table client"),
+        (("missing",), options.table == "missing", "the table missing"),
+        (("data",), options.table == "data", "the table data"),
+        (OF_FILES, options.data is not None, "--data"),
+    ):
+        for name in names:
+            if not is_used and getattr(options, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} is for {where} alone.")
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     """Run an experiment, print its table and draw the plot; return its runs."""
     parser = parser_of()
     options = parser.parse_args(arguments)
-    if options.data is not None and (options.client_column is None or options.bounds is None):
-        parser.error("--data needs --client-column and --bounds.")
+    by_client = options.unit == "client" or (options.unit is None and options.table == "client")
+    _refuse_needless(parser, options, by_client)
     logging.getLogger("flwr").setLevel(logging.WARNING)
     needless = (SYNOPSIS, PE) if options.table == "missing" else ()
     setting = Setting(
@@ -467,7 +517,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
         lloyd_rounds=options.lloyd_rounds,
         methods=tuple(options.methods or (each for each in METHODS if each not in needless)),
     )
-    if options.unit == "client" or (options.unit is None and options.table == "client"):
+    if by_client:
         lloyd_clip = options.lloyd_clip
         if lloyd_clip is None and options.table == "client":
             lloyd_clip = LLOYD_CLIP
@@ -476,11 +526,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
             unit="client",
             clip=options.clip,
             lloyd_clip=lloyd_clip,
-            contribution=options.contribution,
-            clips=tuple(options.clips),
+            contribution=options.contribution or "sums",
+            clips=tuple(options.clips or ()),
         )
     names = {each.name for each in fields(Source)}
-    given = {name: value for name, value in vars(options).items() if name in names}
+    given = {n: value for n, value in vars(options).items() if n in names and value is not None}
     source = Source(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
     suite, asked = suite_of(source, setting, options.epsilons), Options(options.runs)
     try:

@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -247,3 +249,99 @@ class TestPublicFiguresOnly:
         assert found.domain.lower == (0.0,) * 64
         assert found.domain.upper == (16.0,) * 64
         assert len(found.partitions) == 27
+
+
+class TestOneOutput:
+    """What rows depend on beside their columns; nothing is run here."""
+
+    @pytest.fixture
+    def measured(
+        self, experiments: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> list[Any]:
+        """Return the tasks that were measured, in a directory of its own, and draw nothing."""
+        found: list[Any] = []
+        text = "red,green,blue,column,row\n1,2,3,0,0\n4,5,6,1,1\n"
+        (tmp_path / "china.csv").write_text(text)
+
+        def measure(task: Any, *_: Any, **__: Any) -> dict[str, Any]:
+            found.append(task)
+            return {name: kind(1) for name, kind in sys.modules["outcomes"].MEASURES.items()}
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(experiments, "measure", measure)
+        monkeypatch.setattr(experiments, "plot", lambda _: None)
+        monkeypatch.setattr("flower_kmeans.bench.plots.save", lambda *_: [])
+        return found
+
+    def test_the_documents_commands_share_an_output(
+        self, experiments: ModuleType, measured: list[Any]
+    ) -> None:
+        page = (FOLDER.parents[1] / "docs" / "benchmarks.md").read_text("utf-8")
+        commands = re.findall(
+            r"^python simulations/feddp/experiments\.py((?:.*\\\n)*.*)$", page, re.MULTILINE
+        )
+        assert len(commands) == page.count("\npython simulations/feddp/experiments.py ") > 10
+        for command in commands:
+            arguments = shlex.split(command.replace("\\\n", " "))
+            assert experiments.main([*arguments, "--jobs", "1"])
+            assert Path("build", "feddp", f"{arguments[0]}.md").exists()
+        assert len(measured) == len(set(measured))
+        n_done = len(measured)
+        experiments.main([*shlex.split(commands[0]), "--jobs", "1"])
+        assert len(measured) == n_done
+
+    def test_rows_of_other_data_are_refused(
+        self, experiments: ModuleType, measured: list[Any]
+    ) -> None:
+        command = "data --data china.csv --client-column column --bounds 0 255 --runs 1 --jobs 1"
+        experiments.main(command.split())
+        n_done = len(measured)
+        for change, words in (
+            ("--bounds 0 256", "Got bounds 0 256, not 0 255: choose another --output"),
+            ("--bounds 0 255.0000001", r"Got bounds 0 255\.0000001, not 0 255"),
+            ("--clusters 9", "Got clusters 9, not 10"),
+            ("--server-clients 2", "Got server-clients 2, not 1"),
+            ("--label row", "Got label row, not :"),
+            ("--client-column row", "Got client-column row, not column"),
+        ):
+            for redraw in ("", " --redraw"):
+                with pytest.raises(SystemExit, match=words):
+                    experiments.main(f"{command} {change}{redraw}".split())
+        Path("china.csv").write_text("red,column\n0,0\n")
+        with pytest.raises(SystemExit, match=r"china to be .* Got other contents"):
+            experiments.main(command.split())
+        experiments.main(["data", "--runs", "1", "--jobs", "1"])
+        Path("china.csv").rename("digits.csv")
+        with pytest.raises(SystemExit, match=r"digits to be .* Got bounds 0 255, not"):
+            experiments.main(command.replace("china", "digits").split())
+        assert len(measured) == 2 * n_done
+
+    def test_other_clips_are_other_rows(self, experiments: ModuleType, measured: list[Any]) -> None:
+        command = "client --clients 5 --runs 1 --epsilons 1 --jobs 1 --clip 20"
+        experiments.main([*command.split(), "--methods", experiments.FEDDP])
+        experiments.main([*f"{command}.0000001".split(), "--methods", experiments.FEDDP])
+        assert [each.variant.split(", ")[1] for each in measured] == ["clip 20", "clip 20.0000001"]
+
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ("record --clip 20", "--clip is for --unit client alone"),
+            ("client --unit record --lloyd-clip 20", "--lloyd-clip is for --unit client alone"),
+            ("record --clients 50", "--clients is for the table client alone"),
+            ("client --missing 1", "--missing is for the table missing alone"),
+            ("record --data china.csv --client-column a --bounds 0 1", "--data is for the table"),
+            ("data --clusters 5", "--clusters is for --data alone"),
+        ],
+    )
+    def test_options_that_a_table_does_not_take_are_refused(
+        self,
+        experiments: ModuleType,
+        measured: list[Any],
+        capsys: pytest.CaptureFixture[str],
+        given: str,
+        words: str,
+    ) -> None:
+        with pytest.raises(SystemExit):
+            experiments.main(given.split())
+        assert words in capsys.readouterr().err
+        assert not measured
