@@ -162,11 +162,13 @@ def show(
 
 
 def made_by(meta: dict[str, Any]) -> list[str]:
-    """Return the commands behind the rows, with their days and versions."""
+    """Return the commands behind the rows, with their days, versions and commits."""
     told = []
     for each in meta["commands"]:
         if each["rows"] != 0:
             versions = ", ".join(f"{name} {text}" for name, text in each["versions"].items())
+            if each.get("commit"):  # the hash, and "+" if files differed from it
+                versions += f", commit {each['commit'][:10]}{each['commit'][40:]}"
             ended = "and was killed" if each["rows"] is None else f"{each['rows']} runs"
             told.append(f"{each['command']}` on {each['started'][:10]}: {ended}; `{versions}")
     return told

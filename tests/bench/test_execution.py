@@ -101,6 +101,16 @@ def test_each_command_that_added_rows_is_told(start, tmp_path, done):
     assert (tmp_path / "out" / "tables.md").read_text().count(": 6 runs; ") == 2
 
 
+def test_tables_tell_the_commit_that_a_command_ran(start, bare, tmp_path, monkeypatch):
+    for number, found in enumerate(("0123456789" * 4 + "+", "ab" * 20, None)):
+        monkeypatch.setattr(record, "commit", lambda found=found: found)
+        start(bare, Options(number + 1))
+    text = (tmp_path / "out" / "tables.md").read_text()
+    assert ", commit 0123456789+`\n" in text
+    assert ", commit ababababab`\n" in text
+    assert text.count(", commit ") == 2
+
+
 def test_a_command_that_is_stopped_leaves_its_rows_and_how_they_were_made(start, suite, tmp_path):
     def measure(task, options):
         if task.data == "mine":
