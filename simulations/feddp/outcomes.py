@@ -5,7 +5,7 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
@@ -202,6 +202,17 @@ def plot(outcomes: Sequence[Outcome]) -> "Figure":
         panel.set_ylabel("cost / optimum")
         panel.set_title(textwrap.fill(title, 60), fontsize=8)
         panel.grid(alpha=0.3)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    drawn: dict[str, Any] = {}  # a panel need not have all methods
+    for panel in axes:
+        handles, labels = panel.get_legend_handles_labels()
+        drawn = dict(zip(labels, handles, strict=True)) | drawn
+    names = [method for method in METHODS if method in drawn]
+    figure.legend(
+        [drawn[name] for name in names],
+        names,
+        loc="outside upper center",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+    )
     return figure

@@ -251,6 +251,17 @@ class TestPublicFiguresOnly:
         assert len(found.partitions) == 27
 
 
+def test_the_legend_names_what_any_panel_shows(experiments: ModuleType) -> None:
+    outcomes = sys.modules["outcomes"]
+    measured = {name: kind(1) for name, kind in outcomes.MEASURES.items()}
+    shown = [
+        outcomes.Outcome("record", name, "trusted-server", method, 1.0, 0, **measured)
+        for name, method in (("a", outcomes.LLOYD), ("b", outcomes.SYNOPSIS))
+    ]
+    (legend,) = outcomes.plot(shown).legends
+    assert [text.get_text() for text in legend.get_texts()] == [outcomes.SYNOPSIS, outcomes.LLOYD]
+
+
 class TestOneOutput:
     """What rows depend on beside their columns; nothing is run here."""
 
