@@ -14,13 +14,14 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import N_CLIENTS, Cell, FloatArray
+from audit_cells import COST, N_CLIENTS, Cell, FloatArray
 from audit_runs import Answers, IntArray, Score, Views, log_likelihood
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from flower_kmeans.algorithms import FastLloydAlgorithm, Question
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.feddp_plan import FedDPPlan
 from flower_kmeans.federation import coordinator, release
 from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream
@@ -110,6 +111,16 @@ def _later_radius() -> AbstractContextManager[object]:
     return mock.patch.object(
         FastLloydAlgorithm, "_sum_unit", lambda self, number: float(self.radius_of(2))
     )
+
+
+def _short_distances() -> AbstractContextManager[object]:
+    units = FedDPPlan._block_units
+
+    def shorter(self: FedDPPlan, number: int) -> dict[str, float]:
+        found = units(self, number)
+        return found | {COST: found[COST] / 4}
+
+    return mock.patch.object(FedDPPlan, "_block_units", shorter)
 
 
 def _unclipped() -> AbstractContextManager[object]:
@@ -234,6 +245,12 @@ def bugs() -> list[Bug]:
             "noise of round 1 is made for the radius of later rounds",
             replace(fastlloyd, variant="two rounds"),
             _later_radius,
+        ),
+        make(
+            "cost of half the distance",
+            "noise of the cost is made for distances of D, not 2D",
+            Cell("FedDPKMeans", _TRUSTED, variant=COST),
+            _short_distances,
         ),
         make(
             "clip forgotten",

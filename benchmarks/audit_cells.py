@@ -5,14 +5,15 @@ record, or in all records of one client, that changes every release by as much a
 in every round or nearly: a record in a corner or on the sphere for sums and second moments; a
 record at the radius of the round from a centroid that many others hold in place (FastLloyd), or far
 from the cells that these hold (SynopsisKMeans); a client with so many equal records that it is
-clipped in every release.
+clipped in every release. A cost adds most where the centroids are held at the other end of the
+domain, and relative sums where they are held a radius away.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans import Ball, Box, PrivacyBudget, strategies
 from flower_kmeans.strategies import KMeansStrategy
@@ -29,12 +30,18 @@ MANY = 60
 WITH_SERVER = "server and client"
 """Variant in which the server is one of those who attack: it opens every client's answer."""
 
+COALITION = "2 of 4 collude"
+"""Variant with more clients, of which more than one collude."""
+COST, RELATIVE, MEANS = "cost", "relative", "means"
+"""Variants that also release the cost, add offsets within a radius, or each client's means."""
+
 SEES = {
     "oblivious-server": "a client or reader of results: opens every sum with the group key, does "
     "not know the server's noise",
     "trusted-server": "a client or outsider: sees every noisy sum",
     "distributed-noise": f"whoever sees every sum, and {COLLUDERS} of {N_CLIENTS} clients, whose "
     "share of the noise it subtracts",
+    COALITION: "whoever sees every sum, and 2 of 4 clients, whose shares of the noise it subtracts",
     WITH_SERVER: "the server together with a client, under `distributed-noise`: opens the attacked "
     "client's own answers, which its own share of the noise covers; the claim is √M' μ",
 }
@@ -95,6 +102,16 @@ class Setting:
         """Whether the clients add the noise."""
         return self.strategy.trust == "distributed-noise"
 
+    @property
+    def n_clients(self) -> int:
+        """How many clients there are; the last ones collude."""
+        return len(self.background)
+
+    @property
+    def shares(self) -> int:
+        """How many clients' shares make up the planned noise: M'."""
+        return self.n_clients - int(self.strategy.colluders)
+
 
 def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
     """Return every strategy under every trust model that it allows, for both units."""
@@ -108,18 +125,29 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
             found.append(Cell("FedDPKMeans", "trusted-server", unit, epsilon, "laplace"))
             for strategy in ("GLloyd", "FedDPKMeans"):
                 found.append(Cell(strategy, "distributed-noise", unit, epsilon, WITH_SERVER))
+            found.append(Cell("GLloyd", "distributed-noise", unit, epsilon, COALITION))
+            variants = [(name, COST) for name in ("FastLloyd", "GLloyd", "FedDPKMeans")]
+            variants.append(("FedDPKMeans", RELATIVE))
+            if unit == "client":
+                variants.append(("FedDPKMeans", MEANS))
+            for strategy, variant in variants:
+                for trust in ("distributed-noise", "trusted-server"):
+                    found.append(Cell(strategy, trust, unit, epsilon, variant))
     return found
 
 
 def setting_of(cell: Cell) -> Setting:
     """Return the run of a cell and its neighbours."""
+    n_clients, colluders = (4, 2) if cell.variant == COALITION else (N_CLIENTS, COLLUDERS)
     options: dict[str, Any] = {
-        "n_clients": N_CLIENTS,
-        "min_clients": N_CLIENTS,
+        "n_clients": n_clients,
+        "min_clients": n_clients,
         "trust": cell.trust,
     }
     if cell.trust == "distributed-noise":
-        options["colluders"] = COLLUDERS
+        options["colluders"] = colluders
+    if cell.variant == COST:
+        options["cost"] = True
     budget = PrivacyBudget(cell.epsilon, DELTA, cell.unit)
     setting: Setting = _SETTINGS[cell.strategy](cell, budget, options)
     return replace(setting, alone=cell.variant == WITH_SERVER)
@@ -138,11 +166,18 @@ def _setting(
     cell: Cell, strategy: KMeansStrategy, records: FloatArray, target: FloatArray
 ) -> Setting:
     """Spread records over the clients; a client that is attacked has no others."""
+    n_clients = strategy.min_clients
     if cell.unit == "client":
         first = records[:0]
-        others = np.array_split(records, N_CLIENTS - 1)
+        others = np.array_split(records, n_clients - 1)
         return Setting(strategy, [first, *others], np.repeat(target, MANY, axis=0))
-    return Setting(strategy, np.array_split(records, N_CLIENTS), target)
+    return Setting(strategy, np.array_split(records, n_clients), target)
+
+
+def _held(places: ArrayLike, each: int) -> FloatArray:
+    """Return so many equal records at each of the places, which hold centroids there."""
+    held = np.repeat(np.asarray(places, dtype=np.float64), each, axis=0)
+    return held[np.random.default_rng(3).permutation(len(held))]
 
 
 def _figure(cell: Cell, n_records: int) -> int:
@@ -180,7 +215,7 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
     # round 2 on that lies among 20,000 records which are almost the later radius, 0.8, away from
     # it; the noise moves it by less than what is missing.
     away = 0.8 * (1 - 2e-3) / np.sqrt(2)
-    held = np.repeat([[1.0 - away, 1.0 - away], [-0.8, -0.8]], 20_000, axis=0)
+    held = _held([[1.0 - away, 1.0 - away], [-0.8, -0.8]], 20_000)
     strategy = strategies.FastLloyd(
         2,
         _box(2),
@@ -190,7 +225,6 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
         initial=[[5e-4, 5e-4], [-0.8, -0.8]],
         **options,
     )
-    held = held[np.random.default_rng(3).permutation(len(held))]
     return _setting(cell, strategy, held, np.ones((1, 2)))
 
 
@@ -200,15 +234,21 @@ def _lloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
     d, n_rounds = (2, 3) if gaussian else (1, 2)
     if cell.variant == "coarse":
         d, n_rounds, options = 1, 7, {**options, "fraction_bits": 1}
+    records = _few(d)
+    if cell.variant == COST and cell.unit == "record":
+        places = [[-1.0, -1.0], [-0.98, -1.0]]  # the corner that is farthest from the record's
+        records, options = _held(places, 10_000), {**options, "initial": places}
     strategy = getattr(strategies, cell.strategy)(
-        2, _box(d), budget, _figure(cell, 1000), n_rounds=n_rounds, **options
+        2, _box(d), budget, _figure(cell, max(1000, len(records))), n_rounds=n_rounds, **options
     )
-    return _setting(cell, strategy, _few(d), np.ones((1, d)))
+    return _setting(cell, strategy, records, np.ones((1, d)))
 
 
 def _feddp(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
     if cell.unit == "client":
         options = {**options, "clip": float(CLIENT_RECORDS)}
+    if cell.variant in (COST, RELATIVE, MEANS):
+        return _feddp_held(cell, budget, options)
     if cell.variant == "laplace":
         options = {**options, "mechanisms": "laplace"}
     strategy = strategies.FedDPKMeans(
@@ -222,6 +262,44 @@ def _feddp(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
         **options,
     )
     return _setting(cell, strategy, _few(3), _sphere(3))
+
+
+def _feddp_held(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
+    """Hold two centroids where the target changes cost, offsets or means by as much as it can.
+
+    In two columns the projection keeps the server's two points, and weights cannot drop either.
+    Where clients are protected, whose noise hides all other records, sums of the lift have so much
+    noise that none is used, and one Lloyd round asks for these points.
+    """
+    places, target = [[-0.995, 0.02], [-0.995, -0.02]], _sphere(2)
+    n_rounds, shares = 2, {}
+    if cell.unit == "client":
+        n_rounds, shares = 1, {"lift-sums": 0.01, "lift-counts": 0.29}
+    options = {**options, "sums": "absolute"}
+    if cell.variant == COST:
+        shares["cost"] = 1.0  # as much as all else has: of 0.02 nothing would be seen
+    elif cell.variant == RELATIVE and cell.unit == "client":
+        options |= {"sums": "relative", "alpha": 3.0}  # the diameter: noise does not move it away
+    elif cell.variant == RELATIVE:
+        alpha = 0.7
+        away = 0.995 * alpha / np.sqrt(2)
+        places = [[1.0 - away, 0.0], [-0.8, 0.0]]
+        options |= {"sums": "relative", "alpha": alpha}
+    else:  # a client with records in both clusters adds two means, each as long as can be
+        places, target = [[0.8, 0.0], [-0.8, 0.0]], np.concatenate([target, -target])
+        options["contribution"] = "means"
+    held = _held(places, 10_000)
+    strategy = strategies.FedDPKMeans(
+        2,
+        _ball(2),
+        budget,
+        _figure(cell, len(held)),
+        server_data=places,
+        n_rounds=n_rounds,
+        shares=shares,
+        **options,
+    )
+    return _setting(cell, strategy, held, target)
 
 
 def _pe_means(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import COLLUDERS, DELTA, N_CLIENTS, FloatArray, Setting
+from audit_cells import DELTA, FloatArray, Setting
 from flwr.app import Message
 from numpy.typing import NDArray
 
@@ -126,7 +126,7 @@ class Answers:
                 self.algorithm, self.plan, question, coordinator.Stream.fresh()
             )
             return noise, np.zeros_like(noise)
-        context, shares = token(32), N_CLIENTS - COLLUDERS
+        context, shares = token(32), self.setting.shares
         drawn = [
             release.noise_share(
                 self.algorithm,
@@ -135,7 +135,7 @@ class Answers:
                 shares,
                 Stream.from_key(masks.noise_key(token(32), context)),
             )
-            for _ in range(N_CLIENTS)
+            for _ in range(self.setting.n_clients)
         ]
         unknown = 1 if self.setting.alone else shares
         return np.sum(drawn[:unknown], axis=0), np.sum(drawn[unknown:], axis=0)
@@ -143,8 +143,9 @@ class Answers:
     def noises(self, question: Question, many: int) -> tuple[IntArray, IntArray]:
         """Draw a round's noise so many times at once: (many, words) of either kind."""
         units, words = self.algorithm.units(question), self.algorithm.words(question.round)
-        drawn = np.zeros((N_CLIENTS if self.setting.shared else 1, many, words), dtype=np.int64)
-        places, shares = self.algorithm.places(question.round), N_CLIENTS - COLLUDERS
+        parties = self.setting.n_clients if self.setting.shared else 1
+        drawn = np.zeros((parties, many, words), dtype=np.int64)
+        places, shares = self.algorithm.places(question.round), self.setting.shares
         for noise in drawn:
             stream = coordinator.Stream.fresh()
             for each in self.plan.rounds[question.round - 1]:
@@ -163,7 +164,7 @@ class Answers:
     @property
     def lost(self) -> float:
         """The claimed mu over the plan's: √M' where a client's own share is all that covers it."""
-        return math.sqrt(N_CLIENTS - COLLUDERS) if self.setting.alone else 1.0
+        return math.sqrt(self.setting.shares) if self.setting.alone else 1.0
 
     @property
     def mu(self) -> float | None:
@@ -276,7 +277,7 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Question], Views]:
             if asked != entry.question_hash:
                 raise RuntimeError("The questions that were asked are not those of the replay.")
         known = np.zeros_like(total)
-        colluding = lives[N_CLIENTS - COLLUDERS :] if setting.shared and not setting.alone else ()
+        colluding = lives[setting.shares :] if setting.shared and not setting.alone else ()
         for life in colluding:
             stream = Stream.from_key(masks.noise_key(life.secret, context))
             known += release.noise_share(

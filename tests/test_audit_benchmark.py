@@ -66,6 +66,14 @@ CELLS = [
     ("FedDPKMeans", "distributed-noise", "client", "server and client"),
     ("PEMeans", "trusted-server", "client", ""),
     ("SynopsisKMeans", "distributed-noise", "record", ""),
+    ("GLloyd", "distributed-noise", "record", "2 of 4 collude"),
+    ("FastLloyd", "trusted-server", "record", "cost"),
+    ("GLloyd", "trusted-server", "record", "cost"),
+    ("FedDPKMeans", "trusted-server", "record", "cost"),
+    ("FedDPKMeans", "trusted-server", "client", "cost"),
+    ("FedDPKMeans", "trusted-server", "record", "relative"),
+    ("FedDPKMeans", "trusted-server", "client", "relative"),
+    ("FedDPKMeans", "trusted-server", "client", "means"),
 ]
 
 
@@ -75,7 +83,7 @@ def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(
 ):
     """With noise of one known size, views of recorded runs and of repetitions are exact."""
     setting = parts.setting_of(parts.Cell(strategy, trust, unit, variant=variant))
-    shares = {"distributed-noise": 1 if variant else 2}.get(trust, 1)
+    shares = 2 if trust == "distributed-noise" and variant != "server and client" else 1
     with (
         mock.patch.object(release, "draw", lambda each, units, _: constant(units)),
         mock.patch.object(release, "draw_share", lambda each, units, n, _: constant(units)),
@@ -91,6 +99,29 @@ def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(
         changes = np.broadcast_to(having.change, having.residual.shape)
         np.testing.assert_array_equal(having.residual - SHARE * shares, changes)
     assert 0.97 < answers.attained(absent) <= 1 + 1e-9
+    if variant == "cost":  # which is the last word of all
+        unit = answers.algorithm.fixed_units(answers.algorithm.n_rounds)[-1]
+        assert 0.97 < absent.change[0, -1] / unit <= 1
+
+
+def test_variants_are_what_they_are_called(parts):
+    def answers_of(strategy, trust, variant, unit="record"):
+        return parts.Answers(parts.setting_of(parts.Cell(strategy, trust, unit, variant=variant)))
+
+    for strategy in ("FastLloyd", "GLloyd", "FedDPKMeans"):
+        plan = answers_of(strategy, "distributed-noise", "cost").plan
+        assert plan.rounds[-1][-1].name == "cost"
+    share = {release.name: release.cost**2 for release in plan.releases}["cost"]
+    assert share == pytest.approx(sum(each.cost**2 for each in plan.releases) / 2)
+    for unit in ("record", "client"):
+        relative = answers_of("FedDPKMeans", "trusted-server", "relative", unit)
+        assert relative.algorithm.sums == "relative"
+    means = answers_of("FedDPKMeans", "trusted-server", "means", "client").algorithm
+    assert means.contribution == "means"
+    clips = {each.name: means.clip_of(each) for each in means.releases(means.n_rounds)}
+    assert clips == {"lloyd-sums": math.sqrt(2), "lloyd-counts": math.sqrt(2)}
+    setting = answers_of("GLloyd", "distributed-noise", "2 of 4 collude").setting
+    assert (setting.n_clients, setting.shares, setting.strategy.colluders) == (4, 2, 2)
 
 
 def constant(units):
@@ -124,6 +155,7 @@ def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, place):
 
 CERTAIN = {
     "noise halved": 400,
+    "cost of half the distance": 400,
     "clip forgotten": 100,
     "noise truncated: whole records": 100,
     "noise reused": 100,
@@ -140,7 +172,7 @@ def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
     task = audit.task_of(bug.cell, effort.repetitions, name, planted=True)
     planted = audit.line_of(task, effort)
     assert planted.epsilon_bound > planted.claimed_epsilon
-    if name not in ("noise halved", "clip forgotten"):
+    if bug.guess != "likelihood ratio":
         assert planted.recorded_right == planted.recorded
     absent = audit.line_of(replace(task, planted=False), replace(effort, confidence=SURE))
     assert absent.verdict == audit.BELOW
@@ -316,7 +348,9 @@ def test_the_page_has_every_line_and_every_bug(audit):
     assert len(gaussian) == sum(
         cell.strategy != "SuLloyd" and cell.variant != "laplace" for cell in audit.cells((4.0,))
     )
-    assert all(float(row[12]) >= audit.WANTED for row in gaussian)
+    full = [row for row in gaussian if row[7] == "5000"]  # fewer repetitions show less
+    assert len(full) >= 40
+    assert all(float(row[12]) >= audit.WANTED for row in full)
     bugs = {row[0]: (row[7], row[9]) for row in rows if len(row) == 10}
     for bug in audit.bugs():
         assert bugs[bug.name] == ("caught", "below")
