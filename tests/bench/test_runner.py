@@ -1,6 +1,7 @@
 """Running: every task once, on from where it stopped, in one process or several."""
 
 import io
+import os
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -72,6 +73,18 @@ def test_progress_is_told_by_tenths(suite, path):
     text = io.StringIO()
     run(suite, plan_of(suite, Options(1)), path, jobs=1, console=Console(file=text))
     assert text.getvalue().splitlines() == [f"{n} of 6 runs" for n in range(1, 7)]
+
+
+def test_each_task_may_have_a_process_of_its_own(suite, path, toy, done):
+    source = toy.read_text().replace('f"{task}\\n"', 'f"{os.getpid()} {task}\\n"')
+    toy.write_text("import os\n" + source)
+    tasks = plan_of(suite, Options(1))
+    for number, jobs in enumerate((1, 2)):
+        outcome = run(replace(suite, fresh=True), tasks, path.with_name(f"{jobs}.csv"), jobs=jobs)
+        assert outcome.n_done == 6
+        processes = {line.split()[0] for line in done()[6 * number :]}
+        assert len(processes) == 6
+        assert str(os.getpid()) not in processes
 
 
 def test_a_suite_that_measures_time_runs_alone(suite, path, monkeypatch):
