@@ -144,7 +144,7 @@ def in_turn(script):
         asked = []
 
         def listen(message, context):
-            asked.append(message.metadata.message_type.partition(".")[0])
+            asked.append(message.metadata.message_type)
             return app(message, context)
 
         grid = InProcessGrid(listen, size.clients)
