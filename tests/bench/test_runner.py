@@ -78,13 +78,14 @@ def test_progress_is_told_by_tenths(suite, path):
 def test_each_task_may_have_a_process_of_its_own(suite, path, toy, done):
     source = toy.read_text().replace('f"{task}\\n"', 'f"{os.getpid()} {task}\\n"')
     toy.write_text("import os\n" + source)
-    tasks = plan_of(suite, Options(1))
-    for number, jobs in enumerate((1, 2)):
-        outcome = run(replace(suite, fresh=True), tasks, path.with_name(f"{jobs}.csv"), jobs=jobs)
-        assert outcome.n_done == 6
-        processes = {line.split()[0] for line in done()[6 * number :]}
-        assert len(processes) == 6
-        assert str(os.getpid()) not in processes
+    plan = plan_of(suite, Options(3, data=("mine",), only=(("epsilon", ("0.1",)),)))
+    for jobs in (1, 2):
+        before = len(done())
+        outcome = run(replace(suite, fresh=True), plan, path.with_name(f"{jobs}.csv"), jobs=jobs)
+        assert outcome.n_done == 3
+        processes = {line.split()[0] for line in done()[before:]}
+        assert len(processes) == 3
+        assert all(each.isdigit() and int(each) != os.getpid() for each in processes)
 
 
 def test_a_suite_that_measures_time_runs_alone(suite, path, monkeypatch):
