@@ -5,8 +5,8 @@
 Both clients and the server run in this process, one after the other, so the time is the work of all
 three and no network's. It is that of a round after the first: the server's question, two answers
 and their sum, at rest in Flower's messages, with every check, mask and noise of a real run. Bytes
-are those of the whole messages of a round as Flower serialises them, from and to both clients, and
-beside them those of the masked words alone, which is what the paper counts.
+are those of the whole messages of a round as Flower serialises them (``weighing.py``), from and to
+both clients, and beside them those of the masked words alone, which is what the paper counts.
 """
 
 import time
@@ -16,18 +16,19 @@ from typing import Any
 
 import numpy as np
 from fastlloyd_protocol import N_CLIENTS, FloatArray, records_of
-from flwr.app import Context, Message
-from flwr.common.serde import message_to_proto
+from flwr.app import Context
+from weighing import WeighingGrid
 
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.bench import tables
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.bench.script import main
 from flower_kmeans.client import ClientPolicy, kmeans_client_app
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.federation.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, RoundInfo
 
 ROUNDS = 7
+WEIGHED = "round 3"  # the steady state: two rounds lie behind
 PRINTED = {
     "timesynth_10000_2_2": (3.03, 192, 10_500, 2.557e8),
     "timesynth_10000_2_5": (3.24, 384, None, None),
@@ -51,22 +52,6 @@ class Task:
     data: str
     trust: str
     run: int
-
-
-class SizedGrid(InProcessGrid):
-    """An in-process grid that adds up the bytes of the messages of round 3."""
-
-    total = words = 0
-
-    def _run_client(self, message: Message) -> Message:
-        reply = super()._run_client(message)
-        asked = message.content["kmeans"]
-        if asked["kind"] == "round" and asked["t"] == 3:  # the steady state: two rounds lie behind
-            for whole in (message, reply):
-                self.total += len(message_to_proto(whole).SerializeToString())
-            # The words that a client sends, and as many that it is told.
-            self.words += 2 * len(reply.content["kmeans"]["words"])
-        return reply
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
@@ -100,11 +85,16 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         return halves[int(context.node_config["partition-id"])]
 
     strategy.on_round = note
-    grid = SizedGrid(kmeans_client_app(load, ClientPolicy.for_simulation()), N_CLIENTS)
+    app = kmeans_client_app(load, ClientPolicy.for_simulation())
+    grid = WeighingGrid(app, N_CLIENTS, lambda hop, client: hop == WEIGHED)
     with task_identity():
         strategy.start(grid, timeout=600)
-    steps = np.diff(ends)
-    return {"seconds": float(np.median(steps)), "total": grid.total, "words": grid.words}
+    hop = grid.hops[WEIGHED]
+    return {
+        "seconds": float(np.median(np.diff(ends))),
+        "total": sum(hop.asked) + sum(hop.answered),
+        "words": 2 * sum(hop.words),  # those that clients send, and as many that they are told
+    }
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:

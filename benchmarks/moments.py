@@ -1,60 +1,70 @@
 """What the messages of FedDP-KMeans weigh with many columns: ``python benchmarks/moments.py``.
 
-One whole run with few clients and few records, neither of which a message's size depends on. Bytes
-are those of whole messages, the largest of a hop.
+One whole run for each trust model, with few clients and few records, neither of which a message's
+size depends on but for a bit per client and a place in the cohort. Bytes are those of whole
+messages, the largest of a hop.
 """
 
-import argparse
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from flwr.app import Message
-from flwr.common.serde import message_to_proto
+from weighing import Hop, WeighingGrid
 
 from flower_kmeans import Ball, ClientPolicy, PrivacyBudget, kmeans_client_app
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.federation.in_process import task_identity
 from flower_kmeans.strategies import FedDPKMeans
 
 N_CLIENTS = 5
+N_LLOYD_ROUNDS = 1
+ROUNDS = range(1, 3 + N_LLOYD_ROUNDS + 1)  # three before them
+HOPS = {
+    "distributed-noise": (
+        "enrol",
+        "lead",
+        *(f"{kind} {t}" for t in ROUNDS for kind in ("round", "open")),
+        f"finish {ROUNDS[-1]}",
+    ),
+    "trusted-server": ("enrol", *(f"round {t}" for t in ROUNDS), f"finish {ROUNDS[-1]}"),
+}
+"""Hops of a run, in their order."""
+SIZES = ("trust", "columns", "clusters", "server_points")
 
 
-class WeighingGrid(InProcessGrid):
-    """A grid that keeps how many bytes went each way, by hop."""
+@dataclass(frozen=True)
+class Task:
+    """One hop of a run."""
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self.hops: dict[str, dict[str, list[int]]] = {}
-        self._hop: dict[str, str] = {}
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Weigh what the server sends."""
-        listed = list(messages)
-        names = [_name(message) for message in listed]
-        for name, message in zip(names, listed, strict=True):
-            self._weigh(name, "to a client", message)
-        ids = list(super().push_messages(listed))
-        self._hop |= dict(zip(ids, names, strict=True))
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Weigh what clients answer."""
-        for reply in super().pull_messages(message_ids):
-            self._weigh(self._hop[reply.metadata.reply_to_message_id], "from a client", reply)
-            yield reply
-
-    def _weigh(self, name: str, way: str, message: Message) -> None:
-        size = len(message_to_proto(message).SerializeToString())
-        self.hops.setdefault(name, {}).setdefault(way, []).append(size)
+    trust: str
+    columns: int
+    clusters: int
+    server_points: int
+    hop: str
 
 
-def _name(message: Message) -> str:
-    fields = message.content["kmeans"]
-    return " ".join(str(fields[key]) for key in ("kind", "t") if key in fields)
+def tasks_of(options: Options) -> Iterator[Task]:
+    """Yield every hop of a run, run by run."""
+    for d in options.chosen("columns", (784,), int):
+        for k in options.chosen("clusters", (10,), int):
+            for m in options.chosen("server_points", (100,), int):
+                yield from (
+                    Task(trust, d, k, m, hop) for trust, hops in HOPS.items() for hop in hops
+                )
 
 
-def weigh(d: int, k: int, m: int, trust: str) -> None:
-    """Run it once and print a line for every hop."""
+@lru_cache(maxsize=1)
+def hops_of(trust: str, d: int, k: int, m: int) -> dict[str, Hop]:
+    """Run it once, and return what its hops weigh.
+
+    Raises
+    ------
+    ValueError
+        If the run has other hops than it should, so that no hop is missing in a table.
+    """
     rng = np.random.default_rng(0)
     points = 0.1 * rng.normal(size=(m + N_CLIENTS, d))
     strategy = FedDPKMeans(
@@ -64,6 +74,7 @@ def weigh(d: int, k: int, m: int, trust: str) -> None:
         10_000,
         server_data=points[:m],
         n_clients=N_CLIENTS,
+        n_rounds=N_LLOYD_ROUNDS,
         trust=trust,
     )
     app = kmeans_client_app(
@@ -74,27 +85,51 @@ def weigh(d: int, k: int, m: int, trust: str) -> None:
     grid = WeighingGrid(app, N_CLIENTS)
     with task_identity():
         strategy.start(grid)
-    print(f"{trust}: {d} columns, k = {k}, {m} server points, {N_CLIENTS} clients")
-    print(f"{'hop':>8} {'to a client':>12} {'from a client':>14}   answers as large")
-    for name, ways in grid.hops.items():
-        answers = ways["from a client"]
-        most = max(answers)
-        large = sum(size > 0.9 * most for size in answers)
-        print(f"{name:>8} {max(ways['to a client']):>12,} {most:>14,}   {large}")
-    print(f"d x d words: {8 * d * d:,} bytes; d (d + 1) / 2 words: {4 * d * (d + 1):,}\n")
+    if tuple(grid.hops) != HOPS[trust]:
+        raise ValueError(f"Expected the hops {HOPS[trust]}. Got {tuple(grid.hops)} instead.")
+    return grid.hops
 
 
-def main() -> None:
-    """Weigh both trust models."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--columns", type=int, default=784)
-    parser.add_argument("--clusters", type=int, default=10)
-    parser.add_argument("--server-points", type=int, default=100)
-    options = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    for trust in ("distributed-noise", "trusted-server"):
-        weigh(options.columns, options.clusters, options.server_points, trust)
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return the largest messages of a hop, and how many answers are about as large."""
+    hop = hops_of(task.trust, task.columns, task.clusters, task.server_points)[task.hop]
+    largest = max(hop.answered)
+    return {
+        "asked": max(hop.asked),
+        "answered": largest,
+        "as_large": sum(size > 0.9 * largest for size in hop.answered),
+    }
+
+
+def tables_of(rows: Sequence[Row], options: Options) -> str:
+    """Return a table for each run."""
+    told = []
+    for sizes in tables.unique(tuple(row[name] for name in SIZES) for row in rows):
+        trust, d, k, m = sizes
+        told.append(f"`{trust}`, {d} columns, k = {k}, {m} server points, {N_CLIENTS} clients:")
+        lines = [
+            [row["hop"], *(f"{row[name]:,}" for name in SUITE.measures)]
+            for row in rows
+            if tuple(row[name] for name in SIZES) == sizes
+        ]
+        head = ["hop", "to a client, bytes", "from a client, bytes", "answers as large"]
+        told.append(tables.markdown(head, lines))
+        told.append(f"d² words: {8 * d * d:,} bytes; d(d+1)/2 words: {4 * d * (d + 1):,}.")
+    return "\n\n".join(told)
+
+
+SUITE = Suite(
+    "moments",
+    "What the messages of FedDP-KMeans weigh with many columns: whole messages, the largest of a "
+    "hop, and how many answers are within a tenth of it.",
+    Task,
+    {"asked": int, "answered": int, "as_large": int},
+    tasks_of,
+    measure,
+    tables_of,
+    runs=1,
+)
 
 
 if __name__ == "__main__":
-    main()
+    script.main(SUITE, __doc__)

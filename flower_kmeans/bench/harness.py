@@ -129,6 +129,9 @@ class Suite:
         the rows, and rows of that name from another source are refused.
     alone : bool
         Whether tasks measure time, and should by default have the machine for themselves.
+    fresh : bool
+        Whether each task has a process of its own that did nothing before, as where memory is
+        measured, or Ray is started.
     """
 
     name: str
@@ -146,6 +149,7 @@ class Suite:
     settings: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     alone: bool = False
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").isalnum():

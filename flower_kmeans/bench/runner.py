@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -148,17 +149,18 @@ def _results(
 ) -> Iterator[tuple[Any, Measured | Exception]]:
     """Yield what tasks gave, or the error that ended them, as they come."""
     until = time.monotonic() + 60 * minutes
+    threads = max(1, available_cores() // jobs)
+    measure = partial(_in_fresh_process, suite.measure, threads) if suite.fresh else suite.measure
     if jobs == 1 or len(tasks) < 2:
         _quiet()
         for task in tasks:
             if time.monotonic() >= until:
                 return
             try:
-                yield task, suite.measure(task, options)
+                yield task, measure(task, options)
             except Exception as error:
                 yield task, error
         return
-    threads = max(1, available_cores() // jobs)
     context = get_context("spawn")  # Flower's threads survive no fork
     pool = ProcessPoolExecutor(jobs, context, _prepare, (threads,))
     try:
@@ -169,7 +171,7 @@ def _results(
                 if task is None:
                     break
                 try:
-                    running[pool.submit(suite.measure, task, options)] = task
+                    running[pool.submit(measure, task, options)] = task
                 except BrokenProcessPool:
                     raise _ended_by_itself(task) from None
             if not running:
@@ -184,6 +186,14 @@ def _results(
                     yield task, failure
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _in_fresh_process(
+    measure: Callable[[Any, Options], Measured], threads: int, task: Any, options: Options
+) -> Measured:
+    """Measure a task in a process that is made for it."""
+    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (threads,)) as pool:
+        return pool.submit(measure, task, options).result()
 
 
 def _ended_by_itself(task: Any) -> RunError:

@@ -1,6 +1,7 @@
 """Running: every task once, on from where it stopped, in one process or several."""
 
 import io
+import os
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -72,6 +73,19 @@ def test_progress_is_told_by_tenths(suite, path):
     text = io.StringIO()
     run(suite, plan_of(suite, Options(1)), path, jobs=1, console=Console(file=text))
     assert text.getvalue().splitlines() == [f"{n} of 6 runs" for n in range(1, 7)]
+
+
+def test_each_task_may_have_a_process_of_its_own(suite, path, toy, done):
+    source = toy.read_text().replace('f"{task}\\n"', 'f"{os.getpid()} {task}\\n"')
+    toy.write_text("import os\n" + source)
+    plan = plan_of(suite, Options(3, data=("mine",), only=(("epsilon", ("0.1",)),)))
+    for jobs in (1, 2):
+        before = len(done())
+        outcome = run(replace(suite, fresh=True), plan, path.with_name(f"{jobs}.csv"), jobs=jobs)
+        assert outcome.n_done == 3
+        processes = {line.split()[0] for line in done()[before:]}
+        assert len(processes) == 3
+        assert all(each.isdigit() and int(each) != os.getpid() for each in processes)
 
 
 def test_a_suite_that_measures_time_runs_alone(suite, path, monkeypatch):
