@@ -149,10 +149,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if options.command == "link":
             make_link(options.directory, options.name, options.days)
+            given, kept = ("ca.crt", "server.pem"), ("ca.key", "server.key")
         else:
             make_node(options.directory)
+            given, kept = ("node.pub",), ("node.key",)
     except FileExistsError as error:
         parser.exit(1, f"There is a file {error.filename} already; it was left as it is.\n")
+    for words, names in (("public", given), ("secret, mode 0600", kept)):
+        print(f"Wrote {', '.join(str(options.directory / name) for name in names)} ({words})")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def _check(
     complain(checks.mask_complaints(every))
     outcome.ciphertexts = "{} made, {} differ".format(*checks.n_ciphertexts(every))
     servers = [
-        *directory.glob("report*.json"),
+        *directory.glob("report*"),  # each as JSON and as a page
         *(path for path in stage.processes.logs.glob("*.log") if "supernode" not in path.name),
         *(directory / "link").glob("superlink.db*"),
     ]

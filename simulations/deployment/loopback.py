@@ -175,7 +175,7 @@ class Deployment:
     results : tuple of Path
         The result file of each node.
     report : Path
-        What the server writes.
+        What the server writes; beside it, with .html for .json, it writes the same as a page.
     app : Path
         The Flower app that is run.
     """
@@ -374,6 +374,7 @@ def demonstrate(
     print(f"flwr {version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'} to the nodes")
     print(f"set-up {ready - begun:.1f} s, run {done - ready:.1f} s, of it in the strategy:")
     print(f"  rounds ended at {ends} s, all done at {report['seconds']:.1f} s")
+    print(f"The report as a page: {running.report.with_suffix('.html')}")
     print(f"Everything is in {directory}")
 
 

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from deployments import (
     FOLDER,
+    NEVER_SEEN,
     PAGE,
     ROOT,
     ROUNDS,
@@ -29,6 +30,7 @@ from deployments import (
     load_script,
 )
 from flwr.app import Context, RecordDict
+from report_pages import read, tables
 from typer.testing import CliRunner
 
 from flower_kmeans import Box, ClientPolicy
@@ -189,7 +191,7 @@ def test_the_pages_commands_are_those_that_run(loopback):
     assert tomllib.loads(text)["superlink"]["deployment"]["address"] == "link.example.org:8000"
 
 
-def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch):
+def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     made = [
         words[2:]
@@ -199,6 +201,9 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch):
     assert [words[0] for words in made] == ["link", "node"]
     for words in made:
         credentials.main(words)
+    written = ["link/ca.crt", "link/server.pem", "link/ca.key", "link/server.key"]
+    told = capsys.readouterr().out
+    assert all(name in told for name in [*written, "node/node.pub", "node/node.key"])
     keygen = [words[1:] for words in commands() if words[:2] == ["flower-kmeans", "keygen"]]
     own = ["keygen", "--members", "a", "--output", "member"]
     assert keygen == [["keygen", "group.key"], own]
@@ -321,6 +326,9 @@ def test_the_apps_two_sides_make_a_run(monkeypatch, loopback, tmp_path):
     assert n_results == 3
     assert (report["arrays_at_the_server"], report["finished"]) == ([], True)
     assert all(could_take_part(loopback, tmp_path / f"node{i}") for i in range(3))
+    page = read((tmp_path / "report.html").read_text("utf-8"))
+    assert NEVER_SEEN in page.text
+    assert "Centroids" not in tables(page)
 
 
 def test_the_app_runs_with_a_roster_and_without_trust_in_the_server(
@@ -336,6 +344,12 @@ def test_the_app_runs_with_a_roster_and_without_trust_in_the_server(
     assert n_results == 3
     assert (report["trust"], report["keys"]) == ("distributed-noise", "roster")
     assert report["arrays_at_the_server"] == ["centroids", "counts"]
+    with np.load(tmp_path / "node0" / "result.npz") as result:
+        centroids = result["centroids"]
+    head, *rows, _ = tables(read((tmp_path / "report.html").read_text("utf-8")))["Centroids"]
+    assert head[1] == "noisy size"
+    shown = {int(row[0]): [float(cell) for cell in row[-2:]] for row in rows}
+    np.testing.assert_allclose([shown[i] for i in range(3)], centroids, rtol=1e-3, atol=5e-3)
     assert all(could_take_part(loopback, tmp_path / f"node{i}") for i in range(3))
 
 
@@ -492,6 +506,8 @@ def test_a_node_with_other_bounds_refuses(monkeypatch, loopback, tmp_path):
     with pytest.raises(TooFewClientsError, match="policy"):
         run_in_process(monkeypatch, loopback, tmp_path, policies=policies)
     assert not list(tmp_path.glob("node?/result*"))
+    assert not json.loads((tmp_path / "report.json").read_text())["finished"]
+    assert "not finished" in read((tmp_path / "report.html").read_text("utf-8")).text
 
 
 NAMED = {"bounds": "x0=-14:14,x1=-14:14"}

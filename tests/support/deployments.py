@@ -23,6 +23,8 @@ ROUNDS = 3
 # this is ten standard deviations of it and more.
 CLOSE = 0.01
 
+NEVER_SEEN = "The centroids are with the clients."  # in a page of an oblivious server
+
 
 def load_script(monkeypatch, name, folder=FOLDER):
     """Import a script's module from its folder, and forget it with all that it imported there."""
@@ -63,7 +65,8 @@ def solution_of(partitions):
 def kept_by_the_server(running):
     """Return the content of whatever the SuperLink and the server left in files."""
     link = running.directory / "link"
-    kept = [running.report, *running.processes.logs.glob("*.log"), *link.glob("superlink.db*")]
+    pages = [running.report, running.report.with_suffix(".html")]
+    kept = [*pages, *running.processes.logs.glob("*.log"), *link.glob("superlink.db*")]
     assert link / "superlink.db" in kept
     return {path: path.read_bytes() for path in kept}
 
@@ -73,6 +76,8 @@ def check_outcome(running, partitions):
     centroids, _ = one_result(running)
     report = json.loads(running.report.read_text("utf-8"))
     assert report["arrays_at_the_server"] == []
+    page = running.report.with_suffix(".html").read_text("utf-8")
+    assert NEVER_SEEN in page
     assert (report["trust"], report["keys"]) == ("oblivious-server", "file")
     assert (report["n_clients"], report["n_rounds"]) == (3, ROUNDS)
     assert report["answers"] == [3] * ROUNDS

@@ -1,8 +1,9 @@
-"""The server asks for noisy sums and writes a report, but no centroid.
+"""The server asks for noisy sums and writes what the run was: a report, and the same as a page.
 
-With ``strategy="fastlloyd"`` it never sees what the sums are. With ``"synopsis"``, ``"pe-means"``,
-``"hdpe-means"`` and ``"feddp"`` it does, under ``trust="distributed-noise"``; the last one starts
-from points of the server's own, which stay on its machine.
+With ``strategy="fastlloyd"`` it never sees what the sums are, and neither file has a centroid.
+With ``"synopsis"``, ``"pe-means"``, ``"hdpe-means"`` and ``"feddp"`` it does, under
+``trust="distributed-noise"``; the last one starts from points of the server's own, which stay on
+its machine.
 """
 
 import json
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from bounds import read_box
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result
 
-from flower_kmeans import PrivacyBudget
+from flower_kmeans import PrivacyBudget, html_report
 from flower_kmeans.datasets import load_table
 from flower_kmeans.errors import ConfigurationError, RunError
-from flower_kmeans.privacy.report import Report
 from flower_kmeans.strategies import (
     FastLloyd,
     FedDPKMeans,
@@ -43,7 +44,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the clustering and write its report."""
+    """Run the clustering and write its reports."""
     config = context.run_config
     path = Path(str(config["report"])).expanduser()
     ends: list[float] = []
@@ -55,9 +56,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         result = strategy.start(grid, timeout=float(config["timeout"]))
     except RunError:  # its report says who was missing, when and why
-        write_report(path, strategy.report, None, ends)
+        write_reports(path, strategy, None, ends)
         raise
-    write_report(path, strategy.report, result.arrays, ends)
+    write_reports(path, strategy, result, ends)
     for statement in strategy.report.statements:
         log(INFO, "%s", statement)
 
@@ -88,13 +89,16 @@ def strategy_of(
     return STRATEGIES[name](**options)
 
 
-def write_report(
-    path: Path, report: Report, arrays: ArrayRecord | None, ends: Sequence[float]
+def write_reports(
+    path: Path, strategy: KMeansStrategy, result: Result | None, ends: Sequence[float]
 ) -> None:
-    """Write what a run was, whether it finished (``arrays``) or not (``None``)."""
-    values = report.to_dict()
-    values["finished"] = arrays is not None
-    values["arrays_at_the_server"] = sorted(arrays or ())
+    """Write what a run was, for programs and as a page, also if it failed (``result=None``)."""
+    arrays = () if result is None else result.arrays
+    values = strategy.report.to_dict()
+    values["finished"] = result is not None
+    values["arrays_at_the_server"] = sorted(arrays)
     values["seconds_at_the_end_of_rounds"] = list(ends)
     path.write_text(json.dumps(values, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    log(INFO, "The server wrote %s", path)
+    page = path.with_name(f"{path.name.removesuffix('.json')}.html")
+    page.write_text(html_report(strategy, result), encoding="utf-8")
+    log(INFO, "The server wrote %s and %s", path, page)
