@@ -10,6 +10,7 @@ from flower_kmeans.webreport.outcome import FloatArray, Outcome, column_bounds, 
 
 MAX_ROWS, MAX_COLUMNS = 200, 64
 _NAMED_DOTS = 40
+_TOGETHER = 8  # columns of the table on paper
 _LARGEST_DOT, _SMALLEST_DOT = 20.0, 4.0
 
 
@@ -119,6 +120,7 @@ def _table(outcome: Outcome, centroids: FloatArray, shown: np.ndarray) -> Markup
         right=(0, *range(first, len(head))),
         foot=_bounds(outcome, n_before, len(columns)),
         wide=True,
+        together=_TOGETHER,
     )
 
 

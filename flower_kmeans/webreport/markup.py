@@ -75,8 +75,11 @@ def table(
     right: Sequence[int] = (),
     foot: Sequence[object] | None = None,
     wide: bool = False,
+    together: int | None = None,
 ) -> Markup:
     """Return a table that scrolls by itself where it is wider than the page.
+
+    Paper does not scroll: a table of many columns goes on in further ones (``together``).
 
     Parameters
     ----------
@@ -92,25 +95,39 @@ def table(
         The last row, for totals.
     wide : bool, default: False
         Whether to take the whole width, and to keep every cell on one line.
+    together : int, optional
+        How many columns fit on paper. What has more becomes several tables, each of which begins
+        with the headers of the rows: side by side on a screen, one below the other on paper.
     """
+    listed, parts = list(rows), _column_parts(len(head), together)
+    tables = []
+    for number_, columns in enumerate(parts, 1):
+        part = f", part {number_} of {len(parts)}" if len(parts) > 1 else ""
+        body = tag("tbody", *(_row(row, columns, right) for row in listed))
+        titles = [
+            tag("th", head[i], scope="col", class_="num" if i in right else None) for i in columns
+        ]
+        inside = [tag("caption", caption, part), tag("thead", tag("tr", *titles)), body]
+        if foot is not None:
+            inside.append(tag("tfoot", _row(foot, columns, right)))
+        tables.append(tag("table", *inside, class_="wide" if wide else None))
+    classes = "scroll" if len(tables) == 1 else "scroll parts"
+    return tag("div", *tables, class_=classes, tabindex="0")
 
-    def cells(row: Sequence[object]) -> Markup:
-        kinds = ["num" if i in right else None for i in range(len(row))]
-        first = tag("th", row[0], scope="row", class_=kinds[0])
-        rest = zip(row[1:], kinds[1:], strict=True)
-        return tag("tr", first, *(tag("td", cell, class_=kind) for cell, kind in rest))
 
-    titles = [
-        tag("th", title, scope="col", class_="num" if i in right else None)
-        for i, title in enumerate(head)
-    ]
-    parts = [tag("caption", caption), tag("thead", tag("tr", *titles))]
-    parts.append(tag("tbody", *(cells(row) for row in rows)))
-    if foot is not None:
-        parts.append(tag("tfoot", cells(foot)))
-    return tag(
-        "div", tag("table", *parts, class_="wide" if wide else None), class_="scroll", tabindex="0"
-    )
+def _column_parts(n_columns: int, together: int | None) -> list[list[int]]:
+    """Return the columns of each part of a table: the first one is in all of them."""
+    if together is None or n_columns <= together:
+        return [list(range(n_columns))]
+    starts = range(1, n_columns, together - 1)
+    return [[0, *range(i, min(i + together - 1, n_columns))] for i in starts]
+
+
+def _row(row: Sequence[object], columns: Sequence[int], right: Sequence[int]) -> Markup:
+    kinds = ["num" if i in right else None for i in columns]
+    first = tag("th", row[columns[0]], scope="row", class_=kinds[0])
+    rest = zip(columns[1:], kinds[1:], strict=True)
+    return tag("tr", first, *(tag("td", row[i], class_=kind) for i, kind in rest))
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Markup:

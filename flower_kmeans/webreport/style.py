@@ -63,6 +63,7 @@ border-color:var(--accent)}
 table{border-collapse:collapse;overflow-wrap:break-word;font-size:.9rem;font-variant-numeric:tabular-nums;
 min-width:min(100%,16rem)}
 .wide{width:100%}.wide th,.wide td{white-space:nowrap}
+.parts{display:flex;gap:24px}.parts table{flex:none}.parts .wide{width:auto}
 caption{text-align:left;color:var(--soft);font-size:.85rem;padding-bottom:6px}
 th,td{padding:5px 18px 5px 0;text-align:left;vertical-align:top;
 border-bottom:1px solid var(--line)}
@@ -117,11 +118,22 @@ svg .head-of.noisy{fill:var(--noisy)}
 svg .head-of.exact{fill:var(--exact)}
 @media (max-width:520px){body{font-size:15px}section{padding:14px;border-radius:8px}
 h1{font-size:1.35rem}}
-@media print{:root{--paper:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb;--accent:#1d4796;
---noisy:#1d4796;--noisy-bg:#e8eefb;--masked:#0b5c55;--masked-bg:#e3f3f0;--exact:#9c1c12;
+@media print{:root{color-scheme:light;--paper:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb;
+--accent:#1d4796;--noisy:#1d4796;--noisy-bg:#e8eefb;--masked:#0b5c55;--masked-bg:#e3f3f0;--exact:#9c1c12;
 --exact-bg:#fdeae7;--part:#6f4800;--part-bg:#fdf3dd;--second:#7a2a8c}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}
-body{font-size:10.5pt}nav{display:none}section{border:0;padding:0;margin:14pt 0}
-h2,caption,.tiles,.warnings li,figure,tr{break-inside:avoid}h2{break-after:avoid}
-.scroll{overflow:visible;max-height:none}thead th{position:static}table{font-size:8.5pt}}
+body{font-size:10.5pt}main,header,footer{max-width:none;padding:0}header{padding-top:0}
+p,.statements li{max-width:none}p{margin-bottom:6pt}nav{display:none}
+section{border:0;padding:0;margin:14pt 0}
+.tiles{grid-template-columns:repeat(6,auto);gap:6px}.tile{padding:6px 10px}
+.warnings li{padding:5px 10px}
+h2,caption,.tiles,.warnings li,.facts div,figure,tr{break-inside:avoid}
+h2,caption{break-after:avoid}
+.pair{grid-template-columns:3fr 2fr}#rounds .pair{grid-template-columns:5fr 6fr}
+.facts{grid-template-columns:repeat(4,1fr)}.pair .scroll,#centroids figure{break-inside:avoid}
+#centroids figure{max-width:75%}
+.scroll{overflow:visible;max-height:none}.parts{display:block}.parts table{margin-bottom:12pt}
+.parts .wide{width:100%}thead th{position:static}tfoot{display:table-row-group}
+table{font-size:8.5pt}th,td{padding:3px 8px 3px 0}
+.wide th,.wide tfoot td{white-space:normal;overflow-wrap:anywhere}}
 """

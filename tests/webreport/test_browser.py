@@ -100,6 +100,18 @@ def test_every_section_is_there_and_nothing_overflows(page, widest, width):
         assert all(s["left"] >= 0 and s["right"] <= width for s in found["section"])
 
 
+def test_paper_cuts_nothing(page, widest):
+    """On paper nothing scrolls: all tables must fit the width, A4's within Chromium's margins."""
+    width = round((210 / 25.4 - 2 * 0.4) * 96)
+    for each in (page, widest):
+        assert each.count("@media print{") == 1
+        found = measure(each.replace("@media print{", "@media all{"), width)
+        assert found["scroll"] <= width
+        assert all(table["left"] >= 0 and table["right"] <= width for table in found["table"])
+        assert all(text["height"] > 6 for text in found["text"])
+    assert any(table["right"] > width for table in measure(widest, width)["table"])
+
+
 def test_an_overflow_would_be_noticed(page):
     mutated = page.replace("<footer>", '<div style="width:700px">wide</div><footer>')
     assert measure(mutated, 400)["scroll"] > 400

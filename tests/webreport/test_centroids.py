@@ -74,9 +74,19 @@ def test_a_ball_is_told_by_its_radius_and_centre():
 def test_large_results_are_cut_and_it_is_said():
     centroids = np.random.default_rng(0).normal(size=(MAX_ROWS + 5, MAX_COLUMNS + 7))
     section = section_of(clustering_of(centroids, np.arange(MAX_ROWS + 5)))
-    rows = tables(section)["Centroids"]
-    assert (len(rows), len(rows[0])) == (MAX_ROWS + 2, MAX_COLUMNS + 3)
-    assert rows[1][0] == str(MAX_ROWS + 4)
+    parts = tables(section)
+    assert list(parts) == [f"Centroids, part {i + 1} of {len(parts)}" for i in range(len(parts))]
+    assert {len(rows) for rows in parts.values()} == {MAX_ROWS + 2}
+    for clusters in zip(*([row[0] for row in rows] for rows in parts.values()), strict=True):
+        assert len(set(clusters)) == 1
+    joined = [
+        [cell for row in rows for cell in row[1:]] for rows in zip(*parts.values(), strict=True)
+    ]
+    assert {len(row) for row in joined} == {MAX_COLUMNS + 2}
+    assert joined[0][2:] == [f"column {i + 1}" for i in range(MAX_COLUMNS)]
+    values = [[float(cell) for cell in row[2:]] for row in joined[1:-1]]
+    np.testing.assert_allclose(values, centroids[:4:-1, :MAX_COLUMNS], rtol=1e-3, atol=5e-3)
+    assert parts["Centroids, part 1 of 10"][1][0] == str(MAX_ROWS + 4)
     assert f"the {MAX_ROWS} largest of {MAX_ROWS + 5} clusters" in section.text
     assert f"the first {MAX_COLUMNS} of {MAX_COLUMNS + 7} columns" in section.text
     assert len(section.all("circle")) == MAX_ROWS + 5

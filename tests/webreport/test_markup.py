@@ -47,6 +47,18 @@ def test_tables_have_headers_in_both_directions():
     assert root.the("table").attributes["class"] == "wide"
 
 
+@given(st.integers(1, 30), st.integers(2, 9))
+def test_a_table_of_many_columns_goes_on_with_the_same_headers_of_rows(n_columns, together):
+    rows = [[f"{i},{j}" for j in range(n_columns)] for i in range(4)]
+    made = table(rows[0], rows[1:3], caption="C", foot=rows[3], together=together)
+    parts = tables(read(made))
+    assert all(len(row) <= together for part in parts.values() for row in part)
+    assert all([row[0] for row in part] == ["0,0", "1,0", "2,0", "3,0"] for part in parts.values())
+    for i, row in enumerate(rows):
+        assert [row[0]] + [cell for part in parts.values() for cell in part[i][1:]] == row
+    assert len(parts) == max(1, -(-(n_columns - 1) // (together - 1)))
+
+
 def test_sections_and_facts():
     made = section("s", "Title", facts([("a", 1), ("b", "<")]))
     root = read(made)
