@@ -210,6 +210,11 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, caps
     for words in keygen:
         assert CliRunner().invoke(flower_kmeans, words).exit_code == 0
     assert len(Roster.from_file("member/roster.toml")) == 1
+    lines = re.findall(r"^ +((?:roster|member_key)_file = .*)$", PAGE, re.MULTILINE)
+    Path("node/policy.toml").write_text("\n".join(lines), "utf-8")
+    Path("node/policy.toml").chmod(0o600)
+    policy = ClientPolicy.from_file("node/policy.toml")
+    assert read_identity(policy.roster_file, policy.member_key_file).place == 0
     lines = ""
     for name in "abc":  # each on its own node, as the page merges them
         words = [name if word == "a" else word for word in own]
