@@ -35,7 +35,7 @@ class Line:
         Recorded runs that were guessed right.
     sigmas : float
         How far the recorded scores lie from those of the repetitions; NaN where that cannot be
-        told, because a score is infinite or always the same.
+        told, because scores are infinite, always the same, or no likelihood ratios.
     attained : float
         Part of the plan's cost that the neighbours attain in the recorded runs.
     threshold : float
@@ -139,7 +139,8 @@ def attack(
         mu_bound = np.nan
         bound = epsilon_lower_bound(*counts, DELTA, effort.confidence)
     claimed = answers.epsilon
-    sigmas = float(_sigmas(marks, low, high))
+    # Other scores may be counts of what is rare, whose spread says nothing of single runs.
+    sigmas = float(_sigmas(marks, low, high)) if score is log_likelihood else math.nan
     verdict = ABOVE if bound > claimed else BELOW
     return Line(
         delta=DELTA,

@@ -87,11 +87,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run it once and count."""
     size = Size(N_CLIENTS, clusters=2)
     strategy = strategy_of(task, size)
-    assert (strategy.trust, strategy.keys, strategy.opening) == (
-        task.trust,
-        task.keys,
-        task.opening,
-    )
+    made = (strategy.trust, strategy.keys, strategy.opening)
+    if made != (task.trust, task.keys, task.opening):
+        raise ValueError(f"Expected a strategy as {task} says. Got {made} instead.")
     with tempfile.TemporaryDirectory() as directory, task_identity():
         policies = policies_for(task.keys, Path(directory))
         apps = [kmeans_client_app(size.load, policy, forget) for policy in policies]

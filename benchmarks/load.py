@@ -8,7 +8,6 @@ was sent and sent, whole serialised Flower messages. Set-up is enrolment and key
 the one with the shortest round counts. On Ray: ``load_ray.py`` and ``load_memory.py``.
 """
 
-import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from uniform_clients import Size, forget
-from weighing import WeighingGrid, resident
+from weighing import WeighingGrid, peak, resident
 
 from flower_kmeans import ClientPolicy, kmeans_client_app
 from flower_kmeans.bench import script, tables
@@ -56,13 +55,13 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     with task_identity():
         strategy.start(grid)
     whole, seconds = time.perf_counter() - started, float(np.median(np.diff(ends)))
-    peak = 2**10 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    most = peak()
     first, second, last = (grid.hops[f"round {t}"] for t in (1, 2, size.rounds))
     return {
         "whole": whole,
         "set_up": ends[0] - started - seconds,
         "round": seconds,
-        "peak": peak - before,
+        "peak": most - before,
         "first_asked": first.asked[0],
         "second_asked": second.asked[0],
         "last_asked": last.asked[0],

@@ -1,6 +1,5 @@
 """What a run weighs: the bytes of its messages, hop by hop, and the memory of this process."""
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,5 +91,15 @@ def _bytes_of(message: Message) -> int:
 
 def resident() -> int:
     """Return the resident memory of this process in bytes."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return _told_by_linux("VmRSS")
+
+
+def peak() -> int:
+    """Return the most resident memory that this process had since it began, in bytes."""
+    # Not ru_maxrss, which a new process takes over from the one that started it.
+    return _told_by_linux("VmHWM")
+
+
+def _told_by_linux(name: str) -> int:
+    told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 2**10 * int(told[name].split()[0])

@@ -131,21 +131,23 @@ def is_there(given: str, directory: Path | None) -> bool:
 
 
 def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
-    """Return what tells a data set from others of its name; ``None`` if no file is there for it.
+    """Return what tells a data set from others of its name; ``None`` if its file is not there.
 
     Returns
     -------
     dict
-        The number of clusters, the SHA-256 of the file, and how many records are drawn from it
-        where that is not all of them.
+        ``generated`` or ``bundled`` for what needs no file. Else the number of clusters, the
+        SHA-256 of the file, and how many records are drawn from it where that is not all of them.
 
     Raises
     ------
     ConfigurationError
         If the name is none.
     """
-    if family_of(given) is not None or given in BUNDLED:
-        return None
+    if family_of(given) is not None:
+        return {"generated": True}
+    if given in BUNDLED:
+        return {"bundled": True}
     path = _path_of(given, directory)
     if path is None or not path.is_file():
         return None

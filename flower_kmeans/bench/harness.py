@@ -263,7 +263,7 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
 def sources_of(suite: Suite, options: Options) -> dict[str, dict[str, Any]]:
     """Return what rows depend on beside their columns, by the names that they have for data sets.
 
-    Data sets that are generated, or not there, have no entry.
+    Data sets that a suite makes itself, or whose files are not there, have no entry.
     """
     found: dict[str, dict[str, Any]] = {name: dict(each) for name, each in suite.sources.items()}
     for given in options.data or suite.datasets:

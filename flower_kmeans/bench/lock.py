@@ -31,7 +31,7 @@ def held(directory: Path) -> Iterator[None]:
     Raises
     ------
     ConfigurationError
-        If another command has it.
+        If another command has it, or its file of the lock is another user's.
     """
     if fcntl is None:
         yield
@@ -48,7 +48,12 @@ def held(directory: Path) -> Iterator[None]:
 def _locked(path: Path) -> int:
     """Return a file that is locked, and still the one of that path."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError as error:  # left by another user's command that was killed
+            raise ConfigurationError(
+                f"Expected {path} to be a file that can be opened. Got: {error.strerror}."
+            ) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -22,8 +22,8 @@ PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn")
 def command_of(arguments: Sequence[str]) -> str:
     """Return a command line as one would type it, without what belongs to one machine alone.
 
-    An installed command is told without its folder. A script, and whatever else is an absolute
-    path, is told from its checkout on if it is in one, else from the working directory on, and by
+    An installed command is told without its folder. A script, and whatever else is a path from
+    elsewhere, is told from its checkout on if it is in one, else from the working directory on, and by
     its name alone if it is in neither.
     """
     program, given = arguments[0], [_argument_told(each) for each in arguments[1:]]
@@ -34,7 +34,7 @@ def command_of(arguments: Sequence[str]) -> str:
 
 def _argument_told(text: str) -> str:
     option, is_option, value = text.partition("=") if text.startswith("-") else ("", "", text)
-    if Path(value).is_absolute():
+    if Path(value).is_absolute() or ".." in Path(value).parts:
         value = _path_told(Path(value))
     return f"{option}{is_option}{value}"
 

@@ -193,7 +193,10 @@ def _in_fresh_process(
 ) -> Measured:
     """Measure a task in a process that is made for it."""
     with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (threads,)) as pool:
-        return pool.submit(measure, task, options).result()
+        try:
+            return pool.submit(measure, task, options).result()
+        except BrokenProcessPool:  # this one, not the pool that this may run in
+            raise _ended_by_itself(task) from None
 
 
 def _ended_by_itself(task: Any) -> RunError:

@@ -68,7 +68,9 @@ def test_files_are_known_by_contents_clusters_and_the_part_that_is_taken(tmp_pat
     }
     whole = identity(f"{path}:100", None)
     assert whole == {name: value for name, value in known.items() if name != "drawn"}
-    for name in ("g2_7_30", "sklearn-wine", "wine", f"{tmp_path / 'none.npz'}:2"):
+    assert identity("g2_7_30", tmp_path) == {"generated": True}
+    assert identity("sklearn-wine", tmp_path) == {"bundled": True}
+    for name in ("wine", f"{tmp_path / 'none.npz'}:2"):
         assert identity(name, tmp_path) is None
 
 
