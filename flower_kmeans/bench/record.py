@@ -23,8 +23,8 @@ def command_of(arguments: Sequence[str]) -> str:
     """Return a command line as one would type it, without what belongs to one machine alone.
 
     An installed command is told without its folder. A script, and whatever else is a path from
-    elsewhere, is told from its checkout on if it is in one, else from the working directory on, and by
-    its name alone if it is in neither.
+    elsewhere, is told from its checkout on if it is in one, else from the working directory on, and
+    by its name alone if it is in neither.
     """
     program, given = arguments[0], [_argument_told(each) for each in arguments[1:]]
     if not program.endswith(".py"):

@@ -236,10 +236,14 @@ def test_rows_of_another_directory_of_data_are_refused(start, bare, tmp_path, do
         np.savez(folder / "iris.npz", X=np.full((3, 1), number))
     start(bare, Options(1, data_dir=first))
     meta = json.loads((tmp_path / "out" / "meta.json").read_text())
-    assert meta["files"].keys() == {"iris"}
+    assert meta["files"].keys() == {"iris", "g2_2_30"}
     for options in (Options(2, data_dir=second), Options(2, data=(f"{second / 'iris.npz'}:3",))):
         with pytest.raises(ConfigurationError, match=r"Expected iris to be .* Got other contents"):
             start(bare, options)
+    own = second / "g2_2_30.npz"
+    np.savez(own, X=np.zeros((3, 2)))
+    with pytest.raises(ConfigurationError, match="Expected g2_2_30 .* generated None, not True"):
+        start(bare, Options(2, data=(f"{own}:2",)))
     start(bare, Options(1, data=("mine",), data_dir=second))  # without that data set
     start(bare, Options(1, data=(f"{first / 'iris.npz'}:3",)))  # the very same
     assert len(done()) == 9
