@@ -242,7 +242,7 @@ def test_rows_of_another_directory_of_data_are_refused(start, bare, tmp_path, do
             start(bare, options)
     own = second / "g2_2_30.npz"
     np.savez(own, X=np.zeros((3, 2)))
-    with pytest.raises(ConfigurationError, match="Expected g2_2_30 .* generated None, not True"):
+    with pytest.raises(ConfigurationError, match=r"Expected g2_2_30 .* generated None, not True"):
         start(bare, Options(2, data=(f"{own}:2",)))
     start(bare, Options(1, data=("mine",), data_dir=second))  # without that data set
     start(bare, Options(1, data=(f"{first / 'iris.npz'}:3",)))  # the very same
