@@ -1,8 +1,9 @@
-"""A suite that takes no time, as a file that any process can load."""
+"""A suite that takes no time, as a file that any process can load; and those of benchmarks/."""
 
 import sys
 
 import pytest
+from deployments import ROOT, load_script
 
 from flower_kmeans.bench.execution import load_suite
 
@@ -78,3 +79,9 @@ def done(toy):
     """Return a function that tells which tasks were measured so far."""
     log = toy.with_name("log.txt")
     return lambda: log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Return a suite's module in benchmarks/ by its name."""
+    return lambda name: load_script(monkeypatch, name, ROOT / "benchmarks")

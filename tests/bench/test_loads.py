@@ -6,26 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-from deployments import ROOT, load_script
+from deployments import ROOT
+from suites import cells, measured
 
 from flower_kmeans import ClientPolicy, kmeans_client_app
 from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
-
-FOLDER = ROOT / "benchmarks"
-
-
-@pytest.fixture
-def script(monkeypatch):
-    return lambda name: load_script(monkeypatch, name, FOLDER)
-
-
-def measured(suite, tasks):
-    return [{**vars(task), **suite.measure(task, Options(1))} for task in tasks]
-
-
-def cells(table):
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
 @pytest.mark.parametrize("name", ["load", "load_memory", "load_ray", "ray_round"])
@@ -256,7 +242,12 @@ def test_memory_is_shown_after_some_rounds(script, monkeypatch):
 @pytest.mark.ray
 def test_a_simulation_for_each_run_from_the_installed_command(tmp_path):
     command = [sys.executable, "-c", "from flower_kmeans.cli import main; main()", "bench"]
-    command += ["--suite", str(FOLDER / "ray_round.py"), "--output", str(tmp_path / "out")]
+    command += [
+        "--suite",
+        str(ROOT / "benchmarks" / "ray_round.py"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     command += ["--only", "shape=3x2", "--only", "clients=2", "--runs", "2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2_000:]

@@ -4,17 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from deployments import ROOT, load_script
 
 from flower_kmeans.bench.harness import Options, plan_of
-
-FOLDER = ROOT / "benchmarks"
-
-
-@pytest.fixture
-def script(monkeypatch):
-    """Return a suite's module by its name."""
-    return lambda name: load_script(monkeypatch, name, FOLDER)
 
 
 def rows_of(module, options, keep=lambda task: True):

@@ -1,27 +1,10 @@
 """The scripts that measure time: what they measure, and what their tables show of it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from deployments import load_script
+from suites import cells, measured
 
 from flower_kmeans.bench.harness import Options, plan_of
-
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def script(monkeypatch):
-    return lambda name: load_script(monkeypatch, name, FOLDER)
-
-
-def measured(suite, tasks):
-    return [{**vars(task), **suite.measure(task, Options(1))} for task in tasks]
-
-
-def cells(table):
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
 
 
 @pytest.mark.parametrize("name", ["client_step", "fit", "masks", "noise", "scaling"])
