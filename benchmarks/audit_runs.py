@@ -302,7 +302,7 @@ def repeated(
     ----------
     answers : Answers
     questions : sequence of Question
-        Of a recorded run; asked again unless clients follow them from the sums.
+        Of a recorded run; asked again where updates are not cheap.
     runs : int
     at_once : bool
         Whether the noise of all repetitions is drawn by one call for each release.
