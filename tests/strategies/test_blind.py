@@ -166,7 +166,7 @@ def test_late_members_replay_the_transcript(name, keys, tmp_path):
 
 @pytest.mark.parametrize("kind", ["drop", "crash", "late", "twice", "shape", "round"])
 @NAMES
-def test_whoever_is_missing_in_a_round_goes_on_with_the_next(name, kind):
+def test_a_client_that_misses_a_round_goes_on_with_the_next(name, kind):
     strategy = make(name)
     faults = [Fault(i, i + 1, kind) for i in range(strategy.n_rounds)]
     outcome = run(name, strategy, faults=faults)
