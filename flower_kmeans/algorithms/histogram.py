@@ -64,6 +64,7 @@ def expected_total(histogram: FloatArray, noise: float, planned: float, answered
     likely, spread = answered * planned, (1 - answered) * planned / 2
     if math.isinf(planned) or spread == 0:
         return planned
-    weight = (spread / math.hypot(spread, noise * math.sqrt(len(histogram)))) ** 2
-    found = float(histogram.sum())
+    # Clients compute it as well: operations that every processor rounds alike.
+    weight = spread * spread / (spread * spread + noise * noise * len(histogram))
+    found = math.fsum(histogram)
     return min(max(likely + weight * (found - likely), 0.0), planned)
