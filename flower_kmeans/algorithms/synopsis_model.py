@@ -53,7 +53,7 @@ _PARTITION_STEPS = 6
 _PSEUDO_POINTS = 5.0
 _LEAST_SPREAD = 0.64  # of a cell's variance, in that of all cells, for its radius
 _SELECT_STARTS, _SELECT_STEPS = 30, 50
-_POLISH_POINTS, _MOST_POLISH_PER_CELL, _POLISH_STEPS = 20_000, 40, 30
+_POLISH_PAIRS, _MOST_PAIRS_PER_CELL, _POLISH_STEPS = 10_000, 20, 30
 
 
 class Mixture(NamedTuple):
@@ -369,10 +369,13 @@ def select(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> Selec
         found = grid_kmeans(
             points, shares, n_clusters, source, n_starts=_SELECT_STARTS, n_steps=_SELECT_STEPS
         ).points
-        each = max(1, min(_MOST_POLISH_PER_CELL, _POLISH_POINTS // m))
-        noise = _normals((each * m, means.shape[1]), source)
-        drawn = np.repeat(means, each, axis=0) + np.repeat(scales, each, axis=0) * noise
-        found = lloyd_steps(on_grid(drawn), np.repeat(shares, each), found, _POLISH_STEPS).points
+        pairs = max(1, min(_MOST_PAIRS_PER_CELL, _POLISH_PAIRS // m))
+        noise = _normals((pairs * m, means.shape[1]), source)
+        # Two points on either side of the mean: drawing moves no mean of whole parts.
+        around, offsets = np.repeat(means, pairs, axis=0), np.repeat(scales, pairs, axis=0) * noise
+        drawn = on_grid(np.vstack([around + offsets, around - offsets]))
+        each = np.tile(np.repeat(shares, pairs), 2)
+        found = lloyd_steps(drawn, each, found, _POLISH_STEPS).points
     labels = nearest(points, found)
     residuals = scaled(points - found[labels], MODEL_BITS)
     squares = residuals * residuals + scales * scales
