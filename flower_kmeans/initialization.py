@@ -358,6 +358,14 @@ def public_words(key: int) -> np.random.Philox:
     return np.random.Philox(key=np.array([key % 2**64, key >> 64], dtype=np.uint64))
 
 
+def round_words(seed: int, round_number: int) -> np.random.Philox:
+    """Return the public words of one round of a run: all that an `update` of clients may draw.
+
+    Their key is that of no other use of the seed: those have numbers below 2^32 beside it.
+    """
+    return public_words(seed + ((2**32 + round_number) << 64))
+
+
 def random_words(source: np.random.Philox, size: int) -> NDArray[np.uint64]:
     """Return the next words of a source, (size,)."""
     return np.asarray(source.random_raw(size), dtype=np.uint64)

@@ -28,7 +28,7 @@ from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunEr
 from flower_kmeans.federation.coordinator import Coordinator
 from flower_kmeans.federation.document import KEYS, MASKED_TRUSTS, NONE, OPENINGS, RunDocument
 from flower_kmeans.federation.release import check_shares, sampler_of
-from flower_kmeans.federation.run import Run
+from flower_kmeans.federation.run import Run, server_asks
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
@@ -86,10 +86,10 @@ class KMeansStrategy(Strategy):
     """Base of the library's strategies.
 
     A strategy names the trust models of its algorithm (``TRUSTS``, the default first), and whether
-    it takes initial centroids. If the algorithm is not replayable, the server computes each
-    question from the sum before, with its own algorithm object: what that holds beside the
-    parameters of its ``to_config`` never leaves the server. Such a strategy lists no
-    ``"oblivious-server"``.
+    it takes initial centroids. Where the server sends the questions (`federation.run.server_asks`),
+    it computes each from the sum before, with its own algorithm object: what that holds beside the
+    parameters of its ``to_config`` never leaves the server. A strategy whose algorithm is not
+    replayable lists no ``"oblivious-server"``.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class KMeansStrategy(Strategy):
         the answers to the next round, or in a hop of its own, before ``on_round`` and
         ``evaluate_fn`` are called and the next question is asked. ``"simple"`` lets single clients
         open sums, which withstands a passive server only; clients refuse it by default. ``"auto"``
-        is deferred, and immediate where the server computes the questions, which needs each sum
+        is deferred, and immediate where the server sends the questions, which needs each sum
         before the next round.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
@@ -274,7 +274,7 @@ class KMeansStrategy(Strategy):
     def _checked_opening(self, opening: Opening) -> str:
         if self.trust != "distributed-noise":
             return NONE
-        if self.algorithm.replayable:
+        if not self._server_asks:
             return "deferred" if opening == "auto" else opening
         if opening == "deferred":
             raise ConfigurationError(
@@ -548,6 +548,10 @@ class KMeansStrategy(Strategy):
     # ------------------------------------------------------------------ inside
 
     @property
+    def _server_asks(self) -> bool:
+        return server_asks(self.algorithm, self.trust)
+
+    @property
     def _run_state(self) -> Coordinator:
         return self._talk.run
 
@@ -589,7 +593,7 @@ class KMeansStrategy(Strategy):
 
     def _opens_now(self, t: int) -> bool:
         """Whether a round's sum is opened in a hop of its own as soon as it is announced."""
-        if not self.algorithm.replayable:
+        if self._server_asks:
             return True  # for the next question, or for the result that the delivery tells
         if t < self.algorithm.n_rounds:
             return self.opening == "immediate"
@@ -618,7 +622,7 @@ class KMeansStrategy(Strategy):
             epsilon_slack=run.slack,
             dropped=run.dropped,
             incidents=run.incidents,
-            server_asks=not self.algorithm.replayable,
+            server_asks=self._server_asks,
             earlier=self._earlier,
         )
         self.summary()

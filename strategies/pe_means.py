@@ -44,9 +44,9 @@ class PEMeans(KMeansStrategy):
     Notes
     -----
     Formal guarantee (docs/guarantees.md, PE-means): one record changes the votes of a round by 1 in
-    l2, and one plan composes all rounds. The server sees every released sum, and computes the next
-    question from it: it cannot be oblivious. A question is k centroids and 16 bytes, from which
-    clients make the population themselves.
+    l2, and one plan composes all rounds. A question is k centroids and 16 bytes, from which clients
+    make the population themselves. A server that sees the sums sends it; under
+    ``trust="oblivious-server"`` clients compute it from the sums that they open.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class PEMeans(KMeansStrategy):
     ('distributed-noise', 'immediate', 6)
     """
 
-    TRUSTS = ("distributed-noise", "trusted-server")
+    TRUSTS = ("distributed-noise", "oblivious-server", "trusted-server")
     TAKES_INITIAL = False
     _ALGORITHM: ClassVar[type[PEMeansAlgorithm]] = PEMeansAlgorithm
 

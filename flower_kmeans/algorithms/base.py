@@ -74,7 +74,7 @@ class State:
     round : int
         Rounds that are done.
     arrays : mapping of str to ndarray
-        Of dtype int64 if the algorithm is replayable, so that states can be compared bit for bit.
+        Of dtype int64 if the algorithm is replayable: clients keep them between messages.
     """
 
     round: int
@@ -109,10 +109,19 @@ class Algorithm(ABC):
     """The name in run documents."""
 
     replayable: ClassVar[bool]
-    """Whether clients may compute the next question themselves.
+    """Whether clients can compute the next question themselves, which a blind server needs.
 
-    Then ``units`` depends on the question's round alone, ``update`` and ``initial_state`` use no
-    randomness, and their results are the same integers on every processor.
+    Then ``units`` depends on the question's round alone. The only randomness of ``update`` and
+    ``initial_state`` are Philox words of the seed and the round (`initialization.round_words`), and
+    their results are the same integers on every processor.
+    """
+
+    server_asks: ClassVar[bool] = True
+    """Whether a server that sees the sums sends the questions.
+
+    Clients then update nothing, and check what they are sent. ``False`` only for a replayable
+    algorithm with cheap updates: its clients compute the questions under every trust model, so that
+    shares of noise need no sum to be opened before the next question.
     """
 
     clips_together: ClassVar[bool] = False
@@ -269,15 +278,15 @@ class Algorithm(ABC):
     def check_question(self, question: Question) -> None:
         """Require that a question can be answered.
 
-        Replayable algorithms make their questions themselves; the others are sent theirs, and every
-        shape, dtype and range of what came is checked here.
+        Every shape, dtype and range of what a server sent is checked here. Questions that clients
+        compute themselves are not checked.
 
         Raises
         ------
         MessageError
             If it cannot; without a word about its values.
         """
-        if question.arrays and not self.replayable:
+        if question.arrays and self.server_asks:
             raise MessageError("The question of a round has arrays that its algorithm lacks.")
 
     def notes(self, state: State) -> tuple[str, ...]:
@@ -302,7 +311,8 @@ class Algorithm(ABC):
         """Return the state after the noisy sum of all answers.
 
         Total: it accepts any integers. Noise makes every word possible, and an error here would
-        tell others about words that nobody may see.
+        tell others about words that nobody may see. ``rng`` is for algorithms that are not
+        replayable.
         """
 
     @abstractmethod

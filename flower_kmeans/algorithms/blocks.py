@@ -1,4 +1,4 @@
-"""What algorithms share whose server computes the questions, and whose releases are blocks."""
+"""What algorithms share whose releases are blocks of one unit each."""
 
 import math
 from abc import abstractmethod
@@ -17,9 +17,9 @@ UNUSABLE = "The question of a round is not one of its algorithm."
 
 
 class BlockAlgorithm(Algorithm):
-    """An algorithm whose server asks, with one unit for every block and every question of a round.
+    """An algorithm with one unit for every block and every question of a round.
 
-    Its state has ``flags``, one bool for each of its ``remarks``.
+    Its state has ``flags``, one for each of its ``remarks``: not 0 if the remark holds.
     """
 
     replayable: ClassVar[bool] = False

@@ -1,4 +1,8 @@
-"""What a server does with a noisy histogram: post-processing, without any privacy of its own."""
+"""What is done with a noisy histogram: post-processing, without any privacy of its own.
+
+Sums over arrays are sequential or rounded once, and nothing else needs more than single operations
+that IEEE 754 rounds correctly: the same result on every processor.
+"""
 
 import math
 
@@ -64,7 +68,6 @@ def expected_total(histogram: FloatArray, noise: float, planned: float, answered
     likely, spread = answered * planned, (1 - answered) * planned / 2
     if math.isinf(planned) or spread == 0:
         return planned
-    # Clients compute it as well: operations that every processor rounds alike.
     weight = spread * spread / (spread * spread + noise * noise * len(histogram))
-    found = math.fsum(histogram)
+    found = math.fsum(histogram.tolist())
     return min(max(likely + weight * (found - likely), 0.0), planned)

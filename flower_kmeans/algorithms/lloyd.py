@@ -106,6 +106,7 @@ class LloydFamily(CostOfLastRound):
     """
 
     replayable: ClassVar[bool] = True
+    server_asks: ClassVar[bool] = False
 
     n_clusters: int
     domain: Domain

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import IntArray, Question, State, Statistic, register
 from flower_kmeans.algorithms.blocks import UNUSABLE
+from flower_kmeans.algorithms.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.histogram import expected_total, zero_small
 from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
 from flower_kmeans.algorithms.pe_means_parameters import DIRECTIONS, PEMeansParameters
@@ -25,11 +26,10 @@ from flower_kmeans.algorithms.pe_means_population import gather, packed, variati
 from flower_kmeans.algorithms.portable import normals
 from flower_kmeans.algorithms.postprocess import into_domain, quotients, scaled, to_grid
 from flower_kmeans.algorithms.projection import ProjectedRecords, lifted_sums
-from flower_kmeans.algorithms.server_points import weighted_centers
 from flower_kmeans.assignment import assign, vote_counts
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.errors import MessageError
-from flower_kmeans.initialization import public_generator, public_words, random_words
+from flower_kmeans.initialization import public_words, random_words, round_words
 
 FloatArray = NDArray[np.float64]
 
@@ -44,7 +44,6 @@ NOTES = (
 CAPPED, HALVED, NO_VOTES, FEW, NOT_LIFTED = range(len(NOTES))
 
 _PROJECTION = 2 << 64  # keys of the projection: beside the seed, what it is for
-_STARTS = 5
 
 
 @register
@@ -87,7 +86,7 @@ class PEMeansAlgorithm(PEMeansParameters):
         word of a client's answer.
     seed : int
         Public randomness, in [0, 2**53): of the first population, of the projection, and of
-        ``update`` where that is given none.
+        ``update``.
     fraction_bits : int
         q; the grid's step is ``2**-q`` of the scaled domain.
 
@@ -98,16 +97,18 @@ class PEMeansAlgorithm(PEMeansParameters):
     """
 
     name: ClassVar[str] = "pe-means"
+    replayable: ClassVar[bool] = True
     remarks: ClassVar[tuple[str, ...]] = NOTES
 
     # ------------------------------------------------------------------ questions
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the state before round 1, which needs nothing but the seed."""
-        flags = np.zeros(len(NOTES), dtype=bool)
+        flags = np.zeros(len(NOTES), dtype=np.int64)
         wanted = self.n_clusters * (self.n_variations + 1)
         flags[CAPPED] = wanted > self.max_candidates
-        return State(0, {"variations": np.array([self.most_variations]), "flags": flags})
+        most = np.array([self.most_variations], dtype=np.int64)
+        return State(0, {"variations": most, "flags": flags})
 
     def question(self, state: State) -> Question:
         """Return what clients need for the round after ``state``; its size does not grow with L.
@@ -181,45 +182,35 @@ class PEMeansAlgorithm(PEMeansParameters):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the state after a round's noisy sum; without ``rng``, from the seed."""
+        """Return the state after a round's noisy sum. ``rng`` is not used."""
         number, flags = state.round + 1, state.arrays["flags"].copy()
-        rng = public_generator(self.seed, number) if rng is None else rng
-        arrays = self._select(self.question(state), state, answer, flags, rng)
+        arrays = self._select(self.question(state), state, answer, flags)
         return State(number, {**state.arrays, **arrays, "flags": flags})
 
     def _select(
-        self,
-        question: Question,
-        state: State,
-        answer: Statistic,
-        flags: NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> dict[str, NDArray[Any]]:
+        self, question: Question, state: State, answer: Statistic, flags: IntArray
+    ) -> dict[str, IntArray]:
         """Select centroids from the votes, and say what the next population is made of."""
         size, q = self._n_candidates(question), self.fraction_bits
-        votes = scaled(answer.blocks[COUNTS][:size], q)
+        source = round_words(self.seed, question.round)
+        seed = random_words(source, 2).view(np.int64)
+        votes = answer.blocks[COUNTS][:size]
         noise = self.noise_of(question.round)[COUNTS] * 2.0**-q
         planned = math.inf if self.n_records is None else float(self.n_records)
-        kept = zero_small(votes, expected_total(votes, noise, planned, answer.answered))
-        arrays = self._centers(question, kept, state, flags, rng)
+        total = expected_total(scaled(votes, q), noise, planned, answer.answered)
+        kept = zero_small(scaled(votes, q), total)
+        arrays = self._centers(question, np.where(kept > 0, votes, 0), flags, source)
         n_variations = int(state.arrays["variations"][0])
         # Signal to noise by Algorithm 1, line 8, where the noise is that of all candidates
         # (docs/guarantees.md, "PE-means").
-        with np.errstate(over="ignore"):
-            weak = float(kept @ kept) < size * noise**2
+        weak = math.fsum((kept * kept).tolist()) < size * noise * noise
         if weak and n_variations > 1:
             n_variations, flags[HALVED] = n_variations // 2, True
-        seed = rng.integers(-(2**63), 2**63 - 1, size=2, dtype=np.int64, endpoint=True)
-        return {**arrays, "variations": np.array([n_variations]), "seed": seed}
+        return {**arrays, "variations": np.array([n_variations], dtype=np.int64), "seed": seed}
 
     def _centers(
-        self,
-        question: Question,
-        votes: FloatArray,
-        state: State,
-        flags: NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> dict[str, NDArray[Any]]:
+        self, question: Question, votes: IntArray, flags: IntArray, source: np.random.Philox
+    ) -> dict[str, IntArray]:
         """Return selected centres (k, p) and how many votes are nearest to each."""
         k = self.n_clusters
         chosen = np.flatnonzero(votes > 0)
@@ -229,12 +220,13 @@ class PEMeansAlgorithm(PEMeansParameters):
             chosen = np.sort(np.argsort(-votes, kind="stable")[:k])
         points, weights = gather(self._population(question), chosen), votes[chosen]
         if (weights > 0).all():
-            found = weighted_centers(points, weights, k, 1e-300, rng, _STARTS).points
-            centers = self.space.cut(to_grid(found).astype(np.float64)).astype(np.int64)
+            found = grid_kmeans(points, weights, k, source).points.astype(np.float64)
+            centers = self.space.cut(found).astype(np.int64)
         else:
             centers = points.astype(np.int64)
         labels, _ = assign(points, centers)
-        counts = np.bincount(labels, weights=weights, minlength=k)
+        counts = np.zeros(k, dtype=np.int64)
+        np.add.at(counts, labels, weights)
         return {"centers": centers, "counts": counts}
 
     # ------------------------------------------------------------------ results
@@ -247,8 +239,9 @@ class PEMeansAlgorithm(PEMeansParameters):
 
     def counts(self, state: State) -> FloatArray | None:
         """Return the noisy cluster sizes of the last round, (k,); ``None`` before there are any."""
-        counts: FloatArray | None = state.arrays.get("counts")
-        return counts
+        if "counts" not in state.arrays:
+            return None
+        return scaled(state.arrays["counts"], self.fraction_bits)
 
 
 @register
@@ -272,7 +265,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         """The projection (d, 16) on the grid: normal numbers of variance 1 / 16."""
         shape = self.domain.n_features, DIRECTIONS
         words = random_words(public_words(self.seed + _PROJECTION), math.prod(shape))
-        return self.projection.matrix(normals(words).reshape(shape) * DIRECTIONS**-0.5)
+        return self.projection.matrix(normals(words).reshape(shape) / math.sqrt(DIRECTIONS))
 
     def _seen(self, records: GridRecords) -> GridRecords:
         return ProjectedRecords(records, self.projection, self.matrix)
@@ -288,9 +281,9 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the state after a round's noisy sum; without ``rng``, from the seed."""
+        """Return the state after a round's noisy sum. ``rng`` is not used."""
         if state.round < self.n_vote_rounds:
-            return super().update(state, answer, rng)
+            return super().update(state, answer)
         flags, noise = state.arrays["flags"].copy(), self.noise_of(self.n_rounds)
         counts, q = answer.blocks[COUNTS], self.fraction_bits
         # With fewer records, the noise of a mean would be longer than the domain's radius.
@@ -303,7 +296,7 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         back *= DIRECTIONS / self.domain.n_features
         centroids = to_grid(np.where(usable[:, None], means, back))
         inside = into_domain(centroids, self.domain, q)
-        arrays = {"centroids": inside, "counts": scaled(counts, q)}
+        arrays = {"centroids": inside, "counts": counts.copy()}
         return State(self.n_rounds, {**state.arrays, **arrays, "flags": flags})
 
     def centroids(self, state: State) -> FloatArray | None:

@@ -2,8 +2,7 @@
 
 A coordinator knows nothing of Flower's messages or clocks: it makes requests per node, takes
 replies as they arrive, and closes rounds. Under an oblivious server it holds masked words and its
-own noise, nothing else. Where clients cannot compute the questions themselves, it holds the
-algorithm's state and asks them.
+own noise, nothing else. Where clients do not compute the questions themselves, it sends them.
 """
 
 from collections.abc import Iterable
@@ -225,12 +224,12 @@ class Coordinator(Enrolment):
     # ------------------------------------------------------------------ questions of the server's
 
     def _generator(self, number: int) -> np.random.Generator | None:
-        """Return the randomness of one step; none where clients take the same step."""
+        """Return the randomness of one step; none where clients could take the same step."""
         return None if self.run.algorithm.replayable else public_generator(self.seed, number)
 
     def _ask(self, t: int) -> Asked:
         """Return the question of a round: the same in all of its attempts."""
-        if self.run.algorithm.replayable:
+        if not self.run.server_asks:
             return Asked(Question(t))  # noise needs no more: units depend on the round alone
         if self._state.round != t - 1:
             raise self.not_opened()
@@ -241,7 +240,7 @@ class Coordinator(Enrolment):
 
     def _told(self) -> bytes:
         """Return the result for clients; empty where they compute it."""
-        if self.run.algorithm.replayable:
+        if not self.run.server_asks:
             return b""
         if self._state.round != self._document.rounds:
             raise self.not_opened()

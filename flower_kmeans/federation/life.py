@@ -287,8 +287,10 @@ def _values(life: Life) -> dict[str, Any]:
 def _pack_state(state: State) -> dict[str, Any]:
     values: dict[str, Any] = {"state.round": state.round}
     for name, array in state.arrays.items():
+        if array.dtype != np.int64:
+            raise TypeError(f"Expected {name!r} of a state as int64. Got {array.dtype} instead.")
         values[f"state.shape.{name}"] = list(array.shape)
-        values[f"state.array.{name}"] = np.asarray(array).astype("<i8").tobytes()
+        values[f"state.array.{name}"] = array.astype("<i8").tobytes()
     return values
 
 

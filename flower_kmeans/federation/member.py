@@ -54,6 +54,7 @@ from flower_kmeans.federation.questions import (
     require_answerable,
 )
 from flower_kmeans.federation.release import noise_share
+from flower_kmeans.federation.replay import updated
 from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.federation.transcript import (
     Entry,
@@ -407,9 +408,9 @@ class Member:
         if int(opened[-1]) != entry.n_survivors:
             raise RefuseError(Code.GARBAGE)  # the one refusal that depends on an opened word
         state = None  # the server's, where it asks the questions
-        if run.algorithm.replayable:
+        if not run.server_asks:
             answer = run.algorithm.unflatten(from_ring(opened[:-1]), entry.t, entry.answered)
-            state = run.algorithm.update(_state(life, run), answer)
+            state = updated(run.algorithm, _state(life, run), answer)
         life.may_open = int(may_open(life, context, entry))
         life.chain = next_hash(life.chain, context, entry)
         life.state, life.head = state, entry.t

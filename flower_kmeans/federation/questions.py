@@ -1,8 +1,9 @@
-"""What a server asks, and the result that it tells, where clients cannot compute either.
+"""What a server asks, and the result that it tells, where clients do not compute either.
 
-Clients of a replayable algorithm follow from the sums what is asked next. The others are sent each
-question, whose hash stands in the context of the round, and at the end the result
-(docs/protocol.md, section 6). No word of a sum decides about what is read here.
+Under an oblivious server, and for algorithms with cheap updates, clients compute from the sums what
+is asked next (`Run.server_asks`). Otherwise they are sent each question, whose hash stands in the
+context of the round, and at the end the result (docs/protocol.md, section 6). No word of a sum
+decides about what is read here.
 """
 
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Asked:
     ----------
     question : Question
     data : bytes
-        As it travels: one object for all members. Empty where clients know the question.
+        As it travels: one object for all members. Empty where clients compute the question.
     slack : float
         What the round adds to the run's slack (`release.question_slack`) beyond what was planned.
     """
@@ -49,7 +50,6 @@ def ask(run: Run, state: State) -> Asked:
     run : Run
         With the server's own algorithm, which may hold what never travels.
     state : State
-        Not used if the algorithm is replayable.
 
     Raises
     ------
@@ -96,11 +96,11 @@ def read_question(run: Run, t: int, data: bytes) -> Question | None:
     Raises
     ------
     MessageError
-        If the bytes are no question, or there are some although clients know it, or none although
-        they do not.
+        If the bytes are no question, or there are some although clients compute it, or none
+        although they do not.
     """
-    if run.algorithm.replayable == bool(data):
-        raise MessageError("Expected a question exactly where clients cannot compute it.")
+    if run.server_asks != bool(data):
+        raise MessageError("Expected a question exactly where clients do not compute it.")
     return Question(t, decode_arrays(data)) if data else None
 
 
@@ -128,8 +128,8 @@ def read_result(run: Run, data: bytes) -> Result | None:
         of the domain by more than one step of its grid; or if there are some although clients
         compute the result, or none although they do not.
     """
-    if run.algorithm.replayable == bool(data):
-        raise MessageError("Expected a result exactly where clients cannot compute it.")
+    if run.server_asks != bool(data):
+        raise MessageError("Expected a result exactly where clients do not compute it.")
     return _read_result(run.algorithm, data) if data else None
 
 

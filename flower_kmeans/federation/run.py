@@ -39,6 +39,20 @@ class Run:
     algorithm: Algorithm
     plan: PrivacyPlan
 
+    @property
+    def server_asks(self) -> bool:
+        """Whether the server sends questions and result; else clients compute both."""
+        return server_asks(self.algorithm, self.document.trust)
+
+
+def server_asks(algorithm: Algorithm, trust: str) -> bool:
+    """Return whether the server sends questions and result, under a trust model.
+
+    Who sees the sums asks: under an oblivious server the clients do. Algorithms with cheap updates
+    leave it to them everywhere (`Algorithm.server_asks`).
+    """
+    return algorithm.server_asks and trust != "oblivious-server"
+
 
 # Clients of one process are sent the same document: they share what it means.
 @lru_cache(maxsize=8)
@@ -67,8 +81,8 @@ def open_run(data: bytes) -> Run:
     fits = document.rounds == algorithm.n_rounds and all(
         document.words_of(t) == algorithm.words(t) + 1 for t in range(1, document.rounds + 1)
     )
-    asked = not algorithm.replayable
-    if asked and (document.trust == "oblivious-server" or document.opening == "deferred"):
+    asked = server_asks(algorithm, document.trust)
+    if not (asked or algorithm.replayable) or (asked and document.opening == "deferred"):
         raise UnacceptableRunError(
             "The server computes the questions of the run, so it needs each sum before the next."
         )
