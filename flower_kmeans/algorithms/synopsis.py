@@ -58,7 +58,7 @@ from flower_kmeans.algorithms.synopsis_model import (
 from flower_kmeans.algorithms.synopsis_parameters import SynopsisParameters
 from flower_kmeans.algorithms.synopsis_schedule import FIRST, NORMS, SLACKS
 from flower_kmeans.domain import GridRecords, row_sums
-from flower_kmeans.initialization import public_words, random_words
+from flower_kmeans.initialization import random_words, round_words
 
 NOTES = (
     "The noise is too large for second moments of so many columns: the synopsis took random "
@@ -199,7 +199,7 @@ class SynopsisAlgorithm(SynopsisParameters):
         Random numbers are Philox words of the seed and the round. ``rng`` is not used.
         """
         number, before = state.round + 1, state.arrays
-        flags, source = before["flags"].copy(), public_words(self.seed + (number << 64))
+        flags, source = before["flags"].copy(), round_words(self.seed, number)
         if number == FIRST:
             arrays = self._after_moments(answer, flags, source)
         elif self.schedule.is_synopsis(number):

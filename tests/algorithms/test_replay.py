@@ -16,7 +16,9 @@ from flower_kmeans.algorithms import (
     Algorithm,
     FastLloydAlgorithm,
     GLloydAlgorithm,
+    HDPEMeansAlgorithm,
     LloydAlgorithm,
+    PEMeansAlgorithm,
     SuLloydAlgorithm,
     SynopsisAlgorithm,
 )
@@ -65,22 +67,30 @@ CASES: dict[str, tuple[Callable[[], Algorithm], str]] = {
         lambda: FastLloydAlgorithm(5, BOX, BUDGET, n_records=N),
         "787b32a9cfb89095a6e129be5e7b22e6",
     ),
-    "synopsis": (lambda: synopsis(5, BOX, BUDGET, n_records=N), "63d3ba41e5563a4b64dafa3519fa661e"),
+    "pe-means": (
+        lambda: PEMeansAlgorithm(5, BOX, BUDGET, n_records=N),
+        "0ebb708f043c318bbf6e06037570093d",
+    ),
+    "hdpe-means": (
+        lambda: HDPEMeansAlgorithm(3, Ball(1.0, [0.0] * 20), BUDGET, n_records=N),
+        "9e74ef3d16cef51a17e58251410e8de0",
+    ),
+    "synopsis": (lambda: synopsis(5, BOX, BUDGET, n_records=N), "343e9a5d6a20fa0c040ec0fea58b9fb4"),
     "synopsis-wide": (
         lambda: synopsis(3, Ball(1.0, [0.0] * 70), PrivacyBudget(4.0), n_records=N),
-        "ad534790d42ceec02b9b76e6067a355d",
+        "6765cf6dcbdf199f566151667dc19544",
     ),
     "synopsis-blind": (
         lambda: synopsis(3, Ball(1.0, [0.0] * 130), BUDGET, n_records=N),
-        "1b0214d0a087f618613cab48d1f25f83",
+        "5a44ba69a134808b4f079715fd1c850e",
     ),
     "synopsis-clients": (
         lambda: synopsis(3, BOX, CLIENTS, n_records=N, n_clients=300, seed=7),
-        "ae2269640e352abca0b3bed8c63d2fd0",
+        "933a756cc2b288fced47eaca8c0bc1fd",
     ),
     "synopsis-exact": (
         lambda: synopsis(4, BOX, PrivacyBudget(None), seed=2),
-        "08ee77f0d7f8a0f090325bca3ceff1c4",
+        "52439fd27798519753ab864af2f0d97c",
     ),
 }
 

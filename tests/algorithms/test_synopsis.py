@@ -37,7 +37,7 @@ from flower_kmeans.algorithms.synopsis_model import (
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.federation.release import server_noise
-from flower_kmeans.initialization import public_words
+from flower_kmeans.initialization import round_words
 from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
@@ -450,7 +450,7 @@ def after(algorithm, t, blocks, arrays=None, answered=1.0):
 
 
 def source(algorithm, t):
-    return public_words(algorithm.seed + (t << 64))
+    return round_words(algorithm.seed, t)
 
 
 def test_the_directions_are_those_of_the_leading_eigenvectors():
