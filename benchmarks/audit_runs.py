@@ -272,7 +272,7 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Question], Views]:
             seen = from_ring(sent[:-1]) - answers.own_without(question)
         else:
             seen = total - answers.without(question)
-        if not answers.algorithm.replayable:
+        if server.run.server_asks:
             asked = question_hash(encode_arrays(question.arrays))
             if asked != entry.question_hash:
                 raise RuntimeError("The questions that were asked are not those of the replay.")
@@ -302,7 +302,7 @@ def repeated(
     ----------
     answers : Answers
     questions : sequence of Question
-        Of a recorded run; asked again unless clients follow them from the sums.
+        Of a recorded run; asked again unless each follows from the sums at little cost.
     runs : int
     at_once : bool
         Whether the noise of all repetitions is drawn by one call for each release.
@@ -316,7 +316,7 @@ def repeated(
             (np.array([one for one, _ in each]), np.array([two for _, two in each]))
             for each in zip(*by_run, strict=True)
         ]
-    if answers.algorithm.replayable:
+    if not answers.algorithm.server_asks:  # updates are cheap
         return _following(answers, drawn)
     noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
     change = np.concatenate([answers.change(question) for question in questions])
