@@ -302,7 +302,7 @@ def repeated(
     ----------
     answers : Answers
     questions : sequence of Question
-        Of a recorded run; asked again unless each follows from the sums at little cost.
+        Of a recorded run; asked again where updates are not cheap.
     runs : int
     at_once : bool
         Whether the noise of all repetitions is drawn by one call for each release.
@@ -316,7 +316,7 @@ def repeated(
             (np.array([one for one, _ in each]), np.array([two for _, two in each]))
             for each in zip(*by_run, strict=True)
         ]
-    if not answers.algorithm.server_asks:  # updates are cheap
+    if not answers.algorithm.server_asks:
         return _following(answers, drawn)
     noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
     change = np.concatenate([answers.change(question) for question in questions])

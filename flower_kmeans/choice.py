@@ -75,12 +75,15 @@ def chosen_or_default(
     """Return the strategy that was named, or else the one to take when in doubt.
 
     That is the one with the smallest losses for records of those that need no points of the
-    server's (docs/choosing.md). Its server sees the result, and its number of rounds follows from
-    the plan: where that is not wanted, the best of the others.
+    server's (docs/choosing.md). Its number of rounds follows from the plan: where another number is
+    given, or it does not run under the trust model, the best of the others.
     """
+    from flower_kmeans.strategies import SynopsisKMeans
+
     if name is not None:
         return name
-    if trust is Trust.OBLIVIOUS_SERVER or n_rounds is not None:
+    blind = Trust.OBLIVIOUS_SERVER
+    if n_rounds is not None or (trust is blind and blind.value not in SynopsisKMeans.TRUSTS):
         return StrategyName.FASTLLOYD
     return StrategyName.SYNOPSIS
 

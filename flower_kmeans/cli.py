@@ -60,7 +60,8 @@ Strategy = Annotated[
     StrategyName | None,
     typer.Option(
         case_sensitive=False,
-        help="Algorithm. Default: synopsis; fastlloyd with --trust oblivious-server, or --rounds.",
+        help="Algorithm. Default: synopsis; fastlloyd with --rounds, or a --trust under which "
+        "synopsis does not run.",
         show_default=False,
     ),
 ]

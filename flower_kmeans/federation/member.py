@@ -588,6 +588,8 @@ def _charged_as(life: Life, run: Run, attempt: int) -> bytes:
 def _computed(life: Life, run: Run) -> Result | None:
     """Return the result that follows from the transcript; ``None`` if there is none."""
     state = _state(life, run)
+    for note in run.algorithm.notes(state):  # which a blind server cannot report
+        log.warning("Run %s: %s", run.document.run, note)
     centroids, counts = run.algorithm.centroids(state), run.algorithm.counts(state)
     return None if centroids is None or counts is None else (centroids, counts)
 

@@ -147,9 +147,10 @@ class Report:
     incidents : list of Dropped
         Everything that was not an orderly answer, also where the round did not miss it.
     server_asks : bool
-        Whether the server computed the questions and the result, and not every client for itself.
+        Whether the server sent the questions and the result, and not every client computed them.
     notes : tuple of str
-        What the algorithm says of how the run went.
+        What the algorithm says of how the run went; empty under ``"oblivious-server"``, whose
+        clients log it.
     cost : CostEstimate or None
         The cost at the final centroids, where the run released what tells it and the server
         learned that.
@@ -272,6 +273,11 @@ class Report:
         if self.server_asks:
             told.append(
                 "The result that clients were told is the server's word, like its questions."
+            )
+        if self.trust == "oblivious-server":
+            told.append(
+                "The server does not see how the clustering went: clients have the algorithm's "
+                "warnings in their logs."
             )
         told.append("Results are not protected against a hostile server or client.")
         return tuple(told)

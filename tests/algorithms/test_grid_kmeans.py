@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processors import outputs
 from sklearn.cluster import KMeans
 from sklearn.datasets import make_blobs
 
 from flower_kmeans.algorithms.grid_kmeans import grid_kmeans, lloyd_steps
 from flower_kmeans.initialization import public_words, random_words
-from tests.support.processors import outputs
 
 
 def as_arrays(points, weights, centers):

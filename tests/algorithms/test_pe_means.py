@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from processors import outputs
 
 from flower_kmeans.algorithms import (
     HDPEMeansAlgorithm,
@@ -353,16 +354,51 @@ def test_update_accepts_any_integers(name, budget, words, answered):
     np.testing.assert_allclose(algorithm.domain.from_unit(scaled), centroids, atol=1e-9)
 
 
-def test_without_a_generator_the_seed_decides():
+def test_updates_draw_from_seed_and_round_alone():
     results = []
-    for seed in (1, 1, 2):
+    for seed, rng in ((1, None), (1, RNG(5)), (2, None)):
         algorithm = build(DOMAINS["disc"], seed=seed, n_variations=40, fraction_bits=16)
         ones = algorithm.unflatten(np.full(algorithm.words(1), 2**17), 1)
-        state = algorithm.update(algorithm.initial_state(), ones)
+        state = algorithm.update(algorithm.initial_state(), ones, rng)
         results.append((state.arrays["centers"].tolist(), state.arrays["seed"].tolist()))
     assert results[0] == results[1]
     assert results[0][0] != results[2][0]
     assert results[0][1] != results[2][1]
+    later = algorithm.unflatten(np.full(algorithm.words(2), 2**17), 2)
+    assert algorithm.update(state, later).arrays["seed"].tolist() != results[2][1]
+
+
+REPLAY = """
+import hashlib
+import numpy as np
+from flower_kmeans import Ball, Box, PrivacyBudget
+from flower_kmeans.algorithms import HDPEMeansAlgorithm, PEMeansAlgorithm
+from flower_kmeans.initialization import public_words, random_words
+digest, source = hashlib.sha256(), public_words(9)
+for cls, domain in (
+    (PEMeansAlgorithm, Ball(3.0, [0.5] * 5)),
+    (PEMeansAlgorithm, Box([-1, 0, 2], [1, 8, 3])),
+    (HDPEMeansAlgorithm, Ball(1.0, [0.0] * 40)),
+):
+    algorithm = cls(
+        6, domain, PrivacyBudget(1.0), n_records=5000, n_vote_rounds=4, n_variations=150
+    )
+    state = algorithm.initial_state()
+    for t in range(1, algorithm.n_rounds + 1):
+        words = random_words(source, algorithm.words(t)).view(np.int64) >> 39
+        for answered in (0.75, 1.0):
+            following = algorithm.update(state, algorithm.unflatten(words, t, answered))
+            for name, array in sorted(following.arrays.items()):
+                assert array.dtype == np.int64, name
+                digest.update(array.astype("<i8").tobytes())
+        state = following
+print(digest.hexdigest())
+"""
+
+
+def test_every_processor_computes_the_same_states():
+    digest = "c257cb7ff79b16a89b85a01d7f7e70dc3e067176404d7882e67c4767f8c32084"
+    assert set(outputs(REPLAY)) == {digest}
 
 
 def round_of(algorithm, votes, state=None, seed=0, answered=1.0):

@@ -146,3 +146,9 @@ def test_a_finished_life_keeps_nothing_but_that():
     (record,) = memory.config_records.values()
     left = {name: value for name, value in record.items() if value not in (b"", 0, [])}
     assert left == {"finished": 1, "head": 7, "index": -1}
+
+
+def test_a_state_that_would_lose_something_is_not_saved():
+    life = Life(secret=b"s", chain=b"c" * 32, state=State(1, {"counts": np.array([0.5])}))
+    with pytest.raises(TypeError, match=r"'counts' of a state as int64\. Got float64"):
+        save_life(RecordDict(), DOC, life)

@@ -21,6 +21,7 @@ from harness import (
 from hostile import without_noise
 
 from flower_kmeans import Ball, PrivacyBudget
+from flower_kmeans.algorithms import PEMeansAlgorithm
 from flower_kmeans.algorithms.base import Question, Statistic
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.federation.arrays import decode_arrays, encode_arrays
@@ -284,6 +285,52 @@ def test_replayable_algorithms_take_no_question_and_no_result(trust):
     assert code_of(scene.nodes[1].ask(replace(request, result=told))) == Code.BAD_MESSAGE
     assert not scene.nodes[1].results
     assert isinstance(scene.nodes[1].ask(request), OpenReply)
+
+
+def blind(n_clusters, domain, budget, *, n_records, n_rounds):
+    """An algorithm whose server asks only where it sees the sums."""
+    return PEMeansAlgorithm(
+        n_clusters, domain, budget, n_records=n_records, n_vote_rounds=n_rounds, n_variations=20
+    )
+
+
+def test_nobody_is_asked_or_told_anything_by_an_oblivious_server():
+    """A hostile one cannot ask what it likes: members compute the question, or refuse."""
+    scene = Scene(make_run(kind=blind))
+    algorithm = scene.run.algorithm
+    state = algorithm.initial_state()
+    for t in range(1, 4):
+        scene.open()
+        question = encode_arrays(algorithm.question(state).arrays)
+        for data in (question, encode_arrays({}), b"x"):
+            assert code_of(scene.ask(1, question=data)) == Code.BAD_MESSAGE
+        for i in range(4):
+            assert scene.request(i).question == b""
+            assert isinstance(scene.answer(i), RoundReply)
+        assert scene.server.close_round()
+        zeros = np.zeros(algorithm.words(t), dtype=np.int64)
+        state = algorithm.update(state, algorithm.unflatten(zeros, t))
+    request = scene.server.finish_requests()[scene.nodes[1].node_id]
+    assert request.result == b""
+    told = encode_arrays({"centroids": np.full((2, 2), 0.5), "counts": np.ones(2)})
+    assert code_of(scene.nodes[1].ask(replace(request, result=told))) == Code.BAD_MESSAGE
+    assert not scene.nodes[1].results
+    assert isinstance(scene.nodes[1].ask(request), OpenReply)
+    assert len(scene.nodes[1].results) == 1
+
+
+@pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
+def test_who_sees_the_sums_asks(trust):
+    """The same algorithm: its members then update nothing, and take no empty question."""
+    opening = {"opening": "immediate"} if trust == "distributed-noise" else {}
+    scene = Scene(make_run(trust, kind=blind, **opening))
+    scene.round()
+    scene.open_hop()
+    scene.open()
+    assert scene.request(1).question
+    assert code_of(scene.ask(1, question=b"")) == Code.BAD_MESSAGE
+    assert isinstance(scene.answer(1), RoundReply)
+    assert scene.nodes[1].life(scene.run).state is None
 
 
 # --------------------------------------------------------------------------- the same round again
@@ -652,14 +699,15 @@ def test_what_clients_would_refuse_is_not_sent(fault, t, match):
 
 
 @pytest.mark.parametrize(
-    ("trust", "changes"),
+    ("kind", "trust", "changes"),
     [
-        ("oblivious-server", {"sampler": "rounded-gaussian/1"}),
-        ("distributed-noise", {"opening": "deferred"}),
+        (SplitAlgorithm, "oblivious-server", {"sampler": "rounded-gaussian/1"}),
+        (SplitAlgorithm, "distributed-noise", {"opening": "deferred"}),
+        (blind, "distributed-noise", {"opening": "deferred"}),
     ],
 )
-def test_a_run_in_which_the_server_lacks_the_sums_is_refused(trust, changes):
-    run = make_run(trust, rounds=2, kind=SplitAlgorithm, **changes)
+def test_a_run_in_which_the_server_lacks_the_sums_is_refused(kind, trust, changes):
+    run = make_run(trust, rounds=2, kind=kind, **changes)
     with pytest.raises(UnacceptableRunError, match="needs each sum"):
         open_run(run.document.data)
     node = Node(7, np.ones((3, 2)), SIMULATED)

@@ -467,8 +467,8 @@ def test_the_apps_settings_choose_private_evolution(name, cls, bounds, monkeypat
     made = strategy_of(app_config(**changes))
     assert (type(made), made.trust) == (cls, "distributed-noise")
     assert made.algorithm.n_vote_rounds == 5
-    with pytest.raises(ConfigurationError, match="cannot be oblivious"):
-        strategy_of(app_config(strategy=name, bounds=bounds))
+    blind = strategy_of(app_config(strategy=name, bounds=bounds))
+    assert (type(blind), blind.trust) == (cls, "oblivious-server")
 
 
 @pytest.mark.parametrize(

@@ -189,16 +189,6 @@ def test_clients_without_records_and_equal_records_are_no_error(cls, trust):
 
 
 @NAMES
-def test_an_oblivious_server_is_refused_with_the_reason(cls):
-    with pytest.raises(ConfigurationError, match=f"trust of {cls.__name__}") as caught:
-        make(cls, "oblivious-server")
-    reason = "The server computes the next question, so it cannot be oblivious."
-    assert str(caught.value).endswith(reason)
-    with pytest.raises(ConfigurationError, match="needs the sum of each round"):
-        make(cls, opening="deferred")
-
-
-@NAMES
 def test_initial_centroids_are_refused(cls):
     with pytest.raises(ConfigurationError, match=f"no initial: {cls.__name__} makes its own"):
         make(cls, initial=np.zeros((3, D[cls])))

@@ -329,7 +329,7 @@ def make_run(
     algorithm = (kind or usual)(n_clusters, BOX, budget, n_records=1000, n_rounds=rounds)
     plan = algorithm.plan()
     words = [algorithm.words(t) + 1 for t in range(1, rounds + 1)]
-    late = "deferred" if algorithm.replayable else "immediate"
+    late = "immediate" if algorithm.server_asks else "deferred"
     fields: dict[str, Any] = {
         "run": f"{number:032x}",
         "trust": trust,
