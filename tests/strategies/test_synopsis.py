@@ -20,7 +20,7 @@ from scipy import stats
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms import Question
 from flower_kmeans.algorithms.synopsis import BLIND, FEW, HELD, NOTES
-from flower_kmeans.errors import ConfigurationError, ObliviousServerError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.secagg.ring import from_ring
@@ -112,30 +112,6 @@ def test_without_noise_it_finds_the_clusters(domain, trust):
     assert matched_centroid_error(found.centroids, means) < 1e-2
     np.testing.assert_array_equal(np.sort(found.counts), [400] * 3)
     assert outcome.strategy.report.notes == ()
-
-
-@pytest.mark.parametrize("unit", ["record", "client"])
-def test_under_an_oblivious_server_all_clients_compute_one_result(unit):
-    """From the sums that they alone open; the server sends no question and learns no result."""
-    outcome = run(make("oblivious-server", unit=unit, epsilon=20.0))
-    result, strategy = outcome.one, outcome.strategy  # the same bits at each of them
-    assert len(outcome.results) == 6
-    if unit == "record":
-        means = RECORDS.reshape(3, 400, 3).mean(axis=1)
-        assert matched_centroid_error(result.centroids, means) < 0.1
-    assert not any("question" in item.fields for item in outcome.grid.sent)
-    assert not strategy.report.server_asks
-    with pytest.raises(ObliviousServerError):
-        _ = strategy.centroids
-
-
-def test_under_an_oblivious_server_a_client_may_miss_rounds():
-    """What it missed stands in the transcript, from which it computes the next question."""
-    strategy = make("oblivious-server", epsilon=20.0)
-    faults = [Fault(0, 2, "drop"), Fault(0, 3, "drop"), Fault(1, strategy.n_rounds, "drop")]
-    outcome = run(strategy, faults=faults)
-    assert len(outcome.results) == 6
-    assert np.isfinite(outcome.one.centroids).all()
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
