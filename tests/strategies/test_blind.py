@@ -103,7 +103,7 @@ def test_every_trust_model_gives_the_same_integers(name):
 @NAMES
 def test_sums_carry_the_planned_noise(name, unit):
     found = []
-    while sum(map(len, found)) < 500:  # enough to tell wrong scales apart
+    while sum(map(len, found)) < 650:  # enough to tell wrong scales apart
         strategy = make(name, unit=unit, epsilon=2.0)
         opened = noise_of_run(strategy, parts_of(name), timeout=60)
         for t, noise in enumerate(opened.noise, start=1):
