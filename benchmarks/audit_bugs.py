@@ -19,9 +19,12 @@ from audit_runs import Answers, IntArray, Score, Views, log_likelihood
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from flower_kmeans.algorithms import FastLloydAlgorithm, Question
+from flower_kmeans.algorithms import FastLloydAlgorithm, Question, synopsis
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.cells import CellSums, cell_sums
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
+from flower_kmeans.assignment import assign
+from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation import coordinator, release
 from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream
@@ -121,6 +124,18 @@ def _short_distances() -> AbstractContextManager[object]:
         return found | {COST: found[COST] / 4}
 
     return mock.patch.object(FedDPPlan, "_block_units", shorter)
+
+
+def _free_squares() -> AbstractContextManager[object]:
+    def unbounded(records: GridRecords, centers: IntArray, radii: IntArray, bits: int) -> CellSums:
+        found, squares = cell_sums(records, centers, radii, bits), np.zeros(len(radii), np.int64)
+        for block in records.blocks(2**15):
+            labels, d2 = assign(block, centers)
+            own = radii.astype(np.float64)[labels]
+            np.add.at(squares, labels, np.floor(d2 / (own * own) * 2.0**bits).astype(np.int64))
+        return found._replace(slacks=squares)
+
+    return mock.patch.object(synopsis, "cell_sums", unbounded)
 
 
 def _unclipped() -> AbstractContextManager[object]:
@@ -251,6 +266,12 @@ def bugs() -> list[Bug]:
             "noise of the cost is made for distances of D, not 2D",
             Cell("FedDPKMeans", _TRUSTED, variant=COST),
             _short_distances,
+        ),
+        make(
+            "free squares without the joint bound",
+            "a record adds the square of its offset beside the offset, and not what it lacks of 1",
+            Cell("SynopsisKMeans", _TRUSTED),
+            _free_squares,
         ),
         make(
             "clip forgotten",

@@ -83,7 +83,7 @@ Rounds = Annotated[
     int | None,
     typer.Option(
         help="Number of rounds, of feddp after the three of its initialisation; by default the "
-        "strategy's rule, 2 to 7, or 1 or 2. Those of synopsis, 3 to 8, follow from the plan: with "
+        "strategy's rule, 2 to 7, or 1 or 2. Those of synopsis, 6 to 8, follow from the plan: with "
         "this option alone the strategy is fastlloyd."
     ),
 ]

@@ -14,9 +14,9 @@ class SynopsisKMeans(KMeansStrategy):
     """k-means from a private synopsis of the records, and a few Lloyd rounds.
 
     The first round asks for second moments. One to three rounds build a synopsis: counts, clipped
-    residuals and squared residuals of the records by nearest cell, with cells that are made for
-    what the round before told. Weighted k-means on the cells gives centroids, which one to four
-    Lloyd rounds refine whose residuals are clipped to a shrinking radius. Nothing has to be tuned.
+    residuals and their squared lengths, of the records by nearest cell, with cells that are made
+    for what the round before found. Weighted k-means on the cells gives centroids, which four Lloyd
+    rounds refine whose residuals are clipped to a shrinking radius. Nothing has to be tuned.
 
     A ``Box`` stands for the ball around it, so a `Ball` that fits the records is better.
     ``n_rounds`` is ``"auto"``: rounds have different tasks, and their number follows from
@@ -36,9 +36,9 @@ class SynopsisKMeans(KMeansStrategy):
     Notes
     -----
     Formal guarantee (docs/guarantees.md, SynopsisKMeans): one plan over all releases; one record
-    changes the second moments by D^2, and one cell's sums, counts and squares by 1 in units of its
-    radius. The server sees every released sum, and computes the next question from it: it cannot be
-    oblivious.
+    changes the second moments by D^2, and one cell's sums, counts and slacks by 1 together. A
+    server that sees the sums sends the questions. Under ``trust="oblivious-server"`` clients
+    compute them from the sums that they open.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class SynopsisKMeans(KMeansStrategy):
     ('distributed-noise', 'immediate', 8)
     """
 
-    TRUSTS = ("distributed-noise", "trusted-server")
+    TRUSTS = ("distributed-noise", "oblivious-server", "trusted-server")
     TAKES_INITIAL = False
 
     def __init__(

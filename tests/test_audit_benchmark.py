@@ -63,6 +63,7 @@ CELLS = [
     ("FedDPKMeans", "distributed-noise", "client", "server and client"),
     ("PEMeans", "trusted-server", "client", ""),
     ("SynopsisKMeans", "distributed-noise", "record", ""),
+    ("SynopsisKMeans", "oblivious-server", "record", ""),
     ("GLloyd", "distributed-noise", "record", "2 of 4 collude"),
     ("FastLloyd", "trusted-server", "record", "cost"),
     ("GLloyd", "trusted-server", "record", "cost"),
@@ -153,6 +154,7 @@ def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, place):
 CERTAIN = {
     "noise halved": 400,
     "cost of half the distance": 400,
+    "free squares without the joint bound": 100,
     "clip forgotten": 100,
     "noise truncated: whole records": 100,
     "noise reused": 100,

@@ -502,10 +502,8 @@ class TestPlan:
         assert result.exit_code == 0, result.output
         lines = [line.split() for line in result.stdout.splitlines()]
         rows = [row for row in lines if len(row) == 7 and row[0].isdigit()]
-        names = [f"synopsis-{name}" for name in ("sums", "counts", "squares")]
-        assert [row[1] for row in rows] == [
-            "moments", *names * 3, *["refinement-sums", "refinement-counts"] * 4
-        ]  # fmt: skip
+        refinements = ["refinement-sums", "refinement-counts"] * 4
+        assert [row[1] for row in rows] == ["moments", *["synopsis"] * 3, *refinements]
         stated = float(result.stdout.split("up to noise of about ")[1].split()[0])
         assert stated == pytest.approx(float(rows[-1][4]), rel=0.01)
 

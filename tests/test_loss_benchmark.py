@@ -45,6 +45,19 @@ def test_blobs_are_those_of_the_paper(loss):
     assert found["loss"] == pytest.approx(printed, abs=5e-5)
 
 
+def test_synopsis_runs_under_an_oblivious_server_as_well(loss, tmp_path):
+    """With other noise, and so another loss, but one that is as near to k-means' without it."""
+    options = options_of(tmp_path, ("blobs_4_4",))
+    found = {}
+    for method, epsilon in (("KMeans", None), ("SynopsisKMeans", 4.0), (loss.OBLIVIOUS, 4.0)):
+        task = loss.Task("blobs_4_4", method, epsilon, 0)
+        found[method] = loss.measure(task, options)["loss"]
+    without = found.pop("KMeans")
+    assert len(set(found.values())) == 2
+    for value in found.values():
+        assert value == pytest.approx(without, rel=0.01)
+
+
 def test_tasks_are_those_that_apply(loss, tmp_path, monkeypatch):
     monkeypatch.setattr(loss, "find_spec", lambda name: None)
     plan = plan_of(loss.SUITE, options_of(tmp_path, ("iris", "blobs_4_64"), runs=2))
@@ -53,9 +66,9 @@ def test_tasks_are_those_that_apply(loss, tmp_path, monkeypatch):
         name: {task.method for task in plan.tasks if task.data == name}
         for name in plan.options.data
     }
-    usual = {"KMeans", "SynopsisKMeans", "FastLloyd", "SuLloyd"}
+    usual = {"KMeans", "SynopsisKMeans", "SynopsisKMeans:oblivious", "FastLloyd", "SuLloyd"}
     assert methods == {"iris": usual | {"PEMeans"}, "blobs_4_64": usual | {"HDPEMeans"}}
-    assert len(plan.tasks) == 2 * 2 * (1 + 4 * 5)
+    assert len(plan.tasks) == 2 * 2 * (1 + 5 * 5)
     every = set(loss.tasks_of(plan.options, every=True))
     more = every - set(plan.tasks)
     assert {(task.data, task.method) for task in more} == {("blobs_4_64", "PEMeans")}

@@ -99,12 +99,12 @@ class BlockAlgorithm(Algorithm):
         for number, releases in enumerate(self.plan().rounds, start=1):
             units = self._block_units(number)
             for release in releases:
-                (name,) = release.blocks
-                noise = release.noise_multiplier * units[name] * tails[release.mechanism]
+                # No word of a record exceeds its unit, which all words of a release have together.
+                unit = max(units[name] for name in release.blocks)
+                noise = release.noise_multiplier * unit * tails[release.mechanism]
                 noise *= noise_factor * self.clip_of(release)
-                # No word of a record exceeds what all words of its block have together.
                 require_capacity(
-                    most * units[name] + noise,
+                    most * unit + noise,
                     explanation=f"They come from n_records={self.n_records} and noise of up to "
                     f"{noise:.3g} units in the release {release.name!r} at "
                     f"fraction_bits={self.fraction_bits}: take fewer fraction_bits or a larger "

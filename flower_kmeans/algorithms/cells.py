@@ -1,9 +1,10 @@
-"""How records lie in cells: counts, residuals and squared residuals over the radius of the cell.
+"""How records lie in cells: counts, residuals and slacks over the radius of the cell.
 
 A record belongs to its nearest cell. Its residual is divided by the cell's radius, moved into the
-unit ball and put on the grid, as records of a ball's domain are. So whatever cells and radii a
-client is asked about, a record adds a vector of length 1 at most to the sums, 1 to one count, and a
-number of at most 1 to one square (docs/guarantees.md, "SynopsisKMeans").
+unit ball and put on the grid, as records of a ball's domain are. Its slack is what its squared
+length lacks of 1. So whatever cells and radii a client is asked about, a record adds 1 to one
+count, and to the sums u and the slacks w of that cell numbers with ``|u|^2 + w^2 <= 1``: the slack
+costs nothing beside the residual (docs/guarantees.md, "SynopsisKMeans").
 """
 
 from typing import NamedTuple
@@ -33,22 +34,22 @@ class CellSums(NamedTuple):
         Residuals over the radius, none longer than 1, of exponent q.
     counts : ndarray of shape (m,), int64
         Records; of exponent 0.
-    squares : ndarray of shape (m,), int64
-        Squared residuals over the squared radius, none larger than 1, of exponent q.
+    slacks : ndarray of shape (m,), int64
+        1 minus the squared residual over the squared radius, at least 0, of exponent q.
     """
 
     sums: IntArray
     counts: IntArray
-    squares: IntArray
+    slacks: IntArray
 
 
 def cell_sums(
     records: GridRecords, centers: IntArray, radii: IntArray, fraction_bits: int
 ) -> CellSums:
-    """Return counts, residuals and squared residuals of the records by nearest cell.
+    """Return counts, residuals and slacks of the records by nearest cell.
 
     Every number of a record comes from elementwise operations on exact integers, so it is the same
-    alone and in any block.
+    alone and in any block. Residuals are truncated toward zero and slacks rounded down.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ def cell_sums(
     centers : ndarray of shape (m, p), int64
         Within the bounds of the records' grid; m >= 1.
     radii : ndarray of shape (m,), int64
-        Positive, on the records' grid.
+        In [1, 2**25], on the records' grid.
     fraction_bits : int
         q, of the result.
     """
@@ -67,7 +68,7 @@ def cell_sums(
 
     def part(start: int, stop: int) -> tuple[IntArray, IntArray, IntArray]:
         sums, counts = np.zeros((m, p), dtype=np.int64), np.zeros(m, dtype=np.int64)
-        squares = np.zeros(m, dtype=np.int64)
+        slacks = np.zeros(m, dtype=np.int64)
         for block in records.blocks(max(_FEWEST_ROWS, _BLOCK_NUMBERS // p), start, stop):
             labels, d2 = assign(block, centers)
             block -= points[labels]  # integers, and so are the squared distances: exact
@@ -79,9 +80,10 @@ def cell_sums(
             )
             sums += (choice @ residuals).astype(np.int64)  # integers below 2**53: exact
             counts += np.bincount(labels, minlength=m)
-            shares = np.floor(np.minimum(d2 / (own * own), 1.0) * one)
-            squares += (choice @ shares).astype(np.int64)
-        return sums, counts, squares
+            own *= own  # below 2**53 as d2 is: differences are exact, one quotient is rounded
+            shares = np.floor(np.maximum(own - d2, 0.0) / own * one)
+            slacks += (choice @ shares).astype(np.int64)
+        return sums, counts, slacks
 
     n_records = records.shape[0]
     return CellSums(*sum_in_parts(n_records, n_records * p * (m + _ROW_WORK), part))

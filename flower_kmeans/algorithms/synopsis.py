@@ -1,10 +1,10 @@
 """SynopsisKMeans: a private synopsis of the records is clustered, and the result refined.
 
 The first round asks for second moments: in which directions records vary, and how much. Rounds of
-the synopsis ask for counts, residuals and squared residuals of records by nearest cell; each makes
-a mixture of Gaussians whose records the next round's cells are made for. Weighted k-means on the
-last mixture gives centroids, and Lloyd rounds with residuals that are clipped to a shrinking radius
-refine them. Numbers and shares: docs/guarantees.md, "SynopsisKMeans".
+the synopsis ask for counts, residuals and slacks of records by nearest cell; each makes a mixture
+of Gaussians whose records the next round's cells are made for. Weighted k-means on the last mixture
+gives centroids, and Lloyd rounds with residuals that are clipped to a shrinking radius refine them.
+Numbers and shares: docs/guarantees.md, "SynopsisKMeans".
 """
 
 import math
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import (
     FloatArray,
@@ -26,16 +25,20 @@ from flower_kmeans.algorithms.base import (
 from flower_kmeans.algorithms.cells import cell_sums, squared_norms
 from flower_kmeans.algorithms.feddp_releases import MOMENTS
 from flower_kmeans.algorithms.histogram import expected_total
+from flower_kmeans.algorithms.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
+from flower_kmeans.algorithms.portable import logarithm, normals
 from flower_kmeans.algorithms.postprocess import into_domain, scaled, to_grid
 from flower_kmeans.algorithms.projection import (
     ProjectedRecords,
-    leading_directions,
     moment_bits,
     second_moments,
     squared_bound,
+    symmetric,
 )
 from flower_kmeans.algorithms.synopsis_model import (
+    DRIFT,
+    DRIFT_DECAY,
     Answers,
     Mixture,
     Noise,
@@ -50,17 +53,16 @@ from flower_kmeans.algorithms.synopsis_model import (
     shortened,
     spectrum,
     steps_of,
+    weighed,
 )
 from flower_kmeans.algorithms.synopsis_parameters import SynopsisParameters
-from flower_kmeans.algorithms.synopsis_schedule import FIRST, NORMS, SQUARES
-from flower_kmeans.domain import GridRecords
-from flower_kmeans.initialization import public_generator
-from flower_kmeans.threads import single_threaded_blas
+from flower_kmeans.algorithms.synopsis_schedule import FIRST, NORMS, SLACKS
+from flower_kmeans.domain import GridRecords, row_sums
+from flower_kmeans.initialization import random_words, round_words
 
 NOTES = (
     "The noise is too large for second moments of so many columns: the synopsis took random "
     "directions.",
-    "The noisy second moments could not be decomposed: the synopsis took the first columns.",
     "The noisy second moments do not exceed their noise in any direction: the synopsis took "
     "arbitrary ones.",
     "In a round of the synopsis no cell had more noisy records than its noise: only the largest "
@@ -72,10 +74,13 @@ NOTES = (
     "Clients did not answer in a round, and with them most records of a cell or cluster were "
     "missing: it was kept as the round before had left it.",
 )
-BLIND, NO_EIGEN, NO_SIGNAL, NO_CELL, FEW, LIGHT, HELD = range(len(NOTES))
+BLIND, NO_SIGNAL, NO_CELL, FEW, LIGHT, HELD = range(len(NOTES))
 
 RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15
 """Refinement: radius over that of the synopsis' rule, and least part of the first mean square."""
+
+REAL_BITS = 52
+"""Fractional bits of reals in a state, which are lengths and variances in units of D."""
 
 
 @register
@@ -84,8 +89,9 @@ class SynopsisAlgorithm(SynopsisParameters):
     """k-means from a private synopsis.
 
     Formal guarantee: one record changes the second moments by D^2 at most (with off-diagonal
-    entries counted sqrt 2 times), and in other rounds one cell's block by (u, 1, |u|^2) at most, u
-    no longer than 1; the plan composes all releases (docs/guarantees.md, "SynopsisKMeans").
+    entries counted sqrt 2 times), in rounds of the synopsis one cell by (u, 1, 1 - |u|^2), u no
+    longer than 1, whose norm is 1 in units of a joint release, and later one centroid by (u, 1);
+    the plan composes all releases (docs/guarantees.md, "SynopsisKMeans").
 
     Parameters
     ----------
@@ -109,11 +115,11 @@ class SynopsisAlgorithm(SynopsisParameters):
     n_rounds : "auto"
         Follows from the public figures.
     seed : int
-        Public randomness, in [0, 2**53), of the server's part where ``update`` is given none.
+        Public randomness, in [0, 2**53): of the points on which ``update`` clusters.
     fraction_bits : int
         q; the grid's step is ``2**-q`` of the scaled domain.
     schedule : Schedule, optional
-        What a run document states; otherwise made from the public figures.
+        What a run document states, for the plan's signal; otherwise made from the public figures.
 
     Raises
     ------
@@ -122,13 +128,14 @@ class SynopsisAlgorithm(SynopsisParameters):
     """
 
     name: ClassVar[str] = "synopsis"
+    replayable: ClassVar[bool] = True
     remarks: ClassVar[tuple[str, ...]] = NOTES
 
     # ------------------------------------------------------------------ questions
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return that nothing is known. ``rng`` is not used."""
-        return State(0, {"flags": np.zeros(len(NOTES), dtype=bool)})
+        return State(0, {"flags": np.zeros(len(NOTES), dtype=np.int64)})
 
     def question(self, state: State) -> Question:
         """Return what clients need for the round after ``state``.
@@ -176,8 +183,8 @@ class SynopsisAlgorithm(SynopsisParameters):
             return Statistic({NORMS: np.array([squared_norms(records)], dtype=np.int64)})
         if self.schedule.is_synopsis(number):
             projected = ProjectedRecords(records, self.projection, arrays["projection"])
-            sums, counts, squares = cell_sums(projected, arrays["cells"], arrays["radii"], q)
-            return Statistic({SUMS: sums, COUNTS: counts << q, SQUARES: squares})
+            sums, counts, slacks = cell_sums(projected, arrays["cells"], arrays["radii"], q)
+            return Statistic({SUMS: sums, COUNTS: counts << q, SLACKS: slacks})
         radii = np.full(self.n_clusters, arrays["radius"][0])
         sums, counts, _ = cell_sums(records, arrays["centroids"], radii, q)
         return Statistic({SUMS: sums, COUNTS: counts << q})
@@ -187,155 +194,164 @@ class SynopsisAlgorithm(SynopsisParameters):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the state after a round's noisy sum; without ``rng``, from the seed."""
+        """Return the state after a round's noisy sum: the same integers on every processor.
+
+        Random numbers are Philox words of the seed and the round. ``rng`` is not used.
+        """
         number, before = state.round + 1, state.arrays
-        rng = public_generator(self.seed, number) if rng is None else rng
-        flags = before["flags"].copy()
+        flags, source = before["flags"].copy(), round_words(self.seed, number)
         if number == FIRST:
-            arrays = self._after_moments(answer, flags, rng)
+            arrays = self._after_moments(answer, flags, source)
         elif self.schedule.is_synopsis(number):
-            arrays = self._after_synopsis(number, before, answer, flags, rng)
+            arrays = self._after_synopsis(number, before, answer, flags, source)
         else:
             arrays = self._after_refinement(number, before, answer, flags)
         return State(number, {**before, **arrays, "flags": flags})
 
     def _after_moments(
-        self, answer: Statistic, flags: NDArray[np.bool_], rng: np.random.Generator
-    ) -> dict[str, NDArray[Any]]:
+        self, answer: Statistic, flags: IntArray, source: np.random.Philox
+    ) -> dict[str, IntArray]:
         d, p, noise = self.domain.n_features, self.schedule.n_directions, self.noise_of(FIRST)
         norm2 = (self._longest * 2.0**-self.fraction_bits) ** 2
         n_records = None if self.n_records is None else self.n_records * answer.answered
+        directions = np.eye(d)
         if self.schedule.moments:
-            words = answer.blocks[MOMENTS]
             scale = 4.0 ** -moment_bits(self.fraction_bits) / norm2
-            directions, values = leading_directions(words, d, d)
-            total, std = float(words[:d].astype(np.float64).sum()) * scale, noise[MOMENTS] * scale
+            moments = symmetric(answer.blocks[MOMENTS], d) * scale
+            total, std = math.fsum(np.diagonal(moments)), noise[MOMENTS] * scale
             # Without a public figure, all that is known is how the directions compare.
             n = float(n_records) if n_records else max(total / 0.25, 1.0)
             norm = mean_norm(total / n, std * math.sqrt(d) / n)
-            flags[NO_EIGEN] = not np.isfinite(values).all()
-            if flags[NO_EIGEN]:
-                variances = np.full(d, norm / d)
-            else:
-                edge = math.sqrt(2 * d) * std / n
-                variances, n_clear = spectrum(values * (scale / n), edge, norm)
-                flags[NO_SIGNAL] = n_clear == 0 and p < d
+            directions, values = eigenvectors(moments / n)
+            variances, n_clear = spectrum(values, math.sqrt(2 * d) * std / n, norm)
+            flags[NO_SIGNAL] = n_clear == 0 and p < d
         else:
             scale = 2.0**-self.fraction_bits / norm2
             total, std = float(answer.blocks[NORMS][0]) * scale, noise[NORMS] * scale
             n = float(n_records) if n_records else max(total / 0.25, 1.0)
             norm = mean_norm(total / n, std / n)
-            variances, directions = np.full(d, norm / d), np.eye(d)
+            variances = np.full(d, norm / d)
             flags[BLIND] = p < d
             if p < d:
-                with single_threaded_blas():
-                    directions = np.linalg.qr(rng.standard_normal((d, p)))[0]
+                directions = orthonormal(normals(random_words(source, d * p)).reshape(d, p))
         mixture = prior(variances[:p])
         return {
             "projection": self.projection.matrix(directions[:, :p]),
-            "prior": variances[:p],
-            "rest": np.array([float(variances[p:].sum())]),
-            **self._cells(FIRST + 1, mixture, rng),
+            "prior": _stored(variances[:p]),
+            "rest": _stored(math.fsum(variances[p:])),
+            **self._cells(FIRST + 1, mixture, source),
         }
 
     def _cells(
         self,
         number: int,
         mixture: Mixture,
-        rng: np.random.Generator,
+        source: np.random.Philox,
         unseen: Mixture | None = None,
-    ) -> dict[str, NDArray[Any]]:
+    ) -> dict[str, IntArray]:
         """Return the cells of a round."""
         n_cells, step = self.schedule.n_cells(number), self._projected_step
-        cells = partition(mixture, n_cells, self._factor, step, rng, unseen)
+        cells = partition(mixture, n_cells, self._factor, step, source, unseen)
         return {
             "cells": cells.centers,
             "radii": cells.radii,
-            "variances": cells.variances,
-            "spread": np.array([cells.spread]),
-            "expected": cells.expected,
+            "variances": _stored(cells.variances),
+            "spread": _stored(cells.spread),
+            "expected": to_grid(cells.expected * 2.0**self.fraction_bits),
         }
 
     def _after_synopsis(
         self,
         number: int,
-        before: Mapping[str, NDArray[Any]],
+        before: Mapping[str, IntArray],
         answer: Statistic,
-        flags: NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> dict[str, NDArray[Any]]:
-        names, noises = (SUMS, COUNTS, SQUARES), self.noise_of(number)
+        flags: IntArray,
+        source: np.random.Philox,
+    ) -> dict[str, IntArray]:
+        q, names, noises = self.fraction_bits, (SUMS, COUNTS, SLACKS), self.noise_of(number)
         cells = Partition(
             before["cells"],
             before["radii"],
-            before["variances"],
-            float(before["spread"][0]),
-            before["expected"],
+            _real(before["variances"]),
+            float(_real(before["spread"])[0]),
+            scaled(before["expected"], q),
         )
-        answers = Answers(*(scaled(answer.blocks[name], self.fraction_bits) for name in names))
-        noise = Noise(*(noises[name] * 2.0**-self.fraction_bits for name in names))
+        answers = Answers(*(scaled(answer.blocks[name], q) for name in names))
+        noise = Noise(*(noises[name] * 2.0**-q for name in names))
         total = expected_total(answers.counts, noise.counts, self._planned, answer.answered)
         missing = np.zeros(len(answers.counts), dtype=bool)
         if answer.answered < 1 and number > FIRST + 1:  # before, nothing was counted
             missing = absent(cells.expected, answers.counts, noise.counts)
-        flags[HELD] |= bool(missing.any())
+        flags[HELD] |= missing.any()
         mixture, stood_out = learned(cells, answers, noise, self._projected_step, total, missing)
         flags[NO_CELL] |= not stood_out
         if self.schedule.is_synopsis(number + 1):
             unseen = None
             if answer.answered < 1 and number == FIRST + 1:
-                share = (1 - answer.answered) * float(mixture.weights.sum())
-                unseen = prior(before["prior"])
+                share = (1 - answer.answered) * math.fsum(mixture.weights)
+                unseen = prior(_real(before["prior"]))
                 unseen = unseen._replace(weights=share * unseen.weights)
-            return self._cells(number + 1, mixture, rng, unseen)
-        found = select(mixture, self.n_clusters, rng)
+            return self._cells(number + 1, mixture, source, unseen)
+        found = select(mixture, self.n_clusters, source)
         flags[FEW] = found.few
         lifted = self.projection.lift(
             to_grid(found.centers / self._projected_step), before["projection"]
         )
-        first = found.cost + float(before["rest"][0])
+        d, p = self.domain.n_features, self.schedule.n_directions
+        rest = float(_real(before["rest"])[0])
+        first, beside = math.fsum(found.within) + rest, rest / max(d - p, 1)
+        within = np.append(found.within, beside)
+        doubts = np.hstack([found.doubts, np.full((self.n_clusters, 1), beside)])
         return {
-            "centroids": into_domain(to_grid(lifted), self.domain, self.fraction_bits),
-            "counts": found.counts,
-            "moves": np.zeros((self.n_clusters, self.domain.n_features)),
-            "first": np.array([first]),
-            "mean_square": np.array([RADIUS_FACTOR**2 * first]),
+            "centroids": into_domain(to_grid(lifted), self.domain, q),
+            "counts": to_grid(found.counts * 2.0**q),
+            "moves": np.zeros((self.n_clusters, d), dtype=np.int64),
+            "within": _stored(within),
+            "doubts": _stored(doubts + DRIFT * within),
+            "first": _stored(first),
+            "mean_square": _stored(RADIUS_FACTOR * RADIUS_FACTOR * first),
             "radius": self._radius(first),
         }
 
     def _after_refinement(
         self,
         number: int,
-        before: Mapping[str, NDArray[Any]],
+        before: Mapping[str, IntArray],
         answer: Statistic,
-        flags: NDArray[np.bool_],
-    ) -> dict[str, NDArray[Any]]:
-        q = self.fraction_bits
+        flags: IntArray,
+    ) -> dict[str, IntArray]:
+        q, noises = self.fraction_bits, self.noise_of(number)
         sums, counts = scaled(answer.blocks[SUMS], q), scaled(answer.blocks[COUNTS], q)
-        count_noise = self.noise_of(number)[COUNTS] * 2.0**-q
-        flags[LIGHT] |= bool((counts < count_noise).any())
+        sizes_before, doubts_before = scaled(before["counts"], q), _real(before["doubts"])
+        count_noise = noises[COUNTS] * 2.0**-q
+        flags[LIGHT] |= (counts < count_noise).any()
         radius = float(before["radius"][0]) / self._longest
         moves, sizes = steps_of(sums, counts, radius, count_noise)
-        moves = continued(moves, before["moves"])
-        first = number == FIRST + len(self.schedule.cells) + 1
+        errors = radius * noises[SUMS] * 2.0**-q / sizes
+        moves, doubts = weighed(moves, doubts_before, errors * errors, before["projection"], q)
+        moves = continued(moves, _real(before["moves"]))
+        last = FIRST + len(self.schedule.cells)  # of the synopsis
         # With own clips, counts of the first round are of another size than those of the synopsis.
-        if answer.answered < 1 and not (first and self.clips):
-            missing = absent(before["counts"], counts, count_noise)
-            flags[HELD] |= bool(missing.any())
-            moves[missing] = 0.0
-            counts = np.where(missing, before["counts"], counts)
-            sizes = np.where(missing, before["counts"], sizes)
+        if answer.answered < 1 and not (number == last + 1 and self.clips):
+            missing = absent(sizes_before, counts, count_noise)
+            flags[HELD] |= missing.any()
+            moves[missing], doubts[missing] = 0.0, doubts_before[missing]
+            counts = np.where(missing, sizes_before, counts)
+            sizes = np.where(missing, sizes_before, sizes)
         # A centroid that moves by s comes nearer to each of its records by |s|^2 on average.
-        saved = float(sizes @ np.einsum("ij,ij->i", moves, moves))
+        saved = math.fsum(sizes * row_sums(moves * moves))
         planned = self._planned if self.n_records else 0.0
-        mean_square = float(before["mean_square"][0]) - saved / max(float(sizes.sum()), planned)
-        mean_square = max(LEAST_RADIUS2 * float(before["first"][0]), mean_square)
+        mean_square = float(_real(before["mean_square"])[0])
+        mean_square -= saved / max(math.fsum(sizes), planned)
+        mean_square = max(LEAST_RADIUS2 * float(_real(before["first"])[0]), mean_square)
+        drift = DRIFT * math.prod([DRIFT_DECAY] * (number - last))
         wanted = shortened(before["centroids"] / self._longest + moves, 1.0)
         return {
             "centroids": into_domain(to_grid(wanted * self._longest), self.domain, q),
-            "counts": counts,
-            "moves": moves,
-            "mean_square": np.array([mean_square]),
+            "counts": to_grid(counts * 2.0**q),
+            "moves": _stored(moves),
+            "doubts": _stored(doubts + drift * _real(before["within"])),
+            "mean_square": _stored(mean_square),
             "radius": self._radius(mean_square),
         }
 
@@ -349,7 +365,9 @@ class SynopsisAlgorithm(SynopsisParameters):
 
     def counts(self, state: State) -> FloatArray | None:
         """Return the noisy cluster sizes, (k,); ``None`` before the synopsis ends."""
-        return state.arrays.get("counts")
+        if "counts" not in state.arrays:
+            return None
+        return scaled(state.arrays["counts"], self.fraction_bits)
 
     # ------------------------------------------------------------------ details
 
@@ -357,9 +375,8 @@ class SynopsisAlgorithm(SynopsisParameters):
     def _factor(self) -> float:
         """Return a radius over the root mean square of what it is to cut."""
         k, d = self.n_clusters, self.domain.n_features
-        noise_free = self.signal == math.inf
-        signal = math.inf if noise_free else max(self.signal / (k * math.sqrt(d)), 0.1)
-        return min(2.6, max(1.0, 0.7 + 0.3 * math.log(signal)))
+        signal = min(max(self.schedule.signal / (k * math.sqrt(d)), 0.1), 1e6)
+        return min(2.6, max(1.0, 0.7 + 0.3 * float(logarithm(np.array(signal)))))
 
     @property
     def _planned(self) -> float:
@@ -380,3 +397,12 @@ class SynopsisAlgorithm(SynopsisParameters):
         radius = min(1.0, RADIUS_FACTOR * self._factor * math.sqrt(mean_square)) * self._longest
         longest = math.isqrt(squared_bound(self.domain, self.fraction_bits))
         return np.array([min(max(math.floor(radius), 1), longest)], dtype=np.int64)
+
+
+def _stored(values: FloatArray | float) -> IntArray:
+    """Return reals as integers of a state; a single one as (1,)."""
+    return to_grid(np.atleast_1d(values) * 2.0**REAL_BITS)
+
+
+def _real(integers: IntArray) -> FloatArray:
+    return scaled(integers, REAL_BITS)

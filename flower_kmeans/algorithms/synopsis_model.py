@@ -1,7 +1,11 @@
-"""What the server of SynopsisKMeans believes about the records: from noisy sums to a mixture.
+"""What SynopsisKMeans believes about the records: from noisy sums to a mixture, and to centroids.
 
 Everything here is post-processing of released values, in units of the domain's largest norm, and
-total: noise makes every number possible (docs/guarantees.md, "SynopsisKMeans").
+total: noise makes every number possible (docs/guarantees.md, "SynopsisKMeans"). All clients of an
+oblivious server compute it, and must agree bit for bit. So numbers come from raw Philox words and
+from operations that IEEE 754 rounds correctly, element by element. Sums are of integers, by
+``math.fsum``, or by ``row_sums``, whose order NumPy does not choose. Points of the mixture lie on a
+grid, where k-means is exact.
 """
 
 import math
@@ -9,11 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array
 
+from flower_kmeans.algorithms.grid_kmeans import grid_kmeans, lloyd_steps
 from flower_kmeans.algorithms.histogram import zero_small
 from flower_kmeans.algorithms.lloyd import MIN_COUNT
-from flower_kmeans.initialization import weighted_kmeans
+from flower_kmeans.algorithms.portable import normals
+from flower_kmeans.algorithms.postprocess import scaled, to_grid
+from flower_kmeans.assignment import assign
+from flower_kmeans.domain import row_sums
+from flower_kmeans.initialization import random_words
 from flower_kmeans.threads import single_threaded_blas
 
 FloatArray = NDArray[np.float64]
@@ -30,13 +39,21 @@ ABSENT_NOISE, ABSENT_SHARE = 10.0, 0.25
 noise, and less than this part of them is there."""
 SMALLEST = 1e-12
 """Least variance, below the square of a grid step."""
+DRIFT, DRIFT_DECAY = 0.3, 0.7
+"""How far a centroid may be from its records' mean for other reasons than noise, squared and in the
+variance of records around centroids; and what is left of it after each refinement round."""
+MODEL_BITS = 16
+"""Fractional bits of the mixture's points."""
 
+_MASS_BITS = 26  # of all of a mixture's weights, where integers stand for them
+_MOVE_BITS = 24  # of a move, where it is projected
+_DOUBT_BITS = 50
 _SAMPLE, _PER_CELL, _MOST_PER_CELL = 2_000, 10, 20
 _PARTITION_STEPS = 6
 _PSEUDO_POINTS = 5.0
 _LEAST_SPREAD = 0.64  # of a cell's variance, in that of all cells, for its radius
-_SELECT_STARTS, _SELECT_STEPS = 5, 50
-_BLOCK_NUMBERS = 2**22
+_SELECT_STARTS, _SELECT_STEPS = 30, 50
+_POLISH_PAIRS, _MOST_PAIRS_PER_CELL, _POLISH_STEPS = 10_000, 20, 30
 
 
 class Mixture(NamedTuple):
@@ -47,11 +64,14 @@ class Mixture(NamedTuple):
     weights : ndarray of shape (m,), float64
         Positive: how many records each part has, or before any are counted, which share.
     means, scales : ndarrays of shape (m, p), float64
+    errors : ndarray of shape (m, p), float64
+        Variances of the means themselves, where noise made them.
     """
 
     weights: FloatArray
     means: FloatArray
     scales: FloatArray
+    errors: FloatArray
 
 
 class Partition(NamedTuple):
@@ -77,19 +97,19 @@ class Partition(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Standard deviations of the noise: sums and squares in radii, counts in records."""
+    """Standard deviations of the noise: sums and slacks in radii, counts in records."""
 
     sums: float
     counts: float
-    squares: float
+    slacks: float
 
 
 class Answers(NamedTuple):
-    """Noisy sums (m, p) and squares (m,) in radii of their cells, and counts (m,) in records."""
+    """Noisy sums (m, p) and slacks (m,) in radii of their cells, and counts (m,) in records."""
 
     sums: FloatArray
     counts: FloatArray
-    squares: FloatArray
+    slacks: FloatArray
 
 
 # --------------------------------------------------------------------------- second moments
@@ -103,7 +123,7 @@ def mean_norm(found: float, error: float) -> float:
     found, error : float
         The noisy mean, and the standard deviation of its noise.
     """
-    doubt = error**2 / (error**2 + PRIOR_SPREAD**2)
+    doubt = error * error / (error * error + PRIOR_SPREAD * PRIOR_SPREAD)
     return min(1.0, max(doubt * PRIOR_NORM + (1 - doubt) * found, 0.0005, 0.3 * min(error, 0.02)))
 
 
@@ -124,10 +144,10 @@ def spectrum(values: FloatArray, edge: float, norm: float) -> tuple[FloatArray, 
         Of `mean_norm`.
     """
     clear = values > CLEAR * edge
-    roots = np.sqrt(np.maximum(values**2 - edge**2, 0.0))
+    roots = np.sqrt(np.maximum(values * values - edge * edge, 0.0))
     variances = np.where(clear, (values + roots) / 2, 0.0)
     if not clear.all():
-        rest = max(norm - float(variances.sum()), 0.02 * norm)
+        rest = max(norm - math.fsum(variances), 0.02 * norm)
         variances[~clear] = rest / np.count_nonzero(~clear)
     return np.maximum(variances, 1e-7), int(np.count_nonzero(clear))
 
@@ -139,6 +159,7 @@ def prior(variances: FloatArray) -> Mixture:
         np.array([1 - HEAVY_SHARE, HEAVY_SHARE]),
         np.zeros((2, len(variances))),
         np.stack([scales, HEAVY_SCALE * scales]),
+        np.zeros((2, len(variances))),
     )
 
 
@@ -147,15 +168,30 @@ def prior(variances: FloatArray) -> Mixture:
 
 def joined(first: Mixture, second: Mixture) -> Mixture:
     """Return the mixture of all parts of two."""
-    weights, means, scales = (np.concatenate(pair) for pair in zip(first, second, strict=True))
-    return Mixture(weights, means, scales)
+    return Mixture(*(np.concatenate(pair) for pair in zip(first, second, strict=True)))
 
 
-def sample(mixture: Mixture, size: int, rng: np.random.Generator) -> FloatArray:
-    """Return points (size, p) of a mixture, moved into the unit ball."""
-    chosen = rng.choice(len(mixture.weights), size, p=mixture.weights / mixture.weights.sum())
-    noise = rng.standard_normal((size, mixture.means.shape[1]))
-    return shortened(mixture.means[chosen] + mixture.scales[chosen] * noise, 1.0)
+def sample(mixture: Mixture, size: int, source: np.random.Philox) -> IntArray:
+    """Return points (size, p) of a mixture, moved into the unit ball and put on the grid.
+
+    Every part has as many as its weight says, rounded up or down.
+    """
+    reached = np.cumsum(masses(mixture.weights))
+    places = (2 * np.arange(size, dtype=np.int64) + 1) * reached[-1] // (2 * size)
+    chosen = np.searchsorted(reached, places, side="right")
+    noise = _normals((size, mixture.means.shape[1]), source)
+    return on_grid(shortened(mixture.means[chosen] + mixture.scales[chosen] * noise, 1.0))
+
+
+def masses(weights: FloatArray) -> IntArray:
+    """Return positive integers (m,) in proportion to weights, of about 2^26 in all."""
+    share = weights * (2.0**_MASS_BITS / math.fsum(weights))
+    return np.floor(share).astype(np.int64) + 1
+
+
+def on_grid(points: FloatArray) -> IntArray:
+    """Return points of length 2 at most, and others moved near there, on the grid of the model."""
+    return to_grid(np.clip(points, -2.0, 2.0) * 2.0**MODEL_BITS)
 
 
 def partition(
@@ -163,7 +199,7 @@ def partition(
     n_cells: int,
     factor: float,
     step: float,
-    rng: np.random.Generator,
+    source: np.random.Philox,
     unseen: Mixture | None = None,
 ) -> Partition:
     """Return cells for the records that a mixture stands for: k-means of a sample of it.
@@ -176,36 +212,36 @@ def partition(
     factor : float
         A cell's radius in root mean squares of its model's residuals.
     step : float
-        Of the grid, in units of the domain's largest norm.
-    rng : Generator
+        Of the cells' grid, in units of the domain's largest norm.
+    source : Philox
+        Public words.
     unseen : Mixture, optional
         Where records may be that nothing was counted of. Cells are made for these too, but no
         records are expected of them.
     """
     size = min(_MOST_PER_CELL * n_cells, max(_SAMPLE, _PER_CELL * n_cells))
-    points = sample(mixture if unseen is None else joined(mixture, unseen), size, rng)
-    found, _ = weighted_kmeans(
-        points, np.ones(size), n_cells, rng, n_starts=1, max_iterations=_PARTITION_STEPS
-    )
-    most = math.floor(1 / step)
-    centers = np.clip(np.rint(found / step), -most, most)
-    labels, residuals = residuals_of(points, centers * step)
-    residuals *= residuals
-    pooled = np.maximum(residuals.mean(axis=0), SMALLEST)
+    points = sample(mixture if unseen is None else joined(mixture, unseen), size, source)
+    ones = np.ones(size, dtype=np.int64)
+    found = grid_kmeans(points, ones, n_cells, source, n_starts=1, n_steps=_PARTITION_STEPS).points
+    labels = nearest(points, found)
     counts = np.bincount(labels, minlength=n_cells)
+    residuals = points - found[labels]
+    choice = csc_array((ones, labels, np.arange(size + 1)), shape=(n_cells, size))
+    sums = choice @ (residuals * residuals)  # of integers
+    pooled = np.maximum(scaled(sums.sum(axis=0), 2 * MODEL_BITS) / size, SMALLEST)
     # Cells have few points: some that are spread as all are keep the variances apart from 0.
-    choice = csr_array((np.ones(size), labels, np.arange(size + 1)), shape=(size, n_cells))
-    variances = (choice.T @ residuals + _PSEUDO_POINTS * pooled) / (counts + _PSEUDO_POINTS)[
-        :, None
-    ]
-    spread = float(pooled.sum())
-    lengths = np.sqrt(np.maximum(variances.sum(axis=1), _LEAST_SPREAD * spread))
+    variances = scaled(sums, 2 * MODEL_BITS) + _PSEUDO_POINTS * pooled
+    variances /= (counts + _PSEUDO_POINTS)[:, None]
+    spread = math.fsum(pooled)
+    lengths = np.sqrt(np.maximum(row_sums(variances.copy()), _LEAST_SPREAD * spread))
+    most = math.floor(1 / step)
+    centers = np.clip(to_grid(scaled(found, MODEL_BITS) / step), -most, most)
     radii = np.clip(np.floor(np.minimum(1.0, factor * lengths) / step), 1, most)
     if unseen is not None:
-        labels, _ = residuals_of(sample(mixture, size, rng), centers * step)
+        labels = nearest(sample(mixture, size, source), found)
         counts = np.bincount(labels, minlength=n_cells)
-    expected = counts.astype(np.float64) * (float(mixture.weights.sum()) / size)
-    return Partition(centers.astype(np.int64), radii.astype(np.int64), variances, spread, expected)
+    expected = counts.astype(np.float64) * (math.fsum(mixture.weights) / size)
+    return Partition(centers, radii.astype(np.int64), variances, spread, expected)
 
 
 def absent(expected: FloatArray, counts: FloatArray, noise: float) -> NDArray[np.bool_]:
@@ -232,7 +268,7 @@ def learned(
     n_records: float,
     missing: NDArray[np.bool_] | None = None,
 ) -> tuple[Mixture, bool]:
-    """Return the mixture that noisy sums of cells tell of, and whether any cell stood out.
+    """Return the mixture that noisy sums of cells describe, and whether any cell stood out.
 
     Cells whose count is worth its noise stay (PE-means' zeroing rule, then a count above its noise;
     if there is none, and none is missing, the largest). A mean of residuals is drawn towards the
@@ -260,6 +296,7 @@ def learned(
         cells.expected[stays],
         cells.centers[stays].astype(np.float64) * step,
         np.sqrt(cells.variances[stays]),
+        cells.variances[stays],
     )
     if not stood_out:
         kept[np.argmax(counts)] = True
@@ -269,19 +306,22 @@ def learned(
     radii = cells.radii[kept].astype(np.float64) * step
     shape = cells.variances[kept]
     means = radii[:, None] * answers.sums[kept] / sizes[:, None]
-    errors = (radii * noise.sums / sizes)[:, None] ** 2
+    errors = _squared(radii * noise.sums / sizes)[:, None]
     means = shortened(means * shape / (shape + errors), radii)
-    squares = radii**2 * answers.squares[kept]
-    lengths = np.einsum("ij,ij->i", means, means)
-    pooled = float((squares - sizes * lengths).sum() / sizes.sum())
+    # What a record's slack lacks of 1 is its square: the noise of both is in it.
+    squares = _squared(radii) * (sizes - answers.slacks[kept])
+    lengths = row_sums(means * means)
+    pooled = math.fsum(squares - sizes * lengths) / math.fsum(sizes)
     pooled = min(max(pooled, 0.02 * spread), 4 * spread)
-    doubt = (radii**2 * noise.squares / sizes) ** 2
+    both = noise.slacks * noise.slacks + noise.counts * noise.counts
+    doubt = _squared(_squared(radii) / sizes) * both
     own = squares / sizes - lengths
-    variances = pooled + pooled**2 / (pooled**2 + doubt) * (own - pooled)
-    total = shape.sum(axis=1)
+    variances = pooled + pooled * pooled / (pooled * pooled + doubt) * (own - pooled)
+    total = row_sums(shape.copy())
     variances = np.clip(variances, 0.05 * pooled, 6 * total)
     scales = np.sqrt(shape * (variances / total)[:, None])
-    found = Mixture(sizes, cells.centers[kept] * step + means, scales)
+    centers = cells.centers[kept].astype(np.float64) * step
+    found = Mixture(sizes, centers + means, scales, shape * errors / (shape + errors))
     return joined(found, held), stood_out
 
 
@@ -296,39 +336,59 @@ class Selection(NamedTuple):
     centers : ndarray of shape (k, p), float64
     counts : ndarray of shape (k,), float64
         Of the records that are nearest to each.
-    cost : float
-        Mean squared distance of the mixture's records to them.
+    within : ndarray of shape (p,), float64
+        Variance of the mixture's records around them, by direction.
+    doubts : ndarray of shape (k, p), float64
+        Variances that noise has left in the centroids.
     few : bool
         Whether the mixture had fewer parts than there are centroids.
     """
 
     centers: FloatArray
     counts: FloatArray
-    cost: float
+    within: FloatArray
+    doubts: FloatArray
     few: bool
 
 
-def select(mixture: Mixture, n_clusters: int, rng: np.random.Generator) -> Selection:
-    """Return the centres of weighted k-means on the means of a mixture.
+def select(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> Selection:
+    """Return the centres of weighted k-means on a mixture.
 
-    If there are too few of them, points of the mixture are drawn as well.
+    The best of many starts on the means alone; Lloyd's algorithm on points of the mixture goes on
+    from there. If there are too few means, points of the mixture are drawn as well.
     """
-    weights, means, scales = mixture
-    missing = n_clusters - len(weights)
+    weights, means, scales, errors = mixture
+    points, m = on_grid(means), len(weights)
+    missing = n_clusters - m
     if missing > 0:
-        chosen = rng.choice(len(weights), missing, p=weights / weights.sum())
-        noise = rng.standard_normal((missing, means.shape[1]))
-        centers = np.vstack([means, means[chosen] + scales[chosen] * noise])
+        chosen = np.arange(missing) % m
+        noise = _normals((missing, means.shape[1]), source)
+        found = np.vstack([points, on_grid(means[chosen] + scales[chosen] * noise)])
     else:
-        centers, _ = weighted_kmeans(
-            means, weights, n_clusters, rng, n_starts=_SELECT_STARTS, max_iterations=_SELECT_STEPS
-        )
-    labels, residuals = residuals_of(means, centers)
-    squares = (residuals**2).sum(axis=1) + (scales**2).sum(axis=1)
-    cost = float(weights @ squares / weights.sum())
-    counts: FloatArray = np.zeros(n_clusters)
-    np.add.at(counts, labels, weights)
-    return Selection(centers, counts, cost, missing > 0)
+        shares = masses(weights)
+        found = grid_kmeans(
+            points, shares, n_clusters, source, n_starts=_SELECT_STARTS, n_steps=_SELECT_STEPS
+        ).points
+        pairs = max(1, min(_MOST_PAIRS_PER_CELL, _POLISH_PAIRS // m))
+        noise = _normals((pairs * m, means.shape[1]), source)
+        # Two points on either side of the mean: drawing moves no mean of whole parts.
+        around, offsets = np.repeat(means, pairs, axis=0), np.repeat(scales, pairs, axis=0) * noise
+        drawn = on_grid(np.vstack([around + offsets, around - offsets]))
+        each = np.tile(np.repeat(shares, pairs), 2)
+        found = lloyd_steps(drawn, each, found, _POLISH_STEPS).points
+    labels = nearest(points, found)
+    residuals = scaled(points - found[labels], MODEL_BITS)
+    squares = residuals * residuals + scales * scales
+    within = row_sums((weights[:, None] * squares).T.copy()) / math.fsum(weights)
+    ends = np.cumsum(np.bincount(labels, minlength=n_clusters))[:-1]
+    groups = np.split(weights[np.argsort(labels, kind="stable")], ends)
+    counts = np.array([math.fsum(group) for group in groups])
+    shares2 = _squared(weights / np.maximum(counts, SMALLEST)[labels])
+    doubts = np.zeros((n_clusters, means.shape[1]), dtype=np.int64)
+    np.add.at(doubts, labels, to_grid(shares2[:, None] * errors * 2.0**_DOUBT_BITS))
+    return Selection(
+        scaled(found, MODEL_BITS), counts, within, scaled(doubts, _DOUBT_BITS), missing > 0
+    )
 
 
 def steps_of(
@@ -366,27 +426,66 @@ def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
     ndarray of shape (k, d), float64
         ``moves + max(0, cos) before``, cos of the angle between the two.
     """
-    products = np.einsum("ij,ij->i", moves, before)
-    lengths = np.linalg.norm(moves, axis=1) * np.linalg.norm(before, axis=1)
-    alike = np.maximum(products, 0.0) / np.maximum(lengths, SMALLEST**2)
+    products = row_sums(moves * before)
+    lengths = np.sqrt(row_sums(moves * moves)) * np.sqrt(row_sums(before * before))
+    alike = np.maximum(products, 0.0) / np.maximum(lengths, SMALLEST * SMALLEST)
     return np.asarray(moves + alike[:, None] * before)
 
 
-def residuals_of(points: FloatArray, centers: FloatArray) -> tuple[NDArray[np.intp], FloatArray]:
-    """Return the nearest centre of each point (n, p), and the points relative to it."""
-    labels = np.empty(len(points), dtype=np.intp)
-    norms = np.einsum("ij,ij->i", centers, centers)
-    rows = max(1, _BLOCK_NUMBERS // len(centers))
-    with single_threaded_blas():
-        for start in range(0, len(points), rows):
-            scores = points[start : start + rows] @ (-2 * centers.T)
-            scores += norms
-            labels[start : start + rows] = scores.argmin(axis=1)
-    return labels, points - centers[labels]
+def weighed(
+    moves: FloatArray, doubts: FloatArray, errors: FloatArray, directions: IntArray, bits: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return noisy moves, less where noise explains them, and the doubt that is left.
+
+    A step of Kalman's filter, by direction: a move of variance P with noise of variance R is
+    multiplied by P / (P + R), and leaves P R / (P + R).
+
+    Parameters
+    ----------
+    moves : ndarray of shape (k, d), float64
+        Of length 1 at most.
+    doubts : ndarray of shape (k, p + 1), float64
+        Expected squares of the true moves, by direction; the last for every direction beside them.
+    errors : ndarray of shape (k,), float64
+        Variance of the moves' noise.
+    directions : ndarray of shape (d, p), int64
+        Orthonormal, of exponent ``bits``.
+    bits : int
+    """
+    gains = doubts / (doubts + errors[:, None] + SMALLEST * SMALLEST)
+    others = gains[:, -1:]
+    along = _product(moves, directions, bits)
+    kept = others * moves + _product((gains[:, :-1] - others) * along, directions.T, bits)
+    return np.asarray(kept), np.asarray((1 - gains) * doubts)
+
+
+def nearest(points: IntArray, centers: IntArray) -> IntArray:
+    """Return the nearest centre of each point (n, p) of the grid; of several the first."""
+    return assign(points.astype(np.float64), centers)[0].astype(np.int64)
 
 
 def shortened(vectors: FloatArray, lengths: FloatArray | float) -> FloatArray:
     """Return vectors (n, p), those longer than their length (n,) cut to it."""
-    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    norms = np.sqrt(row_sums(vectors * vectors))
     factors = np.minimum(1.0, lengths / np.maximum(norms, SMALLEST))
     return np.asarray(vectors * factors[:, None])
+
+
+def _product(vectors: FloatArray, matrix: IntArray, bits: int) -> FloatArray:
+    """Return vectors of length 1 at most, on a grid, times orthonormal columns or rows of integers.
+
+    By Cauchy and Schwarz no partial sum exceeds 2**(_MOVE_BITS + bits) by more than a rounding of
+    the columns, so the product of integers is exact in any order.
+    """
+    integers = to_grid(vectors * 2.0**_MOVE_BITS).astype(np.float64)
+    with single_threaded_blas():
+        found: FloatArray = integers @ matrix.astype(np.float64)
+    return found * 2.0 ** -(_MOVE_BITS + bits)
+
+
+def _normals(shape: tuple[int, int], source: np.random.Philox) -> FloatArray:
+    return normals(random_words(source, shape[0] * shape[1])).reshape(shape)
+
+
+def _squared(values: FloatArray) -> FloatArray:
+    return values * values

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from flower_kmeans.algorithms.base import Block, FloatArray, Question
 from flower_kmeans.algorithms.blocks import BlockAlgorithm
@@ -29,7 +29,7 @@ from flower_kmeans.algorithms.synopsis_schedule import (
     FIRST,
     NORMS,
     RELEASES,
-    SQUARES,
+    SLACKS,
     Schedule,
 )
 from flower_kmeans.assignment import check_exactness
@@ -39,6 +39,9 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
+
+_SIGNAL_TOLERANCE = 1e-6
+"""Calibration differs between processors by far less."""
 
 
 @dataclass(frozen=True, init=False)
@@ -99,7 +102,15 @@ class SynopsisParameters(BlockAlgorithm):
         put(self, "seed", integer("seed", seed, 0, 2**53 - 1))
         put(self, "fraction_bits", integer("fraction_bits", fraction_bits, 1, 25))
         check_exactness(domain.n_features, self.fraction_bits)
-        put(self, "schedule", self._own_schedule() if schedule is None else schedule)
+        signal = self._planned_signal()
+        if schedule is None:
+            schedule = Schedule.of(signal, self.n_clusters, domain.n_features)
+        elif not math.isclose(schedule.signal, signal, rel_tol=_SIGNAL_TOLERANCE):
+            raise ConfigurationError(
+                f"Expected a schedule for a signal of {signal:.6g}, that of the plan. "
+                f"Got one for {schedule.signal:.6g}."
+            )
+        put(self, "schedule", schedule)
         put(self, "n_rounds", self.schedule.n_rounds)
         self._check_size()
         self._require_visible_clips()
@@ -111,8 +122,8 @@ class SynopsisParameters(BlockAlgorithm):
         """Return the blocks of a round.
 
         Round 1: second moments, (d (d + 1) / 2,), or the sum of squared norms, (1,). Rounds of the
-        synopsis, M cells in p directions: sums (M, p), counts (M,) and squares (M,). Refinement:
-        sums (k, d) and counts (k,). Sums and squares are in radii of the cell.
+        synopsis, M cells in p directions: sums (M, p), counts (M,) and slacks (M,). Refinement:
+        sums (k, d) and counts (k,). Sums and slacks are in radii of the cell.
         """
         d, q = self.domain.n_features, self.fraction_bits
         if round_number == FIRST:
@@ -121,7 +132,7 @@ class SynopsisParameters(BlockAlgorithm):
             return (Block(NORMS, (1,), q),)
         if self.schedule.is_synopsis(round_number):
             m, p = self.schedule.n_cells(round_number), self.schedule.n_directions
-            return (Block(SUMS, (m, p), q), Block(COUNTS, (m,), q), Block(SQUARES, (m,), q))
+            return (Block(SUMS, (m, p), q), Block(COUNTS, (m,), q), Block(SLACKS, (m,), q))
         k = self.n_clusters
         return (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
 
@@ -184,24 +195,45 @@ class SynopsisParameters(BlockAlgorithm):
         """The grids of the synopsis."""
         return Projection(self.domain, self.fraction_bits, self.schedule.n_directions)
 
-    @cached_property
-    def signal(self) -> float:
-        """The plan's ``mu N / C``; infinite without noise, or without a figure for N."""
+    def noise_of(self, round_number: int) -> dict[str, float]:
+        """Return the planned standard deviation of the noise in each block, in grid units.
+
+        That of second moments is of their diagonal. It follows from the schedule by operations
+        that every processor does alike.
+        """
+        units = self._block_units(round_number)
+        if not self.budget.is_private:
+            return dict.fromkeys(units, 0.0)
+        mu = self.schedule.signal * (self.clip or 1.0) / cast(int, self.n_records)
+        return {
+            name: release.noise_multiplier / mu * self.clip_of(release) * units[name]
+            for release in self.releases(round_number)
+            for name in release.blocks
+        }
+
+    def _planned_signal(self) -> float:
+        """Return the plan's ``mu N / C``; infinite without noise, or without a figure for N."""
         budget = self.budget
         if budget.epsilon is None or budget.delta is None or self.n_records is None:
             return math.inf
         return mu_of_budget(budget.epsilon, budget.delta) * self.n_records / (self.clip or 1.0)
 
     def _block_units(self, round_number: int) -> dict[str, float]:
-        """Return the unit of every block; of second moments, that of the diagonal."""
+        """Return the unit of every block; of second moments, that of the diagonal.
+
+        In a synopsis round a block's unit is 1 over the root of its part of the round's mu^2, so
+        that a record changes all blocks together by 1 at most. The root and the quotient are
+        rounded, and the unit is made larger by more than they can lack.
+        """
         q, one = self.fraction_bits, float(2**self.fraction_bits)
         if round_number == FIRST:
-            moments = squared_bound(self.domain, q, q - moment_bits(q))
-            return {MOMENTS: float(moments), NORMS: float(squared_bound(self.domain, q) >> q)}
-        return {SUMS: one, COUNTS: one, SQUARES: one}
-
-    def _own_schedule(self) -> Schedule:
-        return Schedule.of(self.signal, self.n_clusters, self.domain.n_features)
+            if self.schedule.moments:
+                return {MOMENTS: float(squared_bound(self.domain, q, q - moment_bits(q)))}
+            return {NORMS: float(squared_bound(self.domain, q) >> q)}
+        parts = self.schedule.parts(round_number, self.domain.n_features)
+        if not self.schedule.is_synopsis(round_number):
+            return dict.fromkeys(parts, one)
+        return {name: one / math.sqrt(part) * (1 + 2.0**-50) for name, part in parts.items()}
 
     def _check_size(self) -> None:
         """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""

@@ -15,30 +15,35 @@ from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.plan import Release
 
-NORMS, SQUARES = "norms", "squares"
+NORMS, SLACKS = "norms", "slacks"
 FIRST = 1
 """The round of the second moments."""
 
-MOMENT_SHARE, SYNOPSIS_SHARE, SQUARE_SHARE = 0.08, 0.55, 0.10
-"""Shares of mu^2: of the second moments and of all synopsis rounds, the rest is for refinement; and
-of a synopsis round's part, that of the squared residuals."""
+MOMENT_SHARE = 0.08
+"""Share of mu^2 of the second moments."""
+MOST_SYNOPSIS, LEAST_SYNOPSIS, FEW_COLUMNS = 0.55, 0.30, 8
+"""Share of mu^2 of all synopsis rounds: the most, in at most so many columns, and the least. The
+rest is for refinement."""
+REFINEMENTS = 4
+"""Rounds after the synopsis. Moves are weighed by their noise, so more rounds lose little."""
+REFINEMENT_COUNTS = 0.4
+"""Of the counts' share of a refinement round, over the one that is best for a single mean."""
 GROWTH = 1.5
 """Share of a synopsis round over that of the round before."""
 FEWEST_CELLS, MOST_CELLS = 2, 5
 """Cells of a synopsis round, in clusters."""
-CELL_COUNT = 2.0
+CELL_COUNT = 1.0
 """Records that a cell should have, in standard deviations of the noise of its count."""
-CLEAR_MOMENTS = 0.35
-"""Noise of the largest eigenvalue, in radii squared, below which second moments are asked for."""
+CLEAR_MOMENTS, MOST_COLUMNS = 0.35, 128
+"""Noise of the largest eigenvalue, in radii squared, below which second moments are asked for, and
+the most columns: eigenvectors of more take seconds where every client computes them."""
 MOST_DIRECTIONS, BLIND_DIRECTIONS = 64, 16
 """Directions of the synopsis, with second moments and without."""
 
 RELEASES = (
     MOMENTS,
     NORMS,
-    "synopsis-sums",
-    "synopsis-counts",
-    "synopsis-squares",
+    "synopsis",
     "refinement-sums",
     "refinement-counts",
 )
@@ -52,8 +57,13 @@ _MOST_SYNOPSES, _MOST_REFINEMENTS = 8, 32
 class Schedule:
     """The questions of a run.
 
+    It stands in the run document, so that nothing of it is computed twice: clients read the same
+    numbers, which calibration may give on no two processors.
+
     Attributes
     ----------
+    signal : float
+        ``mu N / C``, infinite without noise: what the model of the records knows about the noise.
     moments : bool
         Whether the first round asks for second moments, or for the sum of squared norms alone.
     n_directions : int
@@ -63,9 +73,11 @@ class Schedule:
     n_refinements : int
         Rounds after the synopsis.
     count_share : float
-        Part of a synopsis round's mu^2 that goes to counts.
+        Part of a synopsis round's mu^2 that goes to counts. The rest is for residuals, and their
+        slacks have it, too.
     """
 
+    signal: float
     moments: bool
     n_directions: int
     cells: tuple[int, ...]
@@ -77,8 +89,9 @@ class Schedule:
         """Return the schedule for a signal ``mu N / C``, infinite without noise."""
         k, d = n_clusters, n_features
         root = math.sqrt(d)
-        sums, counts = signal / (k * root), signal / (k * math.sqrt(root))
-        moments = math.sqrt(2 * d) < CLEAR_MOMENTS * math.sqrt(MOMENT_SHARE) * signal
+        counts = signal / (k * math.sqrt(root))
+        clear = math.sqrt(2 * d) < CLEAR_MOMENTS * math.sqrt(MOMENT_SHARE) * signal
+        moments = clear and d <= MOST_COLUMNS
         n_directions = min(d, MOST_DIRECTIONS if moments else BLIND_DIRECTIONS)
         count_share = 1 / (1 + (n_directions / 4) ** 0.2)
         n_synopses = 1 + (counts > 6) + (counts > 14)
@@ -89,10 +102,9 @@ class Schedule:
                     MOST_CELLS * k,
                 )
             )
-            for part in _synopsis_shares(n_synopses)
+            for part in _synopsis_shares(n_synopses, d)
         )
-        n_refinements = 1 + (sums > 3) + (sums > 8) + (sums > 20)
-        return cls(moments, n_directions, cells, n_refinements, count_share)
+        return cls(signal, moments, n_directions, cells, REFINEMENTS, count_share)
 
     @property
     def n_rounds(self) -> int:
@@ -107,37 +119,46 @@ class Schedule:
         """Return M of a synopsis round."""
         return self.cells[round_number - FIRST - 1]
 
-    def releases(self, round_number: int, n_features: int) -> tuple[Release, ...]:
-        """Return a round's releases, with the noise that they have at mu = 1.
-
-        The shares of all releases sum to 1. Within a round of cells, those of sums, counts and
-        squares are in proportion to what a record's (u, 1, |u|^2), |u| <= 1, is scaled by.
-        """
-
-        def release(name: str, block: str, share: float) -> Release:
-            return Release(name, "gaussian", "l2", 1 / math.sqrt(share), (block,))
-
+    def share(self, round_number: int, n_features: int) -> float:
+        """Return a round's share of mu^2. The shares of all rounds sum to 1."""
         if round_number == FIRST:
-            name = MOMENTS if self.moments else NORMS
-            return (release(name, name, MOMENT_SHARE),)
+            return MOMENT_SHARE
+        synopsis = synopsis_share(n_features)
         if self.is_synopsis(round_number):
-            share = _synopsis_shares(len(self.cells))[round_number - FIRST - 1]
-            sums = 1 - self.count_share - SQUARE_SHARE
-            return (
-                release("synopsis-sums", SUMS, share * sums),
-                release("synopsis-counts", COUNTS, share * self.count_share),
-                release("synopsis-squares", SQUARES, share * SQUARE_SHARE),
-            )
-        share = (1 - MOMENT_SHARE - SYNOPSIS_SHARE) / self.n_refinements
-        counts = 1 / (1 + math.sqrt(4 * n_features))
-        return (
-            release("refinement-sums", SUMS, share * (1 - counts)),
-            release("refinement-counts", COUNTS, share * counts),
-        )
+            return _synopsis_shares(len(self.cells), n_features)[round_number - FIRST - 1]
+        return (1 - MOMENT_SHARE - synopsis) / self.n_refinements
+
+    def parts(self, round_number: int, n_features: int) -> dict[str, float]:
+        """Return the part of its round's mu^2 that every block has.
+
+        Those of sums and slacks are the same part: a record changes both together by no more than
+        one of them alone (docs/guarantees.md, "SynopsisKMeans").
+        """
+        if round_number == FIRST:
+            return {MOMENTS if self.moments else NORMS: 1.0}
+        if self.is_synopsis(round_number):
+            residuals = 1 - self.count_share
+            return {SUMS: residuals, COUNTS: self.count_share, SLACKS: residuals}
+        counts = REFINEMENT_COUNTS / (1 + math.sqrt(4 * n_features))
+        return {SUMS: 1 - counts, COUNTS: counts}
+
+    def releases(self, round_number: int, n_features: int) -> tuple[Release, ...]:
+        """Return a round's releases, with the noise that they have at mu = 1."""
+
+        def release(name: str, blocks: tuple[str, ...], share: float) -> Release:
+            return Release(name, "gaussian", "l2", 1 / math.sqrt(share), blocks)
+
+        share, parts = self.share(round_number, n_features), self.parts(round_number, n_features)
+        if self.is_synopsis(round_number):
+            return (release("synopsis", tuple(parts), share),)
+        prefix = "" if round_number == FIRST else "refinement-"
+        return tuple(release(prefix + name, (name,), share * parts[name]) for name in parts)
 
     def to_config(self) -> dict[str, Any]:
         """Return the schedule for a run document."""
+        noisy = self.signal < math.inf
         return {
+            **({"signal": real_to_text(self.signal)} if noisy else {}),
             "moments": self.moments,
             "n_directions": self.n_directions,
             "cells": list(self.cells),
@@ -156,7 +177,7 @@ class Schedule:
         ConfigurationError, ConfigurationTypeError, MessageError
             If a field is missing, unknown or out of range.
         """
-        if not isinstance(config, Mapping) or set(config) != _FIELDS:
+        if not isinstance(config, Mapping) or set(config) - {"signal"} != _FIELDS:
             raise ConfigurationError("The fields of a schedule are not as expected.")
         moments, cells = config["moments"], config["cells"]
         if not isinstance(moments, bool) or not isinstance(cells, list):
@@ -166,11 +187,15 @@ class Schedule:
                 f"Expected between 1 and {_MOST_SYNOPSES} numbers of cells. Got {len(cells)}."
             )
         share = real_from_text(config["count_share"])
-        if not 0 < share < 1 - SQUARE_SHARE:
+        if not 0 < share < 1:
+            raise ConfigurationError(f"Expected count_share in (0, 1). Got {share!r} instead.")
+        if moments and n_features > MOST_COLUMNS:
             raise ConfigurationError(
-                f"Expected count_share in (0, {1 - SQUARE_SHARE:g}). Got {share!r} instead."
+                f"Expected moments=false for more than {MOST_COLUMNS} columns. "
+                f"Got true for {n_features}."
             )
         return cls(
+            real_from_text(config["signal"]) if "signal" in config else math.inf,
             moments,
             integer("n_directions", config["n_directions"], 1, min(n_features, MOST_DIRECTIONS)),
             tuple(integer("cells", m, 1, MAX_WORDS) for m in cells),
@@ -179,7 +204,14 @@ class Schedule:
         )
 
 
-def _synopsis_shares(n_rounds: int) -> tuple[float, ...]:
+def synopsis_share(n_features: int) -> float:
+    """Return the share of mu^2 of all synopsis rounds: less in many columns."""
+    wanted = MOST_SYNOPSIS * math.sqrt(math.sqrt(FEW_COLUMNS / n_features))
+    return max(LEAST_SYNOPSIS, min(MOST_SYNOPSIS, wanted))
+
+
+def _synopsis_shares(n_rounds: int, n_features: int) -> tuple[float, ...]:
     """Return the share of mu^2 of each synopsis round."""
     weights = [GROWTH**t for t in range(n_rounds)]
-    return tuple(SYNOPSIS_SHARE * weight / sum(weights) for weight in weights)
+    share = synopsis_share(n_features)
+    return tuple(share * weight / sum(weights) for weight in weights)

@@ -1,4 +1,4 @@
-"""Counts, residuals and squared residuals by nearest cell, exactly."""
+"""Counts, residuals and slacks by nearest cell, exactly."""
 
 from fractions import Fraction
 
@@ -26,7 +26,7 @@ def test_small_numbers_by_hand():
     # (0.3, -0.4) and (0, 1) of the first cell, (-0.25, 0) and (0, 1) of the second, in 16ths.
     np.testing.assert_array_equal(found.sums, [[4, -6 + 16], [-4, 16]])
     np.testing.assert_array_equal(found.counts, [3, 2])
-    np.testing.assert_array_equal(found.squares, [4 + 16, 1 + 16])  # of 0.25, 1; 1/16, 1
+    np.testing.assert_array_equal(found.slacks, [12 + 0 + 16, 15 + 0])  # of 1/4, 1, 0; 1/16, 1
 
 
 @settings(max_examples=200, deadline=None)
@@ -37,7 +37,7 @@ def test_small_numbers_by_hand():
     st.integers(0, 2**32 - 1),
 )
 def test_no_residual_is_longer_than_its_radius(p, q, radius, seed):
-    """In integers, and whatever the radius: a record's length is never rounded up."""
+    """In integers, and whatever the radius, with its slack: nothing is rounded up."""
     rng, bits = RNG(seed), 20
     scale = 2.0 ** rng.uniform(0, 20, size=(30, 1))
     points = np.trunc(np.clip(rng.normal(size=(30, p)) * scale, -(2**bits), 2**bits))
@@ -45,15 +45,38 @@ def test_no_residual_is_longer_than_its_radius(p, q, radius, seed):
     for point in points:
         found = cell_sums(grid([point], bits), centers, np.array([radius]), q)
         squared = sum(int(x) ** 2 for x in found.sums[0])
-        assert squared <= 4**q
+        assert squared + int(found.slacks[0]) ** 2 <= 4**q
         exact = [Fraction(int(x)) * 2**q / radius for x in point]
         length2 = sum(Fraction(int(x)) ** 2 for x in point)
         share = min(length2 / radius**2, Fraction(1))
-        assert found.squares[0] == share * 2**q // 1
+        assert 0 <= found.slacks[0] < (1 - share) * 2**q + Fraction(1, 2**20)
+        assert found.slacks[0] > (1 - share) * 2**q - 1
         if length2 <= radius**2:  # truncated toward zero, and not shortened
             np.testing.assert_array_equal(found.sums[0], [int(x) for x in exact])
         else:  # as long as it may be, but for truncation and a step
             assert squared >= (2**q - p - 1) ** 2 or 2**q <= p + 1
+
+
+@pytest.mark.parametrize(("radius", "q"), [(1, 25), (2, 1), (7, 3), (24, 25), (25, 16)])
+def test_residual_and_slack_together_have_length_1_at_most(radius, q):
+    """Every point of the plane within and around a small cell; the length is attained."""
+    axis = np.arange(-radius - 1, radius + 2)
+    points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    largest = 0
+    for point in points:
+        found = cell_sums(grid([point], 25), np.zeros((1, 2), np.int64), np.array([radius]), q)
+        joint = sum(int(x) ** 2 for x in (*found.sums[0], *found.slacks))
+        assert joint <= 4**q, point
+        largest = max(largest, joint)
+    assert largest == 4**q
+
+
+@pytest.mark.parametrize("point", [[1, 0], [1, 1], [2**25 - 2, 0], [2**24, 2**24]])
+def test_a_slack_is_not_rounded_up_beyond_the_joint_length(point):
+    """The longest radius and the finest grid, where a quotient's rounding is largest."""
+    radius, q = 2**25 - 1, 25
+    found = cell_sums(grid([point], 25), np.zeros((1, 2), np.int64), np.array([radius]), q)
+    assert sum(int(x) ** 2 for x in (*found.sums[0], *found.slacks)) <= 4**q
 
 
 @pytest.mark.parametrize("q", [3, 16])
@@ -68,7 +91,7 @@ def test_answers_add_up_however_records_are_divided(q):
             cell_sums(grid(points[start : start + size], bits), centers, radii, q)
             for start in range(0, 500, size)
         ]
-        for name in ("sums", "counts", "squares"):
+        for name in ("sums", "counts", "slacks"):
             np.testing.assert_array_equal(
                 sum(getattr(part, name) for part in parts), getattr(whole, name)
             )
@@ -88,8 +111,8 @@ def test_they_are_those_of_floating_point_numbers():
         u = u / np.maximum(lengths, 1)[:, None]
         assert found.counts[j] == len(u)
         assert np.abs(found.sums[j] / 2**q - u.sum(axis=0)).max() <= len(u) * 2.0**-q
-        squares = np.minimum(lengths, 1) ** 2
-        assert 0 <= squares.sum() - found.squares[j] / 2**q <= len(u) * 2.0**-q
+        slacks = 1 - np.minimum(lengths, 1) ** 2
+        assert -1e-9 <= slacks.sum() - found.slacks[j] / 2**q <= len(u) * 2.0**-q
 
 
 def test_no_records_add_zeros():

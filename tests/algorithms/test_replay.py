@@ -1,0 +1,150 @@
+"""Replayable algorithms: the same integers from the same sums, on every processor.
+
+Clients of an oblivious server each compute the next query. Digests of all states are compared
+between other instructions, BLAS kernels and numbers of threads, and with what is written here: the
+latter holds for every NumPy that is supported, and every operating system.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flower_kmeans.algorithms import (
+    Algorithm,
+    FastLloydAlgorithm,
+    GLloydAlgorithm,
+    HDPEMeansAlgorithm,
+    LloydAlgorithm,
+    PEMeansAlgorithm,
+    SuLloydAlgorithm,
+    SynopsisAlgorithm,
+)
+from flower_kmeans.algorithms.base import _REGISTRY
+from flower_kmeans.algorithms.portable import normals
+from flower_kmeans.domain import Ball, Box, GridRecords
+from flower_kmeans.initialization import public_words, random_words
+from flower_kmeans.privacy.budget import PrivacyBudget
+from tests.support.processors import outputs
+
+N = 1500
+BUDGET = PrivacyBudget(1.0, 1e-6)
+CLIENTS = PrivacyBudget(2.0, 1e-6, unit="client")
+BOX = Box([0] * 6, [1, 1, 1, 2, 2, 3], scale="common")
+
+
+def synopsis(*parameters, **options) -> SynopsisAlgorithm:
+    """Return it as a client has it: from numbers that the server has calibrated.
+
+    They are rounded here, so that no library's last bits decide about a test.
+    """
+    made = SynopsisAlgorithm(*parameters, **options)
+    share, signal = (
+        float(np.float32(x)) for x in (made.schedule.count_share, made.schedule.signal)
+    )
+    schedule = replace(made.schedule, count_share=share, signal=signal)
+    return SynopsisAlgorithm(*parameters, schedule=schedule, **options)
+
+
+# What is run, and the digest of all its states. A change of either is a change of what clients of
+# other versions would compute: the run document must not accept both.
+CASES: dict[str, tuple[Callable[[], Algorithm], str]] = {
+    "lloyd": (
+        lambda: LloydAlgorithm(5, BOX, PrivacyBudget(None), n_rounds=3),
+        "96beca489a8992c2b53727da44f480d3",
+    ),
+    "sulloyd": (
+        lambda: SuLloydAlgorithm(5, BOX, BUDGET, n_records=N),
+        "fd4da9ab56247a4c94074a42bae0c134",
+    ),
+    "glloyd": (
+        lambda: GLloydAlgorithm(5, BOX, BUDGET, n_records=N),
+        "13367a84f22a2b7b7fd40335e80ffca7",
+    ),
+    "fastlloyd": (
+        lambda: FastLloydAlgorithm(5, BOX, BUDGET, n_records=N),
+        "787b32a9cfb89095a6e129be5e7b22e6",
+    ),
+    "pe-means": (
+        lambda: PEMeansAlgorithm(5, BOX, BUDGET, n_records=N),
+        "0ebb708f043c318bbf6e06037570093d",
+    ),
+    "hdpe-means": (
+        lambda: HDPEMeansAlgorithm(3, Ball(1.0, [0.0] * 20), BUDGET, n_records=N),
+        "9e74ef3d16cef51a17e58251410e8de0",
+    ),
+    "synopsis": (lambda: synopsis(5, BOX, BUDGET, n_records=N), "343e9a5d6a20fa0c040ec0fea58b9fb4"),
+    "synopsis-wide": (
+        lambda: synopsis(3, Ball(1.0, [0.0] * 70), PrivacyBudget(4.0), n_records=N),
+        "6765cf6dcbdf199f566151667dc19544",
+    ),
+    "synopsis-blind": (
+        lambda: synopsis(3, Ball(1.0, [0.0] * 130), BUDGET, n_records=N),
+        "5a44ba69a134808b4f079715fd1c850e",
+    ),
+    "synopsis-clients": (
+        lambda: synopsis(3, BOX, CLIENTS, n_records=N, n_clients=300, seed=7),
+        "933a756cc2b288fced47eaca8c0bc1fd",
+    ),
+    "synopsis-exact": (
+        lambda: synopsis(4, BOX, PrivacyBudget(None), seed=2),
+        "52439fd27798519753ab864af2f0d97c",
+    ),
+}
+
+
+def digest(name: str) -> str:
+    """Return a digest of all states of a run, over sums that are the same integers everywhere."""
+    algorithm = CASES[name][0]()
+    source, d, q = public_words(1), algorithm.domain.n_features, algorithm.fraction_bits
+    means = normals(random_words(source, 7 * d)).reshape(7, d)
+    points = means[np.arange(N) % 7] + normals(random_words(source, N * d)).reshape(N, d) / 4
+    points = np.floor(points * (2.0**q / 8 / d))
+    records = GridRecords.from_grid(np.clip(points, -(2**q) // 3, 2**q // 3), q)
+    state, found = algorithm.initial_state(), hashlib.sha256()
+    for number in range(1, algorithm.n_rounds + 1):
+        question = algorithm.question(state)
+        words = algorithm.flatten(algorithm.statistic(question, records), number)
+        scale = np.floor(algorithm.units(question) * 16) / 16  # so that calibration cannot matter
+        noise = np.floor(normals(random_words(source, len(words))) * scale)
+        answered = 0.75 if number in (2, algorithm.n_rounds) else 1.0
+        answer = algorithm.unflatten(words + noise.astype(np.int64), number, answered)
+        state = algorithm.update(state, answer)
+        for key, array in sorted(state.arrays.items()):
+            assert array.dtype == np.int64, key
+            found.update(key.encode() + np.ascontiguousarray(array, "<i8").tobytes())
+    return found.hexdigest()[:32]
+
+
+def test_every_replayable_algorithm_is_here():
+    assert {CASES[name][0]().name for name in CASES} == {
+        name for name, algorithm in _REGISTRY.items() if algorithm.replayable
+    }
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Digests of every case, in every environment."""
+    code = "from tests.algorithms.test_replay import CASES, digest; print(*map(digest, CASES))"
+    return [dict(zip(CASES, line.split(), strict=True)) for line in outputs(code)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_are_the_same_integers_on_every_processor(name, found):
+    assert {digests[name] for digests in found} == {CASES[name][1]}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_generator_decides_about_a_state(name, monkeypatch):
+    """A replayable update draws from raw words of its seed and round alone."""
+
+    def fail(*args, **kwargs):
+        raise AssertionError("a generator was made")
+
+    monkeypatch.setattr(np.random, "default_rng", fail)
+    monkeypatch.setattr(np.random, "Generator", fail)
+    for function in ("eigh", "eigvalsh", "qr", "svd", "norm"):
+        monkeypatch.setattr(np.linalg, function, fail)
+    assert digest(name) == CASES[name][1]
