@@ -205,11 +205,12 @@ class FedDPAlgorithm(FedDPResults):
         centroids = arrays["centroids"]
         radius2 = None if self.radius is None else self.radius**2
         sums, counts = cluster_sums(records, centroids, radius2)
+        references = np.zeros_like(centroids[:1])  # the origin, for records
         if self.radius is not None:
-            sums = sums - counts[:, None] * centroids
+            references, sums = centroids, sums - counts[:, None] * centroids
         if not self._has_cost(number):
             return self._contribution(sums, counts)
-        total = squared_distances(records, centroids, self.largest_cost, radius2)
+        total = squared_distances(records, references, self.largest_cost, radius2)
         return self._contribution(sums, counts, {COST: np.array([total], dtype=np.int64)})
 
     def _contribution(

@@ -136,7 +136,7 @@ class FedDPPlan(BlockAlgorithm):
         """What one record can add to the cost, in squared grid units."""
         if self.radius is not None:
             return self.radius**2
-        return 4 * squared_bound(self.domain, self.fraction_bits)
+        return squared_bound(self.domain, self.fraction_bits)
 
     def _block_units(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block; of second moments, that of the diagonal."""

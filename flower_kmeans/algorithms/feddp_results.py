@@ -122,11 +122,10 @@ class FedDPResults(FedDPParameters):
             q=float(scaled(answer.blocks[COST], q)[0]) + lost_by_rounding(counts, 2.0**-q),
             sums=scaled(answer.blocks[SUMS], q),
             counts=counts,
-            before=scaled(before, q),
+            references=np.zeros_like(means) if self.radius is None else scaled(before, q),
             after=scaled(after, q),
             quotients=means * 2.0**-q,
             usable=usable,
-            relative=self.radius is not None,
             noise=(noise[COST] * 2.0**-q, noise[SUMS] * 2.0**-q, noise[COUNTS] * 2.0**-q),
             step=2.0**-q,
         )

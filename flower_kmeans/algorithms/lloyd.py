@@ -241,7 +241,7 @@ class LloydFamily(CostOfLastRound):
         sums, counts = cluster_sums(records, centroids)
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
         if self._has_cost(question.round):
-            total = squared_distances(records, centroids, self.largest_cost)
+            total = squared_distances(records, np.zeros_like(centroids[:1]), self.largest_cost)
             blocks[COST] = np.array([total], dtype=np.int64)
         return Statistic(blocks)
 
@@ -381,7 +381,7 @@ class LloydFamily(CostOfLastRound):
     @property
     def largest_cost(self) -> int:
         """What one record can add to the cost, in squared grid units."""
-        return 4 * squared_bound(self.domain, self.fraction_bits)
+        return squared_bound(self.domain, self.fraction_bits)
 
     @property
     def _largest_offset(self) -> int:

@@ -629,22 +629,18 @@ def test_the_cost_is_corrected_for_the_noise_that_there_was(sums):
     algorithm = build(DOMAINS["square"], sums=sums, alpha=1.0, cost=True, n_lloyd_rounds=1)
     before, counts = np.array([[2, 3], [-1, 0]]), np.array([900, 700])
     means = np.array([[4, 1], [-3, 2]])
-    moves = means - before if sums == "absolute" else means
+    moved = means if sums == "absolute" else before + means
     words = [*(counts[:, None] * means).ravel(), *(counts * 8), 2**14]
     state = after(algorithm, 4, words, {"centroids": before})
-    np.testing.assert_array_equal(state.arrays["centroids"], before + moves)
+    np.testing.assert_array_equal(state.arrays["centroids"], moved)
     one, two = algorithm.cost_estimate(state), algorithm.cost_estimate(state, 2.0)
     noise = {name: std / 8 for name, std in algorithm.noise_of(4).items()}
     squares = (means**2).sum(axis=1) / 64
     bias = 2 * ((2 * noise["sums"] ** 2 + noise["counts"] ** 2 * squares) / counts).sum()
-    offsets = means - before if sums == "absolute" else means
-    shrink = (2 * (offsets * moves).sum(axis=1) - (moves**2).sum(axis=1)) @ counts / 64
-    value = 2**14 / 8 + counts.sum() / 16 - shrink
-    of_counts = (moves**2).sum(axis=1) / 64
-    squared = noise["cost"] ** 2 + 4 * noise["sums"] ** 2 * of_counts.sum()
-    if sums == "absolute":
-        of_counts = of_counts + 2 * (before * moves).sum(axis=1) / 64
-    error = math.sqrt(squared + noise["counts"] ** 2 * (of_counts**2).sum())
+    # From the origin, or from the centroids before, a centroid lies where its mean says.
+    value = 2**14 / 8 + counts.sum() / 16 - squares @ counts
+    squared = noise["cost"] ** 2 + 4 * noise["sums"] ** 2 * squares.sum()
+    error = math.sqrt(squared + noise["counts"] ** 2 * (squares**2).sum())
     scale = 0.5**2  # the box has a half width of 0.5
     assert one.value == pytest.approx(scale * (value + bias))
     assert two.value == pytest.approx(scale * (value + 4 * bias))
