@@ -118,7 +118,7 @@ def test_runs_take_keys_of_any_kind(keys, opening, tmp_path):
 @pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
 def test_without_noise_it_finds_the_clusters(trust):
     with without_noise():
-        outcome = run(make(trust))
+        outcome = run(make(trust, sums="relative"))  # a radius that holds all records
     found = same(outcome)
     means = RECORDS.reshape(3, 400, 3).mean(axis=1)
     assert matched_centroid_error(found.centroids, means) < 1e-4
@@ -264,6 +264,7 @@ def test_laplace_noise_needs_a_server_that_adds_it(mechanisms, unit):
     kinds = {release["name"]: release["mechanism"] for release in report["releases"]}
     laplace = {name for name, kind in kinds.items() if kind == "laplace"}
     everywhere = {"weights", "lift-counts", "lloyd-counts", "cost"}
+    everywhere |= {"spread"} if unit == "record" else set()
     assert laplace == (everywhere if mechanisms == "laplace" else set(mechanisms))
     assert report["mu"] is None
     assert 7.9 < report["epsilon"] <= 8.0
@@ -464,12 +465,13 @@ def test_the_report_lists_every_release_with_its_cost(trust, unit):
     strategy = make(trust, unit=unit, cost=True)
     run(strategy)
     report = strategy.report.to_dict()
+    more = {"spread": 0.02} if unit == "record" else {}  # its radius narrows
     assert [(release["round"], release["name"]) for release in report["releases"]] == [
         (1, "projection"),
         (2, "weights"),
         (3, "lift-sums"),
         (3, "lift-counts"),
-        *itertools.product([4], ["lloyd-sums", "lloyd-counts"]),
+        *itertools.product([4], ["lloyd-sums", "lloyd-counts", *more]),
         *itertools.product([5], ["lloyd-sums", "lloyd-counts", "cost"]),
     ]
     mus = [release["mu"] for release in report["releases"]]
@@ -480,8 +482,10 @@ def test_the_report_lists_every_release_with_its_cost(trust, unit):
         stage = release["name"].partition("-")[0]
         shares[stage] = shares.get(stage, 0.0) + release["mu"] ** 2 / report["mu"] ** 2
     defaults = {"projection": 0.30, "weights": 0.10, "lift": 0.30, "lloyd": 0.30, "cost": 0.02}
+    defaults |= more
+    assert set(shares) == set(defaults)
     for stage, share in defaults.items():
-        assert shares[stage] == pytest.approx(share / 1.02, rel=1e-9)
+        assert shares[stage] == pytest.approx(share / sum(defaults.values()), rel=1e-9)
 
 
 @pytest.mark.parametrize("options", [{"clips": {"weights": 90.0}}, {"contribution": "means"}])
