@@ -12,6 +12,7 @@ from harness import (
     SIMULATED,
     RecordingGrid,
     exact_statistic,
+    fits,
     key_file,
     roster_policies,
     run_recorded,
@@ -32,8 +33,10 @@ from flower_kmeans.errors import (
     ObliviousServerError,
     RunError,
 )
+from flower_kmeans.federation import release as noises
 from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.metrics import matched_centroid_error
+from flower_kmeans.privacy.noise import draw
 from flower_kmeans.secagg.ring import from_ring
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, KMeansStrategy, SuLloyd
 
@@ -486,6 +489,34 @@ def test_the_report_lists_every_release_with_its_cost(trust, unit):
     assert set(shares) == set(defaults)
     for stage, share in defaults.items():
         assert shares[stage] == pytest.approx(share / sum(defaults.values()), rel=1e-9)
+
+
+def test_finished_runs_carry_the_planned_noise_while_the_radius_narrows(monkeypatch):
+    """The words of all Lloyd rounds, in their units: those of sums are of the first radius."""
+    drawn = {}
+
+    def recorded(each, units, stream):
+        noise = draw(each, units, stream)
+        found = drawn.setdefault((each.name, set(units.tolist()).pop()), [])
+        found.append((each.noise_multiplier, noise / units))
+        return noise
+
+    monkeypatch.setattr(noises, "draw", recorded)
+    for _ in range(4):
+        strategy = make("trusted-server", k=60, server_data=RNG(2).uniform(-8, 8, (80, 3)))
+        run(strategy, [np.zeros((200, 3))] * 6)  # so near to each other that the radius narrows
+    algorithm = strategy.algorithm
+    assert algorithm.sums == "narrowing"
+    assert int(strategy._run_state.state.arrays["factor"][0]) > 4
+    words = {name: (unit, values) for (name, unit), values in drawn.items()}
+    assert words["lloyd-sums"][0] == 4.0 * algorithm.radius
+    assert words["spread"][0] == algorithm.radius**2 >> algorithm.fraction_bits
+    for name in ("lloyd-sums", "lloyd-counts"):
+        assert len(words[name][1]) == 2 * 4  # two rounds of four runs
+        sample = np.concatenate([noise / multiplier for multiplier, noise in words[name][1]])
+        assert fits(sample)
+        for wrong in (2 / 3, 3 / 2):
+            assert not fits(sample * wrong)
 
 
 @pytest.mark.parametrize("options", [{"clips": {"weights": 90.0}}, {"contribution": "means"}])
