@@ -14,12 +14,12 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import COST, N_CLIENTS, Cell, FloatArray
+from audit_cells import COLUMNS, COST, N_CLIENTS, Cell, FloatArray
 from audit_runs import Answers, IntArray, Score, Views, log_likelihood
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from flower_kmeans.algorithms import FastLloydAlgorithm, Question, synopsis
+from flower_kmeans.algorithms import FastLloydAlgorithm, Question, SuLloydAlgorithm, synopsis
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.cells import CellSums, cell_sums
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
@@ -116,7 +116,7 @@ def _later_radius() -> AbstractContextManager[object]:
     )
 
 
-def _short_distances() -> AbstractContextManager[object]:
+def _short_norms() -> AbstractContextManager[object]:
     units = FedDPPlan._block_units
 
     def shorter(self: FedDPPlan, number: int) -> dict[str, float]:
@@ -136,6 +136,10 @@ def _free_squares() -> AbstractContextManager[object]:
         return found._replace(slacks=squares)
 
     return mock.patch.object(synopsis, "cell_sums", unbounded)
+
+
+def _one_column() -> AbstractContextManager[object]:
+    return mock.patch.object(SuLloydAlgorithm, "_columns", ((1.0, 1),))
 
 
 def _unclipped() -> AbstractContextManager[object]:
@@ -262,10 +266,16 @@ def bugs() -> list[Bug]:
             _later_radius,
         ),
         make(
-            "cost of half the distance",
-            "noise of the cost is made for distances of D, not 2D",
+            "cost of half the norm",
+            "noise of the cost is made for norms of D/2, not D",
             Cell("FedDPKMeans", _TRUSTED, variant=COST),
-            _short_distances,
+            _short_norms,
+        ),
+        make(
+            "columns not counted",
+            "a record's sums in 16 columns are accounted for as one column",
+            Cell("SuLloyd", _TRUSTED, variant=COLUMNS),
+            _one_column,
         ),
         make(
             "free squares without the joint bound",

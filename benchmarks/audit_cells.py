@@ -5,8 +5,8 @@ record, or in all records of one client, that changes every release by as much a
 in every round or nearly: a record in a corner or on the sphere for sums and second moments; a
 record at the radius of the round from a centroid that many others hold in place (FastLloyd), or far
 from the cells that these hold (SynopsisKMeans); a client with so many equal records that it is
-clipped in every release. A cost adds most where the centroids are held at the other end of the
-domain, and relative sums where they are held a radius away.
+clipped in every release. Relative sums, and a cost beside them, add most where the centroids are
+held a radius away.
 """
 
 from dataclasses import dataclass, replace
@@ -34,6 +34,8 @@ COALITION = "2 of 4 collude"
 """Variant with more clients, of which more than one collude."""
 COST, RELATIVE, MEANS = "cost", "relative", "means"
 """Variants that also release the cost, add offsets within a radius, or each client's means."""
+COLUMNS = "columns"
+"""Variant with so many columns that one bound of a record's sums would need far more noise."""
 
 SEES = {
     "oblivious-server": "a client or reader of results: opens every sum with the group key, does "
@@ -123,6 +125,8 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
                 for trust in getattr(strategies, strategy).TRUSTS:
                     found.append(Cell(strategy, trust, unit, epsilon))
             found.append(Cell("FedDPKMeans", "trusted-server", unit, epsilon, "laplace"))
+            for trust in strategies.SuLloyd.TRUSTS if unit == "record" else ():
+                found.append(Cell("SuLloyd", trust, unit, epsilon, COLUMNS))
             for strategy in ("GLloyd", "FedDPKMeans"):
                 found.append(Cell(strategy, "distributed-noise", unit, epsilon, WITH_SERVER))
             found.append(Cell("GLloyd", "distributed-noise", unit, epsilon, COALITION))
@@ -234,10 +238,9 @@ def _lloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
     d, n_rounds = (2, 3) if gaussian else (1, 2)
     if cell.variant == "coarse":
         d, n_rounds, options = 1, 7, {**options, "fraction_bits": 1}
+    if cell.variant == COLUMNS:
+        d = 16
     records = _few(d)
-    if cell.variant == COST and cell.unit == "record":
-        places = [[-1.0, -1.0], [-0.98, -1.0]]  # the corner that is farthest from the record's
-        records, options = _held(places, 10_000), {**options, "initial": places}
     strategy = getattr(strategies, cell.strategy)(
         2, _box(d), budget, _figure(cell, max(1000, len(records))), n_rounds=n_rounds, **options
     )

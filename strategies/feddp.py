@@ -36,8 +36,9 @@ class FedDPKMeans(KMeansStrategy):
         as far as the second. The paper's theory has 1/3.
     min_weight : float, default: 5
         Server points with a smaller noisy weight are dropped.
-    sums : {"auto", "absolute", "relative"}, default: "auto"
-        What a Lloyd round adds up: records, or offsets within a radius as in FastLloyd.
+    sums : {"auto", "absolute", "relative", "narrowing"}, default: "auto"
+        What a Lloyd round adds up: records, or offsets within a radius as in FastLloyd; the radius
+        can narrow after the first round, to twice the records' root mean square distance.
     alpha : float or "auto", default: "auto"
         Factor of that radius, as in FastLloyd (0.8).
     contribution : {"sums", "means"}, default: "sums"
@@ -95,7 +96,7 @@ class FedDPKMeans(KMeansStrategy):
         server_data: ArrayLike,
         margin: float = 1.0,
         min_weight: float = 5.0,
-        sums: Literal["auto", "absolute", "relative"] = "auto",
+        sums: Literal["auto", "absolute", "relative", "narrowing"] = "auto",
         alpha: float | Literal["auto"] = "auto",
         contribution: Literal["sums", "means"] = "sums",
         clips: Mapping[str, float] | None = None,

@@ -60,6 +60,7 @@ CELLS = [
     ("GLloyd", "distributed-noise", "record", ""),
     ("GLloyd", "distributed-noise", "record", "server and client"),
     ("SuLloyd", "trusted-server", "client", ""),
+    ("SuLloyd", "trusted-server", "record", "columns"),
     ("FedDPKMeans", "distributed-noise", "client", "server and client"),
     ("PEMeans", "trusted-server", "client", ""),
     ("SynopsisKMeans", "distributed-noise", "record", ""),
@@ -118,6 +119,8 @@ def test_variants_are_what_they_are_called(parts):
     assert means.contribution == "means"
     clips = {each.name: means.clip_of(each) for each in means.releases(means.n_rounds)}
     assert clips == {"lloyd-sums": math.sqrt(2), "lloyd-counts": math.sqrt(2)}
+    (sums, _), *_ = answers_of("SuLloyd", "trusted-server", "columns").plan.rounds
+    assert sums.parts == ((1.0, 16),)
     setting = answers_of("GLloyd", "distributed-noise", "2 of 4 collude").setting
     assert (setting.n_clients, setting.shares, setting.strategy.colluders) == (4, 2, 2)
 
@@ -153,7 +156,8 @@ def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, place):
 
 CERTAIN = {
     "noise halved": 400,
-    "cost of half the distance": 400,
+    "columns not counted": 400,
+    "cost of half the norm": 400,
     "free squares without the joint bound": 100,
     "clip forgotten": 100,
     "noise truncated: whole records": 100,

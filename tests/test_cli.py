@@ -482,6 +482,7 @@ class TestPlan:
             ("3", "lift-counts"),
             ("4", "lloyd-sums"),
             ("4", "lloyd-counts"),
+            ("4", "spread"),
             ("5", "lloyd-sums"),
             ("5", "lloyd-counts"),
         ]

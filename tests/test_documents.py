@@ -17,6 +17,7 @@ from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
     FedDPAlgorithm,
     GLloydAlgorithm,
+    Question,
     SuLloydAlgorithm,
 )
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, TooFewClientsError
@@ -399,14 +400,17 @@ def test_formulas_of_the_lloyd_family(k, d, n):
     for sums, counts in multipliers(pure):
         assert counts / sums == pytest.approx(d / share)
         assert pure.n_rounds * (1 / sums + 1 / counts) == pytest.approx(1.0)
-    assert multipliers(mixed)[0][0] <= multipliers(pure)[0][0] * (
-        1 + 2**-15
-    )  # scales lie on a grid
+
+    def noise(algorithm):
+        multiplier, unit = multipliers(algorithm)[0][0], algorithm.units(Question(1))[0]
+        return multiplier * unit
+
+    assert noise(mixed) <= noise(pure) * (1 + 2**-15)  # scales lie on a grid
     seven = [
         SuLloydAlgorithm(k, unit_box(d), PrivacyBudget(1.0, delta), n_records=n, n_rounds=7)
         for delta in (0.0, 1e-6)
     ]
-    assert multipliers(seven[1])[0][0] < multipliers(seven[0])[0][0]
+    assert noise(seven[1]) < noise(seven[0])
 
 
 @pytest.mark.parametrize(("k", "documented"), [(15, "1.93"), (100, "4.81")])

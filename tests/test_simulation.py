@@ -460,6 +460,21 @@ def test_sulloyd_carries_the_planned_noise():
     _check_noise(_standardised(noises, list(_sulloyd_scales(2, 3, 1.0)), K, 2), stats.laplace)
 
 
+def test_sulloyd_carries_the_planned_noise_column_by_column():
+    """Of a box with one scale: the same in every column, though they are not equally wide."""
+    domain = Box([-1.0, -1.0, -0.5], [1.0, 1.0, 0.5], scale="common")
+
+    def strategy():
+        return SuLloyd(K, domain, PrivacyBudget(1.0), n_records=5000, n_rounds=3)
+
+    noises = [noise_of_run(strategy(), [np.empty((0, 3))] * 3).noise for _ in range(10)]
+    # What the columns and the count cost in a round, in units of the noise's scales.
+    (sums, counts), *_ = strategy().plan.rounds
+    assert sums.costs == pytest.approx([0.5 / sums.noise_multiplier, *[sums.costs[-1]] * 2])
+    scales = [(sums.noise_multiplier * 2**16, counts.noise_multiplier * 2**16)] * 3
+    _check_noise(_standardised(noises, scales, K, 3), stats.laplace)
+
+
 @pytest.mark.parametrize("faults", [(), (Fault(0, 2, "drop"), Fault(4, 2, "crash"))])
 def test_distributed_noise_grows_with_the_clients_that_share_it(faults):
     """Shares are planned for min_clients - 1; more answers carry more noise, never less."""

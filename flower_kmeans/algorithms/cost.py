@@ -1,8 +1,9 @@
-"""The cost of a clustering as a release: from squared distances to the centroids before.
+"""The cost of a clustering as a release: from squared distances to public points.
 
-The sum of squared distances Q to the centroids of a round is one number that clients can add up.
-With the round's sums and counts it gives the cost at the centroids that follow from them
-(docs/guarantees.md, "Metrics that may leave").
+The sum Q of the records' squared distances to points that everyone knows is one number that clients
+can add up. The points are the centroids before the round where sums are of offsets from these, and
+the origin where sums are of records. With the round's sums and counts it gives the cost at the
+centroids that follow from them (docs/guarantees.md, "Metrics that may leave").
 """
 
 import math
@@ -67,18 +68,19 @@ class LastRound:
     Attributes
     ----------
     q : float
-        Noisy sum of squared distances to the centroids before.
+        Noisy sum of squared distances to the references.
     sums : ndarray of shape (k, d), float64
-        Noisy sums of records, or of their offsets from the centroids before.
+        Noisy sums of the records' offsets from the references.
     counts : ndarray of shape (k,), float64
-    before, after : ndarray of shape (k, d), float64
-        The centroids.
+    references : ndarray of shape (k, d), float64
+        What sums and squared distances are relative to: the centroids before the round, or the
+        origin where sums are of records.
+    after : ndarray of shape (k, d), float64
+        The centroids after the round.
     quotients : ndarray of shape (k, d), float64
         Sums over counts.
     usable : ndarray of shape (k,), bool
         Where there is a quotient.
-    relative : bool
-        Whether ``sums`` are of offsets.
     noise : tuple of float
         Standard deviations of the noise of ``q``, of a sum's coordinate and of a count.
     step : float
@@ -88,20 +90,18 @@ class LastRound:
     q: float
     sums: FloatArray
     counts: FloatArray
-    before: FloatArray
+    references: FloatArray
     after: FloatArray
     quotients: FloatArray
     usable: NDArray[np.bool_]
-    relative: bool
     noise: tuple[float, float, float]
     step: float
 
     @property
     def value(self) -> float:
-        """Q - 2 sum <R_j, delta_j> + sum C_j |delta_j|^2, R of offsets and delta the moves."""
-        moves = self.after - self.before
-        offsets = self.sums if self.relative else self.sums - self.counts[:, None] * self.before
-        product = float(np.einsum("ij,ij->", offsets, moves))
+        """Q - 2 sum <R_j, delta_j> + sum C_j |delta_j|^2, delta from reference to centroid."""
+        moves = self.after - self.references
+        product = float(np.einsum("ij,ij->", self.sums, moves))
         return self.q - 2 * product + float(self.counts @ _squares(moves))
 
     @property
@@ -113,24 +113,18 @@ class LastRound:
         was kept, or moved into the domain, is left out.
         """
         _, std_sum, std_count = self.noise
-        wanted = self.before + self.quotients if self.relative else self.quotients
+        wanted = self.references + self.quotients
         whole = self.usable & (np.abs(wanted - self.after) <= self.step).all(axis=1)
         sizes = wanted.shape[1] * std_sum**2 + std_count**2 * _squares(self.quotients)
         return 2 * float((sizes[whole] / self.counts[whole]).sum())
 
     @property
     def error(self) -> float:
-        """Standard error of ``value`` at the moves that were made.
-
-        With absolute sums, the noise of a count reaches the offsets too.
-        """
+        """Standard error of ``value`` at the centroids that were found."""
         std_q, std_sum, std_count = self.noise
-        moves = self.after - self.before
-        of_counts = squares = _squares(moves)
-        if not self.relative:
-            of_counts = squares + 2 * np.einsum("ij,ij->i", self.before, moves)
+        squares = _squares(self.after - self.references)
         of_sums = 4 * std_sum**2 * float(squares.sum())
-        return math.sqrt(std_q**2 + of_sums + std_count**2 * float(of_counts @ of_counts))
+        return math.sqrt(std_q**2 + of_sums + std_count**2 * float(squares @ squares))
 
 
 def user_scale(domain: Domain) -> tuple[float, bool]:

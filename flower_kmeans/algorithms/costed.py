@@ -8,6 +8,8 @@ import math
 from abc import abstractmethod
 from typing import ClassVar
 
+import numpy as np
+
 from flower_kmeans.algorithms.base import (
     Algorithm,
     Block,
@@ -40,7 +42,8 @@ class CostOfLastRound(Algorithm):
     HAS_COST: ClassVar[bool] = False
     """Whether the algorithm can release it."""
     RELATIVE: ClassVar[bool] = False
-    """Whether sums are of offsets from the centroids before."""
+    """Whether sums are of offsets from the centroids before, and the cost of squared distances to
+    these; both are taken from the origin otherwise."""
 
     cost: bool
 
@@ -93,11 +96,10 @@ class CostOfLastRound(Algorithm):
             q=float(arrays[COST][0]) * step + lost_by_rounding(counts, step),
             sums=arrays[SUMS] * step,
             counts=counts,
-            before=arrays["before"] * step,
+            references=arrays["before"] * step if self.RELATIVE else np.zeros_like(means),
             after=arrays["centroids"] * step,
             quotients=means * step,
             usable=usable,
-            relative=self.RELATIVE,
             noise=(noise[COST] * step, noise[SUMS] * step, noise[COUNTS] * step),
             step=step,
         )
@@ -134,7 +136,7 @@ class CostOfLastRound(Algorithm):
         if not self._has_cost(round_number):
             return {}
         kept = {name: answer.blocks[name].copy() for name in (SUMS, COST)}
-        return {**kept, "before": before.copy()}
+        return {**kept, "before": before.copy()} if self.RELATIVE else kept
 
     def _noise_of_last_round(self) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units."""

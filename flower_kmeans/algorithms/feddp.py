@@ -25,7 +25,15 @@ from flower_kmeans.algorithms.base import (
 )
 from flower_kmeans.algorithms.blocks import UNUSABLE
 from flower_kmeans.algorithms.cost import COST, squared_distances
-from flower_kmeans.algorithms.feddp_releases import LIFT, MOMENTS, PROJECTION, WEIGHTS
+from flower_kmeans.algorithms.feddp_plan import FACTOR, FINENESS, MOST_FACTOR
+from flower_kmeans.algorithms.feddp_releases import (
+    LIFT,
+    MOMENTS,
+    N_INITIAL,
+    PROJECTION,
+    SPREAD,
+    WEIGHTS,
+)
 from flower_kmeans.algorithms.feddp_results import (
     ALL_LIGHT,
     EQUAL,
@@ -50,6 +58,9 @@ from flower_kmeans.assignment import cluster_sums
 from flower_kmeans.domain import Ball, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.initialization import public_generator
+
+NARROW_RADIUS = 2.0
+"""Of the radius after the first Lloyd round, in root mean square distances. Measured."""
 
 
 @register
@@ -110,11 +121,14 @@ class FedDPAlgorithm(FedDPResults):
         as far as the second; in (0, 1]. The paper's theory has 1/3.
     min_weight : float
         Server points of a smaller noisy weight are dropped.
-    sums : {"auto", "absolute", "relative"}
+    sums : {"auto", "absolute", "relative", "narrowing"}
         What a Lloyd round adds up: records, as in the paper, or their offsets within a radius, as
-        in FastLloyd. ``"auto"`` takes relative sums where the radius is at most 0.6 D, so in few
-        columns: a wider one saves little noise, and may lie within the clusters. It also takes
-        them where the clip of Lloyd sums comes from ``server_data``.
+        in FastLloyd. ``"narrowing"`` also releases the sum of squared distances in the first round,
+        and narrows the radius of later ones to twice the root mean square distance; it is for
+        records, and two rounds or more. ``"auto"`` takes relative sums where the radius is at most
+        0.6 D, so in few columns: a wider one saves little noise, and may lie within the clusters.
+        It also takes them where the clip of Lloyd sums comes from ``server_data``. With
+        ``alpha="auto"`` and a private budget they are narrowing ones, where these are possible.
     alpha : float or "auto"
         The radius of relative sums, as in FastLloyd. ``"auto"`` is 0.8, or, where the clip of Lloyd
         sums comes from ``server_data`` and that radius is more than 0.6 D, the domain's diameter:
@@ -154,7 +168,7 @@ class FedDPAlgorithm(FedDPResults):
         Question
             All int64. Round 1: nothing. Round 2: ``projection`` (d, r) and the server's projected
             ``points`` (m, r), r = min(k, d). Round 3: ``projection`` and projected ``centers``
-            (k, r). Later: ``centroids`` (k, d).
+            (k, r). Later: ``centroids`` (k, d), and where the radius was narrowed ``factor`` (1,).
         """
         number = state.round + 1
         return Question(number, {name: state.arrays[name] for name in self._asked(number)})
@@ -184,7 +198,10 @@ class FedDPAlgorithm(FedDPResults):
         if number == LIFT:
             return {**matrix, "centers": ((k, r), -limit, limit)}
         widths = self.domain.grid_half_widths(self.fraction_bits)
-        return {"centroids": ((k, d), -widths, widths)}
+        centroids = {"centroids": ((k, d), -widths, widths)}
+        if self.sums == "narrowing" and number > N_INITIAL + 1:
+            return {**centroids, FACTOR: ((1,), FINENESS, MOST_FACTOR)}
+        return centroids
 
     # ------------------------------------------------------------------ answers
 
@@ -202,15 +219,25 @@ class FedDPAlgorithm(FedDPResults):
                 records, self.projection, arrays["projection"], arrays["centers"], self.margin
             )
             return self._contribution(sums, counts)
-        centroids = arrays["centroids"]
-        radius2 = None if self.radius is None else self.radius**2
+        centroids, factor = arrays["centroids"], self.factor_of(arrays)
+        radius = self._radius_at(factor)
+        radius2 = None if radius is None else radius**2
         sums, counts = cluster_sums(records, centroids, radius2)
-        if self.radius is not None:
-            sums = sums - counts[:, None] * centroids
-        if not self._has_cost(number):
-            return self._contribution(sums, counts)
-        total = squared_distances(records, centroids, self.largest_cost, radius2)
-        return self._contribution(sums, counts, {COST: np.array([total], dtype=np.int64)})
+        references = np.zeros_like(centroids[:1])  # the origin, for records
+        if radius is not None:
+            references, sums = centroids, factor * (sums - counts[:, None] * centroids)
+        more = {}
+        if self._has_spread(number) or self._has_cost(number):
+            total = squared_distances(records, references, self.largest_cost, radius2)
+            if self._has_cost(number):
+                more[COST] = np.array([factor**2 * total], dtype=np.int64)
+            else:
+                more[SPREAD] = np.array([total], dtype=np.int64)
+        return self._contribution(sums, counts, more)
+
+    def _radius_at(self, factor: int) -> int | None:
+        """Return the radius of a Lloyd round in grid units: no record adds more than a unit."""
+        return None if self.radius is None else self.fineness * self.radius // factor
 
     def _contribution(
         self, sums: IntArray, counts: IntArray, more: Mapping[str, IntArray] | None = None
@@ -295,28 +322,46 @@ class FedDPAlgorithm(FedDPResults):
         rng: np.random.Generator,
     ) -> dict[str, NDArray[Any]]:
         counts, old = answer.blocks[COUNTS], before["centroids"]
+        factor = self.factor_of(before)
         means, usable = quotients(
-            answer.blocks[SUMS], counts, self.fraction_bits, self._least_count(number)
+            answer.blocks[SUMS], counts, self.fraction_bits, self._least_count(number, factor)
         )
+        means = means / factor
         flags[KEPT] |= not usable.all()
-        if self.radius is None:
+        radius = self._radius_at(factor)
+        if radius is None:
             wanted = to_grid(means)
         else:
-            wanted = old + to_grid(clip_rows(means, float(self.radius)))
+            wanted = old + to_grid(clip_rows(means, float(radius)))
         centroids = np.where(usable[:, None], self._into_domain(wanted), old)
         arrays: dict[str, NDArray[Any]] = {"centroids": centroids, "counts": counts.copy()}
+        if self._has_spread(number):
+            arrays[FACTOR] = self._narrowed(number, answer)
         if self._has_cost(number):
-            arrays["cost"] = self._cost(number, old, centroids, means, usable, answer)
+            arrays["cost"] = self._cost(number, before, centroids, means, usable, answer)
         return arrays
 
-    def _least_count(self, number: int) -> float:
+    def _narrowed(self, number: int, answer: Statistic) -> IntArray:
+        """Return the factor, (1,), of a radius of twice the records' root mean square distance.
+
+        The noisy sum of squared distances is taken to be larger by its noise: with too wide a
+        radius there is more noise, with too narrow a one records are missed.
+        """
+        total = float(answer.blocks[SPREAD][0]) + self.noise_of(number)[SPREAD]
+        n_records = max(MIN_COUNT, float(answer.blocks[COUNTS].sum()) * 2.0**-self.fraction_bits)
+        mean_square = max(0.0, total) * 2.0**self.fraction_bits / n_records
+        wanted = max(1.0, NARROW_RADIUS * math.sqrt(mean_square))
+        whole = self.fineness * float(self._packing_radius)
+        return np.array([min(max(FINENESS, math.floor(whole / wanted)), MOST_FACTOR)])
+
+    def _least_count(self, number: int, factor: int = 1) -> float:
         """Return the fewest (noisy) records of a cluster whose sum is divided by them.
 
         With fewer, the noise of a mean would be longer than the domain's radius, or the count
-        nothing but noise.
+        nothing but noise. ``factor`` is that of the sums.
         """
         noise = self.noise_of(number)
-        root = math.sqrt(self.domain.n_features)
+        root = math.sqrt(self.domain.n_features) / factor
         longest = noise[SUMS] * root / self.domain.l2_bound(self.fraction_bits)
         return max(MIN_COUNT, longest, noise[COUNTS] * 2.0**-self.fraction_bits)
 

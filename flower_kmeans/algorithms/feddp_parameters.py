@@ -53,7 +53,7 @@ WIDE_ALPHA = 2.7
 
 _ANY_WEIGHT = 1e-6  # no server point is too light without noise
 
-_SUMS = ("auto", "absolute", "relative")
+_SUMS = ("auto", "absolute", "relative", "narrowing")
 _CONTRIBUTIONS = ("sums", "means")
 _FIELDS = {
     "n_clusters": int,
@@ -95,7 +95,7 @@ class FedDPParameters(FedDPPlan):
         fraction_bits: int = 16,
         margin: float = 1.0,
         min_weight: float = 5.0,
-        sums: Literal["auto", "absolute", "relative"] = "auto",
+        sums: Literal["auto", "absolute", "relative", "narrowing"] = "auto",
         alpha: float | Literal["auto"] = "auto",
         cost: bool = False,
         shares: Mapping[str, float] | None = None,
@@ -139,6 +139,7 @@ class FedDPParameters(FedDPPlan):
         rounds = self._auto_rounds() if isinstance(n_lloyd_rounds, str) else n_lloyd_rounds
         put(self, "n_lloyd_rounds", integer("n_lloyd_rounds", rounds, 0, MAX_ROUNDS))
         put(self, "n_rounds", N_INITIAL + self.n_lloyd_rounds)
+        self._put_narrowing(sums, alpha)
         if cost and not self.n_lloyd_rounds:
             raise ConfigurationError(
                 "Expected n_lloyd_rounds >= 1 with cost=True, which belongs to the last of them. "
@@ -258,6 +259,25 @@ class FedDPParameters(FedDPPlan):
         put(self, "sums", sums)
         if given is not alpha and clips_offsets and sums == "relative" and not is_small:
             put(self, "alpha", WIDE_ALPHA)
+
+    def _put_narrowing(self, sums: str, alpha: Any) -> None:
+        """Narrow the radius of relative sums after the first Lloyd round, if that is possible.
+
+        Left to the library, it is done where noise is for single records, within a radius that is
+        left to the library too.
+        """
+        radius = 0 if self.sums == "absolute" else self._packing_radius
+        can = self.n_lloyd_rounds >= 2 and not self.budget.protects_clients
+        can = can and radius**2 >= 2**self.fraction_bits
+        if sums == "narrowing" and not can:
+            raise ConfigurationError(
+                "Expected n_lloyd_rounds >= 2, unit='record' and a radius whose square is at least "
+                f"one grid step of 2^-{self.fraction_bits} with sums='narrowing'. "
+                f"Got n_lloyd_rounds={self.n_lloyd_rounds}, unit={self.budget.unit!r} and "
+                f"alpha={self.alpha!r} instead."
+            )
+        if sums == alpha == "auto" and can and radius and self.budget.is_private:
+            object.__setattr__(self, "sums", "narrowing")
 
     def _auto_rounds(self) -> int:
         """Return two rounds, or one where the noise of two would be too long."""

@@ -1,9 +1,10 @@
 """What each round of FedDP-KMeans asks for: blocks, releases, units, and the plan of all rounds."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Question
 from flower_kmeans.algorithms.blocks import BlockAlgorithm
@@ -12,7 +13,9 @@ from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.feddp_releases import (
     LIFT,
     MOMENTS,
+    N_INITIAL,
     PROJECTION,
+    SPREAD,
     WEIGHTS,
     default_shares,
     releases_of,
@@ -28,6 +31,11 @@ from flower_kmeans.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import Norm
+
+FACTOR = "factor"
+FINENESS = 4
+"""A radius narrows to ``FINENESS / factor`` of what it was, for whole factors."""
+MOST_FACTOR = 64
 
 
 @dataclass(frozen=True, init=False)
@@ -49,7 +57,7 @@ class FedDPPlan(BlockAlgorithm):
     fraction_bits: int
     margin: float
     min_weight: float
-    sums: Literal["absolute", "relative"]
+    sums: Literal["absolute", "relative", "narrowing"]
     alpha: float
     cost: bool
     shares: tuple[tuple[str, float], ...]
@@ -60,21 +68,34 @@ class FedDPPlan(BlockAlgorithm):
         """Return the blocks of a round.
 
         Round 1: second moments, (d (d + 1) / 2,). Round 2: counts by server point, (m,). Later:
-        sums (k, d) and counts (k,), and the cost, (1,), in the last round if it was asked for.
+        sums (k, d) and counts (k,); also the spread, (1,), in the first Lloyd round where the
+        radius narrows, and the cost, (1,), in the last one if it was asked for.
         """
         k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
         if round_number == PROJECTION:
             return (Block(MOMENTS, (d * (d + 1) // 2,), 2 * moment_bits(q)),)
         if round_number == WEIGHTS:
             return (Block(COUNTS, (self.n_server_points,), q),)
-        blocks = (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
-        return (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
+        finer = self.fineness.bit_length() - 1 if round_number > LIFT else 0
+        blocks = [Block(SUMS, (k, d), q + finer), Block(COUNTS, (k,), q)]
+        if self._has_spread(round_number):
+            blocks.append(Block(SPREAD, (1,), q))
+        if self._has_cost(round_number):
+            blocks.append(Block(COST, (1,), q + 2 * finer))
+        return tuple(blocks)
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
         """Return a round's releases with noise multipliers relative to those of other rounds."""
-        relative = self.sums == "relative"
+        relative = self.sums != "absolute"
         shares = default_shares(self.domain.n_features, relative) | dict(self.shares)
-        return releases_of(round_number, self.n_lloyd_rounds, shares, self.laplace, cost=self.cost)
+        return releases_of(
+            round_number,
+            self.n_lloyd_rounds,
+            shares,
+            self.laplace,
+            spread=self.sums == "narrowing",
+            cost=self.cost,
+        )
 
     def record_units(self, question: Question) -> FloatArray:
         """Return the sensitivities to one record, for every word; they depend on the round only.
@@ -137,24 +158,41 @@ class FedDPPlan(BlockAlgorithm):
         return packing_radius(alpha, self.n_clusters, self.domain, self.fraction_bits)
 
     @property
+    def fineness(self) -> int:
+        """Factor of the sums of a Lloyd round whose radius is not narrowed.
+
+        Where it is, to ``fineness * radius // factor``, the sums have a larger factor: what one
+        record adds is no longer, so units do not depend on the question.
+        """
+        return FINENESS if self.sums == "narrowing" else 1
+
+    def factor_of(self, arrays: Mapping[str, Any]) -> int:
+        """Return the factor of a Lloyd round's sums, from the arrays of its question or state."""
+        return int(arrays[FACTOR][0]) if FACTOR in arrays else self.fineness
+
+    @property
     def largest_cost(self) -> int:
         """What one record can add to the cost, in squared grid units."""
         if self.radius is not None:
             return self.radius**2
-        return 4 * squared_bound(self.domain, self.fraction_bits)
+        return squared_bound(self.domain, self.fraction_bits)
 
     def _block_units(self, round_number: int) -> dict[str, float]:
         """Return the unit of every block; of second moments, that of the diagonal."""
         one, q = float(2**self.fraction_bits), self.fraction_bits
         bound: float = self.domain.l2_bound(q)
         if round_number > LIFT and self.radius is not None:
-            bound = float(self.radius)
+            bound = float(self.fineness * self.radius)
         return {
             MOMENTS: float(squared_bound(self.domain, q, q - moment_bits(q))),
             SUMS: bound,
             COUNTS: one,
-            COST: float(self.largest_cost >> q),
+            SPREAD: float(self.largest_cost >> q),
+            COST: float(self.fineness**2 * self.largest_cost >> q),
         }
+
+    def _has_spread(self, round_number: int) -> bool:
+        return self.sums == "narrowing" and round_number == N_INITIAL + 1
 
     def _has_cost(self, round_number: int) -> bool:
         return self.cost and round_number == self.n_rounds

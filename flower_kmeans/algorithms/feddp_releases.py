@@ -19,6 +19,7 @@ from flower_kmeans.privacy.release import Mechanism, Norm, Release
 PROJECTION, WEIGHTS, LIFT, N_INITIAL = 1, 2, 3, 3
 
 MOMENTS = "moments"
+SPREAD = "spread"
 
 RELEASES = (
     "projection",
@@ -27,14 +28,22 @@ RELEASES = (
     "lift-counts",
     "lloyd-sums",
     "lloyd-counts",
+    "spread",
     "cost",
 )
 """Names of all releases; those of the Lloyd rounds stand for all of these rounds together."""
 
-LAPLACE_RELEASES = ("weights", "lift-counts", "lloyd-counts", "cost")
+LAPLACE_RELEASES = ("weights", "lift-counts", "lloyd-counts", "spread", "cost")
 """Releases that may carry Laplace noise: of a record, they have the same norm in l1 and l2."""
 
-_STAGES = {"projection": 0.30, "weights": 0.10, "lift": 0.30, "lloyd": 0.30, "cost": COST_SHARE}
+_STAGES = {
+    "projection": 0.30,
+    "weights": 0.10,
+    "lift": 0.30,
+    "lloyd": 0.30,
+    "spread": 0.02,
+    "cost": COST_SHARE,
+}
 
 
 def default_shares(n_features: int, relative: bool) -> dict[str, float]:
@@ -47,7 +56,7 @@ def default_shares(n_features: int, relative: bool) -> dict[str, float]:
     """
     root = math.sqrt(n_features)
     absolute = root / (root + 2 * RHO)
-    shares = {name: _STAGES[name] for name in ("projection", "weights", "cost")}
+    shares = {name: _STAGES[name] for name in ("projection", "weights", "spread", "cost")}
     for stage, part in (
         ("lift", absolute),
         ("lloyd", root / (root + 0.5) if relative else absolute),
@@ -63,6 +72,7 @@ def releases_of(
     shares: Mapping[str, float],
     laplace: Collection[str],
     *,
+    spread: bool,
     cost: bool,
 ) -> tuple[Release, ...]:
     """Return a round's releases with noise multipliers relative to those of other rounds.
@@ -77,6 +87,8 @@ def releases_of(
         Of every release.
     laplace : collection of str
         Releases with Laplace noise.
+    spread : bool
+        Whether the first Lloyd round has a spread.
     cost : bool
         Whether the last round has a cost.
     """
@@ -92,6 +104,8 @@ def releases_of(
         return (release("weights", COUNTS),)
     stage, parts = ("lift", 1) if round_number == LIFT else ("lloyd", n_lloyd_rounds)
     found = [release(f"{stage}-sums", SUMS, parts), release(f"{stage}-counts", COUNTS, parts)]
+    if spread and round_number == N_INITIAL + 1:
+        found.append(release("spread", SPREAD))
     if cost and round_number == N_INITIAL + n_lloyd_rounds:
         found.append(release("cost", COST))
     return tuple(found)

@@ -1,6 +1,8 @@
 """What a state of FedDP-KMeans tells: centroids, sizes, notes, an elbow and the cost."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,25 +110,35 @@ class FedDPResults(FedDPParameters):
     def _cost(
         self,
         number: int,
-        before: IntArray,
+        arrays: Mapping[str, NDArray[Any]],
         after: IntArray,
         means: FloatArray,
         usable: NDArray[np.bool_],
         answer: Statistic,
     ) -> FloatArray:
-        """Return value, bias and error of the cost, in scaled units."""
+        """Return value, bias and error of the cost, in scaled units.
+
+        ``arrays`` are those of the state before.
+        """
         noise, q = self.noise_of(number), self.fraction_bits
+        step, factor = 2.0**-q, self.factor_of(arrays)
         counts = scaled(answer.blocks[COUNTS], q)
+        references = scaled(arrays["centroids"], q)
+        if self.radius is None:
+            references = np.zeros_like(references)
         last = LastRound(
-            q=float(scaled(answer.blocks[COST], q)[0]) + lost_by_rounding(counts, 2.0**-q),
-            sums=scaled(answer.blocks[SUMS], q),
+            q=float(scaled(answer.blocks[COST], q)[0]) / factor**2 + lost_by_rounding(counts, step),
+            sums=scaled(answer.blocks[SUMS], q) / factor,
             counts=counts,
-            before=scaled(before, q),
+            references=references,
             after=scaled(after, q),
-            quotients=means * 2.0**-q,
+            quotients=means * step,
             usable=usable,
-            relative=self.radius is not None,
-            noise=(noise[COST] * 2.0**-q, noise[SUMS] * 2.0**-q, noise[COUNTS] * 2.0**-q),
-            step=2.0**-q,
+            noise=(
+                noise[COST] * step / factor**2,
+                noise[SUMS] * step / factor,
+                noise[COUNTS] * step,
+            ),
+            step=step,
         )
         return np.array([last.value, last.bias, last.error])

@@ -42,6 +42,7 @@ from flower_kmeans.initialization import sphere_packing
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.privacy.release import MAX_PARTS
 from flower_kmeans.records import check_records
 from flower_kmeans.secagg.ring import require_capacity
 
@@ -58,6 +59,8 @@ MAX_PACKING = 2**33
 MOST_AUTO_ROUNDS = 7
 FEWEST_AUTO_ROUNDS = 2
 OVERFLOW_PROBABILITY = 1e-9
+MAX_WIDTHS = 16
+"""Different half widths of the columns that SuLloyd accounts for one by one."""
 
 RHO = 0.225
 """Typical share of the half width by which a centroid's coordinate differs from 0 (Su et al.)."""
@@ -239,7 +242,7 @@ class LloydFamily(CostOfLastRound):
         sums, counts = cluster_sums(records, centroids)
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
         if self._has_cost(question.round):
-            total = squared_distances(records, centroids, self.largest_cost)
+            total = squared_distances(records, np.zeros_like(centroids[:1]), self.largest_cost)
             blocks[COST] = np.array([total], dtype=np.int64)
         return Statistic(blocks)
 
@@ -379,7 +382,7 @@ class LloydFamily(CostOfLastRound):
     @property
     def largest_cost(self) -> int:
         """What one record can add to the cost, in squared grid units."""
-        return 4 * squared_bound(self.domain, self.fraction_bits)
+        return squared_bound(self.domain, self.fraction_bits)
 
     @property
     def _largest_offset(self) -> int:
@@ -478,7 +481,9 @@ class SuLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Laplace noise on absolute sums and counts (Su et al. 2016).
 
     Formal guarantee: one record changes all sums by at most ``domain.l1_bound`` in l1 and all
-    counts by one; purely private with ``delta=0``, and with less noise for a positive delta
+    counts by one; purely private with ``delta=0``. With a positive delta, a box and
+    ``unit="record"``, each column of the sums is accounted for itself, since one record changes it
+    by the column's half width at most: less noise, the more columns there are
     (docs/guarantees.md, "Lloyd family, one round").
     """
 
@@ -494,14 +499,35 @@ class SuLloydAlgorithm(LloydFamily):
         return limited(self.budget.epsilon / error)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
-        d = self.domain.n_features
+        d, parts = self.domain.n_features, self._columns
+        # Su et al.'s ratio of the epsilons, whichever unit the sums have.
+        sums = self.domain.l1_bound(self.fraction_bits) / (d * self._sum_unit(round_number))
         return (
-            Release(SUMS, "laplace", "l1", 1 / d, (SUMS,)),
+            Release(SUMS, "laplace", "linf" if parts else "l1", sums, (SUMS,), parts),
             Release(COUNTS, "laplace", "l1", 1 / _count_share(d), (COUNTS,)),
         )
 
     def _sum_unit(self, round_number: int) -> float:
+        if self._columns:
+            return float(self._half_widths.max())
         return self.domain.l1_bound(self.fraction_bits)
+
+    @cached_property
+    def _columns(self) -> tuple[tuple[float, int], ...]:
+        """Half widths of the columns over the largest, each with how many columns have it.
+
+        Empty where the sums have one joint bound in l1: it is what pure epsilons, balls and clipped
+        clients need. Where half widths differ in too many columns, the composition would take long.
+        """
+        pure = not self.budget.is_private or self.budget.delta == 0
+        if pure or self.budget.protects_clients or isinstance(self.domain, Ball):
+            return ()
+        widths, numbers = np.unique(self._half_widths, return_counts=True)
+        pairs = zip((widths / widths.max()).tolist(), numbers.tolist(), strict=True)
+        columns = tuple((width, number) for width, number in pairs if width > 0)
+        if len(columns) > MAX_WIDTHS or self.domain.n_features * self.n_rounds > MAX_PARTS:
+            return ()
+        return columns
 
 
 def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:

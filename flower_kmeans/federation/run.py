@@ -5,7 +5,7 @@ numerical composition to recompute. Afterwards it reads the document that its li
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
@@ -127,7 +127,7 @@ def _plans_agree(announced: PrivacyPlan, own: PrivacyPlan) -> bool:
         if len(theirs) != len(ours):
             return False
         for a, b in zip(theirs, ours, strict=True):
-            if (a.name, a.mechanism, a.norm, a.blocks) != (b.name, b.mechanism, b.norm, b.blocks):
+            if a != replace(b, noise_multiplier=a.noise_multiplier):
                 return False
             if not math.isclose(
                 a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE

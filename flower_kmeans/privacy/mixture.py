@@ -56,7 +56,7 @@ def mixture_delta(mu: float, laplace: tuple[float, ...], epsilon: float) -> floa
         return 0.0
     if not _is_composable(mu, laplace):
         return delta_of_mu(mu, rest) if rest >= 0 else 1.0
-    composed = _composed(mu, tuple(sorted(laplace)))
+    composed = _composed(mu, _counted(laplace))
     return min(1.0, float(composed.get_delta_for_epsilon(epsilon)))
 
 
@@ -67,7 +67,7 @@ def mixture_epsilon(mu: float, laplace: tuple[float, ...], delta: float) -> floa
         return pure
     if not _is_composable(mu, laplace):
         return math.fsum(laplace) + epsilon_of_mu(mu, delta)
-    composed = _composed(mu, tuple(sorted(laplace)))
+    composed = _composed(mu, _counted(laplace))
     return min(pure, float(composed.get_epsilon_for_delta(delta)))
 
 
@@ -84,17 +84,22 @@ def _is_composable(mu: float, laplace: tuple[float, ...]) -> bool:
     return max(largest, gaussian, *laplace) <= _MAX_LOSS
 
 
+def _counted(laplace: tuple[float, ...]) -> tuple[tuple[float, int], ...]:
+    return tuple(sorted(Counter(laplace).items()))
+
+
 @lru_cache(maxsize=64)
-def _composed(mu: float, laplace: tuple[float, ...]) -> Any:
+def _composed(mu: float, laplace: tuple[tuple[float, int], ...]) -> Any:
     # A second of import time, which clients (a new process per message) need not pay for plans
     # of Gaussian releases.
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     # The step follows the size of the typical loss, so that small budgets stay exact and large
     # ones stay cheap.
-    step = min(_MAX_STEP, max(_MIN_STEP, _size(mu, laplace) / _STEPS))
+    size = math.sqrt(math.fsum([mu * mu, *(count * cost * cost for cost, count in laplace)]))
+    step = min(_MAX_STEP, max(_MIN_STEP, size / _STEPS))
     total = None
-    for cost, count in Counter(laplace).items():
+    for cost, count in laplace:
         part = pld.from_laplace_mechanism(1 / cost, value_discretization_interval=step)
         part = part.self_compose(count) if count > 1 else part
         total = part if total is None else total.compose(part)

@@ -25,8 +25,8 @@ from flower_kmeans.privacy.mixture import (
     mixture_delta,
     mixture_epsilon,
 )
+from flower_kmeans.privacy.release import MAX_PARTS, release_from_config
 from flower_kmeans.privacy.release import Release as Release
-from flower_kmeans.privacy.release import release_from_config
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -95,7 +95,14 @@ class PrivacyPlan:
                     "The 'noise_multiplier' of a release in a private plan must be positive. "
                     f"Got 0 for {release.name!r} instead."
                 )
-        n_scales = len({r.noise_multiplier for r in self.releases if r.mechanism == "laplace"})
+        n_parts = sum(number for release in self.releases for _, number in release.parts)
+        if n_parts > MAX_PARTS or (n_parts and self.budget.protects_clients):
+            most = 0 if self.budget.protects_clients else MAX_PARTS
+            raise ConfigurationError(
+                f"The releases of a plan for one {self.budget.unit} must have at most {most} parts "
+                f"together. Got {n_parts} instead."
+            )
+        n_scales = len({c for r in self.releases if r.mechanism == "laplace" for c in r.costs})
         if n_scales > _MAX_LAPLACE_SCALES:
             raise ConfigurationError(
                 f"A plan must have at most {_MAX_LAPLACE_SCALES} different scales of Laplace "
@@ -202,9 +209,14 @@ class PrivacyPlan:
             "gaussian": dp_accounting.GaussianDpEvent,
             "laplace": dp_accounting.LaplaceDpEvent,
         }
-        return dp_accounting.ComposedDpEvent(
-            [events[release.mechanism](release.noise_multiplier) for release in self.releases]
-        )
+        found: list[dp_accounting.DpEvent] = []
+        for release in self.releases:
+            event, multiplier = events[release.mechanism], release.noise_multiplier
+            if not release.parts:
+                found.append(event(multiplier))
+            for bound, number in release.parts:
+                found.append(dp_accounting.SelfComposedDpEvent(event(multiplier / bound), number))
+        return dp_accounting.ComposedDpEvent(found)
 
     def describe(self) -> str:
         """Return the plan as a table for its reader."""
@@ -217,7 +229,7 @@ class PrivacyPlan:
                     str(number),
                     release.name,
                     release.mechanism,
-                    release.norm,
+                    release.measure,
                     f"{release.noise_multiplier:.6g}",
                     f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}",
                 )
@@ -385,13 +397,13 @@ def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:
 
 def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
     """Return the composed mu of the Gaussian releases, and the epsilons of the Laplace ones."""
-    squares = []
-    laplace = []
+    squares: list[float] = []
+    laplace: list[float] = []
     for release in releases:
         if release.mechanism == "gaussian":
             squares.append(release.cost * release.cost)
         else:
-            laplace.append(release.cost)
+            laplace.extend(release.costs)
     return math.sqrt(math.fsum(squares)), tuple(laplace)
 
 

@@ -3,18 +3,21 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, Literal
 
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.errors import ConfigurationError, MessageError
 
 Mechanism = Literal["gaussian", "laplace"]
-Norm = Literal["l2", "l1"]
+Norm = Literal["l2", "l1", "linf"]
 
-_NORM_OF = {"gaussian": "l2", "laplace": "l1"}
+_NORMS_OF = {"gaussian": ("l2",), "laplace": ("l1", "linf")}
 _FIELDS = {"name", "mechanism", "norm", "noise_multiplier", "blocks"}
 # Below it, costs and their squares would overflow.
 _MIN_MULTIPLIER = 1e-100
+MAX_PARTS = 2**17
+"""Parts of a release, and of a plan; keeps a hostile document from occupying a client for long."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +30,24 @@ class Release:
         What a user reads.
     mechanism : {"gaussian", "laplace"}
         Law of the noise, before rounding.
-    norm : {"l2", "l1"}
-        Norm of the sensitivity: l2 for Gaussian, l1 for Laplace noise.
+    norm : {"l2", "l1", "linf"}
+        Norm of the sensitivity: l2 for Gaussian, l1 for Laplace noise; linf for the latter where
+        there are ``parts``.
     noise_multiplier : float
         Noise of a coordinate over its public unit: a standard deviation for Gaussian, the scale
         ``b`` for Laplace noise. Neighbours differ by at most 1 in ``norm``, in units, jointly
         over all blocks. 0 in a run without privacy.
     blocks : tuple of str
         Blocks of the round's statistic that this release covers.
+    parts : tuple of (float, int)
+        With the norm linf only: how many words one record changes at most, and each of them by how
+        much. Pairs of a bound in units, in (0, 1], and the number of words with that bound. Each
+        of these words has a Laplace mechanism to itself, of cost bound / multiplier.
 
     Raises
     ------
     ConfigurationError
-        If a value is out of range, or norm and mechanism do not belong together.
+        If a value is out of range, or norm, mechanism and parts do not belong together.
     """
 
     name: str
@@ -47,20 +55,34 @@ class Release:
     norm: Norm
     noise_multiplier: float
     blocks: tuple[str, ...]
+    parts: tuple[tuple[float, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))
         object.__setattr__(self, "blocks", tuple(self.blocks))
-        if self.mechanism not in _NORM_OF:
+        object.__setattr__(self, "parts", tuple((float(b), n) for b, n in self.parts))
+        if self.mechanism not in _NORMS_OF:
             raise ConfigurationError(
                 "The 'mechanism' of a release must be 'gaussian' or 'laplace'. "
                 f"Got {self.mechanism!r} instead."
             )
-        if self.norm != _NORM_OF[self.mechanism]:
+        if self.norm not in _NORMS_OF[self.mechanism]:
+            norms = " or ".join(map(repr, _NORMS_OF[self.mechanism]))
             raise ConfigurationError(
-                f"The 'norm' of a {self.mechanism} release must be {_NORM_OF[self.mechanism]!r}. "
+                f"The 'norm' of a {self.mechanism} release must be {norms}. "
                 f"Got {self.norm!r} instead."
             )
+        if bool(self.parts) != (self.norm == "linf"):
+            raise ConfigurationError(
+                "The 'parts' of a release must be given where its norm is 'linf', and only there. "
+                f"Got {self.parts!r} with {self.norm!r} instead."
+            )
+        for bound, number in self.parts:
+            if not 0 < bound <= 1 or type(number) is not int or not 1 <= number <= MAX_PARTS:
+                raise ConfigurationError(
+                    "The 'parts' of a release must be bounds in (0, 1] with numbers of words in "
+                    f"[1, {MAX_PARTS}]. Got {(bound, number)!r} instead."
+                )
         multiplier = self.noise_multiplier
         if multiplier != 0 and not _MIN_MULTIPLIER <= multiplier < math.inf:
             raise ConfigurationError(
@@ -72,18 +94,44 @@ class Release:
 
     @property
     def cost(self) -> float:
-        """The release's own mu (Gaussian) or pure epsilon (Laplace); infinite without noise."""
-        return 1.0 / self.noise_multiplier if self.noise_multiplier else math.inf
+        """The release's own mu (Gaussian) or pure epsilon (Laplace); infinite without noise.
+
+        Of all parts together, where there are any.
+        """
+        if not self.noise_multiplier:
+            return math.inf
+        bound = math.fsum(bound * number for bound, number in self.parts) if self.parts else 1.0
+        return bound / self.noise_multiplier
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """The cost of every mechanism that the release consists of: one, or one for each part."""
+        if not self.parts or not self.noise_multiplier:
+            return (self.cost,)
+        return tuple(
+            chain.from_iterable(
+                repeat(bound / self.noise_multiplier, number) for bound, number in self.parts
+            )
+        )
+
+    @property
+    def measure(self) -> str:
+        """The norm as its reader sees it, with the number of words where there are parts."""
+        words = sum(number for _, number in self.parts)
+        return f"{self.norm} of {words} words" if self.parts else self.norm
 
     def to_config(self) -> dict[str, Any]:
         """Return the release for a run document."""
-        return {
+        config: dict[str, Any] = {
             "name": self.name,
             "mechanism": self.mechanism,
             "norm": self.norm,
             "noise_multiplier": real_to_text(self.noise_multiplier),
             "blocks": list(self.blocks),
         }
+        if self.parts:
+            config["parts"] = [[real_to_text(bound), number] for bound, number in self.parts]
+        return config
 
 
 def release_from_config(config: Any) -> Release:
@@ -94,12 +142,16 @@ def release_from_config(config: Any) -> Release:
     MessageError
         If it is malformed or out of range.
     """
-    if not isinstance(config, Mapping) or set(config) != _FIELDS:
+    if not isinstance(config, Mapping) or set(config) - {"parts"} != _FIELDS:
         raise MessageError("A release must have exactly the fields of a release.")
-    blocks = config["blocks"]
+    blocks, parts = config["blocks"], config.get("parts", [])
     texts = [config["name"], config["mechanism"], config["norm"]]
     if not isinstance(blocks, list) or not all(isinstance(text, str) for text in texts + blocks):
         raise MessageError("The names of a release and of its blocks must be text.")
+    if not isinstance(parts, list) or not all(
+        isinstance(part, list) and len(part) == 2 for part in parts
+    ):
+        raise MessageError("The parts of a release must be pairs of a bound and a number.")
     try:
         return Release(
             config["name"],
@@ -107,6 +159,7 @@ def release_from_config(config: Any) -> Release:
             config["norm"],
             real_from_text(config["noise_multiplier"]),
             tuple(blocks),
+            tuple((real_from_text(bound), number) for bound, number in parts),
         )
     except ConfigurationError:
         raise MessageError("A release of the run document is out of range.") from None

@@ -441,6 +441,7 @@ class Report:
                 "mechanism": release.mechanism,
                 "norm": release.norm,
                 "noise_multiplier": release.noise_multiplier,
+                **({"parts": [list(part) for part in release.parts]} if release.parts else {}),
                 # What it would cost alone; together they compose to the run's guarantee.
                 "mu" if release.mechanism == "gaussian" else "epsilon": (
                     release.cost if self.is_private else None

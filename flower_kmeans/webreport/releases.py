@@ -31,7 +31,7 @@ def releases_section(outcome: Outcome) -> Markup:
             round_number,
             release.name,
             ", ".join(release.blocks),
-            f"1 unit in {release.norm}",
+            f"1 unit in {release.measure}",
             "-" if not release.noise_multiplier else release.mechanism,
             number(release.noise_multiplier),
             _alone(release),

@@ -118,7 +118,7 @@ class Setting:
         Of FedDP-KMeans, with ``unit="client"``.
     clips : tuple of (str, float)
         Clips of single releases of FedDP-KMeans, with ``unit="client"``.
-    sums : {"auto", "absolute", "relative"}
+    sums : {"auto", "absolute", "relative", "narrowing"}
         Of FedDP-KMeans.
     lloyd_rounds : int or None
         Rounds of DP-Lloyd; the library's rule otherwise.
@@ -132,7 +132,7 @@ class Setting:
     lloyd_clip: float | None = None
     contribution: Literal["sums", "means"] = "sums"
     clips: tuple[tuple[str, float], ...] = ()
-    sums: Literal["auto", "absolute", "relative"] = "auto"
+    sums: Literal["auto", "absolute", "relative", "narrowing"] = "auto"
     lloyd_rounds: int | None = None
     methods: tuple[str, ...] = METHODS
 
@@ -446,7 +446,10 @@ def parser_of() -> argparse.ArgumentParser:
     )
     parser.add_argument("--lloyd-rounds", type=int, help="rounds of DP-Lloyd (the papers' rule)")
     parser.add_argument(
-        "--sums", choices=("auto", "absolute", "relative"), default="auto", help="of FedDP-KMeans"
+        "--sums",
+        choices=("auto", "absolute", "relative", "narrowing"),
+        default="auto",
+        help="of FedDP-KMeans",
     )
     parser.add_argument("--trust", choices=TRUSTS, default=TRUSTS[0])
     parser.add_argument("--output", type=Path, default=Path("build/feddp"))

@@ -36,6 +36,7 @@ DOMAINS = {
     "rectangle": Box([0, 0], [4, 3], scale="common"),
     "disc": Ball(2.0, [0, 0]),
     "cube": Box([0] * 3, [1] * 3),
+    "slab": Box([0, 0, 0], [8, 8, 2], scale="common"),
 }
 
 
@@ -84,13 +85,42 @@ def test_one_record_changes_each_release_by_its_unit_at_most(cls, name):
         changes = np.abs(np.array(changes)) / units
         for release in rounds[round_number - 1]:
             parts = changes[:, words_of(algorithm, release.blocks)]
-            norms = parts.sum(axis=1) if release.norm == "l1" else np.linalg.norm(parts, axis=1)
             key = (round_number, release.name)
-            largest[key] = max(largest.get(key, 0.0), norms.max())
+            largest[key] = max(largest.get(key, 0.0), sizes(release, parts).max())
     assert set(largest) == {(t, name) for t in (1, 2) for name in ("sums", "counts")}
     for key, norm in largest.items():
         assert norm <= 1 + 1e-12, key
         assert norm >= attained(cls, name, key) - 1e-12, key
+
+
+def sizes(release, changes):
+    """Each change in the norm of the release; with parts, the share of what all parts allow.
+
+    Infinite where more words change than there are parts, or by more than theirs.
+    """
+    if not release.parts:
+        return np.linalg.norm(changes, 1 if release.norm == "l1" else 2, axis=1)
+    bounds = np.zeros(changes.shape[1])
+    given = [bound for bound, number in release.parts for _ in range(number)]
+    bounds[: len(given)] = sorted(given, reverse=True)
+    fits = (-np.sort(-changes, axis=1) <= bounds + 1e-12).all(axis=1)
+    return np.where(fits, changes.sum(axis=1) / bounds.sum(), np.inf)
+
+
+def test_sulloyd_accounts_for_the_columns_of_a_box_one_by_one():
+    """By the half width of each, however many there are of it; balls and pure epsilons jointly."""
+    deep = Box([0, 0, 0], [8, 8, 2], scale="common")
+    (sums, counts), *_ = build(SuLloydAlgorithm, deep).plan().rounds
+    assert sums.parts == ((0.25, 1), (1.0, 2))
+    assert (sums.norm, counts.norm, counts.parts) == ("linf", "l1", ())
+    budget = PrivacyBudget(1.0, 0.0)
+    for algorithm in (
+        build(SuLloydAlgorithm, DOMAINS["disc"]),
+        build_for_clients(SuLloydAlgorithm, deep, 2.0),
+        SuLloydAlgorithm(2, deep, budget, n_records=1000, fraction_bits=Q),
+        build(SuLloydAlgorithm, Box([0] * 17, range(1, 18), scale="common"), fraction_bits=10),
+    ):
+        assert {(r.norm, r.parts) for r in algorithm.plan().releases} == {("l1", ())}
 
 
 def attained(cls, name, key):
@@ -147,12 +177,11 @@ def exact_norm(change, units, norm):
 def test_one_client_changes_each_release_by_its_unit_at_most(cls, name, clip):
     domain = DOMAINS[name]
     algorithm = build_for_clients(cls, domain, clip)
-    record_level = build(cls, domain, fraction_bits=FINE)
     rounds, held, largest = algorithm.plan().rounds, list(clients(name)), {}
     for round_number, centroids in itertools.product((1, 2), centroid_sets(domain, seed=2)):
         question = Question(round_number, {"centroids": fine(centroids)})
         units = algorithm.units(question)
-        np.testing.assert_array_equal(units, clip * record_level.units(question))
+        np.testing.assert_array_equal(units, clip * algorithm.record_units(question))
         releases = [(r, words_of(algorithm, r.blocks)) for r in rounds[round_number - 1]]
         for records in held:
             # All records of the client at once: beside those of others, it is there or it is not.

@@ -41,16 +41,17 @@ def last_round(points, before, relative, noise=(0.0, 0.0, 0.0), rng=None):
     k, d = before.shape
     counts = np.bincount(labels, minlength=k).astype(float)
     sums = np.zeros((k, d))
-    np.add.at(sums, labels, points - before[labels] if relative else points)
-    q = float(((points - before[labels]) ** 2).sum())
+    references = before if relative else np.zeros_like(before)
+    np.add.at(sums, labels, points - references[labels])
+    q = float(((points - references[labels]) ** 2).sum())
     if rng is not None:
         q += noise[0] * rng.normal()
         sums = sums + noise[1] * rng.normal(size=sums.shape)
         counts = counts + noise[2] * rng.normal(size=k)
     quotients = sums / counts[:, None]
-    after = before + quotients if relative else quotients
+    after = references + quotients
     last = LastRound(
-        q, sums, counts, before, after, quotients, np.ones(k, bool), relative, noise, 2.0**-16
+        q, sums, counts, references, after, quotients, np.ones(k, bool), noise, 2.0**-16
     )
     return last, float(((points - after[labels]) ** 2).sum())
 

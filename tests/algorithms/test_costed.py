@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from scipy import stats
 
 from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
+    FedDPAlgorithm,
     GLloydAlgorithm,
     LloydAlgorithm,
     Question,
+    State,
     SuLloydAlgorithm,
     algorithm_from_config,
 )
@@ -173,7 +176,105 @@ def test_what_cannot_release_a_cost_refuses_it():
 
 
 def test_a_cost_needs_more_room_than_sums():
-    options = {"n_records": 5 * 10**13, "fraction_bits": 16}
-    build(GLloydAlgorithm, DOMAINS["square"], cost=False, **options)
+    options, domain = {"n_records": 5 * 10**13, "fraction_bits": 16}, Box([0] * 5, [1] * 5)
+    build(GLloydAlgorithm, domain, cost=False, **options)
     with pytest.raises(ConfigurationError, match="n_records=50000000000000"):
-        build(GLloydAlgorithm, DOMAINS["square"], **options)
+        build(GLloydAlgorithm, domain, **options)
+
+
+# ----------------------------------------------------------------- the estimate
+
+
+CUBE = Box([-1.0] * 3, [1.0] * 3)
+CENTERS = np.array([[0.5, 0.5, 0.0], [-0.6, 0.1, 0.4], [0.1, -0.7, -0.4]])
+POINTS = np.repeat(CENTERS, 1000, axis=0) + RNG(3).normal(0, 0.1, size=(3000, 3))
+START = CENTERS + 0.03
+NORMS = [*WITH_COST, "absolute", "relative", "narrowing"]
+
+
+def last_of(kind):
+    """An algorithm with cost=True, and the state before its last round: centroids at `START`."""
+    options = {"n_records": 3000, "cost": True}
+    if isinstance(kind, str):
+        options |= {"server_data": CENTERS, "sums": kind, "n_lloyd_rounds": 2}
+        algorithm = FedDPAlgorithm(3, CUBE, PrivacyBudget(4.0), **options)
+        state = algorithm.initial_state()
+        if kind == "narrowing":
+            state = State(4, {**state.arrays, "factor": np.array([9])})
+    else:
+        algorithm = kind(3, CUBE, PrivacyBudget(4.0), initial=START, n_rounds=2, **options)
+        state = State(1, {})
+    grid = CUBE.quantise(CUBE.to_unit(START), algorithm.fraction_bits).astype(np.int64)
+    return algorithm, State(algorithm.n_rounds - 1, {**state.arrays, "centroids": grid})
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
+    """Over repeated noise of the planned scale: bias and standard error, and no other scale."""
+    algorithm, state = last_of(kind)
+    number, step = algorithm.n_rounds, 2.0**-algorithm.fraction_bits
+    question, places = algorithm.question(state), algorithm.places(number)
+    records = GridRecords(POINTS, CUBE, algorithm.fraction_bits)
+    exact = algorithm.flatten(algorithm.answer(question, records), number)
+    scales = algorithm.units(question)
+    for release in algorithm.plan().rounds[-1]:
+        scales[places[release.blocks[0]]] *= release.noise_multiplier
+    points = np.vstack(list(records.blocks(10**6))) * step
+    start = state.arrays["centroids"] * step
+    distances = ((points[:, None] - start) ** 2).sum(axis=2)
+    reach = algorithm.radius_of(number) if kind is FastLloydAlgorithm else None
+    if kind in ("relative", "narrowing"):
+        reach = algorithm.radius if kind == "relative" else 4 * algorithm.radius // 9
+    kept = slice(None) if reach is None else distances.min(axis=1) <= (reach * step) ** 2
+    points, labels = points[kept], distances.argmin(axis=1)[kept]
+    rng, z = RNG(7), []
+    for _ in range(400):
+        words = exact + np.rint(scales * rng.normal(size=len(scales))).astype(np.int64)
+        result = algorithm.update(state, algorithm.unflatten(words, number), RNG(0))
+        estimate = algorithm.cost_estimate(result)
+        truth = ((points - algorithm.centroids(result)[labels]) ** 2).sum()
+        z.append((estimate.value - truth) / estimate.standard_error)
+    z = np.array(z)
+    # Both fail by chance once in 500 million runs: six standard errors of the mean, and the law of
+    # the sum of squares. A little of each is left to what the correction does not reach.
+    assert abs(z.mean()) < 6 / 20 + 0.1
+    assert fits_scale(z)
+    for wrong in (2 / 3, 3 / 2):
+        assert not fits_scale(z * wrong)
+
+
+def fits_scale(z):
+    tail = stats.chi2(len(z)).cdf(np.sum((z - z.mean()) ** 2) / np.array([1.1, 1 / 1.1]))
+    return tail[0] < 1 - 1e-9 and tail[1] > 1e-9
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_a_record_costs_its_squared_norm_or_what_the_radius_allows(kind):
+    algorithm, state = last_of(kind)
+    unit = algorithm.units(algorithm.question(state))[-1]
+    unit *= 2.0 ** -algorithm.layout(algorithm.n_rounds)[-1].exponent
+    if kind in (GLloydAlgorithm, "absolute"):
+        assert unit == 3.0  # the squared norm of a corner, and not four times that
+    else:
+        assert unit < 3.0
+
+
+@pytest.mark.parametrize(("k", "d"), [(15, 2), (10, 8), (10, 64)])
+def test_the_cost_of_absolute_sums_has_less_than_half_the_error_that_it_had_from_centroids(k, d):
+    """Squared distances to centroids can be four times the squared norm of a record."""
+    domain, n = Box([-1.0] * d, [1.0] * d), 50_000
+    options = {"n_records": n, "cost": True, "n_rounds": 3}
+    algorithm = GLloydAlgorithm(k, domain, PrivacyBudget(1.0), **options)
+    # Centroids of the typical length, and moves that are small beside it.
+    start = RNG(d).choice([-0.45, 0.45], size=(k, d))
+    counts = np.full(k, n // k)
+    one, q = 2.0**algorithm.fraction_bits, algorithm.fraction_bits
+    sums = np.rint(counts[:, None] * start * one).astype(np.int64)
+    total = int(n * (0.1 * d + 0.45**2 * d)) << q
+    words = np.concatenate([sums.ravel(), counts << q, [total]])
+    grid = (start * one).astype(np.int64)
+    state = algorithm.update(State(2, {"centroids": grid}), algorithm.unflatten(words, 3))
+    estimate = algorithm.cost_estimate(state)
+    cost = algorithm.plan().rounds[-1][-1]
+    assert estimate.standard_error < 0.5 * 4 * d * cost.noise_multiplier
+    assert estimate.value == pytest.approx(0.1 * d * n, abs=estimate.standard_error)

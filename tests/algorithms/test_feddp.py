@@ -75,17 +75,23 @@ def questions(algorithm, seed):
         yield Question(3, {"projection": matrix, "centers": seen[rng.integers(len(seen), size=k)]})
         for t in range(4, algorithm.n_rounds + 1):
             chosen = np.zeros(k, int) if extreme else rng.integers(len(points), size=k)
-            yield Question(t, {"centroids": points[chosen]})
+            asked = {"centroids": points[chosen]}
+            if "factor" in algorithm._asked(t):
+                asked["factor"] = np.array([4 if extreme else rng.integers(4, 65)])
+            yield Question(t, asked)
 
 
 # ----------------------------------------------------------------- units
 
+SUMS = ["absolute", "relative", "narrowing"]
 
-@pytest.mark.parametrize("sums", ["absolute", "relative"])
+
+@pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize("name", DOMAINS)
 def test_one_record_changes_each_release_by_its_unit_at_most(name, sums):
-    domain = DOMAINS[name]
-    algorithm = build(domain, sums=sums, cost=True, alpha=1.0, margin=0.9, n_lloyd_rounds=1)
+    """With narrowing sums also where a factor stands for a narrow radius, whatever it is."""
+    domain, n = DOMAINS[name], 2 if sums == "narrowing" else 1
+    algorithm = build(domain, sums=sums, cost=True, alpha=1.0, margin=0.9, n_lloyd_rounds=n)
     records, rounds = grid_points(domain), algorithm.plan().rounds
     others, largest = records[::7], {}
     held = np.vstack([others, others[:1]])
@@ -104,22 +110,22 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, sums):
     assert set(largest) == {r.name for r in algorithm.plan().releases}
     for release, norm in largest.items():
         # Few grid points lie exactly at a radius of each other.
-        rounded = sums == "relative" and release in ("lloyd-sums", "cost")
+        rounded = sums != "absolute" and release in ("lloyd-sums", "spread", "cost")
         assert norm <= 1 + 1e-12, release
         assert norm >= (0.8 if rounded else 1 - 1e-12), release
 
 
-@pytest.mark.parametrize("sums", ["absolute", "relative"])
+@pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize("name", DOMAINS)
 def test_whatever_a_server_may_ask_units_hold(name, sums):
     """Questions need not come from an algorithm: everything that passes the check must do."""
     domain, rng = DOMAINS[name], RNG(1)
-    algorithm = build(domain, cost=True, sums=sums, n_lloyd_rounds=1)
+    algorithm = build(domain, cost=True, sums=sums, n_lloyd_rounds=2)
     for t, trial in itertools.product(range(2, algorithm.n_rounds + 1), range(4)):
         arrays = {}
-        for key, (shape, _, limit) in algorithm._asked(t).items():
-            limit = np.broadcast_to(limit, shape)
-            wild = rng.integers(-limit, limit + 1)
+        for key, (shape, low, limit) in algorithm._asked(t).items():
+            low, limit = np.broadcast_to(low, shape), np.broadcast_to(limit, shape)
+            wild = rng.integers(low, limit + 1)
             arrays[key] = np.where(rng.random(shape) < trial / 3, limit, wild).astype(np.int64)
         if t > 3:
             arrays["centroids"] = algorithm._into_domain(arrays["centroids"])
@@ -182,7 +188,7 @@ def test_records_outside_the_bounds_count_as_records_on_them():
             np.testing.assert_array_equal(block, algorithm.statistic(question, near).blocks[name])
 
 
-@pytest.mark.parametrize("sums", ["absolute", "relative"])
+@pytest.mark.parametrize("sums", SUMS)
 def test_answers_add_up_to_that_of_the_pooled_records(sums):
     q, d = 16, 9
     domain = Box([-1] * d, [1] * d)
@@ -385,7 +391,7 @@ def test_only_questions_of_the_round_are_answered(name):
         for key, array in question.arrays.items():
             limit = algorithm._asked(question.round)[key][2]
             beyond = array.copy()
-            beyond[0, 0] = np.broadcast_to(limit, array.shape)[0, 0] + 1
+            beyond.flat[0] = np.broadcast_to(limit, array.shape).flat[0] + 1
             lacking = {k: v for k, v in question.arrays.items() if k != key}
             wrong += [
                 Question(question.round, lacking),
@@ -401,6 +407,66 @@ def test_only_questions_of_the_round_are_answered(name):
         for bad in wrong:
             with pytest.raises(MessageError, match=r"^The question of a round is not one of its"):
                 algorithm.check_question(bad)
+
+
+def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
+    """To the next wider one that a factor stands for; means and sizes stay those of records."""
+    q, domain = 16, DOMAINS["square"]
+    algorithm = build(domain, 2, PrivacyBudget(None), sums="narrowing", fraction_bits=q)
+    centroids = np.array([[-(2**15), 0], [2**15, 2**14]])
+    rng = RNG(5)
+    near = np.concatenate([rng.normal(c, 2000, size=(500, 2)) for c in centroids]).astype(int)
+    before = State(3, {**algorithm.initial_state().arrays, "centroids": centroids})
+    for points in (near, np.repeat(centroids, 50, axis=0), near[:0]):
+        records = GridRecords.from_grid(points, q)
+        answer = algorithm.statistic(algorithm.question(before), records)
+        state = algorithm.update(before, answer, RNG(0))
+        question = algorithm.question(state)
+        algorithm.check_question(question)
+        (factor,) = question.arrays["factor"].tolist()
+        if points is not near:
+            assert factor == 64  # the narrowest
+            continue
+        distances = np.linalg.norm(points - np.repeat(centroids, 500, axis=0), axis=1)
+        wanted = 2 * math.sqrt(np.mean(distances**2))
+        assert 4 * algorithm.radius / (factor + 1) < wanted * 1.001
+        assert wanted < 4 * algorithm.radius / factor * 1.001
+        assert 4 < factor < 64
+        means = points.reshape(2, 500, 2).mean(axis=1)
+        np.testing.assert_allclose(state.arrays["centroids"], means, atol=1)
+        # The next round takes records within the narrow radius only.
+        answer = algorithm.statistic(question, records)
+        last = algorithm.update(state, answer, RNG(0))
+        offsets = points.reshape(2, 500, 2) - state.arrays["centroids"][:, None]
+        kept = (offsets**2).sum(axis=2) <= (4 * algorithm.radius // factor) ** 2
+        assert 900 < kept.sum() < 1000
+        means = [part[inside].mean(axis=0) for part, inside in zip(offsets, kept, strict=True)]
+        np.testing.assert_allclose(
+            last.arrays["centroids"] - state.arrays["centroids"], means, atol=1
+        )
+        np.testing.assert_array_equal(algorithm.counts(last), kept.sum(axis=1))
+
+
+def test_a_radius_is_the_wider_the_noisier_its_spread_is():
+    """By one standard deviation of the planned noise, and never wider than in the first round."""
+    algorithm = build(DOMAINS["square"], sums="narrowing", fraction_bits=16, n_records=10**5)
+    noise = algorithm.noise_of(4)["spread"]
+    one, factors = 2**16, []
+    for spread in (0.0, 2 * noise, 20 * noise, 2.0**50):
+        words = [0] * 4 + [5_000 * one] * 2 + [int(spread)]
+        state = after(algorithm, 4, words, {"centroids": np.zeros((2, 2), np.int64)})
+        factors.append(int(state.arrays["factor"][0]))
+    wanted = 2 * math.sqrt(noise * one / 10_000)
+    assert factors[0] == min(64, math.floor(4 * algorithm.radius / wanted))
+    assert factors == sorted(factors, reverse=True)
+    assert factors[-1] == 4
+    lowest = after(
+        algorithm,
+        4,
+        [0] * 4 + [-(2**60)] * 2 + [-(2**62)],
+        {"centroids": np.zeros((2, 2), np.int64)},
+    )
+    assert lowest.arrays["factor"].tolist() == [64]
 
 
 def test_centroids_in_the_corners_of_a_ball_are_refused():
@@ -631,22 +697,18 @@ def test_the_cost_is_corrected_for_the_noise_that_there_was(sums):
     algorithm = build(DOMAINS["square"], sums=sums, alpha=1.0, cost=True, n_lloyd_rounds=1)
     before, counts = np.array([[2, 3], [-1, 0]]), np.array([900, 700])
     means = np.array([[4, 1], [-3, 2]])
-    moves = means - before if sums == "absolute" else means
+    moved = means if sums == "absolute" else before + means
     words = [*(counts[:, None] * means).ravel(), *(counts * 8), 2**14]
     state = after(algorithm, 4, words, {"centroids": before})
-    np.testing.assert_array_equal(state.arrays["centroids"], before + moves)
+    np.testing.assert_array_equal(state.arrays["centroids"], moved)
     one, two = algorithm.cost_estimate(state), algorithm.cost_estimate(state, 2.0)
     noise = {name: std / 8 for name, std in algorithm.noise_of(4).items()}
     squares = (means**2).sum(axis=1) / 64
     bias = 2 * ((2 * noise["sums"] ** 2 + noise["counts"] ** 2 * squares) / counts).sum()
-    offsets = means - before if sums == "absolute" else means
-    shrink = (2 * (offsets * moves).sum(axis=1) - (moves**2).sum(axis=1)) @ counts / 64
-    value = 2**14 / 8 + counts.sum() / 16 - shrink
-    of_counts = (moves**2).sum(axis=1) / 64
-    squared = noise["cost"] ** 2 + 4 * noise["sums"] ** 2 * of_counts.sum()
-    if sums == "absolute":
-        of_counts = of_counts + 2 * (before * moves).sum(axis=1) / 64
-    error = math.sqrt(squared + noise["counts"] ** 2 * (of_counts**2).sum())
+    # From the origin, or from the centroids before, a centroid lies where its mean says.
+    value = 2**14 / 8 + counts.sum() / 16 - squares @ counts
+    squared = noise["cost"] ** 2 + 4 * noise["sums"] ** 2 * squares.sum()
+    error = math.sqrt(squared + noise["counts"] ** 2 * (squares**2).sum())
     scale = 0.5**2  # the box has a half width of 0.5
     assert one.value == pytest.approx(scale * (value + bias))
     assert two.value == pytest.approx(scale * (value + 4 * bias))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import FedDPAlgorithm, algorithm_from_config
+from flower_kmeans.algorithms.base import Question
 from flower_kmeans.algorithms.feddp_releases import LAPLACE_RELEASES, RELEASES
 from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.domain import Ball, Box
@@ -72,10 +73,42 @@ def test_a_cost_has_a_small_share_of_the_last_round():
     assert [block.name for block in algorithm.layout(4)] == ["sums", "counts"]
 
 
+def test_a_spread_has_a_small_share_of_the_first_lloyd_round():
+    algorithm = build(sums="narrowing", n_lloyd_rounds=3)
+    rounds = algorithm.plan().rounds[3:]
+    lloyd = ["lloyd-sums", "lloyd-counts"]
+    assert [[r.name for r in releases] for releases in rounds] == [[*lloyd, "spread"], lloyd, lloyd]
+    assert shares_of(algorithm)["spread"] == pytest.approx(0.02 / 1.02)
+    assert [block.name for block in algorithm.layout(4)] == ["sums", "counts", "spread"]
+    assert [block.name for block in algorithm.layout(5)] == ["sums", "counts"]
+    # Noise is that of the radius, whatever it narrows to.
+    places, units = algorithm.places(4), algorithm.units(Question(4))
+    assert (units[places["sums"]] == 4 * algorithm.radius).all()
+    assert units[places["spread"]] == algorithm.radius**2 >> 16
+    np.testing.assert_array_equal(algorithm.units(Question(5)), algorithm.units(Question(6)))
+
+
+def test_a_radius_narrows_unless_something_is_against_it():
+    square = {"domain": Box([0] * 2, [1] * 2), "server_data": DATA[:, :2]}
+    clients = {"budget": PrivacyBudget(1.0, unit="client"), "n_clients": 10}
+    assert build(**square, n_lloyd_rounds=2).sums == "narrowing"
+    for options in (
+        {"n_lloyd_rounds": 1},
+        {"alpha": 0.8},
+        {"budget": PrivacyBudget(None)},
+        clients,
+    ):
+        assert build(**square, **{"n_lloyd_rounds": 2, **options}).sums == "relative"
+    assert build(n_lloyd_rounds=2).sums == "absolute"
+    for options in ({"n_lloyd_rounds": 1}, clients, {"alpha": 1e-3}):
+        with pytest.raises(ConfigurationError, match="sums='narrowing'"):
+            build(**square, **{"n_lloyd_rounds": 2, "sums": "narrowing", **options})
+
+
 def test_shares_can_be_given_by_release():
-    assert shares_of(build(shares=dict.fromkeys(RELEASES, 5), cost=True)) == pytest.approx(
-        dict.fromkeys(RELEASES, 1 / 7)
-    )
+    options = {"shares": dict.fromkeys(RELEASES, 5), "sums": "narrowing", "cost": True}
+    options["n_lloyd_rounds"] = 2
+    assert shares_of(build(**options)) == pytest.approx(dict.fromkeys(RELEASES, 1 / 8))
     default, more = shares_of(build()), shares_of(build(shares={"projection": 0.60}))
     assert more["projection"] == pytest.approx(0.60 / 1.30)
     assert more["weights"] == pytest.approx(default["weights"] / 1.30)

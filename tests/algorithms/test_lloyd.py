@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import BudgetError, ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
+from flower_kmeans.privacy.plan import plan_from_config
 
 ALL = [LloydAlgorithm, SuLloydAlgorithm, GLloydAlgorithm, FastLloydAlgorithm]
 PRIVATE = ALL[1:]
@@ -149,6 +151,53 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
     assert all(some.cost >= pure.cost * (1 - 1e-4) for some, pure in pairs)
 
 
+@pytest.mark.parametrize(
+    ("d", "n_rounds", "less"), [(2, 7, 1.16), (16, 5, 2.2), (64, 5, 4.2), (784, 7, 16)]
+)
+def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
+    """Against one Laplace release of all sums, whose composition over rounds gains little."""
+    options = {"n_records": 10**4, "n_rounds": n_rounds}
+    algorithm = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 1e-6), **options)
+    plan, question = algorithm.plan(), Question(1)
+    (sums, counts), words = plan.rounds[0], algorithm.words(1)
+    units = algorithm.units(question)
+    pure = sum(release.cost for release in plan.releases)  # epsilons add up without a delta
+    assert pure > less
+    joint = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 0.0), **options)
+    of_pure = joint.plan().rounds[0]
+    scale = of_pure[0].noise_multiplier * joint.units(question)[0]
+    assert scale / (sums.noise_multiplier * units[0]) == pytest.approx(pure, rel=1e-9)
+    # Sums and counts keep their ratio, and all words of the sums have the same noise.
+    ratio = of_pure[1].noise_multiplier / counts.noise_multiplier
+    assert ratio == pytest.approx(pure, rel=1e-9)
+    assert len(set(units[: 4 * d])) == 1
+    assert plan.epsilon() <= 1.0 < 1.001 * plan.epsilon()
+    document = json.dumps(plan.to_config())
+    assert len(document) < 400 * 2 * n_rounds
+    assert plan_from_config(plan.to_config()) == plan
+    assert len(plan.describe().splitlines()) == 2 * n_rounds + 5
+    assert words == 4 * d + 4
+
+
+@pytest.mark.parametrize(("d", "n_rounds"), [(2, 1), (16, 2)])
+def test_the_noise_of_columns_keeps_delta_and_uses_it(d, n_rounds):
+    """Against the privacy loss of a record in a corner, simulated."""
+    budget = PrivacyBudget(1.0, 1e-2)
+    algorithm = SuLloydAlgorithm(2, box(d), budget, n_records=10**4, n_rounds=n_rounds)
+    costs = [cost for release in algorithm.plan().releases for cost in release.costs]
+    assert len(costs) == (d + 1) * n_rounds
+    rng, deltas = np.random.default_rng(1), []
+    for _ in range(20):
+        x = rng.laplace(size=(50_000, len(costs)))  # in units of the noise's scale
+        losses = (np.abs(x + costs) - np.abs(x)).sum(axis=1)
+        deltas.extend(np.maximum(0.0, -np.expm1(1.0 - losses)))
+    # The mean deviates by 6 standard errors with a probability of 2e-9.
+    tolerance = 6 * np.std(deltas) / math.sqrt(len(deltas))
+    assert np.mean(deltas) <= 1e-2 + tolerance
+    assert np.mean(deltas) >= 0.98e-2 - tolerance
+    assert tolerance < 0.05e-2
+
+
 def paper_rounds(name, k, d, n, mu, epsilon):
     eta = 0.8 * math.sqrt(d) / k ** (1 / d)
     if name == "fastlloyd":
@@ -252,9 +301,10 @@ def for_clients(cls, epsilon=1.0, delta=None, **options):
 
 @pytest.mark.parametrize("cls", PRIVATE)
 def test_the_noise_for_clients_is_clip_times_that_for_records(cls):
-    budget = PrivacyBudget(1.0, 1e-6)
-    records = cls(3, box(2), budget, n_records=5000, n_rounds=3)
-    clients = for_clients(cls, delta=1e-6, n_rounds=3)
+    # With a positive delta, SuLloyd accounts for the columns of records one by one.
+    delta = 0.0 if cls is SuLloydAlgorithm else 1e-6
+    records = cls(3, box(2), PrivacyBudget(1.0, delta), n_records=5000, n_rounds=3)
+    clients = for_clients(cls, delta=delta, n_rounds=3)
     assert clients.clip == 25.0
     assert for_clients(cls, clip=4).clip == 4.0
     for t in (1, 2, 3):

@@ -262,7 +262,12 @@ def _trees():
     for trust in TRUSTS:
         yield json.loads(make_run(trust).document.data)
     named = Box([0, 0], [1, 2], columns=["age", "income"])
-    for budget, domain in ((PrivacyBudget(1.0, 0.0), named), (PrivacyBudget(1.0), Ball(2, [0, 1]))):
+    relaxed = PrivacyBudget(1.0)
+    for budget, domain in (
+        (PrivacyBudget(1.0, 0.0), named),
+        (relaxed, Ball(2, [0, 1])),
+        (relaxed, named),
+    ):
         algorithm = SuLloydAlgorithm(2, domain, budget, n_records=1000, n_rounds=2)
         tree = json.loads(make_run("trusted-server", rounds=2).document.data)
         yield tree | {
@@ -279,6 +284,16 @@ TREES = list(_trees())
 def test_the_honest_documents_are_accepted():
     for tree in TREES:
         assert _opened(as_json(tree)).document.rounds == tree["rounds"]
+
+
+@pytest.mark.parametrize("parts", [[(1.0, 1)], [(1.0, 3)], [(0.5, 2)], [(0.5, 1), (1.0, 1)]])
+def test_other_parts_than_those_of_the_algorithm_are_refused(parts):
+    tree = json.loads(json.dumps(TREES[6]))
+    assert tree["privacy"]["rounds"][0][0]["parts"] == [[real_to_text(1.0), 2]]
+    for sums, _ in tree["privacy"]["rounds"]:
+        sums["parts"] = [[real_to_text(bound), number] for bound, number in parts]
+    with pytest.raises((MessageError, UnacceptableRunError)):
+        _opened(as_json(tree))
 
 
 @given(tree=st.sampled_from(TREES), rng=rngs)
@@ -365,7 +380,22 @@ def _laplace(epsilon, rounds, multiplier):
     return tree
 
 
+def _parts(epsilon, multiplier, parts):
+    """Return a document whose sums are made of many parts, of many sizes."""
+    tree = json.loads(json.dumps(TREES[6]))
+    tree["privacy"]["budget"]["epsilon"] = real_to_text(epsilon)
+    for sums, _ in tree["privacy"]["rounds"]:
+        sums["noise_multiplier"] = real_to_text(multiplier)
+        sums["parts"] = [[real_to_text(bound), number] for bound, number in parts]
+    return tree
+
+
 HEAVY = {
+    "parts": _parts(1.0, 1e4, [(1.0, 2**16)]),
+    "more parts": _parts(1.0, 1e4, [(1.0, 2**17)]),
+    "many parts": _parts(1.0, 1e4, [(1.0, 2**60)]),
+    "parts of many sizes": _parts(1.0, 1e4, [(i / 255, 257) for i in range(1, 256)]),
+    "parts of too many sizes": _parts(1.0, 1e4, [(i / 2**16, 1) for i in range(1, 2**15)]),
     "clusters": _with("algorithm.n_clusters", 2**40),
     "clusters at their most": _wide(2, 10_001),
     "columns": _with("domain.n_features", 2**40),

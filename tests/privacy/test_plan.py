@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import dp_accounting
@@ -282,8 +283,33 @@ def test_plan_refuses_what_it_cannot_promise():
         PrivacyPlan(budget, 0, ((gaussian(1.0),),))
     with pytest.raises(ConfigurationError, match="different scales"):
         PrivacyPlan(budget, 10, (tuple(laplace(1.0 + i) for i in range(257)),))
+    columns = Release("sums", "laplace", "linf", 3.0, ("sums",), ((1.0, 2**17),))
+    assert len(PrivacyPlan(budget, 10, ((columns,),)).releases) == 1
+    with pytest.raises(ConfigurationError, match="one record must have at most 131072 parts"):
+        PrivacyPlan(budget, 10, ((columns, columns),))
+    with pytest.raises(ConfigurationError, match="one client must have at most 0 parts"):
+        PrivacyPlan(replace(budget, unit="client"), 10, ((columns,),))
     with pytest.raises(ConfigurationError, match="epsilon=None"):
         PrivacyPlan(PrivacyBudget(None), None, ((gaussian(1.0),),))
+
+
+def test_parts_of_a_release_compose_as_releases_do():
+    columns = Release("sums", "laplace", "linf", 12.0, ("sums",), ((0.5, 3), (1.0, 2)))
+    one_by_one = [laplace(24.0, f"{i}") for i in range(3)] + [laplace(12.0, f"{i}") for i in (3, 4)]
+    for delta in (0.0, 1e-6):
+        whole, parts = (
+            calibrate(PrivacyBudget(1.0, delta), [group] * 4, 1000)
+            for group in ([columns], one_by_one)
+        )
+        ratio = parts.releases[0].noise_multiplier / whole.releases[0].noise_multiplier
+        assert ratio == pytest.approx(2.0, rel=1e-12)
+        assert whole.epsilon() == pytest.approx(parts.epsilon(), rel=1e-12)
+        assert whole.group(3) == pytest.approx(parts.group(3), rel=1e-12)
+        assert whole.delta(0.5) == pytest.approx(parts.delta(0.5), rel=1e-12)
+        together = whole.then(parts)
+        assert together.epsilon() == pytest.approx(parts.then(parts).epsilon(), rel=1e-12)
+    assert accountant_epsilon(whole, 1e-6) == pytest.approx(whole.epsilon(), rel=2e-3)
+    assert "linf of 5 words" in whole.describe()
 
 
 # --------------------------------------------------------------------------- two runs together

@@ -12,6 +12,7 @@ from harness import (
     SIMULATED,
     RecordingGrid,
     exact_statistic,
+    fits,
     key_file,
     roster_policies,
     run_recorded,
@@ -32,8 +33,10 @@ from flower_kmeans.errors import (
     ObliviousServerError,
     RunError,
 )
+from flower_kmeans.federation import release as noises
 from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.metrics import matched_centroid_error
+from flower_kmeans.privacy.noise import draw
 from flower_kmeans.secagg.ring import from_ring
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, KMeansStrategy, SuLloyd
 
@@ -118,7 +121,7 @@ def test_runs_take_keys_of_any_kind(keys, opening, tmp_path):
 @pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
 def test_without_noise_it_finds_the_clusters(trust):
     with without_noise():
-        outcome = run(make(trust))
+        outcome = run(make(trust, sums="relative"))  # a radius that holds all records
     found = same(outcome)
     means = RECORDS.reshape(3, 400, 3).mean(axis=1)
     assert matched_centroid_error(found.centroids, means) < 1e-4
@@ -264,6 +267,7 @@ def test_laplace_noise_needs_a_server_that_adds_it(mechanisms, unit):
     kinds = {release["name"]: release["mechanism"] for release in report["releases"]}
     laplace = {name for name, kind in kinds.items() if kind == "laplace"}
     everywhere = {"weights", "lift-counts", "lloyd-counts", "cost"}
+    everywhere |= {"spread"} if unit == "record" else set()
     assert laplace == (everywhere if mechanisms == "laplace" else set(mechanisms))
     assert report["mu"] is None
     assert 7.9 < report["epsilon"] <= 8.0
@@ -464,12 +468,13 @@ def test_the_report_lists_every_release_with_its_cost(trust, unit):
     strategy = make(trust, unit=unit, cost=True)
     run(strategy)
     report = strategy.report.to_dict()
+    more = {"spread": 0.02} if unit == "record" else {}  # its radius narrows
     assert [(release["round"], release["name"]) for release in report["releases"]] == [
         (1, "projection"),
         (2, "weights"),
         (3, "lift-sums"),
         (3, "lift-counts"),
-        *itertools.product([4], ["lloyd-sums", "lloyd-counts"]),
+        *itertools.product([4], ["lloyd-sums", "lloyd-counts", *more]),
         *itertools.product([5], ["lloyd-sums", "lloyd-counts", "cost"]),
     ]
     mus = [release["mu"] for release in report["releases"]]
@@ -480,8 +485,38 @@ def test_the_report_lists_every_release_with_its_cost(trust, unit):
         stage = release["name"].partition("-")[0]
         shares[stage] = shares.get(stage, 0.0) + release["mu"] ** 2 / report["mu"] ** 2
     defaults = {"projection": 0.30, "weights": 0.10, "lift": 0.30, "lloyd": 0.30, "cost": 0.02}
+    defaults |= more
+    assert set(shares) == set(defaults)
     for stage, share in defaults.items():
-        assert shares[stage] == pytest.approx(share / 1.02, rel=1e-9)
+        assert shares[stage] == pytest.approx(share / sum(defaults.values()), rel=1e-9)
+
+
+def test_finished_runs_carry_the_planned_noise_while_the_radius_narrows(monkeypatch):
+    """The words of all Lloyd rounds, in their units: those of sums are of the first radius."""
+    drawn = {}
+
+    def recorded(each, units, stream):
+        noise = draw(each, units, stream)
+        found = drawn.setdefault((each.name, set(units.tolist()).pop()), [])
+        found.append((each.noise_multiplier, noise / units))
+        return noise
+
+    monkeypatch.setattr(noises, "draw", recorded)
+    for _ in range(4):
+        strategy = make("trusted-server", k=60, server_data=RNG(2).uniform(-8, 8, (80, 3)))
+        run(strategy, [np.zeros((200, 3))] * 6)  # so near to each other that the radius narrows
+    algorithm = strategy.algorithm
+    assert algorithm.sums == "narrowing"
+    assert int(strategy._run_state.state.arrays["factor"][0]) > 4
+    words = {name: (unit, values) for (name, unit), values in drawn.items()}
+    assert words["lloyd-sums"][0] == 4.0 * algorithm.radius
+    assert words["spread"][0] == algorithm.radius**2 >> algorithm.fraction_bits
+    for name in ("lloyd-sums", "lloyd-counts"):
+        assert len(words[name][1]) == 2 * 4  # two rounds of four runs
+        sample = np.concatenate([noise / multiplier for multiplier, noise in words[name][1]])
+        assert fits(sample)
+        for wrong in (2 / 3, 3 / 2):
+            assert not fits(sample * wrong)
 
 
 @pytest.mark.parametrize("options", [{"clips": {"weights": 90.0}}, {"contribution": "means"}])

@@ -27,7 +27,7 @@ def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust
             str(t),
             release.name,
             ", ".join(release.blocks),
-            f"1 unit in {release.norm}",
+            f"1 unit in {release.norm}" + (" of 2 words" if release.parts else ""),
             release.mechanism,
             f"{release.noise_multiplier:.4g}",
             f"{kind} {release.cost:.4g}",
