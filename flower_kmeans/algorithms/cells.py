@@ -3,7 +3,8 @@
 A record belongs to its nearest cell. Its residual is divided by the cell's radius, moved into the
 unit ball and put on the grid, as records of a ball's domain are. So whatever cells and radii a
 client is asked about, a record adds a vector of length 1 at most to the sums, 1 to one count, and a
-number of at most 1 to one square (docs/guarantees.md, "SynopsisKMeans").
+number of at most 1 to one square (docs/guarantees.md, "SynopsisKMeans"). What a squared residual
+leaves of 1 is at most 1 together with the vector (the same, "FastLloyd's relocation").
 """
 
 from typing import NamedTuple
@@ -35,11 +36,15 @@ class CellSums(NamedTuple):
         Records; of exponent 0.
     squares : ndarray of shape (m,), int64
         Squared residuals over the squared radius, none larger than 1, of exponent q.
+    nearness : ndarray of shape (m,), int64
+        1 less the squared residuals over the squared radius, of exponent q. With the vector in
+        ``sums``, one record adds a vector of length 1 at most to both.
     """
 
     sums: IntArray
     counts: IntArray
     squares: IntArray
+    nearness: IntArray
 
 
 def cell_sums(
@@ -65,9 +70,9 @@ def cell_sums(
     ball, lengths, one = Ball(1.0, np.zeros(p)), radii.astype(np.float64), 2.0**fraction_bits
     points = centers.astype(np.float64)
 
-    def part(start: int, stop: int) -> tuple[IntArray, IntArray, IntArray]:
+    def part(start: int, stop: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         sums, counts = np.zeros((m, p), dtype=np.int64), np.zeros(m, dtype=np.int64)
-        squares = np.zeros(m, dtype=np.int64)
+        squares, nearness = np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64)
         for block in records.blocks(max(_FEWEST_ROWS, _BLOCK_NUMBERS // p), start, stop):
             labels, d2 = assign(block, centers)
             block -= points[labels]  # integers, and so are the squared distances: exact
@@ -79,9 +84,10 @@ def cell_sums(
             )
             sums += (choice @ residuals).astype(np.int64)  # integers below 2**53: exact
             counts += np.bincount(labels, minlength=m)
-            shares = np.floor(np.minimum(d2 / (own * own), 1.0) * one)
-            squares += (choice @ shares).astype(np.int64)
-        return sums, counts, squares
+            shares = np.minimum(d2 / (own * own), 1.0)
+            squares += (choice @ np.floor(shares * one)).astype(np.int64)
+            nearness += (choice @ np.floor((1 - shares) * one)).astype(np.int64)
+        return sums, counts, squares, nearness
 
     n_records = records.shape[0]
     return CellSums(*sum_in_parts(n_records, n_records * p * (m + _ROW_WORK), part))

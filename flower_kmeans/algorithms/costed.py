@@ -88,17 +88,18 @@ class CostOfLastRound(Algorithm):
             return None
         means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, MIN_COUNT)
         counts = arrays[COUNTS] * step
-        noise = self._noise_of_last_round()
+        noise, unit = self._noise_of_last_round(), self._sum_scale(state)
+        square = unit * unit
         last = LastRound(
-            q=float(arrays[COST][0]) * step + lost_by_rounding(counts, step),
-            sums=arrays[SUMS] * step,
+            q=(float(arrays[COST][0]) * step + lost_by_rounding(counts, step)) * square,
+            sums=arrays[SUMS] * (step * unit),
             counts=counts,
             before=arrays["before"] * step,
             after=arrays["centroids"] * step,
-            quotients=means * step,
+            quotients=means * (step * unit),
             usable=usable,
             relative=self.RELATIVE,
-            noise=(noise[COST] * step, noise[SUMS] * step, noise[COUNTS] * step),
+            noise=(noise[COST] * step * square, noise[SUMS] * step * unit, noise[COUNTS] * step),
             step=step,
         )
         return in_users_units(last.value, last.bias, last.error, self.domain, noise_factor)
@@ -135,6 +136,10 @@ class CostOfLastRound(Algorithm):
             return {}
         kept = {name: answer.blocks[name].copy() for name in (SUMS, COST)}
         return {**kept, "before": before.copy()}
+
+    def _sum_scale(self, state: State) -> float:
+        """Return the scaled units in one of the last round's sums; 1 unless they are shortened."""
+        return 1.0
 
     def _noise_of_last_round(self) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units."""

@@ -176,10 +176,10 @@ class SynopsisAlgorithm(SynopsisParameters):
             return Statistic({NORMS: np.array([squared_norms(records)], dtype=np.int64)})
         if self.schedule.is_synopsis(number):
             projected = ProjectedRecords(records, self.projection, arrays["projection"])
-            sums, counts, squares = cell_sums(projected, arrays["cells"], arrays["radii"], q)
+            sums, counts, squares, _ = cell_sums(projected, arrays["cells"], arrays["radii"], q)
             return Statistic({SUMS: sums, COUNTS: counts << q, SQUARES: squares})
         radii = np.full(self.n_clusters, arrays["radius"][0])
-        sums, counts, _ = cell_sums(records, arrays["centroids"], radii, q)
+        sums, counts, _, _ = cell_sums(records, arrays["centroids"], radii, q)
         return Statistic({SUMS: sums, COUNTS: counts << q})
 
     # ------------------------------------------------------------------ updates
