@@ -14,14 +14,17 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import COST, N_CLIENTS, Cell, FloatArray
+from audit_cells import COST, LONELY, N_CLIENTS, PAPER, Cell, FloatArray
 from audit_runs import Answers, IntArray, Score, Views, log_likelihood
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from flower_kmeans.algorithms import FastLloydAlgorithm, Question
+from flower_kmeans.algorithms import FastLloydAlgorithm, Question, Statistic, fastlloyd
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.cells import CellSums, cell_sums
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
+from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
+from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation import coordinator, release
 from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream
@@ -111,6 +114,31 @@ def _later_radius() -> AbstractContextManager[object]:
     return mock.patch.object(
         FastLloydAlgorithm, "_sum_unit", lambda self, number: float(self.radius_of(2))
     )
+
+
+def _unbounded_squares() -> AbstractContextManager[object]:
+    def squares(*given: Any) -> CellSums:
+        found = cell_sums(*given)
+        return found._replace(nearness=found.squares)
+
+    return mock.patch.object(fastlloyd, "cell_sums", squares)
+
+
+def _own_relocation() -> AbstractContextManager[object]:
+    statistic = FastLloydAlgorithm.statistic
+
+    def looking(self: FastLloydAlgorithm, question: Question, records: GridRecords) -> Statistic:
+        found = statistic(self, question, records)
+        counts = found.blocks[COUNTS]
+        if counts.all():
+            return found
+        centroids, full = question.arrays["centroids"].copy(), counts.argmax()
+        offset = found.blocks[SUMS][full] / counts[full] * question.arrays["radius"][0]
+        centroids[counts.argmin()] = centroids[full] + np.rint(offset).astype(np.int64)
+        arrays = {**question.arrays, "centroids": centroids}
+        return statistic(self, Question(question.round, arrays), records)
+
+    return mock.patch.object(FastLloydAlgorithm, "statistic", looking)
 
 
 def _short_distances() -> AbstractContextManager[object]:
@@ -221,7 +249,7 @@ _TRUSTED = "trusted-server"
 
 def bugs() -> list[Bug]:
     """Return all planted bugs."""
-    glloyd, fastlloyd = Cell("GLloyd", _TRUSTED), Cell("FastLloyd", _TRUSTED)
+    glloyd, fast = Cell("GLloyd", _TRUSTED), Cell("FastLloyd", _TRUSTED)
     shared, hidden = Cell("GLloyd", "distributed-noise"), Cell("FastLloyd", "oblivious-server")
 
     def make(name: str, what: str, cell: Cell, patch: Patch, **more: Any) -> Bug:
@@ -243,8 +271,20 @@ def bugs() -> list[Bug]:
         make(
             "radius of the wrong round",
             "noise of round 1 is made for the radius of later rounds",
-            replace(fastlloyd, variant="two rounds"),
+            replace(fast, variant=PAPER),
             _later_radius,
+        ),
+        make(
+            "squares without the joint bound",
+            "squared offsets stand beside offsets, in place of what they leave of 1",
+            fast,
+            _unbounded_squares,
+        ),
+        make(
+            "relocation that looks at records",
+            "a client moves a centroid without records of its own to the mean of its largest cluster",
+            replace(fast, variant=LONELY),
+            _own_relocation,
         ),
         make(
             "cost of half the distance",
@@ -270,7 +310,7 @@ def bugs() -> list[Bug]:
         make(
             "noise truncated: whole records",
             "noise is cut to whole records, sums are not",
-            fastlloyd,
+            fast,
             _drawing(_whole),
             guess="which neighbour leaves whole noise",
             score=_wholeness,

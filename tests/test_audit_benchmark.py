@@ -153,6 +153,8 @@ def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, place):
 CERTAIN = {
     "noise halved": 400,
     "cost of half the distance": 400,
+    "squares without the joint bound": 1000,
+    "relocation that looks at records": 100,
     "clip forgotten": 100,
     "noise truncated: whole records": 100,
     "noise reused": 100,
