@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import COST, LONELY, N_CLIENTS, PAPER, Cell, FloatArray
+from audit_cells import COST, N_CLIENTS, PAPER, Cell, FloatArray
 from audit_runs import Answers, IntArray, Score, Views, log_likelihood
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
@@ -24,6 +24,7 @@ from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.cells import CellSums, cell_sums
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
 from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
+from flower_kmeans.assignment import assign
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation import coordinator, release
 from flower_kmeans.privacy.noise import draw, draw_share
@@ -124,19 +125,22 @@ def _unbounded_squares() -> AbstractContextManager[object]:
     return mock.patch.object(fastlloyd, "cell_sums", squares)
 
 
-def _own_relocation() -> AbstractContextManager[object]:
+def _far_records_twice() -> AbstractContextManager[object]:
     statistic = FastLloydAlgorithm.statistic
 
     def looking(self: FastLloydAlgorithm, question: Question, records: GridRecords) -> Statistic:
-        found = statistic(self, question, records)
-        counts = found.blocks[COUNTS]
-        if counts.all():
-            return found
-        centroids, full = question.arrays["centroids"].copy(), counts.argmax()
-        offset = found.blocks[SUMS][full] / counts[full] * question.arrays["radius"][0]
-        centroids[counts.argmin()] = centroids[full] + np.rint(offset).astype(np.int64)
-        arrays = {**question.arrays, "centroids": centroids}
-        return statistic(self, Question(question.round, arrays), records)
+        found, centroids = statistic(self, question, records), question.arrays["centroids"]
+        points = np.concatenate([np.empty((0, records.shape[1])), *records.blocks(2**16)])
+        radii = question.arrays["radius"]
+        labels, d2 = assign(points, centroids)
+        for j in range(self.n_clusters):
+            far = points[(labels == j) & (d2 > float(radii[0]) ** 2)]
+            other = (j + 1) % self.n_clusters
+            seen = GridRecords.from_grid(far, self.fraction_bits)
+            more = cell_sums(seen, centroids[[other]], radii, self.fraction_bits)
+            found.blocks[SUMS][other] += more.sums[0]
+            found.blocks[COUNTS][other] += more.counts[0] << self.fraction_bits
+        return found
 
     return mock.patch.object(FastLloydAlgorithm, "statistic", looking)
 
@@ -282,9 +286,9 @@ def bugs() -> list[Bug]:
         ),
         make(
             "relocation that looks at records",
-            "a client moves a centroid without records of its own to the mean of its largest cluster",
-            replace(fast, variant=LONELY),
-            _own_relocation,
+            "a record beyond the radius is also counted at another centroid, to draw it there",
+            fast,
+            _far_records_twice,
         ),
         make(
             "cost of half the distance",

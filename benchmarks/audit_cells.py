@@ -47,8 +47,6 @@ SEES = {
 }
 
 
-LONELY = "alone"
-"""Variant in which the target is the only record near one of FastLloyd's centroids."""
 PAPER = "paper, two rounds"
 """Variant without FastLloyd's relocation, in which each round's radius is the noise's unit."""
 
@@ -223,18 +221,15 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
     # radii are shorter, and a record that is further away adds as much as one at the radius.
     away = 0.8 * (1 - 2e-3) / np.sqrt(2)
     held = _held([[1.0 - away, 1.0 - away], [-0.8, -0.8]], 20_000)
-    initial = [[5e-4, 5e-4], [-0.8, -0.8]]
-    if cell.variant == LONELY:
-        initial = [[0.3, 0.4], [-0.7, -0.8], [1.0, 1.0]]
     if cell.variant == PAPER:
         options = {**options, "relocation": False}
     strategy = strategies.FastLloyd(
-        len(initial),
+        2,
         _box(2),
         budget,
         len(held),
         n_rounds=2 if cell.variant == PAPER else 3,
-        initial=initial,
+        initial=[[5e-4, 5e-4], [-0.8, -0.8]],
         **options,
     )
     return _setting(cell, strategy, held, np.ones((1, 2)))

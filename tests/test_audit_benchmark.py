@@ -154,7 +154,7 @@ CERTAIN = {
     "noise halved": 400,
     "cost of half the distance": 400,
     "squares without the joint bound": 1000,
-    "relocation that looks at records": 100,
+    "relocation that looks at records": 1000,
     "clip forgotten": 100,
     "noise truncated: whole records": 100,
     "noise reused": 100,
