@@ -14,15 +14,23 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import COLUMNS, COST, N_CLIENTS, Cell, FloatArray
+from audit_cells import COLUMNS, COST, N_CLIENTS, PAPER, Cell, FloatArray
 from audit_runs import Answers, IntArray, Score, Views, log_likelihood
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from flower_kmeans.algorithms import FastLloydAlgorithm, Question, SuLloydAlgorithm, synopsis
+from flower_kmeans.algorithms import (
+    FastLloydAlgorithm,
+    Question,
+    Statistic,
+    SuLloydAlgorithm,
+    fastlloyd,
+    synopsis,
+)
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.cells import CellSums, cell_sums
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
+from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
 from flower_kmeans.assignment import assign
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation import coordinator, release
@@ -116,6 +124,26 @@ def _later_radius() -> AbstractContextManager[object]:
     )
 
 
+def _far_records_twice() -> AbstractContextManager[object]:
+    statistic = FastLloydAlgorithm.statistic
+
+    def looking(self: FastLloydAlgorithm, question: Question, records: GridRecords) -> Statistic:
+        found, centroids = statistic(self, question, records), question.arrays["centroids"]
+        points = np.concatenate([np.empty((0, records.shape[1])), *records.blocks(2**16)])
+        radii = question.arrays["radius"]
+        labels, d2 = assign(points, centroids)
+        for j in range(self.n_clusters):
+            far = points[(labels == j) & (d2 > float(radii[0]) ** 2)]
+            other = (j + 1) % self.n_clusters
+            seen = GridRecords.from_grid(far, self.fraction_bits)
+            more = cell_sums(seen, centroids[[other]], radii, self.fraction_bits)
+            found.blocks[SUMS][other] += more.sums[0]
+            found.blocks[COUNTS][other] += more.counts[0] << self.fraction_bits
+        return found
+
+    return mock.patch.object(FastLloydAlgorithm, "statistic", looking)
+
+
 def _short_norms() -> AbstractContextManager[object]:
     units = FedDPPlan._block_units
 
@@ -126,7 +154,7 @@ def _short_norms() -> AbstractContextManager[object]:
     return mock.patch.object(FedDPPlan, "_block_units", shorter)
 
 
-def _free_squares() -> AbstractContextManager[object]:
+def _free_squares(module: Any) -> AbstractContextManager[object]:
     def unbounded(records: GridRecords, centers: IntArray, radii: IntArray, bits: int) -> CellSums:
         found, squares = cell_sums(records, centers, radii, bits), np.zeros(len(radii), np.int64)
         for block in records.blocks(2**15):
@@ -135,7 +163,7 @@ def _free_squares() -> AbstractContextManager[object]:
             np.add.at(squares, labels, np.floor(d2 / (own * own) * 2.0**bits).astype(np.int64))
         return found._replace(slacks=squares)
 
-    return mock.patch.object(synopsis, "cell_sums", unbounded)
+    return mock.patch.object(module, "cell_sums", unbounded)
 
 
 def _one_column() -> AbstractContextManager[object]:
@@ -240,7 +268,7 @@ _TRUSTED = "trusted-server"
 
 def bugs() -> list[Bug]:
     """Return all planted bugs."""
-    glloyd, fastlloyd = Cell("GLloyd", _TRUSTED), Cell("FastLloyd", _TRUSTED)
+    glloyd, fast = Cell("GLloyd", _TRUSTED), Cell("FastLloyd", _TRUSTED)
     shared, hidden = Cell("GLloyd", "distributed-noise"), Cell("FastLloyd", "oblivious-server")
 
     def make(name: str, what: str, cell: Cell, patch: Patch, **more: Any) -> Bug:
@@ -262,8 +290,20 @@ def bugs() -> list[Bug]:
         make(
             "radius of the wrong round",
             "noise of round 1 is made for the radius of later rounds",
-            replace(fastlloyd, variant="two rounds"),
+            replace(fast, variant=PAPER),
             _later_radius,
+        ),
+        make(
+            "squares without the joint bound",
+            "squared offsets stand beside offsets, in place of what they leave of 1",
+            fast,
+            lambda: _free_squares(fastlloyd),
+        ),
+        make(
+            "relocation that looks at records",
+            "a record beyond the radius is also counted at another centroid, to draw it there",
+            fast,
+            _far_records_twice,
         ),
         make(
             "cost of half the norm",
@@ -281,7 +321,7 @@ def bugs() -> list[Bug]:
             "free squares without the joint bound",
             "a record adds the square of its offset beside the offset, and not what it lacks of 1",
             Cell("SynopsisKMeans", _TRUSTED),
-            _free_squares,
+            lambda: _free_squares(synopsis),
         ),
         make(
             "clip forgotten",
@@ -301,7 +341,7 @@ def bugs() -> list[Bug]:
         make(
             "noise truncated: whole records",
             "noise is cut to whole records, sums are not",
-            fastlloyd,
+            fast,
             _drawing(_whole),
             guess="which neighbour leaves whole noise",
             score=_wholeness,

@@ -49,6 +49,10 @@ SEES = {
 }
 
 
+PAPER = "paper, two rounds"
+"""Variant without FastLloyd's relocation, in which each round's radius is the noise's unit."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """What is attacked.
@@ -215,17 +219,20 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
             **options,
         )
         return _setting(cell, strategy, _few(2), np.ones((1, 2)))
-    # Round 1: the record is almost the first radius, sqrt 2, away from the first centroid. From
-    # round 2 on that lies among 20,000 records which are almost the later radius, 0.8, away from
-    # it; the noise moves it by less than what is missing.
+    # Round 1: the record is almost the first radius of the paper, sqrt 2, away from the first
+    # centroid. From round 2 on that lies among 20,000 records which are almost the paper's later
+    # radius, 0.8, away from it; the noise moves it by less than what is missing. With relocation,
+    # radii are shorter, and a record that is further away adds as much as one at the radius.
     away = 0.8 * (1 - 2e-3) / np.sqrt(2)
     held = _held([[1.0 - away, 1.0 - away], [-0.8, -0.8]], 20_000)
+    if cell.variant == PAPER:
+        options = {**options, "relocation": False}
     strategy = strategies.FastLloyd(
         2,
         _box(2),
         budget,
         len(held),
-        n_rounds=2 if cell.variant == "two rounds" else 3,
+        n_rounds=2 if cell.variant == PAPER else 3,
         initial=[[5e-4, 5e-4], [-0.8, -0.8]],
         **options,
     )

@@ -73,6 +73,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         n_records=n,
         n_clients=N_CLIENTS,
         n_rounds=ROUNDS,
+        relocation=False,  # the paper's
         trust=task.trust,
         seed=task.run,
     )

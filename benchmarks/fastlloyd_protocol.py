@@ -59,8 +59,8 @@ def cluster(
         In [-1, 1].
     n_clusters : int
     method : str
-        A strategy's name. SynopsisKMeans runs under ``trusted-server``, the others under their
-        default, with the noise of one party as well.
+        A strategy's name; FastLloyd is the paper's, without relocation. SynopsisKMeans runs under
+        ``trusted-server``, the others under their default, with the noise of one party as well.
     epsilon : float or None
         None for `LLOYD`.
     seed : int
@@ -70,6 +70,8 @@ def cluster(
     """
     n, d = records.shape
     budget = PrivacyBudget(epsilon, None if epsilon is None else 1 / (n * math.log(n)))
+    if method == "FastLloyd":
+        parameters = {"relocation": False, **parameters}
     if method == OURS:
         parameters = {"trust": "trusted-server", **parameters}
     strategy = getattr(strategies, method)(

@@ -10,7 +10,8 @@ clustering is a whole run of a strategy through ``simulate`` in this process, ov
 ``SynopsisKMeans:oblivious`` is the same with as much noise under ``oblivious-server``. Beside the
 strategies stand scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++),
 IBM's diffprivlib where it is installed (pure epsilon, bounds as FastLloyd), and the paper's printed
-figures (50 runs on its own copies of the data).
+figures (50 runs on its own copies of the data). ``FastLloyd:paper`` is
+FastLloyd without relocation.
 
 ``DIR`` holds ``NAME.npz`` files with an array ``X`` of shape (N, d); missing ones are skipped.
 ``blobs_K_D`` is ``make_blobs(20000, n_features=D, centers=K, random_state=1)``, the paper's
@@ -55,8 +56,10 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
 N_CLIENTS = 2
 DIFFPRIVLIB = "diffprivlib"
 OBLIVIOUS = "SynopsisKMeans:oblivious"
+PAPERS = "FastLloyd:paper"
+"""FastLloyd without relocation, as its paper and the printed figures have it."""
 BALL_METHODS = ("SynopsisKMeans", OBLIVIOUS, "PEMeans", "HDPEMeans")
-BOX_METHODS = ("FastLloyd", "SuLloyd")
+BOX_METHODS = ("FastLloyd", PAPERS, "SuLloyd")
 METHODS = (KMEANS, *BALL_METHODS, *BOX_METHODS, DIFFPRIVLIB)
 PROJECTED = 16
 """Columns beyond which the paper recommends HDPE-means."""
@@ -152,15 +155,15 @@ def cluster(data: Data, task: Task) -> tuple[FloatArray, bool]:
         return _diffprivlib(data, task, largest), False
     budget = PrivacyBudget(task.epsilon, n**-1.1)
     box = Box(np.full(d, -largest), np.full(d, largest))
-    name, _, blind = task.method.partition(":")
-    strategy = getattr(strategies, name)(
+    strategy = getattr(strategies, task.method.partition(":")[0])(
         data.n_clusters,
         Ball(1.0, np.zeros(d)) if task.method in BALL_METHODS else box,
         budget,
         n,
         n_clients=N_CLIENTS,
-        trust="oblivious-server" if blind else "trusted-server",
+        trust="oblivious-server" if task.method == OBLIVIOUS else "trusted-server",
         seed=task.run,
+        **({"relocation": False} if task.method == PAPERS else {}),
     )
     order = np.random.default_rng(task.run).permutation(n)
     result = simulate(strategy, np.array_split(data.records[order], N_CLIENTS))
@@ -280,6 +283,22 @@ def loss_table(curves: Curves, names: Sequence[str]) -> str:
     return markdown(["data", "method", *(f"eps {epsilon:g}" for epsilon in EPSILONS)], lines, 2)
 
 
+def ratio_table(curves: Curves, names: Sequence[str]) -> str:
+    """Return losses over the mean loss of `KMEANS` by epsilon, as a markdown table."""
+    lines = []
+    for name in names:
+        (without,) = points_of(curves.get((name, KMEANS), {}), (None,))
+        for method in METHODS if without else ():
+            found = points_of(curves.get((name, method), {}), EPSILONS)
+            if method != KMEANS and any(found):
+                ratios = [[loss / float(np.mean(without)) for loss in losses] for losses in found]
+                lines.append(
+                    [name, method, *(tables.cell(each, ".3f", count=False) for each in ratios)]
+                )
+    head = ["data", "loss over KMeans'", *(f"eps {epsilon:g}" for epsilon in EPSILONS)]
+    return markdown(head, lines, 2)
+
+
 def names_of(rows: Sequence[Row]) -> list[str]:
     """Return the data sets of rows, in the order of `DATASETS` and then of the rows."""
     found = tables.unique(row["data"] for row in rows)
@@ -296,6 +315,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         comparison(curves, names),
         lift_table(),
         loss_table(curves, names),
+        ratio_table(curves, names),
     ]
     return "\n\n".join(parts)
 

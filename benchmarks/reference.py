@@ -139,7 +139,7 @@ class Variant(NamedTuple):
 
 
 _STRATEGIES: dict[str, Callable[..., KMeansStrategy]] = {
-    "FastLloyd": FastLloyd,
+    "FastLloyd": partial(FastLloyd, relocation=False),
     "GLloyd": GLloyd,
     "SuLloyd": SuLloyd,
 }

@@ -45,6 +45,7 @@ class Size:
             n_records=self.clients * self.records,
             n_clients=self.clients,
             n_rounds=self.rounds,
+            relocation=False,  # whose replies are those of all Lloyd algorithms
             keys=keys,  # type: ignore[arg-type]
             on_round=on_round,
         )

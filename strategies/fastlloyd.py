@@ -13,19 +13,25 @@ from flower_kmeans.strategies._checks import require_teller
 class FastLloyd(KMeansStrategy):
     """FastLloyd (Diaa, Humphries & Kerschbaum, 2025, Algorithm 1).
 
-    Every record goes to its nearest centroid if it lies within a radius that shrinks with the
-    number of clusters; clients send relative sums and counts, masked, and the noise is Gaussian.
+    Every record goes to its nearest centroid and counts by its offset, clipped to a radius; clients
+    send relative sums and counts, masked, and the noise is Gaussian. Unlike the paper's, badly
+    placed centroids are relocated.
 
     Beside what `KMeansStrategy` takes:
 
     Parameters
     ----------
     alpha : float, default: 0.8
-        Factor of the radius (paper, eq. 25).
+        Factor of the radius (paper, eq. 25); with relocation, of its largest value.
     radius : {"step", "constant"}, default: "step"
-        Whether the first round uses half of the domain's diagonal.
+        Whether the first round has a larger radius: half of the domain's diagonal, or with
+        relocation the geometric mean of that and the radius.
     postprocess : {"fold", "truncate", "none"}, default: "fold"
         What is done to centroids outside of the domain.
+    relocation : bool, default: True
+        Clip far records instead of leaving them out, choose the radius from released numbers, move
+        centroids that have no records or share a cluster, and run up to 8 rounds. ``False`` is the
+        paper's algorithm.
     cost : bool, default: False
         Whether the last round also releases the cost: ``report.cost``. Not under
         ``trust="oblivious-server"``, where nobody could tell it.
@@ -38,8 +44,9 @@ class FastLloyd(KMeansStrategy):
     Notes
     -----
     Formal guarantee (docs/guarantees.md, Lloyd family): a round releases relative sums, of l2
-    sensitivity at most the radius of *that* round over all clusters together, and counts, of
-    sensitivity 1. Gaussian releases compose exactly; one scale makes the run (epsilon, delta).
+    sensitivity at most the radius of *that* round over all clusters together (with relocation,
+    jointly with how near the records are), and counts, of sensitivity 1. Gaussian releases compose
+    exactly; one scale makes the run (epsilon, delta).
 
     Examples
     --------
@@ -62,11 +69,17 @@ class FastLloyd(KMeansStrategy):
         alpha: float = 0.8,
         radius: Literal["step", "constant"] = "step",
         postprocess: Literal["fold", "truncate", "none"] = "fold",
+        relocation: bool = True,
         cost: bool = False,
         **options: Unpack[CommonOptions],
     ) -> None:
         algorithm = partial(
-            FastLloydAlgorithm, alpha=alpha, radius=radius, postprocess=postprocess, cost=cost
+            FastLloydAlgorithm,
+            alpha=alpha,
+            radius=radius,
+            postprocess=postprocess,
+            relocation=relocation,
+            cost=cost,
         )
         super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
         require_teller(cost, self.trust)

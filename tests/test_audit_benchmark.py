@@ -159,6 +159,8 @@ CERTAIN = {
     "columns not counted": 400,
     "cost of half the norm": 400,
     "free squares without the joint bound": 100,
+    "squares without the joint bound": 1000,
+    "relocation that looks at records": 1000,
     "clip forgotten": 100,
     "noise truncated: whole records": 100,
     "noise reused": 100,

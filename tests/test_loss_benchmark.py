@@ -66,9 +66,10 @@ def test_tasks_are_those_that_apply(loss, tmp_path, monkeypatch):
         name: {task.method for task in plan.tasks if task.data == name}
         for name in plan.options.data
     }
-    usual = {"KMeans", "SynopsisKMeans", "SynopsisKMeans:oblivious", "FastLloyd", "SuLloyd"}
+    usual = {"KMeans", "SynopsisKMeans", "SynopsisKMeans:oblivious"}
+    usual |= {"FastLloyd", "FastLloyd:paper", "SuLloyd"}
     assert methods == {"iris": usual | {"PEMeans"}, "blobs_4_64": usual | {"HDPEMeans"}}
-    assert len(plan.tasks) == 2 * 2 * (1 + 5 * 5)
+    assert len(plan.tasks) == 2 * 2 * (1 + 5 * 6)
     every = set(loss.tasks_of(plan.options, every=True))
     more = every - set(plan.tasks)
     assert {(task.data, task.method) for task in more} == {("blobs_4_64", "PEMeans")}
@@ -118,7 +119,7 @@ def test_tables_hold_whole_runs_beside_the_printed_figures(loss):
     assert "| iris | PEMeans | 2 ± 2.5 | " in loss.loss_table(found, ["iris"])
 
 
-@pytest.mark.parametrize("method", ["PEMeans", "FastLloyd"])
+@pytest.mark.parametrize("method", ["PEMeans", "FastLloyd", "FastLloyd:paper"])
 def test_methods_run_under_the_protocol(loss, method, monkeypatch, tmp_path):
     made = []
 
@@ -126,10 +127,12 @@ def test_methods_run_under_the_protocol(loss, method, monkeypatch, tmp_path):
         made.append(cls(*arguments, **{**options, "n_rounds": 2}))
         return made[-1]
 
-    cls = getattr(strategies, method)
-    monkeypatch.setattr(strategies, method, make)
+    name, _, paper = method.partition(":")
+    cls = getattr(strategies, name)
+    monkeypatch.setattr(strategies, name, make)
     found = loss.measure(loss.Task("iris", method, 4.0, 7), options_of(tmp_path))
     (strategy,) = made
+    assert getattr(strategy.algorithm, "relocation", not paper) == (not paper)
     assert strategy.plan.budget.delta == pytest.approx(120**-1.1)
     assert (strategy.trust, strategy.seed, strategy.n_records) == ("trusted-server", 7, 120)
     assert found.keys() == loss.SUITE.measures.keys()
@@ -151,6 +154,17 @@ def test_the_noise_of_the_lift_is_that_of_sums_over_the_records_of_a_cluster(los
     ]
     # From epsilon 0.5 on alone: more than the figure from 0.25 on.
     assert float(rows[-1][2]) > float(rows[-1][3]) == 0.719
+
+
+def test_losses_are_shown_over_those_without_privacy(loss):
+    rows = [
+        {"data": "iris", "method": method, "epsilon": epsilon, "run": run, "loss": value + run}
+        for method, epsilon, value in (("KMeans", None, 2.0), ("FastLloyd", 1.0, 5.0))
+        for run in (0, 2)
+    ]
+    table = loss.ratio_table(tables.curves_of(rows, "loss"), ["iris"])
+    assert "| iris | FastLloyd |  |  | 2.000 ± 4.2 |  |  |" in table
+    assert "KMeans |" not in table.splitlines()[-1]
 
 
 def test_losses_over_clusters_are_those_of_one_epsilon(loss):

@@ -104,7 +104,7 @@ PARTS = parts(2 * AT_ONCE + 10)
 
 def test_memory_does_not_grow_with_rounds_times_clients():
     m, k, d, few, many = 40, 16, 8, 3, 15
-    reply = 8 * (k * (d + 1) + 1)
+    reply = 8 * (k * (d + 2) + 1)
 
     def peak(rounds):
         strategy, partitions = private(m, k=k, d=d, rounds=rounds), parts(m, d)

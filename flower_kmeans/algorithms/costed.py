@@ -91,16 +91,17 @@ class CostOfLastRound(Algorithm):
             return None
         means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, MIN_COUNT)
         counts = arrays[COUNTS] * step
-        noise = self._noise_of_last_round()
+        noise, unit = self._noise_of_last_round(), self._sum_scale(state)
+        square, lost = unit * unit, lost_by_rounding(counts, step)
         last = LastRound(
-            q=float(arrays[COST][0]) * step + lost_by_rounding(counts, step),
-            sums=arrays[SUMS] * step,
+            q=(float(arrays[COST][0]) * step + (-lost if self._rounds_cost_up else lost)) * square,
+            sums=arrays[SUMS] * (step * unit),
             counts=counts,
             references=arrays["before"] * step if self.RELATIVE else np.zeros_like(means),
             after=arrays["centroids"] * step,
-            quotients=means * step,
+            quotients=means * (step * unit),
             usable=usable,
-            noise=(noise[COST] * step, noise[SUMS] * step, noise[COUNTS] * step),
+            noise=(noise[COST] * step * square, noise[SUMS] * step * unit, noise[COUNTS] * step),
             step=step,
         )
         return in_users_units(last.value, last.bias, last.error, self.domain, noise_factor)
@@ -137,6 +138,15 @@ class CostOfLastRound(Algorithm):
             return {}
         kept = {name: answer.blocks[name].copy() for name in (SUMS, COST)}
         return {**kept, "before": before.copy()} if self.RELATIVE else kept
+
+    @property
+    def _rounds_cost_up(self) -> bool:
+        """Whether what a record adds to the cost is rounded upward to the grid, not downward."""
+        return False
+
+    def _sum_scale(self, state: State) -> float:
+        """Return the scaled units in one of the last round's sums; 1 unless they are shortened."""
+        return 1.0
 
     def _noise_of_last_round(self) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units."""

@@ -1,7 +1,11 @@
 """FastLloyd: Lloyd's algorithm over relative sums within a radius (FastLloyd, section 5).
 
-A record counts only if it lies within the round's radius of its centroid, and it adds its offset
-from the centroid, so one record changes all sums by the radius at most (theorem 5.1).
+A record adds its offset from the centroid, which is no longer than the round's radius, so one
+record changes all sums by the radius at most (theorem 5.1).
+
+In the paper, records further away do not count. With ``relocation``, the default, their offsets are
+clipped. The sums also hold how near the records are, which costs nothing and shows which centroids
+are badly placed (docs/guarantees.md, "FastLloyd's relocation").
 """
 
 import math
@@ -14,10 +18,20 @@ import mpmath
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_kmeans.algorithms.base import FloatArray, IntArray, Question, State, Statistic, register
+from flower_kmeans.algorithms.base import (
+    Block,
+    FloatArray,
+    IntArray,
+    Question,
+    State,
+    Statistic,
+    register,
+)
+from flower_kmeans.algorithms.cells import cell_sums
 from flower_kmeans.algorithms.cost import COST, squared_distances
 from flower_kmeans.algorithms.lloyd import (
     COUNTS,
+    FEWEST_AUTO_ROUNDS,
     MIN_COUNT,
     SUMS,
     TARGET_ERROR,
@@ -25,16 +39,31 @@ from flower_kmeans.algorithms.lloyd import (
     Rounds,
     auto_rounds,
 )
-from flower_kmeans.algorithms.postprocess import clip_rows, quotients, to_grid, truncate
+from flower_kmeans.algorithms.postprocess import (
+    clip_rows,
+    into_domain,
+    quotients,
+    to_grid,
+    truncate,
+)
+from flower_kmeans.algorithms.relocation import Clusters, public_direction, relocated
 from flower_kmeans.assignment import cluster_sums
 from flower_kmeans.canonical import real_from_text, real_to_text
-from flower_kmeans.domain import Domain, GridRecords
+from flower_kmeans.domain import Domain, GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import Release
 
 RADII = ("step", "constant")
 POSTPROCESSES = ("fold", "truncate", "none")
+
+NEARNESS = "nearness"
+"""Name of the block of 1 - |u|^2, u an offset over the radius."""
+
+MOST_ROUNDS = 8
+"""Of the automatic number with relocation."""
+RADIUS_FACTOR = 1.25
+"""A round's radius over the root mean square of the offsets of the round before."""
 
 _FREE_BOXES = 2  # the wider grid has one bit more
 
@@ -44,19 +73,27 @@ _FREE_BOXES = 2  # the wider grid has one bit more
 class FastLloydAlgorithm(LloydFamily):
     """Radius-constrained Lloyd with Gaussian noise on relative sums and counts.
 
-    Formal guarantee: one record changes all sums of round t by at most ``radius_of(t)`` in l2 and
-    all counts by one; the plan, with the radius of each round as its unit, is exactly mu-GDP
-    (docs/guarantees.md, "Lloyd family, one round").
+    Formal guarantee: without relocation, one record changes all sums of round t by at most
+    ``radius_of(t)`` in l2 and all counts by one; the plan, with the radius of each round as its
+    unit, is exactly mu-GDP (docs/guarantees.md, "Lloyd family, one round"). With relocation, sums
+    are in units of the round's radius, and one record changes sums and nearness by at most 1
+    together (the same, "FastLloyd's relocation").
 
     Parameters
     ----------
     alpha : float
-        Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section 5.6).
+        Radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section 5.6). With
+        relocation the largest one from round 2 on.
     radius : {"step", "constant"}
-        ``"step"`` takes ``beta / 2`` in round 1, and the radius of alpha from round 2 on.
+        ``"step"`` takes ``beta / 2`` in round 1, and the radius of alpha from round 2 on. With
+        relocation, round 1 has the geometric mean of the two.
     postprocess : {"fold", "truncate", "none"}
         What happens to a centroid outside the bounds: reflected at the wall, moved to the wall, or
         left there (up to twice the half widths, as far as distances are exact).
+    relocation : bool
+        Move centroids that have no records or share a cluster, clip offsets to a radius that
+        follows from the released numbers, and take ``clip(mu N / (k sqrt d), 2, 8)`` rounds.
+        ``False`` is the paper's algorithm.
     n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed, fraction_bits, initial,
     cost
         As for all Lloyd algorithms.
@@ -69,6 +106,7 @@ class FastLloydAlgorithm(LloydFamily):
     alpha: float
     radius: Literal["step", "constant"]
     postprocess: Literal["fold", "truncate", "none"]
+    relocation: bool
 
     def __init__(
         self,
@@ -87,10 +125,16 @@ class FastLloydAlgorithm(LloydFamily):
         alpha: float = 0.8,
         radius: Literal["step", "constant"] = "step",
         postprocess: Literal["fold", "truncate", "none"] = "fold",
+        relocation: bool = True,
     ) -> None:
         object.__setattr__(self, "alpha", _positive("alpha", alpha))
         object.__setattr__(self, "radius", _choice("radius", radius, RADII))
         object.__setattr__(self, "postprocess", _choice("postprocess", postprocess, POSTPROCESSES))
+        if not isinstance(relocation, bool):
+            raise ConfigurationTypeError(
+                f"relocation must be a bool, got {type(relocation).__name__}."
+            )
+        object.__setattr__(self, "relocation", relocation)
         super().__init__(
             n_clusters,
             domain,
@@ -106,22 +150,58 @@ class FastLloydAlgorithm(LloydFamily):
         )
 
     def radius_of(self, round_number: int) -> int:
-        """Return the radius of a round (from 1) in whole grid units."""
+        """Return the radius of a round (from 1) in whole grid units.
+
+        With relocation, the largest that it can have.
+        """
         return self._first_radius if round_number == 1 else self._radius
 
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
-        """Return sums of offsets from the centroids, and counts, of records within the radius.
+    def layout(self, round_number: int) -> tuple[Block, ...]:
+        """Return sums and counts as all Lloyd algorithms do, and nearness (k,) with relocation."""
+        blocks = super().layout(round_number)
+        if not self.relocation:
+            return blocks
+        nearness = Block(NEARNESS, (self.n_clusters,), self.fraction_bits)
+        return (blocks[0], nearness, *blocks[1:])
 
-        The test compares integers, so the offset of a kept record is no longer than the radius.
+    def initial_state(self, rng: np.random.Generator | None = None) -> State:
+        """Return the initial centroids, and the radius of round 1 with relocation."""
+        state = super().initial_state(rng)
+        if not self.relocation:
+            return state
+        return State(0, {**state.arrays, "radius": np.array([self.radius_of(1)])})
+
+    def question(self, state: State) -> Question:
+        """Return the centroids, (k, d) int64 in grid units, and with relocation a radius, (1,)."""
+        names = ("centroids", "radius") if self.relocation else ("centroids",)
+        return Question(state.round + 1, {name: state.arrays[name] for name in names})
+
+    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+        """Return sums of offsets from the centroids, and counts.
+
+        Without relocation, of records within the radius. The test compares integers, so the offset
+        of a kept record is no longer than the radius. With relocation, of all records: offsets over
+        the radius, clipped to length 1, and what their squares leave of 1.
         """
-        centroids = question.arrays["centroids"]
-        radius = self.radius_of(question.round)
+        centroids, number = question.arrays["centroids"], question.round
         if self.postprocess == "none":
             records = _WiderGrid(records)
+        if self.relocation:
+            radii = np.full(self.n_clusters, question.arrays["radius"][0])
+            found = cell_sums(records, centroids, radii, self.fraction_bits)
+            blocks = {
+                SUMS: found.sums,
+                NEARNESS: found.slacks,
+                COUNTS: found.counts << self.fraction_bits,
+            }
+            if self._has_cost(number):
+                blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])  # 1 - (1 - |u|^2)
+            return Statistic(blocks)
+        radius = self.radius_of(number)
         sums, counts = cluster_sums(records, centroids, radius * radius)
         relative = sums - counts[:, None] * centroids
         blocks = {SUMS: relative, COUNTS: counts << self.fraction_bits}
-        if self._has_cost(question.round):
+        if self._has_cost(number):
             total = squared_distances(records, centroids, self.largest_cost, radius * radius)
             blocks[COST] = np.array([total], dtype=np.int64)
         return Statistic(blocks)
@@ -131,15 +211,75 @@ class FastLloydAlgorithm(LloydFamily):
     ) -> State:
         """Move each centroid by its mean offset, at most by the round's radius.
 
-        A cluster whose noisy count is too small to divide by keeps its centroid.
+        A cluster whose noisy count is too small to divide by keeps its centroid. With relocation,
+        centroids are relocated after all rounds but the last.
         """
         counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
         moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
         number = state.round + 1
-        clipped = clip_rows(moves, float(self.radius_of(number)))
+        radius = self.radius_of(number)
+        if self.relocation:
+            radius = int(state.arrays["radius"][0])
+            moves *= radius * 2.0**-self.fraction_bits
+        clipped = clip_rows(moves, float(radius))
         centroids = self._into_domain(old + to_grid(clipped))
-        kept = self._kept_for_cost(number, old, answer)
-        return State(number, {"centroids": centroids, "counts": counts.copy(), **kept})
+        arrays = {"counts": counts.copy(), **self._kept_for_cost(number, old, answer)}
+        if self.relocation:
+            if number < self.n_rounds:
+                centroids, radius = self._relocated(number, centroids, clipped, radius, answer)
+            arrays["radius"] = np.array([radius])
+        return State(number, {"centroids": centroids, **arrays})
+
+    def _relocated(
+        self, number: int, centroids: IntArray, moves: FloatArray, radius: int, answer: Statistic
+    ) -> tuple[IntArray, int]:
+        """Return the centroids and the radius of the round after ``number``."""
+        step, square = 2.0**-self.fraction_bits, float(radius * radius)
+        sizes = answer.blocks[COUNTS].astype(np.float64) * step
+        nearness = answer.blocks[NEARNESS].astype(np.float64) * step
+        noise = dict.fromkeys((SUMS, COUNTS), 0.0)
+        if self.budget.is_private:
+            scale = self._clip() or 1.0
+            releases = self.plan().rounds[number - 1]
+            noise = {release.name: release.noise_multiplier * scale for release in releases}
+        held = np.maximum(sizes, 0.0)
+        clusters = Clusters(
+            centroids,
+            sizes,
+            # A centroid that moves by its mean offset comes nearer by |move|^2 on average.
+            square * (held - nearness) - held * row_sums(moves * moves),
+            noise[COUNTS],
+            square * math.sqrt(noise[COUNTS] * noise[COUNTS] + noise[SUMS] * noise[SUMS]),
+        )
+        following = relocated(
+            clusters,
+            lambda j: public_direction(self.seed, number, j, self.domain.n_features),
+            lambda points: into_domain(points, self.domain, self.fraction_bits),
+        )
+        return following, self._next_radius(radius, nearness, sizes, noise[SUMS], answer.answered)
+
+    def _next_radius(
+        self,
+        radius: int,
+        nearness: FloatArray,
+        sizes: FloatArray,
+        nearness_noise: float,
+        answered: float,
+    ) -> int:
+        """Return the radius that the mean square of a round's clipped offsets asks for."""
+        # Clipped clients make up fewer records than there are, and only counts show how many.
+        if self.n_records is None or self.clip is not None:
+            total = math.fsum(sizes)
+        else:
+            total = self.n_records * answered
+        total = max(total, 1.0)
+        part = max(
+            1 - math.fsum(nearness) / total,
+            math.sqrt(self.n_clusters) * nearness_noise / total,  # what noise alone may look like
+            0.0,
+        )
+        wanted = RADIUS_FACTOR * radius * math.sqrt(min(part, 1.0))
+        return max(min(math.floor(wanted), self._radius), 1)
 
     def to_config(self) -> dict[str, Any]:
         """Return the parameters for a run document; the number of rounds is the resolved one."""
@@ -148,12 +288,13 @@ class FastLloydAlgorithm(LloydFamily):
             "alpha": real_to_text(self.alpha),
             "radius": self.radius,
             "postprocess": self.postprocess,
+            "relocation": self.relocation,
         }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described."""
-        extra = frozenset({"alpha", "radius", "postprocess"})
+        extra = frozenset({"alpha", "radius", "postprocess", "relocation"})
         values = cls._parameters(config, domain, budget, extra)
         values["alpha"] = real_from_text(values["alpha"])
         return cls(domain=domain, budget=budget, **values)
@@ -179,6 +320,12 @@ class FastLloydAlgorithm(LloydFamily):
             )
 
     def _auto_rounds(self) -> int:
+        if self.relocation:
+            if self._planning_records is None or self._mu == math.inf:
+                return MOST_ROUNDS
+            root = math.sqrt(self.domain.n_features)
+            wanted = self._mu * self._planning_records / (self.n_clusters * root)
+            return int(min(max(wanted, FEWEST_AUTO_ROUNDS), MOST_ROUNDS))
         eta = self._radius * 2.0**-self.fraction_bits
         spread = 1 + math.sqrt(4 * self.domain.n_features)
         work = self.n_clusters**3 * (eta * eta) * (spread * spread)
@@ -190,16 +337,33 @@ class FastLloydAlgorithm(LloydFamily):
         # the centroids; the 2 says that those of round 1, which later rounds repair, weigh a
         # quarter.
         share = 1.0
-        if round_number == 1 and self.radius == "step":
+        if round_number == 1 and self.radius == "step" and not self.relocation:
             share = math.sqrt(2 * self._radius / self._first_radius)
         ratio = math.sqrt(math.sqrt(4 * self.domain.n_features))
+        covered = (SUMS, NEARNESS) if self.relocation else (SUMS,)
         return (
-            Release(SUMS, "gaussian", "l2", share, (SUMS,)),
+            Release(SUMS, "gaussian", "l2", share, covered),
             Release(COUNTS, "gaussian", "l2", share * ratio, (COUNTS,)),
         )
 
     def _sum_unit(self, round_number: int) -> float:
-        return float(self.radius_of(round_number))
+        one = 2**self.fraction_bits
+        return float(one if self.relocation else self.radius_of(round_number))
+
+    def _block_units(self, round_number: int) -> dict[str, float]:
+        units = super()._block_units(round_number)
+        if self.relocation:
+            units[NEARNESS] = float(2**self.fraction_bits)
+        return units
+
+    @property
+    def _rounds_cost_up(self) -> bool:
+        return self.relocation  # it is what slacks, which are rounded downward, leave of the counts
+
+    def _sum_scale(self, state: State) -> float:
+        if not self.relocation:
+            return 1.0
+        return float(state.arrays["radius"][0]) * 2.0**-self.fraction_bits
 
     def _into_domain(self, points: IntArray) -> IntArray:
         if self.postprocess == "fold":
@@ -210,7 +374,12 @@ class FastLloydAlgorithm(LloydFamily):
 
     @property
     def largest_cost(self) -> int:
-        """What one record can add to the cost, in squared grid units: those of the radius."""
+        """What one record can add to the cost: the squared radius, in squared grid units.
+
+        With relocation, 1 on the grid of squared offsets over the squared radius.
+        """
+        if self.relocation:
+            return int(4**self.fraction_bits)
         return self.radius_of(self.n_rounds) ** 2
 
     @property
@@ -226,7 +395,8 @@ class FastLloydAlgorithm(LloydFamily):
     def _first_radius(self) -> int:
         if self.radius == "constant":
             return self._radius
-        return math.floor(self.domain.l2_bound(self.fraction_bits))
+        half_diameter = math.floor(self.domain.l2_bound(self.fraction_bits))
+        return math.isqrt(half_diameter * self._radius) if self.relocation else half_diameter
 
 
 def packing_radius(alpha: float, n_clusters: int, domain: Domain, fraction_bits: int) -> int:

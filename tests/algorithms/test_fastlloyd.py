@@ -19,7 +19,9 @@ def box(d):
 
 
 def build(k=2, d=2, **options):
-    return FastLloydAlgorithm(k, box(d), BUDGET, **{"n_records": 1000, **options})
+    """Return the paper's algorithm; tests/algorithms/test_relocation.py has the default."""
+    options = {"n_records": 1000, "relocation": False, **options}
+    return FastLloydAlgorithm(k, box(d), BUDGET, **options)
 
 
 def statistic(algorithm, centroids, points, round_number=2):
@@ -46,7 +48,9 @@ def test_the_radius_is_that_of_the_paper(k, d, alpha):
 
 def test_the_radius_is_never_larger_than_the_diameter():
     assert build(1, 1, alpha=50.0).radius_of(2) == 2 * ONE
-    ball = FastLloydAlgorithm(1, Ball(7.0, [0] * 9), BUDGET, n_records=10, alpha=50.0)
+    ball = FastLloydAlgorithm(
+        1, Ball(7.0, [0] * 9), BUDGET, n_records=10, alpha=50.0, relocation=False
+    )
     assert (ball.radius_of(1), ball.radius_of(2)) == (ONE, 2 * ONE)
 
 
@@ -75,9 +79,8 @@ def test_sums_are_relative_to_the_centroids():
 def test_without_noise_and_with_a_wide_radius_it_is_lloyd():
     records = np.clip(np.random.default_rng(0).normal(size=(400, 3)) * 0.4, -1, 1)
     options = {"n_rounds": 5, "seed": 2}
-    fast = FastLloydAlgorithm(
-        4, box(3), PrivacyBudget(None), alpha=100.0, radius="constant", **options
-    )
+    wide = {"alpha": 100.0, "radius": "constant", "relocation": False}
+    fast = FastLloydAlgorithm(4, box(3), PrivacyBudget(None), **wide, **options)
     lloyd = LloydAlgorithm(4, box(3), PrivacyBudget(None), **options)
     results = []
     for algorithm in (fast, lloyd):
@@ -136,9 +139,7 @@ def test_distances_to_free_centroids_are_exact():
     # 64 centroids outside a grid that is as fine as it may be: only exact integers find the
     # nearest one of centroids whose distances differ by a few units of 2^52.
     q, d, k = 22, 8, 64
-    algorithm = FastLloydAlgorithm(
-        k, box(d), BUDGET, n_records=10**6, fraction_bits=q, postprocess="none", alpha=3.0
-    )
+    algorithm = build(k, d, n_records=10**6, fraction_bits=q, postprocess="none", alpha=3.0)
     rng = np.random.default_rng(0)
     centroids = 2**q * 2 - rng.integers(0, 3, size=(k, d))
     points = -(2**q) + rng.integers(0, 3, size=(50, d))
@@ -218,7 +219,7 @@ def test_every_round_pays_for_its_own_radius(k, d, n_rounds):
 def test_noise_for_one_radius_would_cost_far_more(k, epsilon):
     # What the paper's accounting of "Step" misses: noise for eta, but round 1 keeps beta / 2.
     d, n_rounds, delta = 2, 7, 1e-6
-    options = {"n_records": 10**6, "n_rounds": n_rounds}
+    options = {"n_records": 10**6, "n_rounds": n_rounds, "relocation": False}
     budget = PrivacyBudget(1.0, delta)
     paper = FastLloydAlgorithm(k, box(d), budget, radius="constant", **options)
     step = FastLloydAlgorithm(k, box(d), budget, **options)
@@ -242,6 +243,7 @@ def test_noise_for_one_radius_would_cost_far_more(k, epsilon):
         ({"alpha": True}, ConfigurationTypeError, "alpha must be a number, got bool"),
         ({"alpha": 1e-9}, ConfigurationError, "alpha so large"),
         ({"radius": "wide"}, ConfigurationError, r"radius in \['step', 'constant'\]. Got 'wide'"),
+        ({"relocation": "yes"}, ConfigurationTypeError, "relocation must be a bool, got str"),
         ({"postprocess": None}, ConfigurationError, "postprocess in .* Got None"),
     ],
 )
@@ -252,12 +254,12 @@ def test_bad_parameters_are_refused(options, error, message):
 
 def test_parameters_make_algorithms_different():
     variants = [
-        build(alpha=alpha, radius=radius, postprocess=postprocess)
-        for alpha, radius, postprocess in itertools.product(
-            (0.8, 0.9), ("step", "constant"), ("fold", "truncate", "none")
+        build(alpha=alpha, radius=radius, postprocess=postprocess, relocation=relocation)
+        for alpha, radius, postprocess, relocation in itertools.product(
+            (0.8, 0.9), ("step", "constant"), ("fold", "truncate", "none"), (False, True)
         )
     ]
-    assert len(set(variants)) == 12
+    assert len(set(variants)) == 24
 
 
 def test_free_centroids_leave_room_for_larger_offsets():

@@ -42,11 +42,12 @@ def exact_cost(strategy):
     records = GridRecords(np.vstack(PARTS), algorithm.domain, q)
     points = np.vstack(list(records.blocks(10**6)))
     labels, d2 = assign(points, before)
-    kept = slice(None)
-    if isinstance(strategy, FastLloyd):
-        kept = d2 <= algorithm.radius_of(algorithm.n_rounds) ** 2
-    near = algorithm.domain.from_unit(points[kept] * 2.0**-q)
-    moved = strategy.centroids[labels[kept]]
+    if isinstance(strategy, FastLloyd):  # far records count as if they lay at the last radius
+        reach = int(strategy._run_state.state.arrays["radius"][0])
+        factors = reach / np.maximum(np.sqrt(d2), reach)
+        points = before[labels] + (points - before[labels]) * factors[:, None]
+    near = algorithm.domain.from_unit(points * 2.0**-q)
+    moved = strategy.centroids[labels]
     return float(((near - moved) ** 2).sum()), len(near) * 2.0 ** -(q + 1) * 14.0**2
 
 

@@ -1,0 +1,167 @@
+"""Centroids that have no records, or that share a cluster, go where another one has too many.
+
+Post-processing of released numbers, and replayable: elementwise IEEE operations, exact sums of
+integers, stable sorts and public directions. The constants were chosen by experiment
+(docs/differences-from-papers.md, "FastLloyd").
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.portable import normals
+from flower_kmeans.algorithms.postprocess import to_grid
+from flower_kmeans.domain import row_sums
+from flower_kmeans.initialization import public_words, random_words
+from flower_kmeans.threads import single_threaded_blas
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+DEAD_NOISE, DEAD_SHARE = 2.0, 0.05
+"""A size is that of a dead centroid up to so many deviations, or up to this part of N / k."""
+FULL = 4.0
+"""A cluster is divided if it has so many times the records of the dead one, or its deviation."""
+CLEAR = 3.0
+"""A scatter counts if it is so many times its deviation."""
+STEP = 0.1
+"""How far beside another centroid one is put, over the distance to that one's neighbour."""
+
+_TINY = 2.0**-100
+_BLOCK_NUMBERS = 2**20
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """What is known about the clusters of a round.
+
+    Attributes
+    ----------
+    centroids : ndarray of shape (k, d), int64
+        After the round's moves, in grid units.
+    sizes : ndarray of shape (k,), float64
+        Noisy numbers of records.
+    scatter : ndarray of shape (k,), float64
+        Noisy sums of squared distances to the centroids, in squared grid units.
+    size_noise, scatter_noise : float
+        Standard deviations of the two.
+    """
+
+    centroids: IntArray
+    sizes: FloatArray
+    scatter: FloatArray
+    size_noise: float
+    scatter_noise: float
+
+
+def relocated(
+    clusters: Clusters,
+    direction: Callable[[int], FloatArray],
+    inside: Callable[[IntArray], IntArray],
+) -> IntArray:
+    """Return the centroids of the next round.
+
+    First dead centroids, the smallest first, go beside the centroid with the most records. Then
+    one of two centroids that share a cluster goes beside the centroid whose cluster has the most
+    scatter: where this scatter exceeds that of a cluster of the same size and of median variance
+    by more than merging the two would add (Ward's criterion), and than its noise. No centroid has
+    a part in two moves.
+
+    Parameters
+    ----------
+    clusters : Clusters
+    direction : callable
+        From a centroid's number to a public unit vector, (d,).
+    inside : callable
+        Moves grid points (m, d) into the domain.
+    """
+    points = clusters.centroids.astype(np.float64)
+    sizes, moved = clusters.sizes.copy(), np.zeros(len(points), dtype=bool)
+
+    def put(j: int, point: FloatArray) -> None:
+        points[j] = inside(to_grid(point[None]))[0]
+
+    def put_beside(j: int, b: int) -> None:
+        squares = row_sums((points - points[b]) ** 2)
+        squares[[j, b]] = np.inf
+        if np.isfinite(nearest := float(squares.min())):
+            put(j, points[b] + direction(j) * (STEP * math.sqrt(nearest)))
+
+    dead = max(
+        DEAD_NOISE * clusters.size_noise, DEAD_SHARE * max(math.fsum(sizes), 1.0) / len(sizes)
+    )
+    for j in map(int, np.argsort(sizes, kind="stable")):
+        b = int(sizes.argmax())
+        if sizes[j] > dead or sizes[b] < FULL * max(sizes[j], clusters.size_noise) or b == j:
+            break
+        put_beside(j, b)
+        sizes[b] /= 2
+        sizes[j] = sizes[b]
+        moved[[j, b]] = True
+
+    sizes = np.maximum(sizes, 0.0)
+    gains = _gains(clusters, sizes, moved)
+    costs, partners = _merging_costs(points, sizes, moved)
+    for i in map(int, np.argsort(costs, kind="stable")):
+        b, g = int(gains.argmax()), int(partners[i])
+        if not gains[b] > costs[i] + clusters.scatter_noise:
+            break
+        j, g = (i, g) if sizes[i] <= sizes[g] else (g, i)
+        if b in (j, g) or moved[j] or moved[g]:
+            continue
+        share = float(sizes[j] / max(sizes[j] + sizes[g], _TINY))
+        put(g, points[g] + (points[j] - points[g]) * share)
+        put_beside(j, b)
+        moved[[j, g, b]], gains[[j, g, b]] = True, -np.inf
+    return points.astype(np.int64)
+
+
+def public_direction(seed: int, round_number: int, j: int, n_features: int) -> FloatArray:
+    """Return a random unit vector (d,) of a seed, a round and a centroid."""
+    words = random_words(public_words((round_number << 96) + (j << 64) + seed), n_features)
+    vector = normals(words)
+    length = math.sqrt(float(row_sums(vector[None] ** 2)[0]))
+    return vector / max(length, _TINY)
+
+
+def _gains(clusters: Clusters, sizes: FloatArray, moved: BoolArray) -> FloatArray:
+    """Return by how much scatter exceeds the usual one, (k,); -inf where that is not clear."""
+    gains = np.full(len(sizes), -np.inf)
+    known = ~moved & (sizes > DEAD_NOISE * clusters.size_noise)
+    if known.any():
+        scatter = np.maximum(clusters.scatter, 0.0)
+        variances = scatter[known] / sizes[known]
+        excess = scatter - sizes * float(np.median(variances))
+        clear = known & (scatter >= CLEAR * clusters.scatter_noise)
+        clear &= sizes >= FULL * clusters.size_noise
+        gains[clear] = excess[clear]
+    return gains
+
+
+def _merging_costs(
+    points: FloatArray, sizes: FloatArray, moved: BoolArray
+) -> tuple[FloatArray, IntArray]:
+    """Return what it costs to merge each cluster with its cheapest partner (Ward), and which it is.
+
+    Squared distances are exact integers, whatever BLAS does.
+    """
+    k = len(points)
+    costs, partners = np.full(k, np.inf), np.zeros(k, dtype=np.int64)
+    squares = np.einsum("ij,ij->i", points, points)
+    step = max(1, _BLOCK_NUMBERS // k)
+    with single_threaded_blas():
+        for start in range(0, k, step):
+            rows = slice(start, min(start + step, k))
+            d2 = squares[rows, None] + squares - 2 * (points[rows] @ points.T)
+            weights = sizes[rows, None] + sizes
+            cost = d2 * (sizes[rows, None] * sizes / np.maximum(weights, _TINY))
+            cost[:, moved] = np.inf
+            cost[np.arange(len(cost)), np.arange(rows.start, rows.stop)] = np.inf
+            partners[rows] = cost.argmin(axis=1)
+            costs[rows] = cost.min(axis=1)
+    costs[moved] = np.inf
+    return costs, partners

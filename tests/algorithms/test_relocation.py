@@ -1,0 +1,279 @@
+"""FastLloyd's default: clipped offsets, a radius from released numbers, and relocation."""
+
+import hashlib
+import itertools
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from sklearn.datasets import make_blobs
+
+from flower_kmeans.algorithms import FastLloydAlgorithm, Question
+from flower_kmeans.algorithms.relocation import Clusters, public_direction, relocated
+from flower_kmeans.domain import Box, GridRecords
+from flower_kmeans.errors import ConfigurationTypeError
+from flower_kmeans.privacy.budget import PrivacyBudget
+
+ONE = 2**16
+BUDGET, OPEN = PrivacyBudget(1.0), PrivacyBudget(None)
+
+
+def box(d):
+    return Box([-1.0] * d, [1.0] * d)
+
+
+def build(k=2, d=2, budget=BUDGET, **options):
+    return FastLloydAlgorithm(k, box(d), budget, **{"n_records": 1000, **options})
+
+
+def statistic(algorithm, centroids, points, radius):
+    question = Question(2, {"centroids": np.array(centroids), "radius": np.array([radius])})
+    records = GridRecords.from_grid(np.array(points), algorithm.fraction_bits)
+    return algorithm.statistic(question, records).blocks
+
+
+def run(algorithm, records):
+    """Run without noise."""
+    grid, state = GridRecords(records, algorithm.domain, 16), algorithm.initial_state()
+    states = [state]
+    for _ in range(algorithm.n_rounds):
+        state = algorithm.update(state, algorithm.statistic(algorithm.question(state), grid))
+        states.append(state)
+    return states
+
+
+def loss(algorithm, state, records):
+    d2 = ((records[:, None] - algorithm.centroids(state)) ** 2).sum(axis=2)
+    return d2.min(axis=1).sum()
+
+
+# ----------------------------------------------------------------- what a record adds
+
+
+@pytest.mark.parametrize(
+    ("q", "d", "radii"), [(3, 2, (1, 2, 5, 11)), (5, 1, (1, 3, 64)), (2, 3, (3, 7))]
+)
+def test_offsets_and_nearness_are_one_unit_together_in_exact_arithmetic(q, d, radii):
+    """All records of small grids. A far record still adds its whole unit along an axis."""
+    algorithm = build(1, d, fraction_bits=q)
+    points = np.array(list(itertools.product(range(-(2**q), 2**q + 1), repeat=d)))
+    largest = 0
+    for radius, centroid in itertools.product(radii, (points[0], points[len(points) // 2 + 1])):
+        for point in points:
+            blocks = statistic(algorithm, [centroid], [point], radius)
+            parts = [*blocks["sums"].ravel().tolist(), *blocks["nearness"].tolist()]
+            norm = sum(part**2 for part in parts)
+            assert norm <= 4**q
+            assert blocks["counts"].tolist() == [2**q]
+            largest = max(largest, norm)
+            if ((point - centroid) ** 2).sum() > radius**2 and np.count_nonzero(
+                point - centroid
+            ) == 1:
+                assert norm == 4**q
+    assert largest == 4**q
+
+
+def test_free_nearness_costs_nothing():
+    """The plan has the noise of sums and counts alone; without the joint bound it would not."""
+    for n_rounds, d in ((2, 3), (5, 16)):
+        plan = build(3, d, n_rounds=n_rounds).plan()
+        for sums, _ in plan.rounds:
+            assert sums.blocks == ("sums", "nearness")
+        spent = sum(release.cost**2 for release in plan.releases)
+        assert math.sqrt(spent) == pytest.approx(plan.mu)
+
+
+def test_far_records_are_clipped_and_near_ones_are_not():
+    algorithm = build(2, 1)
+    centroids, reach = [[-ONE], [-ONE]], ONE // 4
+    near = statistic(algorithm, centroids, [[-ONE + reach // 2]], reach)
+    assert near["sums"].tolist() == [[ONE // 2], [0]]
+    assert near["nearness"].tolist() == [3 * ONE // 4, 0]
+    for far in (reach, reach + 1, 2 * ONE):
+        blocks = statistic(algorithm, centroids, [[-ONE + far]], reach)
+        assert blocks["sums"].tolist() == [[ONE], [0]]
+        assert blocks["counts"].tolist() == [ONE, 0]
+        assert blocks["nearness"].tolist() == [0, 0]
+
+
+# ----------------------------------------------------------------- rounds and radii
+
+
+@pytest.mark.parametrize("d", [2, 16])
+def test_the_radius_follows_the_records(d):
+    """It comes down to about the root mean square of the offsets, and never exceeds alpha's."""
+    rng = np.random.default_rng(0)
+    records = np.clip(rng.normal(0, 0.02, (4000, d)), -1, 1)
+    algorithm = FastLloydAlgorithm(1, box(d), OPEN, n_rounds=6, initial=np.zeros((1, d)))
+    radii = [int(state.arrays["radius"][0]) for state in run(algorithm, records)]
+    assert radii[0] == algorithm.radius_of(1)
+    assert max(radii[1:]) <= algorithm.radius_of(2)
+    spread = math.sqrt((records**2).sum(axis=1).mean())
+    assert 0.8 * spread < radii[-1] / ONE < 1.26 * spread  # what is clipped is left out of it
+
+
+def test_a_radius_of_noise_alone_does_not_vanish():
+    """Where noise says that all records lie on their centroids, the radius keeps its scale."""
+    algorithm = build(4, 2, n_rounds=3)
+    state = algorithm.initial_state()
+    words = np.zeros(algorithm.words(1), dtype=np.int64)
+    places = algorithm.places(1)
+    words[places["counts"]] = 250 * ONE
+    words[places["nearness"]] = 1000 * ONE
+    after = algorithm.update(state, algorithm.unflatten(words, 1))
+    noise = 2 * algorithm.plan().rounds[0][0].noise_multiplier / 1000
+    expected = 1.25 * algorithm.radius_of(1) * math.sqrt(noise)
+    assert after.arrays["radius"][0] == pytest.approx(min(expected, algorithm.radius_of(2)), abs=1)
+
+
+def test_rounds_see_clients_as_records():
+    """N over clip takes the place of N, and the radius the released sizes in place of N."""
+    clients = PrivacyBudget(1.0, 1e-6, "client")
+    alike = build(3, budget=PrivacyBudget(1.0, 1e-6), n_records=100)
+    algorithm = build(3, budget=clients, n_records=1000, n_clients=200, clip=10.0)
+    assert algorithm.n_rounds == alike.n_rounds == 5
+    words = np.zeros(algorithm.words(1), dtype=np.int64)
+    words[algorithm.places(1)["counts"]] = [50 * ONE, 60 * ONE, 90 * ONE]
+    words[algorithm.places(1)["nearness"]] = [45 * ONE, 40 * ONE, 75 * ONE]
+    after = algorithm.update(algorithm.initial_state(), algorithm.unflatten(words, 1))
+    part = max(0.2, math.sqrt(3) * algorithm.plan().rounds[0][0].noise_multiplier * 10 / 200)
+    expected = min(1.25 * algorithm.radius_of(1) * math.sqrt(part), algorithm.radius_of(2))
+    assert after.arrays["radius"][0] == pytest.approx(expected, abs=1)
+
+
+# ----------------------------------------------------------------- who moves
+
+
+def clusters(centroids, sizes, scatter, noise=(1.0, 1.0)):
+    return Clusters(np.array(centroids), np.array(sizes, float), np.array(scatter, float), *noise)
+
+
+def moved(found):
+    """Return the following centroids; directions are those of the first axis."""
+    axis = np.eye(found.centroids.shape[1])[0]
+    return relocated(found, lambda j: axis, lambda points: np.clip(points, -ONE, ONE)).tolist()
+
+
+def test_a_dead_centroid_goes_beside_the_fullest():
+    found = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 1, 100], [0, 0, 0])
+    assert moved(found) == [[0, 0], [300, 0], [0, 3000]]  # a tenth of what lies between 0 and 2
+    alive = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 30, 100], [0, 0, 0])
+    assert moved(alive) == alive.centroids.tolist()
+
+
+def test_dead_centroids_share_the_full_clusters():
+    found = clusters([[0], [500], [900], [5000]], [1000, 0, -3, 960], [0] * 4)
+    after = moved(found)
+    assert after[2] == [50]  # the smallest first, beside 0, before 1 goes beside 3
+    assert after[1] == [5000 + 495]  # the nearest other one is 2, at its new place
+
+
+def test_two_centroids_of_one_cluster_give_one_away():
+    """2 and 3 share a cluster; 0 holds two, so that it has most of the scatter."""
+    centroids = [[0, 0], [9000, 0], [0, 9000], [100, 9000]]
+    found = clusters(centroids, [800, 400, 190, 210], [9e9, 4e6, 1e6, 1e6])
+    after = moved(found)
+    assert after[1] == [9000, 0]
+    assert after[0] == [0, 0]
+    assert after[3] == [53, 9000]  # the mean of both, by records
+    assert after[2] == [900, 0]
+    scattered = clusters(centroids, [800, 400, 190, 210], [5.5e6, 4e6, 1.9e6, 1.9e6])
+    assert moved(scattered) == centroids  # less than merging them would add, or usual
+    noisy = clusters(centroids, [800, 400, 190, 210], [9e9, 4e6, 1e6, 1e6], (1.0, 9e9))
+    assert moved(noisy) == centroids
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_few_centroids_and_no_records(k):
+    nothing = clusters(np.arange(k)[:, None] * 10, [0] * k, [0] * k, (0.0, 0.0))
+    assert np.abs(moved(nothing)).max() <= 10 * k
+
+
+def test_directions_are_public_unit_vectors():
+    for d in (1, 3, 300):
+        vectors = [public_direction(7, 2, j, d) for j in range(20)]
+        np.testing.assert_allclose([np.linalg.norm(v) for v in vectors], 1)
+        np.testing.assert_array_equal(vectors[3], public_direction(7, 2, 3, d))
+        assert len({tuple(v) for v in vectors}) == (2 if d == 1 else 20)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bad_start_is_repaired(seed):
+    """Six clusters. The paper's algorithm ends in a local optimum for most of these seeds."""
+    records, labels = make_blobs(3000, n_features=3, centers=6, cluster_std=0.4, random_state=3)
+    records = records / np.abs(records).max()
+    means = np.array([records[labels == j].mean(axis=0) for j in range(6)])
+    best = ((records - means[labels]) ** 2).sum()
+    algorithm = FastLloydAlgorithm(6, box(3), OPEN, seed=seed)
+    assert algorithm.n_rounds == 8
+    assert loss(algorithm, run(algorithm, records)[-1], records) < 1.05 * best
+
+
+def test_nothing_moves_after_the_last_round():
+    """Sizes and cost are those of the centroids that are released."""
+    algorithm = build(3, 1, n_rounds=2)
+    for t, dead_moves in ((1, True), (2, False)):
+        state = algorithm.initial_state()
+        state = type(state)(t - 1, state.arrays)
+        words = np.zeros(algorithm.words(t), dtype=np.int64)
+        words[algorithm.places(t)["counts"]] = np.array([1000, 0, 500]) * ONE
+        after = algorithm.update(state, algorithm.unflatten(words, t))
+        same = after.arrays["centroids"] == state.arrays["centroids"]
+        assert bool(same[1, 0]) != dead_moves
+
+
+# ----------------------------------------------------------------- the same everywhere
+
+
+def digest():
+    """Return the digest of all states of runs with many noisy words."""
+    found = hashlib.sha256()
+    for k, d, seed in ((3, 2, 7), (40, 7, 1), (17, 65, 2)):
+        algorithm = build(k, d, seed=seed, n_rounds=4, n_records=20_000)
+        state, source = algorithm.initial_state(), np.random.Philox(key=seed)
+        for t in range(1, 5):
+            words = (source.random_raw(algorithm.words(t)) >> np.uint64(40)).astype(np.int64)
+            words[algorithm.places(t)["counts"]] *= 40
+            state = algorithm.update(state, algorithm.unflatten(words, t))
+            for name in sorted(state.arrays):
+                found.update(state.arrays[name].astype("<i8").tobytes())
+    return found.hexdigest()
+
+
+def test_the_integers_of_a_relocated_run_never_change():
+    assert digest() == "cbf17d8be68e79b5326fd77c7328f01d1c25bf94053d0d4df954e805fc1fcfff"
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR AVX2 FMA3 AVX512F"},
+        {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"},
+        {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "2"},
+    ],
+)
+def test_processors_agree(variables):
+    code = "import test_relocation; print(test_relocation.digest())"
+    paths = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == digest()
+
+
+def test_a_document_states_relocation():
+    for relocation in (True, False):
+        config = build(relocation=relocation).to_config()
+        assert config["relocation"] is relocation
+        again = FastLloydAlgorithm.from_config(config, box(2), build().budget)
+        assert again.relocation is relocation
+    with pytest.raises(ConfigurationTypeError, match="relocation must be a bool, got str"):
+        FastLloydAlgorithm.from_config({**config, "relocation": "no"}, box(2), build().budget)
