@@ -53,7 +53,7 @@ from flower_kmeans.federation.questions import (
     read_result,
     require_answerable,
 )
-from flower_kmeans.federation.release import noise_share
+from flower_kmeans.federation.removal import client_noise, part_key
 from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.federation.transcript import (
     Entry,
@@ -70,7 +70,7 @@ from flower_kmeans.privacy.ledger import (
     Limit,
     MemoryChangedError,
 )
-from flower_kmeans.privacy.randomness import Stream, token
+from flower_kmeans.privacy.randomness import token
 from flower_kmeans.secagg import keys, masks
 from flower_kmeans.secagg.ring import from_ring, to_ring
 from flower_kmeans.version import __version__
@@ -442,8 +442,10 @@ class Member:
             self._memory.save(request.doc_hash, life)  # what it learned from the transcript stays
             raise
         self._commit_answer(life, run, request, context, digest)  # before anything is sent
-        given = give(run.document, life, request)
-        return RoundReply(doc_hash=request.doc_hash, ctx=context, words=sent, **given._asdict())
+        document = run.document
+        parts = part_key(document, life.secret, context, 0) if document.levels else None
+        given = give(document, life, request)._asdict()
+        return RoundReply(doc_hash=request.doc_hash, ctx=context, words=sent, parts=parts, **given)
 
     def _commit_answer(
         self, life: Life, run: Run, request: Round, context: bytes, digest: bytes
@@ -522,10 +524,7 @@ class Member:
         grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
         statistic = algorithm.flatten(algorithm.answer(question, grid), question.round)
         if document.trust == "distributed-noise":
-            stream = Stream.from_key(masks.noise_key(life.secret, context))
-            statistic = statistic + noise_share(
-                algorithm, run.plan, question, document.shares, stream
-            )
+            statistic = statistic + client_noise(run, question, life.secret, context)
         return np.append(statistic, np.int64(1))
 
     # ------------------------------------------------------------------ opening and delivery
