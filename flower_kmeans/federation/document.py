@@ -14,6 +14,7 @@ from typing import Any
 
 from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.federation.cohort import MAX_MEMBERS
 
 PROTOCOL = "flower-kmeans/1"
 NONE = "none"
@@ -229,7 +230,7 @@ def _require_levels(levels: Any, above: int, most: int) -> None:
         or len(levels) > most
         or any(type(level) is not int for level in levels)
         or any(b <= a for a, b in pairwise((above, *levels)))
-        or any(level >= 2**32 for level in levels)
+        or any(level > MAX_MEMBERS for level in levels)
     ):
         raise ConfigurationError(
             f"Expected levels to be at most {most} ascending integers above {above}. "

@@ -442,9 +442,9 @@ class Member:
             self._memory.save(request.doc_hash, life)  # what it learned from the transcript stays
             raise
         self._commit_answer(life, run, request, context, digest)  # before anything is sent
-        document = run.document
-        parts = part_key(document, life.secret, context, 0) if document.levels else None
-        given = give(document, life, request)._asdict()
+        n_levels = len(run.document.levels)
+        parts = part_key(life.secret, context, n_levels, 0) if n_levels else None
+        given = give(run.document, life, request)._asdict()
         return RoundReply(doc_hash=request.doc_hash, ctx=context, words=sent, parts=parts, **given)
 
     def _commit_answer(

@@ -114,7 +114,7 @@ def _beyond_the_plan(document: RunDocument, life: Life) -> bytes | None:
     n_parts = reached(document, int(np.count_nonzero(survivors)))
     if not n_parts or not survivors[life.index]:
         return None
-    return part_key(document, life.secret, life.last_context, n_parts)
+    return part_key(life.secret, life.last_context, len(document.levels), n_parts)
 
 
 def _key_seal(secret: bytes, head: bytes, index: int) -> Words:

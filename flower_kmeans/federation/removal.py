@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm, Question
+from flower_kmeans.federation.cohort import MAX_MEMBERS
 from flower_kmeans.federation.document import MAX_LEVELS, RunDocument
 from flower_kmeans.federation.release import noise_part, noise_share
 from flower_kmeans.federation.run import Run
@@ -42,10 +43,10 @@ def levels_up_to(shares: int, most: int) -> tuple[int, ...]:
     -------
     tuple of int
         At most `MAX_LEVELS` numbers above ``shares``, ascending, the last of them ``most``, in
-        steps of one ratio: if n honest clients answer, the noise that is left exceeds the plan by
-        the root of that ratio at most.
+        steps of about one ratio: the noise that honest clients leave exceeds the plan by about the
+        root of that ratio at most, and by nothing if all of them answer.
     """
-    ratio = max(most, shares) / shares
+    ratio = max(min(most, MAX_MEMBERS), shares) / shares
     steps = (round(shares * ratio ** (i / MAX_LEVELS)) for i in range(1, MAX_LEVELS + 1))
     return tuple(sorted({step for step in steps if step > shares}))
 
@@ -116,14 +117,17 @@ def client_noise(run: Run, question: Question, secret: bytes, context: bytes) ->
     noise = noise_share(run.algorithm, run.plan, question, numbers[-1], stream)
     if document.levels:
         n_parts = len(document.levels)
-        key = part_key(document, secret, context, n_parts)
+        key = part_key(secret, context, n_parts, n_parts)
         noise += removable_noise(run, question, context, numbers, key, n_parts)
     return noise
 
 
-def part_key(document: RunDocument, secret: bytes, context: bytes, n_parts: int) -> bytes:
-    """Return the key of the first ``n_parts`` parts; of none it is the commitment to all."""
-    return _below(kdf(secret, context, b"noise parts"), len(document.levels) - n_parts)
+def part_key(secret: bytes, context: bytes, n_levels: int, n_parts: int) -> bytes:
+    """Return the key of the first ``n_parts`` parts of ``n_levels``.
+
+    The key of no part is the commitment to the keys of all.
+    """
+    return _below(kdf(secret, context, b"noise parts"), n_levels - n_parts)
 
 
 def _below(key: bytes, n_steps: int) -> bytes:
