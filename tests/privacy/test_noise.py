@@ -230,6 +230,7 @@ def test_what_is_left_of_a_share_is_never_narrower_than_planned(numbers, seed):
     """In exact arithmetic, for every number of parts that are removed; and hardly wider."""
     units = 10 ** np.random.default_rng(seed).uniform(-3, 12, 200)
     scale = [Fraction(GAUSSIAN.noise_multiplier) * Fraction(unit) for unit in units]
+    whole = [Fraction(x) * (1 + Fraction(1, 10**11)) for x in share_variance(GAUSSIAN, units, 1)]
     base = [Fraction(x) for x in share_variance(GAUSSIAN, units, numbers[-1])]
     parts = [
         [Fraction(x) for x in part_variance(GAUSSIAN, units, fewer, more)]
@@ -238,7 +239,8 @@ def test_what_is_left_of_a_share_is_never_narrower_than_planned(numbers, seed):
     for removed, number in enumerate(numbers):
         left = [sum(kept) for kept in zip(base, *parts[removed:], strict=True)]
         ratios = [kept * number / (std * std) for kept, std in zip(left, scale, strict=True)]
-        assert all(1 <= ratio <= 1 + Fraction(1, 10**11) for ratio in ratios)
+        assert all(ratio >= 1 for ratio in ratios)
+        assert all(kept * number <= most for kept, most in zip(left, whole, strict=True))
 
 
 def test_a_share_in_parts_has_the_law_of_a_share():
