@@ -34,7 +34,7 @@ from flower_kmeans.federation.document import MAX_LEVELS, RunDocument
 from flower_kmeans.federation.enrolment import MALFORMED
 from flower_kmeans.federation.messages import Open, OpenReply, RoundReply
 from flower_kmeans.federation.opening import Opening
-from flower_kmeans.federation.release import noise_share
+from flower_kmeans.federation.release import noise_part, noise_share
 from flower_kmeans.federation.removal import (
     client_noise,
     is_committed,
@@ -337,6 +337,17 @@ def test_a_key_gives_those_below_and_none_above():
         assert is_committed(key, n, keys[0])
         assert not any(is_committed(key, other, keys[0]) for other in range(5) if other != n)
     assert part_key(secret, bytes(32), 4, 4) != keys[4] != part_key(b"1" * 32, context, 4, 4)
+
+
+def test_a_share_is_made_as_the_protocol_says():
+    """A base under the life's key, and parts under keys of a chain, all bound to the context."""
+    run, secret, context = run_of(), bytes(range(32)), b"c" * 32
+    given = run.algorithm, run.plan, FIRST
+    expected = noise_share(*given, 5, Stream.from_key(noise_key(secret, context)))
+    for n, (fewer, more) in enumerate(itertools.pairwise((1, *LEVELS)), 1):
+        key = part_key(secret, context, len(LEVELS), n)
+        expected += noise_part(*given, fewer, more, Stream.from_key(noise_key(key, context)))
+    np.testing.assert_array_equal(client_noise(run, FIRST, secret, context), expected)
 
 
 @pytest.mark.parametrize("keys", ["relayed", "file", "roster"])

@@ -230,16 +230,18 @@ def test_what_is_left_of_a_share_is_never_narrower_than_planned(numbers, seed):
     """In exact arithmetic, for every number of parts that are removed; and hardly wider."""
     units = 10 ** np.random.default_rng(seed).uniform(-3, 12, 200)
     scale = [Fraction(GAUSSIAN.noise_multiplier) * Fraction(unit) for unit in units]
-    whole = [Fraction(x) * (1 + Fraction(1, 10**11)) for x in share_variance(GAUSSIAN, units, 1)]
-    base = [Fraction(x) for x in share_variance(GAUSSIAN, units, numbers[-1])]
+    made = {number: share_variance(GAUSSIAN, units, number) for number in (1, *numbers)}
+    assert all(x >= std * std for x, std in zip(map(Fraction, made[1]), scale, strict=True))
+    whole = [Fraction(x) * (1 + Fraction(1, 10**11)) for x in made[1]]
+    base = [Fraction(x) for x in made[numbers[-1]]]
     parts = [
         [Fraction(x) for x in part_variance(GAUSSIAN, units, fewer, more)]
         for fewer, more in itertools.pairwise(numbers)
     ]
     for removed, number in enumerate(numbers):
         left = [sum(kept) for kept in zip(base, *parts[removed:], strict=True)]
-        ratios = [kept * number / (std * std) for kept, std in zip(left, scale, strict=True)]
-        assert all(ratio >= 1 for ratio in ratios)
+        assert all(kept >= Fraction(x) for kept, x in zip(left, made[number], strict=True))
+        assert all(x * number >= std * std for x, std in zip(left, scale, strict=True))
         assert all(kept * number <= most for kept, most in zip(left, whole, strict=True))
 
 
