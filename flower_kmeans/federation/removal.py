@@ -21,8 +21,8 @@ from flower_kmeans.federation.run import Run
 from flower_kmeans.privacy.noise import MIN_SHARE_STD, part_variance, share_variance
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.secagg import masks
 from flower_kmeans.secagg.hashing import H, kdf
-from flower_kmeans.secagg.masks import noise_key
 
 KEY_BYTES = 32
 
@@ -113,7 +113,7 @@ def client_noise(run: Run, question: Question, secret: bytes, context: bytes) ->
     """
     document = run.document
     numbers = usable(run.algorithm, run.plan, question, document)
-    stream = Stream.from_key(noise_key(secret, context))
+    stream = Stream.from_key(masks.noise_key(secret, context))
     noise = noise_share(run.algorithm, run.plan, question, numbers[-1], stream)
     if document.levels:
         n_parts = len(document.levels)
@@ -168,7 +168,7 @@ def removable_noise(
     for level in reversed(run.document.levels[:n_parts]):
         if level in numbers:
             fewer = numbers[numbers.index(level) - 1]
-            stream = Stream.from_key(noise_key(key, context))
+            stream = Stream.from_key(masks.noise_key(key, context))
             noise += noise_part(run.algorithm, run.plan, question, fewer, level, stream)
         key = _below(key, 1)
     return noise
