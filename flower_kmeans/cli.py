@@ -359,7 +359,8 @@ def plan(
         if chosen.clip is not None:
             facts.append(("clip", clip_text(chosen.clip, chosen.clips)))
         if chosen.plan.is_private:
-            facts.append(("noise factor", f"{chosen.noise_factor:.4g}"))
+            factor = output.noise_text(chosen.noise_factor, chosen.added_noise_factor)
+            facts.append(("noise factor", factor))
         output.print_plan(plain_console(), chosen.plan, size_noise=_size_noise(chosen), facts=facts)
 
 

@@ -221,7 +221,14 @@ def _guarantee(report: Report) -> Iterator[tuple[str, str]]:
         + f", at least {report.min_clients} behind a sum",
     )
     if report.epsilon is not None:
-        yield "noise", f"{report.noise_factor:.4g} times the planned standard deviation"
+        factor = noise_text(report.noise_factor, report.added_noise_factor)
+        yield "noise", f"{factor} times the planned standard deviation"
+
+
+def noise_text(noise_factor: float, added: float) -> str:
+    """Return a noise factor, and what it was before noise beyond the plan was removed."""
+    factor, before = f"{noise_factor:.4g}", f"{added:.4g}"
+    return factor if factor == before else f"{factor} ({before} before removal)"
 
 
 def _swatch(centroid: NDArray[np.float64]) -> Text:

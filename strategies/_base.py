@@ -28,6 +28,7 @@ from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunEr
 from flower_kmeans.federation.coordinator import Coordinator
 from flower_kmeans.federation.document import KEYS, MASKED_TRUSTS, NONE, OPENINGS, RunDocument
 from flower_kmeans.federation.release import check_shares, sampler_of
+from flower_kmeans.federation.removal import levels_up_to
 from flower_kmeans.federation.run import Run, server_asks
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
@@ -224,7 +225,7 @@ class KMeansStrategy(Strategy):
         document = self._document()  # fails now if its parameters do not fit each other
         if self.trust == "distributed-noise":
             check_shares(self.algorithm, self.plan, document.shares)
-            self.algorithm.require_capacity(self.noise_factor)
+            self.algorithm.require_capacity(self.added_noise_factor)
         self._timeout = _DEFAULT_TIMEOUT
         self._own_start = False
         self._conversation: Conversation | None = None
@@ -321,6 +322,7 @@ class KMeansStrategy(Strategy):
             max_attempts=self.max_attempts,
             colluders=self.colluders,
             share_variance=f"1/{self.min_clients - self.colluders}" if shared else NONE,
+            levels=self._levels,
             sampler=sampler_of(self.plan, shared),
         )
 
@@ -516,11 +518,29 @@ class KMeansStrategy(Strategy):
         """By how much the noise will exceed the planned one if all clients answer every round.
 
         Above 1 only under distributed noise, where ``n_clients`` (or, if it was not given,
-        ``min_clients``) add a share (docs/guarantees.md, "Distributed noise").
+        ``min_clients``) add a share. Where the server computes the questions, what is beyond the
+        plan is removed but for the shares of ``colluders`` (docs/guarantees.md, "Distributed
+        noise").
         """
+        if not self._levels:
+            return self.added_noise_factor
+        return math.sqrt((self.n_clients or self.min_clients) / self._levels[-1])
+
+    @property
+    def added_noise_factor(self) -> float:
+        """The same of the noise that clients add, before what is beyond the plan is removed."""
         if self.trust != "distributed-noise":
             return 1.0
         return math.sqrt((self.n_clients or self.min_clients) / (self.min_clients - self.colluders))
+
+    @property
+    def _levels(self) -> tuple[int, ...]:
+        """For how many honest answers noise beyond the plan is removed."""
+        # Clients that compute the questions need the sum at once, and cannot wait for keys.
+        if self.trust != "distributed-noise" or not self._server_asks:
+            return ()
+        clients, shares = self.n_clients or self.min_clients, self.min_clients - self.colluders
+        return levels_up_to(shares, clients - self.colluders) if shares > 0 else ()
 
     @property
     def report(self) -> Report:
@@ -618,6 +638,7 @@ class KMeansStrategy(Strategy):
             min_clients=self.min_clients,
             colluders=self.colluders,
             max_attempts=self.max_attempts,
+            levels=document.levels,
             sampler=document.sampler,
             epsilon_slack=run.slack,
             dropped=run.dropped,
@@ -668,13 +689,13 @@ class KMeansStrategy(Strategy):
         report = self.report
         report.seconds = time.monotonic() - self._started
         self._take_notes()
-        last = 1.0
+        run = self._run_state
         if self.trust == "distributed-noise":
             shares = self.min_clients - self.colluders
-            report.noise_factor = math.sqrt(max(report.answers) / shares)
-            last = math.sqrt(report.answers[-1] / shares)
-        run = self._run_state
+            report.added_noise_factor = math.sqrt(max(report.answers) / shares)
+            report.noise_factor = max(run.noise_factors, default=report.added_noise_factor)
         if run.n_opened == self.algorithm.n_rounds:
+            last = run.noise_factors[-1] if run.noise_factors else 1.0
             report.cost = self.algorithm.cost_estimate(run.state, last)
 
     def _take_notes(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.federation.cohort import Tree, commitment, data_digest, leaf, root_from
+from flower_kmeans.federation.removal import is_committed, part_key
 from flower_kmeans.federation.transcript import (
     EMPTY_QUESTION_HASH,
     Entry,
@@ -19,6 +20,7 @@ from flower_kmeans.federation.transcript import (
     pack_words,
     question_hash,
     round_context,
+    unpack_words,
 )
 from flower_kmeans.secagg import keys, masks, sharing
 
@@ -90,6 +92,21 @@ def test_noise_key():
     key = masks.noise_key(bytes.fromhex(VECTORS["life"]["z"]), CONTEXT)
     assert key.hex() == noise["key"]
     assert pack_words(masks.words(key, 0, 4)).hex() == noise["first_32_bytes"]
+
+
+def test_keys_of_parts_of_the_noise():
+    vector = VECTORS["noise_parts"]
+    z, n = bytes.fromhex(VECTORS["life"]["z"]), vector["n_levels"]
+    made = [part_key(z, CONTEXT, n, i) for i in range(n + 1)]
+    assert [key.hex() for key in made] == vector["keys"]
+    assert [masks.noise_key(key, CONTEXT).hex() for key in made[1:]] == vector["stream_keys"]
+    assert all(is_committed(key, i, made[0]) for i, key in enumerate(made))
+    sealed = vector["sealed"]
+    opening = VECTORS["openings"][sealed["opening"]]
+    secret, head = bytes.fromhex(opening["secret"]), bytes.fromhex(opening["h1"])
+    stream = sharing.open_stream(secret, head, 4, sealed["index"] + 1)
+    key = made[sealed["n_parts"]]
+    assert pack_words(unpack_words(key) + stream).hex() == sealed["key"]
 
 
 def test_streams_and_masks():

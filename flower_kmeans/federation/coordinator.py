@@ -5,6 +5,7 @@ replies as they arrive, and closes rounds. Under an oblivious server it holds ma
 own noise, nothing else. Where clients do not compute the questions themselves, it sends them.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from flower_kmeans.federation.messages import Finish, Open, OpenReply, Round, Ro
 from flower_kmeans.federation.opening import N_OPENERS, Opening
 from flower_kmeans.federation.questions import Asked, ask, tell
 from flower_kmeans.federation.release import server_noise, sharing_slack
+from flower_kmeans.federation.removal import reached, remove
 from flower_kmeans.federation.transcript import (
     Entry,
     first_hash,
@@ -50,6 +52,7 @@ class _OpenRound:
     root: bytes
     sum: Words
     survivors: NDArray[np.bool_]
+    parts: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,15 +84,19 @@ class Coordinator(Enrolment):
     slack : float
         By how much epsilon may exceed the plan's where clients add the noise
         (`release.sharing_slack`): as planned, and what the questions asked so far add to it.
+    noise_factors : list of float
+        Where clients add the noise: its standard deviation in the sum of each round that is open
+        over the planned one, after what is beyond the plan was removed.
     """
 
     seed: int = 0
     closed: list[_ClosedRound] = field(default_factory=list)
     slack: float = field(default=0.0, init=False)
+    noise_factors: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._chain = first_hash(self._doc_hash)
+        self._chain, self._context = first_hash(self._doc_hash), b""
         self._open: _OpenRound | None = None
         self._asked_last: Asked | None = None
         if self._document.trust == "distributed-noise":
@@ -166,12 +173,17 @@ class Coordinator(Enrolment):
         if len(reply.words) != 8 * len(now.sum):
             self.note(node_id, now.t, MALFORMED)
             return
+        if (reply.parts is None) == bool(self._document.levels):
+            self.note(node_id, now.t, MALFORMED)
+            return
         words = unpack_words(reply.words)
         if not self._document.is_masked and int(words[-1]) != 1:
             self.note(node_id, now.t, MALFORMED)  # no client could open a sum with these in it
             return
         now.sum += words  # modulo 2^64
         now.survivors[index] = True
+        if reply.parts is not None:
+            now.parts[index] = reply.parts
         self.seats[index].followed = now.t - 1
         self._take_given(index, reply)
 
@@ -198,10 +210,11 @@ class Coordinator(Enrolment):
             now.survivors,
             total,
         )
-        self._chain = next_hash(self._chain, now.context, entry)
+        self._chain, self._context = next_hash(self._chain, now.context, entry), now.context
         self.closed.append(_ClosedRound(entry))
         if self._document.opening != NONE:
-            self._opening = Opening(entry, self._chain, self._document.opens_by_quorum)
+            by_quorum = self._document.opens_by_quorum
+            self._opening = Opening(entry, self._chain, by_quorum, now.parts)
         self.note_dropped(now.t, self.missing())
         self._open = None
         if not self._document.is_masked:
@@ -327,7 +340,7 @@ class Coordinator(Enrolment):
 
     def _take_given(self, index: int, reply: RoundReply | OpenReply) -> None:
         if self._opening is not None and reply.share_t == self.head == self.unopened:
-            self._opening.take(index, reply.share, reply.correction)
+            self._opening.take(index, reply.share, reply.correction, reply.part_key)
 
     def try_open(self) -> None:
         """Open the last sum if what members gave suffices; call it at the end of a hop.
@@ -342,10 +355,23 @@ class Coordinator(Enrolment):
             return
         opened = opening.open()
         if opened is not None:
+            opened = opened - self._beyond_the_plan(opening)
             for index in sorted(opening.false):
                 self.note(self.seats[index].node_id, self.head, FALSE)
             self._opening = None
             self._record_opened(self.head, opened)
+
+    def _beyond_the_plan(self, opening: Opening) -> Words:
+        """Return the words of the noise to remove from the sum that is open now."""
+        entry, document = opening.entry, self._document
+        n_survivors, asked = entry.n_survivors, self._asked_last
+        if asked is None or not document.levels:  # clients ask, and go on from the sum as it is
+            self.noise_factors.append(math.sqrt(n_survivors / document.shares))
+            return np.zeros_like(entry.words)
+        keys = opening.keys_of(reached(document, n_survivors))
+        noise, factor = remove(self.run, asked.question, self._context, n_survivors, keys)
+        self.noise_factors.append(factor)
+        return to_ring(np.append(noise, np.int64(0)))
 
     def not_opened(self) -> RunError:
         """Return the error that ends a run whose last sum the server could not open."""

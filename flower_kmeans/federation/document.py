@@ -9,10 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.federation.cohort import MAX_MEMBERS
 
 PROTOCOL = "flower-kmeans/1"
 NONE = "none"
@@ -22,6 +24,7 @@ MASKED_TRUSTS = ("oblivious-server", "distributed-noise")
 KEYS = ("file", "roster", "relayed")
 OPENINGS = ("deferred", "immediate", "simple")
 
+MAX_LEVELS = 4
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 2**31 - 1
 _MAX_WORDS = 2**31 - 1
@@ -66,6 +69,10 @@ class RunDocument:
     share_variance : str, default: "none"
         "distributed-noise" only: variance of a client's noise share in units of the plan's, always
         ``f"1/{min_clients - colluders}"``. Otherwise "none".
+    levels : tuple of int, default: ()
+        "distributed-noise" with questions of the server's: numbers of honest answers, ascending
+        from above ``min_clients - colluders``, at each of which one more part of every share of
+        the noise is removed. At most 4.
     sampler : str, default: "none"
         Name and version of the noise sampler; "none" in a run without noise.
 
@@ -88,6 +95,7 @@ class RunDocument:
     max_attempts: int
     colluders: int = 0
     share_variance: str = NONE
+    levels: tuple[int, ...] = ()
     sampler: str = NONE
 
     def __post_init__(self) -> None:
@@ -123,6 +131,7 @@ class RunDocument:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         if isinstance(self.words, tuple):
             values["words"] = list(self.words)
+        values["levels"] = list(self.levels)
         try:
             return canonical_bytes({"protocol": PROTOCOL, **values})
         except MessageError as error:
@@ -175,6 +184,7 @@ class RunDocument:
         if self.trust != "distributed-noise":
             _require_integer("colluders", self.colluders, 0, 0)
             _require_choice("share_variance", self.share_variance, (NONE,))
+            _require_levels(self.levels, 0, 0)
             return
         if self.min_clients < 2:
             raise ConfigurationError(
@@ -183,6 +193,7 @@ class RunDocument:
             )
         _require_integer("colluders", self.colluders, 1, self.min_clients - 1)
         _require_choice("share_variance", self.share_variance, (f"1/{self.shares}",))
+        _require_levels(self.levels, self.shares, MAX_LEVELS)
         if self.sampler == NONE:
             raise ConfigurationError(
                 'Expected sampler to name a sampler under trust="distributed-noise".'
@@ -202,6 +213,8 @@ def _parse(data: bytes) -> RunDocument:
         raise MessageError("The run document lacks a field, or has one that is not known.")
     if isinstance(values["words"], list):
         values["words"] = tuple(values["words"])
+    if isinstance(values["levels"], list):
+        values["levels"] = tuple(values["levels"])
     try:
         document = RunDocument(**values)
     except ConfigurationError:
@@ -209,6 +222,20 @@ def _parse(data: bytes) -> RunDocument:
     if document.data != data:  # the protocol's name was missing
         raise MessageError("The run document is not complete.")
     return document
+
+
+def _require_levels(levels: Any, above: int, most: int) -> None:
+    if (
+        not isinstance(levels, tuple)
+        or len(levels) > most
+        or any(type(level) is not int for level in levels)
+        or any(b <= a for a, b in pairwise((above, *levels)))
+        or any(level > MAX_MEMBERS for level in levels)
+    ):
+        raise ConfigurationError(
+            f"Expected levels to be at most {most} ascending integers above {above}. "
+            f"Got {levels!r} instead."
+        )
 
 
 def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

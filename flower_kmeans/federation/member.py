@@ -54,7 +54,7 @@ from flower_kmeans.federation.questions import (
     read_result,
     require_answerable,
 )
-from flower_kmeans.federation.release import noise_share
+from flower_kmeans.federation.removal import client_noise, part_key
 from flower_kmeans.federation.replay import updated
 from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.federation.transcript import (
@@ -72,7 +72,7 @@ from flower_kmeans.privacy.ledger import (
     Limit,
     MemoryChangedError,
 )
-from flower_kmeans.privacy.randomness import Stream, token
+from flower_kmeans.privacy.randomness import token
 from flower_kmeans.secagg import keys, masks
 from flower_kmeans.secagg.ring import from_ring, to_ring
 from flower_kmeans.version import __version__
@@ -444,8 +444,10 @@ class Member:
             self._memory.save(request.doc_hash, life)  # what it learned from the transcript stays
             raise
         self._commit_answer(life, run, request, context, digest)  # before anything is sent
-        given = give(run.document, life, request)
-        return RoundReply(doc_hash=request.doc_hash, ctx=context, words=sent, **given._asdict())
+        n_levels = len(run.document.levels)
+        parts = part_key(life.secret, context, n_levels, 0) if n_levels else None
+        given = give(run.document, life, request)._asdict()
+        return RoundReply(doc_hash=request.doc_hash, ctx=context, words=sent, parts=parts, **given)
 
     def _commit_answer(
         self, life: Life, run: Run, request: Round, context: bytes, digest: bytes
@@ -524,10 +526,7 @@ class Member:
         grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
         statistic = algorithm.flatten(algorithm.answer(question, grid), question.round)
         if document.trust == "distributed-noise":
-            stream = Stream.from_key(masks.noise_key(life.secret, context))
-            statistic = statistic + noise_share(
-                algorithm, run.plan, question, document.shares, stream
-            )
+            statistic = statistic + client_noise(run, question, life.secret, context)
         return np.append(statistic, np.int64(1))
 
     # ------------------------------------------------------------------ opening and delivery

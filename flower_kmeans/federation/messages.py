@@ -295,6 +295,9 @@ class _GivingReply(_Reply):
         The client's share of the sum's secret, 32 bytes; absent under simple opening.
     correction : bytes, optional
         Sum of the survivors' masks, 8 bytes per word; sealed unless opening is simple.
+    part_key : bytes, optional
+        Key of the parts of the client's noise that are beyond the plan, 32 bytes; sealed unless
+        opening is simple.
     """
 
     CHECKS: ClassVar[Mapping[str, Check]] = {
@@ -302,15 +305,17 @@ class _GivingReply(_Reply):
         "share_t": _u32,
         "share": sized(SHARE_BYTES),
         "correction": is_words,
+        "part_key": _digest,
     }
 
     doc_hash: bytes
     share_t: int | None = None
     share: bytes | None = None
     correction: bytes | None = None
+    part_key: bytes | None = None
 
     def _is_consistent(self) -> bool:
-        return (self.share_t is None) == (self.share is None and self.correction is None)
+        return (self.share_t is None) == (self.share is self.correction is self.part_key is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,6 +328,8 @@ class RoundReply(_GivingReply):
         Context of the round and attempt, 32 bytes.
     words : bytes
         The vector, masked where the trust model masks: 8 bytes per word, little-endian.
+    parts : bytes, optional
+        Commitment to the keys of the removable parts of its noise, 32 bytes, where there are any.
     """
 
     KIND = "round"
@@ -330,10 +337,12 @@ class RoundReply(_GivingReply):
         **_GivingReply.CHECKS,
         "ctx": _digest,
         "words": is_words,
+        "parts": _digest,
     }
 
     ctx: bytes
     words: bytes
+    parts: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

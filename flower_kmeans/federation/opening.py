@@ -3,7 +3,8 @@
 A member that answered the sum's context gives its share of the sum's secret and, if it is asked,
 the correction: the sum of the survivors' masks, sealed under that secret. The server opens the sum
 with the shares of a quorum and one correction; the checksum word tells it whether it has. Under
-simple opening corrections are bare and there are no shares.
+simple opening corrections are bare and there are no shares. The keys of parts of the noise beyond
+the plan (removal.py) travel and are sealed like corrections.
 """
 
 import itertools
@@ -19,6 +20,7 @@ from flower_kmeans.errors import RunError
 from flower_kmeans.federation.document import NONE, RunDocument
 from flower_kmeans.federation.life import Life
 from flower_kmeans.federation.messages import Finish, Open, Round
+from flower_kmeans.federation.removal import KEY_BYTES, is_committed, part_key, reached
 from flower_kmeans.federation.transcript import (
     Entry,
     pack_words,
@@ -43,6 +45,7 @@ class Given(NamedTuple):
     share_t: int | None = None
     share: bytes | None = None
     correction: bytes | None = None
+    part_key: bytes | None = None
 
 
 # --------------------------------------------------------------------------- the client's side
@@ -83,17 +86,40 @@ def give(document: RunDocument, life: Life, request: Round | Open | Finish) -> G
     correction: Words | None = None
     if request.want_correction:
         survivors = unpack_survivors(life.last_survivors, life.last_m)
-        key = masks.mask_key(life.group_key, life.last_context)
-        correction = masks.correction(key, survivors, document.words_of(life.head))
+        mask_key = masks.mask_key(life.group_key, life.last_context)
+        correction = masks.correction(mask_key, survivors, document.words_of(life.head))
+    key = _beyond_the_plan(document, life)
     if not document.opens_by_quorum:
-        return Given() if correction is None else Given(life.head, None, pack_words(correction))
+        if correction is None:
+            return Given()
+        return Given(life.head, None, pack_words(correction), key)
     coefficients = sharing.polynomial(life.group_key, life.chain, life.last_m)
-    share = sharing.share_of(coefficients, life.index)
-    if correction is None:
-        return Given(life.head, share)
     secret = sharing.secret_of(coefficients)
-    sealed = correction + sharing.open_stream(secret, life.chain, len(correction))
-    return Given(life.head, share, pack_words(sealed))
+    sealed: bytes | None = None
+    if correction is not None:
+        stream = sharing.open_stream(secret, life.chain, len(correction))
+        sealed = pack_words(correction + stream)
+    if key is not None:
+        key = pack_words(unpack_words(key) + _key_seal(secret, life.chain, life.index))
+    return Given(life.head, sharing.share_of(coefficients, life.index), sealed, key)
+
+
+def _beyond_the_plan(document: RunDocument, life: Life) -> bytes | None:
+    """Return the key of a life's parts of the noise that the sum at its head needs no more.
+
+    The number of survivors is what the checksum word confirmed when the entry was accepted. A life
+    accepts one entry of a round, so it gives one key of a context at most.
+    """
+    survivors = unpack_survivors(life.last_survivors, life.last_m)
+    n_parts = reached(document, int(np.count_nonzero(survivors)))
+    if not n_parts or not survivors[life.index]:
+        return None
+    return part_key(life.secret, life.last_context, len(document.levels), n_parts)
+
+
+def _key_seal(secret: bytes, head: bytes, index: int) -> Words:
+    """Return the words that seal a member's key of the parts of its noise."""
+    return sharing.open_stream(secret, head, KEY_BYTES // 8, index + 1)
 
 
 # --------------------------------------------------------------------------- the server's side
@@ -111,18 +137,24 @@ class Opening:
         Transcript hash h_t of the entry.
     by_quorum : bool
         Whether it takes a quorum of shares, and corrections are sealed.
-    shares, corrections : dict of int to bytes
+    commitments : dict of int to bytes
+        What members sent with their answers in the sum, by their places: commitments to the keys
+        of the parts of their noise.
+    shares, corrections, part_keys : dict of int to bytes
         By the members' places; the first of each counts.
     false : set of int
-        Members that are known to have sent a false share or correction.
+        Members that are known to have sent a false share, correction or key.
     """
 
     entry: Entry
     head: bytes
     by_quorum: bool
+    commitments: dict[int, bytes] = field(default_factory=dict)
     shares: dict[int, bytes] = field(default_factory=dict)
     corrections: dict[int, bytes] = field(default_factory=dict)
+    part_keys: dict[int, bytes] = field(default_factory=dict)
     false: set[int] = field(default_factory=set)
+    _secret: bytes = b""
     _asked: set[int] = field(default_factory=set)
 
     @property
@@ -144,12 +176,20 @@ class Opening:
         self._asked.update(chosen)
         return set(chosen)
 
-    def take(self, index: int, share: bytes | None, correction: bytes | None) -> None:
+    def take(
+        self,
+        index: int,
+        share: bytes | None,
+        correction: bytes | None,
+        part_key: bytes | None = None,
+    ) -> None:
         """Keep what a member sent; whether it is right shows when the sum is opened."""
         if index >= self.entry.m:
             return  # it came later than this context, which it cannot have answered
         if share is not None and self.by_quorum:
             self.shares.setdefault(index, share)
+        if part_key is not None and index in self.commitments:
+            self.part_keys.setdefault(index, part_key)
         if correction is None:
             return
         if len(correction) == 8 * len(self.entry.words):
@@ -180,6 +220,7 @@ class Opening:
             found = sharing.Interpolation({i: self.shares[i] for i in places})
             if opened is None:
                 opened, secret = self._unsealed(found.secret), found.secret
+                self._secret = secret
             if opened is None or found.secret != secret:
                 continue
             rest = self.shares.keys() - set(places)
@@ -188,6 +229,21 @@ class Opening:
                 self.false.update(false)
                 break
         return opened
+
+    def keys_of(self, n_parts: int) -> dict[int, bytes]:
+        """Return the keys of so many parts of the noise that are those of their commitments.
+
+        Call it when the sum is open. Who sent another key is among the `false`.
+        """
+        keys = {}
+        for index, key in self.part_keys.items():
+            if self.by_quorum:
+                key = pack_words(unpack_words(key) - _key_seal(self._secret, self.head, index))
+            if is_committed(key, n_parts, self.commitments[index]):
+                keys[index] = key
+            else:
+                self.false.add(index)
+        return keys
 
     def _names(self, n_false: int) -> bool:
         """Return whether shares that do not fit a polynomial with the right secret are false.

@@ -86,6 +86,9 @@ def open_run(data: bytes) -> Run:
         raise UnacceptableRunError(
             "The server computes the questions of the run, so it needs each sum before the next."
         )
+    if document.levels and not asked:
+        # Clients would go on from the sum as it was announced, the server from another one.
+        raise UnacceptableRunError("Noise is removed only where the server asks the questions.")
     if not fits or (document.trust == "plain") == plan.is_private:
         raise UnacceptableRunError("The sizes or the trust of the run do not fit its parameters.")
     return Run(document, algorithm, plan)

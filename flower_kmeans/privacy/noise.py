@@ -272,10 +272,8 @@ def draw_share(release: Release, units: _Floats, shares: int, stream: Stream) ->
         raise ConfigurationError(
             f"The 'shares' parameter must be a positive integer. Got {shares!r} instead."
         )
-    scale = _checked("std", _scale(release, units))
-    # A coordinate of unit 0 is one that no record can change: it needs no noise.
-    variance = np.where(scale > 0, _upwards(_upwards(scale * scale) / shares), 0.0)
-    narrow = variance[(scale > 0) & (variance < MIN_SHARE_STD**2)]
+    variance = share_variance(release, units, shares)
+    narrow = variance[(variance > 0) & (variance < MIN_SHARE_STD**2)]
     if narrow.size:
         raise ConfigurationError(
             f"The standard deviation of a noise share must be at least {MIN_SHARE_STD:g} grid "
@@ -283,6 +281,52 @@ def draw_share(release: Release, units: _Floats, shares: int, stream: Stream) ->
             f"{shares} shares; take more fraction_bits, fewer clients, or a smaller epsilon."
         )
     return discrete_gaussian(variance, stream)
+
+
+def share_variance(release: Release, units: _Floats, shares: int) -> _Floats:
+    """Return the variances of one of so many noise shares, never rounded down.
+
+    Returns
+    -------
+    ndarray of shape (m,), float64
+        In squared grid units. 0 for a coordinate of unit 0: no record can change it, so it needs
+        no noise.
+    """
+    scale = _checked("std", _scale(release, units))
+    return np.where(scale > 0, _upwards(_upwards(scale * scale) / shares), 0.0)
+
+
+def draw_part(
+    release: Release, units: _Floats, shares: int, more_shares: int, stream: Stream
+) -> _Integers:
+    """Draw a part of a noise share that is removed once more shares are in the sum.
+
+    A discrete Gaussian. Its variance and that of one of ``more_shares`` shares add up to that of
+    one of ``shares`` shares, or to a little more, so what is left of a share is never narrower
+    than planned (docs/guarantees: Distributed noise).
+
+    Parameters
+    ----------
+    release : Release
+        A Gaussian release.
+    units : ndarray of shape (m,), float64
+        Public units of the release's coordinates, in grid units.
+    shares, more_shares : int
+        How many shares make the planned noise with the part, and without it.
+    stream : Stream
+        Source of the words.
+
+    Returns
+    -------
+    ndarray of shape (m,), int64
+    """
+    return discrete_gaussian(part_variance(release, units, shares, more_shares), stream)
+
+
+def part_variance(release: Release, units: _Floats, shares: int, more_shares: int) -> _Floats:
+    """Return the variances of `draw_part`, in squared grid units."""
+    kept = share_variance(release, units, more_shares)
+    return np.where(kept > 0, _upwards(share_variance(release, units, shares) - kept), 0.0)
 
 
 def _scale(release: Release, units: _Floats) -> _Floats:

@@ -136,6 +136,10 @@ class Report:
     noise_factor : float
         Standard deviation of the noise that the results carry over the planned one; above 1
         only under distributed noise, where more clients add a share than had to.
+    added_noise_factor : float
+        The same of the noise that clients added, before what was beyond the plan was removed.
+    levels : tuple of int
+        For how many honest answers parts of the noise are removed; empty where none are.
     max_attempts : int
         How often the server may ask for a round.
     ledger : bool
@@ -172,6 +176,8 @@ class Report:
     colluders: int = 0
     max_attempts: int = 1
     noise_factor: float = 1.0
+    added_noise_factor: float = 1.0
+    levels: tuple[int, ...] = ()
     epsilon_slack: float = 0.0
     ledger: bool = False
     sampler: str = ""
@@ -354,7 +360,9 @@ class Report:
         """Return what a client's own share of the noise gives, in words; empty if not Gaussian."""
         if self.trust != "distributed-noise" or self.plan.mu is None:
             return ""
-        own = self.plan.mu * (self.min_clients - self.colluders) ** 0.5
+        # What is beyond the plan can be removed from it.
+        shares = max(self.min_clients - self.colluders, *self.levels, 1)
+        own = self.plan.mu * shares**0.5
         if self.max_attempts == 1:
             return f"mu = {own:.4g}"
         # Every attempt at a round has the same answer under another share.
@@ -387,6 +395,8 @@ class Report:
             "colluders": self.colluders,
             "max_attempts": self.max_attempts,
             "noise_factor": self.noise_factor,
+            "added_noise_factor": self.added_noise_factor,
+            "levels": list(self.levels),
             "epsilon_slack": self.epsilon_slack,
             "sampler": self.sampler,
             "ledger": self.ledger,

@@ -64,8 +64,8 @@ def share_of(coefficients: tuple[int, ...], index: int) -> bytes:
     return value.to_bytes(SHARE_BYTES, "little")
 
 
-def open_stream(secret: bytes, head: bytes, length: int) -> NDArray[np.uint64]:
-    """Return the words that seal the correction of one announced sum.
+def open_stream(secret: bytes, head: bytes, length: int, number: int = 0) -> NDArray[np.uint64]:
+    """Return the words that seal what members give toward opening one announced sum.
 
     Parameters
     ----------
@@ -75,12 +75,14 @@ def open_stream(secret: bytes, head: bytes, length: int) -> NDArray[np.uint64]:
         Transcript hash h_t.
     length : int
         Number of words.
+    number : int, default: 0
+        0 seals the correction, a member's place plus 1 the key of the parts of its noise.
 
     Returns
     -------
     ndarray of shape (length,), uint64
     """
-    return words(kdf(secret, head, b"open stream"), 0, length)
+    return words(kdf(secret, head, b"open stream"), number, length)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -192,6 +192,9 @@ def _run_section(outcome: Outcome) -> Markup:
     if report.is_private:
         pairs.append(("sampler of the noise", report.sampler or "-"))
         pairs.append(("noise, of the planned", f"{number(report.noise_factor)} times"))
+        if report.levels:
+            added = f"{number(report.added_noise_factor)} times"
+            pairs.append(("noise that clients added, of the planned", added))
     if report.colluders:
         pairs.append(("colluders accounted for", report.colluders))
     pairs += outcome.facts

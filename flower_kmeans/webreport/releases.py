@@ -134,7 +134,7 @@ def _words(report: Report) -> list[Markup]:
     if report.noise_factor != 1.0:
         factor = (
             f" The noise that was there is {number(report.noise_factor)} times the planned, since "
-            "more clients added a share than had to; the cost is that of the planned noise."
+            "more clients added a share than the plan needs; the cost is that of the planned noise."
         )
     return [
         paragraph(

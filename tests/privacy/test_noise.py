@@ -1,5 +1,7 @@
+import itertools
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import mpmath
@@ -16,10 +18,13 @@ from flower_kmeans.privacy.noise import (
     SAMPLERS,
     discrete_gaussian,
     draw,
+    draw_part,
     draw_share,
+    part_variance,
     rounded_gaussian,
     rounded_laplace,
     sampler_name,
+    share_variance,
 )
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.randomness import Stream
@@ -217,6 +222,41 @@ def test_shares_add_up_to_the_planned_noise():
     assert stats.kstest(spread / 60, stats.norm.cdf).pvalue > SIGNIFICANCE
     for factor in (2 / 3, 3 / 2):
         assert stats.kstest(spread / (60 * factor), stats.norm.cdf).pvalue < 1e-12
+
+
+@pytest.mark.parametrize("numbers", [(15, 16, 17, 18, 19), (1, 19), (799, 845, 999)])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_left_of_a_share_is_never_narrower_than_planned(numbers, seed):
+    """In exact arithmetic, for every number of parts that are removed; and hardly wider."""
+    units = 10 ** np.random.default_rng(seed).uniform(-3, 12, 200)
+    scale = [Fraction(GAUSSIAN.noise_multiplier) * Fraction(unit) for unit in units]
+    made = {number: share_variance(GAUSSIAN, units, number) for number in (1, *numbers)}
+    assert all(x >= std * std for x, std in zip(map(Fraction, made[1]), scale, strict=True))
+    whole = [Fraction(x) * (1 + Fraction(1, 10**11)) for x in made[1]]
+    base = [Fraction(x) for x in made[numbers[-1]]]
+    parts = [
+        [Fraction(x) for x in part_variance(GAUSSIAN, units, fewer, more)]
+        for fewer, more in itertools.pairwise(numbers)
+    ]
+    for removed, number in enumerate(numbers):
+        left = [sum(kept) for kept in zip(base, *parts[removed:], strict=True)]
+        assert all(kept >= Fraction(x) for kept, x in zip(left, made[number], strict=True))
+        assert all(x * number >= std * std for x, std in zip(left, scale, strict=True))
+        assert all(kept * number <= most for kept, most in zip(left, whole, strict=True))
+
+
+def test_a_share_in_parts_has_the_law_of_a_share():
+    """At the least widths: two grid units for a part, and for what is left when it is removed."""
+    unit = np.full(20_000, math.sqrt(4 * 8) / 3)
+    rest = draw_share(GAUSSIAN, unit, 8, Stream.from_key(KEYS[0]))
+    part = draw_part(GAUSSIAN, unit, 4, 8, Stream.from_key(KEYS[1]))
+    limit = 12
+    for draws, std in [(rest, 2.0), (part, 2.0), (rest + part, 8**0.5)]:
+        assert fit(draws, mass("discrete-gaussian/1", std, limit), limit) > SIGNIFICANCE
+        for factor in (2 / 3, 3 / 2):
+            wrong = mass("discrete-gaussian/1", std * factor, 6)
+            assert fit(draws, wrong, 6) < 1e-12
+    assert not draw_part(GAUSSIAN, np.zeros(9), 4, 8, Stream.fresh()).any()
 
 
 def test_a_share_is_a_function_of_its_key():

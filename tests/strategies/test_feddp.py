@@ -414,26 +414,26 @@ def test_the_cost_is_within_six_standard_errors(trust, sums):
 
 
 def test_the_error_of_the_cost_grows_with_the_noise_that_was_added():
-    """Three shares were planned for, less a colluder: six are sqrt 3 times the planned noise."""
+    """Five of six shares are left the planned noise: the sixth is what a colluder may know."""
     strategy = make(cost=True)
     run(strategy)
     server = strategy._run_state
     planned = strategy.algorithm.cost_estimate(server.state, 1.0)
-    assert strategy.report.noise_factor == pytest.approx(math.sqrt(6 / 2))
+    assert strategy.report.noise_factor == pytest.approx(math.sqrt(6 / 5))
     assert strategy.report.cost.standard_error == pytest.approx(
-        math.sqrt(3) * planned.standard_error
+        math.sqrt(6 / 5) * planned.standard_error
     )
 
 
 def test_the_cost_has_the_noise_of_the_last_round_and_the_report_the_most_of_all():
-    """One of six is missing in all rounds but the last; three shares less one were planned for."""
+    """One of six is missing in all rounds but the last: the plan's share is one of 4, then of 5."""
     strategy = make(cost=True)
     run(strategy, faults=[Fault(1, t, "drop") for t in range(1, T)])
     report, state = strategy.report, strategy._run_state.state
     assert report.answers == [5] * (T - 1) + [6]
-    assert report.noise_factor == pytest.approx(math.sqrt(6 / 2))
+    assert report.noise_factor == pytest.approx(math.sqrt(5 / 4))
     planned = strategy.algorithm.cost_estimate(state, 1.0)
-    assert report.cost.standard_error == pytest.approx(math.sqrt(6 / 2) * planned.standard_error)
+    assert report.cost.standard_error == pytest.approx(math.sqrt(6 / 5) * planned.standard_error)
 
 
 def test_no_cost_is_told_unless_it_was_released():

@@ -298,10 +298,10 @@ def test_replies_hold_nothing_but_masked_words_and_shares():
     for item in outcome.grid.received:
         fields.update((item.kind, name) for name in item.fields)
     assert {name for kind, name in fields if kind == "round"} == {
-        "v", "kind", "code", "doc_hash", "ctx", "words",
+        "v", "kind", "code", "doc_hash", "ctx", "words", "parts",
     }  # fmt: skip
     assert {name for kind, name in fields if kind == "open"} == {
-        "v", "kind", "code", "doc_hash", "share_t", "share", "correction",
+        "v", "kind", "code", "doc_hash", "share_t", "share", "correction", "part_key",
     }  # fmt: skip
 
 

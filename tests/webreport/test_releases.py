@@ -36,6 +36,17 @@ def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust
     assert rows[-1][6] == (together if report.mu is None else f"mu {report.mu:.4g}: {together}")
 
 
+@pytest.mark.parametrize("name", ["SynopsisKMeans", "FastLloyd"])
+def test_the_noise_is_told_as_added_and_as_left(name):
+    """Of five shares that were made for three, four are left the planned noise if it is removed."""
+    clustering = finished(name, "distributed-noise")
+    text = read(html_report(clustering)).the("section", id="run").text
+    left, added = (f"{math.sqrt(5 / shares):.4g} times" for shares in (4, 3))
+    removed = name == "SynopsisKMeans"
+    assert added in text
+    assert (left in text) == ("noise that clients added" in text) == removed
+
+
 @pytest.mark.parametrize(("name", "trust"), PRIVATE)
 def test_shares_add_up_where_costs_do(name, trust):
     plan = finished(name, trust).report.plan
