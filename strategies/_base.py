@@ -615,7 +615,6 @@ class KMeansStrategy(Strategy):
             colluders=self.colluders,
             max_attempts=self.max_attempts,
             sampler=document.sampler,
-            epsilon_slack=run.slack,
             dropped=run.dropped,
             incidents=run.incidents,
             server_asks=not self.algorithm.replayable,
@@ -651,7 +650,6 @@ class KMeansStrategy(Strategy):
         report.n_rounds = t
         report.answers.append(answers)
         report.seconds = time.monotonic() - self._started
-        report.epsilon_slack = run.slack
         self._take_notes()
         info = RoundInfo(
             t, self.n_rounds, answers, run.n_members, run.n_members - answers, report.seconds

@@ -21,7 +21,7 @@ from flower_kmeans.federation.enrolment import MALFORMED, TWICE, Enrolment
 from flower_kmeans.federation.messages import Finish, Open, OpenReply, Round, RoundReply
 from flower_kmeans.federation.opening import N_OPENERS, Opening
 from flower_kmeans.federation.questions import Asked, ask, tell
-from flower_kmeans.federation.release import server_noise, sharing_slack
+from flower_kmeans.federation.release import server_noise
 from flower_kmeans.federation.transcript import (
     Entry,
     first_hash,
@@ -79,22 +79,16 @@ class Coordinator(Enrolment):
         As in `Enrolment`.
     closed : list
         The announced sums.
-    slack : float
-        By how much epsilon may exceed the plan's where clients add the noise
-        (`release.sharing_slack`): as planned, and what the questions asked so far add to it.
     """
 
     seed: int = 0
     closed: list[_ClosedRound] = field(default_factory=list)
-    slack: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._chain = first_hash(self._doc_hash)
         self._open: _OpenRound | None = None
         self._asked_last: Asked | None = None
-        if self._document.trust == "distributed-noise":
-            self.slack = sharing_slack(self.run.algorithm, self.run.plan)
         self._state: State = self.run.algorithm.initial_state(self._generator(0))
         self._opening: Opening | None = None
         self._openers: set[int] = set()
@@ -236,7 +230,6 @@ class Coordinator(Enrolment):
             raise self.not_opened()
         if self._asked_last is None or self._asked_last.question.round != t:
             self._asked_last = ask(self.run, self._state)
-            self.slack += self._asked_last.slack
         return self._asked_last
 
     def _told(self) -> bytes:

@@ -140,8 +140,6 @@ class Report:
         How often the server may ask for a round.
     ledger : bool
         Whether every client said that it keeps a ledger.
-    epsilon_slack : float
-        By how much epsilon may exceed the plan's, because shared noise is a discrete Gaussian.
     dropped : list of Dropped
         Whom a round went on without, when and why.
     incidents : list of Dropped
@@ -171,7 +169,6 @@ class Report:
     colluders: int = 0
     max_attempts: int = 1
     noise_factor: float = 1.0
-    epsilon_slack: float = 0.0
     ledger: bool = False
     sampler: str = ""
     seconds: float = 0.0
@@ -381,7 +378,6 @@ class Report:
             "colluders": self.colluders,
             "max_attempts": self.max_attempts,
             "noise_factor": self.noise_factor,
-            "epsilon_slack": self.epsilon_slack,
             "sampler": self.sampler,
             "ledger": self.ledger,
             "seconds": self.seconds,

@@ -359,16 +359,6 @@ def test_runs_that_clients_replay_have_no_such_notes():
     assert not [text for text in strategy.report.statements if "server's word, like" in text]
 
 
-def test_the_report_adds_up_the_slack():
-    told = {}
-    for cls in (Split, FixedSplit):
-        strategy = make(cls=cls)
-        outcome, _ = run(strategy)
-        told[cls] = strategy.report.epsilon_slack
-        assert told[cls] == outcome.strategy._run_state.slack > 0
-    assert make("trusted-server").opening == "none"
-
-
 # --------------------------------------------------------------------------- parameters
 
 
