@@ -25,8 +25,8 @@ from flower_kmeans.privacy.release import Release
 
 # A sum of squares and a sum of epsilons are counted in steps of 2^-96.
 _BITS = 96
-# Beyond these costs the level is bounded by its limit, which is then within 1e-6 or 1e-3 of it.
-_SMALL, _LARGE = 1e-6, 1e5
+# Beyond these costs the level is bounded by its limit, which is then within 1e-12 or 1e-3 of it.
+_SMALL, _LARGE = 1e-12, 1e5
 _DIGITS = 50
 
 
