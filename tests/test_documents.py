@@ -210,6 +210,8 @@ def test_policies_have_the_documented_defaults():
     assert rows[("trusts",)] == ", ".join(f"`{trust}`" for trust in policy.trusts)
     assert rows[("min_clients",)] == str(policy.min_clients)
     assert rows[("max_rounds",)] == str(policy.max_rounds)
+    assert rows[("max_attempts",)] == str(policy.max_attempts)
+    assert rows[("colluders",)] == str(policy.colluders)
     assert rows[("units",)] == ", ".join(f"`{unit}`" for unit in policy.units)
     assert rows[("in_memory",)] == str(policy.in_memory)
     assert rows[("openings",)] == ", ".join(f"`{opening}`" for opening in policy.openings)
