@@ -358,7 +358,7 @@ def test_ledgers_charge_an_initialisation_and_the_run_that_starts_from_it(tmp_pa
     grid, box = OwnFiles(kmeans_client_app(load), tmp_path, 4), Box([0, 0], [1, 1])
     points = np.random.default_rng(0).random((20, 2))
     options = {"n_clients": 4, "min_clients": 3, "keys": "relayed"}
-    first = FedDPKMeans(2, box, PrivacyBudget(0.7), 80, server_data=points, n_rounds=0, **options)
+    first = FedDPKMeans(2, box, PrivacyBudget(0.6), 80, server_data=points, n_rounds=0, **options)
     first.start(grid, timeout=60)
     second = FastLloyd(2, box, PrivacyBudget(0.9), 80, n_rounds=2, initial=first, **options)
     second.start(grid, timeout=60)
