@@ -209,6 +209,9 @@ class Report:
     def together(self) -> PrivacyPlan | None:
         """What this run and those before it, each of which the next one started from, cost.
 
+        Each was chosen after the results of those before, so this is what a filter sums up
+        (`PrivacyPlan.then`).
+
         ``None`` if it started from no other run, or one of them was not private.
         """
         if self.earlier is None or not (self.is_private and self.earlier.is_private):
