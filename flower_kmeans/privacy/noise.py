@@ -298,8 +298,8 @@ def _scale(release: Release, units: _Floats) -> _Floats:
 def _as_private_as_continuous(variance: _Floats) -> _Floats:
     """Return the variance of a discrete Gaussian that is as private as a continuous one.
 
-    ``1 / (1 / v - 1 / (pi v)^2)``, above that by far more than rounding, for any ``v`` that shares
-    may have (docs/guarantees: Distributed noise).
+    ``1 / (1 / v - 1 / (pi v)^2)``, rounded upward, for any ``v`` that a sum of shares may have
+    (docs/guarantees: Distributed noise).
     """
     with np.errstate(over="ignore"):  # an infinite variance is refused where it is drawn
         wider = variance / (1.0 - 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0)))

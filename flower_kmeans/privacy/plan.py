@@ -264,7 +264,17 @@ class PrivacyPlan:
         return "\n".join(lines)
 
     def to_config(self) -> dict[str, Any]:
-        """Return the plan for a run document."""
+        """Return the plan for a run document.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is that of several runs.
+        """
+        if self.is_chosen_later:
+            raise ConfigurationError(
+                "Expected the plan of one run for a run document. Got that of several instead."
+            )
         config: dict[str, Any] = {
             "budget": self.budget.to_config(),
             "rounds": [[release.to_config() for release in releases] for releases in self.rounds],

@@ -313,6 +313,8 @@ def test_two_runs_cost_what_all_of_their_releases_cost(first, second):
     assert together.delta(together.epsilon()) == pytest.approx(1e-6, rel=1e-6)
     assert together.group(2) > 2 * together.epsilon() * 0.9
     assert "All rounds together" in together.describe()
+    with pytest.raises(ConfigurationError, match="plan of one run"):
+        together.to_config()
 
 
 def test_pure_runs_add_their_epsilons():
