@@ -231,8 +231,8 @@ def _ledger(policy: ClientPolicy) -> str:
             f"{spent:.4g} instead, so no further private run is accepted."
         )
     return (
-        f"In {policy.state_dir}: epsilon {spent:.4g} of {total:g} at delta {delta:g} is spent, "
-        f"{total - spent:.4g} is left (runs compose to less than the sum of their epsilons)."
+        f"In {policy.state_dir}: epsilon {spent:.4g} of {total:g} at delta {delta:g} is spent or "
+        f"reserved, {total - spent:.4g} is left (runs cost less than the sum of their epsilons)."
     )
 
 

@@ -443,9 +443,10 @@ def forget(
         Path | None, typer.Option(help="Or the policy that names that directory.")
     ] = None,
 ) -> None:
-    """Erase the secrets of runs that never ended from a node's ledger, and keep all charges.
+    """Erase the secrets of runs that never ended from a node's ledger.
 
-    A run that failed leaves its keys there. A run that still goes on is refused from then on.
+    A run that failed leaves its keys there. What it answered stays charged, and what was reserved
+    for its further rounds comes back. A run that still goes on is refused from then on.
     """
     with one_sentence():
         from flower_kmeans.federation.life import forget_unfinished
@@ -462,7 +463,10 @@ def forget(
             raise ConfigurationError(f"There is no ledger in {named}.")
         with Ledger(named) as ledger:
             n = forget_unfinished(ledger)
-        typer.echo(f"Forgot {_number(n, 'unfinished run')} in {named}. All charges are kept.")
+        typer.echo(
+            f"Forgot {_number(n, 'unfinished run')} in {named}. What they answered stays charged; "
+            "what was reserved for further rounds comes back."
+        )
 
 
 def main() -> None:

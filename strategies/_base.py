@@ -640,7 +640,6 @@ class KMeansStrategy(Strategy):
             max_attempts=self.max_attempts,
             levels=document.levels,
             sampler=document.sampler,
-            epsilon_slack=run.slack,
             dropped=run.dropped,
             incidents=run.incidents,
             server_asks=self._server_asks,
@@ -676,7 +675,6 @@ class KMeansStrategy(Strategy):
         report.n_rounds = t
         report.answers.append(answers)
         report.seconds = time.monotonic() - self._started
-        report.epsilon_slack = run.slack
         self._take_notes()
         info = RoundInfo(
             t, self.n_rounds, answers, run.n_members, run.n_members - answers, report.seconds

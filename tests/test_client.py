@@ -1,5 +1,7 @@
 """Our actions beside a project's own, on every way in which Flower apps are made."""
 
+import math
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import x25519
@@ -27,6 +29,7 @@ from flower_kmeans.federation.messages import (
     Refusal,
     to_content,
 )
+from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans
 
@@ -358,7 +361,7 @@ def test_ledgers_charge_an_initialisation_and_the_run_that_starts_from_it(tmp_pa
     grid, box = OwnFiles(kmeans_client_app(load), tmp_path, 4), Box([0, 0], [1, 1])
     points = np.random.default_rng(0).random((20, 2))
     options = {"n_clients": 4, "min_clients": 3, "keys": "relayed"}
-    first = FedDPKMeans(2, box, PrivacyBudget(0.7), 80, server_data=points, n_rounds=0, **options)
+    first = FedDPKMeans(2, box, PrivacyBudget(0.6), 80, server_data=points, n_rounds=0, **options)
     first.start(grid, timeout=60)
     second = FastLloyd(2, box, PrivacyBudget(0.9), 80, n_rounds=2, initial=first, **options)
     second.start(grid, timeout=60)
@@ -367,6 +370,23 @@ def test_ledgers_charge_an_initialisation_and_the_run_that_starts_from_it(tmp_pa
     for i in range(4):
         with Ledger(tmp_path / f"node-{i}" / "state") as ledger:
             assert ledger.epsilon(together.budget.delta) == pytest.approx(together.epsilon())
+
+
+def test_beside_a_run_for_records_a_run_for_clients_costs_what_one_record_moves(tmp_path):
+    """Of 20 records' worth that count, one is a twentieth."""
+    grid, box = OwnFiles(kmeans_client_app(load), tmp_path, 4), Box([0, 0], [1, 1])
+    options = {"n_rounds": 2, "min_clients": 3}
+    clients = PrivacyBudget(0.9, unit="client")
+    first = FastLloyd(2, box, clients, 80, n_clients=4, **options)
+    first.start(grid, timeout=60)
+    with Ledger(tmp_path / "node-1" / "state") as ledger:
+        assert ledger.epsilon(1e-6) == pytest.approx(0.9, rel=1e-9)  # for clients
+    second = FastLloyd(2, box, PrivacyBudget(0.9), 80, **options)
+    second.start(grid, timeout=60)
+    assert first.clip == 20
+    least = epsilon_of_mu(math.hypot(second.plan.mu, first.plan.mu / 20), 1e-6)
+    with Ledger(tmp_path / "node-1" / "state") as ledger:
+        assert least < ledger.epsilon(1e-6) < least * 1.001  # for records
 
 
 @pytest.mark.parametrize(

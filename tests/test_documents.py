@@ -15,7 +15,6 @@ from pages import PAGES, ROOT, blocks, page_id
 from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, kmeans_client_app, simulate
 from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
-    FedDPAlgorithm,
     GLloydAlgorithm,
     Question,
     SuLloydAlgorithm,
@@ -25,7 +24,6 @@ from flower_kmeans.federation import messages
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.document import PROTOCOL, RunDocument
 from flower_kmeans.federation.in_process import InProcessGrid, task_identity
-from flower_kmeans.federation.release import sharing_slack
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.report import Report
 from flower_kmeans.strategies import (
@@ -213,6 +211,8 @@ def test_policies_have_the_documented_defaults():
     assert rows[("trusts",)] == ", ".join(f"`{trust}`" for trust in policy.trusts)
     assert rows[("min_clients",)] == str(policy.min_clients)
     assert rows[("max_rounds",)] == str(policy.max_rounds)
+    assert rows[("max_attempts",)] == str(policy.max_attempts)
+    assert rows[("colluders",)] == str(policy.colluders)
     assert rows[("units",)] == ", ".join(f"`{unit}`" for unit in policy.units)
     assert rows[("in_memory",)] == str(policy.in_memory)
     assert rows[("openings",)] == ", ".join(f"`{opening}`" for opening in policy.openings)
@@ -290,6 +290,7 @@ def test_hops_are_as_documented(trust, keys, opening, tmp_path):
         file.write_bytes(bytes(range(32)))
         file.chmod(0o600)
     policy = ClientPolicy(
+        max_epsilon=1.5,  # of two sums of a round
         trusts=tuple({*FastLloyd.TRUSTS, "plain"}),
         group_key_file=file,
         min_clients=1,
@@ -473,25 +474,12 @@ def test_distributed_noise_is_as_documented():
     assert (strategy.min_clients, strategy.colluders) == (16, 1)
     assert f"{math.sqrt(20 / (16 - 1)):.2f}" == "1.15"
     algorithm = strategy.algorithm
-    k = (3 + 1 + 1) * algorithm.n_rounds
     smallest = min(
         release.noise_multiplier * unit
         for t, releases in enumerate(strategy.plan.rounds, 1)
         for release, unit in zip(releases, (algorithm.units(Question(t))[[0, -1]]), strict=True)
     )
-    assert k == 40
-    assert smallest > 2**19
-    assert 2 * k * (10**2 + 1) / (24 * smallest**2) < 1e-9
-
-    for d in (2, 100):
-        for cls, most in ((FastLloydAlgorithm, 1.2e-7), (GLloydAlgorithm, 2e-8)):
-            algorithm = cls(10, Box([0] * d, [1] * d), PrivacyBudget(1.0), n_records=50_000)
-            assert 0 < sharing_slack(algorithm, algorithm.plan()) < most
-    for d in (100, 784):
-        feddp = FedDPAlgorithm(
-            10, Box([0] * d, [1] * d), PrivacyBudget(1.0), n_records=50_000, n_server_points=300
-        )
-        assert 0 < sharing_slack(feddp, feddp.plan()) < 2e-8
+    assert smallest > 2**19  # so that 1/pi^2 is below 1e-12 of the variance
 
     report = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
     assert report.noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))

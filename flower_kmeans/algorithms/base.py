@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.clipping import clip_factor, shortened
+from flower_kmeans.algorithms.clipping import clip_factor, move_of_a_record, shortened
 from flower_kmeans.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -229,6 +229,30 @@ class Algorithm(ABC):
             asked for, and not when the run is planned.
         """
         return self.units(Question(round_number)) if self.replayable else None
+
+    def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
+        """Return by how much one record of a client moves its part of each of a round's releases.
+
+        For a budget that protects clients, and a client that stays. In the units of the noise and
+        in the norm of each release (docs/guarantees.md, "Client-level privacy"); 2, the way from
+        one end of the clip to the other, where units are not public before the round is asked for,
+        or nothing better holds.
+        """
+        releases = self.releases(round_number)
+        units = self.fixed_units(round_number)
+        if units is None:
+            return (2.0,) * len(releases)
+        places = self.places(round_number)
+        parts = [
+            (units[np.concatenate([places[name] for name in release.blocks])], release.norm)
+            for release in releases
+        ]
+        steps = [1.0 / self.clip_of(release) for release in releases]
+        shared = max(steps) if self.clips_together and len(releases) > 1 else None
+        return tuple(
+            move_of_a_record(part, norm, step, shared)
+            for (part, norm), step in zip(parts, steps, strict=True)
+        )
 
     @abstractmethod
     def statistic(self, question: Question, records: GridRecords) -> Statistic:

@@ -129,6 +129,45 @@ def clip_factor(values: NDArray[np.int64], units: NDArray[np.float64], norm: Nor
     return 1.0 if size <= 1.0 else (1.0 - margin) / size
 
 
+def move_of_a_record(
+    units: NDArray[np.float64], norm: Norm, step: float, shared: float | None = None
+) -> float:
+    """Return by how much one record of a client at most moves a release after clipping.
+
+    In units of the noise (docs/guarantees.md, "Client-level privacy"). Clipped by itself in l2, a
+    release moves no more than before, since that is a projection. Else the factor changes too,
+    which adds as much as the release that sets it can move.
+
+    Parameters
+    ----------
+    units : ndarray of shape (m,), float64
+        Of the release's noise.
+    norm : {"l1", "l2"}
+    step : float
+        By how much one record moves the release before clipping: the reciprocal of its clip.
+    shared : float, optional
+        The largest step among the releases that one factor shortens together; ``None`` where the
+        release has a factor of its own.
+
+    Returns
+    -------
+    float
+        At most 2, the way from one end of the clip to the other.
+    """
+    move = step
+    if shared is not None:
+        move += shared
+    elif norm == "l1":
+        move += step
+    # Truncation moves every word by less than one step of the grid, and the factor itself is
+    # within four margins of the exact one.
+    with np.errstate(over="ignore"):
+        grid = 1.0 / units[units > 0]
+        truncated = math.sqrt(float(np.sum(grid * grid))) if norm == "l2" else float(np.sum(grid))
+    margin = (units.size + _ROUNDINGS) * 2.0**-52
+    return min(2.0, (move + truncated + 8.0 * margin) * (1.0 + margin))
+
+
 def shortened(
     values: NDArray[np.int64], units: NDArray[np.float64], factor: float
 ) -> NDArray[np.int64]:

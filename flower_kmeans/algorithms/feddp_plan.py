@@ -132,6 +132,13 @@ class FedDPPlan(BlockAlgorithm):
         """Return whether clients add means, or which clusters they hold, to a release."""
         return self.contribution == "means" and name.startswith(("lift", "lloyd"))
 
+    def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
+        """Return what `Algorithm` says; 2 where clients add means, which count no records."""
+        releases = self.releases(round_number)
+        if any(self.adds_means(release.name) for release in releases):
+            return (2.0,) * len(releases)
+        return super().moves_of_a_record(round_number)
+
     # ------------------------------------------------------------------ details
 
     @property

@@ -21,7 +21,7 @@ from flower_kmeans.federation.enrolment import MALFORMED, TWICE, Enrolment
 from flower_kmeans.federation.messages import Finish, Open, OpenReply, Round, RoundReply
 from flower_kmeans.federation.opening import N_OPENERS, Opening
 from flower_kmeans.federation.questions import Asked, ask, tell
-from flower_kmeans.federation.release import server_noise, sharing_slack
+from flower_kmeans.federation.release import server_noise
 from flower_kmeans.federation.removal import reached, remove
 from flower_kmeans.federation.transcript import (
     Entry,
@@ -81,9 +81,6 @@ class Coordinator(Enrolment):
         As in `Enrolment`.
     closed : list
         The announced sums.
-    slack : float
-        By how much epsilon may exceed the plan's where clients add the noise
-        (`release.sharing_slack`): as planned, and what the questions asked so far add to it.
     noise_factors : list of float
         Where clients add the noise: its standard deviation in the sum of each round that is open
         over the planned one, after what is beyond the plan was removed.
@@ -91,7 +88,6 @@ class Coordinator(Enrolment):
 
     seed: int = 0
     closed: list[_ClosedRound] = field(default_factory=list)
-    slack: float = field(default=0.0, init=False)
     noise_factors: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -99,8 +95,6 @@ class Coordinator(Enrolment):
         self._chain, self._context = first_hash(self._doc_hash), b""
         self._open: _OpenRound | None = None
         self._asked_last: Asked | None = None
-        if self._document.trust == "distributed-noise":
-            self.slack = sharing_slack(self.run.algorithm, self.run.plan)
         self._state: State = self.run.algorithm.initial_state(self._generator(0))
         self._opening: Opening | None = None
         self._openers: set[int] = set()
@@ -248,7 +242,6 @@ class Coordinator(Enrolment):
             raise self.not_opened()
         if self._asked_last is None or self._asked_last.question.round != t:
             self._asked_last = ask(self.run, self._state)
-            self.slack += self._asked_last.slack
         return self._asked_last
 
     def _told(self) -> bytes:

@@ -25,7 +25,7 @@ KEYS = ("file", "roster", "relayed")
 OPENINGS = ("deferred", "immediate", "simple")
 
 MAX_LEVELS = 4
-_MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 2**31 - 1
 _MAX_WORDS = 2**31 - 1
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -121,6 +121,16 @@ class RunDocument:
         """Number M' of noise shares that make up the planned noise; 1 if the server adds it."""
         return self.min_clients - self.colluders if self.trust == "distributed-noise" else 1
 
+    @property
+    def sums_of_a_round(self) -> int:
+        """How many sums of a round others may open, each with noise of its own.
+
+        Where the members around a client are the server's word, every attempt at a round can end in
+        a sum that others open (docs/threat-model.md, 12); everywhere else a round has one sum.
+        """
+        is_pinned = self.trust != "distributed-noise" or self.keys == "roster"
+        return 1 if is_pinned else self.max_attempts
+
     def words_of(self, t: int) -> int:
         """Return the length of the vector of round ``t`` (from 1), checksum word included."""
         return self.words if isinstance(self.words, int) else self.words[t - 1]
@@ -169,7 +179,7 @@ class RunDocument:
     def _check_numbers(self) -> None:
         _require_integer("rounds", self.rounds, 1, _MAX_ROUNDS)
         _require_integer("min_clients", self.min_clients, 1, 2**32 - 1)
-        _require_integer("max_attempts", self.max_attempts, 1, _MAX_ATTEMPTS)
+        _require_integer("max_attempts", self.max_attempts, 1, MAX_ATTEMPTS)
         words = self.words if isinstance(self.words, tuple) else (self.words,)
         if isinstance(self.words, tuple) and len(words) != self.rounds:
             raise ConfigurationError(

@@ -18,8 +18,8 @@ from flwr.app import ConfigRecord, RecordDict
 from flower_kmeans.algorithms.base import State
 from flower_kmeans.errors import LedgerError
 from flower_kmeans.federation.transcript import first_hash
+from flower_kmeans.privacy.filter import Price
 from flower_kmeans.privacy.ledger import Answer, Ledger, Limit
-from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
 
 DELIVERED, FORGOTTEN = 1, 2
@@ -164,17 +164,18 @@ def unpack_life(data: bytes) -> Life:
 
 
 def forget_unfinished(ledger: Ledger) -> int:
-    """Erase all that is secret of runs that did not end here, and keep every charge.
+    """Erase all that is secret of runs that did not end here, and end them.
 
-    For runs that failed or were stopped: nobody sends their members ``finish``. A run that goes on
-    after all is refused as over (STALE), as is every life that cannot be read.
+    For runs that failed or were stopped: nobody sends their members ``finish``. What was answered
+    stays charged, and what was reserved for further rounds comes back. A run that goes on after all
+    is refused as over (STALE), as is every life that cannot be read.
 
     Returns
     -------
     int
         Number of runs that were forgotten.
     """
-    return ledger.rewrite(_forgotten)
+    return ledger.end_all(_forgotten)
 
 
 def _forgotten(memory: bytes) -> bytes | None:
@@ -197,10 +198,10 @@ class Memory(Protocol):
     def save(self, doc_hash: bytes, life: Life) -> None:
         """Write a life in place of what was there."""
 
-    def answer(self, answer: Answer, plan: PrivacyPlan, life: Life) -> None:
+    def answer(self, answer: Answer, price: Price | None, life: Life) -> None:
         """Write a life with an answer that it is about to give, and charge it where one can."""
 
-    def require_room(self, doc_hash: bytes, plan: PrivacyPlan) -> None:
+    def require_room(self, doc_hash: bytes, price: Price | None) -> None:
         """Require that a run fits into what all runs may cost, where that is known."""
 
 
@@ -218,11 +219,11 @@ class ContextMemory:
         """Write a life in place of what was there."""
         save_life(self._state, doc_hash, life)
 
-    def answer(self, answer: Answer, plan: PrivacyPlan, life: Life) -> None:
+    def answer(self, answer: Answer, price: Price | None, life: Life) -> None:
         """Write a life; nothing is charged."""
         self.save(answer.run, life)
 
-    def require_room(self, doc_hash: bytes, plan: PrivacyPlan) -> None:
+    def require_room(self, doc_hash: bytes, price: Price | None) -> None:
         """Accept: there is no account."""
 
 
@@ -245,19 +246,20 @@ class LedgerMemory:
         return None if found is None else unpack_life(found[1])
 
     def save(self, doc_hash: bytes, life: Life) -> None:
-        """Write a life in place of the one that was read."""
+        """Write a life in place of the one that was read; one that has finished ends the run."""
         version = self._versions[doc_hash]
-        self._versions[doc_hash] = self._ledger.save(doc_hash, version, pack_life(life))
+        write = self._ledger.end if life.finished else self._ledger.save
+        self._versions[doc_hash] = write(doc_hash, version, pack_life(life))
 
-    def answer(self, answer: Answer, plan: PrivacyPlan, life: Life) -> None:
+    def answer(self, answer: Answer, price: Price | None, life: Life) -> None:
         """Write a life with its answer, and what that costs, in one transaction."""
         self._versions[answer.run] = self._ledger.charge(
-            answer, plan, self._limit, self._versions[answer.run], pack_life(life)
+            answer, price, self._limit, self._versions[answer.run], pack_life(life)
         )
 
-    def require_room(self, doc_hash: bytes, plan: PrivacyPlan) -> None:
+    def require_room(self, doc_hash: bytes, price: Price | None) -> None:
         """Require that a run fits into the limit."""
-        self._ledger.require_room(doc_hash, plan, self._limit)
+        self._ledger.require_room(doc_hash, price, self._limit)
 
 
 def _life_from(values: Mapping[str, Any]) -> Life:

@@ -275,16 +275,16 @@ class Member:
     def _require_accepted(self, run: Run) -> None:
         """Compare a run with the policy of this moment: its operator may have tightened it."""
         plan = run.plan
-        epsilon, delta = (plan.epsilon(), plan.budget.delta) if plan.is_private else (None, None)
         self._require_acceptable(self._policy.objection(run.document))
-        self._require_acceptable(self._policy.objection_to_guarantee(epsilon, delta))
+        n_sums = run.document.sums_of_a_round
+        self._require_acceptable(self._policy.objection_to_guarantee(*run.worst_case, n_sums))
         if plan.is_private and not self._policy.allows_private_work:
             raise RefuseError(
                 Code.LEDGER, reason="Expected a policy with state_dir for a private run. Got none."
             )
         self._keys(run)  # a client without its key answers nothing and reads no record
         if plan.is_private:
-            self._memory.require_room(run.document.doc_hash, plan)
+            self._memory.require_room(run.document.doc_hash, run.price)
 
     def _require_crowd(self, what: str, n: int, document: RunDocument) -> None:
         least = max(document.min_clients, self._policy.min_clients)
@@ -467,7 +467,7 @@ class Member:
             largest_m=request.m,
         )
         try:
-            self._memory.answer(answer, run.plan, answered)
+            self._memory.answer(answer, run.price, answered)
         except AnotherAnswerError:
             self._memory.save(request.doc_hash, life)
             raise RefuseError(Code.CONFLICT) from None
@@ -574,13 +574,8 @@ def _refused(request: Request | None, error: RefuseError) -> tuple[str, ...]:
 
 
 def _charged_as(life: Life, run: Run, attempt: int) -> bytes:
-    """Return under which name the ledger charges an answer: each new one costs the round again.
-
-    Where the members around a client are the server's word, every attempt at a round can end in a
-    sum that others open (docs/threat-model.md, 12); everywhere else a round has one sum.
-    """
-    document = run.document
-    if document.trust == "distributed-noise" and document.keys != "roster":
+    """Return under which name the ledger charges an answer: each new one costs the round again."""
+    if run.document.sums_of_a_round > 1:
         return hashlib.sha256(life.commitment + attempt.to_bytes(4, "little")).digest()
     return life.commitment
 

@@ -14,7 +14,13 @@ from flower_kmeans.domain import (
     domain_from_config,
 )
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
-from flower_kmeans.federation.document import NONE, OPENINGS, TRUSTS, RunDocument
+from flower_kmeans.federation.document import (
+    MAX_ATTEMPTS,
+    NONE,
+    OPENINGS,
+    TRUSTS,
+    RunDocument,
+)
 from flower_kmeans.federation.policy_file import read_key, read_values
 from flower_kmeans.federation.roster import Identity, read_identity
 from flower_kmeans.privacy.budget import Unit
@@ -27,6 +33,8 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "max_total_delta": (int | float, "a number"),
     "min_clients": (int, "an integer"),
     "max_rounds": (int, "an integer"),
+    "max_attempts": (int, "an integer"),
+    "colluders": (int, "an integer"),
     "algorithms": (list | tuple | None, "a tuple of str or None"),
     "openings": (list | tuple, "a tuple of str"),
     "domain": (Box | Ball | None, "a Box, a Ball or None"),
@@ -53,7 +61,9 @@ class ClientPolicy:
     trusts : tuple of str
         Accepted trust models.
     max_epsilon, max_delta : float
-        Largest accepted guarantee of one run.
+        Largest accepted guarantee of one run, at worst: under distributed noise without a roster,
+        every attempt at a round may end in a sum of its own, so epsilon is that of the plan as
+        often as a round may be asked for.
     min_clients : int
         Smallest accepted number of clients behind a sum.
     max_rounds : int
@@ -79,13 +89,19 @@ class ClientPolicy:
         The members' public keys in the order of their places, the same file at every member, and
         this client's own secret key (``flower-kmeans keygen --members``). With them, runs with
         ``keys="roster"`` are accepted. Relayed keys are accepted only if no file names any key.
+    max_attempts : int
+        Largest accepted number of attempts at a round.
+    colluders : int
+        Smallest accepted number of clients that may pool what they know of the noise, where clients
+        add it: the others' shares alone make the planned noise.
     state_dir : path, optional
         The node's own directory for its ledger, mode 0700; one per node and data set. Lives and
         charges lie there, in a file. Without it private work is refused.
     max_total_epsilon, max_total_delta : float
         Largest accepted guarantee of all runs together, ever: everything that the ledger charged
-        must meet this epsilon at this delta, as one composition. The default delta is that of one
-        run: the composition is computed as a whole, so deltas of runs are not added up.
+        or reserved must meet this epsilon at this delta, also if runs were chosen after earlier
+        results. The default delta is that of one run: deltas of runs are not added up. With a total
+        delta of 0 all noise must be Laplace, and pure epsilons are added up.
     in_memory : bool, default: False
         Accept private runs although no ledger survives this process. Only for simulations, where
         no real client is at risk: without a ledger a restarted client cannot know what it already
@@ -109,6 +125,8 @@ class ClientPolicy:
     columns: tuple[str, ...] | None = None
     units: tuple[str, ...] = UNITS
     openings: tuple[str, ...] = ("deferred", "immediate")
+    max_attempts: int = MAX_ATTEMPTS
+    colluders: int = 1
 
     def __post_init__(self) -> None:
         for name, (kind, expected) in _TYPES.items():
@@ -141,11 +159,11 @@ class ClientPolicy:
             raise ConfigurationError(
                 "Expected roster_file and member_key_file together, or neither. Got one of them."
             )
-        if self.min_clients < 1 or self.max_rounds < 1:
-            raise ConfigurationError(
-                "Expected min_clients >= 1 and max_rounds >= 1. "
-                f"Got {self.min_clients} and {self.max_rounds} instead."
-            )
+        for name in ("min_clients", "max_rounds", "max_attempts", "colluders"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(
+                    f"Expected {name} >= 1. Got {getattr(self, name)} instead."
+                )
 
     def _pinned_columns(self) -> tuple[str, ...] | None:
         """Return the names that `columns` or `domain` give, which may not contradict each other."""
@@ -220,6 +238,10 @@ class ClientPolicy:
             yield _expected(f"rounds <= max_rounds={self.max_rounds}", document.rounds)
         if document.min_clients < self.min_clients:
             yield _expected(f"min_clients >= {self.min_clients}", document.min_clients)
+        if document.max_attempts > self.max_attempts:
+            yield _expected(f"max_attempts <= {self.max_attempts}", document.max_attempts)
+        if document.trust == "distributed-noise" and document.colluders < self.colluders:
+            yield _expected(f"colluders >= {self.colluders}", document.colluders)
         yield from self._objections_to_domain(document.domain)
         unit = _unit_of(document)
         if document.trust != "plain" and unit not in self.units:
@@ -251,13 +273,17 @@ class ClientPolicy:
         own = {"file": self.group_key_file, "roster": self.roster_file}
         return tuple(name for name, path in own.items() if path is not None) or ("relayed",)
 
-    def objection_to_guarantee(self, epsilon: float | None, delta: float | None) -> str | None:
+    def objection_to_guarantee(
+        self, epsilon: float | None, delta: float | None, n_sums: int = 1
+    ) -> str | None:
         """Return why the (epsilon, delta) of a run is not accepted, in a sentence, or ``None``.
 
         Parameters
         ----------
         epsilon, delta : float or None
-            As the client recomputed them; ``None`` for a run without privacy.
+            At worst, as the client recomputed them; ``None`` for a run without privacy.
+        n_sums : int, default: 1
+            How many sums of a round they cover, for the sentence.
         """
         if epsilon is None or delta is None:
             if "plain" in self.trusts:
@@ -265,7 +291,8 @@ class ClientPolicy:
             return _expected("a private run, for trusts lacks 'plain'", "epsilon=None")
         # Not turned around: NaN is no number that either limit admits.
         if not epsilon <= self.max_epsilon:
-            return _expected(f"epsilon <= max_epsilon={self.max_epsilon:g}", epsilon)
+            each = "" if n_sums == 1 else f" for {n_sums} sums of each round"
+            return _expected(f"epsilon <= max_epsilon={self.max_epsilon:g}{each}", epsilon)
         if not delta <= self.max_delta:
             return _expected(f"delta <= max_delta={self.max_delta:g}", delta)
         return None
@@ -346,6 +373,8 @@ def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
         max_delta=min(operator.max_delta, app.max_delta),
         min_clients=max(operator.min_clients, app.min_clients),
         max_rounds=min(operator.max_rounds, app.max_rounds),
+        max_attempts=min(operator.max_attempts, app.max_attempts),
+        colluders=max(operator.colluders, app.colluders),
         algorithms=algorithms,
         domain=domain,
         columns=columns,

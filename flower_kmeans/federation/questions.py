@@ -14,7 +14,7 @@ from flower_kmeans.algorithms.base import Algorithm, FloatArray, Question, State
 from flower_kmeans.domain import Domain
 from flower_kmeans.errors import ConfigurationError, MessageError, RunError
 from flower_kmeans.federation.arrays import decode_arrays, encode_arrays
-from flower_kmeans.federation.release import check_question_shares, question_slack
+from flower_kmeans.federation.release import check_question_shares
 from flower_kmeans.federation.run import Run
 
 Result = tuple[FloatArray, FloatArray]
@@ -30,13 +30,10 @@ class Asked:
     question : Question
     data : bytes
         As it travels: one object for all members. Empty where clients compute the question.
-    slack : float
-        What the round adds to the run's slack (`release.question_slack`) beyond what was planned.
     """
 
     question: Question
     data: bytes = b""
-    slack: float = 0.0
 
 
 # --------------------------------------------------------------------------- the server's side
@@ -60,10 +57,10 @@ def ask(run: Run, state: State) -> Asked:
     question = algorithm.question(state)
     try:
         data = encode_arrays(question.arrays)
-        slack = _require_answerable(run, question)
+        _require_answerable(run, question)
     except (ConfigurationError, MessageError) as error:
         raise RunError(f"Round {question.round} cannot be asked for. {error}") from None
-    return Asked(question, data, slack)
+    return Asked(question, data)
 
 
 def tell(run: Run, state: State) -> bytes:
@@ -136,14 +133,11 @@ def read_result(run: Run, data: bytes) -> Result | None:
 # --------------------------------------------------------------------------- details
 
 
-def _require_answerable(run: Run, question: Question) -> float:
-    """Return the question's slack where it was not planned; raise if it cannot be answered."""
+def _require_answerable(run: Run, question: Question) -> None:
     algorithm, document = run.algorithm, run.document
     algorithm.check_question(question)
-    if document.trust != "distributed-noise" or algorithm.fixed_units(question.round) is not None:
-        return 0.0
-    check_question_shares(algorithm, run.plan, question, document.shares)
-    return question_slack(algorithm, run.plan, question)
+    if document.trust == "distributed-noise" and algorithm.fixed_units(question.round) is None:
+        check_question_shares(algorithm, run.plan, question, document.shares)
 
 
 def _read_result(algorithm: Algorithm, data: bytes) -> Result:

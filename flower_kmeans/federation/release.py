@@ -13,9 +13,6 @@ from flower_kmeans.privacy.noise import draw, draw_part, draw_share, sampler_nam
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
 
-_TAIL = 8.0
-# Part of epsilon by which shared noise may exceed it.
-_MAX_SLACK = 0.01
 # Widest share, in grid units. Beyond it a draw takes a thousand times as long (privacy/noise.py).
 _MAX_SHARE_STD = 2.0**40
 
@@ -89,43 +86,6 @@ def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
     return "+".join(sorted({sampler_name(release, shared) for release in plan.releases}))
 
 
-def sharing_slack(algorithm: Algorithm, plan: PrivacyPlan) -> float:
-    """Return by how much epsilon may exceed the plan's where noise is a discrete Gaussian.
-
-    The sum of all shares is a discrete Gaussian, which is as private as the continuous one up to
-    ``2 (L^2 + 1) / (24 s^2)`` for every noisy coordinate, doubled to be safe (docs/guarantees.md,
-    Distributed noise): ``s`` is its standard deviation in grid units, and ``L = 8`` cuts the tail.
-    The sum is over all coordinates of a run, which is what a client can touch; a record touches
-    fewer.
-
-    Returns
-    -------
-    float
-        In units of epsilon, for the rounds whose units are public from the start; `question_slack`
-        is that of any other.
-    """
-    known = _known_units(algorithm, plan)
-    return sum(_round_slack(algorithm, plan, number, units) for number, units in known)
-
-
-def question_slack(algorithm: Algorithm, plan: PrivacyPlan, question: Question) -> float:
-    """Return what a round adds to `sharing_slack`, given its question."""
-    return _round_slack(algorithm, plan, question.round, algorithm.units(question))
-
-
-def _round_slack(
-    algorithm: Algorithm, plan: PrivacyPlan, number: int, units: NDArray[np.float64]
-) -> float:
-    places = algorithm.places(number)
-    precision = 0.0  # sum of 1 / s^2
-    for release in plan.rounds[number - 1]:
-        touched = np.concatenate([units[places[name]] for name in release.blocks])
-        stds = release.noise_multiplier * touched[touched > 0]
-        with np.errstate(divide="ignore", over="ignore"):
-            precision += float(np.sum(1 / (stds * stds)))
-    return 2 * 2 * (_TAIL**2 + 1) / 24 * precision
-
-
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     """Require that every share of noise whose units are public from the start can be drawn.
 
@@ -134,17 +94,16 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
     ConfigurationError
         If a release has no shares (Laplace), or a share's standard deviation is below two grid
         units, where the sum of shares would no longer be the planned noise, or above 2^40, where
-        drawing takes too long, or `sharing_slack` is above one per cent of epsilon, which would no
-        longer be what was asked for (docs/guarantees.md, Distributed noise).
+        drawing takes too long (docs/guarantees.md, Distributed noise).
     """
     for release in plan.releases:
         if release.mechanism != "gaussian":
             draw_share(release, np.zeros(1), shares, Stream.from_key(bytes(32)))  # it says why not
     tried: set[tuple[Release, tuple[float, float]]] = set()
-    known = _known_units(algorithm, plan)
-    for number, units in known:
-        _try_shares(algorithm, plan, number, units, shares, tried)
-    _require_fine(algorithm, plan, sharing_slack(algorithm, plan), len(known))
+    for number in range(1, len(plan.rounds) + 1):
+        units = algorithm.fixed_units(number)
+        if units is not None:
+            _try_shares(algorithm, plan, number, units, shares, tried)
 
 
 def check_question_shares(
@@ -155,19 +114,10 @@ def check_question_shares(
     Raises
     ------
     ConfigurationError
-        If the round's share of noise cannot be drawn, or its slack is above the round's part of
-        what the run may have.
+        If the round's share of noise cannot be drawn.
     """
     units = algorithm.units(question)
     _try_shares(algorithm, plan, question.round, units, shares, set())
-    _require_fine(algorithm, plan, question_slack(algorithm, plan, question), 1)
-
-
-def _known_units(algorithm: Algorithm, plan: PrivacyPlan) -> list[tuple[int, NDArray[np.float64]]]:
-    """Return the rounds whose units are public from the start, with their units."""
-    rounds = range(1, len(plan.rounds) + 1)
-    units = ((number, algorithm.fixed_units(number)) for number in rounds)
-    return [(number, known) for number, known in units if known is not None]
 
 
 def _try_shares(
@@ -196,17 +146,6 @@ def _try_shares(
                 "shares: take fewer fraction_bits or a larger epsilon."
             )
         draw_share(release, np.array(ends), shares, stream)
-
-
-def _require_fine(algorithm: Algorithm, plan: PrivacyPlan, slack: float, n_rounds: int) -> None:
-    """Require that so many rounds have no more than their part of the run's slack."""
-    epsilon = plan.budget.epsilon
-    if epsilon is not None and slack > _MAX_SLACK * epsilon * n_rounds / len(plan.rounds):
-        raise ConfigurationError(
-            "Expected shared noise so fine that its difference from continuous noise costs at most "
-            f"{_MAX_SLACK:.0%} of epsilon={epsilon:g}. Got {slack:.3g} at "
-            f"fraction_bits={algorithm.fraction_bits}: take more fraction_bits."
-        )
 
 
 def _round_noise(

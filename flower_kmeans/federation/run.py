@@ -6,14 +6,15 @@ numerical composition to recompute. Afterwards it reads the document that its li
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
 from flower_kmeans.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.federation.document import RunDocument
 from flower_kmeans.federation.release import check_shares, sampler_of
-from flower_kmeans.privacy.plan import PrivacyPlan, plan_from_config
+from flower_kmeans.privacy.filter import Price, price_of
+from flower_kmeans.privacy.plan import PrivacyPlan, composed_epsilon, plan_from_config
 
 # Two processors may differ in the last digits of a calibrated multiplier, no more.
 _RELATIVE_TOLERANCE = 1e-9
@@ -43,6 +44,30 @@ class Run:
     def server_asks(self) -> bool:
         """Whether the server sends questions and result; else clients compute both."""
         return server_asks(self.algorithm, self.document.trust)
+
+    @property
+    def worst_case(self) -> tuple[float | None, float | None]:
+        """The (epsilon, delta) of all sums that may open; of ``None`` without privacy.
+
+        Where every attempt at a round can end in a sum of its own, that is the whole plan as often
+        as a round may be asked for.
+        """
+        plan = self.plan
+        if not plan.is_private or plan.budget.delta is None:
+            return None, None
+        releases = plan.releases * self.document.sums_of_a_round
+        return composed_epsilon(releases, plan.budget.delta), plan.budget.delta
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What the run costs in a ledger; ``None`` without privacy, which has no price."""
+        if not self.plan.is_private:
+            return None
+        moves = None
+        if self.plan.budget.protects_clients:
+            rounds = range(1, len(self.plan.rounds) + 1)
+            moves = [self.algorithm.moves_of_a_record(t) for t in rounds]
+        return price_of(self.plan.budget.unit, self.plan.rounds, moves)
 
 
 def server_asks(algorithm: Algorithm, trust: str) -> bool:

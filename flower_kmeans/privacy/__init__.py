@@ -7,6 +7,7 @@
 - :mod:`~flower_kmeans.privacy.plan`: every release of a run, calibrated together.
 - :mod:`~flower_kmeans.privacy.randomness`: the operating system's source, and streams from keys.
 - :mod:`~flower_kmeans.privacy.noise`: exact samplers of integer noise.
+- :mod:`~flower_kmeans.privacy.filter`: what runs cost together that are chosen after each other.
 - :mod:`~flower_kmeans.privacy.ledger`: what a node released, over all runs, in a file.
 - :mod:`~flower_kmeans.privacy.report`: what a finished run tells its user.
 

@@ -5,12 +5,16 @@ moment. So an answer is written down, with what it costs, in one exclusive trans
 the disk before anything is sent: a crash in between loses an answer, never a charge.
 
 What is charged (docs/threat-model.md, "The ledger"): the first answer in a run charges all rounds
-of its plan. A client that answers a round again as a new member (with other records, or where each
-attempt may end in a sum of its own) gives a further release, so that round is charged once more.
-The same answer again costs nothing, and another answer to the same (run, round, attempt) is
-refused. A run without privacy has no price and is not counted. The charges are composed adaptively,
-all at once (docs/guarantees.md, "Neighbours, budget, delta"): for clients if all runs protect
-clients, else for single records.
+of its plan: its own round, and a reservation for the others. Answers to those turn reservations
+into charges, and when the run has ended, the reservations that are left come back. A client that
+answers a round again as a new member (with other records, or where each attempt may end in a sum of
+its own) gives a further release, so that round is charged once more. The same answer again costs
+nothing, and another answer to the same (run, round, attempt) is refused. A run without privacy has
+no price and is not counted.
+
+Runs are chosen after the results of others, so charges and reservations are summed up as a filter
+does (`privacy.filter`): for clients if all runs protect clients, else for single records. The sums
+lie in the file, so a charge reads nothing of other runs.
 
 Beside them lies an opaque memory for each run, which its owner replaces by comparing versions.
 """
@@ -20,22 +24,27 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from flower_kmeans.errors import BudgetError, KMeansError, LedgerError, MessageError
+from flower_kmeans.errors import BudgetError, KMeansError, LedgerError
+from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.ledger_file import find_private_file, make_private_file
-from flower_kmeans.privacy.plan import PrivacyPlan, composed_epsilon
-from flower_kmeans.privacy.release import Release, release_from_config
 
-_VERSION = 1
-# A client's part of a release has norm 1 at most, whatever it holds: so one of its records moves it
-# by no more than this, however tightly it was clipped.
-_ACROSS = 2.0
+_VERSION = 2
 _BUSY_SECONDS = 60.0
+_SETTINGS = (
+    "synchronous = EXTRA",
+    "fullfsync = ON",
+    "checkpoint_fullfsync = ON",
+    "secure_delete = ON",
+)
+# Of the sums, "client" is there as long as all runs protect clients.
 _SCHEMA = """
-CREATE TABLE runs (run BLOB PRIMARY KEY, plan TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE runs (run BLOB PRIMARY KEY, price TEXT NOT NULL, ended INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE sums (unit TEXT PRIMARY KEY, charge TEXT NOT NULL) WITHOUT ROWID;
+INSERT INTO sums VALUES ('client', '[0, 0, 0]'), ('record', '[0, 0, 0]');
 CREATE TABLE answers (
     run BLOB NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
     member BLOB NOT NULL, context BLOB NOT NULL, digest BLOB NOT NULL,
@@ -43,10 +52,6 @@ CREATE TABLE answers (
 ) WITHOUT ROWID;
 CREATE TABLE memories (run BLOB PRIMARY KEY, version INTEGER NOT NULL, memory BLOB NOT NULL);
 """
-
-
-Charge = tuple[str, Release]
-"""A release that was charged, after the unit of its run: "record" or "client"."""
 
 
 class AnotherAnswerError(KMeansError):
@@ -64,8 +69,9 @@ class Limit:
     Attributes
     ----------
     epsilon, delta : float
-        All releases ever charged must meet this epsilon at this delta, as one composition: for
-        clients if all of their runs protect clients, else for single records.
+        All releases ever charged must meet this epsilon at this delta together, also where runs
+        were chosen after earlier results: for clients if all of their runs protect clients, else
+        for single records.
     """
 
     epsilon: float
@@ -121,9 +127,11 @@ class Ledger:
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             try:
                 # EXTRA: a commit is on the disk, with its directory entry, when it returns.
-                # secure_delete: erased secrets are overwritten in the file.
-                self._db.execute("PRAGMA synchronous = EXTRA")
-                self._db.execute("PRAGMA secure_delete = ON")
+                # fullfsync: on macOS too, where a drive may keep in its cache what was synced;
+                # elsewhere it changes nothing. secure_delete: erased secrets are overwritten in the
+                # file.
+                for setting in _SETTINGS:
+                    self._db.execute(f"PRAGMA {setting}")
                 self._prepare()
             except BaseException:
                 self._db.close()
@@ -183,13 +191,24 @@ class Ledger:
         )
         return version + 1
 
-    def rewrite(self, change: Callable[[bytes], bytes | None]) -> int:
-        """Replace the memories of all runs in one transaction, and leave every charge as it is.
+    def end(self, run: bytes, version: int, memory: bytes) -> int:
+        """Replace the memory of a run that has ended, and give back what it did not use.
+
+        Parameters and errors are those of `save`. A run that ended before gives back nothing more.
+        """
+        with self._exclusive():
+            replaced = self._replace(run, version, memory)
+            self._give_back(run)
+            return replaced
+
+    def end_all(self, change: Callable[[bytes], bytes | None]) -> int:
+        """End runs in one transaction: replace their memories, and give back what they left.
 
         Parameters
         ----------
         change : callable
-            Returns what replaces a memory, or ``None`` to keep it.
+            Returns what replaces the memory of a run that ends now, or ``None`` for any other run,
+            which is left as it is.
 
         Returns
         -------
@@ -198,16 +217,36 @@ class Ledger:
         """
         with self._exclusive():
             rows = self._db.execute("SELECT run, version, memory FROM memories").fetchall()
-            changed = [(run, version, change(bytes(memory))) for run, version, memory in rows]
+            changed = [
+                (bytes(run), version, change(bytes(memory))) for run, version, memory in rows
+            ]
             replaced = [(run, version, memory) for run, version, memory in changed if memory]
             for run, version, memory in replaced:
-                self._replace(bytes(run), int(version), memory)
+                self._replace(run, int(version), memory)
+                self._give_back(run)
             return len(replaced)
+
+    def _give_back(self, run: bytes) -> None:
+        """Take the reservations of a run out of the sums: the rounds that were never answered."""
+        found = self._price(run)
+        if found is None or found[1]:
+            return
+        answered = {
+            t for (t,) in self._db.execute("SELECT round FROM answers WHERE run = ?", (run,))
+        }
+        sums = _sums(self._db)
+        for t, charges in enumerate(found[0].rounds, 1):
+            if t not in answered:
+                for unit, charge in zip(("client", "record"), charges, strict=True):
+                    if unit in sums:
+                        sums[unit] -= charge
+        self._write(sums)
+        self._db.execute("UPDATE runs SET ended = 1 WHERE run = ?", (run,))
 
     # ------------------------------------------------------------------ charges
 
     def charge(
-        self, answer: Answer, plan: PrivacyPlan, limit: Limit, version: int, memory: bytes
+        self, answer: Answer, price: Price | None, limit: Limit, version: int, memory: bytes
     ) -> int:
         """Write down an answer, what it costs and the memory that goes with it; all or nothing.
 
@@ -216,8 +255,8 @@ class Ledger:
         Parameters
         ----------
         answer : Answer
-        plan : PrivacyPlan
-            The run's plan, verified.
+        price : Price or None
+            The run's price, of its verified plan; ``None`` for a run without privacy.
         limit : Limit
             Checked only if the answer is charged; what was charged before is not refused.
         version, memory : int, bytes
@@ -250,17 +289,52 @@ class Ledger:
                 if tuple(row) != given:
                     raise AnotherAnswerError("This question was answered with something else.")
                 return replaced
-            before = _charges(self._db)
-            if plan.is_private:
-                config = json.dumps(plan.to_config(), sort_keys=True)
-                self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?)", (answer.run, config))
+            if price is not None:
+                self._add(self._due(answer, price), price.unit, limit)
+                values = (answer.run, _price_text(price))
+                self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, 0)", values)
             self._db.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", (*place, *given))
-            after = _charges(self._db)
-            if len(after) > len(before):
-                _require(after, limit)
             return replaced
 
-    def require_room(self, run: bytes, plan: PrivacyPlan, limit: Limit) -> None:
+    def _due(self, answer: Answer, price: Price) -> tuple[Charge, Charge] | None:
+        """Return what an answer adds to the sums; ``None`` if it is paid for."""
+        members = {
+            bytes(member)
+            for (member,) in self._db.execute(
+                "SELECT member FROM answers WHERE run = ? AND round = ?",
+                (answer.run, answer.round),
+            )
+        }
+        if answer.member in members:
+            return None
+        known = self._price(answer.run)
+        if known is None:
+            return price.whole
+        if members or known[1]:  # a further release, or one whose reservation came back
+            return known[0].rounds[answer.round - 1]
+        return None
+
+    def _add(self, due: tuple[Charge, Charge] | None, unit: str, limit: Limit) -> None:
+        """Add to the sums and require that they keep the limit."""
+        if due is None:
+            return
+        sums = _with(_sums(self._db), due, unit)
+        _require(sums, limit)
+        self._write(sums)
+
+    def _write(self, sums: dict[str, Charge]) -> None:
+        self._db.execute("DELETE FROM sums")
+        self._db.executemany(
+            "INSERT INTO sums VALUES (?, ?)",
+            [(unit, json.dumps(astuple(charge))) for unit, charge in sums.items()],
+        )
+
+    def _price(self, run: bytes) -> tuple[Price, bool] | None:
+        """Return what a run charges, and whether it has ended; ``None`` if it was not charged."""
+        row = self._db.execute("SELECT price, ended FROM runs WHERE run = ?", (run,)).fetchone()
+        return None if row is None else (_price_from(row[0]), bool(row[1]))
+
+    def require_room(self, run: bytes, price: Price | None, limit: Limit) -> None:
         """Require that a run fits: with its first answer, or, if that was charged, as it is.
 
         A run that was charged costs nothing further, but the limit may have been tightened since.
@@ -271,18 +345,18 @@ class Ledger:
         BudgetError
             If all runs together would exceed the limit, or do.
         """
-        if not plan.is_private:
+        if price is None:
             return
         with _ledger_errors():
-            known = self._db.execute("SELECT 1 FROM runs WHERE run = ?", (run,)).fetchone()
-            more = [] if known else [(plan.budget.unit, release) for release in plan.releases]
-            _require([*_charges(self._db), *more], limit)
+            sums = _sums(self._db)
+            if self._price(run) is None:
+                sums = _with(sums, price.whole, price.unit)
+            _require(sums, limit)
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon that everything charged so far meets at a delta."""
+        """Return the least epsilon that everything charged or reserved so far meets at a delta."""
         with _ledger_errors():
-            charges = _charges(self._db)
-        return _together(charges, delta)
+            return _together(_sums(self._db)).epsilon(delta)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -299,7 +373,7 @@ class Ledger:
 
 
 def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
-    """Return what everything charged so far costs at a delta, and change nothing on the disk.
+    """Return what all that is charged or reserved costs at a delta; change nothing on the disk.
 
     Parameters
     ----------
@@ -322,7 +396,7 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
     with _ledger_errors():
         db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
         try:
-            charges = _charges(db) if _version(db) else []
+            charge = _together(_sums(db)) if _version(db) else Charge()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
                 raise
@@ -332,7 +406,7 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
             ) from None
         finally:
             db.close()
-    return _together(charges, delta)
+    return charge.epsilon(delta)
 
 
 def _version(db: sqlite3.Connection) -> int:
@@ -345,56 +419,55 @@ def _version(db: sqlite3.Connection) -> int:
     return version
 
 
-def _charges(db: sqlite3.Connection) -> list[Charge]:
-    """Return every release that was charged, as often as it was, with the unit of its run."""
-    members = {
-        (bytes(run), t): count
-        for run, t, count in db.execute(
-            "SELECT run, round, COUNT(DISTINCT member) FROM answers GROUP BY run, round"
-        )
+def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
+    """Return the sums of all that is charged or reserved, by what they protect."""
+    return {
+        unit: _charge_from(json.loads(text))
+        for unit, text in db.execute("SELECT unit, charge FROM sums")
     }
-    charges: list[Charge] = []
-    for run, config in db.execute("SELECT run, plan FROM runs"):
-        unit, rounds = _unit_and_rounds(config)
-        for t, releases in enumerate(rounds, 1):
-            times = max(1, members.get((bytes(run), t), 1))
-            charges.extend((unit, release) for release in releases * times)
-    return charges
 
 
-def _together(charges: list[Charge], delta: float) -> float:
-    """Return the least epsilon that charges meet together, for the unit that all of them have.
+def _with(sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str) -> dict[str, Charge]:
+    """Return sums with what a run of a unit adds to them."""
+    added = {"record": sums["record"] + due[1]}
+    if unit == "client" and "client" in sums:
+        added["client"] = sums["client"] + due[0]
+    return added
 
-    A run that protects clients protects a single record too, but one record of a client that stays
-    may move its answer from one end of the clip to the other: beside runs for single records, such
-    a run counts as for a group of two.
+
+def _together(sums: dict[str, Charge]) -> Charge:
+    """Return the sum that counts: for clients if all runs protect clients, else for records.
+
+    A run that protects clients protects a single record too; what one record of a client that stays
+    may move is part of the run's price.
     """
-    units = {unit for unit, _ in charges}
-    alike = len(units) < 2
-    releases = [
-        release
-        if alike or unit == "record"
-        else replace(release, noise_multiplier=release.noise_multiplier / _ACROSS)
-        for unit, release in charges
-    ]
-    return composed_epsilon(releases, delta) if releases else 0.0
+    return sums.get("client", sums["record"])
 
 
-def _require(charges: list[Charge], limit: Limit) -> None:
-    epsilon = _together(charges, limit.delta)
-    if not epsilon <= limit.epsilon:
+def _require(sums: dict[str, Charge], limit: Limit) -> None:
+    charge = _together(sums)
+    if not charge.fits(limit.epsilon, limit.delta):
         raise BudgetError(
             f"Expected all runs together to cost epsilon <= {limit.epsilon:g} at delta "
-            f"{limit.delta:g}. Got {epsilon:.6g} with this release instead."
+            f"{limit.delta:g}. Got {charge.epsilon(limit.delta):.6g} with this release instead."
         )
 
 
-def _unit_and_rounds(config: str) -> tuple[str, list[list[Release]]]:
-    # Not the whole plan: its promise was verified when it was written, and takes long to verify.
-    plan: dict[str, Any] = json.loads(config)
-    rounds: list[list[dict[str, Any]]] = plan["rounds"]
-    unit = str(plan["budget"]["unit"])
-    return unit, [[release_from_config(item) for item in releases] for releases in rounds]
+def _price_text(price: Price) -> str:
+    rounds = [[astuple(charge) for charge in charges] for charges in price.rounds]
+    return json.dumps({"unit": price.unit, "rounds": rounds})
+
+
+def _price_from(text: str) -> Price:
+    price = json.loads(text)
+    rounds = tuple((_charge_from(pair[0]), _charge_from(pair[1])) for pair in price["rounds"])
+    return Price(price["unit"], rounds)
+
+
+def _charge_from(values: Any) -> Charge:
+    if not isinstance(values, list) or not all(type(value) is int for value in values):
+        raise TypeError
+    return Charge(*values)
 
 
 @contextmanager
@@ -403,5 +476,5 @@ def _ledger_errors() -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         raise LedgerError(f"The ledger cannot be used: {error}.") from None
-    except (json.JSONDecodeError, LookupError, MessageError, TypeError):
+    except (json.JSONDecodeError, LookupError, TypeError):
         raise LedgerError("The ledger holds something that no ledger writes.") from None

@@ -34,6 +34,7 @@ from flower_kmeans.privacy.release import Release
 MAX_SCALE = 2.0**55
 # Kairouz, Liu & Steinke 2021: from here on a sum of discrete Gaussians is one, up to 7e-17.
 MIN_SHARE_STD = 2.0
+_BELOW_PI_SQUARED = 9.8696
 
 # Bound on the error of ndtri, log and exp, and of the few operations around them, relative to
 # 1 + their size: 64 times float64's unit. The tests compare it with mpmath.
@@ -238,8 +239,9 @@ def draw(release: Release, units: _Floats, stream: Stream) -> _Integers:
 def draw_share(release: Release, units: _Floats, shares: int, stream: Stream) -> _Integers:
     """Draw one client's share of the noise of a release (docs/guarantees: Distributed noise).
 
-    A discrete Gaussian of variance ``(multiplier * unit)^2 / shares``: the sum of ``shares`` of
-    them carries the planned noise.
+    A discrete Gaussian of variance ``v / shares``: the sum of ``shares`` of them carries the
+    planned noise. ``v`` is ``(multiplier * unit)^2``, and so much more (about ``1 / pi^2``) that
+    the sum is as private as the continuous Gaussian that was planned.
 
     Parameters
     ----------
@@ -293,7 +295,8 @@ def share_variance(release: Release, units: _Floats, shares: int) -> _Floats:
         no noise.
     """
     scale = _checked("std", _scale(release, units))
-    return np.where(scale > 0, _upwards(_upwards(scale * scale) / shares), 0.0)
+    whole = _as_private_as_continuous(_upwards(scale * scale))
+    return np.where(scale > 0, _upwards(whole / shares), 0.0)
 
 
 def draw_part(
@@ -334,6 +337,17 @@ def _scale(release: Release, units: _Floats) -> _Floats:
     if not release.noise_multiplier:
         return np.zeros_like(checked)
     return np.where(checked > 0, _upwards(checked * release.noise_multiplier), 0.0)
+
+
+def _as_private_as_continuous(variance: _Floats) -> _Floats:
+    """Return the variance of a discrete Gaussian that is as private as a continuous one.
+
+    ``1 / (1 / v - 1 / (pi v)^2)``, rounded upward, for any ``v`` that a sum of shares may have
+    (docs/guarantees: Distributed noise).
+    """
+    with np.errstate(over="ignore"):  # an infinite variance is refused where it is drawn
+        wider = variance / (1.0 - 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0)))
+        return np.asarray(_upwards(_upwards(wider)), dtype=np.float64)
 
 
 def _upwards(values: _Floats) -> _Floats:

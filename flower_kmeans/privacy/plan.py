@@ -2,8 +2,9 @@
 
 Guarantee: a run whose answers carry the planned noise is (epsilon, delta)-differentially private
 for its unit under null-record adjacency, adaptively composed over all rounds
-(docs/guarantees: Neighbours, budget, delta). The same :class:`Release` objects draw the noise and
-are accounted, so the two cannot drift apart.
+(docs/guarantees: Neighbours, budget, delta). Runs that are chosen after the results of others cost
+together what the filter of `privacy.filter` sums up. The same :class:`Release` objects draw the
+noise and are accounted, so the two cannot drift apart.
 """
 
 import math
@@ -19,6 +20,7 @@ from flower_kmeans.canonical import real_to_text
 from flower_kmeans.errors import BudgetError, ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget, budget_from_config
 from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
+from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.privacy.mixture import (
     laplace_delta,
     least_scale,
@@ -51,12 +53,16 @@ class PrivacyPlan:
         Releases by round.
     n_clients : int or None
         The public number of client slots, if the budget protects clients and the run has one.
+    is_chosen_later : bool
+        Whether the rounds are those of several runs, each of which may have been chosen after the
+        results of those before: what `then` returns. Such a plan is for its reader, and no run's.
     """
 
     budget: PrivacyBudget
     n_records: int | None
     rounds: tuple[tuple[Release, ...], ...]
     n_clients: int | None = None
+    is_chosen_later: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", tuple(tuple(releases) for releases in self.rounds))
@@ -129,11 +135,15 @@ class PrivacyPlan:
         """Return the least epsilon that the run meets at a delta (the budget's by default)."""
         if not self.is_private:
             return math.inf
-        return composed_epsilon(self.releases, _delta_or(self.budget, delta))
+        return self._epsilon(1, _delta_or(self.budget, delta))
 
     def delta(self, epsilon: float) -> float:
         """Return the least delta that the run meets at an epsilon; 1 when it is not private."""
-        return _delta(self.releases, epsilon) if self.is_private else 1.0
+        if not self.is_private:
+            return 1.0
+        if self.is_chosen_later:
+            return charge_of(self.releases).delta(epsilon)
+        return _delta(self.releases, epsilon)
 
     def curve(self, epsilons: Iterable[float]) -> NDArray[np.float64]:
         """Return delta(epsilon) at every given epsilon, as a float64 array of the same length."""
@@ -158,15 +168,26 @@ class PrivacyPlan:
             )
         if not self.is_private:
             return math.inf
-        return composed_epsilon(_scaled(self.releases, 1.0 / size), _delta_or(self.budget, delta))
+        return self._epsilon(size, _delta_or(self.budget, delta))
+
+    def _epsilon(self, size: int, delta: float) -> float:
+        """Return the least epsilon that protects a group at a delta."""
+        releases = self.releases if size == 1 else _scaled(self.releases, 1.0 / size)
+        if self.is_chosen_later:
+            return charge_of(releases).epsilon(delta)
+        return composed_epsilon(releases, delta)
 
     def then(self, other: "PrivacyPlan") -> "PrivacyPlan":
         """Return what this run and another one over the same records release together.
 
+        The other run may have been chosen after the results of this one were seen, so this is the
+        cost that a filter sums up (docs/guarantees.md, "Runs that are chosen after earlier
+        results"): with Laplace noise it is more than that of one plan with the same releases.
+
         Parameters
         ----------
         other : PrivacyPlan
-            Of the same unit. It may have been chosen after the results of this run were seen.
+            Of the same unit.
 
         Returns
         -------
@@ -190,12 +211,13 @@ class PrivacyPlan:
                 f"Got {self.budget.unit!r} and {other.budget.unit!r} instead."
             )
         delta = max(cast(float, self.budget.delta), cast(float, other.budget.delta))
-        epsilon = composed_epsilon((*self.releases, *other.releases), delta)
+        epsilon = charge_of((*self.releases, *other.releases)).epsilon(delta)
         return PrivacyPlan(
             replace(self.budget, epsilon=epsilon, delta=delta),
             self.n_records if self.n_records == other.n_records else None,
             self.rounds + other.rounds,
             self.n_clients if self.n_clients == other.n_clients else None,
+            is_chosen_later=True,
         )
 
     def event(self) -> "dp_accounting.DpEvent":
@@ -254,7 +276,17 @@ class PrivacyPlan:
         return "\n".join(lines)
 
     def to_config(self) -> dict[str, Any]:
-        """Return the plan for a run document."""
+        """Return the plan for a run document.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is that of several runs.
+        """
+        if self.is_chosen_later:
+            raise ConfigurationError(
+                "Expected the plan of one run for a run document. Got that of several instead."
+            )
         config: dict[str, Any] = {
             "budget": self.budget.to_config(),
             "rounds": [[release.to_config() for release in releases] for releases in self.rounds],
@@ -285,8 +317,9 @@ def _calibrated(
     if not laplace:
         target = mu_of_budget(epsilon, delta)
         scale = mu / target
-        # Rounding may leave the composed mu a few bits above the target.
-        while _split(_scaled(releases, scale))[0] > target:
+        # Rounding may leave the composed mu a few bits above the target, or the exact sum of
+        # squares, by which ledgers count, above what the budget allows.
+        while _split(_scaled(releases, scale))[0] > target or _exceeds(releases, scale, budget):
             scale = math.nextafter(scale, math.inf)
     elif delta == 0:
         if mu:
@@ -295,7 +328,7 @@ def _calibrated(
                 "never purely differentially private. Got 0 instead."
             )
         scale = math.fsum(laplace) / epsilon
-        while math.fsum(_split(_scaled(releases, scale))[1]) > epsilon:
+        while _exceeds(releases, scale, budget):
             scale = math.nextafter(scale, math.inf)
     else:
         scale = _mixture_scale(releases, epsilon, delta)
@@ -393,6 +426,12 @@ def _delta_or(budget: PrivacyBudget, delta: float | None) -> float:
 
 def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:
     return tuple(replace(r, noise_multiplier=r.noise_multiplier * scale) for r in releases)
+
+
+def _exceeds(releases: Iterable[Release], scale: float, budget: PrivacyBudget) -> bool:
+    """Return whether scaled releases exceed a resolved budget in exact sums."""
+    epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
+    return not charge_of(_scaled(releases, scale)).fits(epsilon, delta)
 
 
 def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:

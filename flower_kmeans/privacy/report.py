@@ -144,8 +144,6 @@ class Report:
         How often the server may ask for a round.
     ledger : bool
         Whether every client said that it keeps a ledger.
-    epsilon_slack : float
-        By how much epsilon may exceed the plan's, because shared noise is a discrete Gaussian.
     dropped : list of Dropped
         Whom a round went on without, when and why.
     incidents : list of Dropped
@@ -178,7 +176,6 @@ class Report:
     noise_factor: float = 1.0
     added_noise_factor: float = 1.0
     levels: tuple[int, ...] = ()
-    epsilon_slack: float = 0.0
     ledger: bool = False
     sampler: str = ""
     seconds: float = 0.0
@@ -218,6 +215,9 @@ class Report:
     @property
     def together(self) -> PrivacyPlan | None:
         """What this run and those before it, each of which the next one started from, cost.
+
+        Each was chosen after the results of those before, so this is what a filter sums up
+        (`PrivacyPlan.then`).
 
         ``None`` if it started from no other run, or one of them was not private.
         """
@@ -397,7 +397,6 @@ class Report:
             "noise_factor": self.noise_factor,
             "added_noise_factor": self.added_noise_factor,
             "levels": list(self.levels),
-            "epsilon_slack": self.epsilon_slack,
             "sampler": self.sampler,
             "ledger": self.ledger,
             "seconds": self.seconds,

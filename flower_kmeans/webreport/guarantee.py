@@ -131,11 +131,6 @@ def plain_words(report: Report) -> list[str]:
             f"{number(report.together.epsilon())} at delta "
             f"{number(report.together.budget.delta, 3)}."
         )
-    if report.epsilon_slack > 0:
-        words.append(
-            "The clients' noise is a sum of discrete shares, for which epsilon may be larger by "
-            f"{number(report.epsilon_slack, 3)} at most."
-        )
     words += [text for text in report.statements if text.startswith("Not protected")]
     return words
 

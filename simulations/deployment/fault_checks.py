@@ -90,7 +90,8 @@ def ledger_complaints(
             complaints.append(f"node {i} charged {runs} runs instead of {n_runs}")
         if most > 1:
             complaints.append(f"node {i} answered a round as {most} members")
-        if n_runs == 1 and not np.isclose(total, epsilon, rtol=1e-3):
+        # Less where a node missed a round: what the run did not use has come back.
+        if n_runs == 1 and not 0 < total <= epsilon * 1.001:
             complaints.append(f"node {i} is charged epsilon {total:.4g} instead of {epsilon:g}")
         if n_runs > 1 and not epsilon < total <= n_runs * epsilon:
             complaints.append(f"node {i} is charged epsilon {total:.4g} for {n_runs} runs")
@@ -98,7 +99,7 @@ def ledger_complaints(
 
 
 def charged(state_dir: Path, delta: float) -> tuple[int, int, float]:
-    """Return a ledger's number of runs, most members of a round, and epsilon at a delta."""
+    """Return a ledger's number of runs, most members of a round, and epsilon of all charges."""
     if not (state_dir / FILE_NAME).exists():
         return 0, 0, 0.0
     with sqlite3.connect(f"file:{state_dir / FILE_NAME}?mode=ro", uri=True) as database:

@@ -1,5 +1,6 @@
 """Clipping of one client's answer: exact in real arithmetic, whatever floats do."""
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -7,7 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.algorithms.clipping import client_clip, clip_to_units
+from flower_kmeans.algorithms.clipping import (
+    client_clip,
+    clip_factor,
+    clip_to_units,
+    move_of_a_record,
+    shortened,
+)
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
@@ -152,3 +159,89 @@ def test_nothing_is_clipped_without_private_clients(budget):
 def test_bad_bounds_are_refused(figures, error, match):
     with pytest.raises(error, match=match):
         client_clip(CLIENT, *figures)
+
+
+# --------------------------------------------------------------------------- one record more
+
+
+def length(values, norm):
+    return np.abs(values).sum(axis=-1) if norm == "l1" else np.sqrt((values**2).sum(axis=-1))
+
+
+def clipped_grid(parts, reach, together):
+    """Return every vector of integers within reach, and what clipping makes of it.
+
+    Parts are (units, norm) of the releases, whose words lie one after the other.
+    """
+    words = sum(len(units) for units, _ in parts)
+    vectors = np.array(list(itertools.product(range(-reach, reach + 1), repeat=words)))
+    after = np.zeros_like(vectors)
+    for row, vector in enumerate(vectors):
+        pieces = np.split(vector, np.cumsum([len(units) for units, _ in parts])[:-1])
+        factors = [clip_factor(v, *part) for v, part in zip(pieces, parts, strict=True)]
+        if together:
+            factors = [min(factors)] * len(factors)
+        after[row] = np.concatenate(
+            [shortened(v, u, f) for v, (u, _), f in zip(pieces, parts, factors, strict=True)]
+        )
+    return vectors, after
+
+
+def worst_moves(parts, clips, reach, together=False):
+    """Return by how much one record moves each release after clipping, over all integers."""
+    vectors, after = clipped_grid(parts, reach, together)
+    side, words = 2 * reach + 1, vectors.shape[1]
+    cube = after.reshape(*(side,) * words, words)
+    places = np.split(np.arange(words), np.cumsum([len(units) for units, _ in parts])[:-1])
+    rows = list(zip(places, parts, clips, strict=True))
+    furthest = [int(u / clip) for _, (units, _), clip in rows for u in units]
+    worst = [0.0] * len(parts)
+    for move in itertools.product(*(range(-most, most + 1) for most in furthest)):
+        change = np.array(move)
+        if any(length(change[at] * clip / u, norm) > 1 + 1e-12 for at, (u, norm), clip in rows):
+            continue
+        here = tuple(slice(max(0, -c), side - max(0, c)) for c in move)
+        there = tuple(slice(max(0, c), side - max(0, -c)) for c in move)
+        moved = cube[there] - cube[here]
+        for i, (at, (units, norm), _) in enumerate(rows):
+            worst[i] = max(worst[i], length(moved[..., at] / units, norm).max())
+    return worst
+
+
+@pytest.mark.parametrize("clip", [0.5, 1.0, 2.0, 3.5, 10.0])
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("unit", [1.0, 3.0, 4.0])
+def test_one_record_moves_a_release_no_further_than_is_charged(norm, clip, unit):
+    units = np.array([unit, unit]) * clip
+    (worst,) = worst_moves([(units, norm)], [clip], reach=int(2.5 * unit * clip) + 3)
+    bound = move_of_a_record(units, norm, 1 / clip)
+    assert worst <= bound <= 2
+    if clip >= 1 and unit > 1:  # attained: one record beside none
+        assert worst >= 1 / clip
+
+
+def test_clipping_in_l1_moves_more_than_a_record_does():
+    """It is no projection there, so that the bound has twice the step."""
+    clip, unit = 3.0, 12.0
+    units = np.array([unit, unit, unit]) * clip
+    # Far beyond the clip in one word, where a step in another one takes from the first.
+    before = np.array([400, 0, 0])
+    after = before + np.array([0, 12, 0])
+    moved = clip_to_units(after, units, "l1") - clip_to_units(before, units, "l1")
+    assert length(moved / units, "l1") <= move_of_a_record(units, "l1", 1 / clip)
+    (worst,) = worst_moves([(units[:2] / 3, "l1")], [clip], reach=24)
+    assert worst > 1.25 / clip
+
+
+@pytest.mark.parametrize("norms", [("l2", "l2"), ("l2", "l1"), ("l1", "l1")])
+@pytest.mark.parametrize("clips", [(2.0, 2.0), (1.0, 4.0)])
+def test_one_factor_for_several_releases(norms, clips):
+    units = [np.array([3.0, 3.0]) * clips[0], np.array([2.0]) * clips[1]]
+    parts = list(zip(units, norms, strict=True))
+    # One record is a step of either release: the first's in units of 3, the second's of 2.
+    scaled = worst_moves(parts, clips, 9, together=True)
+    shared = max(1 / clip for clip in clips)
+    for worst, (part, norm), clip in zip(scaled, parts, clips, strict=True):
+        assert worst <= move_of_a_record(part, norm, 1 / clip, shared)
+    # More than the record itself: it changes the factor of the other release, too.
+    assert max(worst * clip for worst, clip in zip(scaled, clips, strict=True)) > 1.2

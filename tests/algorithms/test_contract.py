@@ -238,6 +238,11 @@ def test_one_record_of_a_clipped_client_changes_less_than_a_unit(cls, clip):
     *_, question = questions(cls, algorithm, [fine(grid_points(domain)[[0, -1]])])
     units = algorithm.units(question)
     releases = [(r, words_of(algorithm, r.blocks)) for r in algorithm.plan().rounds[1]]
+    charged = algorithm.moves_of_a_record(2)
+    moves = {release.name: m for (release, _), m in zip(releases, charged, strict=True)}
+    for release, _ in releases:
+        factor = 2 if release.norm == "l1" else 1
+        assert factor / clip < moves[release.name] < factor / clip + 0.01
     seen = 0.0
     for records in clients("square"):
         before = answer(algorithm, question, records)
@@ -245,13 +250,8 @@ def test_one_record_of_a_clipped_client_changes_less_than_a_unit(cls, clip):
             change = answer(algorithm, question, np.vstack([records, record])) - before
             for release, words in releases:
                 ratios = np.abs(change[words]) / units[words]
-                step = 1 / units[words].min()
-                if release.norm == "l1":
-                    norm, bound = ratios.sum(), 2 / clip + len(ratios) * step
-                else:
-                    norm = np.sqrt((ratios**2).sum())
-                    bound = 1 / clip + np.sqrt(len(ratios)) * step
-                assert norm <= bound + 1e-12
+                norm = ratios.sum() if release.norm == "l1" else np.sqrt((ratios**2).sum())
+                assert norm <= moves[release.name]
                 seen = max(seen, norm)
     assert seen > 0.5 / clip
 

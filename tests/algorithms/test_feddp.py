@@ -288,6 +288,40 @@ def test_one_record_of_a_tightly_clipped_client_moves_two_units():
     ]
     moved = (ends[1] - ends[0]) / algorithm.units(question)
     assert np.linalg.norm(moved[:2]) == pytest.approx(2, abs=4 / one)
+    assert algorithm.moves_of_a_record(3)[0] == 2
+
+
+@pytest.mark.parametrize("clip", [3.0, 20.0])
+def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(clip):
+    """One factor shortens a round: beside the record's own step, it takes that of the factor."""
+    algorithm = for_clients(DOMAINS["square"], clip=clip)
+    largest = 0.0
+    for question in questions_for_clients(algorithm, 3):
+        number, moves = question.round, algorithm.moves_of_a_record(question.round)
+        factor = 1 if len(moves) == 1 else 2
+        assert all(factor / clip < move <= factor / clip + 0.01 for move in moves)
+        units, places = algorithm.units(question), algorithm.places(number)
+        for records in clients(DOMAINS["square"]):
+            if not len(records):
+                continue
+            grids = [GridRecords.from_grid(part, FINE) for part in (records, records[1:])]
+            with_it, without = (
+                algorithm.flatten(algorithm.answer(question, grid), number) for grid in grids
+            )
+            change = (with_it - without) / units
+            for release, move in zip(algorithm.releases(number), moves, strict=True):
+                words = np.concatenate([places[name] for name in release.blocks])
+                norm = np.linalg.norm(change[words], 1 if release.norm == "l1" else 2)
+                assert norm <= move
+                largest = max(largest, norm * clip)
+    assert largest > 0.9
+
+
+def test_a_record_of_a_client_that_adds_means_may_cross_the_clip():
+    algorithm = for_clients(DOMAINS["square"], contribution="means", clip=5.0)
+    moves = [algorithm.moves_of_a_record(t) for t in range(1, algorithm.n_rounds + 1)]
+    assert max(moves[0]) < 1
+    assert all(set(of_round) == {2.0} for of_round in moves[2:])
 
 
 def test_a_clip_of_its_own_for_each_release():

@@ -19,6 +19,8 @@ max_epsilon = 0.5
 max_delta = 1e-7
 min_clients = 5
 max_rounds = 20
+max_attempts = 2
+colluders = 3
 algorithms = ["fastlloyd"]
 openings = ["immediate"]
 group_key_file = "group.key"
@@ -53,6 +55,8 @@ def test_every_setting_is_read(tmp_path):
         max_delta=1e-7,
         min_clients=5,
         max_rounds=20,
+        max_attempts=2,
+        colluders=3,
         algorithms=("fastlloyd",),
         openings=("immediate",),
         domain=Box([0, -1.5], [1, 1.5], scale="common"),
@@ -147,6 +151,8 @@ _policies = st.builds(
     max_delta=st.sampled_from([1e-7, 1e-6]),
     min_clients=st.integers(1, 4),
     max_rounds=st.integers(1, 5),
+    max_attempts=st.integers(1, 3),
+    colluders=st.integers(1, 3),
     algorithms=st.none()
     | st.lists(st.sampled_from(["fastlloyd", "glloyd", "lloyd"]), unique=True).map(tuple),
     openings=st.lists(st.sampled_from(OPENINGS), unique=True).map(tuple),
@@ -201,6 +207,7 @@ def test_the_tightest_policy_accepts_what_both_accept(operator, app):
         {"trusts": ("plain",)},
         {"min_clients": 9},
         {"max_rounds": 1},
+        {"max_attempts": 1},
         {"algorithms": ("glloyd",)},
         {"domain": Box([0, 0], [1, 2])},
         {"columns": ("x", "y")},

@@ -30,7 +30,7 @@ from flower_kmeans.federation.coordinator import Coordinator, _ClosedRound
 from flower_kmeans.federation.messages import Finish, Open, OpenReply, Refusal, RoundReply
 from flower_kmeans.federation.opening import Opening
 from flower_kmeans.federation.questions import read_result, tell
-from flower_kmeans.federation.release import noise_share, question_slack, sharing_slack
+from flower_kmeans.federation.release import noise_share
 from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run
 from flower_kmeans.federation.transcript import (
     EMPTY_QUESTION_HASH,
@@ -747,24 +747,6 @@ def test_clients_build_the_algorithm_without_what_the_server_holds():
     own = replace(run.algorithm, server_points=((0.25, 0.75),))
     assert own.to_config() == run.algorithm.to_config()
     assert open_run(run.document.data).algorithm.server_points == ()
-
-
-def test_the_slack_of_units_that_are_not_known_is_added_as_they_are_asked_for():
-    scene = scene_of()
-    algorithm, plan = scene.run.algorithm, scene.run.plan
-    assert scene.server.slack == sharing_slack(algorithm, plan) == 0
-    expected = [question_slack(algorithm, plan, Question(1))]
-    expected.append(question_slack(algorithm, plan, second(scene)))
-    assert min(expected) > 0
-    assert scene.server.slack == pytest.approx(sum(expected))
-    scene.open(2)  # another attempt at the same question
-    assert scene.server.slack == pytest.approx(sum(expected))
-    fixed = scene_of(kind=FixedSplitAlgorithm)
-    planned = sharing_slack(fixed.run.algorithm, fixed.run.plan)
-    assert fixed.server.slack == planned > 0
-    second(fixed)
-    assert fixed.server.slack == planned
-    assert scene_of(trust="trusted-server").server.slack == 0
 
 
 def test_the_sum_that_a_server_opens_is_that_of_the_question():

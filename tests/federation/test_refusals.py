@@ -18,6 +18,7 @@ from flower_kmeans.client import ClientPolicy
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.messages import Enrol, EnrolReply, Refusal, to_content
+from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.records import usable_records
 from flower_kmeans.tables import Table
 
@@ -82,6 +83,14 @@ def enrolment(run):
             "'simple'",
         ),
         ({}, {"keys": "roster"}, "keys in ['relayed']", "'roster'"),
+        ({"max_attempts": 1}, {}, "max_attempts <= 1", "2"),
+        ({"colluders": 2}, {"trust": "distributed-noise"}, "colluders >= 2", "1"),
+        (
+            {"max_epsilon": 1.2},
+            {"trust": "distributed-noise"},
+            "max_epsilon=1.2 for 2 sums of each round",
+            "1.45",
+        ),
     ],
 )
 def test_a_limit_that_is_exceeded_is_named_in_the_log_alone(limits, asked, expected, got, caplog):
@@ -93,6 +102,35 @@ def test_a_limit_that_is_exceeded_is_named_in_the_log_alone(limits, asked, expec
     assert got in line.split("Got")[1]
     assert run.document.doc_hash.hex()[:8] in line
     assert node.loads == 0
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("trust", "keys", "each_opens"),
+    [
+        ("oblivious-server", "relayed", False),
+        ("trusted-server", "none", False),
+        ("distributed-noise", "relayed", True),
+        ("distributed-noise", "file", True),
+        ("distributed-noise", "roster", False),
+    ],
+)
+def test_the_worst_case_has_a_sum_of_each_attempt_where_others_may_open_it(
+    trust, keys, each_opens, attempts
+):
+    run = make_run(trust, keys=keys, max_attempts=attempts)
+    sums = attempts if each_opens else 1
+    epsilon = epsilon_of_mu(run.plan.mu * sums**0.5, 1e-6)
+    assert run.worst_case == (pytest.approx(epsilon, rel=1e-12), 1e-6)
+    policy = replace(SIMULATED, max_epsilon=epsilon * (1 + 1e-9))
+    assert policy.objection_to_guarantee(*run.worst_case) is None
+    policy = replace(SIMULATED, max_epsilon=epsilon * (1 - 1e-9))
+    assert "max_epsilon" in policy.objection_to_guarantee(*run.worst_case)
+
+
+def test_a_run_without_privacy_has_no_worst_case():
+    assert make_run("plain").worst_case == (None, None)
+    assert make_run("plain").price is None
 
 
 def test_every_limit_of_a_policy_refuses_with_the_same_bytes(caplog):

@@ -80,7 +80,7 @@ def test_the_server_starts_feddp_from_points_that_stay_with_it(loopback, tmp_pat
     data = tmp_path / "server.npy"
     np.save(data, points)
     config = {"strategy": "feddp", "server-data": str(data), "trust": "distributed-noise"}
-    policy = {"trusts": ["distributed-noise"], "algorithms": ["feddp"]}
+    policy = {"trusts": ["distributed-noise"], "max_epsilon": 1.5, "algorithms": ["feddp"]}
     with loopback.deployment(tmp_path, partitions, policy=policy) as running:
         running.run({"n-rounds": ROUNDS, **config}, timeout=900)
     assert left_after(running.processes) == []
@@ -97,7 +97,7 @@ def test_nodes_and_server_learn_the_same_where_it_asks(
 ):
     partitions = loopback.example_partitions()
     config = {"strategy": name, "trust": "distributed-noise", "n-rounds": asked}
-    policy = {"trusts": ["distributed-noise"], "algorithms": [name]}
+    policy = {"trusts": ["distributed-noise"], "max_epsilon": 1.5, "algorithms": [name]}
     with loopback.deployment(tmp_path, partitions, policy=policy) as running:
         running.run(config, timeout=900)
     assert left_after(running.processes) == []
@@ -367,7 +367,13 @@ def test_feddp_is_a_setting_that_policies_may_name(monkeypatch, loopback, tmp_pa
     }
 
     def policies(node):
-        return {"settings": {"trusts": ["distributed-noise"], "algorithms": ["feddp"]}}
+        return {
+            "settings": {
+                "trusts": ["distributed-noise"],
+                "max_epsilon": 1.5,
+                "algorithms": ["feddp"],
+            }
+        }
 
     n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
     assert n_results == 3
@@ -382,7 +388,7 @@ def test_synopsis_is_a_setting_that_policies_may_name(monkeypatch, loopback, tmp
 
     def policies(node):
         algorithms = {"algorithms": ["synopsis"]} if named else {}
-        return {"settings": {"trusts": ["distributed-noise"], **algorithms}}
+        return {"settings": {"trusts": ["distributed-noise"], "max_epsilon": 1.5, **algorithms}}
 
     n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
     assert n_results == 3
@@ -395,7 +401,13 @@ def test_pe_means_is_a_setting_that_policies_may_name(monkeypatch, loopback, tmp
     config = {"strategy": "pe-means", "trust": "distributed-noise", "n-rounds": 2}
 
     def policies(node):
-        return {"settings": {"trusts": ["distributed-noise"], "algorithms": ["pe-means"]}}
+        return {
+            "settings": {
+                "trusts": ["distributed-noise"],
+                "max_epsilon": 1.5,
+                "algorithms": ["pe-means"],
+            }
+        }
 
     n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
     assert n_results == 3
@@ -412,7 +424,13 @@ def test_feddp_is_refused_by_nodes_that_name_another_algorithm(monkeypatch, loop
     }
 
     def policies(node):
-        return {"settings": {"trusts": ["distributed-noise"], "algorithms": ["fastlloyd"]}}
+        return {
+            "settings": {
+                "trusts": ["distributed-noise"],
+                "max_epsilon": 1.5,
+                "algorithms": ["fastlloyd"],
+            }
+        }
 
     with pytest.raises(TooFewClientsError, match="policy"):
         run_in_process(monkeypatch, loopback, tmp_path, config, policies)

@@ -677,7 +677,8 @@ def test_any_strategy_starts_from_it_and_reports_both_costs(cls, unit):
         assert report.trust == "oblivious-server"
         together = first.plan.then(strategy.plan)
         assert report.together == together
-        assert 4.0 < together.epsilon() < 7.0
+        # Laplace noise counts as the Gaussian noise that covers it, for the run was chosen later.
+        assert 4.0 < together.epsilon() < (11.0 if cls is SuLloyd else 7.0)
         told = report.to_dict()
         assert told["together"]["epsilon"] == together.epsilon()
         assert told["earlier"]["strategy"] == "FedDPKMeans"

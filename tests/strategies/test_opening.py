@@ -408,7 +408,7 @@ def test_the_default_is_deferred_and_concerns_distributed_noise_only():
 
 
 def test_clients_with_the_default_policy_refuse_simple_opening():
-    policy = ClientPolicy(in_memory=True, min_clients=2)
+    policy = ClientPolicy(in_memory=True, min_clients=2, max_epsilon=1.5)
     for opening in OPENINGS:
         if opening == "simple":
             with pytest.raises(TooFewClientsError, match="policy"):

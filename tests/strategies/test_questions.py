@@ -359,16 +359,6 @@ def test_runs_that_clients_replay_have_no_such_notes():
     assert not [text for text in strategy.report.statements if "server's word, like" in text]
 
 
-def test_the_report_adds_up_the_slack():
-    told = {}
-    for cls in (Split, FixedSplit):
-        strategy = make(cls=cls)
-        outcome, _ = run(strategy)
-        told[cls] = strategy.report.epsilon_slack
-        assert told[cls] == outcome.strategy._run_state.slack > 0
-    assert make("trusted-server").opening == "none"
-
-
 # --------------------------------------------------------------------------- parameters
 
 
@@ -421,7 +411,8 @@ def test_shares_of_units_that_are_known_are_checked_when_the_strategy_is_made():
 
 
 def test_clients_accept_simple_opening_only_if_their_policy_does():
-    policy = ClientPolicy(in_memory=True, min_clients=2)
+    # Relayed keys: each of two attempts at a round can end in a sum of its own.
+    policy = ClientPolicy(in_memory=True, min_clients=2, max_epsilon=1.5)
     run(make(), policy=policy)
     with pytest.raises(TooFewClientsError, match="policy"):
         run(make(opening="simple"), policy=policy)

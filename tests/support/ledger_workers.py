@@ -6,6 +6,7 @@ import sqlite3
 from flower_kmeans.errors import BudgetError
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.filter import price_of
 from flower_kmeans.privacy.ledger import (
     AnotherAnswerError,
     Answer,
@@ -41,12 +42,18 @@ def answer_of(run=1, t=1, attempt=1, member=1, context=1, digest=None):
     )
 
 
+def price(plan):
+    """Return what a run of a plan costs in a ledger."""
+    return price_of(plan.budget.unit, plan.rounds)
+
+
 def charge(ledger, answer, plan, limit):
     """Read the run's memory and charge an answer with it, as often as others come between."""
     while True:
         version, memory = ledger.load(answer.run) or (0, b"")
         try:
-            return ledger.charge(answer, plan, limit, version, memory + bytes([answer.attempt]))
+            kept = memory + bytes([answer.attempt])
+            return ledger.charge(answer, price(plan), limit, version, kept)
         except MemoryChangedError:
             continue
 

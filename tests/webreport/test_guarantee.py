@@ -100,7 +100,6 @@ def test_words_are_those_of_the_trust_model_and_the_figures(trust, words):
     assert report.withstands["one client and the server together"] in text
     assert report.to_dict()["neighbours"] in text
     assert told[-1].startswith("Not protected: n_records")
-    assert ("discrete shares" in text) == (trust == "distributed-noise")
 
 
 def test_more_colluders_are_counted():

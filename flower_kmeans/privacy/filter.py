@@ -1,0 +1,238 @@
+"""What releases of several runs cost together, where each run is chosen after earlier results.
+
+Composition of a plan that is fixed beforehand says nothing about plans that were chosen after some
+noisy results. A *filter* does: whatever was chosen, if the sum that it keeps stays within its
+limit, all releases together meet (epsilon, delta) (docs/guarantees.md, "Runs that are chosen after
+earlier results"). Two sums are kept, and either may keep the limit:
+
+- of mu^2, where a Gaussian release counts its mu and a Laplace release the mu of the Gaussian
+  release that tells at least as much (`laplace_mu`);
+- of pure epsilons, as long as all noise is Laplace.
+
+Sums are integers, so they are exact in any order, and every term is rounded upward.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import mpmath
+
+from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
+from flower_kmeans.privacy.release import Release
+
+# A sum of squares and a sum of epsilons are counted in steps of 2^-96.
+_BITS = 96
+# Beyond these costs the level is bounded by its limit, which is then within 1e-12 or 1e-3 of it.
+_SMALL, _LARGE = 1e-12, 1e5
+_DIGITS = 50
+
+
+@dataclass(frozen=True)
+class Charge:
+    """The sums of a filter over some releases. Charges of several releases add up.
+
+    Attributes
+    ----------
+    square : int
+        Sum of mu^2, in steps of 2^-96.
+    pure : int
+        Sum of the pure epsilons of the Laplace releases, in steps of 2^-96.
+    n_gaussian : int
+        How many releases have Gaussian noise, which has no pure epsilon.
+    """
+
+    square: int = 0
+    pure: int = 0
+    n_gaussian: int = 0
+
+    def __add__(self, other: "Charge") -> "Charge":
+        return Charge(
+            self.square + other.square,
+            self.pure + other.pure,
+            self.n_gaussian + other.n_gaussian,
+        )
+
+    def __sub__(self, other: "Charge") -> "Charge":
+        return Charge(
+            self.square - other.square,
+            self.pure - other.pure,
+            self.n_gaussian - other.n_gaussian,
+        )
+
+    def __mul__(self, number: int) -> "Charge":
+        return Charge(self.square * number, self.pure * number, self.n_gaussian * number)
+
+    @property
+    def mu(self) -> float:
+        """Root of the sum of mu^2, rounded upward."""
+        return _upward(math.sqrt(Fraction(self.square, 1 << _BITS)))
+
+    def fits(self, epsilon: float, delta: float) -> bool:
+        """Return whether the sums keep the limit (epsilon, delta)."""
+        if epsilon == math.inf or not self.square or self._is_pure(epsilon):
+            return True
+        return delta > 0 and self.square <= _largest_square(epsilon, delta)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the least epsilon whose limit (epsilon, delta) the sums keep."""
+        if not self.square:
+            return 0.0
+        pure = math.inf if self.n_gaussian else _upward(float(Fraction(self.pure, 1 << _BITS)))
+        return min(pure, epsilon_of_mu(self.mu, delta))
+
+    def delta(self, epsilon: float) -> float:
+        """Return the least delta whose limit (epsilon, delta) the sums keep."""
+        return 0.0 if self._is_pure(epsilon) else delta_of_mu(self.mu, epsilon)
+
+    def _is_pure(self, epsilon: float) -> bool:
+        return not self.n_gaussian and self.pure <= math.floor(Fraction(epsilon) * (1 << _BITS))
+
+
+def charge_of(releases: Iterable[Release], moves: Iterable[float] | None = None) -> Charge:
+    """Return what releases charge.
+
+    Parameters
+    ----------
+    releases : iterable of Release
+        With noise.
+    moves : iterable of float, optional
+        By how much the neighbours in question move each release, in the units of its noise and in
+        its norm; 1 by default, for the neighbours that it is calibrated to.
+
+    Returns
+    -------
+    Charge
+    """
+    total = Charge()
+    releases = tuple(releases)
+    for release, move in zip(
+        releases, (1.0,) * len(releases) if moves is None else moves, strict=True
+    ):
+        gaussian, multiplier = release.mechanism == "gaussian", release.noise_multiplier
+        for bound, number in release.parts or ((1.0, 1),):
+            total += _charge(gaussian, multiplier, move, bound) * number
+    return total
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a run charges, round by round.
+
+    Attributes
+    ----------
+    unit : str
+        What the run protects: "record" or "client".
+    rounds : tuple of (Charge, Charge)
+        Of each round, for the run's unit and for one record; equal where the unit is the record.
+    """
+
+    unit: str
+    rounds: tuple[tuple[Charge, Charge], ...]
+
+    @property
+    def whole(self) -> tuple[Charge, Charge]:
+        """The charges of all rounds together."""
+        return (
+            sum((own for own, _ in self.rounds), Charge()),
+            sum((record for _, record in self.rounds), Charge()),
+        )
+
+
+def price_of(
+    unit: str,
+    rounds: Sequence[Sequence[Release]],
+    moves: Sequence[Sequence[float]] | None = None,
+) -> Price:
+    """Return what a run charges.
+
+    Parameters
+    ----------
+    unit : str
+        "record" or "client".
+    rounds : sequence of sequences of Release
+        The releases of the run's plan.
+    moves : sequence of sequences of float, optional
+        Of a run for clients: by how much one record of a client that stays moves each release, in
+        the units of its noise. 2 by default: the way from one end of the clip to the other.
+
+    Returns
+    -------
+    Price
+    """
+    charges = []
+    for number, releases in enumerate(rounds):
+        own = record = charge_of(releases)
+        if unit != "record":
+            across = [2.0] * len(releases) if moves is None else moves[number]
+            record = charge_of(releases, across)
+        charges.append((own, record))
+    return Price(unit, tuple(charges))
+
+
+@lru_cache(maxsize=4096)
+def laplace_mu(cost: float) -> float:
+    """Return the mu of the Gaussian release that tells at least as much as a Laplace release.
+
+    Parameters
+    ----------
+    cost : float
+        Pure epsilon of the Laplace release, positive.
+
+    Returns
+    -------
+    float
+        ``-2 Phi^-1(exp(-cost / 2) / 2)``, rounded upward: the least mu whose trade-off curve lies
+        nowhere above that of the Laplace release. At most ``1.2534 cost`` and ``2 sqrt(cost)``.
+    """
+    return _upward(math.sqrt(_laplace_square(cost)))
+
+
+def _laplace_square(cost: float) -> Fraction:
+    """Return the square of a Laplace release's level, rounded upward."""
+    # The level is below both of these, and meets one at either end.
+    exact = Fraction(cost)
+    bound = min(exact * exact * Fraction(math.pi) / 2, 4 * exact) * (1 + Fraction(1, 1 << 50))
+    if not _SMALL < cost < _LARGE:
+        return bound
+    with mpmath.workdps(_DIGITS):
+        target = -mpmath.mpf(cost) / 2 - mpmath.log(2)
+        x = mpmath.sqrt(mpmath.mpf(bound.numerator) / bound.denominator) / 2
+        # ln Phi(-x) is concave and falls, so Newton's steps from above stay above the root.
+        while True:
+            tail = mpmath.ncdf(-x)
+            step = (target - mpmath.log(tail)) * tail / mpmath.npdf(x)
+            x -= step
+            if step < x * mpmath.mpf(10) ** (5 - _DIGITS / 2):
+                break
+        # One more step would change less than this margin.
+        mantissa, exponent = mpmath.frexp(4 * x * x * (1 + mpmath.mpf(2) ** -70))
+        return Fraction(int(mpmath.ceil(mpmath.ldexp(mantissa, 120)))) * Fraction(2) ** (
+            int(exponent) - 120
+        )
+
+
+@lru_cache(maxsize=4096)
+def _charge(is_gaussian: bool, multiplier: float, move: float, bound: float) -> Charge:
+    cost = Fraction(move) * Fraction(bound) / Fraction(multiplier)
+    if is_gaussian:
+        return Charge(_steps_above(cost * cost), 0, 1)
+    # The level grows with the cost, so a cost that is rounded upward is one that covers it.
+    return Charge(_steps_above(_laplace_square(_upward(float(cost)))), _steps_above(cost), 0)
+
+
+def _steps_above(value: Fraction) -> int:
+    return math.ceil(value * (1 << _BITS))
+
+
+@lru_cache(maxsize=64)
+def _largest_square(epsilon: float, delta: float) -> int:
+    largest = Fraction(mu_of_budget(epsilon, delta))
+    return math.floor(largest * largest * (1 << _BITS))
+
+
+def _upward(value: float) -> float:
+    """Return a float64 that is no smaller than what rounding to nearest gave this one."""
+    return math.nextafter(value, math.inf) if value else 0.0
