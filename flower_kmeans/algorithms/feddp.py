@@ -38,7 +38,7 @@ from flower_kmeans.algorithms.feddp_results import (
     FedDPResults,
 )
 from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
-from flower_kmeans.algorithms.postprocess import clip_rows, into_domain, quotients, scaled, to_grid
+from flower_kmeans.algorithms.postprocess import clip_rows, into_domain, quotients, to_grid
 from flower_kmeans.algorithms.projection import (
     ProjectedRecords,
     leading_directions,
@@ -264,15 +264,9 @@ class FedDPAlgorithm(FedDPResults):
         rng: np.random.Generator,
     ) -> dict[str, NDArray[Any]]:
         weights = answer.blocks[COUNTS]
-        points = scaled(before["points"], self.projection.exponent)
-        found = weighted_centers(
-            points, scaled(weights, self.fraction_bits), self.n_clusters, self.min_weight, rng
-        )
+        found = weighted_centers(before["points"], weights, self.n_clusters, self.least_weight, rng)
         flags[ALL_LIGHT], flags[FEW], flags[EQUAL] = found.all_light, found.few, found.equal
-        limit = self.projection.limit
-        centers = to_grid(found.points * 2.0**self.projection.exponent)
-        centers = np.clip(centers, -limit, limit)
-        return {"weights": weights.copy(), "centers": centers}
+        return {"weights": weights.copy(), "centers": found.points}
 
     def _lift(
         self,

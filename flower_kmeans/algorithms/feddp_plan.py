@@ -113,6 +113,11 @@ class FedDPPlan(BlockAlgorithm):
 
     # ------------------------------------------------------------------ details
 
+    @property
+    def least_weight(self) -> int:
+        """``min_weight`` in the units of a released weight."""
+        return min(math.ceil(self.min_weight * 2.0**self.fraction_bits), 2**63 - 1)
+
     @cached_property
     def projection(self) -> Projection:
         """The grids of the projection."""

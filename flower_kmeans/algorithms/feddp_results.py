@@ -85,11 +85,10 @@ class FedDPResults(FedDPParameters):
             raise ConfigurationError(
                 f"Expected a state after round {WEIGHTS} or later. Got round {state.round}."
             )
-        points = (
-            scaled(state.arrays["points"], self.projection.exponent) * user_scale(self.domain)[0]
-        )
-        weights = scaled(state.arrays["weights"], self.fraction_bits)
-        return elbow(points, weights, k_max, self.min_weight, rng)
+        points, weights = state.arrays["points"], state.arrays["weights"]
+        step = 2.0**-self.projection.exponent * user_scale(self.domain)[0]
+        costs = elbow(points, weights, k_max, self.least_weight, rng)
+        return costs * (step * step * 2.0**-self.fraction_bits)
 
     def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
         """Return the cost at the centroids, from released values; ``None`` without ``cost=True``.

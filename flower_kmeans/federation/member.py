@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from flwr.app import RecordDict
@@ -588,10 +589,16 @@ def _charged_as(life: Life, run: Run, attempt: int) -> bytes:
 def _computed(life: Life, run: Run) -> Result | None:
     """Return the result that follows from the transcript; ``None`` if there is none."""
     state = _state(life, run)
-    for note in run.algorithm.notes(state):  # which a blind server cannot report
-        log.warning("Run %s: %s", run.document.run, note)
+    for note in run.algorithm.notes(state):
+        _warn(run.document.run, note)
     centroids, counts = run.algorithm.centroids(state), run.algorithm.counts(state)
     return None if centroids is None or counts is None else (centroids, counts)
+
+
+@lru_cache(maxsize=64)
+def _warn(run: str, note: str) -> None:
+    """Log what an oblivious server cannot report, once for all clients of a process."""
+    log.warning("Run %s: %s", run, note)
 
 
 def _state(life: Life, run: Run) -> State:

@@ -194,8 +194,8 @@ class Finish(_Placed):
     Parameters
     ----------
     result : bytes
-        Centroids and counts (`questions.tell`), which clients cannot compute where the
-        server asked the questions; empty for algorithms that they replay.
+        Centroids and counts (`questions.tell`) where the server asked the questions; empty where
+        clients compute them.
     """
 
     KIND = "finish"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from sklearn.cluster import KMeans
 
 from flower_kmeans.algorithms import FedDPAlgorithm, Question, State
 from flower_kmeans.algorithms.feddp_results import NOTES
-from flower_kmeans.algorithms.server_points import elbow
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.federation.release import server_noise
@@ -601,10 +601,12 @@ def test_what_was_told_of_one_round_is_told_to_the_end():
 def test_the_elbow_is_that_of_the_noisy_weights_in_the_users_units():
     algorithm = build(Ball(3.0, [0, 0]), min_weight=3.5)
     weights = np.array([90, 30, 50, 20, 4, -300])
-    state = after(algorithm, 2, weights * 8, PROJECTED)
-    points = 3.0 * PROJECTED["points"] * 2.0**-algorithm.projection.exponent
-    expected = elbow(points[:5], weights[:5].astype(float), 4, 3.5, RNG(0))
-    np.testing.assert_allclose(algorithm.elbow(state, 4, RNG(0)), expected)
+    grid = PROJECTED["points"] * 1000  # finer than the centres, which lie on the grid
+    state = after(algorithm, 2, weights * 8, {**PROJECTED, "points": grid})
+    points = 3.0 * grid[:5] * 2.0**-algorithm.projection.exponent
+    models = [KMeans(k, n_init=10, random_state=0) for k in (1, 2, 3, 4)]
+    expected = [model.fit(points, sample_weight=weights[:5]).inertia_ for model in models]
+    np.testing.assert_allclose(algorithm.elbow(state, 4, RNG(0)), expected, rtol=1e-5)
     assert expected[0] > 9 * 90  # which the weight of 4 and the scale make up
 
 

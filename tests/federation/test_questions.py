@@ -319,6 +319,31 @@ def test_nobody_is_asked_or_told_anything_by_an_oblivious_server():
     assert len(scene.nodes[1].results) == 1
 
 
+def test_members_follow_whatever_sum_an_oblivious_server_announces(monkeypatch):
+    """It may add anything to the masked words: nobody refuses, and all go on with one state."""
+    scene, rng = Scene(make_run(kind=blind)), np.random.default_rng(3)
+
+    def anything(question):
+        words = scene.run.document.words_of(question.round) - 1
+        return np.append(rng.integers(0, 2**64, words, dtype=np.uint64), np.uint64(0))
+
+    monkeypatch.setattr(scene.server, "_noise", anything)
+    for t in range(1, 4):
+        scene.round()
+        if t > 1:  # each has followed the rounds before
+            states = [node.life(scene.run).state for node in scene.nodes]
+            for state in states:
+                assert state.round == t - 1
+                for name, array in state.arrays.items():
+                    np.testing.assert_array_equal(array, states[0].arrays[name])
+    assert all(isinstance(answer, OpenReply) for answer in scene.finish())
+    for node in scene.nodes:
+        np.testing.assert_array_equal(
+            node.results[0].centroids, scene.nodes[0].results[0].centroids
+        )
+        assert (np.abs(node.results[0].centroids - 0.5) <= 0.5 + 2.0**-16).all()
+
+
 @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
 def test_who_sees_the_sums_asks(trust):
     """The same algorithm: its members then update nothing, and take no empty question."""
