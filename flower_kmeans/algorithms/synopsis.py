@@ -212,7 +212,8 @@ class SynopsisAlgorithm(SynopsisParameters):
         self, answer: Statistic, flags: IntArray, source: np.random.Philox
     ) -> dict[str, IntArray]:
         d, p, noise = self.domain.n_features, self.schedule.n_directions, self.noise_of(FIRST)
-        norm2 = (self._longest * 2.0**-self.fraction_bits) ** 2
+        side = self._longest * 2.0**-self.fraction_bits
+        norm2 = side * side
         n_records = None if self.n_records is None else self.n_records * answer.answered
         directions = np.eye(d)
         if self.schedule.moments:

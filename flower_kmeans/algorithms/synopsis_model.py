@@ -52,7 +52,7 @@ _SAMPLE, _PER_CELL, _MOST_PER_CELL = 2_000, 10, 20
 _PARTITION_STEPS = 6
 _PSEUDO_POINTS = 5.0
 _LEAST_SPREAD = 0.64  # of a cell's variance, in that of all cells, for its radius
-_SELECT_STARTS, _SELECT_STEPS = 30, 50
+_MOST_STARTS, _FEWEST_STARTS, _START_WORK, _SELECT_STEPS = 30, 5, 2**24, 50
 _POLISH_PAIRS, _MOST_PAIRS_PER_CELL, _POLISH_STEPS = 10_000, 20, 30
 
 
@@ -366,9 +366,9 @@ def select(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> Selec
         found = np.vstack([points, on_grid(means[chosen] + scales[chosen] * noise)])
     else:
         shares = masses(weights)
-        found = grid_kmeans(
-            points, shares, n_clusters, source, n_starts=_SELECT_STARTS, n_steps=_SELECT_STEPS
-        ).points
+        # Distances of a step are m k: with hundreds of clusters a start takes seconds.
+        n_starts = max(_FEWEST_STARTS, min(_MOST_STARTS, _START_WORK // (m * n_clusters)))
+        found = grid_kmeans(points, shares, n_clusters, source, n_starts, _SELECT_STEPS).points
         pairs = max(1, min(_MOST_PAIRS_PER_CELL, _POLISH_PAIRS // m))
         noise = _normals((pairs * m, means.shape[1]), source)
         # Two points on either side of the mean: drawing moves no mean of whole parts.

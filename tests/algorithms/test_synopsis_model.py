@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from flower_kmeans.algorithms import synopsis_model
+from flower_kmeans.algorithms.grid_kmeans import GridCenters
 from flower_kmeans.algorithms.synopsis_model import (
     Answers,
     Mixture,
@@ -300,6 +302,19 @@ def test_centroids_go_on_from_the_means_to_points_of_the_mixture():
     # Forty points of the wide part, of which half count: 0.06 is three standard errors of these.
     np.testing.assert_allclose(found, [points[left].mean(), points[~left].mean()], atol=0.06)
     assert found[1] < 0.34
+
+
+@pytest.mark.parametrize(("m", "k", "n_starts"), [(3, 2, 30), (1500, 500, 22), (4000, 1000, 5)])
+def test_starts_are_fewer_where_each_takes_long(m, k, n_starts, monkeypatch):
+    asked = []
+
+    def first(points, weights, n_clusters, source, n_starts, n_steps):
+        asked.append(n_starts)
+        return GridCenters(points[:n_clusters], 0.0)
+
+    monkeypatch.setattr(synopsis_model, "grid_kmeans", first)
+    select(mixture_of(np.ones(m), RNG(0).normal(size=(m, 1)), np.full((m, 1), 0.1)), k, WORDS(0))
+    assert asked == [n_starts]
 
 
 def test_too_few_parts_are_filled_up_from_the_mixture():

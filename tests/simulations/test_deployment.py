@@ -452,6 +452,8 @@ def test_the_apps_settings_choose_the_strategy(monkeypatch, tmp_path):
     assert (type(usual), usual.trust, usual.keys) == (FastLloyd, "oblivious-server", "file")
     made = strategy_of(app_config(strategy="synopsis", trust="distributed-noise"))
     assert (type(made), made.trust, made.n_rounds) == (SynopsisKMeans, "distributed-noise", 8)
+    blind = strategy_of(app_config(strategy="synopsis"))
+    assert (type(blind), blind.trust) == (SynopsisKMeans, "oblivious-server")
     points = tmp_path / "server.csv"
     points.write_text("y,name,x\n" + "".join(f"{i + 0.5},p{i},{-i}\n" for i in range(5)))
     seen = []
@@ -493,7 +495,6 @@ def test_the_apps_settings_choose_private_evolution(name, cls, bounds, monkeypat
     ("changes", "match"),
     [
         ({"strategy": "lloyd"}, "Expected strategy in"),
-        ({"strategy": "synopsis"}, "cannot be oblivious"),
         ({"strategy": "synopsis", "trust": "distributed-noise", "n_rounds": 3}, "n_rounds='auto'"),
         ({"strategy": "feddp", "server_data": "points.npy"}, "cannot be oblivious"),
         ({"strategy": "feddp", "trust": "distributed-noise"}, "Expected"),

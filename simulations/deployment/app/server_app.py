@@ -1,9 +1,9 @@
 """The server asks for noisy sums and writes what the run was: a report, and the same as a page.
 
 Under ``trust="oblivious-server"`` it never sees what the sums are, and neither file has a centroid:
-``strategy="fastlloyd"``, ``"pe-means"`` and ``"hdpe-means"`` run so. Under ``"distributed-noise"``
-it does, with these and with ``"synopsis"`` and ``"feddp"``; the last one starts from points of the
-server's own, which stay on its machine.
+``strategy="fastlloyd"``, ``"synopsis"``, ``"pe-means"`` and ``"hdpe-means"`` run so. Under
+``"distributed-noise"`` it does, with these and with ``"feddp"``, which starts from points of the
+server's own that stay on its machine.
 """
 
 import json
