@@ -30,7 +30,7 @@ def test_the_slack_is_that_of_the_formula():
     (sums, counts), _ = algorithm.plan().rounds
     one = 2**algorithm.fraction_bits
     radius = algorithm.units(Question(1))[0]
-    words = {sums.noise_multiplier * radius: 3 * 2, counts.noise_multiplier * one: 3}
+    words = {sums.noise_multiplier * radius: 3 * (2 + 1), counts.noise_multiplier * one: 3}
     expected = 2 * sum(2 * n * 2 * 65 / (24 * std**2) for std, n in words.items())
     assert math.isclose(sharing_slack(algorithm, algorithm.plan()), expected, rel_tol=1e-12)
 
@@ -116,7 +116,7 @@ def test_the_noise_follows_the_layout():
     )
     sums, counts = algorithm.plan().rounds[1]
     units = algorithm.units(question)
-    multiplier = np.repeat([sums.noise_multiplier, counts.noise_multiplier], [6, 3])
+    multiplier = np.repeat([sums.noise_multiplier, counts.noise_multiplier], [9, 3])
     ratio = draws.std(axis=0) / (multiplier * units)
     # A sample deviation over 2,000 draws is within 10 % of the true one but for p < 1e-9.
     assert np.all(np.abs(ratio - 1) < 0.1)
