@@ -68,7 +68,7 @@ def questions():
     rng = np.random.default_rng(5)
     bits, d = 12, 4
     centers = rng.integers(-(2**bits), 2**bits, (6, d))
-    radii = rng.integers(2**8, 2**12, 6)
+    radii = rng.integers(2**12, 2**14, 6)
     projection = Projection(Ball(1.0, np.zeros(d)), bits, 2)
     matrix = projection.matrix(np.linalg.qr(rng.normal(size=(d, 2)))[0])
     points = rng.integers(-projection.limit // 2, projection.limit // 2, (6, 2))
