@@ -256,7 +256,7 @@ class FastLloydAlgorithm(LloydFamily):
             lambda j: public_direction(self.seed, number, j, self.domain.n_features),
             lambda points: into_domain(points, self.domain, self.fraction_bits),
         )
-        return following, self._next_radius(radius, nearness, sizes, noise[SUMS], answer.answered)
+        return following, self._next_radius(radius, nearness, sizes, noise[SUMS])
 
     def _next_radius(
         self,
@@ -264,14 +264,14 @@ class FastLloydAlgorithm(LloydFamily):
         nearness: FloatArray,
         sizes: FloatArray,
         nearness_noise: float,
-        answered: float,
     ) -> int:
         """Return the radius that the mean square of a round's clipped offsets asks for."""
         # Clipped clients make up fewer records than there are, and only counts show how many.
+        # Records that are missing otherwise look far away, which makes the radius a little longer.
         if self.n_records is None or self.clip is not None:
             total = math.fsum(sizes)
         else:
-            total = self.n_records * answered
+            total = float(self.n_records)
         total = max(total, 1.0)
         part = max(
             1 - math.fsum(nearness) / total,

@@ -202,7 +202,7 @@ def _answerable(data):
 BYTE_DECODERS = {
     "entry": (Entry.unpack, MessageError),
     "survivors": (lambda data: unpack_survivors(data, 4), MessageError),
-    "words": (lambda data: unpack_words(data, 7), MessageError),
+    "words": (lambda data: unpack_words(data, 9), MessageError),
     "document": (RunDocument.parse, MessageError),
     "canonical": (parse_canonical, MessageError),
     "run": (_opened, (MessageError, UnacceptableRunError)),
@@ -272,6 +272,7 @@ def _trees():
         tree = json.loads(make_run("trusted-server", rounds=2).document.data)
         yield tree | {
             "algorithm": algorithm.to_config(),
+            "words": algorithm.words(1) + 1,
             "domain": domain.to_config(),
             "privacy": algorithm.plan().to_config(),
             "sampler": "rounded-laplace/1",

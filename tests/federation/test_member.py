@@ -824,7 +824,7 @@ def test_a_release_goes_by_the_name_that_its_algorithm_gives_it():
     "changes",
     [
         {"rounds": 2},
-        {"words": 9},
+        {"words": 8},
         {"trust": "plain", "keys": "none", "sampler": "none"},
         {"algorithm": {"name": "unknown"}},
         {"domain": {}},

@@ -91,7 +91,7 @@ def test_the_noise_follows_the_layout():
     )
     sums, counts = algorithm.plan().rounds[1]
     units = algorithm.units(question)
-    multiplier = np.repeat([sums.noise_multiplier, counts.noise_multiplier], [6, 3])
+    multiplier = np.repeat([sums.noise_multiplier, counts.noise_multiplier], [9, 3])
     ratio = draws.std(axis=0) / (multiplier * units)
     # A sample deviation over 2,000 draws is within 10 % of the true one but for p < 1e-9.
     assert np.all(np.abs(ratio - 1) < 0.1)

@@ -186,7 +186,7 @@ def test_a_run_that_nobody_joined_has_a_page():
     with pytest.raises(TooFewClientsError):
         started(strategy, policy=refusing)
     root = read(html_report(strategy))
-    assert "0 of 2: not finished" in root.the("header").text
+    assert "0 of 8: not finished" in root.the("header").text
     assert "No client took part" in root.the("section", id="trust").text
     incidents = tables(root)["What was not an orderly answer"]
     assert [row[:2] for row in incidents[1:]] == [["enrolment", "-"]] * 5
