@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 from sklearn.datasets import make_blobs
 
-from flower_kmeans.algorithms import PEMeansAlgorithm, State
-from flower_kmeans.algorithms.base import Question
+from flower_kmeans.algorithms import PEMeansAlgorithm
+from flower_kmeans.algorithms.base import IntArray, Question
 from flower_kmeans.algorithms.pe_means_population import gather
 from flower_kmeans.bench import plots, tables
 from flower_kmeans.bench.data import to_unit_ball
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.bench.script import main
 from flower_kmeans.domain import Ball, GridRecords
-from flower_kmeans.initialization import public_generator
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.budget import PrivacyBudget
 
@@ -63,13 +62,8 @@ class TopKAlgorithm(PEMeansAlgorithm):
     """PE-means with the selection of private evolution: the k candidates with the most votes."""
 
     def _centers(
-        self,
-        question: Question,
-        votes: FloatArray,
-        state: State,
-        flags: NDArray[np.bool_],
-        rng: np.random.Generator,
-    ) -> dict[str, NDArray[Any]]:
+        self, question: Question, votes: IntArray, flags: IntArray, source: np.random.Philox
+    ) -> dict[str, IntArray]:
         chosen = np.sort(np.argsort(-votes, kind="stable")[: self.n_clusters])
         points = gather(self._population(question), chosen)
         return {"centers": points.astype(np.int64), "counts": votes[chosen]}
@@ -98,10 +92,10 @@ def steps_of(selection: str, run: int) -> tuple[Step, ...]:
     records = GridRecords(records_of(run), algorithm.domain, algorithm.fraction_bits)
     state, steps = algorithm.initial_state(), []
     one = 2.0**-algorithm.fraction_bits
-    for number in ROUNDS:
+    for _ in ROUNDS:
         question = algorithm.question(state)
         answer = algorithm.answer(question, records)
-        state = algorithm.update(state, answer, public_generator(run, number))
+        state = algorithm.update(state, answer)
         population = np.concatenate(list(algorithm._population(question))) * one
         votes = answer.blocks["counts"][: len(population)] * one
         centroids = algorithm.centroids(state)

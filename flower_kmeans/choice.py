@@ -69,23 +69,16 @@ class Engine(StrEnum):
     RAY = "ray"
 
 
-def chosen_or_default(
-    name: StrategyName | None, trust: Trust | None, n_rounds: int | None
-) -> StrategyName:
+def chosen_or_default(name: StrategyName | None, n_rounds: int | None) -> StrategyName:
     """Return the strategy that was named, or else the one to take when in doubt.
 
     That is the one with the smallest losses for records of those that need no points of the
     server's (docs/choosing.md). Its number of rounds follows from the plan: where another number is
-    given, or it does not run under the trust model, the best of the others.
+    given, the best of the others.
     """
-    from flower_kmeans.strategies import SynopsisKMeans
-
     if name is not None:
         return name
-    blind = Trust.OBLIVIOUS_SERVER
-    if n_rounds is not None or (trust is blind and blind.value not in SynopsisKMeans.TRUSTS):
-        return StrategyName.FASTLLOYD
-    return StrategyName.SYNOPSIS
+    return StrategyName.SYNOPSIS if n_rounds is None else StrategyName.FASTLLOYD
 
 
 def is_private(name: StrategyName, epsilon: float | None, trust: Trust | None) -> bool:

@@ -60,8 +60,7 @@ Strategy = Annotated[
     StrategyName | None,
     typer.Option(
         case_sensitive=False,
-        help="Algorithm. Default: synopsis; fastlloyd with --rounds, or a --trust under which "
-        "synopsis does not run.",
+        help="Algorithm. Default: synopsis; fastlloyd with --rounds.",
         show_default=False,
     ),
 ]
@@ -189,7 +188,7 @@ def simulate(
         from flower_kmeans.simulation import simulate as run
         from flower_kmeans.webreport.page import html_report
 
-        console, named = plain_console(), chosen_or_default(strategy, trust, rounds)
+        console, named = plain_console(), chosen_or_default(strategy, rounds)
         private = is_private(named, epsilon, trust)
         if data is None:
             _refuse_for_photo(columns, label)
@@ -329,7 +328,7 @@ def plan(
 
         if features < 1:
             raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
-        named = chosen_or_default(strategy, trust, rounds)
+        named = chosen_or_default(strategy, rounds)
         if named.takes_server_data and unit is Unit.CLIENT and clip is None:
             raise ConfigurationError(
                 f"Expected --clip with --unit client for the strategy {named}: its clips follow "

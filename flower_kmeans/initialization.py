@@ -9,7 +9,6 @@ initial centroids learns about those points, and no privacy plan covers that.
 """
 
 import math
-import warnings
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -264,8 +263,13 @@ def server_lloyd(server_data: ArrayLike, n_clusters: int, rng: np.random.Generat
     ConfigurationError, ConfigurationTypeError
         If the points are not finite numbers, or too few are different.
     """
+    from sklearn.cluster import KMeans
+
     points = check_server_data(server_data, n_clusters)
-    return weighted_kmeans(points, np.ones(len(points)), n_clusters, rng)[0]
+    # One thread: a server's points are few, and the result is then the same in every run.
+    with threadpool_limits(limits=1):
+        model = KMeans(n_clusters, n_init=STARTS, random_state=_sklearn_seed(rng)).fit(points)
+    return np.asarray(model.cluster_centers_, dtype=np.float64)
 
 
 def check_server_data(
@@ -290,59 +294,6 @@ def check_server_data(
             f"Got {len(np.unique(points, axis=0)) if len(points) else 0} instead."
         )
     return points
-
-
-def weighted_kmeans(
-    points: FloatArray,
-    weights: FloatArray,
-    n_clusters: int,
-    rng: np.random.Generator,
-    n_starts: int = STARTS,
-    max_iterations: int = 300,
-) -> tuple[FloatArray, float]:
-    """Return the centres of weighted k-means, the best of some starts, and their cost.
-
-    Parameters
-    ----------
-    points : ndarray of shape (m, d), float64
-        At least k. Where fewer are different, some centres are equal.
-    weights : ndarray of shape (m,), float64
-        Positive and finite.
-    n_clusters : int
-        k >= 1.
-    rng : Generator
-        Public randomness.
-    n_starts : int, default: 10
-        By k-means++.
-    max_iterations : int, default: 300
-        Of Lloyd's algorithm, for each start.
-
-    Returns
-    -------
-    centers : ndarray of shape (k, d), float64
-    cost : float
-        Sum of weighted squared distances to the nearest centre.
-    """
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    largest = float(weights.max())
-    # One thread: a server's points are few, and the result is then the same in every run.
-    with (
-        warnings.catch_warnings(),
-        np.errstate(all="ignore"),
-        threadpool_limits(limits=1),
-    ):
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different points than centres
-        model = KMeans(
-            n_clusters,
-            n_init=n_starts,
-            max_iter=max_iterations,
-            random_state=_sklearn_seed(rng),
-        )
-        model.fit(points, sample_weight=weights / largest)
-    centers = np.asarray(model.cluster_centers_, dtype=np.float64)
-    return centers, float(model.inertia_) * largest
 
 
 def public_generator(seed: int, round_number: int) -> np.random.Generator:

@@ -17,7 +17,7 @@ from flower_kmeans.choice import StrategyName
 from flower_kmeans.cli import app
 from flower_kmeans.clustering import Clustering
 from flower_kmeans.datasets import PHOTO_RECORDS
-from flower_kmeans.strategies import KMeansStrategy, SynopsisKMeans
+from flower_kmeans.strategies import KMeansStrategy
 
 CENTERS = np.array([[-3.0, 1.0], [3.0, 2.0], [0.0, 9.0]])
 
@@ -61,8 +61,6 @@ def server(tmp_path):
 PUBLIC = ("--bounds", "height=-5:5", "--bounds", "weight=0:10", "--n-records", 1200)
 FEDDP = ("--strategy", "feddp", "--server-data")
 OBLIVIOUS = "The server computes the next question, so it cannot be oblivious."
-BLIND = "oblivious-server" in SynopsisKMeans.TRUSTS
-BLIND_DEFAULT = "SynopsisKMeans" if BLIND else "FastLloyd"
 LOCAL = ("--engine", "in-process", "--clusters", 3, "--output", "out", "--columns", "height,weight")
 
 
@@ -123,7 +121,7 @@ class TestSimulate:
         [
             ((), "SynopsisKMeans", "distributed-noise"),
             (("--trust", "trusted-server"), "SynopsisKMeans", "trusted-server"),
-            (("--trust", "oblivious-server"), BLIND_DEFAULT, "oblivious-server"),
+            (("--trust", "oblivious-server"), "SynopsisKMeans", "oblivious-server"),
             (("--trust", "oblivious-server", "--rounds", 2), "FastLloyd", "oblivious-server"),
             (("--rounds", 2), "FastLloyd", "oblivious-server"),
             (("--strategy", "glloyd"), "GLloyd", "oblivious-server"),

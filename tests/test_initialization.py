@@ -13,9 +13,8 @@ from flower_kmeans.initialization import (
     server_kmeans_plus_plus,
     server_lloyd,
     sphere_packing,
-    weighted_kmeans,
 )
-from flower_kmeans.metrics import inertia, matched_centroid_error
+from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 
@@ -194,20 +193,6 @@ def test_the_generator_decides(start):
 def test_unusable_server_data_are_refused(start, points, k, error, message):
     with pytest.raises(error, match=message):
         start(points, k, RNG(0))
-
-
-def test_a_weight_counts_like_so_many_points():
-    weights = RNG(5).integers(1, 5, size=len(POINTS)).astype(float)
-    repeated = np.repeat(POINTS, weights.astype(int), axis=0)
-    centers, cost = weighted_kmeans(POINTS, weights, 4, RNG(0))
-    assert cost == pytest.approx(inertia(repeated, centers))
-    assert cost == pytest.approx(weighted_kmeans(repeated, np.ones(len(repeated)), 4, RNG(0))[1])
-
-
-def test_huge_weights_are_no_problem():
-    centers, cost = weighted_kmeans(POINTS, np.full(len(POINTS), 1e300), 4, RNG(0))
-    assert matched_centroid_error(centers, MEANS) < 0.01
-    assert 1e300 < cost < np.inf
 
 
 def test_public_randomness_depends_on_seed_and_round_alone():

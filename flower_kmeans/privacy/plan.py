@@ -316,20 +316,14 @@ def _calibrated(
     epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
     if not laplace:
         target = mu_of_budget(epsilon, delta)
-        scale = mu / target
-        # Rounding may leave the composed mu a few bits above the target, or the exact sum of
-        # squares, by which ledgers count, above what the budget allows.
-        while _split(_scaled(releases, scale))[0] > target or _exceeds(releases, scale, budget):
-            scale = math.nextafter(scale, math.inf)
+        scale = _widened(releases, mu / target, budget)
     elif delta == 0:
         if mu:
             raise BudgetError(
                 "The 'delta' parameter must be positive for a plan with Gaussian noise, which is "
                 "never purely differentially private. Got 0 instead."
             )
-        scale = math.fsum(laplace) / epsilon
-        while _exceeds(releases, scale, budget):
-            scale = math.nextafter(scale, math.inf)
+        scale = _widened(releases, math.fsum(laplace) / epsilon, budget)
     else:
         scale = _mixture_scale(releases, epsilon, delta)
     scaled = tuple(_scaled(releases_of_round, scale) for releases_of_round in rounds)
@@ -428,10 +422,19 @@ def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:
     return tuple(replace(r, noise_multiplier=r.noise_multiplier * scale) for r in releases)
 
 
-def _exceeds(releases: Iterable[Release], scale: float, budget: PrivacyBudget) -> bool:
-    """Return whether scaled releases exceed a resolved budget in exact sums."""
+def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -> float:
+    """Return a scale, widened by some roundings until the exact sums of ledgers keep the budget.
+
+    The sums are too coarse for a mu near 2^-48. The plan meets such a budget all the same, and
+    ledgers with such a limit refuse it.
+    """
     epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
-    return not charge_of(_scaled(releases, scale)).fits(epsilon, delta)
+    wider = scale
+    for bits in range(52, 32, -1):
+        if charge_of(_scaled(releases, wider)).fits(epsilon, delta):
+            return wider
+        wider *= 1 + 2.0**-bits
+    return wider
 
 
 def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:

@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Callable[[], Algorithm], str]] = {
     ),
     "sulloyd": (
         lambda: SuLloydAlgorithm(5, BOX, BUDGET, n_records=N),
-        "fd4da9ab56247a4c94074a42bae0c134",
+        "0638acbc2dd0e591cfa82367a0c6112b",
     ),
     "glloyd": (
         lambda: GLloydAlgorithm(5, BOX, BUDGET, n_records=N),
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Callable[[], Algorithm], str]] = {
     ),
     "fastlloyd": (
         lambda: FastLloydAlgorithm(5, BOX, BUDGET, n_records=N),
-        "787b32a9cfb89095a6e129be5e7b22e6",
+        "a9aba6357a103641df2c608ba83deae6",
     ),
     "pe-means": (
         lambda: PEMeansAlgorithm(5, BOX, BUDGET, n_records=N),
