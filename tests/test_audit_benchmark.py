@@ -156,7 +156,7 @@ def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, place):
 
 CERTAIN = {
     "noise halved": 400,
-    "columns not counted": 400,
+    "columns not counted": 2000,
     "cost of half the norm": 400,
     "free squares without the joint bound": 100,
     "squares without the joint bound": 1000,

@@ -477,7 +477,7 @@ def test_sulloyd_carries_the_planned_noise_column_by_column():
     (sums, counts), *_ = strategy().plan.rounds
     assert sums.costs == pytest.approx([0.5 / sums.noise_multiplier, *[sums.costs[-1]] * 2])
     scales = [(sums.noise_multiplier * 2**16, counts.noise_multiplier * 2**16)] * 3
-    _check_noise(_standardised(noises, scales, K, 3), stats.laplace)
+    _check_noise(_standardised(noises, scales, K), stats.laplace)
 
 
 @pytest.mark.parametrize("faults", [(), (Fault(0, 2, "drop"), Fault(4, 2, "crash"))])

@@ -219,7 +219,7 @@ def test_rounds_and_initial_centroids_are_refused(trust):
         ({"k": 0}, "n_clusters in"),
         ({"n_records": None}, "n_records is required"),
         ({"n_records": 2}, "n_clusters of at most n_records=2"),
-        ({"fraction_bits": 1}, "noise"),
+        ({"fraction_bits": 1, "epsilon": 500.0}, "noise share"),
         ({"clips": {"moments": 1.0}}, "clips=None unless"),
         ({"unit": "client", "clips": {"moment": 1.0}}, "Got 'moment'"),
         ({"unit": "client", "clips": {"moments": -1.0}}, "clips between"),
