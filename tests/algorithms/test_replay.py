@@ -65,7 +65,7 @@ CASES: dict[str, tuple[Callable[[], Algorithm], str]] = {
     ),
     "fastlloyd": (
         lambda: FastLloydAlgorithm(5, BOX, BUDGET, n_records=N),
-        "787b32a9cfb89095a6e129be5e7b22e6",
+        "619e79daca4c2678cf7bbab969de3d12",
     ),
     "pe-means": (
         lambda: PEMeansAlgorithm(5, BOX, BUDGET, n_records=N),
