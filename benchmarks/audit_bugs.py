@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import COLUMNS, COST, N_CLIENTS, PAPER, Cell, FloatArray
+from audit_cells import COLUMNS, COST, N_CLIENTS, PAPER, WEIGHTED, Cell, FloatArray
 from audit_runs import Answers, IntArray, Score, Views, log_likelihood
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
@@ -154,16 +154,31 @@ def _short_norms() -> AbstractContextManager[object]:
     return mock.patch.object(FedDPPlan, "_block_units", shorter)
 
 
-def _free_squares(module: Any) -> AbstractContextManager[object]:
-    def unbounded(records: GridRecords, centers: IntArray, radii: IntArray, bits: int) -> CellSums:
-        found, squares = cell_sums(records, centers, radii, bits), np.zeros(len(radii), np.int64)
+def _slacks(module: Any, of: Callable[[FloatArray], FloatArray]) -> AbstractContextManager[object]:
+    """Put a function of the squared length of each offset in place of slacks."""
+
+    def unbounded(
+        records: GridRecords, centers: IntArray, radii: IntArray, bits: int, weighted: bool = False
+    ) -> CellSums:
+        found = cell_sums(records, centers, radii, bits, weighted)
+        slacks = np.zeros(len(radii), np.int64)
         for block in records.blocks(2**15):
             labels, d2 = assign(block, centers)
             own = radii.astype(np.float64)[labels]
-            np.add.at(squares, labels, np.floor(d2 / (own * own) * 2.0**bits).astype(np.int64))
-        return found._replace(slacks=squares)
+            more = np.floor(of(d2 / (own * own)) * 2.0**bits).astype(np.int64)
+            np.add.at(slacks, labels, more)
+        return found._replace(slacks=slacks)
 
     return mock.patch.object(module, "cell_sums", unbounded)
+
+
+def _squares(lengths: FloatArray) -> FloatArray:
+    return lengths
+
+
+def _weighted(lengths: FloatArray) -> FloatArray:
+    slacks = np.maximum(1 - lengths, 0.0)
+    return slacks * np.sqrt(1 + slacks)
 
 
 def _one_column() -> AbstractContextManager[object]:
@@ -297,7 +312,13 @@ def bugs() -> list[Bug]:
             "squares without the joint bound",
             "squared offsets stand beside offsets, in place of what they leave of 1",
             fast,
-            lambda: _free_squares(fastlloyd),
+            lambda: _slacks(fastlloyd, _squares),
+        ),
+        make(
+            "weights above the budget",
+            "near records weigh more in their nearness, too, and not in the sums alone",
+            replace(fast, variant=WEIGHTED),
+            lambda: _slacks(fastlloyd, _weighted),
         ),
         make(
             "relocation that looks at records",
@@ -321,7 +342,7 @@ def bugs() -> list[Bug]:
             "free squares without the joint bound",
             "a record adds the square of its offset beside the offset, and not what it lacks of 1",
             Cell("SynopsisKMeans", _TRUSTED),
-            lambda: _free_squares(synopsis),
+            lambda: _slacks(synopsis, _squares),
         ),
         make(
             "clip forgotten",

@@ -51,6 +51,8 @@ SEES = {
 
 PAPER = "paper, two rounds"
 """Variant without FastLloyd's relocation, in which each round's radius is the noise's unit."""
+WEIGHTED = "weighted"
+"""Variant of FastLloyd with so few records that near ones weigh more in the sums."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,14 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
             **options,
         )
         return _setting(cell, strategy, _few(2), np.ones((1, 2)))
+    if cell.variant == WEIGHTED:
+        # Wherever a record lies, it uses the whole unit; this one lies where its nearness is most.
+        places = [[0.5, 0.5], [-0.5, -0.5]]
+        held = _held(places, 40)
+        strategy = strategies.FastLloyd(
+            2, _box(2), budget, len(held), n_rounds=3, initial=places, **options
+        )
+        return _setting(cell, strategy, held, np.full((1, 2), 0.5))
     # Round 1: the record is almost the first radius of the paper, sqrt 2, away from the first
     # centroid. From round 2 on that lies among 20,000 records which are almost the paper's later
     # radius, 0.8, away from it; the noise moves it by less than what is missing. With relocation,

@@ -44,7 +44,11 @@ class CellSums(NamedTuple):
 
 
 def cell_sums(
-    records: GridRecords, centers: IntArray, radii: IntArray, fraction_bits: int
+    records: GridRecords,
+    centers: IntArray,
+    radii: IntArray,
+    fraction_bits: int,
+    weighted: bool = False,
 ) -> CellSums:
     """Return counts, residuals and slacks of the records by nearest cell.
 
@@ -61,6 +65,10 @@ def cell_sums(
         In [1, 2**25], on the records' grid.
     fraction_bits : int
         q, of the result.
+    weighted : bool
+        Whether residuals are multiplied by the root of 1 plus their slack w, which fills the unit:
+        ``|u|^2 (1 + w) + w^2 = 1`` where ``w = 1 - |u|^2`` (docs/guarantees.md, "FastLloyd's
+        relocation").
     """
     m, p = centers.shape
     ball, lengths, one = Ball(1.0, np.zeros(p)), radii.astype(np.float64), 2.0**fraction_bits
@@ -74,14 +82,16 @@ def cell_sums(
             block -= points[labels]  # integers, and so are the squared distances: exact
             own = lengths[labels]
             block /= np.maximum(own, np.sqrt(d2))[:, None]
+            own *= own  # below 2**53 as d2 is: differences are exact, one quotient is rounded
+            shares = np.floor(np.maximum(own - d2, 0.0) / own * one)
+            if weighted:
+                block *= np.sqrt(1 + shares / one)[:, None]  # the sum is exact
             residuals = ball.quantise(block, fraction_bits)
             choice = csc_array(
                 (np.ones(len(block)), labels, np.arange(len(block) + 1)), shape=(m, len(block))
             )
             sums += (choice @ residuals).astype(np.int64)  # integers below 2**53: exact
             counts += np.bincount(labels, minlength=m)
-            own *= own  # below 2**53 as d2 is: differences are exact, one quotient is rounded
-            shares = np.floor(np.maximum(own - d2, 0.0) / own * one)
             slacks += (choice @ shares).astype(np.int64)
         return sums, counts, slacks
 

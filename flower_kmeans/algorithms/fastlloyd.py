@@ -5,7 +5,8 @@ record changes all sums by the radius at most (theorem 5.1).
 
 In the paper, records further away do not count. With ``relocation``, the default, their offsets are
 clipped. The sums also hold how near the records are, which costs nothing and shows which centroids
-are badly placed (docs/guarantees.md, "FastLloyd's relocation").
+are badly placed. Where noise is large, near records weigh more, which costs nothing either
+(docs/guarantees.md, "FastLloyd's relocation").
 """
 
 import math
@@ -64,6 +65,9 @@ MOST_ROUNDS = 8
 """Of the automatic number with relocation."""
 RADIUS_FACTOR = 1.25
 """A round's radius over the root mean square of the offsets of the round before."""
+WEIGHTED_BELOW = 32.0
+"""Sums are weighted below this signal, N mu / (k sqrt d). Above it, there is little noise to save,
+and means of near records are not those of all."""
 
 _FREE_BOXES = 2  # the wider grid has one bit more
 
@@ -92,7 +96,8 @@ class FastLloydAlgorithm(LloydFamily):
         left there (up to twice the half widths, as far as distances are exact).
     relocation : bool
         Move centroids that have no records or share a cluster, clip offsets to a radius that
-        follows from the released numbers, and take ``clip(mu N / (k sqrt d), 2, 8)`` rounds.
+        follows from the released numbers, and take ``clip(mu N / (k sqrt d), 2, 8)`` rounds. Near
+        records weigh more in the sums where ``mu N / (k sqrt d)`` is below 32.
         ``False`` is the paper's algorithm.
     n_clusters, domain, budget, n_records, n_clients, clip, n_rounds, seed, fraction_bits, initial,
     cost
@@ -181,14 +186,16 @@ class FastLloydAlgorithm(LloydFamily):
 
         Without relocation, of records within the radius. The test compares integers, so the offset
         of a kept record is no longer than the radius. With relocation, of all records: offsets over
-        the radius, clipped to length 1, and what their squares leave of 1.
+        the radius, clipped to length 1, and what their squares leave of 1. Below the signal of
+        `WEIGHTED_BELOW` each offset is multiplied by the root of 1 plus its nearness.
         """
         centroids, number = question.arrays["centroids"], question.round
         if self.postprocess == "none":
             records = _WiderGrid(records)
         if self.relocation:
             radii = np.full(self.n_clusters, question.arrays["radius"][0])
-            found = cell_sums(records, centroids, radii, self.fraction_bits)
+            weighted = self._is_weighted(number)
+            found = cell_sums(records, centroids, radii, self.fraction_bits, weighted)
             blocks = {
                 SUMS: found.sums,
                 NEARNESS: found.slacks,
@@ -221,6 +228,9 @@ class FastLloydAlgorithm(LloydFamily):
         if self.relocation:
             radius = int(state.arrays["radius"][0])
             moves *= radius * 2.0**-self.fraction_bits
+            if self._is_weighted(number):
+                mean = answer.blocks[NEARNESS] / np.maximum(counts, 2**self.fraction_bits)
+                moves /= np.sqrt(1 + np.clip(mean, 0.0, 1.0))[:, None]  # the mean record's weight
         clipped = clip_rows(moves, float(radius))
         centroids = self._into_domain(old + to_grid(clipped))
         arrays = {"counts": counts.copy(), **self._kept_for_cost(number, old, answer)}
@@ -321,15 +331,24 @@ class FastLloydAlgorithm(LloydFamily):
 
     def _auto_rounds(self) -> int:
         if self.relocation:
-            if self._planning_records is None or self._mu == math.inf:
-                return MOST_ROUNDS
-            root = math.sqrt(self.domain.n_features)
-            wanted = self._mu * self._planning_records / (self.n_clusters * root)
-            return int(min(max(wanted, FEWEST_AUTO_ROUNDS), MOST_ROUNDS))
+            return int(min(max(self._signal, FEWEST_AUTO_ROUNDS), MOST_ROUNDS))
         eta = self._radius * 2.0**-self.fraction_bits
         spread = 1 + math.sqrt(4 * self.domain.n_features)
         work = self.n_clusters**3 * (eta * eta) * (spread * spread)
         return auto_rounds(self._mu, self._planning_records, work, 4 * TARGET_ERROR)
+
+    def _is_weighted(self, round_number: int) -> bool:
+        """Return whether a round's sums are weighted: not with the cost, which is of plain sums."""
+        wanted = self.relocation and self._signal < WEIGHTED_BELOW
+        return wanted and not self._has_cost(round_number)
+
+    @property
+    def _signal(self) -> float:
+        """N mu / (k sqrt d), over clip where clients are protected; infinite without privacy."""
+        if self._planning_records is None or self._mu == math.inf:
+            return math.inf
+        root = math.sqrt(self.domain.n_features)
+        return self._mu * self._planning_records / (self.n_clusters * root)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         # Units are the round's own radius, so equal multipliers give every round an equal share of

@@ -55,27 +55,40 @@ def test_no_residual_is_longer_than_its_radius(p, q, radius, seed):
             np.testing.assert_array_equal(found.sums[0], [int(x) for x in exact])
         else:  # as long as it may be, but for truncation and a step
             assert squared >= (2**q - p - 1) ** 2 or 2**q <= p + 1
+        weighted = cell_sums(grid([point], bits), centers, np.array([radius]), q, weighted=True)
+        np.testing.assert_array_equal(weighted.slacks, found.slacks)
+        words = [int(x) for x in (*weighted.sums[0], *weighted.slacks)]
+        joint = sum(word**2 for word in words)
+        assert joint <= 4**q
+        # Filled, but for a step of each word, and one that sqrt(2) times the residual may lack.
+        assert joint >= (2**q - p - 3) ** 2 or 2**q <= p + 3
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("radius", "q"), [(1, 25), (2, 1), (7, 3), (24, 25), (25, 16)])
-def test_residual_and_slack_together_have_length_1_at_most(radius, q):
+def test_residual_and_slack_together_have_length_1_at_most(radius, q, weighted):
     """Every point of the plane within and around a small cell; the length is attained."""
     axis = np.arange(-radius - 1, radius + 2)
     points = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
     largest = 0
     for point in points:
-        found = cell_sums(grid([point], 25), np.zeros((1, 2), np.int64), np.array([radius]), q)
+        found = cell_sums(
+            grid([point], 25), np.zeros((1, 2), np.int64), np.array([radius]), q, weighted
+        )
         joint = sum(int(x) ** 2 for x in (*found.sums[0], *found.slacks))
         assert joint <= 4**q, point
         largest = max(largest, joint)
     assert largest == 4**q
 
 
+@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("point", [[1, 0], [1, 1], [2**25 - 2, 0], [2**24, 2**24]])
-def test_a_slack_is_not_rounded_up_beyond_the_joint_length(point):
+def test_a_slack_is_not_rounded_up_beyond_the_joint_length(point, weighted):
     """The longest radius and the finest grid, where a quotient's rounding is largest."""
     radius, q = 2**25 - 1, 25
-    found = cell_sums(grid([point], 25), np.zeros((1, 2), np.int64), np.array([radius]), q)
+    found = cell_sums(
+        grid([point], 25), np.zeros((1, 2), np.int64), np.array([radius]), q, weighted
+    )
     assert sum(int(x) ** 2 for x in (*found.sums[0], *found.slacks)) <= 4**q
 
 

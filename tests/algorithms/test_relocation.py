@@ -53,12 +53,13 @@ def loss(algorithm, state, records):
 # ----------------------------------------------------------------- what a record adds
 
 
+@pytest.mark.parametrize("n_records", [1000, 40])  # sums are weighted for 40
 @pytest.mark.parametrize(
     ("q", "d", "radii"), [(3, 2, (1, 2, 5, 11)), (5, 1, (1, 3, 64)), (2, 3, (3, 7))]
 )
-def test_offsets_and_nearness_are_one_unit_together_in_exact_arithmetic(q, d, radii):
+def test_offsets_and_nearness_are_one_unit_together_in_exact_arithmetic(q, d, radii, n_records):
     """All records of small grids. A far record still adds its whole unit along an axis."""
-    algorithm = build(1, d, fraction_bits=q)
+    algorithm = build(1, d, fraction_bits=q, n_records=n_records)
     points = np.array(list(itertools.product(range(-(2**q), 2**q + 1), repeat=d)))
     largest = 0
     for radius, centroid in itertools.product(radii, (points[0], points[len(points) // 2 + 1])):
@@ -97,6 +98,36 @@ def test_far_records_are_clipped_and_near_ones_are_not():
         assert blocks["sums"].tolist() == [[ONE], [0]]
         assert blocks["counts"].tolist() == [ONE, 0]
         assert blocks["nearness"].tolist() == [0, 0]
+
+
+def test_near_records_weigh_more_where_noise_is_large():
+    """Counts and nearness are as they were; the cost needs sums without weights."""
+    points, reach = [[ONE // 2], [ONE // 4]], ONE // 2
+    few, many = build(1, 1, n_records=40), build(1, 1, n_records=1000)
+    found, plain = (statistic(each, [[0]], points, reach) for each in (few, many))
+    assert found["counts"] == plain["counts"]
+    assert found["nearness"] == plain["nearness"] == 3 * ONE // 4
+    assert plain["sums"] == ONE + ONE // 2
+    assert found["sums"] == ONE + int(ONE / 2 * math.sqrt(1.75))
+    costed = build(1, 1, n_records=40, n_rounds=2, cost=True)
+    np.testing.assert_array_equal(statistic(costed, [[0]], points, reach)["sums"], plain["sums"])
+    exact = build(1, 1, OPEN, n_records=40)
+    np.testing.assert_array_equal(statistic(exact, [[0]], points, reach)["sums"], plain["sums"])
+
+
+@pytest.mark.parametrize("far", [0.0, 0.1, 0.5, 0.9, 1.0, 1.5])
+def test_weights_do_not_change_how_far_a_centroid_moves(far):
+    """Where records are equally near, a move is their mean offset, clipped to the radius."""
+    algorithm = build(1, 2, n_records=40, n_rounds=3, alpha=0.2, initial=[[0.0, 0.0]])
+    state = algorithm.initial_state()
+    radius = int(state.arrays["radius"][0])
+    points = np.array([[round(far * radius), 0]] * 40)
+    assert points.max() <= ONE
+    blocks = algorithm.statistic(algorithm.question(state), GridRecords.from_grid(points, 16))
+    after = algorithm.update(state, blocks)
+    assert algorithm.counts(after) == 40
+    expected = [min(far, 1.0) * radius, 0]
+    np.testing.assert_allclose(after.arrays["centroids"][0], expected, atol=3)
 
 
 # ----------------------------------------------------------------- rounds and radii
