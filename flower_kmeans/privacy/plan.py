@@ -423,7 +423,7 @@ def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:
 
 
 def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -> float:
-    """Return a scale, widened by some roundings until the exact sums of ledgers keep the budget.
+    """Return a scale, widened by some roundings until the plan and ledgers' exact sums fit.
 
     The sums are too coarse for a mu near 2^-48. The plan meets such a budget all the same, and
     ledgers with such a limit refuse it.
@@ -431,7 +431,8 @@ def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -
     epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
     wider = scale
     for bits in range(52, 32, -1):
-        if charge_of(_scaled(releases, wider)).fits(epsilon, delta):
+        scaled = _scaled(releases, wider)
+        if _meets(scaled, budget) and charge_of(scaled).fits(epsilon, delta):
             return wider
         wider *= 1 + 2.0**-bits
     return wider

@@ -200,6 +200,22 @@ def test_config_round_trip(budget, rounds):
     assert plan_from_config(config) == plan
 
 
+def test_every_plan_that_is_made_is_accepted_by_clients_and_ledgers():
+    """Whatever the last bits of its noise are, and also where sums of mu are rounded upward."""
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        budget = PrivacyBudget(float(rng.choice([0.01, 0.25, 1.0, 4.0])), 1e-5)
+        rounds = [[gaussian(m) for m in rng.uniform(0.5, 20, 2)] for _ in range(rng.integers(1, 6))]
+        plan = calibrate(budget, rounds, 1000)
+        assert plan_from_config(plan.to_config()) == plan
+        assert charge_of(plan.releases).fits(budget.epsilon, budget.delta)
+
+
+def test_a_budget_that_no_ledger_can_count_ends():
+    plan = calibrate(PrivacyBudget(1e-14, 1e-30), GAUSSIAN, 1000)
+    assert plan.mu <= mu_of_budget(1e-14, 1e-30)
+
+
 def weaker(config):
     release = config["rounds"][0][0]
     release["noise_multiplier"] = real_to_text(0.5 * float.fromhex(release["noise_multiplier"]))
