@@ -7,7 +7,7 @@ from suites import cells, measured
 from flower_kmeans.bench.harness import Options, plan_of
 
 
-@pytest.mark.parametrize("name", ["client_step", "fit", "masks", "noise", "scaling"])
+@pytest.mark.parametrize("name", ["client_step", "fit", "masks", "noise", "scaling", "update"])
 def test_time_is_measured_by_one_process(script, name):
     suite = script(name).SUITE
     assert suite.alone
@@ -39,6 +39,16 @@ def test_a_clients_step(script):
     rows[1] |= {"scikit_learn": 0.1, "sums": 0.3, "with_radius": 0.4, "memory": 2**20}
     (line,) = cells(step.tables_of(rows, Options(1)))
     assert line == ["3,000", "4", "3", "100.00", "200.00", "2.00", "400.00", "4.00", "1.0"]
+
+
+def test_what_clients_compute_between_rounds(script):
+    update = script("update")
+    (row,) = measured(update.SUITE, [update.Task("FastLloyd", 4, 2, 0)])
+    assert 0 < row["longest"] <= row["together"]
+    assert row["rounds"] == 8
+    rows = [{**row, "longest": 0.5, "together": 2.0}, {**row, "longest": 1.0, "together": 1.5}]
+    (line,) = cells(update.tables_of(rows, Options(1)))
+    assert line == ["FastLloyd", "4", "2", "0.500", "1.500", "8"]
 
 
 def test_a_rounds_noise(script, monkeypatch):

@@ -1,0 +1,109 @@
+"""What a client of an oblivious server computes between rounds: ``python benchmarks/update.py``.
+
+Where the server must not see the sums, every client makes the next question itself. One line per
+algorithm and size: the longest update of a run and all of them together, on one thread, the best of
+several runs. Records are ``make_blobs(20000, n_features=D, centers=K, random_state=1)``, epsilon 1.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from flower_kmeans import Ball, PrivacyBudget
+from flower_kmeans.algorithms import FastLloydAlgorithm, PEMeansAlgorithm, SynopsisAlgorithm
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.data import to_unit_ball
+from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.domain import GridRecords
+from flower_kmeans.federation.release import server_noise
+from flower_kmeans.privacy.randomness import Stream
+
+ALGORITHMS = {
+    "SynopsisKMeans": SynopsisAlgorithm,
+    "PEMeans": PEMeansAlgorithm,
+    "FastLloyd": FastLloydAlgorithm,
+}
+SIZES = ((4, 2), (16, 16), (64, 16), (64, 64), (64, 128))
+"""Clusters and columns. The aim of one second is that of 64 clusters in 64 columns."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of an algorithm at a size."""
+
+    method: str
+    clusters: int
+    columns: int
+    run: int
+
+
+def tasks_of(options: Options) -> Iterator[Task]:
+    """Yield every run."""
+    for run in range(options.runs):
+        for method in options.chosen("method", tuple(ALGORITHMS), str):
+            yield from (Task(method, k, d, run) for k, d in SIZES)
+
+
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return the longest update and all updates of a run, in seconds."""
+    points = to_unit_ball(options.load(f"blobs_{task.clusters}_{task.columns}").records)
+    algorithm = ALGORITHMS[task.method](
+        task.clusters,
+        Ball(1.0, np.zeros(task.columns)),
+        PrivacyBudget(1.0),
+        n_records=len(points),
+        seed=task.run,
+    )
+    records = GridRecords(points, algorithm.domain, algorithm.fraction_bits)
+    plan, stream, seconds = algorithm.plan(), Stream.fresh(), []
+    state = algorithm.initial_state()
+    for number in range(1, algorithm.n_rounds + 1):
+        question = algorithm.question(state)
+        total = algorithm.flatten(algorithm.answer(question, records), number)
+        total += server_noise(algorithm, plan, question, stream)
+        with threadpool_limits(1):
+            start = time.perf_counter()
+            state = algorithm.update(state, algorithm.unflatten(total, number))
+            seconds.append(time.perf_counter() - start)
+    return {"longest": max(seconds), "together": sum(seconds), "rounds": len(seconds)}
+
+
+def tables_of(rows: Sequence[Row], options: Options) -> str:
+    """Return the best times of each algorithm and size."""
+    by = ("method", "clusters", "columns")
+    longest, together = (tables.grouped(rows, by, name) for name in ("longest", "together"))
+    rounds = tables.grouped(rows, by, "rounds")
+    lines = [
+        [
+            key[0],
+            *(str(number) for number in key[1:]),
+            f"{min(values):.3f}",
+            f"{min(together[key]):.3f}",
+            f"{rounds[key][0]:.0f}",
+        ]
+        for key, values in longest.items()
+    ]
+    head = ["method", "k", "d", "longest update, s", "all updates, s", "rounds"]
+    return tables.markdown(head, lines)
+
+
+SUITE = Suite(
+    "update",
+    "What every client of an oblivious server computes between rounds: seconds of one thread, the "
+    "best of the runs; 20,000 records, epsilon 1.",
+    Task,
+    {"longest": float, "together": float, "rounds": int},
+    tasks_of,
+    measure,
+    tables_of,
+    choices={"method": tuple(ALGORITHMS)},
+    runs=3,
+    alone=True,
+)
+
+if __name__ == "__main__":
+    script.main(SUITE, __doc__)
