@@ -147,7 +147,7 @@ def move_of_a_record(
         By how much one record moves the release before clipping: the reciprocal of its clip.
     shared : float, optional
         The largest step among the releases that one factor shortens together; ``None`` where the
-        release has a factor of its own.
+        release has a separate factor.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What is done with a noisy histogram: post-processing, without any privacy of its own.
+"""What is done with a noisy histogram: post-processing, which costs no privacy.
 
 Sums over arrays are sequential or rounded once, and nothing else needs more than single operations
 that IEEE 754 rounds correctly: the same result on every processor.

@@ -123,10 +123,10 @@ class RunDocument:
 
     @property
     def sums_of_a_round(self) -> int:
-        """How many sums of a round others may open, each with noise of its own.
+        """How many sums of a round others may open, each with independent noise.
 
-        Where the members around a client are the server's word, every attempt at a round can end in
-        a sum that others open (docs/threat-model.md, 12); everywhere else a round has one sum.
+        Where a client must trust the server about the other members, every attempt at a round can
+        end in a sum that others open (docs/threat-model.md, 12); elsewhere a round has one sum.
         """
         is_pinned = self.trust != "distributed-noise" or self.keys == "roster"
         return 1 if is_pinned else self.max_attempts

@@ -62,7 +62,7 @@ class ClientPolicy:
         Accepted trust models.
     max_epsilon, max_delta : float
         Largest accepted guarantee of one run, at worst: under distributed noise without a roster,
-        every attempt at a round may end in a sum of its own, so epsilon is that of the plan as
+        every attempt at a round may end in a separate sum, so epsilon is that of the plan as
         often as a round may be asked for.
     min_clients : int
         Smallest accepted number of clients behind a sum.

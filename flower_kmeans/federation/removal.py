@@ -2,7 +2,7 @@
 
 A client's share of the noise is a sum of parts. One is for the most clients that may answer, the
 others are removed once so many clients stand behind a sum that the plan needs them no more. Every
-part has a key of its own, and the key of a part gives the keys of the parts that are removed before
+part has a separate key, and the key of a part gives the keys of the parts that are removed before
 it: one key of 32 bytes removes any number of parts. A member gives it with its share of the sum's
 secret; what it sent with its answer shows that the key is right.
 """

@@ -49,7 +49,7 @@ class Run:
     def worst_case(self) -> tuple[float | None, float | None]:
         """The (epsilon, delta) of all sums that may open; of ``None`` without privacy.
 
-        Where every attempt at a round can end in a sum of its own, that is the whole plan as often
+        Where every attempt at a round can end in a separate sum, that is the whole plan as often
         as a round may be asked for.
         """
         plan = self.plan

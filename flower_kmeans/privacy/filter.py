@@ -6,7 +6,7 @@ limit, all releases together meet (epsilon, delta) (docs/guarantees.md, "Runs th
 earlier results"). Two sums are kept, and either may keep the limit:
 
 - of mu^2, where a Gaussian release counts its mu and a Laplace release the mu of the Gaussian
-  release that tells at least as much (`laplace_mu`);
+  release that reveals at least as much (`laplace_mu`);
 - of pure epsilons, as long as all noise is Laplace.
 
 Sums are integers, so they are exact in any order, and every term is rounded upward.
@@ -174,7 +174,7 @@ def price_of(
 
 @lru_cache(maxsize=4096)
 def laplace_mu(cost: float) -> float:
-    """Return the mu of the Gaussian release that tells at least as much as a Laplace release.
+    """Return the mu of the Gaussian release that reveals at least as much as a Laplace release.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ def laplace_tradeoff(alpha, cost):
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_a_laplace_release_tells_no_more_than_its_gaussian_one(cost):
+def test_a_laplace_release_reveals_no_more_than_its_gaussian_one(cost):
     mu = laplace_mu(cost)
     assert mu <= 1.25332 * cost * (1 + 1e-9)
     assert mu <= 2 * math.sqrt(cost)
@@ -69,7 +69,7 @@ def test_the_level_is_continuous_where_its_bounds_take_over():
         assert max(below, above) >= laplace_mu(cost) * (1 - 1e-12)
 
 
-def test_a_release_of_many_words_tells_no_more_than_one_of_one_word():
+def test_a_release_of_many_words_reveals_no_more_than_one_of_one_word():
     """An l1 change may be spread over words: squares of levels are superadditive."""
     for parts in ([0.5, 0.5], [0.1] * 10, [3.0, 1e-3], [1e-7, 2.0, 0.4], [40.0, 60.0]):
         assert math.fsum(laplace_mu(c) ** 2 for c in parts) <= laplace_mu(math.fsum(parts)) ** 2

@@ -411,7 +411,7 @@ def test_shares_of_units_that_are_known_are_checked_when_the_strategy_is_made():
 
 
 def test_clients_accept_simple_opening_only_if_their_policy_does():
-    # Relayed keys: each of two attempts at a round can end in a sum of its own.
+    # Relayed keys: each of two attempts at a round can end in a separate sum.
     policy = ClientPolicy(in_memory=True, min_clients=2, max_epsilon=1.5)
     run(make(), policy=policy)
     with pytest.raises(TooFewClientsError, match="policy"):
