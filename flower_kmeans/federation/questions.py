@@ -1,4 +1,4 @@
-"""What a server asks, and the result that it tells, where clients do not compute either.
+"""What a server asks, and the result that it sends, where clients do not compute either.
 
 Under an oblivious server, and for algorithms with cheap updates, clients compute from the sums what
 is asked next (`Run.server_asks`). Otherwise they are sent each question, whose hash stands in the
