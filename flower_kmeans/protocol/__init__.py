@@ -1,0 +1,1 @@
+"""The federation protocol ``flower-kmeans/2`` (docs/protocol.md)."""

@@ -1,0 +1,238 @@
+"""The messages of the protocol (docs/protocol.md, section 8).
+
+Fields keep the protocol's names on the wire where these differ from the words of the code. The
+order of the fields is part of the encoding: vectors fix it.
+"""
+
+import hashlib
+from enum import IntEnum
+from typing import Annotated
+
+import msgspec
+
+from flower_kmeans.protocol.wire import B32, B48, U32, Count, Struct, decode
+
+Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*$")]
+Public = Annotated[bytes, msgspec.Meta(max_length=32)]
+Envelope = Annotated[bytes, msgspec.Meta(max_length=48)]  # empty: that peer's tag is wrong
+
+
+class Code(IntEnum):
+    """Why a client refuses; each code has one fixed sentence, which does not travel."""
+
+    BAD_MESSAGE = 1
+    VERSION = 2
+    POLICY = 3
+    STALE = 4
+    NEED = 5
+    RENEW = 6
+    CONFLICT = 7
+    GARBAGE = 8
+    KEY = 9
+    LEDGER = 10
+    DATA = 11
+    INTERNAL = 12
+
+    @property
+    def sentence(self) -> str:
+        """The sentence that stands for the code in reports and logs."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Code.BAD_MESSAGE: "The message was malformed.",
+    Code.VERSION: "The client does not speak this version of the protocol.",
+    Code.POLICY: "The run is outside of what the client's policy accepts.",
+    Code.STALE: "The message belongs to a round or a run that is over.",
+    Code.NEED: "The client lacks an earlier part of the run.",
+    Code.RENEW: "The client has begun a new session: it lost its memory, or its records changed.",
+    Code.CONFLICT: "The message contradicts what the client already answered.",
+    Code.GARBAGE: "The announced sum does not open.",
+    Code.KEY: "A key, an envelope or a share does not open.",
+    Code.LEDGER: "The client's privacy ledger does not allow another release.",
+    Code.DATA: "The client's records could not be loaded or checked.",
+    Code.INTERNAL: "The client failed; its own log says why.",
+}
+
+
+# ------------------------------------------------------------------------------ parts
+
+
+class Peer(Struct, frozen=True, kw_only=True):
+    """Another client, as the server passes it on: its ephemeral key, and the tag for who reads."""
+
+    slot: U32 = msgspec.field(name="place")
+    public_key: B32 = msgspec.field(name="eph")
+    tag: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+
+
+class Wrap(Struct, frozen=True, kw_only=True):
+    """A group secret, sealed by a key distributor for the client that is sent it."""
+
+    distributor: Peer = msgspec.field(name="leader")
+    envelope: B48
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """The sum that was announced for one round of a blind run."""
+
+    t: Count
+    attempt: Count
+    n_slots: Count = msgspec.field(name="m")
+    root: B32
+    committee: B32
+    tag: B32
+    survivors: bytes
+    packing: U32 = msgspec.field(name="k", default=0)
+    words: bytes = b""
+    shares: tuple[tuple[U32, bytes], ...] = ()
+
+
+# ------------------------------------------------------------------------------ requests
+
+
+class Enrol(Struct, tag="enrol", frozen=True, kw_only=True):
+    """Asks a client to take part."""
+
+    doc: bytes
+
+    @property
+    def doc_hash(self) -> bytes:
+        """SHA-256 of the run document."""
+        return hashlib.sha256(self.doc).digest()
+
+
+class Keys(Struct, tag="keys", frozen=True, kw_only=True):
+    """Asks a key distributor to seal a group secret for these peers (oblivious-server)."""
+
+    doc_hash: B32
+    peers: tuple[Peer, ...] = msgspec.field(name="wrap")
+
+
+class Located(Struct, frozen=True, kw_only=True):
+    """What `Ask` and `Add` have in common: the attempt, its cohort, and the reader's slot."""
+
+    doc_hash: B32
+    t: Count
+    attempt: Count
+    n_slots: Count = msgspec.field(name="m")
+    root: B32
+    slot: U32 = msgspec.field(name="place")
+    path: bytes = b""
+    committee: bytes = b""
+    tags: bytes = b""
+    doc: bytes = b""
+    wrap_for: Wrap | None = None
+
+
+class Ask(Located, tag="ask", frozen=True, kw_only=True):
+    """Asks for the answer to one attempt at a round."""
+
+    query: bytes | None = None
+    entries: tuple[Entry, ...] = ()
+    peers: tuple[Peer, ...] = msgspec.field(name="wrap", default=())
+
+
+class Add(Located, tag="add", frozen=True, kw_only=True):
+    """Asks a committee member for its sum-share: the sum of the survivors' shares for it."""
+
+    h: B32
+    tag: B32
+    survivors: bytes
+    public_keys: bytes = msgspec.field(name="ephs")
+    sealed: tuple[bytes, ...]
+
+
+class Finish(Struct, tag="finish", frozen=True, kw_only=True):
+    """Delivers the last entries, or the result."""
+
+    doc_hash: B32
+    entries: tuple[Entry, ...] = ()
+    wrap_for: Wrap | None = None
+    result: bytes | None = None
+
+
+# ------------------------------------------------------------------------------ replies
+
+
+class Enrolled(Struct, tag="enrolled", frozen=True, kw_only=True):
+    """Takes part: a client session's public values."""
+
+    doc_hash: B32
+    commitment: B32
+    static: Public
+    public_key: Public = msgspec.field(name="eph")
+    tags: bytes = b""
+    ledger: bool = False
+    software: Software = ""
+
+
+class Wrapped(Struct, tag="wrapped", frozen=True, kw_only=True):
+    """A key distributor's envelopes, in the order of the peers; empty for wrong tags."""
+
+    doc_hash: B32
+    envelopes: tuple[Envelope, ...]
+
+
+class Answer(Struct, tag="answer", frozen=True, kw_only=True):
+    """A client's protected vector."""
+
+    doc_hash: B32
+    tag: B32
+    words: bytes = b""
+    sealed: tuple[bytes, ...] = ()
+    envelopes: tuple[Envelope, ...] = ()
+
+
+class Added(Struct, tag="added", frozen=True, kw_only=True):
+    """A committee member's sum-share."""
+
+    doc_hash: B32
+    share: bytes
+    key_id: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+
+
+class Finished(Struct, tag="finished", frozen=True, kw_only=True):
+    """The client has the result and has erased its secrets."""
+
+    doc_hash: B32
+
+
+class Refusal(Struct, tag="refusal", frozen=True, kw_only=True):
+    """The client does not do what it was asked."""
+
+    code: Annotated[int, msgspec.Meta(ge=1, le=12)]
+    doc_hash: B32 | None = None
+    commitment: B32 | None = None
+    static: Public = b""
+    public_key: Public = msgspec.field(name="eph", default=b"")
+    tags: bytes = b""
+    slot: U32 | None = msgspec.field(name="place", default=None)
+
+
+Request = Enrol | Keys | Ask | Add | Finish
+Reply = Enrolled | Wrapped | Answer | Added | Finished | Refusal
+
+
+def decode_request(data: bytes) -> Request:
+    """Return the request that bytes encode.
+
+    Raises
+    ------
+    MessageError
+        If they are none, or not in the one encoding.
+    """
+    request: Request = decode(data, Request)
+    return request
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Return the reply that bytes encode.
+
+    Raises
+    ------
+    MessageError
+        If they are none, or not in the one encoding.
+    """
+    reply: Reply = decode(data, Reply)
+    return reply

@@ -1,0 +1,111 @@
+"""Trust models: who adds the noise, how the sum is made, and who sees it.
+
+A trust model is an object with properties. Code asks for a property, never for a name.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.secagg.base import SecureSum, secure_sum
+
+
+@dataclass(frozen=True)
+class TrustModel:
+    """Who does what in a run, and so who learns what.
+
+    Attributes
+    ----------
+    name : str
+    noise_by : {"server", "clients", "nobody"}
+        Who adds the noise. Clients add it in shares.
+    secure_sum : str
+        Name of the `SecureSum` that makes the sum of the clients' vectors.
+    opened_by : {"server", "clients"}
+        Who learns the sum. That party also computes the queries and the result.
+    """
+
+    name: str
+    noise_by: Literal["server", "clients", "nobody"]
+    secure_sum: str
+    opened_by: Literal["server", "clients"]
+
+    @property
+    def sum(self) -> SecureSum:
+        """The secure sum of this trust model."""
+        return secure_sum(self.secure_sum)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the server sees no sum, so clients compute the queries themselves."""
+        return self.opened_by == "clients"
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether vectors leave a client protected: then clients need keys and fixed slots."""
+        return self.sum.is_protected
+
+    @property
+    def has_committee(self) -> bool:
+        """Whether a committee of clients adds the shares, in a second round trip."""
+        return self.sum.by_committee
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether each client adds a share of the noise."""
+        return self.noise_by == "clients"
+
+    @property
+    def is_private(self) -> bool:
+        """Whether anybody adds noise."""
+        return self.noise_by != "nobody"
+
+    @property
+    def commits_to_records(self) -> bool:
+        """Whether a client commits to its records: its mask must not cover two vectors."""
+        return self.is_protected and not self.has_committee
+
+    def objection(self, algorithm: Algorithm, plan: PrivacyPlan) -> str | None:
+        """Return why an algorithm does not run under this trust model, or ``None``."""
+        if plan.is_private != self.is_private:
+            return "It adds noise." if self.is_private else "It adds no noise."
+        if self.is_blind and not algorithm.replayable:
+            return "The server computes the next query, so it must see the sums."
+        if self.shares_noise and any(r.mechanism != "gaussian" for r in plan.releases):
+            return "Laplace noise has no shares."
+        return None
+
+
+TRUST_MODELS: dict[str, TrustModel] = {}
+
+
+def register_trust_model(model: TrustModel) -> TrustModel:
+    """Make a trust model known under its name."""
+    TRUST_MODELS[model.name] = model
+    return model
+
+
+OBLIVIOUS_SERVER = register_trust_model(
+    TrustModel("oblivious-server", "server", "masks", "clients")
+)
+DISTRIBUTED_NOISE = register_trust_model(
+    TrustModel("distributed-noise", "clients", "shares", "server")
+)
+CLIENTS_ONLY = register_trust_model(TrustModel("clients-only", "clients", "shares", "clients"))
+TRUSTED_SERVER = register_trust_model(TrustModel("trusted-server", "server", "plain", "server"))
+PLAIN = register_trust_model(TrustModel("plain", "nobody", "plain", "server"))
+
+
+def trust_model(name: object) -> TrustModel:
+    """Return the trust model of a name.
+
+    Raises
+    ------
+    ConfigurationError
+        If no trust model has this name.
+    """
+    if not isinstance(name, str) or name not in TRUST_MODELS:
+        raise ConfigurationError(f"Expected trust in {sorted(TRUST_MODELS)}. Got {name!r} instead.")
+    return TRUST_MODELS[name]

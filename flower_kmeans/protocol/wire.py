@@ -1,0 +1,189 @@
+"""The one encoding of all that travels: MessagePack of typed structs (docs/protocol.md, section 8).
+
+A receiver decodes strictly, encodes again and requires equal bytes. So what was hashed on one side
+is what the other side computes with, and there is no second way to write the same message.
+"""
+
+import math
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import MessageError
+
+VERSION = 2
+RECORD = "kmeans"
+MAX_MESSAGE = 256 * 2**20
+"""Longest message in bytes. A run whose messages would be longer is refused when it is planned."""
+_IN_CONFIG = 2**20  # longer ones travel as one uint8 array, which Flower sends in chunks
+_MAX_ELEMENTS = 2**28
+
+B16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+B32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+B48 = Annotated[bytes, msgspec.Meta(min_length=48, max_length=48)]
+U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+Kind = TypeVar("Kind")
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_MALFORMED = "A message is malformed."
+
+
+class VersionError(MessageError):
+    """What was received is written in another version of the protocol."""
+
+
+class Struct(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
+):
+    """Base of all that travels: no unknown fields, defaults left out, fields in their order."""
+
+
+def encode(value: Any) -> bytes:
+    """Return the one encoding of a struct, or of a mapping or sequence of them."""
+    return _ENCODER.encode(value)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Return what bytes encode.
+
+    Parameters
+    ----------
+    data : bytes
+    kind : type
+        What is expected: a struct type or a union of tagged ones.
+
+    Raises
+    ------
+    MessageError
+        If the bytes are not the one encoding of such a value.
+    """
+    if len(data) > MAX_MESSAGE:
+        raise MessageError(f"Expected a message of at most {MAX_MESSAGE} bytes.")
+    try:
+        value = msgspec.msgpack.decode(data, type=kind, strict=True)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        raise MessageError(_MALFORMED) from None
+    if encode(value) != data:
+        raise MessageError(_MALFORMED)
+    return value
+
+
+# ------------------------------------------------------------------------------ Flower's records
+
+
+def to_content(data: bytes) -> RecordDict:
+    """Return an encoded message as Flower's records."""
+    if len(data) <= _IN_CONFIG:
+        return RecordDict({RECORD: ConfigRecord({"v": VERSION, "m": data})})
+    array = Array(np.frombuffer(data, dtype=np.uint8))
+    return RecordDict(
+        {
+            RECORD: ConfigRecord({"v": VERSION, "n": len(data)}),
+            RECORD + ".data": ArrayRecord({"m": array}),
+        }
+    )
+
+
+def from_content(content: RecordDict) -> bytes:
+    """Return the encoded message that Flower's records hold.
+
+    Raises
+    ------
+    VersionError
+        If the records are of another version.
+    MessageError
+        If they hold no message.
+    """
+    header = content.get(RECORD)
+    if not isinstance(header, ConfigRecord) or "v" not in header:
+        raise MessageError(_MALFORMED)
+    if type(header["v"]) is not int or header["v"] != VERSION:
+        raise VersionError(f"Expected a message of version {VERSION}.")
+    if set(header) == {"v", "m"} and set(content) == {RECORD} and type(header["m"]) is bytes:
+        if len(header["m"]) <= _IN_CONFIG:
+            return header["m"]
+    elif set(header) == {"v", "n"} and set(content) == {RECORD, RECORD + ".data"}:
+        return _from_array(content[RECORD + ".data"], header["n"])
+    raise MessageError(_MALFORMED)
+
+
+def _from_array(record: Any, length: Any) -> bytes:
+    if isinstance(record, ArrayRecord) and list(record) == ["m"] and type(length) is int:
+        array = record["m"]
+        if (
+            _IN_CONFIG < length <= MAX_MESSAGE
+            and (array.dtype, tuple(array.shape)) == ("uint8", (length,))
+            and array.stype == "numpy.ndarray"
+            and length <= len(array.data) <= length + 1024  # what NumPy writes before the values
+        ):
+            try:
+                values = array.numpy()
+            except Exception:
+                values = np.zeros(0, dtype=np.uint8)
+            if values.dtype == np.uint8 and values.shape == (length,):
+                return values.tobytes()
+    raise MessageError(_MALFORMED)
+
+
+# ------------------------------------------------------------------------------ arrays
+
+
+Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+ArrayName = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,31}$")]
+
+
+class ArrayData(Struct, frozen=True, kw_only=True):
+    """One array of a query or a result, in C order and little-endian."""
+
+    dtype: Literal["<i8", "<f8"]
+    shape: Annotated[tuple[Dimension, ...], msgspec.Meta(max_length=4)]
+    data: bytes
+
+
+Arrays = Annotated[dict[ArrayName, ArrayData], msgspec.Meta(max_length=16)]
+_DTYPES = {np.dtype(np.int64): "<i8", np.dtype(np.float64): "<f8"}
+
+
+def encode_arrays(arrays: dict[str, NDArray[Any]]) -> bytes:
+    """Return named arrays of int64 or finite float64 as bytes.
+
+    Raises
+    ------
+    MessageError
+        If they have no encoding.
+    """
+    values = {}
+    for name, array in arrays.items():
+        if array.dtype not in _DTYPES or not np.isfinite(array).all():
+            raise MessageError(f"Expected {name!r} as int64 or finite float64.")
+        dtype: Any = _DTYPES[array.dtype]
+        data = np.ascontiguousarray(array, dtype=dtype).tobytes()
+        values[name] = ArrayData(dtype=dtype, shape=array.shape, data=data)
+    data = encode(values)
+    decode_arrays(data)
+    return data
+
+
+def decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
+    """Return the arrays that bytes hold.
+
+    Raises
+    ------
+    MessageError
+        If they are not what `encode_arrays` writes.
+    """
+    arrays = {}
+    for name, value in decode(data, Arrays).items():
+        size = math.prod(value.shape)
+        if len(value.data) != 8 * size:
+            raise MessageError(_MALFORMED)
+        flat = np.frombuffer(value.data, dtype=value.dtype)
+        array = flat.astype(flat.dtype.newbyteorder("=")).reshape(value.shape)
+        if not np.isfinite(array).all():
+            raise MessageError(_MALFORMED)
+        arrays[name] = array
+    return arrays

@@ -1,0 +1,51 @@
+"""No protection: the server, which is trusted, sees every vector."""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import MessageError
+from flower_kmeans.secagg.base import (
+    Integers,
+    Opened,
+    SecureSum,
+    Sharing,
+    SumContext,
+    register_secure_sum,
+)
+
+
+@register_secure_sum
+class PlainSum(SecureSum):
+    """Words travel as they are."""
+
+    name: ClassVar[str] = "plain"
+    is_protected: ClassVar[bool] = False
+
+    def protect(
+        self, vector: Integers, context: SumContext, slot: int, secret: bytes
+    ) -> tuple[bytes, ...]:
+        """Return the vector's bytes."""
+        return (self.encode(vector),)
+
+    def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
+        """Return the sum modulo 2^64."""
+        total = np.zeros(context.n_words, dtype=np.uint64)
+        for part in parts:
+            if len(part) != 8 * context.n_words:
+                raise MessageError("A vector has the wrong length.")
+            total += np.frombuffer(part, dtype="<u8")
+        return total.astype("<u8").tobytes()
+
+    def open(
+        self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
+    ) -> Opened:
+        """Return the words of the sum."""
+        total = self.combine([combined[0]], context)
+        return Opened(np.frombuffer(total, dtype="<i8").astype(np.int64))
+
+    def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
+        """Return eight bytes for each word."""
+        return 8 * n_words
