@@ -21,7 +21,7 @@ from scipy.special import log_ndtr
 
 from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
-    Question,
+    Query,
     Statistic,
     SuLloydAlgorithm,
     fastlloyd,
@@ -127,10 +127,10 @@ def _later_radius() -> AbstractContextManager[object]:
 def _far_records_twice() -> AbstractContextManager[object]:
     statistic = FastLloydAlgorithm.statistic
 
-    def looking(self: FastLloydAlgorithm, question: Question, records: GridRecords) -> Statistic:
-        found, centroids = statistic(self, question, records), question.arrays["centroids"]
+    def looking(self: FastLloydAlgorithm, query: Query, records: GridRecords) -> Statistic:
+        found, centroids = statistic(self, query, records), query.arrays["centroids"]
         points = np.concatenate([np.empty((0, records.shape[1])), *records.blocks(2**16)])
-        radii = question.arrays["radius"]
+        radii = query.arrays["radius"]
         labels, d2 = assign(points, centroids)
         for j in range(self.n_clusters):
             far = points[(labels == j) & (d2 > float(radii[0]) ** 2)]
@@ -264,7 +264,7 @@ def _known(patch: Patch) -> Score:
     def score(answers: Answers, views: Views) -> FloatArray:
         with patch():
             rounds = range(1, answers.algorithm.n_rounds + 1)
-            made = np.concatenate([answers.noise(Question(number))[0] for number in rounds])
+            made = np.concatenate([answers.noise(Query(number))[0] for number in rounds])
         absent, present = (_distance(noise - made) for noise in _neighbours(views))
         return absent - present
 

@@ -121,12 +121,12 @@ def attack(
         setting = setting_of(cell)
         answers = Answers(setting)
         whole = [(present, recorded(setting, present)) for present in _turns(effort.recorded)]
-        questions = whole[0][1][0]
+        queries = whole[0][1][0]
         gaussian = answers.mu is not None
         if not gaussian or threshold is None:
-            pilot = repeated(answers, questions, effort.repetitions, at_once)
+            pilot = repeated(answers, queries, effort.repetitions, at_once)
             threshold = _chosen(answers, effort, score, pilot)
-        absent, present = repeated(answers, questions, effort.repetitions, at_once)
+        absent, present = repeated(answers, queries, effort.repetitions, at_once)
         low, high = score(answers, absent), score(answers, present)
         marks = [(there, float(score(answers, views)[0])) for there, (_, views) in whole]
         attained = float(np.mean([answers.attained(views) for _, (_, views) in whole]))

@@ -4,7 +4,7 @@ A recorded run is one through ``simulate``, strategy and client code, of which t
 is kept: the opened sums of all rounds, less the noise shares of the clients that collude with it.
 Where the server attacks with a client, it is the first client's answers without their masks.
 
-A repetition calls answers and noise themselves. Where clients follow the questions from the sums,
+A repetition calls answers and noise themselves. Where clients follow the queries from the sums,
 every repetition follows its own; where the server asks, it asks those of a recorded run again,
 which it may (docs/threat-model.md, 18). A repetition has one noise, for both neighbours.
 """
@@ -22,7 +22,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from flower_kmeans import simulate, simulation
-from flower_kmeans.algorithms import Question, State
+from flower_kmeans.algorithms import Query, State
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation import coordinator, release
 from flower_kmeans.federation.arrays import encode_arrays
@@ -50,7 +50,7 @@ class Views:
     residual : ndarray of shape (runs, words), int64
         Every noisy sum that was seen, less the exact one without the target.
     change : ndarray of shape (runs, words) or (words,), int64
-        By how much the target changes the exact sums, at the questions of these runs.
+        By how much the target changes the exact sums, at the queries of these runs.
     """
 
     residual: IntArray
@@ -62,7 +62,7 @@ Score = Callable[["Answers", Views], FloatArray]
 
 
 class Answers:
-    """Exact sums of a cell, by question, and what noise they are given."""
+    """Exact sums of a cell, by query, and what noise they are given."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -83,27 +83,27 @@ class Answers:
         rows, times = np.unique(part, axis=0, return_counts=True)
         return [(int(many), self._grid(rows[times == many])) for many in np.unique(times)]
 
-    def _answer(self, question: Question, records: GridRecords) -> IntArray:
-        answer = self.algorithm.answer(question, records)
-        return self.algorithm.flatten(answer, question.round)
+    def _answer(self, query: Query, records: GridRecords) -> IntArray:
+        answer = self.algorithm.answer(query, records)
+        return self.algorithm.flatten(answer, query.round)
 
-    def without(self, question: Question) -> IntArray:
+    def without(self, query: Query) -> IntArray:
         """Return the exact sum without the target."""
-        return self._sum(question, self._groups)
+        return self._sum(query, self._groups)
 
-    def own_without(self, question: Question) -> IntArray:
+    def own_without(self, query: Query) -> IntArray:
         """Return the first client's exact answer without the target."""
-        return self._sum(question, self._own)
+        return self._sum(query, self._own)
 
-    def _sum(self, question: Question, groups: list[tuple[int, GridRecords]]) -> IntArray:
-        total = np.zeros(self.algorithm.words(question.round), dtype=np.int64)
+    def _sum(self, query: Query, groups: list[tuple[int, GridRecords]]) -> IntArray:
+        total = np.zeros(self.algorithm.words(query.round), dtype=np.int64)
         for many, records in groups:
-            total += many * self._answer(question, records)
+            total += many * self._answer(query, records)
         return total
 
-    def change(self, question: Question) -> IntArray:
+    def change(self, query: Query) -> IntArray:
         """Return by how much the target changes the sum."""
-        return self._answer(question, self._target)
+        return self._answer(query, self._target)
 
     def start(self) -> State:
         """Return the state before round 1."""
@@ -119,11 +119,11 @@ class Answers:
         replayable = self.algorithm.replayable
         return None if replayable else public_generator(self.setting.strategy.seed, number)
 
-    def noise(self, question: Question) -> tuple[IntArray, IntArray]:
+    def noise(self, query: Query) -> tuple[IntArray, IntArray]:
         """Draw a round's noise: what the adversary does not know of it, and what it knows."""
         if not self.setting.shared:
             noise = release.server_noise(
-                self.algorithm, self.plan, question, coordinator.Stream.fresh()
+                self.algorithm, self.plan, query, coordinator.Stream.fresh()
             )
             return noise, np.zeros_like(noise)
         context, shares = token(32), self.setting.shares
@@ -131,7 +131,7 @@ class Answers:
             release.noise_share(
                 self.algorithm,
                 self.plan,
-                question,
+                query,
                 shares,
                 Stream.from_key(masks.noise_key(token(32), context)),
             )
@@ -140,15 +140,15 @@ class Answers:
         unknown = 1 if self.setting.alone else shares
         return np.sum(drawn[:unknown], axis=0), np.sum(drawn[unknown:], axis=0)
 
-    def noises(self, question: Question, many: int) -> tuple[IntArray, IntArray]:
+    def noises(self, query: Query, many: int) -> tuple[IntArray, IntArray]:
         """Draw a round's noise so many times at once: (many, words) of either kind."""
-        units, words = self.algorithm.units(question), self.algorithm.words(question.round)
+        units, words = self.algorithm.units(query), self.algorithm.words(query.round)
         parties = self.setting.n_clients if self.setting.shared else 1
         drawn = np.zeros((parties, many, words), dtype=np.int64)
-        places, shares = self.algorithm.places(question.round), self.setting.shares
+        places, shares = self.algorithm.places(query.round), self.setting.shares
         for noise in drawn:
             stream = coordinator.Stream.fresh()
-            for each in self.plan.rounds[question.round - 1]:
+            for each in self.plan.rounds[query.round - 1]:
                 own = np.concatenate([places[name] for name in each.blocks])
                 tiled = np.tile(units[own], many)
                 if self.setting.shared:
@@ -245,8 +245,8 @@ class _RecordingGrid(InProcessGrid):
         return [life for life in found if life is not None]
 
 
-def recorded(setting: Setting, present: bool) -> tuple[list[Question], Views]:
-    """Run the strategy over its clients, and return the questions and the adversary's view."""
+def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
+    """Run the strategy over its clients, and return the queries and the adversary's view."""
     lives: list[Life] = []
 
     def remember(_: Any) -> None:
@@ -258,60 +258,60 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Question], Views]:
     server = setting.strategy._run_state
     document, answers = server.run.document, Answers(setting)
     chain, state = first_hash(document.doc_hash), answers.start()
-    questions, residuals, changes = [], [], []
+    queries, residuals, changes = [], [], []
     for closed in server.closed:
         entry = closed.entry
         context, words = entry.context(document.doc_hash, chain), entry.words
         if document.is_masked:  # as every client does
             key = masks.mask_key(lives[-1].group_key, context)
             words = words - masks.correction(key, entry.survivors, len(words))
-        total, question = from_ring(words[:-1]), answers.algorithm.question(state)
+        total, query = from_ring(words[:-1]), answers.algorithm.query(state)
         if setting.alone:
             place = masks.mask(key, lives[0].index, entry.m, len(words))
             sent = unpack_words(_RecordingGrid.last.answers[context]) - place
-            seen = from_ring(sent[:-1]) - answers.own_without(question)
+            seen = from_ring(sent[:-1]) - answers.own_without(query)
         else:
-            seen = total - answers.without(question)
+            seen = total - answers.without(query)
         if server.run.server_asks:
-            asked = question_hash(encode_arrays(question.arrays))
+            asked = question_hash(encode_arrays(query.arrays))
             if asked != entry.question_hash:
-                raise RuntimeError("The questions that were asked are not those of the replay.")
+                raise RuntimeError("The queries that were asked are not those of the replay.")
         known = np.zeros_like(total)
         colluding = lives[setting.shares :] if setting.shared and not setting.alone else ()
         for life in colluding:
             stream = Stream.from_key(masks.noise_key(life.secret, context))
             known += release.noise_share(
-                answers.algorithm, answers.plan, question, document.shares, stream
+                answers.algorithm, answers.plan, query, document.shares, stream
             )
-        questions.append(question)
+        queries.append(query)
         residuals.append(seen - known)
-        changes.append(answers.change(question))
+        changes.append(answers.change(query))
         state, chain = answers.after(state, total), next_hash(chain, context, entry)
-    return questions, Views(np.concatenate(residuals)[None], np.concatenate(changes)[None])
+    return queries, Views(np.concatenate(residuals)[None], np.concatenate(changes)[None])
 
 
 # --------------------------------------------------------------------------- repetitions
 
 
 def repeated(
-    answers: Answers, questions: Sequence[Question], runs: int, at_once: bool
+    answers: Answers, queries: Sequence[Query], runs: int, at_once: bool
 ) -> tuple[Views, Views]:
     """Repeat answers and noise; return the views without the target, and with it.
 
     Parameters
     ----------
     answers : Answers
-    questions : sequence of Question
+    queries : sequence of Query
         Of a recorded run; asked again where updates are not cheap.
     runs : int
     at_once : bool
         Whether the noise of all repetitions is drawn by one call for each release.
     """
-    # Units depend on the round alone, so any question of the round has the same noise.
+    # Units depend on the round alone, so any query of the round has the same noise.
     if at_once:
-        drawn = [answers.noises(question, runs) for question in questions]
+        drawn = [answers.noises(query, runs) for query in queries]
     else:
-        by_run = [[answers.noise(question) for question in questions] for _ in range(runs)]
+        by_run = [[answers.noise(query) for query in queries] for _ in range(runs)]
         drawn = [
             (np.array([one for one, _ in each]), np.array([two for _, two in each]))
             for each in zip(*by_run, strict=True)
@@ -319,26 +319,26 @@ def repeated(
     if not answers.algorithm.server_asks:
         return _following(answers, drawn)
     noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
-    change = np.concatenate([answers.change(question) for question in questions])
+    change = np.concatenate([answers.change(query) for query in queries])
     return Views(noise, change), Views(noise + change, change)
 
 
 def _following(answers: Answers, drawn: list[tuple[IntArray, IntArray]]) -> tuple[Views, Views]:
     noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
     residual, change = np.empty((2, *noise.shape), np.int64), np.empty((2, *noise.shape), np.int64)
-    first = answers.algorithm.question(answers.start())
+    first = answers.algorithm.query(answers.start())
     exact = answers.without(first), answers.change(first)
     for i in range(len(noise)):
         for present in (0, 1):
             state, start = answers.start(), 0
             for number, (unknown, known) in enumerate(drawn, start=1):
-                question = answers.algorithm.question(state)
-                moved = exact[1] if number == 1 else answers.change(question)
+                query = answers.algorithm.query(state)
+                moved = exact[1] if number == 1 else answers.change(query)
                 here = slice(start, start + len(moved))
                 seen = unknown[i] + present * moved
                 change[present, i, here], residual[present, i, here] = moved, seen
                 if number < len(drawn):
-                    without = exact[0] if number == 1 else answers.without(question)
+                    without = exact[0] if number == 1 else answers.without(query)
                     state = answers.after(state, without + seen + known[i])
                 start = here.stop
     return Views(residual[0], change[0]), Views(residual[1], change[1])

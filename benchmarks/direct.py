@@ -1,4 +1,4 @@
-"""A private algorithm over records that lie in one place: its questions and noise, no messages.
+"""A private algorithm over records that lie in one place: its queries and noise, no messages.
 
 The result is that of ``trust="trusted-server"`` with everyone answering, without the time that
 clients, masks and messages take. For tables of utility, which need hundreds of runs.
@@ -7,7 +7,7 @@ clients, masks and messages take. For tables of utility, which need hundreds of 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import Algorithm, Question, State, Statistic
+from flower_kmeans.algorithms import Algorithm, Query, State, Statistic
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation.release import server_noise
 from flower_kmeans.initialization import public_generator
@@ -36,10 +36,10 @@ def final_state(
     grids = [GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in partitions]
     state = algorithm.initial_state(public_generator(seed, 0))
     for number in range(1, algorithm.n_rounds + 1):
-        question: Question = algorithm.question(state)
-        total = server_noise(algorithm, plan, question, stream)
+        query: Query = algorithm.query(state)
+        total = server_noise(algorithm, plan, query, stream)
         for records in grids:
-            total += algorithm.flatten(algorithm.answer(question, records), number)
+            total += algorithm.flatten(algorithm.answer(query, records), number)
         answer: Statistic = algorithm.unflatten(total, number)
         state = algorithm.update(state, answer, public_generator(seed, number))
     return state

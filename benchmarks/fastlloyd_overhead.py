@@ -3,7 +3,7 @@
     python benchmarks/fastlloyd_overhead.py --data-dir DIR --runs 20 --output build/overhead
 
 Both clients and the server run in this process, one after the other, so the time is the work of all
-three and no network's. It is that of a round after the first: the server's question, two answers
+three and no network's. It is that of a round after the first: the server's query, two answers
 and their sum, at rest in Flower's messages, with every check, mask and noise of a real run. Bytes
 are those of the whole messages of a round as Flower serialises them (``weighing.py``), from and to
 both clients, and beside them those of the masked words alone, which is what the paper counts.

@@ -109,9 +109,9 @@ def memory(data: Data, n_variations: int) -> dict[str, int]:
         "seed": np.zeros(2, int),
     }
     state = State(1, {**algorithm.initial_state().arrays, **asked})
-    question, records = algorithm.question(state), GridRecords(own, domain, 16)
+    query, records = algorithm.query(state), GridRecords(own, domain, 16)
     tracemalloc.start()
-    answer = algorithm.statistic(question, records)
+    answer = algorithm.statistic(query, records)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     size = sum(block.nbytes for block in answer.blocks.values())

@@ -19,7 +19,7 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import make_blobs
 
 from flower_kmeans.algorithms import PEMeansAlgorithm
-from flower_kmeans.algorithms.base import IntArray, Question
+from flower_kmeans.algorithms.base import IntArray, Query
 from flower_kmeans.algorithms.pe_means_population import gather
 from flower_kmeans.bench import plots, tables
 from flower_kmeans.bench.data import to_unit_ball
@@ -62,10 +62,10 @@ class TopKAlgorithm(PEMeansAlgorithm):
     """PE-means with the selection of private evolution: the k candidates with the most votes."""
 
     def _centers(
-        self, question: Question, votes: IntArray, flags: IntArray, source: np.random.Philox
+        self, query: Query, votes: IntArray, flags: IntArray, source: np.random.Philox
     ) -> dict[str, IntArray]:
         chosen = np.sort(np.argsort(-votes, kind="stable")[: self.n_clusters])
-        points = gather(self._population(question), chosen)
+        points = gather(self._population(query), chosen)
         return {"centers": points.astype(np.int64), "counts": votes[chosen]}
 
 
@@ -93,10 +93,10 @@ def steps_of(selection: str, run: int) -> tuple[Step, ...]:
     state, steps = algorithm.initial_state(), []
     one = 2.0**-algorithm.fraction_bits
     for _ in ROUNDS:
-        question = algorithm.question(state)
-        answer = algorithm.answer(question, records)
+        query = algorithm.query(state)
+        answer = algorithm.answer(query, records)
         state = algorithm.update(state, answer)
-        population = np.concatenate(list(algorithm._population(question))) * one
+        population = np.concatenate(list(algorithm._population(query))) * one
         votes = answer.blocks["counts"][: len(population)] * one
         centroids = algorithm.centroids(state)
         if centroids is not None:

@@ -28,7 +28,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import Question
+from flower_kmeans.algorithms import Query
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
 from flower_kmeans.privacy.plan import PrivacyPlan
@@ -41,7 +41,7 @@ _ATTEMPTS = 100
 def _noise(
     algorithm: FastLloydAlgorithm,
     plan: PrivacyPlan,
-    question: Question,
+    query: Query,
     stream: Stream,
     *,
     seed: int,
@@ -53,7 +53,7 @@ def _noise(
     """
     if plan.mu is None:
         raise ValueError("The reference's noise is Gaussian.")
-    t, one = question.round, 2**algorithm.fraction_bits
+    t, one = query.round, 2**algorithm.fraction_bits
     root = math.sqrt(4 * algorithm.domain.n_features)
     base = math.sqrt(algorithm.n_rounds * (1 + root)) / plan.mu
     multiplier = {SUMS: base / math.sqrt(root), COUNTS: base}

@@ -1,6 +1,6 @@
 """What removing the noise beyond the plan costs: ``python benchmarks/removal.py``.
 
-The first round of a strategy whose questions the server asks, under distributed noise, with the
+The first round of a strategy whose queries the server asks, under distributed noise, with the
 default `min_clients` and all clients in the sum. A client's noise is drawn in parts and whole; the
 server draws all parts of all clients again.
 """
@@ -54,17 +54,17 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     document, algorithm = strategy._document(), strategy.algorithm
     run = Run(document, algorithm, strategy.plan)
     whole = replace(run, document=replace(document, levels=()))
-    question = algorithm.question(algorithm.initial_state(np.random.default_rng(0)))
+    query = algorithm.query(algorithm.initial_state(np.random.default_rng(0)))
     n_levels, n_parts = len(document.levels), reached(document, task.clients)
     keys = {
         i: part_key(i.to_bytes(32, "big"), CONTEXT, n_levels, n_parts) for i in range(task.clients)
     }
     return {
-        "words": algorithm.words(question.round),
+        "words": algorithm.words(query.round),
         "parts": n_parts,
-        "whole": _seconds(lambda: client_noise(whole, question, bytes(32), CONTEXT)),
-        "in_parts": _seconds(lambda: client_noise(run, question, bytes(32), CONTEXT)),
-        "server": _seconds(lambda: remove(run, question, CONTEXT, task.clients, keys), 1),
+        "whole": _seconds(lambda: client_noise(whole, query, bytes(32), CONTEXT)),
+        "in_parts": _seconds(lambda: client_noise(run, query, bytes(32), CONTEXT)),
+        "server": _seconds(lambda: remove(run, query, CONTEXT, task.clients, keys), 1),
         "factor": strategy.noise_factor,
         "added_factor": strategy.added_noise_factor,
     }

@@ -105,7 +105,7 @@ def strategy_of(data: Data, task: Task, n_clients: int) -> KMeansStrategy:
 
 
 def drops(n_clients: int, n_rounds: int, rng: np.random.Generator) -> list[Fault]:
-    """Return faults: in each round a fifth of the clients gets no question."""
+    """Return faults: in each round a fifth of the clients gets no query."""
     n_dropped = round(DROPPED * n_clients)
     return [
         Fault(int(client), number, "drop")

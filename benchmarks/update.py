@@ -1,6 +1,6 @@
 """What a client of an oblivious server computes between rounds: ``python benchmarks/update.py``.
 
-Where the server must not see the sums, every client makes the next question itself. One line per
+Where the server must not see the sums, every client makes the next query itself. One line per
 algorithm and size: the longest update of a run and all of them together, on one thread, the best of
 several runs. Records are ``make_blobs(20000, n_features=D, centers=K, random_state=1)``, epsilon 1.
 """
@@ -62,9 +62,9 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     plan, stream, seconds = algorithm.plan(), Stream.fresh(), []
     state = algorithm.initial_state()
     for number in range(1, algorithm.n_rounds + 1):
-        question = algorithm.question(state)
-        total = algorithm.flatten(algorithm.answer(question, records), number)
-        total += server_noise(algorithm, plan, question, stream)
+        query = algorithm.query(state)
+        total = algorithm.flatten(algorithm.answer(query, records), number)
+        total += server_noise(algorithm, plan, query, stream)
         with threadpool_limits(1):
             start = time.perf_counter()
             state = algorithm.update(state, algorithm.unflatten(total, number))

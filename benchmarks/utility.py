@@ -7,7 +7,7 @@ are scaled to [-1, 1] by their smallest and largest value, delta is 1 / (N ln N)
 random halves, and each run has its own initial centroids. The area under the curve (AUC) is taken
 by the trapezoidal rule over epsilon = 0.1, 0.25, 0.5, 0.75, 1. Every clustering is a whole run of
 a strategy through ``simulate`` in this process, masks and noise included; without ``--trust``
-under ``oblivious-server``, or ``trusted-server`` where the server computes the questions, so that
+under ``oblivious-server``, or ``trusted-server`` where the server computes the queries, so that
 the noise is that of one party. Beside the strategies stands scikit-learn's KMeans on the pooled
 records (the best of ten starts by k-means++, run to convergence): what neither privacy, nor a
 start without data, nor seven rounds have cost.
@@ -70,7 +70,7 @@ STRATEGIES: dict[str, Callable[..., Any]] = {
 }
 METHODS = (KMEANS, *STRATEGIES)
 OF_THE_SERVER = ("SynopsisKMeans", "PEMeans", "HDPEMeans")
-"""Strategies whose server computes the questions: without ``--trust`` it adds all of the noise."""
+"""Strategies whose server computes the queries: without ``--trust`` it adds all of the noise."""
 PROJECTED = 16
 """Columns beyond which HDPEMeans projects."""
 
@@ -276,7 +276,7 @@ SUITE = Suite(
     "of records, on columns scaled to [-1, 1]; delta = 1/(N ln N), two clients with random "
     "halves, each run with its own initial centroids; AUC is the area under NICV over epsilon "
     "= 0.1, 0.25, 0.5, 0.75, 1; less is better. Whole runs under oblivious-server, or "
-    "trusted-server where the server computes the questions. Bounds and N are read off the "
+    "trusted-server where the server computes the queries. Bounds and N are read off the "
     "records, which an application must not do. Reference: what the papers' published code "
     "gave under this protocol.",
     Task,

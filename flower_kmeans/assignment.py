@@ -124,9 +124,9 @@ def cluster_sums(
     check_exactness(d, records.fraction_bits)
     if radius2 is not None and radius2 >= d * 4 ** (records.fraction_bits + 1):
         radius2 = None  # no two points of the grid are further apart
-    question = _Question(centroids, records.fraction_bits, radius2)
+    query = _Question(centroids, records.fraction_bits, radius2)
     work = n * (len(centroids) * d + _ROW_WORK)
-    sums, counts = sum_in_parts(n, work, partial(_sum_rows, records, question))
+    sums, counts = sum_in_parts(n, work, partial(_sum_rows, records, query))
     return sums, counts
 
 
@@ -165,13 +165,13 @@ def vote_counts(
     edges = [n * i // workers for i in range(workers + 1)]
     first = 0
 
-    def compare(question: "_Question", start: int, stop: int) -> None:
+    def compare(query: "_Question", start: int, stop: int) -> None:
         worker: _Worker | None = None
-        step = question.block_rows()
+        step = query.block_rows()
         for low in range(start, stop, step):
             rows = slice(low, min(low + step, stop))
             if worker is None or len(worker.points) != rows.stop - rows.start:
-                worker = _Worker(question, rows.stop - rows.start)
+                worker = _Worker(query, rows.stop - rows.start)
             records.read(rows.start, worker.points, worker.scratch)
             worker.label()
             scores = worker.scores()
@@ -181,11 +181,11 @@ def vote_counts(
 
     with single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
         for block in candidates:
-            question = _Question(block, records.fraction_bits, None)
+            query = _Question(block, records.fraction_bits, None)
             if workers == 1:
-                compare(question, 0, n)
+                compare(query, 0, n)
             else:
-                list(pool.map(partial(compare, question), edges[:-1], edges[1:]))
+                list(pool.map(partial(compare, query), edges[:-1], edges[1:]))
             first += len(block)
     return np.bincount(labels, minlength=n_candidates).astype(np.int64, copy=False)
 
@@ -223,9 +223,9 @@ class _Question:
 class _Worker:
     """Buffers for blocks of a fixed number of rows, and what is done with one block."""
 
-    def __init__(self, question: _Question, rows: int) -> None:
-        d = question.d
-        self.question = question
+    def __init__(self, query: _Question, rows: int) -> None:
+        d = query.d
+        self.query = query
         # The product needs columns by records, and a row of ones for the norms of the centroids;
         # the sums need records by columns. Long records share one array. BLAS is faster with short
         # ones that are transposed in memory, so those are kept twice.
@@ -235,8 +235,8 @@ class _Worker:
         self._table = table
         self.points = table[:, :d]
         self.scratch = np.empty((rows, d)) if d > _TRANSPOSED else self.points
-        self._slice = max(1, min(rows, _SCORES // question.group))
-        self._scores = np.empty(question.group * self._slice)
+        self._slice = max(1, min(rows, _SCORES // query.group))
+        self._scores = np.empty(query.group * self._slice)
         self._packed = np.empty(rows, dtype=np.int64)
         self._lowest, self._best = np.empty(rows), np.empty(rows)
         self._index = np.empty(rows, dtype=np.int32)
@@ -244,36 +244,36 @@ class _Worker:
         # takes those that are too far away.
         self._choice = csc_array(
             (np.ones(rows), np.zeros(rows, np.int32), np.arange(rows + 1, dtype=np.int32)),
-            shape=(question.k + 1, rows),
+            shape=(query.k + 1, rows),
         )
         self.labels: LabelArray = self._choice.indices
 
     def label(self) -> None:
         """Write to ``labels`` the cluster of each of ``points``, or k for one out of reach."""
-        question = self.question
-        if self.question.d <= _TRANSPOSED:
+        query = self.query
+        if self.query.d <= _TRANSPOSED:
             np.copyto(self._features[:-1], self.points.T)
-        self._nearest(question.groups[0], self.labels, self._best)
-        for number, group in enumerate(question.groups[1:], start=1):
+        self._nearest(query.groups[0], self.labels, self._best)
+        for number, group in enumerate(query.groups[1:], start=1):
             self._nearest(group, self._index, self._lowest)
-            self._index += number * question.group
+            self._index += number * query.group
             closer = self._lowest < self._best  # a tie keeps the lower index
             np.copyto(self.labels, self._index, where=closer)
             np.copyto(self._best, self._lowest, where=closer)
-        if question.radius2 is not None:
+        if query.radius2 is not None:
             # The features hold a 1 beside x, and the lowest score may still hold an index below K:
             # d2 <= radius2 means K (s + |x|**2 + 1) + index < K (radius2 + 2).
             norms = np.einsum("ij,ij->j", self._features, self._features, out=self._lowest)
-            norms *= question.factor
+            norms *= query.factor
             norms += self._best
-            far = norms >= question.factor * (question.radius2 + 2)
-            np.copyto(self.labels, question.k, where=far)
+            far = norms >= query.factor * (query.radius2 + 2)
+            np.copyto(self.labels, query.k, where=far)
 
     def scores(self) -> FloatArray:
         """Return |c|^2 - 2 x . c of the nearest centroid of each point, after ``label``."""
-        if self.question.packed and len(self.question.groups) == 1:
+        if self.query.packed and len(self.query.groups) == 1:
             self._best -= self.labels
-        return np.multiply(self._best, 1 / self.question.factor, out=self._best)
+        return np.multiply(self._best, 1 / self.query.factor, out=self._best)
 
     def _nearest(self, group: FloatArray, index: LabelArray, lowest: FloatArray) -> None:
         """Write the index within a group of the nearest centroid of each row, and its score."""
@@ -283,42 +283,42 @@ class _Worker:
             shape = len(group), features.shape[1]
             scores = self._scores[: shape[0] * shape[1]].reshape(shape)
             np.dot(group, features, out=scores)
-            if self.question.packed:
+            if self.query.packed:
                 np.minimum.reduce(scores, axis=0, out=lowest[part])
             else:
                 index[part] = scores.argmin(axis=0)
                 lowest[part] = scores[index[part], np.arange(shape[1])]
-        if self.question.packed:
+        if self.query.packed:
             np.copyto(self._packed, lowest, casting="unsafe")  # an integer already
-            np.bitwise_and(self._packed, self.question.factor - 1, out=index, casting="same_kind")
-            if len(self.question.groups) > 1:
+            np.bitwise_and(self._packed, self.query.factor - 1, out=index, casting="same_kind")
+            if len(self.query.groups) > 1:
                 lowest -= index
 
     def add(self, sums: IntArray, counts: IntArray) -> None:
         """Add the points to the sums and counts of their clusters."""
-        k, labels = self.question.k, self.labels
+        k, labels = self.query.k, self.labels
         if k > len(labels):  # touch only the clusters that occur
             kept = labels < k
             np.add.at(sums, labels[kept], self.points[kept].astype(np.int64))
         else:
             product = self._choice @ self._table  # below 2**53: exact
-            sums += product[:k, : self.question.d].astype(np.int64)
+            sums += product[:k, : self.query.d].astype(np.int64)
         counts += np.bincount(labels, minlength=k + 1)[:k]
 
 
 def _sum_rows(
-    records: GridRecords, question: _Question, start: int, stop: int
+    records: GridRecords, query: _Question, start: int, stop: int
 ) -> tuple[IntArray, IntArray]:
     """Return the sums and counts of the rows from ``start`` to ``stop``."""
-    k, d = question.k, question.d
+    k, d = query.k, query.d
     sums = np.zeros((k, d), dtype=np.int64)
     counts = np.zeros(k, dtype=np.int64)
     worker: _Worker | None = None
-    step = question.block_rows()
+    step = query.block_rows()
     for first in range(start, stop, step):
         rows = min(step, stop - first)
         if worker is None or len(worker.points) != rows:
-            worker = _Worker(question, rows)
+            worker = _Worker(query, rows)
         records.read(first, worker.points, worker.scratch)
         worker.label()
         worker.add(sums, counts)

@@ -117,7 +117,7 @@ def test_every_client_stays_within_the_units_of_the_noise(cls):
     made = strategy(cls, k=3, clip=2.5)
     run = open_run(run_recorded(made, CORNER).strategy._run_state.run.document.data)
     algorithm = run.algorithm
-    question = algorithm.question(algorithm.initial_state(None))
+    question = algorithm.query(algorithm.initial_state(None))
     units = algorithm.units(question)
     for records in CORNER:
         ratios = np.abs(exact_statistic(run, question, records)) / units

@@ -237,7 +237,7 @@ def test_random_faults_never_give_a_silently_wrong_result(seed):
 
     state = algorithm.initial_state(None)
     for t in (1, 2, 3):
-        question = algorithm.question(state)
+        question = algorithm.query(state)
         present = [PARTS[i] for i in range(5) if (i, t) not in missing]
         total = np.sum([exact_statistic(run, question, part) for part in present], axis=0)
         state = algorithm.update(state, algorithm.unflatten(total, t))

@@ -268,7 +268,7 @@ def test_no_exact_sum_is_in_the_servers_view():
     run = outcome.strategy._run_state.run
     from harness import exact_statistic
 
-    question = run.algorithm.question(run.algorithm.initial_state(None))
+    question = run.algorithm.query(run.algorithm.initial_state(None))
     exact = [exact_statistic(run, question, part) for part in parts]
     exact.append(np.sum(exact, axis=0))
     view = _view(outcome)
@@ -777,7 +777,7 @@ def test_late_members_do_not_spoil_an_exact_sum(monkeypatch):
     state = run.algorithm.initial_state(None)
     sizes = []
     for closed in strategy._run_state.closed:
-        question = run.algorithm.question(state)
+        question = run.algorithm.query(state)
         present = [partition[nodes[i]] for i in np.flatnonzero(closed.entry.survivors)]
         sizes.append(len(present))
         total = np.sum([exact_statistic(run, question, parts[i]) for i in present], axis=0)

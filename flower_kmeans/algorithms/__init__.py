@@ -1,8 +1,8 @@
-"""Clustering algorithms as additive questions and updates: no Flower, no noise, no I/O."""
+"""Clustering algorithms as additive queries and updates: no Flower, no noise, no I/O."""
 
 from flower_kmeans.algorithms.base import Algorithm as Algorithm
 from flower_kmeans.algorithms.base import Block as Block
-from flower_kmeans.algorithms.base import Question as Question
+from flower_kmeans.algorithms.base import Query as Query
 from flower_kmeans.algorithms.base import State as State
 from flower_kmeans.algorithms.base import Statistic as Statistic
 from flower_kmeans.algorithms.base import algorithm_from_config as algorithm_from_config

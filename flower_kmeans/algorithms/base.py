@@ -1,4 +1,4 @@
-"""What every algorithm is: additive questions to clients, and updates from noisy sums.
+"""What every algorithm is: additive queries to clients, and updates from noisy sums.
 
 An algorithm is a frozen set of public parameters. It holds no records, adds no noise and sends
 nothing: a client computes ``answer``, somebody adds the answers of all clients and the noise that
@@ -82,7 +82,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Question:
+class Query:
     """All that a client must know to answer a round.
 
     Attributes
@@ -97,7 +97,7 @@ class Question:
 
 
 class Algorithm(ABC):
-    """A clustering algorithm as a sequence of additive questions.
+    """A clustering algorithm as a sequence of additive queries.
 
     Implementations are frozen, hashable dataclasses of public parameters, complete when
     constructed: every parameter is checked there, before anything is sent or spent. One that
@@ -109,19 +109,19 @@ class Algorithm(ABC):
     """The name in run documents."""
 
     replayable: ClassVar[bool]
-    """Whether clients can compute the next question themselves, which a blind server needs.
+    """Whether clients can compute the next query themselves, which a blind server needs.
 
-    Then ``units`` depends on the question's round alone. The only randomness of ``update`` and
+    Then ``units`` depends on the query's round alone. The only randomness of ``update`` and
     ``initial_state`` are Philox words of the seed and the round (`initialization.round_words`), and
     their results are the same integers on every processor.
     """
 
     server_asks: ClassVar[bool] = True
-    """Whether a server that sees the sums sends the questions.
+    """Whether a server that sees the sums sends the queries.
 
     Clients then update nothing, and check what they are sent. ``False`` only for a replayable
-    algorithm with cheap updates: its clients compute the questions under every trust model, so that
-    shares of noise need no sum to be opened before the next question.
+    algorithm with cheap updates: its clients compute the queries under every trust model, so that
+    shares of noise need no sum to be opened before the next query.
     """
 
     clips_together: ClassVar[bool] = False
@@ -164,11 +164,11 @@ class Algorithm(ABC):
         """Return the state before round 1. It never travels."""
 
     @abstractmethod
-    def question(self, state: State) -> Question:
-        """Return the question of the round after ``state``."""
+    def query(self, state: State) -> Query:
+        """Return the query of the round after ``state``."""
 
     @abstractmethod
-    def record_units(self, question: Question) -> FloatArray:
+    def record_units(self, query: Query) -> FloatArray:
         """Return the public scale of every word of the statistic, for one record.
 
         Returns
@@ -179,7 +179,7 @@ class Algorithm(ABC):
             each release of the plan and in that release's norm.
         """
 
-    def units(self, question: Question) -> FloatArray:
+    def units(self, query: Query) -> FloatArray:
         """Return the scale of every word of the noise: ``record_units`` times the release's clip.
 
         Returns
@@ -193,11 +193,11 @@ class Algorithm(ABC):
         ConfigurationError
             If the budget protects clients and the algorithm has no ``clip``.
         """
-        units = self.record_units(question)
+        units = self.record_units(query)
         if self._clip() is None:
             return units
-        places = self.places(question.round)
-        for release in self.releases(question.round):
+        places = self.places(query.round)
+        for release in self.releases(query.round):
             for name in release.blocks:
                 units[places[name]] *= self.clip_of(release)
         return units
@@ -225,10 +225,10 @@ class Algorithm(ABC):
         -------
         ndarray of shape (words,), float64, or None
             ``None``, the default unless the algorithm is replayable, where units follow from the
-            question. Whether the round's noise can be drawn in shares is then seen when it is
+            query. Whether the round's noise can be drawn in shares is then seen when it is
             asked for, and not when the run is planned.
         """
-        return self.units(Question(round_number)) if self.replayable else None
+        return self.units(Query(round_number)) if self.replayable else None
 
     def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
         """Return by how much one record of a client moves its part of each of a round's releases.
@@ -255,10 +255,10 @@ class Algorithm(ABC):
         )
 
     @abstractmethod
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return one client's answer; zeros for no records."""
 
-    def answer(self, question: Question, records: GridRecords) -> Statistic:
+    def answer(self, query: Query, records: GridRecords) -> Statistic:
         """Return what a client adds to a round's sum: its statistic, clipped for ``unit="client"``.
 
         Then each release, in its norm and jointly over its blocks, is scaled to at most 1 in
@@ -271,21 +271,21 @@ class Algorithm(ABC):
         ConfigurationError
             If the budget protects clients and the algorithm has no ``clip``.
         """
-        statistic = self.statistic(question, records)
+        statistic = self.statistic(query, records)
         if self._clip() is None:
             return statistic
-        units = self.units(question)
-        vector = self.flatten(statistic, question.round)
-        clipped, places = np.zeros_like(vector), self.places(question.round)
+        units = self.units(query)
+        vector = self.flatten(statistic, query.round)
+        clipped, places = np.zeros_like(vector), self.places(query.round)
         parts = []
-        for release in self.releases(question.round):
+        for release in self.releases(query.round):
             words = np.concatenate([places[name] for name in release.blocks])
             parts.append((words, clip_factor(vector[words], units[words], release.norm)))
         least = min((factor for _, factor in parts), default=1.0)
         for words, factor in parts:
             kept = least if self.clips_together else factor
             clipped[words] = shortened(vector[words], units[words], kept)
-        return self.unflatten(clipped, question.round)
+        return self.unflatten(clipped, query.round)
 
     def _clip(self) -> float | None:
         """Return ``clip`` if clients are protected; an algorithm that has none must not go on."""
@@ -299,10 +299,10 @@ class Algorithm(ABC):
             )
         return float(clip)
 
-    def check_question(self, question: Question) -> None:
-        """Require that a question can be answered.
+    def check_query(self, query: Query) -> None:
+        """Require that a query can be answered.
 
-        Every shape, dtype and range of what a server sent is checked here. Questions that clients
+        Every shape, dtype and range of what a server sent is checked here. Queries that clients
         compute themselves are not checked.
 
         Raises
@@ -310,8 +310,8 @@ class Algorithm(ABC):
         MessageError
             If it cannot; without a word about its values.
         """
-        if question.arrays and self.server_asks:
-            raise MessageError("The question of a round has arrays that its algorithm lacks.")
+        if query.arrays and self.server_asks:
+            raise MessageError("The query of a round has arrays that its algorithm lacks.")
 
     def notes(self, state: State) -> tuple[str, ...]:
         """Return what the run's reader should know about how it went, from released values only."""

@@ -7,17 +7,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Algorithm, FloatArray, Question, State
+from flower_kmeans.algorithms.base import Algorithm, FloatArray, Query, State
 from flower_kmeans.algorithms.lloyd import OVERFLOW_PROBABILITY
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.plan import PrivacyPlan, calibrate
 from flower_kmeans.secagg.ring import require_capacity
 
-UNUSABLE = "The question of a round is not one of its algorithm."
+UNUSABLE = "The query of a round is not one of its algorithm."
 
 
 class BlockAlgorithm(Algorithm):
-    """An algorithm with one unit for every block and every question of a round.
+    """An algorithm with one unit for every block and every query of a round.
 
     Its state has ``flags``, one for each of its ``remarks``: not 0 if the remark holds.
     """
@@ -40,7 +40,7 @@ class BlockAlgorithm(Algorithm):
 
     @abstractmethod
     def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
-        """Return shape, least and largest value of every array of a round's question."""
+        """Return shape, least and largest value of every array of a round's query."""
 
     # ------------------------------------------------------------------ the contract
 
@@ -49,25 +49,25 @@ class BlockAlgorithm(Algorithm):
         rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
         return calibrate(self.budget, rounds, self.n_records, self.n_clients)
 
-    def record_units(self, question: Question) -> FloatArray:
+    def record_units(self, query: Query) -> FloatArray:
         """Return the sensitivities to one record, for every word; they depend on the round only."""
-        units = self._block_units(question.round)
-        layout = self.layout(question.round)
+        units = self._block_units(query.round)
+        layout = self.layout(query.round)
         return np.concatenate([np.full(block.size, units[block.name]) for block in layout])
 
     def fixed_units(self, round_number: int) -> FloatArray:
-        """Return the units of a round: they do not depend on what its question holds."""
-        return self.units(Question(round_number))
+        """Return the units of a round: they do not depend on what its query holds."""
+        return self.units(Query(round_number))
 
-    def check_question(self, question: Question) -> None:
+    def check_query(self, query: Query) -> None:
         """Require the arrays of the round, with their shapes, as int64 and within their ranges.
 
         Within these ranges every distance is exact and every unit holds, whatever a server sent.
         """
-        number = question.round
+        number = query.round
         if type(number) is not int or not 1 <= number <= self.n_rounds:
             raise MessageError(UNUSABLE)
-        asked, arrays = self._asked(number), question.arrays
+        asked, arrays = self._asked(number), query.arrays
         if set(arrays) != set(asked):
             raise MessageError(UNUSABLE)
         for name, (shape, low, high) in asked.items():

@@ -23,7 +23,7 @@ from flower_kmeans.algorithms.base import (
     Block,
     FloatArray,
     IntArray,
-    Question,
+    Query,
     State,
     Statistic,
     register,
@@ -176,12 +176,12 @@ class FastLloydAlgorithm(LloydFamily):
             return state
         return State(0, {**state.arrays, "radius": np.array([self.radius_of(1)])})
 
-    def question(self, state: State) -> Question:
+    def query(self, state: State) -> Query:
         """Return the centroids, (k, d) int64 in grid units, and with relocation a radius, (1,)."""
         names = ("centroids", "radius") if self.relocation else ("centroids",)
-        return Question(state.round + 1, {name: state.arrays[name] for name in names})
+        return Query(state.round + 1, {name: state.arrays[name] for name in names})
 
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return sums of offsets from the centroids, and counts.
 
         Without relocation, of records within the radius. The test compares integers, so the offset
@@ -189,11 +189,11 @@ class FastLloydAlgorithm(LloydFamily):
         the radius, clipped to length 1, and what their squares leave of 1. Below the signal of
         `WEIGHTED_BELOW` each offset is multiplied by the root of 1 plus its nearness.
         """
-        centroids, number = question.arrays["centroids"], question.round
+        centroids, number = query.arrays["centroids"], query.round
         if self.postprocess == "none":
             records = _WiderGrid(records)
         if self.relocation:
-            radii = np.full(self.n_clusters, question.arrays["radius"][0])
+            radii = np.full(self.n_clusters, query.arrays["radius"][0])
             weighted = self._is_weighted(number)
             found = cell_sums(records, centroids, radii, self.fraction_bits, weighted)
             blocks = {

@@ -5,7 +5,7 @@ give a projection to a few directions. Every record votes for the nearest of the
 points, and weighted k-means on these gives projected centres. Sums and counts of the records by
 nearest projected centre lift the centres back. Lloyd rounds follow (Algorithm 2).
 
-The server computes every question from the sum before: it sees the sums, and sends the questions.
+The server computes every query from the sum before: it sees the sums, and sends the queries.
 """
 
 import math
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import (
     IntArray,
-    Question,
+    Query,
     State,
     Statistic,
     register,
@@ -149,7 +149,7 @@ class FedDPAlgorithm(FedDPResults):
     name: ClassVar[str] = "feddp"
     remarks: ClassVar[tuple[str, ...]] = NOTES
 
-    # ------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------ queries
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the server's points on the grid; needs ``server_data``. ``rng`` is not used."""
@@ -160,33 +160,33 @@ class FedDPAlgorithm(FedDPResults):
         flags = np.zeros(len(NOTES), dtype=bool)
         return State(0, {"server": self.server_points, "flags": flags})
 
-    def question(self, state: State) -> Question:
+    def query(self, state: State) -> Query:
         """Return what clients need for the round after ``state``.
 
         Returns
         -------
-        Question
+        Query
             All int64. Round 1: nothing. Round 2: ``projection`` (d, r) and the server's projected
             ``points`` (m, r), r = min(k, d). Round 3: ``projection`` and projected ``centers``
             (k, r). Later: ``centroids`` (k, d), and where the radius was narrowed ``factor`` (1,).
         """
         number = state.round + 1
-        return Question(number, {name: state.arrays[name] for name in self._asked(number)})
+        return Query(number, {name: state.arrays[name] for name in self._asked(number)})
 
-    def check_question(self, question: Question) -> None:
+    def check_query(self, query: Query) -> None:
         """Require the arrays of the round, with their shapes, as int64 and within their ranges.
 
         Within these ranges every distance is exact and every unit holds, whatever a server sent.
         """
-        super().check_question(question)
-        number, arrays = question.round, question.arrays
+        super().check_query(query)
+        number, arrays = query.round, query.arrays
         if number > LIFT and isinstance(self.domain, Ball):
             centroids = arrays["centroids"].astype(np.float64)  # squares below 2**53: exact
             if (np.einsum("ij,ij->i", centroids, centroids) > 4.0**self.fraction_bits).any():
                 raise MessageError(UNUSABLE)
 
     def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
-        """Return shape, least and largest value of every array of a round's question."""
+        """Return shape, least and largest value of every array of a round's query."""
         k, d, m = self.n_clusters, self.domain.n_features, self.n_server_points
         r, limit = self.projection.n_directions, self.projection.limit
         one = 2**self.fraction_bits
@@ -205,9 +205,9 @@ class FedDPAlgorithm(FedDPResults):
 
     # ------------------------------------------------------------------ answers
 
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
-        """Return the client's answer to the round's question; zeros for no records."""
-        arrays, number = question.arrays, question.round
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
+        """Return the client's answer to the round's query; zeros for no records."""
+        arrays, number = query.arrays, query.round
         if number == PROJECTION:
             return Statistic({MOMENTS: second_moments(records)})
         if number == WEIGHTS:

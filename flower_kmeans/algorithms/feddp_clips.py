@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import FloatArray, Question
+from flower_kmeans.algorithms.base import FloatArray, Query
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.privacy.release import Norm
@@ -50,7 +50,7 @@ def suggested_clips(
     """
     least = dict.fromkeys(most, LEAST_CLIP)
     for number in range(1, twin.n_rounds + 1):
-        units, places = twin.record_units(Question(number)), twin.places(number)
+        units, places = twin.record_units(Query(number)), twin.places(number)
         for release in twin.releases(number):
             words = units[np.concatenate([places[name] for name in release.blocks])]
             step = (1 + 1e-9) / float(words.min(where=words > 0, initial=math.inf))
@@ -109,10 +109,10 @@ def answer_norms(
     norms: dict[str, FloatArray] = {}
     state = twin.initial_state()
     for number in range(1, twin.n_rounds + 1):
-        question = twin.question(state)
-        answers = [twin.flatten(twin.statistic(question, each), number) for each in clients]
+        query = twin.query(state)
+        answers = [twin.flatten(twin.statistic(query, each), number) for each in clients]
         vectors = np.stack(answers).astype(np.float64)
-        units, places = twin.record_units(Question(number)), twin.places(number)
+        units, places = twin.record_units(Query(number)), twin.places(number)
         for release in twin.releases(number):
             words = np.concatenate([places[name] for name in release.blocks])
             norms[release.name] = _norms(vectors[:, words], units[words], release.norm)

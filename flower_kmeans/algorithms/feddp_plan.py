@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Question
+from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Query
 from flower_kmeans.algorithms.blocks import BlockAlgorithm
 from flower_kmeans.algorithms.cost import COST
 from flower_kmeans.algorithms.fastlloyd import packing_radius
@@ -97,14 +97,14 @@ class FedDPPlan(BlockAlgorithm):
             cost=self.cost,
         )
 
-    def record_units(self, question: Question) -> FloatArray:
+    def record_units(self, query: Query) -> FloatArray:
         """Return the sensitivities to one record, for every word; they depend on the round only.
 
         With means, those to what a client adds to one cluster.
         """
-        if question.round == PROJECTION:
+        if query.round == PROJECTION:
             return moment_units(self.domain, self.fraction_bits)
-        return super().record_units(question)
+        return super().record_units(query)
 
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping."""
@@ -169,12 +169,12 @@ class FedDPPlan(BlockAlgorithm):
         """Factor of the sums of a Lloyd round whose radius is not narrowed.
 
         Where it is, to ``fineness * radius // factor``, the sums have a larger factor: what one
-        record adds is no longer, so units do not depend on the question.
+        record adds is no longer, so units do not depend on the query.
         """
         return FINENESS if self.sums == "narrowing" else 1
 
     def factor_of(self, arrays: Mapping[str, Any]) -> int:
-        """Return the factor of a Lloyd round's sums, from the arrays of its question or state."""
+        """Return the factor of a Lloyd round's sums, from the arrays of its query or state."""
         return int(arrays[FACTOR][0]) if FACTOR in arrays else self.fineness
 
     @property

@@ -62,7 +62,7 @@ class FedDPResults(FedDPParameters):
         """Return the cost of k-means on the weighted projected server points, by k.
 
         For k beyond ``n_clusters`` the projection may lack directions: to choose k, run with the
-        largest one that comes into question.
+        largest one that comes into query.
 
         Parameters
         ----------

@@ -21,7 +21,7 @@ from flower_kmeans.algorithms.base import (
     Block,
     FloatArray,
     IntArray,
-    Question,
+    Query,
     State,
     Statistic,
     register,
@@ -225,23 +225,23 @@ class LloydFamily(CostOfLastRound):
         """Return the given initial centroids, or those of sphere packing. ``rng`` is not used."""
         return State(0, {"centroids": self._initial_grid.copy()})
 
-    def question(self, state: State) -> Question:
+    def query(self, state: State) -> Query:
         """Return the centroids, (k, d) int64 in grid units."""
-        return Question(state.round + 1, {"centroids": state.arrays["centroids"]})
+        return Query(state.round + 1, {"centroids": state.arrays["centroids"]})
 
-    def record_units(self, question: Question) -> FloatArray:
+    def record_units(self, query: Query) -> FloatArray:
         """Return the sensitivities to one record, for every word."""
-        units = self._block_units(question.round)
+        units = self._block_units(query.round)
         return np.concatenate(
-            [np.full(block.size, units[block.name]) for block in self.layout(question.round)]
+            [np.full(block.size, units[block.name]) for block in self.layout(query.round)]
         )
 
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return each cluster's sum and number of records; zeros for clusters without records."""
-        centroids = question.arrays["centroids"]
+        centroids = query.arrays["centroids"]
         sums, counts = cluster_sums(records, centroids)
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
-        if self._has_cost(question.round):
+        if self._has_cost(query.round):
             total = squared_distances(records, np.zeros_like(centroids[:1]), self.largest_cost)
             blocks[COST] = np.array([total], dtype=np.int64)
         return Statistic(blocks)

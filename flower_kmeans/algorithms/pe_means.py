@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import IntArray, Question, State, Statistic, register
+from flower_kmeans.algorithms.base import IntArray, Query, State, Statistic, register
 from flower_kmeans.algorithms.blocks import UNUSABLE
 from flower_kmeans.algorithms.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.histogram import expected_total, zero_small
@@ -100,7 +100,7 @@ class PEMeansAlgorithm(PEMeansParameters):
     replayable: ClassVar[bool] = True
     remarks: ClassVar[tuple[str, ...]] = NOTES
 
-    # ------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------ queries
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the state before round 1, which needs nothing but the seed."""
@@ -110,34 +110,34 @@ class PEMeansAlgorithm(PEMeansParameters):
         most = np.array([self.most_variations], dtype=np.int64)
         return State(0, {"variations": most, "flags": flags})
 
-    def question(self, state: State) -> Question:
+    def query(self, state: State) -> Query:
         """Return what clients need for the round after ``state``; its size does not grow with L.
 
         Returns
         -------
-        Question
+        Query
             All int64. Round 1: nothing, the population follows from the run's seed. Later:
             ``centers`` (k, p) that were selected, and for votes ``variations`` (1,), of each of
             them, and ``seed`` (2,), 16 bytes from which they are made.
         """
         number = state.round + 1
-        return Question(number, {name: state.arrays[name] for name in self._asked(number)})
+        return Query(number, {name: state.arrays[name] for name in self._asked(number)})
 
-    def check_question(self, question: Question) -> None:
+    def check_query(self, query: Query) -> None:
         """Require the arrays of the round, with their shapes, as int64 and within their ranges.
 
         Within these ranges every distance is exact, every unit holds and no population is larger
         than the cap, whatever a server sent.
         """
-        super().check_question(question)
-        number, arrays = question.round, question.arrays
+        super().check_query(query)
+        number, arrays = query.round, query.arrays
         if number > 1:
             centers = arrays["centers"].astype(np.float64)  # squares below 2**53: exact
             if (np.einsum("ij,ij->i", centers, centers) > float(self.space.radius**2)).any():
                 raise MessageError(UNUSABLE)
 
     def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
-        """Return shape, least and largest value of every array of a round's question."""
+        """Return shape, least and largest value of every array of a round's query."""
         if number == 1:
             return {}
         limit = np.array(self.space.half_widths, dtype=np.int64)
@@ -150,27 +150,25 @@ class PEMeansAlgorithm(PEMeansParameters):
             "seed": ((2,), -(2**63), 2**63 - 1),
         }
 
-    def _population(self, question: Question) -> Iterator[FloatArray]:
+    def _population(self, query: Query) -> Iterator[FloatArray]:
         """Yield the candidates of a round in blocks (m, p), integers in float64."""
-        arrays = question.arrays
-        if question.round == 1:
+        arrays = query.arrays
+        if query.round == 1:
             return iter([packed(self.n_start, self.space, self.seed)])
         low, high = (int(word) % 2**64 for word in arrays["seed"])
         key = low | high << 64
         return variations(arrays["centers"], int(arrays["variations"][0]), key, self.space)
 
-    def _n_candidates(self, question: Question) -> int:
-        if question.round == 1:
+    def _n_candidates(self, query: Query) -> int:
+        if query.round == 1:
             return self.n_start
-        return self.n_clusters * (int(question.arrays["variations"][0]) + 1)
+        return self.n_clusters * (int(query.arrays["variations"][0]) + 1)
 
     # ------------------------------------------------------------------ answers
 
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return how many of the client's records are nearest to each candidate."""
-        votes = vote_counts(
-            self._seen(records), self._population(question), self.words(question.round)
-        )
+        votes = vote_counts(self._seen(records), self._population(query), self.words(query.round))
         return Statistic({COUNTS: votes << self.fraction_bits})
 
     def _seen(self, records: GridRecords) -> GridRecords:
@@ -184,22 +182,22 @@ class PEMeansAlgorithm(PEMeansParameters):
     ) -> State:
         """Return the state after a round's noisy sum. ``rng`` is not used."""
         number, flags = state.round + 1, state.arrays["flags"].copy()
-        arrays = self._select(self.question(state), state, answer, flags)
+        arrays = self._select(self.query(state), state, answer, flags)
         return State(number, {**state.arrays, **arrays, "flags": flags})
 
     def _select(
-        self, question: Question, state: State, answer: Statistic, flags: IntArray
+        self, query: Query, state: State, answer: Statistic, flags: IntArray
     ) -> dict[str, IntArray]:
         """Select centroids from the votes, and say what the next population is made of."""
-        size, q = self._n_candidates(question), self.fraction_bits
-        source = round_words(self.seed, question.round)
+        size, q = self._n_candidates(query), self.fraction_bits
+        source = round_words(self.seed, query.round)
         seed = random_words(source, 2).view(np.int64)
         votes = answer.blocks[COUNTS][:size]
-        noise = self.noise_of(question.round)[COUNTS] * 2.0**-q
+        noise = self.noise_of(query.round)[COUNTS] * 2.0**-q
         planned = math.inf if self.n_records is None else float(self.n_records)
         total = expected_total(scaled(votes, q), noise, planned, answer.answered)
         kept = zero_small(scaled(votes, q), total)
-        arrays = self._centers(question, np.where(kept > 0, votes, 0), flags, source)
+        arrays = self._centers(query, np.where(kept > 0, votes, 0), flags, source)
         n_variations = int(state.arrays["variations"][0])
         # Signal to noise by Algorithm 1, line 8, where the noise is that of all candidates
         # (docs/guarantees.md, "PE-means").
@@ -209,7 +207,7 @@ class PEMeansAlgorithm(PEMeansParameters):
         return {**arrays, "variations": np.array([n_variations], dtype=np.int64), "seed": seed}
 
     def _centers(
-        self, question: Question, votes: IntArray, flags: IntArray, source: np.random.Philox
+        self, query: Query, votes: IntArray, flags: IntArray, source: np.random.Philox
     ) -> dict[str, IntArray]:
         """Return selected centres (k, p) and how many votes are nearest to each."""
         k = self.n_clusters
@@ -218,7 +216,7 @@ class PEMeansAlgorithm(PEMeansParameters):
             flags[NO_VOTES if not len(chosen) else FEW] = True
             # The first candidates are the centroids before, or the most spread of all.
             chosen = np.sort(np.argsort(-votes, kind="stable")[:k])
-        points, weights = gather(self._population(question), chosen), votes[chosen]
+        points, weights = gather(self._population(query), chosen), votes[chosen]
         if (weights > 0).all():
             found = grid_kmeans(points, weights, k, source).points.astype(np.float64)
             centers = self.space.cut(found).astype(np.int64)
@@ -270,11 +268,11 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
     def _seen(self, records: GridRecords) -> GridRecords:
         return ProjectedRecords(records, self.projection, self.matrix)
 
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return the votes of the client's records, or their sums and counts by centroid."""
-        if question.round <= self.n_vote_rounds:
-            return super().statistic(question, records)
-        centers = question.arrays["centers"]
+        if query.round <= self.n_vote_rounds:
+            return super().statistic(query, records)
+        centers = query.arrays["centers"]
         sums, counts = lifted_sums(records, self.projection, self.matrix, centers)
         return Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits})
 

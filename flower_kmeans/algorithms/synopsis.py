@@ -17,7 +17,7 @@ import numpy as np
 from flower_kmeans.algorithms.base import (
     FloatArray,
     IntArray,
-    Question,
+    Query,
     State,
     Statistic,
     register,
@@ -131,26 +131,26 @@ class SynopsisAlgorithm(SynopsisParameters):
     replayable: ClassVar[bool] = True
     remarks: ClassVar[tuple[str, ...]] = NOTES
 
-    # ------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------ queries
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return that nothing is known. ``rng`` is not used."""
         return State(0, {"flags": np.zeros(len(NOTES), dtype=np.int64)})
 
-    def question(self, state: State) -> Question:
+    def query(self, state: State) -> Query:
         """Return what clients need for the round after ``state``.
 
         Returns
         -------
-        Question
+        Query
             All int64. Round 1: nothing. Synopsis: ``projection`` (d, p), ``cells`` (M, p) and
             ``radii`` (M,). Refinement: ``centroids`` (k, d) and ``radius`` (1,).
         """
         number = state.round + 1
-        return Question(number, {name: state.arrays[name] for name in self._asked(number)})
+        return Query(number, {name: state.arrays[name] for name in self._asked(number)})
 
     def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
-        """Return shape, least and largest value of every array of a round's question."""
+        """Return shape, least and largest value of every array of a round's query."""
         d, p = self.domain.n_features, self.schedule.n_directions
         if number == FIRST:
             return {}
@@ -174,9 +174,9 @@ class SynopsisAlgorithm(SynopsisParameters):
 
     # ------------------------------------------------------------------ answers
 
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
-        """Return the client's answer to the round's question; zeros for no records."""
-        arrays, number, q = question.arrays, question.round, self.fraction_bits
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
+        """Return the client's answer to the round's query; zeros for no records."""
+        arrays, number, q = query.arrays, query.round, self.fraction_bits
         if number == FIRST:
             if self.schedule.moments:
                 return Statistic({MOMENTS: second_moments(records)})

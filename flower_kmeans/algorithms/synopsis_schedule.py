@@ -55,7 +55,7 @@ _MOST_SYNOPSES, _MOST_REFINEMENTS = 8, 32
 
 @dataclass(frozen=True)
 class Schedule:
-    """The questions of a run.
+    """The queries of a run.
 
     It stands in the run document, so that nothing of it is computed twice: clients read the same
     numbers, which calibration may give on no two processors.

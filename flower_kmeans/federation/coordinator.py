@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Question, State
+from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.errors import RunError, TooFewClientsError
 from flower_kmeans.federation.cohort import Tree
 from flower_kmeans.federation.document import NONE
@@ -224,7 +224,7 @@ class Coordinator(Enrolment):
             seat.node_id for i, seat in enumerate(self.seats) if seat.is_taken and not present[i]
         ]
 
-    def _noise(self, question: Question) -> Words:
+    def _noise(self, question: Query) -> Words:
         noise = server_noise(self.run.algorithm, self.run.plan, question, Stream.fresh())
         return to_ring(np.append(noise, np.int64(0)))
 
@@ -237,7 +237,7 @@ class Coordinator(Enrolment):
     def _ask(self, t: int) -> Asked:
         """Return the question of a round: the same in all of its attempts."""
         if not self.run.server_asks:
-            return Asked(Question(t))  # noise needs no more: units depend on the round alone
+            return Asked(Query(t))  # noise needs no more: units depend on the round alone
         if self._state.round != t - 1:
             raise self.not_opened()
         if self._asked_last is None or self._asked_last.question.round != t:

@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.algorithms.base import Question, State
+from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.domain import GridRecords, usable_records
 from flower_kmeans.errors import (
     BudgetError,
@@ -476,7 +476,7 @@ class Member:
             raise
         life.answered, life.largest_m = answered.answered, answered.largest_m
 
-    def _admit(self, life: Life, run: Run, request: Round, question: Question | None) -> bytes:
+    def _admit(self, life: Life, run: Run, request: Round, question: Query | None) -> bytes:
         """Return the context of the attempt that is asked for, if it may be answered."""
         document, t, attempt = run.document, request.t, request.attempt
         if t <= life.head:
@@ -515,14 +515,14 @@ class Member:
     def _vector(
         life: Life,
         run: Run,
-        question: Question | None,
+        question: Query | None,
         records: NDArray[np.float64],
         context: bytes,
     ) -> NDArray[np.int64]:
         """Return one client's integers for a round: statistic, noise share, checksum word."""
         algorithm, document = run.algorithm, run.document
         if question is None:
-            question = algorithm.question(_state(life, run))
+            question = algorithm.query(_state(life, run))
         grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
         statistic = algorithm.flatten(algorithm.answer(question, grid), question.round)
         if document.trust == "distributed-noise":

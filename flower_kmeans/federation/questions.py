@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Algorithm, FloatArray, Question, State
+from flower_kmeans.algorithms.base import Algorithm, FloatArray, Query, State
 from flower_kmeans.domain import Domain
 from flower_kmeans.errors import ConfigurationError, MessageError, RunError
 from flower_kmeans.federation.arrays import decode_arrays, encode_arrays
-from flower_kmeans.federation.release import check_question_shares
+from flower_kmeans.federation.release import check_query_shares
 from flower_kmeans.federation.run import Run
 
 Result = tuple[FloatArray, FloatArray]
@@ -27,12 +27,12 @@ class Asked:
 
     Attributes
     ----------
-    question : Question
+    question : Query
     data : bytes
         As it travels: one object for all members. Empty where clients compute the question.
     """
 
-    question: Question
+    question: Query
     data: bytes = b""
 
 
@@ -54,7 +54,7 @@ def ask(run: Run, state: State) -> Asked:
         If the question has no encoding, or clients would refuse it.
     """
     algorithm = run.algorithm
-    question = algorithm.question(state)
+    question = algorithm.query(state)
     try:
         data = encode_arrays(question.arrays)
         _require_answerable(run, question)
@@ -85,7 +85,7 @@ def tell(run: Run, state: State) -> bytes:
 # --------------------------------------------------------------------------- the client's side
 
 
-def read_question(run: Run, t: int, data: bytes) -> Question | None:
+def read_question(run: Run, t: int, data: bytes) -> Query | None:
     """Read the question of round ``t``; ``None`` where it follows from the transcript.
 
     Whether it can be answered is not said yet (`require_answerable`).
@@ -98,10 +98,10 @@ def read_question(run: Run, t: int, data: bytes) -> Question | None:
     """
     if run.server_asks != bool(data):
         raise MessageError("Expected a question exactly where clients do not compute it.")
-    return Question(t, decode_arrays(data)) if data else None
+    return Query(t, decode_arrays(data)) if data else None
 
 
-def require_answerable(run: Run, question: Question) -> None:
+def require_answerable(run: Run, question: Query) -> None:
     """Require a question that keeps the algorithm's rules, under which its units hold.
 
     Raises
@@ -133,11 +133,11 @@ def read_result(run: Run, data: bytes) -> Result | None:
 # --------------------------------------------------------------------------- details
 
 
-def _require_answerable(run: Run, question: Question) -> None:
+def _require_answerable(run: Run, question: Query) -> None:
     algorithm, document = run.algorithm, run.document
-    algorithm.check_question(question)
+    algorithm.check_query(question)
     if document.trust == "distributed-noise" and algorithm.fixed_units(question.round) is None:
-        check_question_shares(algorithm, run.plan, question, document.shares)
+        check_query_shares(algorithm, run.plan, question, document.shares)
 
 
 def _read_result(algorithm: Algorithm, data: bytes) -> Result:

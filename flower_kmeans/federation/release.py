@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Algorithm, Question
+from flower_kmeans.algorithms.base import Algorithm, Query
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.federation.document import NONE
 from flower_kmeans.privacy.noise import draw, draw_part, draw_share, sampler_name
@@ -20,7 +20,7 @@ Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
 
 
 def server_noise(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, stream: Stream
+    algorithm: Algorithm, plan: PrivacyPlan, question: Query, stream: Stream
 ) -> NDArray[np.int64]:
     """Return the noise that a server adds to one round's sum.
 
@@ -35,7 +35,7 @@ def server_noise(
 
 
 def noise_share(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, shares: int, stream: Stream
+    algorithm: Algorithm, plan: PrivacyPlan, question: Query, shares: int, stream: Stream
 ) -> NDArray[np.int64]:
     """Return one client's share of a round's noise: its variance is the plan's over ``shares``.
 
@@ -52,7 +52,7 @@ def noise_share(
 def noise_part(
     algorithm: Algorithm,
     plan: PrivacyPlan,
-    question: Question,
+    question: Query,
     shares: int,
     more_shares: int,
     stream: Stream,
@@ -106,8 +106,8 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
             _try_shares(algorithm, plan, number, units, shares, tried)
 
 
-def check_question_shares(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, shares: int
+def check_query_shares(
+    algorithm: Algorithm, plan: PrivacyPlan, question: Query, shares: int
 ) -> None:
     """Require of one question what `check_shares` requires where units are public from the start.
 
@@ -149,7 +149,7 @@ def _try_shares(
 
 
 def _round_noise(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, sampler: Sampler
+    algorithm: Algorithm, plan: PrivacyPlan, question: Query, sampler: Sampler
 ) -> NDArray[np.int64]:
     noise = np.zeros(algorithm.words(question.round), dtype=np.int64)
     releases: Sequence[Release] = plan.rounds[question.round - 1] if plan.is_private else ()

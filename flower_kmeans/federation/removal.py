@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Algorithm, Question
+from flower_kmeans.algorithms.base import Algorithm, Query
 from flower_kmeans.federation.cohort import MAX_MEMBERS
 from flower_kmeans.federation.document import MAX_LEVELS, RunDocument
 from flower_kmeans.federation.release import noise_part, noise_share
@@ -57,7 +57,7 @@ def reached(document: RunDocument, n_survivors: int) -> int:
 
 
 def usable(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, document: RunDocument
+    algorithm: Algorithm, plan: PrivacyPlan, question: Query, document: RunDocument
 ) -> tuple[int, ...]:
     """Return the numbers of shares between which a round's noise is divided into parts.
 
@@ -94,13 +94,13 @@ def usable(
 # --------------------------------------------------------------------------- the client's side
 
 
-def client_noise(run: Run, question: Question, secret: bytes, context: bytes) -> Integers:
+def client_noise(run: Run, question: Query, secret: bytes, context: bytes) -> Integers:
     """Return a client's whole share of a round's noise.
 
     Parameters
     ----------
     run : Run
-    question : Question
+    question : Query
     secret : bytes
         z, the secret of its life.
     context : bytes
@@ -138,7 +138,7 @@ def _below(key: bytes, n_steps: int) -> bytes:
 
 def removable_noise(
     run: Run,
-    question: Question,
+    question: Query,
     context: bytes,
     numbers: tuple[int, ...],
     key: bytes,
@@ -149,7 +149,7 @@ def removable_noise(
     Parameters
     ----------
     run : Run
-    question : Question
+    question : Query
     context : bytes
         Context of the round and attempt.
     numbers : tuple of int
@@ -183,14 +183,14 @@ def is_committed(key: bytes, n_parts: int, commitment: bytes) -> bool:
 
 
 def remove(
-    run: Run, question: Question, context: bytes, n_survivors: int, keys: Mapping[int, bytes]
+    run: Run, question: Query, context: bytes, n_survivors: int, keys: Mapping[int, bytes]
 ) -> tuple[Integers, float]:
     """Return the noise beyond the plan that keys give, and how much noise is left.
 
     Parameters
     ----------
     run : Run
-    question : Question
+    question : Query
         Of the round.
     context : bytes
         Context of the round and attempt.

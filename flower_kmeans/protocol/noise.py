@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Algorithm, Question
+from flower_kmeans.algorithms.base import Algorithm, Query
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.noise import draw, draw_part, draw_share, sampler_name
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
@@ -20,7 +20,7 @@ Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
 
 
 def server_noise(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, stream: Stream
+    algorithm: Algorithm, plan: PrivacyPlan, query: Query, stream: Stream
 ) -> NDArray[np.int64]:
     """Return the noise that a server adds to one round's sum.
 
@@ -29,13 +29,11 @@ def server_noise(
     ndarray of shape (words,), int64
         In grid units, in the order of the round's layout; zeros if the plan is not private.
     """
-    return _round_noise(
-        algorithm, plan, question, lambda release, units: draw(release, units, stream)
-    )
+    return _round_noise(algorithm, plan, query, lambda release, units: draw(release, units, stream))
 
 
 def noise_share(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, shares: int, stream: Stream
+    algorithm: Algorithm, plan: PrivacyPlan, query: Query, shares: int, stream: Stream
 ) -> NDArray[np.int64]:
     """Return one client's share of a round's noise: its variance is the plan's over ``shares``.
 
@@ -45,14 +43,14 @@ def noise_share(
         In grid units, in the order of the round's layout.
     """
     return _round_noise(
-        algorithm, plan, question, lambda release, units: draw_share(release, units, shares, stream)
+        algorithm, plan, query, lambda release, units: draw_share(release, units, shares, stream)
     )
 
 
 def noise_part(
     algorithm: Algorithm,
     plan: PrivacyPlan,
-    question: Question,
+    query: Query,
     shares: int,
     more_shares: int,
     stream: Stream,
@@ -67,7 +65,7 @@ def noise_part(
     return _round_noise(
         algorithm,
         plan,
-        question,
+        query,
         lambda release, units: draw_part(release, units, shares, more_shares, stream),
     )
 
@@ -106,18 +104,16 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
             _try_shares(algorithm, plan, number, units, shares, tried)
 
 
-def check_question_shares(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, shares: int
-) -> None:
-    """Require of one question what `check_shares` requires where units are public from the start.
+def check_query_shares(algorithm: Algorithm, plan: PrivacyPlan, query: Query, shares: int) -> None:
+    """Require of one query what `check_shares` requires where units are public from the start.
 
     Raises
     ------
     ConfigurationError
         If the round's share of noise cannot be drawn.
     """
-    units = algorithm.units(question)
-    _try_shares(algorithm, plan, question.round, units, shares, set())
+    units = algorithm.units(query)
+    _try_shares(algorithm, plan, query.round, units, shares, set())
 
 
 def _try_shares(
@@ -149,13 +145,13 @@ def _try_shares(
 
 
 def _round_noise(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Question, sampler: Sampler
+    algorithm: Algorithm, plan: PrivacyPlan, query: Query, sampler: Sampler
 ) -> NDArray[np.int64]:
-    noise = np.zeros(algorithm.words(question.round), dtype=np.int64)
-    releases: Sequence[Release] = plan.rounds[question.round - 1] if plan.is_private else ()
+    noise = np.zeros(algorithm.words(query.round), dtype=np.int64)
+    releases: Sequence[Release] = plan.rounds[query.round - 1] if plan.is_private else ()
     if releases:
-        units = algorithm.units(question)
-        place = algorithm.places(question.round)
+        units = algorithm.units(query)
+        place = algorithm.places(query.round)
     for release in releases:
         coordinates = np.concatenate([place[name] for name in release.blocks])
         noise[coordinates] += sampler(release, units[coordinates])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms import Block, LloydAlgorithm, Question, Statistic
+from flower_kmeans.algorithms import Block, LloydAlgorithm, Query, Statistic
 from flower_kmeans.algorithms.base import algorithm_from_config
 from flower_kmeans.domain import Box
 from flower_kmeans.errors import ConfigurationError
@@ -37,7 +37,7 @@ def test_only_blocks_of_the_layout_are_flattened():
 
 
 def test_a_question_may_be_nothing_but_its_round():
-    assert Question(3).arrays == {}
+    assert Query(3).arrays == {}
 
 
 @pytest.mark.parametrize("config", [{}, {"name": "k-means"}, {"name": 3}, {"name": ["lloyd"]}])

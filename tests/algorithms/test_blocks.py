@@ -9,7 +9,7 @@ from flower_kmeans.algorithms import (
     FedDPAlgorithm,
     HDPEMeansAlgorithm,
     PEMeansAlgorithm,
-    Question,
+    Query,
     SynopsisAlgorithm,
     blocks,
 )
@@ -39,7 +39,7 @@ ALGORITHMS = {
 
 def record_units(algorithm, t):
     """What one record changes each block by: of second moments, the diagonal."""
-    units, places = algorithm.record_units(Question(t)), algorithm.places(t)
+    units, places = algorithm.record_units(Query(t)), algorithm.places(t)
     return {name: units[place].max() for name, place in places.items()}
 
 
@@ -102,7 +102,7 @@ def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
     records = GridRecords.from_grid(np.repeat(record[None], 500, axis=0), 16)
     centers = np.zeros((2, 16), dtype=np.int64)
     centers[1] = 1000
-    found = algorithm.answer(Question(2, {"centers": centers}), records).blocks
+    found = algorithm.answer(Query(2, {"centers": centers}), records).blocks
     counts, sums = found["counts"] / 2**16, found["sums"]
     assert 19.9 < counts.max() < 20.0
     np.testing.assert_allclose(sums[counts.argmax()] / counts.max(), record, atol=1)
@@ -110,7 +110,7 @@ def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
 
 def test_no_question_before_the_first_round_or_after_the_last_is_answered():
     algorithm = make(PEMeansAlgorithm, n_vote_rounds=1)
-    algorithm.check_question(Question(1))
+    algorithm.check_query(Query(1))
     for number in (0, 2, -1, 1.0, True, np.int64(1)):
         with pytest.raises(blocks.MessageError):
-            algorithm.check_question(Question(number))
+            algorithm.check_query(Query(number))

@@ -15,7 +15,7 @@ from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
     GLloydAlgorithm,
     LloydAlgorithm,
-    Question,
+    Query,
     State,
     Statistic,
     SuLloydAlgorithm,
@@ -77,12 +77,12 @@ def test_one_record_changes_each_release_by_its_unit_at_most(cls, name):
     others, rounds = records[::7], algorithm.plan().rounds
     held = np.vstack([others, others[:1]])
     largest = {}
-    for question in questions(cls, algorithm, centroid_sets(domain, seed=1)):
-        round_number, units = question.round, algorithm.units(question)
-        before, changes = answer(algorithm, question, others), []
+    for query in queries(cls, algorithm, centroid_sets(domain, seed=1)):
+        round_number, units = query.round, algorithm.units(query)
+        before, changes = answer(algorithm, query, others), []
         for record in records:
             held[-1] = record
-            changes.append(answer(algorithm, question, held) - before)
+            changes.append(answer(algorithm, query, held) - before)
         changes = np.abs(np.array(changes)) / units
         for release in rounds[round_number - 1]:
             parts = changes[:, words_of(algorithm, release.blocks)]
@@ -124,15 +124,15 @@ def test_sulloyd_accounts_for_the_columns_of_a_box_one_by_one():
         assert {(r.norm, r.parts) for r in algorithm.plan().releases} == {("l1", ())}
 
 
-def questions(cls, algorithm, sets):
-    """Questions of two rounds. Radii of FastLloyd's: the first ones, and far shorter ones."""
+def queries(cls, algorithm, sets):
+    """Queries of two rounds. Radii of FastLloyd's: the first ones, and far shorter ones."""
     for t, centroids in itertools.product((1, 2), sets):
         asked = {"centroids": centroids}
         if cls is not FastLloydAlgorithm:
-            yield Question(t, asked)
+            yield Query(t, asked)
             continue
         for radius in {algorithm.radius_of(t), max(algorithm.radius_of(t) // 3, 1)}:
-            yield Question(t, {**asked, "radius": np.array([radius])})
+            yield Query(t, {**asked, "radius": np.array([radius])})
 
 
 def attained(cls, name, key):
@@ -147,9 +147,9 @@ def attained(cls, name, key):
     return 1.0
 
 
-def answer(algorithm, question, points):
+def answer(algorithm, query, points):
     records = GridRecords.from_grid(points, algorithm.fraction_bits)
-    return algorithm.flatten(algorithm.answer(question, records), question.round)
+    return algorithm.flatten(algorithm.answer(query, records), query.round)
 
 
 # ----------------------------------------------------------------- whole clients
@@ -190,13 +190,13 @@ def test_one_client_changes_each_release_by_its_unit_at_most(cls, name, clip):
     domain = DOMAINS[name]
     algorithm = build_for_clients(cls, domain, clip)
     rounds, held, largest = algorithm.plan().rounds, list(clients(name)), {}
-    for question in questions(cls, algorithm, map(fine, centroid_sets(domain, seed=2))):
-        round_number, units = question.round, algorithm.units(question)
-        np.testing.assert_array_equal(units, clip * algorithm.record_units(question))
+    for query in queries(cls, algorithm, map(fine, centroid_sets(domain, seed=2))):
+        round_number, units = query.round, algorithm.units(query)
+        np.testing.assert_array_equal(units, clip * algorithm.record_units(query))
         releases = [(r, words_of(algorithm, r.blocks)) for r in rounds[round_number - 1]]
         for records in held:
             # All records of the client at once: beside those of others, it is there or it is not.
-            change = answer(algorithm, question, records)
+            change = answer(algorithm, query, records)
             for release, words in releases:
                 norm = exact_norm(change[words], units[words], release.norm)
                 assert norm <= 1
@@ -218,14 +218,14 @@ def test_clients_are_clipped_one_by_one_and_never_stretched(cls):
     domain = DOMAINS["square"]
     algorithm = build_for_clients(cls, domain, 2.5)
     record_level = build(cls, domain, fraction_bits=FINE)
-    question = algorithm.question(algorithm.initial_state())
+    query = algorithm.query(algorithm.initial_state())
     one, two = fine(grid_points(domain)[[3]]), fine(grid_points(domain)[[-1, -2]])
     for records in (one, two):  # less than two and a half records' worth
-        exact = answer(record_level, question, records)
-        np.testing.assert_array_equal(answer(algorithm, question, records), exact)
-    many = answer(algorithm, question, np.repeat(two[:1], 500, axis=0))
+        exact = answer(record_level, query, records)
+        np.testing.assert_array_equal(answer(algorithm, query, records), exact)
+    many = answer(algorithm, query, np.repeat(two[:1], 500, axis=0))
     assert np.abs(many).sum() > 0
-    assert np.abs(many).max() <= algorithm.units(question).max()
+    assert np.abs(many).max() <= algorithm.units(query).max()
     assert int(many[-2:].sum()) == 2.5 * 2**FINE - 1  # 500 records; truncation takes the last step
 
 
@@ -235,8 +235,8 @@ def test_one_record_of_a_clipped_client_changes_less_than_a_unit(cls, clip):
     """Clipping is a projection in l2; in l1 it at most doubles a distance."""
     domain = DOMAINS["square"]
     algorithm = build_for_clients(cls, domain, clip)
-    *_, question = questions(cls, algorithm, [fine(grid_points(domain)[[0, -1]])])
-    units = algorithm.units(question)
+    *_, query = queries(cls, algorithm, [fine(grid_points(domain)[[0, -1]])])
+    units = algorithm.units(query)
     releases = [(r, words_of(algorithm, r.blocks)) for r in algorithm.plan().rounds[1]]
     charged = algorithm.moves_of_a_record(2)
     moves = {release.name: m for (release, _), m in zip(releases, charged, strict=True)}
@@ -245,9 +245,9 @@ def test_one_record_of_a_clipped_client_changes_less_than_a_unit(cls, clip):
         assert factor / clip < moves[release.name] < factor / clip + 0.01
     seen = 0.0
     for records in clients("square"):
-        before = answer(algorithm, question, records)
+        before = answer(algorithm, query, records)
         for record in fine(grid_points(domain)[::60]):
-            change = answer(algorithm, question, np.vstack([records, record])) - before
+            change = answer(algorithm, query, np.vstack([records, record])) - before
             for release, words in releases:
                 ratios = np.abs(change[words]) / units[words]
                 norm = ratios.sum() if release.norm == "l1" else np.sqrt((ratios**2).sum())
@@ -261,12 +261,12 @@ def test_an_algorithm_without_a_clip_refuses_to_answer_for_clients():
         pass
 
     algorithm = build_for_clients(Unclipped, DOMAINS["square"], 2.0)
-    question = algorithm.question(algorithm.initial_state())
+    query = algorithm.query(algorithm.initial_state())
     object.__delattr__(algorithm, "clip")
     with pytest.raises(ConfigurationError, match="unit='record' for Unclipped, which does not"):
-        algorithm.units(question)
+        algorithm.units(query)
     with pytest.raises(ConfigurationError, match="unit='record' for Unclipped, which does not"):
-        answer(algorithm, question, fine(grid_points(DOMAINS["square"])))
+        answer(algorithm, query, fine(grid_points(DOMAINS["square"])))
 
 
 def test_words_that_no_release_covers_are_not_sent_for_clients():
@@ -275,8 +275,8 @@ def test_words_that_no_release_covers_are_not_sent_for_clients():
             return tuple(r for r in super().releases(round_number) if r.name == "counts")
 
     algorithm = build_for_clients(Partial, DOMAINS["square"], 2.0)
-    question = algorithm.question(algorithm.initial_state())
-    words = answer(algorithm, question, fine(grid_points(DOMAINS["square"])[-2:]))
+    query = algorithm.query(algorithm.initial_state())
+    words = answer(algorithm, query, fine(grid_points(DOMAINS["square"])[-2:]))
     assert not words[:4].any()
     assert words[4:].any()
 
@@ -301,19 +301,19 @@ def test_every_word_belongs_to_exactly_one_release(cls):
 def test_records_outside_the_bounds_count_as_records_on_them(cls):
     domain = Box([0, 0], [1, 1])
     algorithm = build(cls, domain)
-    question = algorithm.question(algorithm.initial_state())
+    query = algorithm.query(algorithm.initial_state())
     far = GridRecords(np.array([[1e9, -1e300], [0.5, 7.0]]), domain, Q)
     near = GridRecords(np.array([[1.0, 0.0], [0.5, 1.0]]), domain, Q)
-    for name, block in algorithm.statistic(question, far).blocks.items():
-        np.testing.assert_array_equal(block, algorithm.statistic(question, near).blocks[name])
+    for name, block in algorithm.statistic(query, far).blocks.items():
+        np.testing.assert_array_equal(block, algorithm.statistic(query, near).blocks[name])
 
 
 @pytest.mark.parametrize("cls", [LloydAlgorithm, *PRIVATE])
 @pytest.mark.parametrize("n", [0, 1])
 def test_clusters_without_records_send_zeros(cls, n):
     algorithm = build(cls, DOMAINS["square"], k=4)
-    question = algorithm.question(algorithm.initial_state())
-    statistic = algorithm.statistic(question, GridRecords.from_grid(np.zeros((n, 2), np.int64), Q))
+    query = algorithm.query(algorithm.initial_state())
+    statistic = algorithm.statistic(query, GridRecords.from_grid(np.zeros((n, 2), np.int64), Q))
     empty = statistic.blocks["counts"] == 0
     assert empty.sum() >= 4 - n
     assert not statistic.blocks["sums"][empty].any()
@@ -323,9 +323,9 @@ def test_clusters_without_records_send_zeros(cls, n):
 def test_answers_add_up_to_that_of_the_pooled_records(cls):
     algorithm = build(cls, DOMAINS["cube"], k=3)
     points = np.random.default_rng(0).integers(-(2**Q), 2**Q + 1, size=(60, 3))
-    question = algorithm.question(algorithm.initial_state())
-    parts = [answer(algorithm, question, part) for part in np.array_split(points, 7)]
-    np.testing.assert_array_equal(sum(parts), answer(algorithm, question, points))
+    query = algorithm.query(algorithm.initial_state())
+    parts = [answer(algorithm, query, part) for part in np.array_split(points, 7)]
+    np.testing.assert_array_equal(sum(parts), answer(algorithm, query, points))
 
 
 @pytest.mark.parametrize("cls", PRIVATE)
@@ -333,8 +333,8 @@ def test_units_depend_on_the_round_alone(cls):
     algorithm = build(cls, DOMAINS["square"])
     state = algorithm.initial_state()
     for t in (1, 2, 3):
-        full = algorithm.question(State(t - 1, state.arrays))
-        units = algorithm.units(Question(t))
+        full = algorithm.query(State(t - 1, state.arrays))
+        units = algorithm.units(Query(t))
         np.testing.assert_array_equal(algorithm.units(full), units)
         assert units.shape == (algorithm.words(t),)
         assert units.dtype == np.float64
@@ -374,9 +374,9 @@ def test_update_accepts_any_integers(cls, options, name, words):
                 assert ((centroids**2).sum(axis=1) <= 4**Q).all()
             assert np.isfinite(algorithm.centroids(state)).all()
             np.testing.assert_array_equal(algorithm.counts(state), vector[-2:] / 2.0**Q)
-            # The next question can be asked whatever came back.
+            # The next query can be asked whatever came back.
             statistic = algorithm.statistic(
-                algorithm.question(state), GridRecords.from_grid(grid_points(algorithm.domain), Q)
+                algorithm.query(state), GridRecords.from_grid(grid_points(algorithm.domain), Q)
             )
             assert statistic.blocks["counts"].sum() <= len(grid_points(algorithm.domain)) << Q
     np.testing.assert_array_equal(algorithm.initial_state().arrays["centroids"], before)
@@ -409,8 +409,8 @@ def test_centroids_are_in_the_users_units(cls):
 
 def test_statistics_are_named_as_the_layout():
     algorithm = build(FastLloydAlgorithm, DOMAINS["square"])
-    question = algorithm.question(algorithm.initial_state())
-    statistic = algorithm.statistic(question, GridRecords.from_grid(np.zeros((1, 2), int), Q))
+    query = algorithm.query(algorithm.initial_state())
+    statistic = algorithm.statistic(query, GridRecords.from_grid(np.zeros((1, 2), int), Q))
     assert isinstance(statistic, Statistic)
     assert list(statistic.blocks) == [block.name for block in algorithm.layout(1)]
     assert {block.exponent for block in algorithm.layout(1)} == {Q}

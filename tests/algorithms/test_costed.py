@@ -17,7 +17,7 @@ from flower_kmeans.algorithms import (
     FedDPAlgorithm,
     GLloydAlgorithm,
     LloydAlgorithm,
-    Question,
+    Query,
     State,
     SuLloydAlgorithm,
     algorithm_from_config,
@@ -53,12 +53,12 @@ def grid_points(domain):
 
 def last_question(algorithm, centroids):
     radius = [] if isinstance(algorithm, GLloydAlgorithm) else [algorithm.radius_of(2)]
-    return Question(2, {"centroids": centroids, "radius": np.array(radius)})
+    return Query(2, {"centroids": centroids, "radius": np.array(radius)})
 
 
-def answer(algorithm, question, points):
+def answer(algorithm, query, points):
     records = GridRecords.from_grid(np.reshape(points, (-1, algorithm.domain.n_features)), Q)
-    return algorithm.flatten(algorithm.answer(question, records), question.round)
+    return algorithm.flatten(algorithm.answer(query, records), query.round)
 
 
 @pytest.mark.parametrize("clip", [None, 2.5])
@@ -73,9 +73,9 @@ def test_one_record_changes_the_cost_by_its_unit_at_most(cls, name, clip):
     releases = algorithm.plan().rounds[1]
     corners = [points[[0, -1]], points[[0, 0]]]
     for centroids in (*corners, *(points[rng.integers(len(points), size=2)] for _ in range(3))):
-        question = last_question(algorithm, centroids)
-        units, places = algorithm.units(question), algorithm.places(2)
-        changes = np.array([answer(algorithm, question, record) for record in points]) / units
+        query = last_question(algorithm, centroids)
+        units, places = algorithm.units(query), algorithm.places(2)
+        changes = np.array([answer(algorithm, query, record) for record in points]) / units
         for release in releases:
             words = np.concatenate([places[name] for name in release.blocks])
             norm = np.linalg.norm(changes[:, words], axis=1).max()
@@ -92,10 +92,10 @@ def test_a_whole_client_changes_the_cost_by_its_unit_at_most(cls):
     domain, budget = DOMAINS["square"], PrivacyBudget(1.0, unit="client")
     algorithm = build(cls, domain, budget=budget, n_clients=50, clip=2.5)
     points = grid_points(domain)
-    question = last_question(algorithm, points[[0, 0]] // 2)
-    units, places = algorithm.units(question), algorithm.places(2)
+    query = last_question(algorithm, points[[0, 0]] // 2)
+    units, places = algorithm.units(query), algorithm.places(2)
     for n in (1, 7, 400):
-        change = answer(algorithm, question, np.repeat(points[[0, 3]], n, axis=0)) / units
+        change = answer(algorithm, query, np.repeat(points[[0, 3]], n, axis=0)) / units
         assert np.abs(change[places["cost"]]).max() <= 1
     assert change[places["cost"]][0] > 0.8  # it is reached, but for truncation
 
@@ -223,10 +223,10 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     """Over repeated noise of the planned scale: bias and standard error, and no other scale."""
     algorithm, state = last_of(kind)
     number, step = algorithm.n_rounds, 2.0**-algorithm.fraction_bits
-    question, places = algorithm.question(state), algorithm.places(number)
+    query, places = algorithm.query(state), algorithm.places(number)
     records = GridRecords(POINTS, CUBE, algorithm.fraction_bits)
-    exact = algorithm.flatten(algorithm.answer(question, records), number)
-    scales = algorithm.units(question)
+    exact = algorithm.flatten(algorithm.answer(query, records), number)
+    scales = algorithm.units(query)
     for release in algorithm.plan().rounds[-1]:
         for block in release.blocks:
             scales[places[block]] *= release.noise_multiplier
@@ -262,7 +262,7 @@ def fits_scale(z):
 @pytest.mark.parametrize("kind", NORMS)
 def test_a_record_costs_its_squared_norm_or_what_the_radius_allows(kind):
     algorithm, state = last_of(kind)
-    unit = algorithm.units(algorithm.question(state))[-1]
+    unit = algorithm.units(algorithm.query(state))[-1]
     unit *= 2.0 ** -algorithm.layout(algorithm.n_rounds)[-1].exponent
     if kind in (GLloydAlgorithm, "absolute"):
         assert unit == 3.0  # the squared norm of a corner, and not four times that

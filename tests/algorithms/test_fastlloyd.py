@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms import FastLloydAlgorithm, LloydAlgorithm, Question, State
+from flower_kmeans.algorithms import FastLloydAlgorithm, LloydAlgorithm, Query, State
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -25,9 +25,9 @@ def build(k=2, d=2, **options):
 
 
 def statistic(algorithm, centroids, points, round_number=2):
-    question = Question(round_number, {"centroids": np.array(centroids, dtype=np.int64)})
+    query = Query(round_number, {"centroids": np.array(centroids, dtype=np.int64)})
     records = GridRecords.from_grid(np.array(points), algorithm.fraction_bits)
-    return algorithm.statistic(question, records).blocks
+    return algorithm.statistic(query, records).blocks
 
 
 # ----------------------------------------------------------------- radii
@@ -87,7 +87,7 @@ def test_without_noise_and_with_a_wide_radius_it_is_lloyd():
         grid = GridRecords(records, algorithm.domain, 16)
         state = algorithm.initial_state()
         for _ in range(5):
-            state = algorithm.update(state, algorithm.statistic(algorithm.question(state), grid))
+            state = algorithm.update(state, algorithm.statistic(algorithm.query(state), grid))
         results.append(algorithm.centroids(state))
     np.testing.assert_allclose(*results, atol=1e-3)
 
@@ -153,9 +153,9 @@ def test_distances_to_free_centroids_are_exact():
     expected = np.zeros((k, d), dtype=np.int64)
     np.add.at(expected, labels, points - centroids[labels])
     state = State(1, {"centroids": centroids})
-    question = algorithm.question(state)
+    query = algorithm.query(state)
     object.__setattr__(algorithm, "_radius", 2**q * 20)  # every record within reach
-    blocks = algorithm.statistic(question, GridRecords.from_grid(points, q)).blocks
+    blocks = algorithm.statistic(query, GridRecords.from_grid(points, q)).blocks
     np.testing.assert_array_equal(blocks["counts"] >> q, np.bincount(labels, minlength=k))
     np.testing.assert_array_equal(blocks["sums"], expected)
 
@@ -190,7 +190,7 @@ def test_a_constant_radius_has_the_papers_noise(k, d, n_rounds):
     sigma = 1 / mu_of_budget(budget.epsilon, budget.delta)
     spread = math.sqrt(1 + math.sqrt(4 * d))
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
-        units = algorithm.units(Question(t))
+        units = algorithm.units(Query(t))
         expected = sigma * spread / (4 * d) ** 0.25 * math.sqrt(n_rounds) * algorithm.radius_of(t)
         np.testing.assert_allclose(sums.noise_multiplier * units[: k * d], expected)
         expected = sigma * spread * math.sqrt(n_rounds) * ONE
@@ -202,7 +202,7 @@ def test_every_round_pays_for_its_own_radius(k, d, n_rounds):
     algorithm = build(k, d, n_rounds=n_rounds)
     total = 0.0
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
-        units = algorithm.units(Question(t))
+        units = algorithm.units(Query(t))
         noise_sums = sums.noise_multiplier * units[0]
         noise_counts = counts.noise_multiplier * units[-1]
         assert units[0] == algorithm.radius_of(t)

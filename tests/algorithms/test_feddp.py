@@ -1,4 +1,4 @@
-"""FedDP-KMeans as pure mathematics: its units, its questions, and whole runs without messages."""
+"""FedDP-KMeans as pure mathematics: its units, its queries, and whole runs without messages."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.cluster import KMeans
 
-from flower_kmeans.algorithms import FedDPAlgorithm, Question, State
+from flower_kmeans.algorithms import FedDPAlgorithm, Query, State
 from flower_kmeans.algorithms.feddp_results import NOTES
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
@@ -55,30 +55,30 @@ def grid_points(domain):
     return points
 
 
-def answer(algorithm, question, points):
+def answer(algorithm, query, points):
     records = GridRecords.from_grid(np.reshape(points, (-1, algorithm.domain.n_features)), Q)
-    return algorithm.flatten(algorithm.statistic(question, records), question.round)
+    return algorithm.flatten(algorithm.statistic(query, records), query.round)
 
 
-def questions(algorithm, seed):
-    """Questions of every round, of extreme and of random arrays."""
+def queries(algorithm, seed):
+    """Queries of every round, of extreme and of random arrays."""
     rng, domain = RNG(seed), algorithm.domain
     points, projection = grid_points(domain), algorithm.projection
     k, d, m = algorithm.n_clusters, domain.n_features, algorithm.n_server_points
     r = projection.n_directions
-    yield Question(1)
+    yield Query(1)
     for extreme in (True, False):
         directions = np.linalg.qr(rng.normal(size=(d, r)))[0]
         matrix = projection.matrix(np.eye(d, r) if extreme else directions)
         seen = projection.project(points.astype(float), matrix.astype(float)).astype(np.int64)
-        yield Question(2, {"projection": matrix, "points": seen[rng.integers(len(seen), size=m)]})
-        yield Question(3, {"projection": matrix, "centers": seen[rng.integers(len(seen), size=k)]})
+        yield Query(2, {"projection": matrix, "points": seen[rng.integers(len(seen), size=m)]})
+        yield Query(3, {"projection": matrix, "centers": seen[rng.integers(len(seen), size=k)]})
         for t in range(4, algorithm.n_rounds + 1):
             chosen = np.zeros(k, int) if extreme else rng.integers(len(points), size=k)
             asked = {"centroids": points[chosen]}
             if "factor" in algorithm._asked(t):
                 asked["factor"] = np.array([4 if extreme else rng.integers(4, 65)])
-            yield Question(t, asked)
+            yield Query(t, asked)
 
 
 # ----------------------------------------------------------------- units
@@ -95,15 +95,15 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, sums):
     records, rounds = grid_points(domain), algorithm.plan().rounds
     others, largest = records[::7], {}
     held = np.vstack([others, others[:1]])
-    for question in (q for seed in range(2) for q in questions(algorithm, seed)):
-        algorithm.check_question(question)
-        units, places = algorithm.units(question), algorithm.places(question.round)
-        before, changes = answer(algorithm, question, others), []
+    for query in (q for seed in range(2) for q in queries(algorithm, seed)):
+        algorithm.check_query(query)
+        units, places = algorithm.units(query), algorithm.places(query.round)
+        before, changes = answer(algorithm, query, others), []
         for record in records:
             held[-1] = record
-            changes.append(answer(algorithm, question, held) - before)
+            changes.append(answer(algorithm, query, held) - before)
         changes = np.array(changes) / units
-        for release in rounds[question.round - 1]:
+        for release in rounds[query.round - 1]:
             (place,) = (places[block] for block in release.blocks)
             norm = np.linalg.norm(changes[:, place], axis=1).max()
             largest[release.name] = max(largest.get(release.name, 0.0), norm)
@@ -118,7 +118,7 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, sums):
 @pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize("name", DOMAINS)
 def test_whatever_a_server_may_ask_units_hold(name, sums):
-    """Questions need not come from an algorithm: everything that passes the check must do."""
+    """Queries need not come from an algorithm: everything that passes the check must do."""
     domain, rng = DOMAINS[name], RNG(1)
     algorithm = build(domain, cost=True, sums=sums, n_lloyd_rounds=2)
     for t, trial in itertools.product(range(2, algorithm.n_rounds + 1), range(4)):
@@ -129,11 +129,11 @@ def test_whatever_a_server_may_ask_units_hold(name, sums):
             arrays[key] = np.where(rng.random(shape) < trial / 3, limit, wild).astype(np.int64)
         if t > 3:
             arrays["centroids"] = algorithm._into_domain(arrays["centroids"])
-        question = Question(t, arrays)
-        algorithm.check_question(question)
-        units = algorithm.units(question)
+        query = Query(t, arrays)
+        algorithm.check_query(query)
+        units = algorithm.units(query)
         for record in grid_points(domain)[::3]:
-            change = answer(algorithm, question, record) / units
+            change = answer(algorithm, query, record) / units
             for block in np.split(change, np.cumsum([b.size for b in algorithm.layout(t)])[:-1]):
                 assert np.linalg.norm(block) <= 1 + 1e-12
 
@@ -144,9 +144,9 @@ def test_records_beyond_the_margin_are_not_lifted(margin, counted):
     algorithm = build(DOMAINS["line"], margin=margin)
     matrix = algorithm.projection.matrix(np.eye(1))
     centers = algorithm.projection.project(np.array([[-4.0], [4.0]]), matrix.astype(float))
-    question = Question(3, {"projection": matrix, "centers": centers.astype(np.int64)})
-    algorithm.check_question(question)
-    words = answer(algorithm, question, np.arange(-4, 5)[:, None])
+    query = Query(3, {"projection": matrix, "centers": centers.astype(np.int64)})
+    algorithm.check_query(query)
+    words = answer(algorithm, query, np.arange(-4, 5)[:, None])
     blocks = algorithm.unflatten(words, 3).blocks
     assert blocks["counts"].sum() == counted << Q
     distances = [(abs(x + 4), abs(x - 4), x) for x in range(-4, 5)]
@@ -156,10 +156,10 @@ def test_records_beyond_the_margin_are_not_lifted(margin, counted):
 
 def test_units_depend_on_the_round_alone():
     algorithm = build(DOMAINS["square"], cost=True)
-    for question in questions(algorithm, 0):
-        units = algorithm.units(Question(question.round))
-        np.testing.assert_array_equal(algorithm.units(question), units)
-        assert units.shape == (algorithm.words(question.round),)
+    for query in queries(algorithm, 0):
+        units = algorithm.units(Query(query.round))
+        np.testing.assert_array_equal(algorithm.units(query), units)
+        assert units.shape == (algorithm.words(query.round),)
         assert units.dtype == np.float64
         assert (units > 0).all()
 
@@ -173,8 +173,8 @@ def test_every_block_belongs_to_one_release():
 
 def test_no_records_add_zeros():
     algorithm = build(DOMAINS["square"], cost=True)
-    for question in questions(algorithm, 2):
-        found = answer(algorithm, question, [])
+    for query in queries(algorithm, 2):
+        found = answer(algorithm, query, [])
         assert found.dtype == np.int64
         assert not found.any()
 
@@ -183,9 +183,9 @@ def test_records_outside_the_bounds_count_as_records_on_them():
     algorithm = build(Box([0, 0], [1, 1]), cost=True)
     far = GridRecords(np.array([[1e9, -1e300], [0.5, 7.0]]), algorithm.domain, Q)
     near = GridRecords(np.array([[1.0, 0.0], [0.5, 1.0]]), algorithm.domain, Q)
-    for question in questions(algorithm, 3):
-        for name, block in algorithm.statistic(question, far).blocks.items():
-            np.testing.assert_array_equal(block, algorithm.statistic(question, near).blocks[name])
+    for query in queries(algorithm, 3):
+        for name, block in algorithm.statistic(query, far).blocks.items():
+            np.testing.assert_array_equal(block, algorithm.statistic(query, near).blocks[name])
 
 
 @pytest.mark.parametrize("sums", SUMS)
@@ -196,12 +196,12 @@ def test_answers_add_up_to_that_of_the_pooled_records(sums):
     points = RNG(0).integers(-(2**q), 2**q + 1, size=(60, d))
     state = algorithm.initial_state()
     for t in range(1, algorithm.n_rounds + 1):
-        question = algorithm.question(state)
+        query = algorithm.query(state)
         alone = [
-            algorithm.flatten(algorithm.statistic(question, GridRecords.from_grid(part, q)), t)
+            algorithm.flatten(algorithm.statistic(query, GridRecords.from_grid(part, q)), t)
             for part in np.split(points, 60)
         ]
-        together = algorithm.statistic(question, GridRecords.from_grid(points, q))
+        together = algorithm.statistic(query, GridRecords.from_grid(points, q))
         np.testing.assert_array_equal(sum(alone), algorithm.flatten(together, t))
         state = algorithm.update(state, together, RNG(0))
 
@@ -244,8 +244,8 @@ def clients(domain):
 
 def questions_for_clients(algorithm, seed):
     coarse = build(algorithm.domain, algorithm.n_clusters, n_lloyd_rounds=1)
-    for question in questions(coarse, seed):
-        yield Question(question.round, {name: fine(a) for name, a in question.arrays.items()})
+    for query in queries(coarse, seed):
+        yield Query(query.round, {name: fine(a) for name, a in query.arrays.items()})
 
 
 @pytest.mark.parametrize("options", OF_CLIENTS)
@@ -253,16 +253,16 @@ def questions_for_clients(algorithm, seed):
 def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
     domain = DOMAINS[name]
     algorithm, largest = for_clients(domain, **options), {}
-    for question in (q for seed in range(2) for q in questions_for_clients(algorithm, seed)):
-        algorithm.check_question(question)
-        units, places = algorithm.units(question), algorithm.places(question.round)
-        np.testing.assert_array_equal(algorithm.units(Question(question.round)), units)
+    for query in (q for seed in range(2) for q in questions_for_clients(algorithm, seed)):
+        algorithm.check_query(query)
+        units, places = algorithm.units(query), algorithm.places(query.round)
+        np.testing.assert_array_equal(algorithm.units(Query(query.round)), units)
         for records in clients(domain):
             # All records of the client at once: it holds them, or nothing, which adds zeros.
             grid = GridRecords.from_grid(np.reshape(records, (-1, domain.n_features)), FINE)
-            words = algorithm.flatten(algorithm.answer(question, grid), question.round)
+            words = algorithm.flatten(algorithm.answer(query, grid), query.round)
             assert len(records) or not words.any()
-            for release in algorithm.releases(question.round):
+            for release in algorithm.releases(query.round):
                 (place,) = (places[block] for block in release.blocks)
                 part = np.abs(words[place]) / units[place]
                 norm = part.sum() if release.norm == "l1" else np.linalg.norm(part)
@@ -280,13 +280,13 @@ def test_one_record_of_a_tightly_clipped_client_moves_two_units():
     one = 2**FINE
     projection = np.array([[one]])
     centers = np.zeros((2, 1), dtype=np.int64)  # every record is of the first cluster
-    question = Question(3, {"projection": projection, "centers": centers})
-    algorithm.check_question(question)
+    query = Query(3, {"projection": projection, "centers": centers})
+    algorithm.check_query(query)
     ends = [
-        algorithm.flatten(algorithm.answer(question, GridRecords.from_grid(records, FINE)), 3)
+        algorithm.flatten(algorithm.answer(query, GridRecords.from_grid(records, FINE)), 3)
         for records in ([[-one // 2]], [[-one // 2], [one]])
     ]
-    moved = (ends[1] - ends[0]) / algorithm.units(question)
+    moved = (ends[1] - ends[0]) / algorithm.units(query)
     assert np.linalg.norm(moved[:2]) == pytest.approx(2, abs=4 / one)
     assert algorithm.moves_of_a_record(3)[0] == 2
 
@@ -296,17 +296,17 @@ def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(clip):
     """One factor shortens a round: beside the record's own step, it takes that of the factor."""
     algorithm = for_clients(DOMAINS["square"], clip=clip)
     largest = 0.0
-    for question in questions_for_clients(algorithm, 3):
-        number, moves = question.round, algorithm.moves_of_a_record(question.round)
+    for query in questions_for_clients(algorithm, 3):
+        number, moves = query.round, algorithm.moves_of_a_record(query.round)
         factor = 1 if len(moves) == 1 else 2
         assert all(factor / clip < move <= factor / clip + 0.01 for move in moves)
-        units, places = algorithm.units(question), algorithm.places(number)
+        units, places = algorithm.units(query), algorithm.places(number)
         for records in clients(DOMAINS["square"]):
             if not len(records):
                 continue
             grids = [GridRecords.from_grid(part, FINE) for part in (records, records[1:])]
             with_it, without = (
-                algorithm.flatten(algorithm.answer(question, grid), number) for grid in grids
+                algorithm.flatten(algorithm.answer(query, grid), number) for grid in grids
             )
             change = (with_it - without) / units
             for release, move in zip(algorithm.releases(number), moves, strict=True):
@@ -334,7 +334,7 @@ def test_a_clip_of_its_own_for_each_release():
     record = build(DOMAINS["square"], fraction_bits=FINE, n_lloyd_rounds=1)
     assert {record.clip_of(r) for r in record.plan().releases} == {1.0}
     np.testing.assert_array_equal(
-        algorithm.units(Question(3)), record.units(Question(3)) * np.repeat([10.0, 3.0], [4, 2])
+        algorithm.units(Query(3)), record.units(Query(3)) * np.repeat([10.0, 3.0], [4, 2])
     )
     share = {a: a.plan().rounds[2][0].noise_multiplier for a in (algorithm, record)}
     ratio = algorithm.noise_of(3)["sums"] / record.noise_of(3)["sums"]
@@ -363,19 +363,19 @@ def test_means_are_those_of_the_clients_records_toward_zero(t):
     one = 2**FINE
     centers = np.array([[one, 0], [-one, 0], [0, one]])
     identity = np.eye(2, dtype=np.int64) * one
-    question = Question(4, {"centroids": centers})
+    query = Query(4, {"centroids": centers})
     if t == 3:
-        question = Question(3, {"projection": identity, "centers": centers})
+        query = Query(3, {"projection": identity, "centers": centers})
     points = [[4000, 3], [4001, 2], [3999, 3], [-4000, -5], [-4001, -8]]
     records = GridRecords.from_grid(points, FINE)
-    blocks = algorithm.statistic(question, records).blocks
+    blocks = algorithm.statistic(query, records).blocks
     np.testing.assert_array_equal(blocks["sums"], [[4000, 2], [-4000, -6], [0, 0]])
     np.testing.assert_array_equal(blocks["counts"], [one, one, 0])
     if t == 4:
         offsets = for_clients(
             DOMAINS["square"], 3, contribution="means", sums="relative", alpha=9.0
         )
-        means = offsets.statistic(question, records).blocks["sums"]
+        means = offsets.statistic(query, records).blocks["sums"]
         np.testing.assert_array_equal(means, [[4000 - one, 2], [95, -6], [0, 0]])
 
 
@@ -389,14 +389,14 @@ def test_a_round_is_shortened_by_one_factor():
     centers = np.array([[one, 0], [-one, 0]])
     identity = np.eye(2, dtype=np.int64) * one
     points = [[4000, 300], [4001, 200], [-2000, -500], [-4001, 8]] * 3
-    for question in (
-        Question(3, {"projection": identity, "centers": centers}),
-        Question(4, {"centroids": centers}),
+    for query in (
+        Query(3, {"projection": identity, "centers": centers}),
+        Query(4, {"centroids": centers}),
     ):
         records = GridRecords.from_grid(points, FINE)
-        whole = algorithm.statistic(question, records).blocks
-        added = algorithm.answer(question, records).blocks
-        units = algorithm.units(question)
+        whole = algorithm.statistic(query, records).blocks
+        added = algorithm.answer(query, records).blocks
+        units = algorithm.units(query)
         assert np.linalg.norm(added["sums"].ravel() / units[:4]) == pytest.approx(1, abs=0.01)
         factor = added["counts"] / whole["counts"]
         assert (factor < 0.5).all()
@@ -404,43 +404,43 @@ def test_a_round_is_shortened_by_one_factor():
         np.testing.assert_allclose(factor, factor[0], atol=2 / one)
 
 
-# ----------------------------------------------------------------- questions
+# ----------------------------------------------------------------- queries
 
 
-def changed(question, key, array):
-    return Question(question.round, {**question.arrays, key: array})
+def changed(query, key, array):
+    return Query(query.round, {**query.arrays, key: array})
 
 
 @pytest.mark.parametrize("name", ["rectangle", "disc"])
 def test_only_questions_of_the_round_are_answered(name):
     algorithm = build(DOMAINS[name])
-    for question in questions(algorithm, 4):
-        algorithm.check_question(question)
+    for query in queries(algorithm, 4):
+        algorithm.check_query(query)
         wrong = [
-            Question(0, question.arrays),
-            Question(algorithm.n_rounds + 1, question.arrays),
-            Question(True, question.arrays),
-            Question(question.round, {**question.arrays, "more": np.zeros(1, np.int64)}),
+            Query(0, query.arrays),
+            Query(algorithm.n_rounds + 1, query.arrays),
+            Query(True, query.arrays),
+            Query(query.round, {**query.arrays, "more": np.zeros(1, np.int64)}),
         ]
-        for key, array in question.arrays.items():
-            limit = algorithm._asked(question.round)[key][2]
+        for key, array in query.arrays.items():
+            limit = algorithm._asked(query.round)[key][2]
             beyond = array.copy()
             beyond.flat[0] = np.broadcast_to(limit, array.shape).flat[0] + 1
-            lacking = {k: v for k, v in question.arrays.items() if k != key}
+            lacking = {k: v for k, v in query.arrays.items() if k != key}
             wrong += [
-                Question(question.round, lacking),
-                changed(question, key, array.astype(np.int32)),
-                changed(question, key, array.astype(np.float64)),
-                changed(question, key, array[:-1]),
-                changed(question, key, array[None]),
-                changed(question, key, array.tolist()),
-                changed(question, key, beyond),
-                changed(question, key, -beyond),
-                changed(question, key, np.full_like(array, -(2**63))),
+                Query(query.round, lacking),
+                changed(query, key, array.astype(np.int32)),
+                changed(query, key, array.astype(np.float64)),
+                changed(query, key, array[:-1]),
+                changed(query, key, array[None]),
+                changed(query, key, array.tolist()),
+                changed(query, key, beyond),
+                changed(query, key, -beyond),
+                changed(query, key, np.full_like(array, -(2**63))),
             ]
         for bad in wrong:
-            with pytest.raises(MessageError, match=r"^The question of a round is not one of its"):
-                algorithm.check_question(bad)
+            with pytest.raises(MessageError, match=r"^The query of a round is not one of its"):
+                algorithm.check_query(bad)
 
 
 def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
@@ -453,11 +453,11 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
     before = State(3, {**algorithm.initial_state().arrays, "centroids": centroids})
     for points in (near, np.repeat(centroids, 50, axis=0), near[:0]):
         records = GridRecords.from_grid(points, q)
-        answer = algorithm.statistic(algorithm.question(before), records)
+        answer = algorithm.statistic(algorithm.query(before), records)
         state = algorithm.update(before, answer, RNG(0))
-        question = algorithm.question(state)
-        algorithm.check_question(question)
-        (factor,) = question.arrays["factor"].tolist()
+        query = algorithm.query(state)
+        algorithm.check_query(query)
+        (factor,) = query.arrays["factor"].tolist()
         if points is not near:
             assert factor == 64  # the narrowest
             continue
@@ -469,7 +469,7 @@ def test_a_radius_narrows_to_twice_the_root_mean_square_distance():
         means = points.reshape(2, 500, 2).mean(axis=1)
         np.testing.assert_allclose(state.arrays["centroids"], means, atol=1)
         # The next round takes records within the narrow radius only.
-        answer = algorithm.statistic(question, records)
+        answer = algorithm.statistic(query, records)
         last = algorithm.update(state, answer, RNG(0))
         offsets = points.reshape(2, 500, 2) - state.arrays["centroids"][:, None]
         kept = (offsets**2).sum(axis=2) <= (4 * algorithm.radius // factor) ** 2
@@ -505,9 +505,9 @@ def test_a_radius_is_the_wider_the_noisier_its_spread_is():
 
 def test_centroids_in_the_corners_of_a_ball_are_refused():
     algorithm = build(DOMAINS["disc"])
-    algorithm.check_question(Question(4, {"centroids": np.array([[8, 0], [0, -8]])}))
+    algorithm.check_query(Query(4, {"centroids": np.array([[8, 0], [0, -8]])}))
     with pytest.raises(MessageError):
-        algorithm.check_question(Question(4, {"centroids": np.array([[8, 0], [1, -8]])}))
+        algorithm.check_query(Query(4, {"centroids": np.array([[8, 0], [1, -8]])}))
 
 
 def test_a_client_knows_the_questions_without_the_servers_points():
@@ -515,14 +515,14 @@ def test_a_client_knows_the_questions_without_the_servers_points():
     client = build(DOMAINS["square"], n_server_points=6)
     state = server.initial_state()
     for t in range(1, server.n_rounds + 1):
-        question = server.question(state)
-        client.check_question(question)
+        query = server.query(state)
+        client.check_query(query)
         np.testing.assert_array_equal(
-            answer(client, question, grid_points(client.domain)),
-            answer(server, question, grid_points(client.domain)),
+            answer(client, query, grid_points(client.domain)),
+            answer(server, query, grid_points(client.domain)),
         )
-        assert {a.dtype for a in question.arrays.values()} <= {np.dtype(np.int64)}
-        words = answer(server, question, grid_points(server.domain))
+        assert {a.dtype for a in query.arrays.values()} <= {np.dtype(np.int64)}
+        words = answer(server, query, grid_points(server.domain))
         state = server.update(state, server.unflatten(words, t), RNG(0))
     with pytest.raises(ConfigurationError, match="server_data"):
         client.initial_state()
@@ -563,9 +563,9 @@ def test_update_accepts_any_integers(name, options, words):
             state = following
             assert set(algorithm.notes(state)) <= set(NOTES)
             if t < algorithm.n_rounds:
-                question = algorithm.question(state)
-                algorithm.check_question(question)
-                answer(algorithm, question, grid_points(algorithm.domain))
+                query = algorithm.query(state)
+                algorithm.check_query(query)
+                answer(algorithm, query, grid_points(algorithm.domain))
             if t >= 3:
                 centroids = state.arrays["centroids"]
                 assert (np.abs(centroids) <= algorithm.domain.grid_half_widths(Q)).all()
@@ -793,10 +793,10 @@ def run(algorithm, records, stream=None, rng=None):
     grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
     plan, rng = algorithm.plan(), rng or RNG(0)
     for t in range(1, algorithm.n_rounds + 1):
-        question = algorithm.question(state)
-        words = algorithm.flatten(algorithm.statistic(question, grid), t)
+        query = algorithm.query(state)
+        words = algorithm.flatten(algorithm.statistic(query, grid), t)
         if stream is not None:
-            words = words + server_noise(algorithm, plan, question, stream)
+            words = words + server_noise(algorithm, plan, query, stream)
         state = algorithm.update(state, algorithm.unflatten(words, t), rng)
     return state
 
@@ -855,9 +855,9 @@ def test_clients_with_enough_records_find_the_means_too(contribution):
     state, plan = algorithm.initial_state(), algorithm.plan()
     stream = Stream.from_key(bytes(range(32)))
     for t in range(1, algorithm.n_rounds + 1):
-        question = algorithm.question(state)
-        words = sum(algorithm.flatten(algorithm.answer(question, part), t) for part in parts)
-        words = words + server_noise(algorithm, plan, question, stream)
+        query = algorithm.query(state)
+        words = sum(algorithm.flatten(algorithm.answer(query, part), t) for part in parts)
+        words = words + server_noise(algorithm, plan, query, stream)
         state = algorithm.update(state, algorithm.unflatten(words, t), RNG(0))
     assert matched_centroid_error(algorithm.centroids(state), means) < 0.1
     # Of 600 clients with five records each, most hold a given third of them.

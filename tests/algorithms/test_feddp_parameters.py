@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import FedDPAlgorithm, algorithm_from_config
-from flower_kmeans.algorithms.base import Question
+from flower_kmeans.algorithms.base import Query
 from flower_kmeans.algorithms.feddp_releases import LAPLACE_RELEASES, RELEASES
 from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.domain import Ball, Box
@@ -82,10 +82,10 @@ def test_a_spread_has_a_small_share_of_the_first_lloyd_round():
     assert [block.name for block in algorithm.layout(4)] == ["sums", "counts", "spread"]
     assert [block.name for block in algorithm.layout(5)] == ["sums", "counts"]
     # Noise is that of the radius, whatever it narrows to.
-    places, units = algorithm.places(4), algorithm.units(Question(4))
+    places, units = algorithm.places(4), algorithm.units(Query(4))
     assert (units[places["sums"]] == 4 * algorithm.radius).all()
     assert units[places["spread"]] == algorithm.radius**2 >> 16
-    np.testing.assert_array_equal(algorithm.units(Question(5)), algorithm.units(Question(6)))
+    np.testing.assert_array_equal(algorithm.units(Query(5)), algorithm.units(Query(6)))
 
 
 def test_a_radius_narrows_unless_something_is_against_it():
@@ -306,7 +306,7 @@ def test_bad_parameters_are_refused(options, error, message):
 
 
 def test_the_largest_messages_and_runs():
-    """2^22 words of a question or an answer, and 2^27 of all answers, but not one more."""
+    """2^22 words of a query or an answer, and 2^27 of all answers, but not one more."""
 
     def sized(k, d, m, **options):
         domain, budget = Ball(1.0, [0] * d), PrivacyBudget(None)

@@ -8,7 +8,7 @@ from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
     GLloydAlgorithm,
     LloydAlgorithm,
-    Question,
+    Query,
     State,
     SuLloydAlgorithm,
     algorithm_from_config,
@@ -40,7 +40,7 @@ def run(algorithm, records):
     grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
     state = algorithm.initial_state()
     for _ in range(algorithm.n_rounds):
-        state = algorithm.update(state, algorithm.statistic(algorithm.question(state), grid))
+        state = algorithm.update(state, algorithm.statistic(algorithm.query(state), grid))
     return state
 
 
@@ -134,7 +134,7 @@ def test_glloyd_noise_is_that_of_the_guarantees(d, n_rounds):
     assert len(plan.rounds) == n_rounds
     for t, (sums, counts) in enumerate(plan.rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("gaussian", "gaussian")
-        units = algorithm.units(Question(t)) / 2**16
+        units = algorithm.units(Query(t)) / 2**16
         np.testing.assert_allclose(sums.noise_multiplier * units[: 2 * d], s_sums, rtol=1e-9)
         np.testing.assert_allclose(counts.noise_multiplier * units[2 * d :], s_counts, rtol=1e-9)
     assert plan.mu == pytest.approx(1 / sigma, rel=1e-12)
@@ -147,7 +147,7 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
     count_share = (4 * d * RHO**2) ** (1 / 3)
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("laplace", "laplace")
-        units = algorithm.units(Question(t)) / 2**16
+        units = algorithm.units(Query(t)) / 2**16
         epsilon_sums = d / (sums.noise_multiplier * units[0])
         epsilon_counts = 1 / (counts.noise_multiplier * units[-1])
         assert epsilon_sums / epsilon_counts == pytest.approx(d / count_share)
@@ -165,14 +165,14 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     """Against one Laplace release of all sums, whose composition over rounds gains little."""
     options = {"n_records": 10**4, "n_rounds": n_rounds}
     algorithm = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 1e-6), **options)
-    plan, question = algorithm.plan(), Question(1)
+    plan, query = algorithm.plan(), Query(1)
     (sums, counts), words = plan.rounds[0], algorithm.words(1)
-    units = algorithm.units(question)
+    units = algorithm.units(query)
     pure = sum(release.cost for release in plan.releases)  # epsilons add up without a delta
     assert pure > less
     joint = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 0.0), **options)
     of_pure = joint.plan().rounds[0]
-    scale = of_pure[0].noise_multiplier * joint.units(question)[0]
+    scale = of_pure[0].noise_multiplier * joint.units(query)[0]
     assert scale / (sums.noise_multiplier * units[0]) == pytest.approx(pure, rel=1e-9)
     # Sums and counts keep their ratio, and all words of the sums have the same noise.
     ratio = of_pure[1].noise_multiplier / counts.noise_multiplier
@@ -315,9 +315,9 @@ def test_the_noise_for_clients_is_clip_times_that_for_records(cls):
     assert clients.clip == 25.0
     assert for_clients(cls, clip=4).clip == 4.0
     for t in (1, 2, 3):
-        question = Question(t)
-        np.testing.assert_array_equal(clients.units(question), 25 * records.units(question))
-        np.testing.assert_array_equal(clients.record_units(question), records.units(question))
+        query = Query(t)
+        np.testing.assert_array_equal(clients.units(query), 25 * records.units(query))
+        np.testing.assert_array_equal(clients.record_units(query), records.units(query))
     assert [r.noise_multiplier for r in clients.plan().releases] == [
         r.noise_multiplier for r in records.plan().releases
     ]
@@ -352,8 +352,8 @@ def test_without_privacy_no_client_is_clipped(cls):
     assert algorithm.clip is None
     assert "clip" not in algorithm.to_config()
     grid = GridRecords(np.full((40, 2), 0.9), algorithm.domain, algorithm.fraction_bits)
-    question = algorithm.question(algorithm.initial_state())
-    answer, statistic = algorithm.answer(question, grid), algorithm.statistic(question, grid)
+    query = algorithm.query(algorithm.initial_state())
+    answer, statistic = algorithm.answer(query, grid), algorithm.statistic(query, grid)
     for name, block in statistic.blocks.items():
         np.testing.assert_array_equal(answer.blocks[name], block)
 
@@ -468,4 +468,4 @@ def test_documents_with_other_parameters_are_refused(change):
 def test_states_count_rounds():
     algorithm = LloydAlgorithm(2, box(1), OPEN)
     state = State(4, algorithm.initial_state().arrays)
-    assert algorithm.question(state).round == 5
+    assert algorithm.query(state).round == 5

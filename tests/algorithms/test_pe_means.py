@@ -1,4 +1,4 @@
-"""PE-means as pure mathematics: its units, its questions, and whole runs without messages."""
+"""PE-means as pure mathematics: its units, its queries, and whole runs without messages."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from processors import outputs
 from flower_kmeans.algorithms import (
     HDPEMeansAlgorithm,
     PEMeansAlgorithm,
-    Question,
+    Query,
     State,
     algorithm_from_config,
 )
@@ -64,31 +64,31 @@ def grid_points(domain):
     return points
 
 
-def answer(algorithm, question, points):
+def answer(algorithm, query, points):
     rows = np.reshape(points, (-1, algorithm.domain.n_features))
     records = GridRecords.from_grid(rows, algorithm.fraction_bits)
-    return algorithm.flatten(algorithm.answer(question, records), question.round)
+    return algorithm.flatten(algorithm.answer(query, records), query.round)
 
 
 def centers_in(algorithm, rng):
-    """Random centres of a question, and extreme ones."""
+    """Random centres of a query, and extreme ones."""
     space, k = algorithm.space, algorithm.n_clusters
     limit = np.array(space.half_widths)
     wild = rng.integers(-limit, limit + 1, size=(k, len(limit)))
     return space.cut(wild.astype(float)).astype(np.int64)
 
 
-def questions(algorithm, seed):
-    """Questions of every round."""
+def queries(algorithm, seed):
+    """Queries of every round."""
     rng = RNG(seed)
-    yield Question(1)
+    yield Query(1)
     for t in range(2, algorithm.n_rounds + 1):
         for variations in (1, algorithm.most_variations):
             arrays = {"centers": centers_in(algorithm, rng)}
             if t <= algorithm.n_vote_rounds:
                 arrays["variations"] = np.array([variations])
                 arrays["seed"] = rng.integers(-(2**63), 2**63 - 1, size=2)
-            yield Question(t, arrays)
+            yield Query(t, arrays)
 
 
 # ----------------------------------------------------------------- units
@@ -100,15 +100,15 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name):
     algorithm, records, largest = build(domain), grid_points(domain), {}
     others = records[::7]
     held = np.vstack([others, others[:1]])
-    for question in (q for seed in range(2) for q in questions(algorithm, seed)):
-        algorithm.check_question(question)
-        units, places = algorithm.units(question), algorithm.places(question.round)
-        before, changes = answer(algorithm, question, others), []
+    for query in (q for seed in range(2) for q in queries(algorithm, seed)):
+        algorithm.check_query(query)
+        units, places = algorithm.units(query), algorithm.places(query.round)
+        before, changes = answer(algorithm, query, others), []
         for record in records:
             held[-1] = record
-            changes.append(answer(algorithm, question, held) - before)
+            changes.append(answer(algorithm, query, held) - before)
         changes = np.array(changes) / units
-        for release in algorithm.releases(question.round):
+        for release in algorithm.releases(query.round):
             (place,) = (places[block] for block in release.blocks)
             sizes = np.abs(changes[:, place])
             if release.name != "lift-sums":
@@ -123,11 +123,11 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name):
 
 def test_units_depend_on_the_round_alone():
     algorithm = build(DOMAINS["corner"])
-    for question in questions(algorithm, 0):
-        units = algorithm.units(Question(question.round))
-        np.testing.assert_array_equal(algorithm.units(question), units)
-        np.testing.assert_array_equal(algorithm.fixed_units(question.round), units)
-        assert units.shape == (algorithm.words(question.round),)
+    for query in queries(algorithm, 0):
+        units = algorithm.units(Query(query.round))
+        np.testing.assert_array_equal(algorithm.units(query), units)
+        np.testing.assert_array_equal(algorithm.fixed_units(query.round), units)
+        assert units.shape == (algorithm.words(query.round),)
         assert units.dtype == np.float64
 
 
@@ -146,28 +146,28 @@ def test_every_block_belongs_to_one_release_and_all_noise_is_alike():
 def test_no_records_add_zeros_and_answers_add_up(name):
     algorithm = build(DOMAINS[name])
     points = grid_points(DOMAINS[name])
-    for question in questions(algorithm, 2):
-        nothing = answer(algorithm, question, [])
+    for query in queries(algorithm, 2):
+        nothing = answer(algorithm, query, [])
         assert nothing.dtype == np.int64
         assert not nothing.any()
-        parts = [answer(algorithm, question, part) for part in np.array_split(points, 7)]
-        np.testing.assert_array_equal(sum(parts), answer(algorithm, question, points))
+        parts = [answer(algorithm, query, part) for part in np.array_split(points, 7)]
+        np.testing.assert_array_equal(sum(parts), answer(algorithm, query, points))
 
 
 def test_records_outside_the_bounds_count_as_records_on_them():
     algorithm = build(Box([0, 0], [1, 1]))
     far = GridRecords(np.array([[1e9, -1e300], [0.5, 7.0]]), algorithm.domain, Q)
     near = GridRecords(np.array([[1.0, 0.0], [0.5, 1.0]]), algorithm.domain, Q)
-    for question in questions(algorithm, 3):
-        for name, block in algorithm.statistic(question, far).blocks.items():
-            np.testing.assert_array_equal(block, algorithm.statistic(question, near).blocks[name])
+    for query in queries(algorithm, 3):
+        for name, block in algorithm.statistic(query, far).blocks.items():
+            np.testing.assert_array_equal(block, algorithm.statistic(query, near).blocks[name])
 
 
 def test_words_of_candidates_that_were_halved_away_get_no_votes():
     algorithm = build(DOMAINS["disc"])
-    for question in questions(algorithm, 5):
-        if question.round > 1 and question.arrays["variations"][0] == 1:
-            words = answer(algorithm, question, grid_points(algorithm.domain))
+    for query in queries(algorithm, 5):
+        if query.round > 1 and query.arrays["variations"][0] == 1:
+            words = answer(algorithm, query, grid_points(algorithm.domain))
             assert len(words) == 2 * (3 + 1)
             assert not words[4:].any()
             assert words[:4].any()
@@ -192,12 +192,12 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
     some = points[np.unique(np.linspace(0, len(points) - 1, 5).astype(int))]
     clients = [points[:0], some, np.repeat(some, 200, axis=0)]
     clients += [np.repeat(record[None], 300, axis=0) for record in some]
-    for question in (q for seed in range(2) for q in questions(algorithm, seed)):
-        units, places = algorithm.units(question), algorithm.places(question.round)
+    for query in (q for seed in range(2) for q in queries(algorithm, seed)):
+        units, places = algorithm.units(query), algorithm.places(query.round)
         for records in clients:
-            words = answer(algorithm, question, records)
+            words = answer(algorithm, query, records)
             assert len(records) or not words.any()
-            for release in algorithm.releases(question.round):
+            for release in algorithm.releases(query.round):
                 (place,) = (places[block] for block in release.blocks)
                 norm = np.linalg.norm(words[place] / units[place])
                 assert norm <= 1 + 1e-12
@@ -222,43 +222,43 @@ def test_votes_have_a_clip_of_their_own():
     assert ratio == pytest.approx(math.sqrt(10) * multipliers[1] / multipliers[0])
 
 
-# ----------------------------------------------------------------- questions
+# ----------------------------------------------------------------- queries
 
 
-def changed(question, key, array):
-    return Question(question.round, {**question.arrays, key: array})
+def changed(query, key, array):
+    return Query(query.round, {**query.arrays, key: array})
 
 
 @pytest.mark.parametrize("name", ["rectangle", "disc", "sphere"])
 def test_only_questions_of_the_round_are_answered(name):
     algorithm = build(DOMAINS[name])
-    for question in questions(algorithm, 4):
-        algorithm.check_question(question)
+    for query in queries(algorithm, 4):
+        algorithm.check_query(query)
         wrong = [
-            Question(0, question.arrays),
-            Question(algorithm.n_rounds + 1, question.arrays),
-            Question(True, question.arrays),
-            Question(question.round, {**question.arrays, "more": np.zeros(1, np.int64)}),
+            Query(0, query.arrays),
+            Query(algorithm.n_rounds + 1, query.arrays),
+            Query(True, query.arrays),
+            Query(query.round, {**query.arrays, "more": np.zeros(1, np.int64)}),
         ]
-        for key, array in question.arrays.items():
-            lacking = {k: v for k, v in question.arrays.items() if k != key}
+        for key, array in query.arrays.items():
+            lacking = {k: v for k, v in query.arrays.items() if k != key}
             wrong += [
-                Question(question.round, lacking),
-                changed(question, key, array.astype(np.int32)),
-                changed(question, key, array.astype(np.float64)),
-                changed(question, key, array[:-1]),
-                changed(question, key, array[None]),
-                changed(question, key, array.tolist()),
+                Query(query.round, lacking),
+                changed(query, key, array.astype(np.int32)),
+                changed(query, key, array.astype(np.float64)),
+                changed(query, key, array[:-1]),
+                changed(query, key, array[None]),
+                changed(query, key, array.tolist()),
             ]
             if key != "seed":
-                _, low, high = algorithm._asked(question.round)[key]
+                _, low, high = algorithm._asked(query.round)[key]
                 for limit in (np.asarray(low) - 1, np.asarray(high) + 1, -(2**63), 2**63 - 1):
                     beyond = array.copy()
                     beyond[0] = limit
-                    wrong.append(changed(question, key, beyond))
+                    wrong.append(changed(query, key, beyond))
         for bad in wrong:
-            with pytest.raises(MessageError, match=r"^The question of a round is not one of its"):
-                algorithm.check_question(bad)
+            with pytest.raises(MessageError, match=r"^The query of a round is not one of its"):
+                algorithm.check_query(bad)
 
 
 def test_the_seed_of_a_question_is_the_key_of_its_variations():
@@ -267,31 +267,31 @@ def test_the_seed_of_a_question_is_the_key_of_its_variations():
     centers = np.array([[0, 0], [5, 9]])
     for low, high in ((3, 0), (0, 3), (-1, -(2**63)), (2**63 - 1, 7)):
         arrays = {"centers": centers, "variations": np.array([2])}
-        question = Question(2, {**arrays, "seed": np.array([low, high])})
-        algorithm.check_question(question)
+        query = Query(2, {**arrays, "seed": np.array([low, high])})
+        algorithm.check_query(query)
         key = low % 2**64 + 2**64 * (high % 2**64)
         expected = list(candidates(centers, 2, key, algorithm.space))
-        for found, block in zip(algorithm._population(question), expected, strict=True):
+        for found, block in zip(algorithm._population(query), expected, strict=True):
             np.testing.assert_array_equal(found, block)
 
 
 def test_centres_in_the_corners_of_a_ball_are_refused():
     algorithm = build(DOMAINS["disc"])
     arrays = {"variations": np.array([1]), "seed": np.zeros(2, np.int64)}
-    algorithm.check_question(Question(2, {"centers": np.array([[8, 0], [0, -8]]), **arrays}))
+    algorithm.check_query(Query(2, {"centers": np.array([[8, 0], [0, -8]]), **arrays}))
     with pytest.raises(MessageError):
-        algorithm.check_question(Question(2, {"centers": np.array([[8, 0], [1, -8]]), **arrays}))
+        algorithm.check_query(Query(2, {"centers": np.array([[8, 0], [1, -8]]), **arrays}))
 
 
 @pytest.mark.parametrize("n_variations", [1, 50, 2000])
 def test_a_question_does_not_grow_with_the_population(n_variations):
     algorithm = build(DOMAINS["disc"], n_variations=n_variations, fraction_bits=16)
     state = algorithm.initial_state()
-    assert not algorithm.question(state).arrays
+    assert not algorithm.query(state).arrays
     zeros = algorithm.unflatten(np.zeros(algorithm.words(1), np.int64), 1)
-    question = algorithm.question(algorithm.update(state, zeros, RNG(0)))
-    algorithm.check_question(question)
-    assert {key: a.size for key, a in question.arrays.items()} == {
+    query = algorithm.query(algorithm.update(state, zeros, RNG(0)))
+    algorithm.check_query(query)
+    assert {key: a.size for key, a in query.arrays.items()} == {
         "centers": 4,
         "variations": 1,
         "seed": 2,
@@ -307,10 +307,10 @@ def test_a_client_answers_with_the_algorithm_of_the_document(name):
     assert client.plan() == server.plan()
     state, points = server.initial_state(), grid_points(server.domain)
     for t in range(1, server.n_rounds + 1):
-        question = server.question(state)
-        client.check_question(question)
-        words = answer(server, question, points)
-        np.testing.assert_array_equal(answer(client, question, points), words)
+        query = server.query(state)
+        client.check_query(query)
+        words = answer(server, query, points)
+        np.testing.assert_array_equal(answer(client, query, points), words)
         state = server.update(state, server.unflatten(words, t), RNG(0))
 
 
@@ -344,9 +344,9 @@ def test_update_accepts_any_integers(name, budget, words, answered):
             state = following
             assert set(algorithm.notes(state)) <= set(NOTES)
             if t < algorithm.n_rounds:
-                question = algorithm.question(state)
-                algorithm.check_question(question)
-                answer(algorithm, question, grid_points(algorithm.domain)[:5])
+                query = algorithm.query(state)
+                algorithm.check_query(query)
+                answer(algorithm, query, grid_points(algorithm.domain)[:5])
     centroids, counts = algorithm.centroids(state), algorithm.counts(state)
     assert centroids.shape == (2, d)
     assert counts.shape == (2,)
@@ -411,7 +411,7 @@ def round_of(algorithm, votes, state=None, seed=0, answered=1.0):
 
 
 def population(algorithm, state):
-    return np.concatenate(list(algorithm._population(algorithm.question(state))))
+    return np.concatenate(list(algorithm._population(algorithm.query(state))))
 
 
 def test_selection_is_weighted_k_means_of_what_the_zeroing_rule_keeps():
@@ -561,10 +561,10 @@ def run(algorithm, records, stream=None, clients=1):
     parts = np.array_split(RNG(0).permutation(records), clients)
     grids = [GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in parts]
     for t in range(1, algorithm.n_rounds + 1):
-        question = algorithm.question(state)
-        words = sum(algorithm.flatten(algorithm.answer(question, grid), t) for grid in grids)
+        query = algorithm.query(state)
+        words = sum(algorithm.flatten(algorithm.answer(query, grid), t) for grid in grids)
         if stream is not None:
-            words = words + server_noise(algorithm, plan, question, stream)
+            words = words + server_noise(algorithm, plan, query, stream)
         state = algorithm.update(state, algorithm.unflatten(words, t), RNG(t))
     return state
 

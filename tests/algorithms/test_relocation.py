@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import make_blobs
 
-from flower_kmeans.algorithms import FastLloydAlgorithm, Question
+from flower_kmeans.algorithms import FastLloydAlgorithm, Query
 from flower_kmeans.algorithms.relocation import Clusters, public_direction, relocated
 from flower_kmeans.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationTypeError
@@ -30,9 +30,9 @@ def build(k=2, d=2, budget=BUDGET, **options):
 
 
 def statistic(algorithm, centroids, points, radius):
-    question = Question(2, {"centroids": np.array(centroids), "radius": np.array([radius])})
+    query = Query(2, {"centroids": np.array(centroids), "radius": np.array([radius])})
     records = GridRecords.from_grid(np.array(points), algorithm.fraction_bits)
-    return algorithm.statistic(question, records).blocks
+    return algorithm.statistic(query, records).blocks
 
 
 def run(algorithm, records):
@@ -40,7 +40,7 @@ def run(algorithm, records):
     grid, state = GridRecords(records, algorithm.domain, 16), algorithm.initial_state()
     states = [state]
     for _ in range(algorithm.n_rounds):
-        state = algorithm.update(state, algorithm.statistic(algorithm.question(state), grid))
+        state = algorithm.update(state, algorithm.statistic(algorithm.query(state), grid))
         states.append(state)
     return states
 
@@ -123,7 +123,7 @@ def test_weights_do_not_change_how_far_a_centroid_moves(far):
     radius = int(state.arrays["radius"][0])
     points = np.array([[round(far * radius), 0]] * 40)
     assert points.max() <= ONE
-    blocks = algorithm.statistic(algorithm.question(state), GridRecords.from_grid(points, 16))
+    blocks = algorithm.statistic(algorithm.query(state), GridRecords.from_grid(points, 16))
     after = algorithm.update(state, blocks)
     assert algorithm.counts(after) == 40
     expected = [min(far, 1.0) * radius, 0]

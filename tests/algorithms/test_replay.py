@@ -105,9 +105,9 @@ def digest(name: str) -> str:
     records = GridRecords.from_grid(np.clip(points, -(2**q) // 3, 2**q // 3), q)
     state, found = algorithm.initial_state(), hashlib.sha256()
     for number in range(1, algorithm.n_rounds + 1):
-        question = algorithm.question(state)
-        words = algorithm.flatten(algorithm.statistic(question, records), number)
-        scale = np.floor(algorithm.units(question) * 16) / 16  # so that calibration cannot matter
+        query = algorithm.query(state)
+        words = algorithm.flatten(algorithm.statistic(query, records), number)
+        scale = np.floor(algorithm.units(query) * 16) / 16  # so that calibration cannot matter
         noise = np.floor(normals(random_words(source, len(words))) * scale)
         answered = 0.75 if number in (2, algorithm.n_rounds) else 1.0
         answer = algorithm.unflatten(words + noise.astype(np.int64), number, answered)

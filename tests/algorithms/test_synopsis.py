@@ -1,4 +1,4 @@
-"""SynopsisKMeans as pure mathematics: its units, its questions, and whole runs without messages."""
+"""SynopsisKMeans as pure mathematics: its units, its queries, and whole runs without messages."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from flower_kmeans.algorithms import Question, State, SynopsisAlgorithm
+from flower_kmeans.algorithms import Query, State, SynopsisAlgorithm
 from flower_kmeans.algorithms.cells import cell_sums
 from flower_kmeans.algorithms.synopsis import (
     BLIND,
@@ -82,16 +82,16 @@ def grid_points(domain):
     return points
 
 
-def answer(algorithm, question, points):
+def answer(algorithm, query, points):
     q = algorithm.fraction_bits
     records = GridRecords.from_grid(np.reshape(points, (-1, algorithm.domain.n_features)), q)
-    return algorithm.flatten(algorithm.statistic(question, records), question.round)
+    return algorithm.flatten(algorithm.statistic(query, records), query.round)
 
 
-def questions(algorithm, seed):
+def queries(algorithm, seed):
     """Whatever a server may ask, of extreme and of random arrays."""
     rng, one = RNG(seed), 2**algorithm.fraction_bits
-    yield Question(1)
+    yield Query(1)
     for t, trial in itertools.product(range(2, algorithm.n_rounds + 1), range(3)):
         found = {}
         for key, (shape, low, high) in algorithm._asked(t).items():
@@ -105,7 +105,7 @@ def questions(algorithm, seed):
         if trial == 2 and "projection" in found:
             d, p = found["projection"].shape
             found["projection"] = algorithm.projection.matrix(np.eye(d, p))
-        yield Question(t, found)
+        yield Query(t, found)
 
 
 # ----------------------------------------------------------------- units
@@ -120,14 +120,14 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, make):
     records = grid_points(domain)
     others, largest, joint, alone = records[::7], {}, {}, {}
     held = np.vstack([others, others[:1]])
-    for question in questions(algorithm, 0):
-        algorithm.check_question(question)
-        t = question.round
-        units, places = algorithm.units(question), algorithm.places(t)
-        before, changes = answer(algorithm, question, others), []
+    for query in queries(algorithm, 0):
+        algorithm.check_query(query)
+        t = query.round
+        units, places = algorithm.units(query), algorithm.places(t)
+        before, changes = answer(algorithm, query, others), []
         for record in records:
             held[-1] = record
-            changes.append(answer(algorithm, question, held) - before)
+            changes.append(answer(algorithm, query, held) - before)
         changes, releases = np.array(changes) / units, algorithm.releases(t)
         together = np.zeros(len(records))
         for release in releases:
@@ -173,10 +173,10 @@ def test_every_residual_and_its_slack_stay_within_one_unit_together():
 
 def test_units_depend_on_the_round_alone():
     for algorithm in (build(DOMAINS["square"]), blind(DOMAINS["cube"])):
-        for question in questions(algorithm, 0):
-            units = algorithm.fixed_units(question.round)
-            np.testing.assert_array_equal(algorithm.units(question), units)
-            assert units.shape == (algorithm.words(question.round),)
+        for query in queries(algorithm, 0):
+            units = algorithm.fixed_units(query.round)
+            np.testing.assert_array_equal(algorithm.units(query), units)
+            assert units.shape == (algorithm.words(query.round),)
             assert units.dtype == np.float64
             assert (units > 0).all()
 
@@ -190,8 +190,8 @@ def test_every_block_belongs_to_one_release():
 
 def test_no_records_add_zeros():
     for algorithm in (build(DOMAINS["square"]), blind(DOMAINS["square"])):
-        for question in questions(algorithm, 2):
-            found = answer(algorithm, question, [])
+        for query in queries(algorithm, 2):
+            found = answer(algorithm, query, [])
             assert found.dtype == np.int64
             assert not found.any()
 
@@ -200,8 +200,8 @@ def test_records_outside_the_bounds_count_as_records_on_them():
     for algorithm in (build(DOMAINS["square"]), blind(DOMAINS["square"])):
         far = GridRecords(np.array([[1e9, -1e300], [0.5, 7.0]]), algorithm.domain, Q)
         near = GridRecords(np.array([[1.0, 0.0], [0.5, 1.0]]), algorithm.domain, Q)
-        for question in questions(algorithm, 3):
-            found = [algorithm.statistic(question, records).blocks for records in (far, near)]
+        for query in queries(algorithm, 3):
+            found = [algorithm.statistic(query, records).blocks for records in (far, near)]
             for name in found[0]:
                 np.testing.assert_array_equal(found[0][name], found[1][name])
 
@@ -211,9 +211,9 @@ def test_answers_add_up_to_that_of_the_pooled_records(make):
     q, d = 16, 9
     algorithm = make(Box([-1] * d, [1] * d), 3, fraction_bits=q)
     points = RNG(0).integers(-(2**q), 2**q + 1, size=(60, d))
-    for question in questions(algorithm, 1):
-        alone = [answer(algorithm, question, part) for part in np.split(points, 60)]
-        np.testing.assert_array_equal(sum(alone), answer(algorithm, question, points))
+    for query in queries(algorithm, 1):
+        alone = [answer(algorithm, query, part) for part in np.split(points, 60)]
+        np.testing.assert_array_equal(sum(alone), answer(algorithm, query, points))
 
 
 # ----------------------------------------------------------------- whole clients
@@ -237,11 +237,11 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
     largest, points = {}, grid_points(domain)
     some = fine(points[np.unique(np.linspace(0, len(points) - 1, 5).astype(int))])
     held = [some[:0], some[:1], some[[0, -1]], some, np.repeat(some, 200, axis=0)]
-    for question in questions(algorithm, 5):
-        algorithm.check_question(question)
-        t = question.round
-        units, places = algorithm.units(question), algorithm.places(t)
-        expected = record_level.units(question)
+    for query in queries(algorithm, 5):
+        algorithm.check_query(query)
+        t = query.round
+        units, places = algorithm.units(query), algorithm.places(t)
+        expected = record_level.units(query)
         for release in algorithm.releases(t):
             for block in release.blocks:
                 expected[places[block]] *= algorithm.clip_of(release)
@@ -249,7 +249,7 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
         for records in held:
             # All records of the client at once: it holds them, or nothing, which adds zeros.
             grid = GridRecords.from_grid(np.reshape(records, (-1, domain.n_features)), FINE)
-            words = algorithm.flatten(algorithm.answer(question, grid), t)
+            words = algorithm.flatten(algorithm.answer(query, grid), t)
             assert len(records) or not words.any()
             for release in algorithm.releases(t):
                 place = np.concatenate([places[block] for block in release.blocks])
@@ -271,44 +271,44 @@ def test_a_clip_of_its_own_for_each_release():
     assert {record.clip_of(r) for r in record.plan().releases} == {1.0}
 
 
-# ----------------------------------------------------------------- questions
+# ----------------------------------------------------------------- queries
 
 
-def changed(question, key, array):
-    return Question(question.round, {**question.arrays, key: array})
+def changed(query, key, array):
+    return Query(query.round, {**query.arrays, key: array})
 
 
 @pytest.mark.parametrize("name", ["rectangle", "disc"])
 def test_only_questions_of_the_round_are_answered(name):
     algorithm = build(DOMAINS[name])
-    for question in questions(algorithm, 4):
-        algorithm.check_question(question)
+    for query in queries(algorithm, 4):
+        algorithm.check_query(query)
         wrong = [
-            Question(0, question.arrays),
-            Question(algorithm.n_rounds + 1, question.arrays),
-            Question(True, question.arrays),
-            Question(question.round, {**question.arrays, "more": np.zeros(1, np.int64)}),
+            Query(0, query.arrays),
+            Query(algorithm.n_rounds + 1, query.arrays),
+            Query(True, query.arrays),
+            Query(query.round, {**query.arrays, "more": np.zeros(1, np.int64)}),
         ]
-        for key, array in question.arrays.items():
-            _, low, high = algorithm._asked(question.round)[key]
+        for key, array in query.arrays.items():
+            _, low, high = algorithm._asked(query.round)[key]
             above, below = array.copy(), array.copy()
             above.flat[0] = np.broadcast_to(high, array.shape).flat[0] + 1
             below.flat[0] = np.broadcast_to(low, array.shape).flat[0] - 1
-            lacking = {k: v for k, v in question.arrays.items() if k != key}
+            lacking = {k: v for k, v in query.arrays.items() if k != key}
             wrong += [
-                Question(question.round, lacking),
-                changed(question, key, array.astype(np.int32)),
-                changed(question, key, array.astype(np.float64)),
-                changed(question, key, array[:-1]),
-                changed(question, key, array[None]),
-                changed(question, key, array.tolist()),
-                changed(question, key, above),
-                changed(question, key, below),
-                changed(question, key, np.full_like(array, -(2**63))),
+                Query(query.round, lacking),
+                changed(query, key, array.astype(np.int32)),
+                changed(query, key, array.astype(np.float64)),
+                changed(query, key, array[:-1]),
+                changed(query, key, array[None]),
+                changed(query, key, array.tolist()),
+                changed(query, key, above),
+                changed(query, key, below),
+                changed(query, key, np.full_like(array, -(2**63))),
             ]
         for bad in wrong:
-            with pytest.raises(MessageError, match=r"^The question of a round is not one of its"):
-                algorithm.check_question(bad)
+            with pytest.raises(MessageError, match=r"^The query of a round is not one of its"):
+                algorithm.check_query(bad)
 
 
 @pytest.mark.parametrize("name", ["rectangle", "disc"])
@@ -330,25 +330,23 @@ def test_the_ranges_of_questions_are_those_of_the_grids(name):
         },
     }
     for t, asked in largest.items():
-        algorithm.check_question(Question(t, asked))
+        algorithm.check_query(Query(t, asked))
         signs = {key: -array for key, array in asked.items() if not key.startswith("radi")}
-        algorithm.check_question(Question(t, {**asked, **signs}))
+        algorithm.check_query(Query(t, {**asked, **signs}))
         for key, array in asked.items():
             with pytest.raises(MessageError):
-                algorithm.check_question(changed(Question(t, asked), key, array + 1))
+                algorithm.check_query(changed(Query(t, asked), key, array + 1))
             if key in signs:
                 with pytest.raises(MessageError):
-                    algorithm.check_question(changed(Question(t, asked), key, -array - 1))
+                    algorithm.check_query(changed(Query(t, asked), key, -array - 1))
 
 
 def test_a_radius_of_nothing_is_refused():
     algorithm = build(DOMAINS["square"])
-    for question in questions(algorithm, 6):
-        for key in {"radii", "radius"} & set(question.arrays):
+    for query in queries(algorithm, 6):
+        for key in {"radii", "radius"} & set(query.arrays):
             with pytest.raises(MessageError):
-                algorithm.check_question(
-                    changed(question, key, np.zeros_like(question.arrays[key]))
-                )
+                algorithm.check_query(changed(query, key, np.zeros_like(query.arrays[key])))
 
 
 def test_a_client_with_the_document_alone_gives_the_same_answers():
@@ -356,11 +354,11 @@ def test_a_client_with_the_document_alone_gives_the_same_answers():
     client = SynopsisAlgorithm.from_config(server.to_config(), server.domain, server.budget)
     state, points = server.initial_state(), grid_points(server.domain) << 13
     for t in range(1, server.n_rounds + 1):
-        question = server.question(state)
-        client.check_question(question)
-        assert {a.dtype for a in question.arrays.values()} <= {np.dtype(np.int64)}
-        words = answer(server, question, points)
-        np.testing.assert_array_equal(answer(client, question, points), words)
+        query = server.query(state)
+        client.check_query(query)
+        assert {a.dtype for a in query.arrays.values()} <= {np.dtype(np.int64)}
+        words = answer(server, query, points)
+        np.testing.assert_array_equal(answer(client, query, points), words)
         state = server.update(state, server.unflatten(words, t), RNG(0))
 
 
@@ -396,9 +394,9 @@ def test_update_accepts_any_integers(name, make, options, words, answered):
             state = following
             assert set(algorithm.notes(state)) <= set(NOTES)
             if t < algorithm.n_rounds:
-                question = algorithm.question(state)
-                algorithm.check_question(question)
-                answer(algorithm, question, grid_points(algorithm.domain))
+                query = algorithm.query(state)
+                algorithm.check_query(query)
+                answer(algorithm, query, grid_points(algorithm.domain))
             if t > len(algorithm.schedule.cells):
                 centroids = state.arrays["centroids"]
                 assert (np.abs(centroids) <= algorithm.domain.grid_half_widths(Q)).all()
@@ -918,11 +916,11 @@ def run(algorithm, records, stream=None):
     grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
     plan = algorithm.plan()
     for t in range(1, algorithm.n_rounds + 1):
-        question = algorithm.question(state)
-        algorithm.check_question(question)
-        words = algorithm.flatten(algorithm.statistic(question, grid), t)
+        query = algorithm.query(state)
+        algorithm.check_query(query)
+        words = algorithm.flatten(algorithm.statistic(query, grid), t)
         if stream is not None:
-            words = words + server_noise(algorithm, plan, question, stream)
+            words = words + server_noise(algorithm, plan, query, stream)
         state = algorithm.update(state, algorithm.unflatten(words, t))
     return state
 

@@ -312,7 +312,7 @@ def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
 
 
 def test_the_largest_messages_and_runs():
-    """2^22 words of a question or an answer, and 2^27 of all answers, but not one more."""
+    """2^22 words of a query or an answer, and 2^27 of all answers, but not one more."""
     assert fixed(1, 2000, cells=(63_536,), n_directions=64).schedule.cells == (63_536,)
     with pytest.raises(ConfigurationError, match="Got 4194368 in round 2"):  # p more
         fixed(1, 2000, cells=(63_537,), n_directions=64)

@@ -450,7 +450,7 @@ def test_with_a_key_file_two_cohorts_of_one_round_open_each_with_noise_of_its_ow
             nodes[0].life(run).group_key, entry.context(run.document.doc_hash, chain)
         )
         words = answers[attempt] - masks.mask(key, 0, 5, len(answers[attempt]))
-        question = run.algorithm.question(run.algorithm.initial_state(None))
+        question = run.algorithm.query(run.algorithm.initial_state(None))
         noises.append(from_ring(words)[:-1] - exact_statistic(run, question, nodes[0].records))
     assert (noises[0] != noises[1]).any()
     # 0 and 1 vote once: for whichever of the two sums they are told first.

@@ -22,7 +22,7 @@ from hostile import without_noise
 
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms import PEMeansAlgorithm
-from flower_kmeans.algorithms.base import Question, Statistic
+from flower_kmeans.algorithms.base import Query, Statistic
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.federation.arrays import decode_arrays, encode_arrays
 from flower_kmeans.federation.codes import Code
@@ -89,7 +89,7 @@ def second(scene):
     """Play round 1, open round 2, and return its question."""
     play(scene)
     scene.open()
-    return Question(2, decode_arrays(scene.request(0).question))
+    return Query(2, decode_arrays(scene.request(0).question))
 
 
 def changed(question, **arrays):
@@ -145,7 +145,7 @@ def test_a_share_of_the_noise_has_the_units_of_the_question():
     noise = noise_share(scene.run.algorithm, scene.run.plan, question, shares, stream)
     np.testing.assert_array_equal(sent - exact(scene, 1, question), noise)
     assert noise.all()
-    narrow = Question(2, {**question.arrays, "radius": question.arrays["radius"] / 64})
+    narrow = Query(2, {**question.arrays, "radius": question.arrays["radius"] / 64})
     stream = Stream.from_key(masks.noise_key(life.secret, reply.ctx))
     less = noise_share(scene.run.algorithm, scene.run.plan, narrow, shares, stream)
     np.testing.assert_array_equal(noise[-2:], less[-2:])  # counts
@@ -301,7 +301,7 @@ def test_nobody_is_asked_or_told_anything_by_an_oblivious_server():
     state = algorithm.initial_state()
     for t in range(1, 4):
         scene.open()
-        question = encode_arrays(algorithm.question(state).arrays)
+        question = encode_arrays(algorithm.query(state).arrays)
         for data in (question, encode_arrays({}), b"x"):
             assert code_of(scene.ask(1, question=data)) == Code.BAD_MESSAGE
         for i in range(4):
@@ -370,7 +370,7 @@ def test_another_question_in_the_same_attempt_is_a_conflict(keys, ledgers, tmp_p
     assert isinstance(first, RoundReply)
     other = other_question(question)
     assert not np.array_equal(
-        exact(scene, 1, question), exact(scene, 1, Question(2, decode_arrays(other)))
+        exact(scene, 1, question), exact(scene, 1, Query(2, decode_arrays(other)))
     )
     if ledgers:
         scene.nodes[1].restart()
@@ -656,7 +656,7 @@ def test_the_servers_randomness_is_that_of_seed_and_round(seed):
     server, algorithm = Coordinator(scene.run, seed=seed), scene.run.algorithm
     state = algorithm.initial_state(public_generator(seed, 0))
     for t in (1, 2):
-        expected = algorithm.question(state)
+        expected = algorithm.query(state)
         assert server._ask(t).data == encode_arrays(expected.arrays)
         words = np.append(np.full(algorithm.words(t), 2**20), 4)
         entry = Entry(t, 1, 4, bytes(32), bytes(32), np.ones(4, dtype=bool), to_ring(words))
@@ -679,14 +679,14 @@ class Broken(SplitAlgorithm):
 
     fault = ""
 
-    def question(self, state):
-        question = super().question(state)
+    def query(self, state):
+        question = super().query(state)
         if self.fault == "encoding":
-            return Question(question.round, {"thresholds": np.zeros(1, dtype=np.float32)})
+            return Query(question.round, {"thresholds": np.zeros(1, dtype=np.float32)})
         if self.fault == "rules" and question.round == 2:
-            return Question(2, {**question.arrays, "radius": np.array(0.0)})
+            return Query(2, {**question.arrays, "radius": np.array(0.0)})
         if self.fault == "shares" and question.round == 2:
-            return Question(2, {**question.arrays, "radius": np.array(1.0)})
+            return Query(2, {**question.arrays, "radius": np.array(1.0)})
         return question
 
     def centroids(self, state):

@@ -5,7 +5,7 @@ import pytest
 from asking import SplitAlgorithm
 
 from flower_kmeans import Box, PrivacyBudget
-from flower_kmeans.algorithms.base import Question
+from flower_kmeans.algorithms.base import Query
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm, SuLloydAlgorithm
 from flower_kmeans.errors import ConfigurationError
@@ -60,7 +60,7 @@ def test_checking_shares_draws_a_few_for_all(monkeypatch):
     assert 2 <= sum(map(len, drawn)) <= 8
     extremes = {float(x) for units in drawn for x in units}
     for number in (1, 2, 200):
-        units = algorithm.units(Question(number))
+        units = algorithm.units(Query(number))
         assert {float(units.min()), float(units.max())} <= extremes
 
 
@@ -85,7 +85,7 @@ def test_laplace_noise_has_no_shares_whatever_will_be_asked():
 def test_the_noise_follows_the_layout():
     """Every word gets noise of its own block's scale: counts and sums are not exchanged."""
     algorithm = _algorithm(n_rounds=2)
-    question = Question(2)
+    question = Query(2)
     draws = np.array(
         [server_noise(algorithm, algorithm.plan(), question, Stream.fresh()) for _ in range(2000)]
     )
@@ -99,7 +99,7 @@ def test_the_noise_follows_the_layout():
 
 def test_a_share_has_its_part_of_the_variance():
     algorithm = _algorithm(n_rounds=2)
-    question, plan = Question(2), algorithm.plan()
+    question, plan = Query(2), algorithm.plan()
     whole = np.array(
         [noise_share(algorithm, plan, question, 1, Stream.fresh()) for _ in range(400)]
     )
@@ -112,6 +112,6 @@ def test_a_share_has_its_part_of_the_variance():
 
 def test_no_noise_without_privacy():
     algorithm = LloydAlgorithm(2, Box([0.0], [1.0]), PrivacyBudget(None))
-    noise = server_noise(algorithm, algorithm.plan(), Question(1), Stream.fresh())
+    noise = server_noise(algorithm, algorithm.plan(), Query(1), Stream.fresh())
     assert not noise.any()
     assert noise.shape == (algorithm.words(1),)

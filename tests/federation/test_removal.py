@@ -23,7 +23,7 @@ from harness import (
 from scipy import stats
 
 from flower_kmeans import Box, Fault, PrivacyBudget
-from flower_kmeans.algorithms.base import Question
+from flower_kmeans.algorithms.base import Query
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.federation import opening as opening_module
 from flower_kmeans.federation.arrays import decode_arrays
@@ -60,7 +60,7 @@ from flower_kmeans.strategies import FastLloyd
 
 M = 6
 LEVELS = (2, 3, 5)  # with M' = 1 and one colluder: for 3, 4 and 6 answers
-FIRST = Question(1)
+FIRST = Query(1)
 
 
 def run_of(kind=SplitAlgorithm, levels=LEVELS, **options):
@@ -242,7 +242,7 @@ def play(faults=(), seeds=range(12), **options):
         algorithm = server.run.algorithm
         sent = {i.fields["t"]: i.fields["question"] for i in outcome.grid.sent if i.kind == "round"}
         for t, data in sent.items():
-            question, closed = Question(t, decode_arrays(data)), server.closed[t - 1]
+            question, closed = Query(t, decode_arrays(data)), server.closed[t - 1]
             answered = np.flatnonzero(closed.entry.survivors)
             exact = sum(exact_statistic(server.run, question, PARTS[i]) for i in answered)
             units, places = algorithm.units(question), algorithm.places(t)

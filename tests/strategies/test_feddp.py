@@ -21,7 +21,7 @@ from harness import (
 from hostile import without_noise
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
-from flower_kmeans.algorithms import Question
+from flower_kmeans.algorithms import Query
 from flower_kmeans.algorithms.cost import user_scale
 from flower_kmeans.algorithms.feddp import NOTES, FedDPAlgorithm
 from flower_kmeans.assignment import assign
@@ -74,7 +74,7 @@ def questions(outcome):
     for item in outcome.grid.sent:
         if item.kind == "round":
             asked[item.fields["t"]] = decode_arrays(item.fields["question"])
-    return [Question(t, asked[t]) for t in sorted(asked)]
+    return [Query(t, asked[t]) for t in sorted(asked)]
 
 
 def same(outcome):

@@ -11,7 +11,7 @@ from harness import SIMULATED, exact_statistic, key_file, roster_policies, run_r
 from hostile import without_noise
 
 from flower_kmeans import Ball, Box, ClientPolicy, Fault, PrivacyBudget, simulate
-from flower_kmeans.algorithms import Question
+from flower_kmeans.algorithms import Query
 from flower_kmeans.algorithms.pe_means import NOTES
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.federation.arrays import decode_arrays
@@ -64,7 +64,7 @@ def questions(outcome):
     for item in outcome.grid.sent:
         if item.kind == "round":
             asked[item.fields["t"]] = decode_arrays(item.fields["question"])
-    return [Question(t, asked[t]) for t in sorted(asked)]
+    return [Query(t, asked[t]) for t in sorted(asked)]
 
 
 def same(outcome):

@@ -23,7 +23,7 @@ from rich.console import Console
 from scipy import stats
 
 from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, simulate
-from flower_kmeans.algorithms.base import Question
+from flower_kmeans.algorithms.base import Query
 from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
 from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.output import print_cost
@@ -153,7 +153,7 @@ def test_faults_leave_the_sum_of_the_others(trust, kind):
     assert report.answers == [6 - missing] * 2
     assert len(report.dropped) == 2 * missing
     same(outcome)
-    asked = {t: Question(t, decode_arrays(data)) for (t, _), data in questions(outcome).items()}
+    asked = {t: Query(t, decode_arrays(data)) for (t, _), data in questions(outcome).items()}
     for closed, away in zip(server.closed, (1, 4), strict=True):
         t = closed.entry.t
         present = [i for i in range(6) if not missing or i != away]
@@ -317,7 +317,7 @@ def test_finished_runs_carry_the_noise_of_their_questions(trust):
         algorithm = server.run.algorithm
         factor = 6 / 5 if trust == "distributed-noise" else 1  # six shares, made for five
         for (t, _), data in questions(outcome).items():
-            question = Question(t, decode_arrays(data))
+            question = Query(t, decode_arrays(data))
             exact = sum(exact_statistic(server.run, question, part) for part in PARTS)
             noise = from_ring(server.closed[t - 1].opened)[:-1] - exact
             units = algorithm.units(question)

@@ -18,7 +18,7 @@ from hostile import without_noise
 from scipy import stats
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
-from flower_kmeans.algorithms import Question
+from flower_kmeans.algorithms import Query
 from flower_kmeans.algorithms.synopsis import BLIND, FEW, HELD, NOTES
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.federation.arrays import decode_arrays
@@ -59,7 +59,7 @@ def questions(outcome):
     for item in outcome.grid.sent:
         if item.kind == "round":
             asked[item.fields["t"]] = decode_arrays(item.fields["question"])
-    return [Question(t, asked[t]) for t in sorted(asked)]
+    return [Query(t, asked[t]) for t in sorted(asked)]
 
 
 def same(outcome):

@@ -18,7 +18,7 @@ from flower_kmeans.algorithms.base import (
     Algorithm,
     Block,
     FloatArray,
-    Question,
+    Query,
     State,
     Statistic,
     register,
@@ -92,12 +92,12 @@ class SplitAlgorithm(Algorithm):
             radius = float(np.sqrt((points * points).sum(axis=1)).max()) * self._one
         return State(0, {"radius": np.array(min(max(radius, 1.0), self._longest))})
 
-    def question(self, state: State) -> Question:
+    def query(self, state: State) -> Query:
         if state.round == 0:
-            return Question(1)
-        return Question(2, {name: state.arrays[name] for name in ("thresholds", "radius")})
+            return Query(1)
+        return Query(2, {name: state.arrays[name] for name in ("thresholds", "radius")})
 
-    def check_question(self, question: Question) -> None:
+    def check_query(self, question: Query) -> None:
         found = {name: (a.dtype, a.shape) for name, a in question.arrays.items()}
         expected = {} if question.round == 1 else self._second
         if found != expected:
@@ -113,14 +113,14 @@ class SplitAlgorithm(Algorithm):
         sizes = {"thresholds": (np.int64, (self.n_clusters - 1,)), "radius": (np.float64, ())}
         return {name: (np.dtype(kind), shape) for name, (kind, shape) in sizes.items()}
 
-    def record_units(self, question: Question) -> FloatArray:
+    def record_units(self, question: Query) -> FloatArray:
         k, d = self.n_clusters, self.domain.n_features
         if question.round == 1:
             return np.full(CELLS, float(self._one))
         sums = np.full(k * d, float(question.arrays["radius"]))
         return np.concatenate([sums, np.full(k, float(self._one))])
 
-    def statistic(self, question: Question, records: GridRecords) -> Statistic:
+    def statistic(self, question: Query, records: GridRecords) -> Statistic:
         grid = np.empty(records.shape)
         records.read(0, grid)
         points = grid.astype(np.int64)
@@ -200,12 +200,12 @@ class FixedSplitAlgorithm(SplitAlgorithm):
 
     name: ClassVar[str] = "test-fixed-split"
 
-    def record_units(self, question: Question) -> FloatArray:
-        largest = Question(question.round, {"radius": np.array(self._longest)})
+    def record_units(self, question: Query) -> FloatArray:
+        largest = Query(question.round, {"radius": np.array(self._longest)})
         return super().record_units(largest)
 
     def fixed_units(self, round_number: int) -> FloatArray:
-        return self.units(Question(round_number))
+        return self.units(Query(round_number))
 
 
 class Split(KMeansStrategy):

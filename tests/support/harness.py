@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from flower_kmeans.algorithms.base import Question, State
+from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.client import ClientPolicy, kmeans_client_app
@@ -214,7 +214,7 @@ def open_entries(
             words = words - masks.correction(key, entry.survivors, len(words))
         assert int(words[-1]) == entry.n_survivors
         noisy = from_ring(words[:-1])
-        question = algorithm.question(state)
+        question = algorithm.query(state)
         exact = sum(
             exact_statistic(run, question, records[i]) for i in np.flatnonzero(entry.survivors)
         )
@@ -225,7 +225,7 @@ def open_entries(
     return opened
 
 
-def exact_statistic(run: Run, question: Question, records: ArrayLike) -> NDArray[np.int64]:
+def exact_statistic(run: Run, question: Query, records: ArrayLike) -> NDArray[np.int64]:
     """Return one client's integers without noise."""
     algorithm = run.algorithm
     data = np.asarray(records, dtype=np.float64).reshape(-1, algorithm.domain.n_features)
@@ -458,7 +458,7 @@ class Scene:
     def plain(self, i: int, state: State | None = None) -> NDArray[np.int64]:
         """Return the exact integers of member ``i`` in the round after a state."""
         state = self.run.algorithm.initial_state(None) if state is None else state
-        return exact_statistic(self.run, self.run.algorithm.question(state), self.nodes[i].records)
+        return exact_statistic(self.run, self.run.algorithm.query(state), self.nodes[i].records)
 
 
 def roster_policies(
