@@ -9,11 +9,11 @@ So the server gets the keys of that sum and of no other.
 
 Callers use three functions in place of the secure sum's own. Without levels they add no byte.
 
-- Client, in an answer: the noise share is ``client_noise(run, query, session secret, digest)``, the
+- Client, in an answer: the noise share is ``client_noise(run, t, session secret, digest)``, the
   parts to seal are ``protect(run, vector, context, slot, session secret)``.
 - Committee member, in an add: ``combine(run, parts, context, n_survivors)`` is what it returns. A
   `PartError` says which dealer's part is malformed.
-- Server: ``open_sum(run, query, combined, survivors, context)`` opens, and subtracts the parts.
+- Server: ``open_sum(run, t, combined, survivors, context)`` opens, and subtracts the parts.
 
 ``part_bytes(run, n_words, sharing)`` is the length of a part, ``context`` a `SumContext`.
 """
@@ -25,9 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Algorithm, Query
 from flower_kmeans.privacy.noise import MIN_SHARE_STD, part_variance, share_variance
-from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import noise_part, noise_share
 from flower_kmeans.protocol.run import MAX_LEVELS, MAX_SLOTS, Run, RunDocument
@@ -85,9 +83,7 @@ def reached(document: RunDocument, n_survivors: int) -> int:
     return sum(level <= n_survivors - document.max_colluders for level in document.levels)
 
 
-def usable(
-    algorithm: Algorithm, plan: PrivacyPlan, query: Query, document: RunDocument
-) -> tuple[int, ...]:
+def usable(run: Run, round_number: int) -> tuple[int, ...]:
     """Return the numbers of shares between which a round's noise is divided into parts.
 
     Returns
@@ -96,13 +92,13 @@ def usable(
         M', and the document's levels without those that would make a part, or what is left of a
         share, narrower than two grid units: a sum of such parts is not the planned noise.
     """
+    document = run.document
     chosen = [document.noise_shares]
     if not document.levels:
         return tuple(chosen)
-    units = algorithm.units(query)
-    places = algorithm.places(query.round)
+    units, places = run.algorithm.units(round_number), run.algorithm.places(round_number)
     least = []
-    for release in plan.rounds[query.round - 1]:
+    for release in run.plan.rounds[round_number - 1]:
         touched = np.concatenate([units[places[name]] for name in release.blocks])
         least.append((release, np.array([touched[touched > 0].min(initial=math.inf)])))
     for level in document.levels:
@@ -123,13 +119,13 @@ def usable(
 # ------------------------------------------------------------------------------ the client's side
 
 
-def client_noise(run: Run, query: Query, secret: bytes, context: bytes) -> Integers:
+def client_noise(run: Run, round_number: int, secret: bytes, context: bytes) -> Integers:
     """Return a client's whole share of a round's noise.
 
     Parameters
     ----------
     run : Run
-    query : Query
+    round_number : int
     secret : bytes
         z, the secret of its session.
     context : bytes
@@ -141,12 +137,12 @@ def client_noise(run: Run, query: Query, secret: bytes, context: bytes) -> Integ
         In grid units.
     """
     n_levels = len(run.document.levels)
-    numbers = usable(run.algorithm, run.plan, query, run.document)
+    numbers = usable(run, round_number)
     stream = Stream.from_key(noise_key(secret, context))
-    noise = noise_share(run.algorithm, run.plan, query, numbers[-1], stream)
+    noise = noise_share(run.algorithm, run.plan, round_number, numbers[-1], stream)
     if n_levels:
         key = part_key(secret, context, n_levels, n_levels)
-        noise += _removable_noise(run, query, context, numbers, key, n_levels)
+        noise += _removable_noise(run, round_number, context, numbers, key, n_levels)
     return noise
 
 
@@ -220,7 +216,7 @@ def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: 
 
 def open_sum(
     run: Run,
-    query: Query,
+    round_number: int,
     combined: Mapping[int, bytes],
     survivors: NDArray[np.bool_],
     context: SumContext,
@@ -230,7 +226,7 @@ def open_sum(
     Parameters
     ----------
     run : Run
-    query : Query
+    round_number : int
         Of the round.
     combined : mapping of int to bytes
         Results of `combine` by position.
@@ -250,7 +246,7 @@ def open_sum(
     length, _, size = _lengths(run, context)
     sums = {position: part[:length] for position, part in combined.items()}
     opened = run.trust.sum.open(sums, survivors, context)
-    numbers = usable(run.algorithm, run.plan, query, run.document)
+    numbers = usable(run, round_number)
     vector, n_keys = opened.vector.copy(), 0
     for client in range(n_survivors):
         place = slice(length + size * client, length + size * (client + 1))
@@ -260,7 +256,7 @@ def open_sum(
             key = _from_words(words)
         except (SumError, OverflowError):  # its dealer, or members, sent something else
             continue
-        vector[:-1] -= _removable_noise(run, query, context.digest, numbers, key, n_parts)
+        vector[:-1] -= _removable_noise(run, round_number, context.digest, numbers, key, n_parts)
         n_keys += 1
     most = (run.document.noise_shares, *run.document.levels)[n_parts]
     left = max(number for number in numbers if number <= most)
@@ -290,15 +286,15 @@ def _key_below(key: bytes) -> bytes:
 
 
 def _removable_noise(
-    run: Run, query: Query, context: bytes, numbers: tuple[int, ...], key: bytes, n_parts: int
+    run: Run, round_number: int, context: bytes, numbers: tuple[int, ...], key: bytes, n_parts: int
 ) -> Integers:
     """Return the sum of the first parts of a client's noise, given their key."""
-    noise = np.zeros(run.algorithm.words(query.round), dtype=np.int64)
+    noise = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
     for level in reversed(run.document.levels[:n_parts]):
         if level in numbers:
             fewer = numbers[numbers.index(level) - 1]
             stream = Stream.from_key(noise_key(key, context))
-            noise += noise_part(run.algorithm, run.plan, query, fewer, level, stream)
+            noise += noise_part(run.algorithm, run.plan, round_number, fewer, level, stream)
         key = _key_below(key)
     return noise
 
