@@ -57,6 +57,13 @@ Kind = Literal["silent", "refused", "failed", "differs", "skipped", "named", "re
 ``liar``: its sum-share was false and was left out.
 """
 
+_FAULTS: dict[Kind, str] = {
+    "differs": "Left out because their queries or their history differ",
+    "skipped": "Left out because of empty shares",
+    "named": "Named because committee members could not open their shares",
+    "liar": "Named because their sum-shares were false and were left out",
+}
+
 
 @dataclass(frozen=True)
 class Dropped:
@@ -432,10 +439,10 @@ class Report:
         if committee is None:
             return
         yield (
-            f"A committee of {committee.n_positions} clients, {committee.n_present} of them "
-            f"present, added shares: {committee.n_corrupt} may be corrupt, any "
-            f"{committee.privacy} shares say nothing, {committee.threshold} sum-shares open one "
-            "sum of a round."
+            f"A committee of m = {committee.n_positions} clients, {committee.n_present} of them "
+            f"present, added shares: f = {committee.n_corrupt} may be corrupt, any tau = "
+            f"{committee.privacy} shares say nothing, k = {committee.packing} words make one "
+            f"element of a share, R = {committee.threshold} sum-shares open one sum of a round."
         )
         if committee.epoch is not None:
             yield (
@@ -451,25 +458,35 @@ class Report:
             )
 
     def _about_faults(self) -> Iterator[str]:
+        if self.answers:
+            yield f"Clients behind the sums, by round: {', '.join(map(str, self.answers))}."
+        if self.trust_model.shares_noise:
+            removed = (
+                f" ({self.added_noise_factor:.4g} before noise beyond the plan was removed)"
+                if self.noise_factors
+                else ""
+            )
+            yield (
+                f"The noise has at most {self.noise_factor:.4g} times the planned standard "
+                f"deviation, sqrt(|S|/M') with M' = {self.noise_shares}{removed}."
+            )
+        if self.round_trips:
+            yield (
+                f"Round trips: {self.round_trips}. Attempts: {self.attempts}. Repeated requests "
+                f"for sum-shares: {self.repeats}."
+            )
         if self.lost_rounds:
             rounds = ", ".join(map(str, self.lost_rounds))
             yield f"The run went on without the sums of lost rounds: {rounds}."
-        differing = self.incidents_of("differs")
-        if differing:
-            stated = sorted({entry.software or "not stated" for entry in differing})
-            yield (
-                f"{_clients(_nodes(differing))} computed other queries and were left out; their "
-                f"software: {', '.join(stated)}."
-            )
-        for kind, words in (
-            ("skipped", "sent or caused empty shares and were left out"),
-            ("named", "sent shares that committee members could not open"),
-            ("liar", "sent false sum-shares, which were left out"),
-        ):
-            entries = self.incidents_of(kind)  # type: ignore[arg-type]
+        for kind, words in _FAULTS.items():
+            entries = self.incidents_of(kind)
             if not entries:
                 continue
-            yield f"{_clients(_nodes(entries))} {words}."
+            software = ""
+            if kind == "differs":
+                stated = sorted({entry.software or "not stated" for entry in entries})
+                software = f"; their software: {', '.join(stated)}"
+            yield f"{words}: {_clients(len({entry.node_id for entry in entries}))}{software}."
             if kind == "liar" and self.trust_model.is_blind:
                 yield "The server and one client together can forge the name of such a client."
         committee, renewed = self.committee, self.renewed
@@ -596,7 +613,8 @@ class Report:
 
     def _single(self) -> str:
         """Return the guarantee of a single answer under its own noise share, in brackets."""
-        return "" if self.single_mu is None else f" (sqrt(M') mu = {self.single_mu:.4g})"
+        formula = "" if self.levels else "sqrt(M') "
+        return "" if self.single_mu is None else f" ({formula}mu = {self.single_mu:.4g})"
 
     def _counts_as(self, clip: float) -> str:
         if set(self.clips.values()) <= {clip}:
@@ -734,7 +752,3 @@ def _listed(clips: Mapping[str, float]) -> str:
 
 def _clients(count: int) -> str:
     return "1 client" if count == 1 else f"{count} clients"
-
-
-def _nodes(entries: Iterable[Dropped]) -> int:
-    return len({entry.node_id for entry in entries})
