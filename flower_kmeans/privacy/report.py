@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -295,9 +295,14 @@ class Report:
         return self.min_clients - self.max_colluders
 
     @property
+    def factors(self) -> list[float]:
+        """For each round, the standard deviation of the noise in the sum over the planned one."""
+        return list(self.noise_factors or self._added())
+
+    @property
     def noise_factor(self) -> float:
         """The largest of all rounds: standard deviation of the noise over the planned one."""
-        return max(self.noise_factors or self._added(), default=1.0)
+        return max(self.factors, default=1.0)
 
     @property
     def added_noise_factor(self) -> float:
@@ -363,10 +368,9 @@ class Report:
                 "from the server. Clients and readers see the noisy sums only."
             )
         elif not model.shares_noise:
-            yield "The server sees masked words only, and adds the noise; clients see noisy sums."
             yield (
-                "Clients must trust the server to add the noise: no client can detect that it is "
-                "missing."
+                "The server sees masked words only, and clients must trust the server to add the "
+                "noise: no client can detect that it is missing."
             )
             yield "The server and one client together see every exact answer."
         else:
@@ -651,7 +655,7 @@ class Report:
             "repeats": self.repeats,
             "round_trips": self.round_trips,
             "noise_shares": self.noise_shares if self.trust_model.shares_noise else None,
-            "noise_factors": list(self.noise_factors or self._added()),
+            "noise_factors": self.factors,
             "noise_factor": self.noise_factor,
             "added_noise_factor": self.added_noise_factor,
             "levels": list(self.levels),
