@@ -1,23 +1,14 @@
-"""Key files and rosters: what is written, what is read, and what is refused."""
+"""Rosters and key files: what is written, what is read, and what is refused."""
 
 import os
 import stat
-from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from flower_kmeans import ClientPolicy
-from flower_kmeans.cli import app
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.federation.policy import tightest
-from flower_kmeans.federation.roster import (
-    Roster,
-    read_identity,
-    write_group_key,
-    write_members,
-)
+from flower_kmeans.protocol.roster import Roster, read_identity, write_members
 from flower_kmeans.secagg import keys
+from flower_kmeans.secagg.hashing import H
 
 NAMES = ["clinic-a", "b", "c_3"]
 
@@ -26,18 +17,18 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_every_member_has_its_key_and_its_place(tmp_path):
+def test_every_client_has_its_key_and_its_slot(tmp_path):
     *secrets, roster = write_members(tmp_path / "new", NAMES)
     assert [path.name for path in secrets] == ["clinic-a.key", "b.key", "c_3.key"]
     assert [mode(path) for path in secrets] == [0o600] * 3
     assert mode(roster) == 0o644
-    for place, secret in enumerate(secrets):
+    for slot, secret in enumerate(secrets):
         identity = read_identity(roster, secret)
-        assert identity.place == place
+        assert identity.slot == slot
         assert identity.secret == secret.read_bytes()
         assert identity.public == keys.public_key(identity.secret)
         assert identity.roster.names == tuple(NAMES)
-        assert identity.roster.keys[place] == identity.public
+        assert identity.roster.keys[slot] == identity.public
     assert len({path.read_bytes() for path in secrets}) == 3
 
 
@@ -47,28 +38,39 @@ def test_modes_do_not_depend_on_the_umask(umask, tmp_path):
     try:
         (tmp_path / "keys").mkdir(exist_ok=True)
         (tmp_path / "keys").chmod(0o700)
-        write_group_key(tmp_path / "keys" / "group.key")
         *secrets, roster = write_members(tmp_path / "keys", ["a"])
     finally:
         os.umask(before)
-    assert mode(tmp_path / "keys" / "group.key") == 0o600
     assert (mode(secrets[0]), mode(roster)) == (0o600, 0o644)
 
 
-def test_members_that_make_their_own_keys_put_their_lines_together(tmp_path):
+def test_clients_that_make_their_own_keys_put_their_lines_together(tmp_path):
     lines = ""
     for name in NAMES:
         lines += write_members(tmp_path / name, [name])[-1].read_text()
     roster = tmp_path / "roster.toml"
     roster.write_text(lines)
     roster.chmod(0o644)
-    for place, name in enumerate(NAMES):
-        assert read_identity(roster, tmp_path / name / f"{name}.key").place == place
+    for slot, name in enumerate(NAMES):
+        assert read_identity(roster, tmp_path / name / f"{name}.key").slot == slot
 
 
 @pytest.mark.parametrize(
     "names",
-    [[], [""], ["a", "a"], ["../a"], ["a/b"], [".a"], ["-a"], ["a b"], ["a" * 65], ["ä"], ["a\n"]],
+    [
+        [],
+        [""],
+        ["a", "a"],
+        ["../a"],
+        ["a/b"],
+        [".a"],
+        ["-a"],
+        ["a b"],
+        ["a" * 65],
+        ["ä"],
+        ["a\n"],
+        ["a", "beacon"],
+    ],
 )
 def test_names_that_are_no_file_names_are_refused(names, tmp_path):
     with pytest.raises(ConfigurationError, match="members"):
@@ -81,10 +83,6 @@ def test_names_that_some_disks_cannot_tell_apart_are_refused(names, tmp_path):
     with pytest.raises(ConfigurationError, match="case"):
         write_members(tmp_path / "new", names)
     assert not (tmp_path / "new").exists()
-    result = keygen("--members", *names, "--output", tmp_path / "new")
-    assert result.exit_code == 1
-    assert str(names) in result.stderr
-    assert not (tmp_path / "new").exists()
 
 
 def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path):
@@ -92,8 +90,6 @@ def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path):
     with pytest.raises(ConfigurationError, match=r"b\.key"):
         write_members(tmp_path, NAMES)
     assert [path.name for path in tmp_path.iterdir()] == ["b.key"]
-    with pytest.raises(ConfigurationError, match=r"b\.key"):
-        write_group_key(tmp_path / "b.key")
     assert (tmp_path / "b.key").read_bytes() == b"in use"
 
 
@@ -134,7 +130,7 @@ def test_a_roster_that_others_may_write_is_refused(bits, tmp_path):
         Roster.from_file(tmp_path / "missing.toml")
 
 
-def test_a_member_key_that_cannot_be_used_is_refused(tmp_path):
+def test_a_key_that_cannot_be_used_is_refused(tmp_path):
     *secrets, roster = write_members(tmp_path, ["a", "b"])
     stranger = write_members(tmp_path / "other", ["c"])[0]
     with pytest.raises(ConfigurationError, match=keys.public_key(stranger.read_bytes()).hex()):
@@ -150,11 +146,6 @@ def test_a_member_key_that_cannot_be_used_is_refused(tmp_path):
 
 def test_files_of_another_user_are_refused(tmp_path, monkeypatch):
     *secrets, roster = write_members(tmp_path, ["a", "b"])
-    write_group_key(tmp_path / "group.key")
-    policy = ClientPolicy(
-        roster_file=roster, member_key_file=secrets[0], group_key_file=tmp_path / "group.key"
-    )
-    assert policy.read_identity() is not None
     owner = roster.stat().st_uid
     facts = os.fstat
 
@@ -164,66 +155,88 @@ def test_files_of_another_user_are_refused(tmp_path, monkeypatch):
         return os.stat_result(values)
 
     monkeypatch.setattr(os, "fstat", of_another)
-    for read in (policy.read_identity, policy.read_group_key):
-        with pytest.raises(ConfigurationError, match="belong to this user"):
-            read()
+    with pytest.raises(ConfigurationError, match="belong to this user"):
+        read_identity(roster, secrets[0])
 
 
-def test_apps_name_no_other_roster_than_the_operator(tmp_path):
-    operators = ClientPolicy(roster_file=tmp_path / "r", member_key_file=tmp_path / "k")
-    assert tightest(operators, ClientPolicy()) == operators
-    assert tightest(operators, operators) == operators
-    for other in (
-        replace(operators, roster_file=tmp_path / "other"),
-        replace(operators, member_key_file=tmp_path / "other"),
-    ):
-        with pytest.raises(ConfigurationError, match="Got another path"):
-            tightest(operators, other)
-        with pytest.raises(ConfigurationError, match="Got another path"):
-            tightest(ClientPolicy(), other)
+# --------------------------------------------------------------------------- beacon and digest
+
+BEACON = "5a" * 32
 
 
-def test_a_policy_names_both_files_or_neither(tmp_path):
-    for name in ("roster_file", "member_key_file"):
-        with pytest.raises(ConfigurationError, match="together"):
-            ClientPolicy(**{name: tmp_path / "file"})
-    assert ClientPolicy().read_identity() is None
-    *secrets, roster = write_members(tmp_path, ["a", "b"])
-    policy = ClientPolicy(roster_file=roster, member_key_file=secrets[1])
-    assert policy.read_identity().place == 1
+def test_the_digest_is_that_of_the_beacon_and_the_keys_in_order(tmp_path):
+    roster = Roster.from_file(write_members(tmp_path / "1", NAMES)[-1])
+    assert roster.digest == H(b"roster", b"", *roster.keys)
+    beaconed = Roster(roster.names, roster.keys, bytes.fromhex(BEACON))
+    assert beaconed.digest == H(b"roster", bytes.fromhex(BEACON), *roster.keys)
+    others = (
+        beaconed,
+        Roster(roster.names, roster.keys[::-1]),
+        Roster(roster.names[:2], roster.keys[:2]),
+        Roster(roster.names[1:], roster.keys[1:], roster.keys[0]),
+    )
+    assert len({roster.digest, *(other.digest for other in others)}) == 5
+    # Names are for people alone.
+    assert Roster(("x", "y", "z"), roster.keys).digest == roster.digest
 
 
-# --------------------------------------------------------------------------- the command
+def test_a_beacon_is_written_and_read(tmp_path):
+    *secrets, roster = write_members(tmp_path, NAMES, BEACON)
+    found = Roster.from_file(roster)
+    assert (found.names, found.beacon) == (tuple(NAMES), bytes.fromhex(BEACON))
+    assert read_identity(roster, secrets[1]).slot == 1
+    # Wherever its line stands.
+    lines = roster.read_text().splitlines(keepends=True)
+    roster.write_text("".join(lines[1:] + lines[:1]))
+    assert Roster.from_file(roster) == found
 
 
-def keygen(*arguments):
-    return CliRunner().invoke(app, ["keygen", *map(str, arguments)])
+@pytest.mark.parametrize(
+    "beacon", ["", "5a" * 15, "5a" * 65, "5A" * 32, "5a" * 16 + "5", "zz" * 32]
+)
+def test_a_beacon_is_enough_hexadecimal_digits(beacon, tmp_path):
+    with pytest.raises(ConfigurationError, match="beacon"):
+        write_members(tmp_path / "new", NAMES, beacon)
+    assert not (tmp_path / "new").exists()
+    if beacon:
+        text = f'beacon = "{beacon}"\na = "{GOOD}"'
+        with pytest.raises(ConfigurationError, match="beacon"):
+            Roster.from_file(write(tmp_path / "roster.toml", text))
 
 
-def test_keygen_writes_member_keys_and_their_roster(tmp_path):
-    result = keygen("--members", "a", "b", "c", "--output", tmp_path / "new")
-    assert result.exit_code == 0, result.output
-    names = sorted(path.name for path in (tmp_path / "new").iterdir())
-    assert names == ["a.key", "b.key", "c.key", "roster.toml"]
-    assert mode(tmp_path / "new") == 0o700
-    assert Roster.from_file(tmp_path / "new" / "roster.toml").names == ("a", "b", "c")
-    for name in names:
-        assert f"{name}" in result.stdout
-        assert (tmp_path / "new" / name).read_bytes().hex() not in result.stdout
-    again = keygen("--members", "a", "--output", tmp_path / "new")
-    assert again.exit_code == 1
-    assert again.stderr.startswith("Error: ")
+@pytest.mark.parametrize("line", ["beacon = 5", "beacon = []", "[beacon]\nx = 1"])
+def test_a_beacon_is_text(line, tmp_path):
+    with pytest.raises(ConfigurationError, match="beacon"):
+        Roster.from_file(write(tmp_path / "roster.toml", f'a = "{GOOD}"\n{line}'))
 
 
-def test_keygen_writes_a_group_key(tmp_path):
-    assert keygen(tmp_path / "group.key").exit_code == 0
-    assert len(ClientPolicy(group_key_file=tmp_path / "group.key").read_group_key()) == 32
-    assert keygen(tmp_path / "group.key").exit_code == 1
-    assert keygen(tmp_path / "missing" / "group.key").exit_code == 1
+@pytest.mark.parametrize(("n", "needs_one"), [(64, False), (65, True)])
+def test_a_roster_that_draws_committees_needs_a_beacon(n, needs_one, tmp_path):
+    names = [f"c{i}" for i in range(n)]
+    roster = write_members(tmp_path / "without", names)[-1]
+    if needs_one:
+        with pytest.raises(ConfigurationError, match="beacon"):
+            Roster.from_file(roster)
+    else:
+        assert len(Roster.from_file(roster)) == n
+    assert len(Roster.from_file(write_members(tmp_path / "with", names, BEACON)[-1])) == n
 
 
-def test_keygen_refuses_names_without_members(tmp_path):
-    for arguments in (("a", "b"), ("a", "--output", tmp_path)):
-        result = keygen(*arguments)
-        assert result.exit_code == 1
-        assert "--members" in result.stderr
+def test_a_roster_that_changed_is_read_again(tmp_path):
+    roster = write_members(tmp_path, NAMES)[-1]
+    before = Roster.from_file(roster)
+    assert Roster.from_file(roster) is before
+    lines = roster.read_text().splitlines(keepends=True)
+    roster.write_text("".join(lines[:2]))
+    assert len(Roster.from_file(roster)) == 2
+    roster.chmod(0o666)
+    with pytest.raises(ConfigurationError, match="writable"):
+        Roster.from_file(roster)
+
+
+def test_no_secret_is_shown(tmp_path):
+    *secrets, roster = write_members(tmp_path, NAMES)
+    identity = read_identity(roster, secrets[0])
+    for shown in (repr(identity), str(identity), f"{identity}"):
+        assert repr(identity.secret) not in shown
+        assert identity.secret.hex() not in shown
