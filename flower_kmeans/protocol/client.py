@@ -426,9 +426,7 @@ class _Conversation:
             raise self._renewed()
         checks.require_one_slot(session, slot)
         session.slot = slot
-        committee = Committee.decode(
-            request.committee, request.n_slots, run.document.max_colluders
-        )
+        committee = Committee.decode(request.committee, request.n_slots, run.document.max_colluders)
         checks.require_sound_committee(committee)
         checks.require_committee(committee, self._identity, run.document)
         own = committee.position_of(slot)
@@ -436,7 +434,9 @@ class _Conversation:
             raise self._renewed()
         return committee
 
-    def _sum_context(self, digest: bytes, n_slots: int, t: int, sharing: Sharing | None) -> SumContext:
+    def _sum_context(
+        self, digest: bytes, n_slots: int, t: int, sharing: Sharing | None
+    ) -> SumContext:
         n_words = self._run.document.words[t - 1]
         return SumContext(digest, n_words, n_slots, self._group_key, sharing)
 
@@ -613,7 +613,11 @@ class _Conversation:
         self, committee: Committee, position: int, tag: bytes, part: bytes, context: bytes
     ) -> bytes:
         """Return a share sealed for a position; empty where nobody is, or not the key's owner."""
-        slot, member, pairs = committee.slots[position], committee.public_keys[position], self._pairs
+        slot, member, pairs = (
+            committee.slots[position],
+            committee.public_keys[position],
+            self._pairs,
+        )
         if not member:
             return b""
         try:

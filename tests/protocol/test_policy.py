@@ -51,7 +51,7 @@ def test_the_defaults_are_strict():
 
 
 @pytest.mark.parametrize("trust", TRUST_MODELS)
-def test_private_work_needs_a_ledger_or_the_operators_word(trust, tmp_path):
+def test_private_work_needs_a_ledger_or_in_memory(trust, tmp_path):
     policy, run = ClientPolicy(trusts=tuple(TRUST_MODELS)), make_run(trust)
     objection = policy.objection(run)
     assert (objection is None) == (trust == "plain")

@@ -7,8 +7,8 @@ import pytest
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.roster import Roster, read_identity, write_members
-from flower_kmeans.secagg import keys
 from flower_kmeans.secagg.hashing import H
+from flower_kmeans.secagg.key_agreement import public_key
 
 NAMES = ["clinic-a", "b", "c_3"]
 
@@ -26,7 +26,7 @@ def test_every_client_has_its_key_and_its_slot(tmp_path):
         identity = read_identity(roster, secret)
         assert identity.slot == slot
         assert identity.secret == secret.read_bytes()
-        assert identity.public == keys.public_key(identity.secret)
+        assert identity.public == public_key(identity.secret)
         assert identity.roster.names == tuple(NAMES)
         assert identity.roster.keys[slot] == identity.public
     assert len({path.read_bytes() for path in secrets}) == 3
@@ -99,7 +99,7 @@ def write(path, text, bits=0o644):
     return path
 
 
-GOOD = keys.public_key(b"s" * 32).hex()
+GOOD = public_key(b"s" * 32).hex()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_roster_that_others_may_write_is_refused(bits, tmp_path):
 def test_a_key_that_cannot_be_used_is_refused(tmp_path):
     *secrets, roster = write_members(tmp_path, ["a", "b"])
     stranger = write_members(tmp_path / "other", ["c"])[0]
-    with pytest.raises(ConfigurationError, match=keys.public_key(stranger.read_bytes()).hex()):
+    with pytest.raises(ConfigurationError, match=public_key(stranger.read_bytes()).hex()):
         read_identity(roster, stranger)
     for bits in (0o640, 0o604, 0o620):
         secrets[0].chmod(bits)
