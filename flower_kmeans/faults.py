@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.federation.exchange import receive
-from flower_kmeans.federation.in_process import FlowerRun
+from flower_kmeans.protocol.in_process import FlowerRun
 from flower_kmeans.federation.messages import RECORD_KEY
 
 FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]

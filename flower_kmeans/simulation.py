@@ -32,7 +32,7 @@ from flower_kmeans.clustering import Clustering
 from flower_kmeans.domain import check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.federation.roster import write_group_key, write_members
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo
 

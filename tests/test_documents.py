@@ -16,14 +16,13 @@ from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, kmeans_client
 from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
     GLloydAlgorithm,
-    Query,
     SuLloydAlgorithm,
 )
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, TooFewClientsError
 from flower_kmeans.federation import messages
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.document import PROTOCOL, RunDocument
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.report import Report
 from flower_kmeans.strategies import (
@@ -414,7 +413,7 @@ def test_formulas_of_the_lloyd_family(k, d, n):
         assert pure.n_rounds * (1 / sums + 1 / counts) == pytest.approx(1.0)
 
     def noise(algorithm):
-        multiplier, unit = multipliers(algorithm)[0][0], algorithm.units(Query(1))[0]
+        multiplier, unit = multipliers(algorithm)[0][0], algorithm.units(1)[0]
         return multiplier * unit
 
     assert noise(mixed) <= noise(pure) * (1 + 2**-15)  # scales lie on a grid
@@ -477,7 +476,7 @@ def test_distributed_noise_is_as_documented():
     smallest = min(
         release.noise_multiplier * unit
         for t, releases in enumerate(strategy.plan.rounds, 1)
-        for release, unit in zip(releases, (algorithm.units(Query(t))[[0, -1]]), strict=True)
+        for release, unit in zip(releases, (algorithm.units(t)[[0, -1]]), strict=True)
     )
     assert smallest > 2**19  # so that 1/pi^2 is below 1e-12 of the variance
 
