@@ -155,8 +155,8 @@ def print_cost(
         table.add_row("privacy", Text(f"NOT PRIVATE ({not_private})", style="bold red"))
     for name, value in (*_guarantee(report), *facts):
         table.add_row(name, Text(value))
-    for note in report.notes:
-        table.add_row("note", Text(note))
+    for warning in report.warnings:
+        table.add_row("warning", Text(warning))
     console.print(table)
     for statement in statements:
         console.print(Text(f"- {statement}", style="dim"))
