@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
-from flower_kmeans.federation.removal import levels_up_to
+from flower_kmeans.protocol.removal import levels_up_to
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
