@@ -148,6 +148,11 @@ class Cohort:
             self._committee = committee_of(roster, run.document.epoch)
 
     @property
+    def taken(self) -> set[int]:
+        """Slots that have a client, now or from the next frame on."""
+        return {client.slot for client in self.clients.values()} | self._changes.keys()
+
+    @property
     def n_slots(self) -> int:
         """Number of slots, taken or not."""
         return len(self.clients) if self._roster is None else len(self._roster.keys)
@@ -169,7 +174,7 @@ class Cohort:
         str or None
             Why it has none.
         """
-        taken = {client.slot for client in self.clients.values()} | self._changes.keys()
+        taken = self.taken
         slot: int | None = 1 + max(taken, default=-1)
         if self._roster is not None:
             slot = self._slot_of.get(reply.static)
