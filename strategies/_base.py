@@ -656,7 +656,7 @@ optional
         server, report = self._running, self.report
         with self._reporting():
             server.take_answers(replies, self._talk.trip)
-        answers = server.proceedings.survivors.get(t, 0)
+        answers = report.answers[-1]
         missing = report.n_clients - answers
         info = RoundInfo(t, self.n_rounds, answers, report.n_clients, missing, report.seconds)
         log(INFO, "Round %s/%s: %s of %s clients", t, self.n_rounds, answers, info.n_clients)
