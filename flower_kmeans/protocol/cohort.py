@@ -175,10 +175,10 @@ class Cohort:
             Why it has none.
         """
         taken = self.taken
-        slot: int | None = 1 + max(taken, default=-1)
+        slot = 1 + max(taken, default=-1)
         if self._roster is not None:
-            slot = self._slot_of.get(reply.static)
-            if slot is None:
+            slot = self._slot_of.get(reply.static, -1)
+            if slot < 0:
                 return STRANGER
         elif slot == MAX_SLOTS:
             return FULL
@@ -286,7 +286,10 @@ class ShareStore:
 
     def __init__(self, n_positions: int, part_bytes: int) -> None:
         self._part_bytes = part_bytes
-        self._files = [SpooledTemporaryFile(max_size=_IN_MEMORY) for _ in range(n_positions)]
+        self._files = [
+            SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (`close` closes them)
+            for _ in range(n_positions)
+        ]
         self._starts: list[dict[int, int]] = [{} for _ in self._files]
 
     def put(self, node_id: int, sealed: Sequence[bytes]) -> None:

@@ -8,6 +8,7 @@ checks what a server does about faults, and none of it costs privacy: one sum of
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -25,6 +26,7 @@ from flower_kmeans.initialization import public_generator
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.report import CommitteeReport, Dropped
 from flower_kmeans.privacy.report import Kind as IncidentKind
+from flower_kmeans.protocol.client import read_result
 from flower_kmeans.protocol.cohort import (
     MALFORMED,
     SEAL_BYTES,
@@ -454,6 +456,7 @@ class Server:
         self._note(node_id, t, code.sentence, "renewed" if renewed else "refused")
         if code == Code.NEED:
             self._documented.discard(node_id)
+            self._keys.holders.discard(node_id)
             # It followed what it was sent, if that was not all; otherwise it may have nothing.
             sent = self._sent.pop(node_id, 0)
             self._heads[node_id] = sent if sent < len(self._entries) else 0
@@ -559,14 +562,13 @@ class Server:
             chosen = self._keys.distributors(frame, self._differing) if attempt.wanted else []
             distributors = {client.node_id for client in chosen}
         for client in frame.slots.values():
-            node_id, peers = client.node_id, ()
-            if node_id in distributors:
-                peers = tuple(frame.peer(peer, client) for peer in attempt.wanted)
+            node_id = client.node_id
+            wanted = attempt.wanted if node_id in distributors else []
             attempt.requests[node_id] = Ask(
                 **self._located(frame, t, number, client),
                 query=query,
                 entries=self._lacking(node_id),
-                peers=peers,
+                peers=tuple(frame.peer(peer, client) for peer in wanted),
             )
         least = self.run.document.min_clients
         self._enough = lambda: any(len(g.nodes) >= least for g in attempt.groups.values())
@@ -577,7 +579,7 @@ class Server:
         if self._query is None or self._query[0].round != t:
             query = self.run.algorithm.query(self.state)
             try:
-                data = encode_arrays(query.arrays)
+                data = encode_arrays(dict(query.arrays))
                 self.run.algorithm.check_query(query)
             except MessageError as error:
                 raise RunError(f"Round {t} cannot be asked for. {error}") from None
@@ -655,7 +657,7 @@ class Server:
 
     def _add_up(self, attempt: _Attempt, group: _Group, part: bytes) -> bool:
         """Add a part to the sum of its group as it arrives; return whether it is well-formed."""
-        secure_sum, context = self.run.trust.sum, self._sum_context(attempt, ZERO)
+        secure_sum, context = self.run.trust.sum, self._sum_context(attempt)
         if len(part) != self._part_bytes(attempt.t, None):
             return False
         if not secure_sum.is_protected:  # no client could detect a sum with a wrong checksum word
@@ -671,7 +673,7 @@ class Server:
         length = self.run.trust.sum.part_bytes(self.run.document.words[t - 1], sharing)
         return length if sharing is None else length + SEAL_BYTES
 
-    def _sum_context(self, attempt: _Attempt, digest: bytes) -> SumContext:
+    def _sum_context(self, attempt: _Attempt, digest: bytes = ZERO) -> SumContext:
         frame = attempt.frame
         n_words = self.run.document.words[attempt.t - 1]
         return SumContext(digest, n_words, frame.n_slots, sharing=frame.sharing)
@@ -706,7 +708,10 @@ class Server:
             total = self._with_noise(attempt, attempt.groups[tag].total)
             vector = None
             if not self.run.trust.is_blind:
-                survivors, context = self._survivors(attempt, nodes), self._sum_context(attempt, ZERO)
+                survivors, context = (
+                    self._survivors(attempt, nodes),
+                    self._sum_context(attempt),
+                )
                 vector = self.run.trust.sum.open({0: total}, survivors, context).vector
             self._announce(attempt, nodes, tag, vector, words=total)
         elif not self._add(attempt, _Adding(nodes, tag, skipped), trip):
@@ -771,7 +776,7 @@ class Server:
             return total
         noise = server_noise(run.algorithm, run.plan, attempt.t, Stream.fresh())
         part = secure_sum.encode(np.append(noise, np.int64(0)))
-        return secure_sum.combine([total, part], self._sum_context(attempt, ZERO))
+        return secure_sum.combine([total, part], self._sum_context(attempt))
 
     def _announce(
         self,
@@ -873,15 +878,13 @@ class Server:
         at_once = max(1, _ADD_BYTES // size)
         spare = 1 + (frame.sharing.threshold if frame.sharing else 0)
         for first in range(0, len(asked), at_once):
-            later = len(asked) - first - at_once
-            self._enough = lambda later=later: len(adding.shares) >= spare - max(0, later)
+            needed = spare - max(0, len(asked) - first - at_once)  # of what is asked by then
+            self._enough = partial(_has, adding.shares, needed)
             requests = {
                 present[j].node_id: self._add_request(attempt, adding, j)
                 for j in asked[first : first + at_once]
             }
-            for node_id, reply in self._take(
-                attempt.t, self._send(trip, "add", requests), Added
-            ):
+            for node_id, reply in self._take(attempt.t, self._send(trip, "add", requests), Added):
                 if node_id in requests:
                     wrapped = requests[node_id].wrap_for is not None
                     self._take_share(attempt, adding, position_of[node_id], reply, wrapped)
@@ -1033,6 +1036,10 @@ class Server:
                 break
             replies = self._send(trip, "finish", self._finish(lacking))
         self._note_dropped(after, sorted(self._cohort.clients.keys() - self.delivered))
+
+
+def _has(shares: Mapping[int, bytes], needed: int) -> bool:
+    return len(shares) >= needed
 
 
 def _has_no_run(reply: Reply) -> bool:
