@@ -10,8 +10,8 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import ArrayLike
 
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.federation.member import ClientResult, Member
-from flower_kmeans.federation.policy import ClientPolicy, tightest
+from flower_kmeans.protocol.client import Client, ClientResult
+from flower_kmeans.protocol.policy import ClientPolicy, tightest
 
 LoadData = Callable[[Context], ArrayLike]
 OnResult = Callable[[ClientResult, Context], None]
@@ -145,15 +145,14 @@ def _handler(
             )
 
     def handle(message: Message, context: Context) -> Message:
-        member = Member(
+        client = Client(
             _policy_at(context, policy),
             context.state,
-            context.node_id,
             lambda: load_data(context),
             None if on_result is None else lambda result: on_result(result, context),
         )
         content = message.content if message.has_content() else RecordDict()
-        return Message(member.handle(content), reply_to=message)
+        return Message(client.handle(content), reply_to=message)
 
     return handle
 
