@@ -142,7 +142,7 @@ class Answers:
 
     def noises(self, query: Query, many: int) -> tuple[IntArray, IntArray]:
         """Draw a round's noise so many times at once: (many, words) of either kind."""
-        units, words = self.algorithm.units(query), self.algorithm.words(query.round)
+        units, words = self.algorithm.units(query.round), self.algorithm.words(query.round)
         parties = self.setting.n_clients if self.setting.shared else 1
         drawn = np.zeros((parties, many, words), dtype=np.int64)
         places, shares = self.algorithm.places(query.round), self.setting.shares
@@ -183,9 +183,7 @@ class Answers:
         """Samplers with their words among those of all rounds, and the scales of the noise."""
         found, start = [], 0
         for number in range(1, self.algorithm.n_rounds + 1):
-            units = self.algorithm.fixed_units(number)
-            if units is None:
-                raise ValueError("Expected an algorithm whose units depend on the round alone.")
+            units = self.algorithm.units(number)
             places = self.algorithm.places(number)
             for each in self.plan.rounds[number - 1]:
                 words = np.concatenate([places[name] for name in each.blocks])

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms import Algorithm, Query, State, Statistic
 from flower_kmeans.domain import GridRecords
-from flower_kmeans.federation.release import server_noise
 from flower_kmeans.initialization import public_generator
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.protocol.noise import server_noise
 
 
 def final_state(
@@ -37,7 +37,7 @@ def final_state(
     state = algorithm.initial_state(public_generator(seed, 0))
     for number in range(1, algorithm.n_rounds + 1):
         query: Query = algorithm.query(state)
-        total = server_noise(algorithm, plan, query, stream)
+        total = server_noise(algorithm, plan, query.round, stream)
         for records in grids:
             total += algorithm.flatten(algorithm.answer(query, records), number)
         answer: Statistic = algorithm.unflatten(total, number)

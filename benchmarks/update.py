@@ -19,8 +19,8 @@ from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.data import to_unit_ball
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.domain import GridRecords
-from flower_kmeans.federation.release import server_noise
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.protocol.noise import server_noise
 
 ALGORITHMS = {
     "SynopsisKMeans": SynopsisAlgorithm,
@@ -64,7 +64,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
         total = algorithm.flatten(algorithm.answer(query, records), number)
-        total += server_noise(algorithm, plan, query, stream)
+        total += server_noise(algorithm, plan, query.round, stream)
         with threadpool_limits(1):
             start = time.perf_counter()
             state = algorithm.update(state, algorithm.unflatten(total, number))

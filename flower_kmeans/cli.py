@@ -484,9 +484,7 @@ def _refuse_for_photo(columns: str | None, label: str | None) -> None:
 def _size_noise(strategy: "KMeansStrategy") -> float | None:
     """Return the planned standard deviation of the last cluster sizes, if it is known by now."""
     algorithm, last = strategy.algorithm, strategy.n_rounds
-    units = algorithm.fixed_units(last)
-    if units is None:
-        return None
+    units = algorithm.units(last)
     for release in strategy.plan.rounds[-1]:
         for block in algorithm.layout(last):
             if release.blocks == (block.name,) and block.name == "counts":

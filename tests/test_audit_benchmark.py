@@ -100,7 +100,7 @@ def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(
         np.testing.assert_array_equal(having.residual - SHARE * shares, changes)
     assert 0.97 < answers.attained(absent) <= 1 + 1e-9
     if variant == "cost":  # which is the last word of all
-        unit = answers.algorithm.fixed_units(answers.algorithm.n_rounds)[-1]
+        unit = answers.algorithm.units(answers.algorithm.n_rounds)[-1]
         assert 0.97 < absent.change[0, -1] / unit <= 1
 
 

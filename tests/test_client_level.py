@@ -118,7 +118,7 @@ def test_every_client_stays_within_the_units_of_the_noise(cls):
     run = open_run(run_recorded(made, CORNER).strategy._run_state.run.document.data)
     algorithm = run.algorithm
     question = algorithm.query(algorithm.initial_state(None))
-    units = algorithm.units(question)
+    units = algorithm.units(question.round)
     for records in CORNER:
         ratios = np.abs(exact_statistic(run, question, records)) / units
         for part in (ratios[:-3], ratios[-3:]):

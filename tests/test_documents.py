@@ -16,7 +16,6 @@ from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, kmeans_client
 from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
     GLloydAlgorithm,
-    Query,
     SuLloydAlgorithm,
 )
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, TooFewClientsError
@@ -414,7 +413,7 @@ def test_formulas_of_the_lloyd_family(k, d, n):
         assert pure.n_rounds * (1 / sums + 1 / counts) == pytest.approx(1.0)
 
     def noise(algorithm):
-        multiplier, unit = multipliers(algorithm)[0][0], algorithm.units(Query(1))[0]
+        multiplier, unit = multipliers(algorithm)[0][0], algorithm.units(1)[0]
         return multiplier * unit
 
     assert noise(mixed) <= noise(pure) * (1 + 2**-15)  # scales lie on a grid
@@ -477,7 +476,7 @@ def test_distributed_noise_is_as_documented():
     smallest = min(
         release.noise_multiplier * unit
         for t, releases in enumerate(strategy.plan.rounds, 1)
-        for release, unit in zip(releases, (algorithm.units(Query(t))[[0, -1]]), strict=True)
+        for release, unit in zip(releases, (algorithm.units(t)[[0, -1]]), strict=True)
     )
     assert smallest > 2**19  # so that 1/pi^2 is below 1e-12 of the variance
 

@@ -117,7 +117,7 @@ def test_the_mathematics_knows_nothing_of_flower(name):
 @pytest.mark.parametrize(
     ("name", "forbidden"),
     [
-        ("secagg", {"algorithms", "privacy", "domain", "assignment", "federation"}),
+        ("secagg", {"algorithms", "domain", "assignment", "federation", "protocol"}),
         ("privacy", {"algorithms", "federation", "strategies", "secagg", "domain"}),
         ("algorithms", {"federation", "strategies", "client"}),
         ("federation", {"strategies", "client", "simulation", "faults"}),

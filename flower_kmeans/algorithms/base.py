@@ -27,6 +27,10 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
+LIMIT = 2**63
+"""Below which absolute values sums of 64-bit words are exact."""
+
+
 @dataclass(frozen=True)
 class Block:
     """A named array of a round's statistic.
@@ -111,9 +115,9 @@ class Algorithm(ABC):
     replayable: ClassVar[bool]
     """Whether clients can compute the next query themselves, which a blind server needs.
 
-    Then ``units`` depends on the query's round alone. The only randomness of ``update`` and
-    ``initial_state`` are Philox words of the seed and the round (`initialization.round_words`), and
-    their results are the same integers on every processor.
+    The only randomness of ``update`` and ``initial_state`` are then Philox words of the seed and
+    the round (`initialization.round_words`), and their results are the same integers on every
+    processor.
     """
 
     server_asks: ClassVar[bool] = True
@@ -145,13 +149,15 @@ class Algorithm(ABC):
         """Return what each round releases, calibrated to the budget; needs no data."""
 
     @abstractmethod
-    def require_capacity(self, noise_factor: float = 1.0) -> None:
-        """Require that no word of a noisy sum can overflow 64 bits (docs/guarantees.md, Ring).
+    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
+        """Require that no word of a noisy sum can overflow the ring (docs/guarantees.md, Ring).
 
         Parameters
         ----------
         noise_factor : float, default: 1
             By how much the noise may exceed the plan's, where more clients add shares than had to.
+        limit : int, default: 2**63
+            Below which absolute values the secure sum is exact.
 
         Raises
         ------
@@ -168,8 +174,10 @@ class Algorithm(ABC):
         """Return the query of the round after ``state``."""
 
     @abstractmethod
-    def record_units(self, query: Query) -> FloatArray:
-        """Return the public scale of every word of the statistic, for one record.
+    def record_units(self, round_number: int) -> FloatArray:
+        """Return the public scale of every word of a round's statistic, for one record.
+
+        They are known before the run: whoever adds noise needs no query.
 
         Returns
         -------
@@ -179,8 +187,8 @@ class Algorithm(ABC):
             each release of the plan and in that release's norm.
         """
 
-    def units(self, query: Query) -> FloatArray:
-        """Return the scale of every word of the noise: ``record_units`` times the release's clip.
+    def units(self, round_number: int) -> FloatArray:
+        """Return the scale of every word of a round's noise: ``record_units`` times the clips.
 
         Returns
         -------
@@ -193,11 +201,11 @@ class Algorithm(ABC):
         ConfigurationError
             If the budget protects clients and the algorithm has no ``clip``.
         """
-        units = self.record_units(query)
+        units = self.record_units(round_number)
         if self._clip() is None:
             return units
-        places = self.places(query.round)
-        for release in self.releases(query.round):
+        places = self.places(round_number)
+        for release in self.releases(round_number):
             for name in release.blocks:
                 units[places[name]] *= self.clip_of(release)
         return units
@@ -218,30 +226,14 @@ class Algorithm(ABC):
         """
         return self.plan().rounds[round_number - 1]
 
-    def fixed_units(self, round_number: int) -> FloatArray | None:
-        """Return the units of a round where they are public before it is asked for.
-
-        Returns
-        -------
-        ndarray of shape (words,), float64, or None
-            ``None``, the default unless the algorithm is replayable, where units follow from the
-            query. Whether the round's noise can be drawn in shares is then seen when it is
-            asked for, and not when the run is planned.
-        """
-        return self.units(Query(round_number)) if self.replayable else None
-
     def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
         """Return by how much one record of a client moves its part of each of a round's releases.
 
         For a budget that protects clients, and a client that stays. In the units of the noise and
-        in the norm of each release (docs/guarantees.md, "Client-level privacy"); 2, the way from
-        one end of the clip to the other, where units are not public before the round is asked for,
-        or nothing better holds.
+        in the norm of each release (docs/guarantees.md, "Client-level privacy"); at most 2, the way
+        from one end of the clip to the other.
         """
-        releases = self.releases(round_number)
-        units = self.fixed_units(round_number)
-        if units is None:
-            return (2.0,) * len(releases)
+        releases, units = self.releases(round_number), self.units(round_number)
         places = self.places(round_number)
         parts = [
             (units[np.concatenate([places[name] for name in release.blocks])], release.norm)
@@ -274,7 +266,7 @@ class Algorithm(ABC):
         statistic = self.statistic(query, records)
         if self._clip() is None:
             return statistic
-        units = self.units(query)
+        units = self.units(query.round)
         vector = self.flatten(statistic, query.round)
         clipped, places = np.zeros_like(vector), self.places(query.round)
         parts = []
@@ -403,6 +395,34 @@ class Algorithm(ABC):
             blocks[block.name] = vector[start : start + block.size].reshape(block.shape)
             start += block.size
         return Statistic(blocks, answered)
+
+
+def require_capacity(bound: float, limit: int = LIMIT, explanation: str = "") -> None:
+    """Require that sums up to a bound are exact.
+
+    Parameters
+    ----------
+    bound : int or float
+        Largest absolute value that a word of a sum can take, noise included.
+    limit : int, default: 2**63
+        Below which absolute values the secure sum is exact.
+    explanation : str
+        Where the bound comes from; it ends the error's message.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``bound`` is not below ``limit``, or is no number.
+    """
+    # NaN compares as False, so it is refused with the rest.
+    if 0 <= bound < limit:
+        return
+    shown = f"2^{math.log2(bound):.1f}" if 0 < bound < math.inf else f"{bound}"
+    message = (
+        f"Expected sums below 2^{math.log2(limit):g}, so that they fit into the words of a sum. "
+        f"Got sums up to {shown} instead."
+    )
+    raise ConfigurationError(f"{message} {explanation}".rstrip())
 
 
 _REGISTRY: dict[str, type[Algorithm]] = {}

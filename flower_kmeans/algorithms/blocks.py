@@ -7,11 +7,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Algorithm, FloatArray, Query, State
+from flower_kmeans.algorithms.base import (
+    LIMIT,
+    Algorithm,
+    FloatArray,
+    Query,
+    State,
+    require_capacity,
+)
 from flower_kmeans.algorithms.lloyd import OVERFLOW_PROBABILITY
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.plan import PrivacyPlan, calibrate
-from flower_kmeans.secagg.ring import require_capacity
 
 UNUSABLE = "The query of a round is not one of its algorithm."
 
@@ -49,15 +55,10 @@ class BlockAlgorithm(Algorithm):
         rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
         return calibrate(self.budget, rounds, self.n_records, self.n_clients)
 
-    def record_units(self, query: Query) -> FloatArray:
-        """Return the sensitivities to one record, for every word; they depend on the round only."""
-        units = self._block_units(query.round)
-        layout = self.layout(query.round)
+    def record_units(self, round_number: int) -> FloatArray:
+        """Return the sensitivities to one record, for every word of a round."""
+        units, layout = self._block_units(round_number), self.layout(round_number)
         return np.concatenate([np.full(block.size, units[block.name]) for block in layout])
-
-    def fixed_units(self, round_number: int) -> FloatArray:
-        """Return the units of a round: they do not depend on what its query holds."""
-        return self.units(Query(round_number))
 
     def check_query(self, query: Query) -> None:
         """Require the arrays of the round, with their shapes, as int64 and within their ranges.
@@ -82,8 +83,8 @@ class BlockAlgorithm(Algorithm):
         said = zip(self.remarks, state.arrays["flags"], strict=True)
         return tuple(remark for remark, holds in said if holds)
 
-    def require_capacity(self, noise_factor: float = 1.0) -> None:
-        """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
+    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
+        """Require that no word of a sum can reach the limit, but with probability 1e-9.
 
         Raises
         ------
@@ -105,7 +106,8 @@ class BlockAlgorithm(Algorithm):
                 noise *= noise_factor * self.clip_of(release)
                 require_capacity(
                     most * unit + noise,
-                    explanation=f"They come from n_records={self.n_records} and noise of up to "
+                    limit,
+                    f"They come from n_records={self.n_records} and noise of up to "
                     f"{noise:.3g} units in the release {release.name!r} at "
                     f"fraction_bits={self.fraction_bits}: take fewer fraction_bits or a larger "
                     "epsilon.",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import FloatArray, Query
+from flower_kmeans.algorithms.base import FloatArray
 from flower_kmeans.algorithms.feddp_plan import FedDPPlan
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.privacy.release import Norm
@@ -50,7 +50,7 @@ def suggested_clips(
     """
     least = dict.fromkeys(most, LEAST_CLIP)
     for number in range(1, twin.n_rounds + 1):
-        units, places = twin.record_units(Query(number)), twin.places(number)
+        units, places = twin.record_units(number), twin.places(number)
         for release in twin.releases(number):
             words = units[np.concatenate([places[name] for name in release.blocks])]
             step = (1 + 1e-9) / float(words.min(where=words > 0, initial=math.inf))
@@ -112,7 +112,7 @@ def answer_norms(
         query = twin.query(state)
         answers = [twin.flatten(twin.statistic(query, each), number) for each in clients]
         vectors = np.stack(answers).astype(np.float64)
-        units, places = twin.record_units(Query(number)), twin.places(number)
+        units, places = twin.record_units(number), twin.places(number)
         for release in twin.releases(number):
             words = np.concatenate([places[name] for name in release.blocks])
             norms[release.name] = _norms(vectors[:, words], units[words], release.norm)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from flower_kmeans.algorithms.base import Block, FloatArray, IntArray, Query
+from flower_kmeans.algorithms.base import Block, FloatArray, IntArray
 from flower_kmeans.algorithms.blocks import BlockAlgorithm
 from flower_kmeans.algorithms.cost import COST
 from flower_kmeans.algorithms.fastlloyd import packing_radius
@@ -97,14 +97,14 @@ class FedDPPlan(BlockAlgorithm):
             cost=self.cost,
         )
 
-    def record_units(self, query: Query) -> FloatArray:
-        """Return the sensitivities to one record, for every word; they depend on the round only.
+    def record_units(self, round_number: int) -> FloatArray:
+        """Return the sensitivities to one record, for every word of a round.
 
         With means, those to what a client adds to one cluster.
         """
-        if query.round == PROJECTION:
+        if round_number == PROJECTION:
             return moment_units(self.domain, self.fraction_bits)
-        return super().record_units(query)
+        return super().record_units(round_number)
 
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping."""

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import (
+    LIMIT,
     Block,
     FloatArray,
     IntArray,
@@ -25,6 +26,7 @@ from flower_kmeans.algorithms.base import (
     State,
     Statistic,
     register,
+    require_capacity,
 )
 from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.cost import COST, squared_distances
@@ -44,7 +46,6 @@ from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 from flower_kmeans.privacy.release import MAX_PARTS
 from flower_kmeans.records import check_records
-from flower_kmeans.secagg.ring import require_capacity
 
 Rounds = int | Literal["auto"]
 
@@ -229,12 +230,10 @@ class LloydFamily(CostOfLastRound):
         """Return the centroids, (k, d) int64 in grid units."""
         return Query(state.round + 1, {"centroids": state.arrays["centroids"]})
 
-    def record_units(self, query: Query) -> FloatArray:
-        """Return the sensitivities to one record, for every word."""
-        units = self._block_units(query.round)
-        return np.concatenate(
-            [np.full(block.size, units[block.name]) for block in self.layout(query.round)]
-        )
+    def record_units(self, round_number: int) -> FloatArray:
+        """Return the sensitivities to one record, for every word of a round."""
+        units, layout = self._block_units(round_number), self.layout(round_number)
+        return np.concatenate([np.full(block.size, units[block.name]) for block in layout])
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return each cluster's sum and number of records; zeros for clusters without records."""
@@ -321,14 +320,16 @@ class LloydFamily(CostOfLastRound):
 
     # ------------------------------------------------------------------ details
 
-    def require_capacity(self, noise_factor: float = 1.0) -> None:
-        """Require that no word of a sum can overflow its 64 bits, but with probability 1e-9.
+    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
+        """Require that no word of a sum can reach the limit, but with probability 1e-9.
 
         Parameters
         ----------
         noise_factor : float
             By how much more the noise may deviate than planned, as it does where every client adds
             a share (docs/guarantees.md, "Fixed point" and "Distributed noise").
+        limit : int
+            Below which absolute values the secure sum is exact.
 
         Raises
         ------
@@ -353,7 +354,8 @@ class LloydFamily(CostOfLastRound):
         bound = self.n_records * most + noise * noise_factor
         require_capacity(
             bound,
-            explanation=f"They come from n_records={self.n_records} and noise of up to "
+            limit,
+            f"They come from n_records={self.n_records} and noise of up to "
             f"{noise * noise_factor:.3g} units at fraction_bits={self.fraction_bits}: take fewer "
             "fraction_bits or a larger epsilon.",
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, Self, cast
 
-from flower_kmeans.algorithms.base import Block, FloatArray, Query
+from flower_kmeans.algorithms.base import Block, FloatArray
 from flower_kmeans.algorithms.blocks import BlockAlgorithm
 from flower_kmeans.algorithms.clipping import client_clip
 from flower_kmeans.algorithms.feddp_releases import MOMENTS, per_release
@@ -140,12 +140,11 @@ class SynopsisParameters(BlockAlgorithm):
         """Return a round's releases with noise multipliers relative to those of other rounds."""
         return self.schedule.releases(round_number, self.domain.n_features)
 
-    def record_units(self, query: Query) -> FloatArray:
-        """Return the sensitivities to one record, for every word; they depend on the round only."""
-        number = query.round
-        if number == FIRST and self.schedule.moments:
+    def record_units(self, round_number: int) -> FloatArray:
+        """Return the sensitivities to one record, for every word of a round."""
+        if round_number == FIRST and self.schedule.moments:
             return moment_units(self.domain, self.fraction_bits)
-        return super().record_units(query)
+        return super().record_units(round_number)
 
     def clip_of(self, release: Release) -> float:
         """Return how many records' worth of one client count in a release; 1 without clipping."""

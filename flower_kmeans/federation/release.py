@@ -1,52 +1,32 @@
 """The noise of one round, for whoever adds it."""
 
-import math
-from collections.abc import Callable, Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm, Query
-from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.federation.document import NONE
-from flower_kmeans.privacy.noise import draw, draw_part, draw_share, sampler_name
-from flower_kmeans.privacy.plan import PrivacyPlan, Release
+from flower_kmeans.privacy.noise import draw as draw
+from flower_kmeans.privacy.noise import draw_share as draw_share
+from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.protocol import noise
+from flower_kmeans.protocol.noise import check_shares as check_shares
+from flower_kmeans.protocol.noise import sampler_of as sampler_of
 
-# Widest share, in grid units. Beyond it a draw takes a thousand times as long (privacy/noise.py).
-_MAX_SHARE_STD = 2.0**40
-
-Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
+Integers = NDArray[np.int64]
 
 
 def server_noise(
     algorithm: Algorithm, plan: PrivacyPlan, question: Query, stream: Stream
-) -> NDArray[np.int64]:
-    """Return the noise that a server adds to one round's sum.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units, in the order of the round's layout; zeros if the plan is not private.
-    """
-    return _round_noise(
-        algorithm, plan, question, lambda release, units: draw(release, units, stream)
-    )
+) -> Integers:
+    """Return the noise that a server adds to one round's sum."""
+    return noise.server_noise(algorithm, plan, question.round, stream)
 
 
 def noise_share(
     algorithm: Algorithm, plan: PrivacyPlan, question: Query, shares: int, stream: Stream
-) -> NDArray[np.int64]:
-    """Return one client's share of a round's noise: its variance is the plan's over ``shares``.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units, in the order of the round's layout.
-    """
-    return _round_noise(
-        algorithm, plan, question, lambda release, units: draw_share(release, units, shares, stream)
-    )
+) -> Integers:
+    """Return one client's share of a round's noise."""
+    return noise.noise_share(algorithm, plan, question.round, shares, stream)
 
 
 def noise_part(
@@ -56,107 +36,6 @@ def noise_part(
     shares: int,
     more_shares: int,
     stream: Stream,
-) -> NDArray[np.int64]:
-    """Return the part of a client's noise that is removed where ``more_shares`` are in a sum.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units, in the order of the round's layout.
-    """
-    return _round_noise(
-        algorithm,
-        plan,
-        question,
-        lambda release, units: draw_part(release, units, shares, more_shares, stream),
-    )
-
-
-def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
-    """Return what a run document calls the samplers of a plan's noise.
-
-    Parameters
-    ----------
-    plan : PrivacyPlan
-    shared : bool
-        Whether clients add the noise in shares.
-    """
-    if not plan.is_private:
-        return NONE
-    return "+".join(sorted({sampler_name(release, shared) for release in plan.releases}))
-
-
-def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
-    """Require that every share of noise whose units are public from the start can be drawn.
-
-    Raises
-    ------
-    ConfigurationError
-        If a release has no shares (Laplace), or a share's standard deviation is below two grid
-        units, where the sum of shares would no longer be the planned noise, or above 2^40, where
-        drawing takes too long (docs/guarantees.md, Distributed noise).
-    """
-    for release in plan.releases:
-        if release.mechanism != "gaussian":
-            draw_share(release, np.zeros(1), shares, Stream.from_key(bytes(32)))  # it says why not
-    tried: set[tuple[Release, tuple[float, float]]] = set()
-    for number in range(1, len(plan.rounds) + 1):
-        units = algorithm.fixed_units(number)
-        if units is not None:
-            _try_shares(algorithm, plan, number, units, shares, tried)
-
-
-def check_query_shares(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Query, shares: int
-) -> None:
-    """Require of one question what `check_shares` requires where units are public from the start.
-
-    Raises
-    ------
-    ConfigurationError
-        If the round's share of noise cannot be drawn.
-    """
-    units = algorithm.units(question)
-    _try_shares(algorithm, plan, question.round, units, shares, set())
-
-
-def _try_shares(
-    algorithm: Algorithm,
-    plan: PrivacyPlan,
-    number: int,
-    units: NDArray[np.float64],
-    shares: int,
-    tried: set[tuple[Release, tuple[float, float]]],
-) -> None:
-    """Draw a few shares of a round, and throw them away."""
-    stream = Stream.from_key(bytes(32))  # so no secret is needed
-    place = algorithm.places(number)
-    for release in plan.rounds[number - 1]:
-        # The least and the largest unit stand for all: a run has far too many words to try.
-        here = np.concatenate([units[place[name]] for name in release.blocks])
-        ends = (float(here[here > 0].min(initial=math.inf)), float(here.max()))
-        if ends[1] == 0 or (release, ends) in tried:
-            continue
-        tried.add((release, ends))
-        widest = release.noise_multiplier * ends[1] / math.sqrt(shares)
-        if widest > _MAX_SHARE_STD:
-            raise ConfigurationError(
-                "Expected noise shares whose standard deviation is at most 2^40 grid units. "
-                f"Got 2^{math.log2(widest):.1f} for the release {release.name!r} in {shares} "
-                "shares: take fewer fraction_bits or a larger epsilon."
-            )
-        draw_share(release, np.array(ends), shares, stream)
-
-
-def _round_noise(
-    algorithm: Algorithm, plan: PrivacyPlan, question: Query, sampler: Sampler
-) -> NDArray[np.int64]:
-    noise = np.zeros(algorithm.words(question.round), dtype=np.int64)
-    releases: Sequence[Release] = plan.rounds[question.round - 1] if plan.is_private else ()
-    if releases:
-        units = algorithm.units(question)
-        place = algorithm.places(question.round)
-    for release in releases:
-        coordinates = np.concatenate([place[name] for name in release.blocks])
-        noise[coordinates] += sampler(release, units[coordinates])
-    return noise
+) -> Integers:
+    """Return the part of a client's noise that is removed where ``more_shares`` are in a sum."""
+    return noise.noise_part(algorithm, plan, question.round, shares, more_shares, stream)

@@ -70,7 +70,7 @@ def usable(
     chosen = [document.shares]
     if not document.levels:
         return tuple(chosen)
-    units = algorithm.units(question)
+    units = algorithm.units(question.round)
     places = algorithm.places(question.round)
     least = []
     for release in plan.rounds[question.round - 1]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Algorithm, Query
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.noise import draw, draw_part, draw_share, sampler_name
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
@@ -20,7 +20,7 @@ Sampler = Callable[[Release, NDArray[np.float64]], NDArray[np.int64]]
 
 
 def server_noise(
-    algorithm: Algorithm, plan: PrivacyPlan, query: Query, stream: Stream
+    algorithm: Algorithm, plan: PrivacyPlan, round_number: int, stream: Stream
 ) -> NDArray[np.int64]:
     """Return the noise that a server adds to one round's sum.
 
@@ -29,11 +29,13 @@ def server_noise(
     ndarray of shape (words,), int64
         In grid units, in the order of the round's layout; zeros if the plan is not private.
     """
-    return _round_noise(algorithm, plan, query, lambda release, units: draw(release, units, stream))
+    return _round_noise(
+        algorithm, plan, round_number, lambda release, units: draw(release, units, stream)
+    )
 
 
 def noise_share(
-    algorithm: Algorithm, plan: PrivacyPlan, query: Query, shares: int, stream: Stream
+    algorithm: Algorithm, plan: PrivacyPlan, round_number: int, shares: int, stream: Stream
 ) -> NDArray[np.int64]:
     """Return one client's share of a round's noise: its variance is the plan's over ``shares``.
 
@@ -43,14 +45,17 @@ def noise_share(
         In grid units, in the order of the round's layout.
     """
     return _round_noise(
-        algorithm, plan, query, lambda release, units: draw_share(release, units, shares, stream)
+        algorithm,
+        plan,
+        round_number,
+        lambda release, units: draw_share(release, units, shares, stream),
     )
 
 
 def noise_part(
     algorithm: Algorithm,
     plan: PrivacyPlan,
-    query: Query,
+    round_number: int,
     shares: int,
     more_shares: int,
     stream: Stream,
@@ -65,7 +70,7 @@ def noise_part(
     return _round_noise(
         algorithm,
         plan,
-        query,
+        round_number,
         lambda release, units: draw_part(release, units, shares, more_shares, stream),
     )
 
@@ -85,7 +90,7 @@ def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
 
 
 def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
-    """Require that every share of noise whose units are public from the start can be drawn.
+    """Require that every share of a run's noise can be drawn.
 
     Raises
     ------
@@ -94,64 +99,37 @@ def check_shares(algorithm: Algorithm, plan: PrivacyPlan, shares: int) -> None:
         units, where the sum of shares would no longer be the planned noise, or above 2^40, where
         drawing takes too long (docs/guarantees.md, Distributed noise).
     """
-    for release in plan.releases:
-        if release.mechanism != "gaussian":
-            draw_share(release, np.zeros(1), shares, Stream.from_key(bytes(32)))  # it says why not
-    tried: set[tuple[Release, tuple[float, float]]] = set()
-    for number in range(1, len(plan.rounds) + 1):
-        units = algorithm.fixed_units(number)
-        if units is not None:
-            _try_shares(algorithm, plan, number, units, shares, tried)
-
-
-def check_query_shares(algorithm: Algorithm, plan: PrivacyPlan, query: Query, shares: int) -> None:
-    """Require of one query what `check_shares` requires where units are public from the start.
-
-    Raises
-    ------
-    ConfigurationError
-        If the round's share of noise cannot be drawn.
-    """
-    units = algorithm.units(query)
-    _try_shares(algorithm, plan, query.round, units, shares, set())
-
-
-def _try_shares(
-    algorithm: Algorithm,
-    plan: PrivacyPlan,
-    number: int,
-    units: NDArray[np.float64],
-    shares: int,
-    tried: set[tuple[Release, tuple[float, float]]],
-) -> None:
-    """Draw a few shares of a round, and throw them away."""
     stream = Stream.from_key(bytes(32))  # so no secret is needed
-    place = algorithm.places(number)
-    for release in plan.rounds[number - 1]:
-        # The least and the largest unit stand for all: a run has far too many words to try.
-        here = np.concatenate([units[place[name]] for name in release.blocks])
-        ends = (float(here[here > 0].min(initial=math.inf)), float(here.max()))
-        if ends[1] == 0 or (release, ends) in tried:
-            continue
-        tried.add((release, ends))
-        widest = release.noise_multiplier * ends[1] / math.sqrt(shares)
-        if widest > _MAX_SHARE_STD:
-            raise ConfigurationError(
-                "Expected noise shares whose standard deviation is at most 2^40 grid units. "
-                f"Got 2^{math.log2(widest):.1f} for the release {release.name!r} in {shares} "
-                "shares: take fewer fraction_bits or a larger epsilon."
-            )
-        draw_share(release, np.array(ends), shares, stream)
+    tried: set[tuple[Release, tuple[float, float]]] = set()
+    for number, releases in enumerate(plan.rounds, start=1):
+        units, place = algorithm.units(number), algorithm.places(number)
+        for release in releases:
+            # The least and the largest unit stand for all: a run has far too many words to try.
+            here = np.concatenate([units[place[name]] for name in release.blocks])
+            ends = (float(here[here > 0].min(initial=math.inf)), float(here.max()))
+            if ends[1] == 0:
+                ends = (0.0, 0.0)  # no word has noise; Laplace is refused all the same
+            if (release, ends) in tried:
+                continue
+            tried.add((release, ends))
+            widest = release.noise_multiplier * ends[1] / math.sqrt(shares)
+            if widest > _MAX_SHARE_STD:
+                raise ConfigurationError(
+                    "Expected noise shares whose standard deviation is at most 2^40 grid units. "
+                    f"Got 2^{math.log2(widest):.1f} for the release {release.name!r} in {shares} "
+                    "shares: take fewer fraction_bits or a larger epsilon."
+                )
+            draw_share(release, np.array(ends), shares, stream)
 
 
 def _round_noise(
-    algorithm: Algorithm, plan: PrivacyPlan, query: Query, sampler: Sampler
+    algorithm: Algorithm, plan: PrivacyPlan, round_number: int, sampler: Sampler
 ) -> NDArray[np.int64]:
-    noise = np.zeros(algorithm.words(query.round), dtype=np.int64)
-    releases: Sequence[Release] = plan.rounds[query.round - 1] if plan.is_private else ()
+    noise = np.zeros(algorithm.words(round_number), dtype=np.int64)
+    releases: Sequence[Release] = plan.rounds[round_number - 1] if plan.is_private else ()
     if releases:
-        units = algorithm.units(query)
-        place = algorithm.places(query.round)
+        units = algorithm.units(round_number)
+        place = algorithm.places(round_number)
     for release in releases:
         coordinates = np.concatenate([place[name] for name in release.blocks])
         noise[coordinates] += sampler(release, units[coordinates])

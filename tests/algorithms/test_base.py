@@ -1,8 +1,10 @@
+import math
+
 import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import Block, LloydAlgorithm, Query, Statistic
-from flower_kmeans.algorithms.base import algorithm_from_config
+from flower_kmeans.algorithms.base import algorithm_from_config, require_capacity
 from flower_kmeans.domain import Box
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -44,3 +46,28 @@ def test_a_question_may_be_nothing_but_its_round():
 def test_unknown_algorithms_are_refused(config):
     with pytest.raises(ConfigurationError, match="name of an algorithm in"):
         algorithm_from_config(config, ALGORITHM.domain, ALGORITHM.budget)
+
+
+@pytest.mark.parametrize("bits", [31, 62, 63])
+def test_capacity_is_exact(bits):
+    require_capacity(2**bits - 1, 2**bits)
+    require_capacity(0, 2**bits)
+    with pytest.raises(ConfigurationError, match=rf"below 2\^{bits},.*up to 2\^{bits}\.0 instead"):
+        require_capacity(2**bits, 2**bits)
+
+
+def test_words_have_64_bits_unless_a_limit_is_given():
+    require_capacity(2**63 - 1)
+    with pytest.raises(ConfigurationError):
+        require_capacity(2**63)
+
+
+def test_the_refusal_shows_the_numbers():
+    with pytest.raises(ConfigurationError, match=r"2\^31.*2\^40\.0.*n_records=7"):
+        require_capacity(2.0**40, 2**31, "It follows from n_records=7.")
+
+
+@pytest.mark.parametrize("bound", [math.nan, math.inf, -1.0])
+def test_meaningless_bounds_are_refused(bound):
+    with pytest.raises(ConfigurationError, match=str(bound)):
+        require_capacity(bound)

@@ -39,7 +39,7 @@ ALGORITHMS = {
 
 def record_units(algorithm, t):
     """What one record changes each block by: of second moments, the diagonal."""
-    units, places = algorithm.record_units(Query(t)), algorithm.places(t)
+    units, places = algorithm.record_units(t), algorithm.places(t)
     return {name: units[place].max() for name, place in places.items()}
 
 
@@ -48,7 +48,7 @@ def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(monkeyp
     """Of all words together: P(|Z| > t) < 2 exp(-t^2 / 2), and exp(-t) of Laplace noise."""
     cls, options = ALGORITHMS[name]
     algorithm, found = make(cls, **options), []
-    monkeypatch.setattr(blocks, "require_capacity", lambda bound, explanation: found.append(bound))
+    monkeypatch.setattr(blocks, "require_capacity", lambda bound, *_: found.append(bound))
     algorithm.require_capacity(3.0)
     words = sum(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1))
     expected = []

@@ -74,7 +74,7 @@ def test_one_record_changes_the_cost_by_its_unit_at_most(cls, name, clip):
     corners = [points[[0, -1]], points[[0, 0]]]
     for centroids in (*corners, *(points[rng.integers(len(points), size=2)] for _ in range(3))):
         query = last_question(algorithm, centroids)
-        units, places = algorithm.units(query), algorithm.places(2)
+        units, places = algorithm.units(query.round), algorithm.places(2)
         changes = np.array([answer(algorithm, query, record) for record in points]) / units
         for release in releases:
             words = np.concatenate([places[name] for name in release.blocks])
@@ -93,7 +93,7 @@ def test_a_whole_client_changes_the_cost_by_its_unit_at_most(cls):
     algorithm = build(cls, domain, budget=budget, n_clients=50, clip=2.5)
     points = grid_points(domain)
     query = last_question(algorithm, points[[0, 0]] // 2)
-    units, places = algorithm.units(query), algorithm.places(2)
+    units, places = algorithm.units(query.round), algorithm.places(2)
     for n in (1, 7, 400):
         change = answer(algorithm, query, np.repeat(points[[0, 3]], n, axis=0)) / units
         assert np.abs(change[places["cost"]]).max() <= 1
@@ -226,7 +226,7 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     query, places = algorithm.query(state), algorithm.places(number)
     records = GridRecords(POINTS, CUBE, algorithm.fraction_bits)
     exact = algorithm.flatten(algorithm.answer(query, records), number)
-    scales = algorithm.units(query)
+    scales = algorithm.units(query.round)
     for release in algorithm.plan().rounds[-1]:
         for block in release.blocks:
             scales[places[block]] *= release.noise_multiplier
@@ -261,8 +261,8 @@ def fits_scale(z):
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_a_record_costs_its_squared_norm_or_what_the_radius_allows(kind):
-    algorithm, state = last_of(kind)
-    unit = algorithm.units(algorithm.query(state))[-1]
+    algorithm, _ = last_of(kind)
+    unit = algorithm.units(algorithm.n_rounds)[-1]
     unit *= 2.0 ** -algorithm.layout(algorithm.n_rounds)[-1].exponent
     if kind in (GLloydAlgorithm, "absolute"):
         assert unit == 3.0  # the squared norm of a corner, and not four times that

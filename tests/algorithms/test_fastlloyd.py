@@ -190,7 +190,7 @@ def test_a_constant_radius_has_the_papers_noise(k, d, n_rounds):
     sigma = 1 / mu_of_budget(budget.epsilon, budget.delta)
     spread = math.sqrt(1 + math.sqrt(4 * d))
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
-        units = algorithm.units(Query(t))
+        units = algorithm.units(t)
         expected = sigma * spread / (4 * d) ** 0.25 * math.sqrt(n_rounds) * algorithm.radius_of(t)
         np.testing.assert_allclose(sums.noise_multiplier * units[: k * d], expected)
         expected = sigma * spread * math.sqrt(n_rounds) * ONE
@@ -202,7 +202,7 @@ def test_every_round_pays_for_its_own_radius(k, d, n_rounds):
     algorithm = build(k, d, n_rounds=n_rounds)
     total = 0.0
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
-        units = algorithm.units(Query(t))
+        units = algorithm.units(t)
         noise_sums = sums.noise_multiplier * units[0]
         noise_counts = counts.noise_multiplier * units[-1]
         assert units[0] == algorithm.radius_of(t)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import FedDPAlgorithm, algorithm_from_config
-from flower_kmeans.algorithms.base import Query
 from flower_kmeans.algorithms.feddp_releases import LAPLACE_RELEASES, RELEASES
 from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.domain import Ball, Box
@@ -16,9 +15,9 @@ from flower_kmeans.errors import (
     ConfigurationTypeError,
     MessageError,
 )
-from flower_kmeans.federation.release import check_shares
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
+from flower_kmeans.protocol.noise import check_shares
 
 BUDGET = PrivacyBudget(1.0)
 DATA = np.random.default_rng(0).uniform(0, 1, (12, 4))
@@ -82,10 +81,10 @@ def test_a_spread_has_a_small_share_of_the_first_lloyd_round():
     assert [block.name for block in algorithm.layout(4)] == ["sums", "counts", "spread"]
     assert [block.name for block in algorithm.layout(5)] == ["sums", "counts"]
     # Noise is that of the radius, whatever it narrows to.
-    places, units = algorithm.places(4), algorithm.units(Query(4))
+    places, units = algorithm.places(4), algorithm.units(4)
     assert (units[places["sums"]] == 4 * algorithm.radius).all()
     assert units[places["spread"]] == algorithm.radius**2 >> 16
-    np.testing.assert_array_equal(algorithm.units(Query(5)), algorithm.units(Query(6)))
+    np.testing.assert_array_equal(algorithm.units(5), algorithm.units(6))
 
 
 def test_a_radius_narrows_unless_something_is_against_it():

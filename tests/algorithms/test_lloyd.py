@@ -134,7 +134,7 @@ def test_glloyd_noise_is_that_of_the_guarantees(d, n_rounds):
     assert len(plan.rounds) == n_rounds
     for t, (sums, counts) in enumerate(plan.rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("gaussian", "gaussian")
-        units = algorithm.units(Query(t)) / 2**16
+        units = algorithm.units(t) / 2**16
         np.testing.assert_allclose(sums.noise_multiplier * units[: 2 * d], s_sums, rtol=1e-9)
         np.testing.assert_allclose(counts.noise_multiplier * units[2 * d :], s_counts, rtol=1e-9)
     assert plan.mu == pytest.approx(1 / sigma, rel=1e-12)
@@ -147,7 +147,7 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
     count_share = (4 * d * RHO**2) ** (1 / 3)
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("laplace", "laplace")
-        units = algorithm.units(Query(t)) / 2**16
+        units = algorithm.units(t) / 2**16
         epsilon_sums = d / (sums.noise_multiplier * units[0])
         epsilon_counts = 1 / (counts.noise_multiplier * units[-1])
         assert epsilon_sums / epsilon_counts == pytest.approx(d / count_share)
@@ -167,12 +167,12 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     algorithm = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 1e-6), **options)
     plan, query = algorithm.plan(), Query(1)
     (sums, counts), words = plan.rounds[0], algorithm.words(1)
-    units = algorithm.units(query)
+    units = algorithm.units(query.round)
     pure = sum(release.cost for release in plan.releases)  # epsilons add up without a delta
     assert pure > less
     joint = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 0.0), **options)
     of_pure = joint.plan().rounds[0]
-    scale = of_pure[0].noise_multiplier * joint.units(query)[0]
+    scale = of_pure[0].noise_multiplier * joint.units(query.round)[0]
     assert scale / (sums.noise_multiplier * units[0]) == pytest.approx(pure, rel=1e-9)
     # Sums and counts keep their ratio, and all words of the sums have the same noise.
     ratio = of_pure[1].noise_multiplier / counts.noise_multiplier
@@ -316,8 +316,8 @@ def test_the_noise_for_clients_is_clip_times_that_for_records(cls):
     assert for_clients(cls, clip=4).clip == 4.0
     for t in (1, 2, 3):
         query = Query(t)
-        np.testing.assert_array_equal(clients.units(query), 25 * records.units(query))
-        np.testing.assert_array_equal(clients.record_units(query), records.units(query))
+        np.testing.assert_array_equal(clients.units(query.round), 25 * records.units(query.round))
+        np.testing.assert_array_equal(clients.record_units(query.round), records.units(query.round))
     assert [r.noise_multiplier for r in clients.plan().releases] == [
         r.noise_multiplier for r in records.plan().releases
     ]

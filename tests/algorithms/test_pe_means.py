@@ -22,10 +22,10 @@ from flower_kmeans.algorithms.pe_means import NOT_LIFTED, NOTES
 from flower_kmeans.algorithms.pe_means_population import variations as candidates
 from flower_kmeans.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.federation.release import server_noise
 from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.protocol.noise import server_noise
 
 BUDGET = PrivacyBudget(1.0)
 RNG = np.random.default_rng
@@ -102,7 +102,7 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name):
     held = np.vstack([others, others[:1]])
     for query in (q for seed in range(2) for q in queries(algorithm, seed)):
         algorithm.check_query(query)
-        units, places = algorithm.units(query), algorithm.places(query.round)
+        units, places = algorithm.units(query.round), algorithm.places(query.round)
         before, changes = answer(algorithm, query, others), []
         for record in records:
             held[-1] = record
@@ -121,12 +121,10 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name):
         assert 1 - 1e-12 <= norm <= 1 + 1e-12, release
 
 
-def test_units_depend_on_the_round_alone():
+def test_every_word_has_a_unit():
     algorithm = build(DOMAINS["corner"])
     for query in queries(algorithm, 0):
-        units = algorithm.units(Query(query.round))
-        np.testing.assert_array_equal(algorithm.units(query), units)
-        np.testing.assert_array_equal(algorithm.fixed_units(query.round), units)
+        units = algorithm.units(query.round)
         assert units.shape == (algorithm.words(query.round),)
         assert units.dtype == np.float64
 
@@ -193,7 +191,7 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, options):
     clients = [points[:0], some, np.repeat(some, 200, axis=0)]
     clients += [np.repeat(record[None], 300, axis=0) for record in some]
     for query in (q for seed in range(2) for q in queries(algorithm, seed)):
-        units, places = algorithm.units(query), algorithm.places(query.round)
+        units, places = algorithm.units(query.round), algorithm.places(query.round)
         for records in clients:
             words = answer(algorithm, query, records)
             assert len(records) or not words.any()
@@ -564,7 +562,7 @@ def run(algorithm, records, stream=None, clients=1):
         query = algorithm.query(state)
         words = sum(algorithm.flatten(algorithm.answer(query, grid), t) for grid in grids)
         if stream is not None:
-            words = words + server_noise(algorithm, plan, query, stream)
+            words = words + server_noise(algorithm, plan, query.round, stream)
         state = algorithm.update(state, algorithm.unflatten(words, t), RNG(t))
     return state
 

@@ -107,7 +107,7 @@ def digest(name: str) -> str:
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
         words = algorithm.flatten(algorithm.statistic(query, records), number)
-        scale = np.floor(algorithm.units(query) * 16) / 16  # so that calibration cannot matter
+        scale = np.floor(algorithm.units(number) * 16) / 16  # so that calibration cannot matter
         noise = np.floor(normals(random_words(source, len(words))) * scale)
         answered = 0.75 if number in (2, algorithm.n_rounds) else 1.0
         answer = algorithm.unflatten(words + noise.astype(np.int64), number, answered)

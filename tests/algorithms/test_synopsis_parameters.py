@@ -11,9 +11,9 @@ from flower_kmeans.algorithms.synopsis_schedule import RELEASES, Schedule
 from flower_kmeans.canonical import canonical_bytes, parse_canonical, real_to_text
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
-from flower_kmeans.federation.release import check_shares
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
+from flower_kmeans.protocol.noise import check_shares
 
 BUDGET = PrivacyBudget(1.0)
 CLIENTS = PrivacyBudget(1.0, unit="client")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from asking import FixedSplitAlgorithm, SplitAlgorithm
+from asking import SplitAlgorithm
 from harness import (
     BOX,
     P_VALUE,
@@ -30,7 +30,6 @@ from flower_kmeans.federation.coordinator import Coordinator, _ClosedRound
 from flower_kmeans.federation.messages import Finish, Open, OpenReply, Refusal, RoundReply
 from flower_kmeans.federation.opening import Opening
 from flower_kmeans.federation.questions import read_result, tell
-from flower_kmeans.federation.release import noise_share
 from flower_kmeans.federation.run import Run, UnacceptableRunError, open_run
 from flower_kmeans.federation.transcript import (
     EMPTY_QUESTION_HASH,
@@ -41,8 +40,7 @@ from flower_kmeans.federation.transcript import (
     unpack_words,
 )
 from flower_kmeans.initialization import public_generator
-from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.secagg import masks, sharing
+from flower_kmeans.secagg import sharing
 from flower_kmeans.secagg.ring import from_ring, to_ring
 
 TRUSTS = ("distributed-noise", "trusted-server", "plain")
@@ -132,26 +130,6 @@ def test_members_answer_what_they_are_asked_and_learn_what_they_are_told(trust):
         ) / (2**16)
 
 
-def test_a_share_of_the_noise_has_the_units_of_the_question():
-    scene = scene_of()
-    question = second(scene)
-    reply = scene.ask(1)
-    life = scene.nodes[1].life(scene.run)
-    key = masks.mask_key(life.group_key, reply.ctx)
-    words = unpack_words(reply.words)
-    sent = from_ring(words - masks.mask(key, 1, 4, len(words)))[:-1]
-    stream = Stream.from_key(masks.noise_key(life.secret, reply.ctx))
-    shares = scene.run.document.shares
-    noise = noise_share(scene.run.algorithm, scene.run.plan, question, shares, stream)
-    np.testing.assert_array_equal(sent - exact(scene, 1, question), noise)
-    assert noise.all()
-    narrow = Query(2, {**question.arrays, "radius": question.arrays["radius"] / 64})
-    stream = Stream.from_key(masks.noise_key(life.secret, reply.ctx))
-    less = noise_share(scene.run.algorithm, scene.run.plan, narrow, shares, stream)
-    np.testing.assert_array_equal(noise[-2:], less[-2:])  # counts
-    assert (np.abs(less[:-2]) < np.abs(noise[:-2]) / 32).all()  # sums
-
-
 def test_the_hash_of_the_question_is_in_context_and_entry():
     scene = scene_of()
     question = second(scene)
@@ -231,17 +209,6 @@ def test_questions_that_the_algorithm_does_not_ask_are_malformed(arrays):
     after = scene.nodes[1].life(scene.run)
     assert (after.answered, after.largest_m) == (before.answered, before.largest_m)
     assert isinstance(scene.ask(1), RoundReply)
-
-
-@pytest.mark.parametrize("kind", [SplitAlgorithm, FixedSplitAlgorithm])
-@pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
-def test_questions_whose_noise_has_no_shares_are_malformed(trust, kind):
-    """A grid unit of radius leaves noise of less than two units, which has no shares."""
-    scene = scene_of(trust=trust, kind=kind, epsilon=200.0)
-    question = second(scene)
-    answer = scene.ask(1, question=changed(question, radius=np.array(1.0)))
-    refused = trust == "distributed-noise" and kind is SplitAlgorithm
-    assert code_of(answer) == (Code.BAD_MESSAGE if refused else Code.OK)
 
 
 def test_a_question_of_another_round_is_malformed():
@@ -703,7 +670,6 @@ class Broken(SplitAlgorithm):
     [
         ("encoding", 1, "Round 1 cannot be asked for. Expected array 'thresholds'"),
         ("rules", 2, "Round 2 cannot be asked for. The question has a radius"),
-        ("shares", 2, "Round 2 cannot be asked for. The standard deviation of a noise share"),
         ("none", 3, "Expected centroids and counts after the last round"),
         ("bounds", 3, "The result cannot be told to the clients. .*outside"),
         ("counts", 3, "The result cannot be told to the clients. .*finite"),

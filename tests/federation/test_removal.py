@@ -207,7 +207,7 @@ def test_what_is_left_in_a_sum_is_the_planned_noise_of_the_honest(n_survivors):
     level = max(step for step in steps if step <= honest)
     n_parts = steps.index(level)
     release = run.plan.rounds[0][0]
-    std = release.noise_multiplier * run.algorithm.units(FIRST)
+    std = release.noise_multiplier * run.algorithm.units(1)
     ratios = []
     for number in range(40):
         context = bytes([number]) * 32
@@ -245,7 +245,7 @@ def play(faults=(), seeds=range(12), **options):
             question, closed = Query(t, decode_arrays(data)), server.closed[t - 1]
             answered = np.flatnonzero(closed.entry.survivors)
             exact = sum(exact_statistic(server.run, question, PARTS[i]) for i in answered)
-            units, places = algorithm.units(question), algorithm.places(t)
+            units, places = algorithm.units(question.round), algorithm.places(t)
             for release in strategy.plan.rounds[t - 1]:
                 place = np.concatenate([places[name] for name in release.blocks])
                 noise = (from_ring(closed.opened)[:-1] - exact)[place]

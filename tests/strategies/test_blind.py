@@ -11,7 +11,7 @@ from harness import SIMULATED, key_file, noise_of_run, roster_policies, run_reco
 from hostile import without_noise
 
 from flower_kmeans import Ball, Fault, PrivacyBudget, simulate
-from flower_kmeans.algorithms import PEMeansAlgorithm, Query
+from flower_kmeans.algorithms import PEMeansAlgorithm
 from flower_kmeans.algorithms.pe_means import HALVED, NOTES
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, TooFewClientsError
 from flower_kmeans.federation import replay
@@ -107,7 +107,7 @@ def test_sums_carry_the_planned_noise(name, unit):
         strategy = make(name, unit=unit, epsilon=2.0)
         opened = noise_of_run(strategy, parts_of(name), timeout=60)
         for t, noise in enumerate(opened.noise, start=1):
-            units = strategy.algorithm.units(Query(t))
+            units = strategy.algorithm.units(t)
             for release in strategy.plan.rounds[t - 1]:
                 words = np.concatenate([strategy.algorithm.places(t)[b] for b in release.blocks])
                 found.append(noise[words] / (units[words] * release.noise_multiplier))

@@ -312,7 +312,7 @@ def test_noise_has_the_planned_scale(cls, unit):
     server, parts, found = strategy._run_state, PARTS[cls], []
     for closed, question in zip(server.closed, questions(outcome), strict=True):
         exact = sum(exact_statistic(server.run, question, part) for part in parts)
-        noise = (from_ring(closed.opened)[:-1] - exact) / strategy.algorithm.units(question)
+        noise = (from_ring(closed.opened)[:-1] - exact) / strategy.algorithm.units(question.round)
         found.append(noise / strategy.plan.rounds[question.round - 1][0].noise_multiplier)
     noise = np.concatenate(found)
     # The mean square of n normal numbers has the standard deviation sqrt(2 / n).

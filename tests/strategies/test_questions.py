@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from asking import CELLS, FEW, FixedSplit, Split, SplitAlgorithm
+from asking import CELLS, FEW, Split, SplitAlgorithm
 from flwr.app import ArrayRecord
 from harness import (
     P_VALUE,
@@ -320,7 +320,7 @@ def test_finished_runs_carry_the_noise_of_their_questions(trust):
             question = Query(t, decode_arrays(data))
             exact = sum(exact_statistic(server.run, question, part) for part in PARTS)
             noise = from_ring(server.closed[t - 1].opened)[:-1] - exact
-            units = algorithm.units(question)
+            units = algorithm.units(question.round)
             for release in strategy.plan.rounds[t - 1]:
                 (name,) = release.blocks
                 place = {"cells": slice(CELLS), "sums": slice(6), "counts": slice(6, 9)}[name]
@@ -403,11 +403,10 @@ def test_initial_centroids_are_refused_before_anything_is_sent():
         make(initial=np.ones((3, 2)))
 
 
-def test_shares_of_units_that_are_known_are_checked_when_the_strategy_is_made():
+def test_shares_are_checked_when_the_strategy_is_made():
     options = {"fraction_bits": 1, "n_clients": 200, "min_clients": 200}
     with pytest.raises(ConfigurationError, match="grid units"):
-        make(cls=FixedSplit, **options)
-    assert make(**options).algorithm.fixed_units(1) is None  # seen when it is asked for
+        make(**options)
 
 
 def test_clients_accept_simple_opening_only_if_their_policy_does():

@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import (
 from harness import SIMULATED, RecordingGrid, run_recorded, stock_start
 
 from flower_kmeans import Ball, Box, PrivacyBudget, kmeans_client_app
-from flower_kmeans.algorithms import Query
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -306,7 +305,7 @@ def test_clients_count_as_the_planned_average_unless_told_otherwise():
     assert (strategy.clip, strategy.algorithm.n_clients) == (20.0, 5)
     assert strategy.plan.n_clients == 5
     assert _clients(clip=7).clip == 7.0
-    assert _clients(n_rounds=3).algorithm.units(Query(1))[-1] == 20 * 2**16
+    assert _clients(n_rounds=3).algorithm.units(1)[-1] == 20 * 2**16
     assert _fast(n_clients=5).clip is None
     assert _fast(n_clients=5).plan.n_clients is None
 

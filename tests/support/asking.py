@@ -2,8 +2,8 @@
 
 Round 1 counts the records in cells along the first column. The server draws thresholds from those
 counts, with public randomness, and a radius from points of its own that no client ever sees. Round
-2 adds up the records within the radius, by the thresholds between which they lie: so its units
-follow from the question. Importing this module registers the algorithms.
+2 adds up the records within the radius, by the thresholds between which they lie. Importing this
+module registers the algorithm.
 """
 
 import math
@@ -22,13 +22,13 @@ from flower_kmeans.algorithms.base import (
     State,
     Statistic,
     register,
+    require_capacity,
 )
 from flower_kmeans.assignment import check_exactness
 from flower_kmeans.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
-from flower_kmeans.secagg.ring import require_capacity
 from flower_kmeans.strategies import KMeansStrategy
 
 CELLS = 64
@@ -80,9 +80,9 @@ class SplitAlgorithm(Algorithm):
         rounds = [[Release(n, "gaussian", "l2", 1.0, (n,)) for n in group] for group in names]
         return calibrate(self.budget, rounds, self.n_records)
 
-    def require_capacity(self, noise_factor: float = 1.0) -> None:
+    def require_capacity(self, noise_factor: float = 1.0, limit: int = 2**63) -> None:
         std = max((release.noise_multiplier for release in self.plan().releases), default=0)
-        require_capacity(self._longest * ((self.n_records or 0) + 10 * std * noise_factor))
+        require_capacity(self._longest * ((self.n_records or 0) + 10 * std * noise_factor), limit)
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         assert rng is not None
@@ -113,11 +113,11 @@ class SplitAlgorithm(Algorithm):
         sizes = {"thresholds": (np.int64, (self.n_clusters - 1,)), "radius": (np.float64, ())}
         return {name: (np.dtype(kind), shape) for name, (kind, shape) in sizes.items()}
 
-    def record_units(self, question: Query) -> FloatArray:
+    def record_units(self, round_number: int) -> FloatArray:
         k, d = self.n_clusters, self.domain.n_features
-        if question.round == 1:
+        if round_number == 1:
             return np.full(CELLS, float(self._one))
-        sums = np.full(k * d, float(question.arrays["radius"]))
+        sums = np.full(k * d, self._longest)
         return np.concatenate([sums, np.full(k, float(self._one))])
 
     def statistic(self, question: Query, records: GridRecords) -> Statistic:
@@ -193,21 +193,6 @@ class SplitAlgorithm(Algorithm):
         return cls(domain=domain, budget=budget, **values)
 
 
-@register
-@dataclass(frozen=True)
-class FixedSplitAlgorithm(SplitAlgorithm):
-    """The same with units that are public from the start: those of the largest radius."""
-
-    name: ClassVar[str] = "test-fixed-split"
-
-    def record_units(self, question: Query) -> FloatArray:
-        largest = Query(question.round, {"radius": np.array(self._longest)})
-        return super().record_units(largest)
-
-    def fixed_units(self, round_number: int) -> FloatArray:
-        return self.units(Query(round_number))
-
-
 class Split(KMeansStrategy):
     """Means between thresholds."""
 
@@ -218,9 +203,3 @@ class Split(KMeansStrategy):
     def __init__(self, n_clusters, domain, privacy, n_records=None, server_points=(), **options):
         algorithm = partial(self.ALGORITHM, server_points=server_points)
         super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
-
-
-class FixedSplit(Split):
-    """The same with units that are public from the start."""
-
-    ALGORITHM = FixedSplitAlgorithm

@@ -312,8 +312,8 @@ def little_memory(most: int) -> Iterator[None]:
 def without_noise() -> Iterator[None]:
     """Let all noise be 0, so that results of runs can be compared bit for bit."""
 
-    def zeros(algorithm: Any, plan: Any, question: Any, sampler: Callable[..., Any]) -> Any:
-        return np.zeros(algorithm.words(question.round), dtype=np.int64)
+    def zeros(algorithm: Any, plan: Any, round_number: int, sampler: Callable[..., Any]) -> Any:
+        return np.zeros(algorithm.words(round_number), dtype=np.int64)
 
-    with mock.patch("flower_kmeans.federation.release._round_noise", zeros):
+    with mock.patch("flower_kmeans.protocol.noise._round_noise", zeros):
         yield

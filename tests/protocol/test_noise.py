@@ -2,21 +2,17 @@ import math
 
 import numpy as np
 import pytest
-from asking import SplitAlgorithm
 
 from flower_kmeans import Box, PrivacyBudget
-from flower_kmeans.algorithms.base import Query
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm, SuLloydAlgorithm
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.federation.release import (
+from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.protocol.noise import (
     check_shares,
     noise_share,
     server_noise,
 )
-from flower_kmeans.privacy.plan import calibrate
-from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.privacy.release import Release
 
 
 def _algorithm(epsilon=1.0, d=2, **options):
@@ -52,7 +48,7 @@ def test_checking_shares_draws_a_few_for_all(monkeypatch):
     """A run document costs a client little, however many words and rounds it describes."""
     drawn = []
     monkeypatch.setattr(
-        "flower_kmeans.federation.release.draw_share",
+        "flower_kmeans.protocol.noise.draw_share",
         lambda release, units, *_: drawn.append(units),
     )
     algorithm = _algorithm(d=2000, n_rounds=200)
@@ -60,7 +56,7 @@ def test_checking_shares_draws_a_few_for_all(monkeypatch):
     assert 2 <= sum(map(len, drawn)) <= 8
     extremes = {float(x) for units in drawn for x in units}
     for number in (1, 2, 200):
-        units = algorithm.units(Query(number))
+        units = algorithm.units(number)
         assert {float(units.min()), float(units.max())} <= extremes
 
 
@@ -72,25 +68,14 @@ def test_laplace_noise_has_no_shares():
         check_shares(algorithm, algorithm.plan(), 2)
 
 
-def test_laplace_noise_has_no_shares_whatever_will_be_asked():
-    """Also where units are not known yet, so that no draw can be tried."""
-    budget = PrivacyBudget(1.0, 1e-6)
-    algorithm = SplitAlgorithm(2, Box([0.0], [1.0]), budget, n_records=100)
-    check_shares(algorithm, algorithm.plan(), 2)
-    release = Release("cells", "laplace", "l1", 1.0, ("cells",))
-    with pytest.raises(ConfigurationError, match="must be Gaussian"):
-        check_shares(algorithm, calibrate(budget, [[release], [release]], 100), 2)
-
-
 def test_the_noise_follows_the_layout():
     """Every word gets noise of its own block's scale: counts and sums are not exchanged."""
     algorithm = _algorithm(n_rounds=2)
-    question = Query(2)
     draws = np.array(
-        [server_noise(algorithm, algorithm.plan(), question, Stream.fresh()) for _ in range(2000)]
+        [server_noise(algorithm, algorithm.plan(), 2, Stream.fresh()) for _ in range(2000)]
     )
     sums, counts = algorithm.plan().rounds[1]
-    units = algorithm.units(question)
+    units = algorithm.units(2)
     multiplier = np.repeat([sums.noise_multiplier, counts.noise_multiplier], [9, 3])
     ratio = draws.std(axis=0) / (multiplier * units)
     # A sample deviation over 2,000 draws is within 10 % of the true one but for p < 1e-9.
@@ -99,19 +84,15 @@ def test_the_noise_follows_the_layout():
 
 def test_a_share_has_its_part_of_the_variance():
     algorithm = _algorithm(n_rounds=2)
-    question, plan = Query(2), algorithm.plan()
-    whole = np.array(
-        [noise_share(algorithm, plan, question, 1, Stream.fresh()) for _ in range(400)]
-    )
-    ninth = np.array(
-        [noise_share(algorithm, plan, question, 9, Stream.fresh()) for _ in range(400)]
-    )
+    plan = algorithm.plan()
+    whole = np.array([noise_share(algorithm, plan, 2, 1, Stream.fresh()) for _ in range(400)])
+    ninth = np.array([noise_share(algorithm, plan, 2, 9, Stream.fresh()) for _ in range(400)])
     ratio = math.sqrt(float((whole.astype(float) ** 2).mean() / (ninth.astype(float) ** 2).mean()))
     assert 2.6 < ratio < 3.4
 
 
 def test_no_noise_without_privacy():
     algorithm = LloydAlgorithm(2, Box([0.0], [1.0]), PrivacyBudget(None))
-    noise = server_noise(algorithm, algorithm.plan(), Query(1), Stream.fresh())
+    noise = server_noise(algorithm, algorithm.plan(), 1, Stream.fresh())
     assert not noise.any()
     assert noise.shape == (algorithm.words(1),)
