@@ -113,7 +113,9 @@ class Scene:
         if nodes is None:
             policies = [given] * n
             if protected and keys == "roster":
-                *files, listed = write_members(directory / "keys", [f"m{i}" for i in range(n)], BEACON)
+                *files, listed = write_members(
+                    directory / "keys", [f"m{i}" for i in range(n)], BEACON
+                )
                 self.roster = Roster.from_file(listed)
                 policies = [
                     replace(given, roster_file=str(listed), member_key_file=str(f)) for f in files
