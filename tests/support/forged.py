@@ -113,7 +113,9 @@ class Scene:
         if nodes is None:
             policies = [given] * n
             if protected and keys == "roster":
-                *files, listed = write_members(directory / "keys", [f"m{i}" for i in range(n)], BEACON)
+                *files, listed = write_members(
+                    directory / "keys", [f"m{i}" for i in range(n)], BEACON
+                )
                 self.roster = Roster.from_file(listed)
                 policies = [
                     replace(given, roster_file=str(listed), member_key_file=str(f)) for f in files
@@ -221,6 +223,16 @@ class Scene:
     def take_envelopes(self, distributor: int, envelopes: tuple[bytes, ...]) -> None:
         for i, envelope in zip(sorted(self.seats), envelopes, strict=True):
             self.wraps[i] = Wrap(distributor=self.peer(distributor, i), envelope=envelope)
+
+    def wrap_again(self, i: int, by: int) -> None:
+        """Let a client that has the group key seal it for one that began a new session."""
+        statics = (self.identity(by).secret, self.roster.keys[i]) if self.roster else ()
+        own, key = self.session(by), self.seats[i].public_key
+        shared = key_agreement.pair_secret(own.ephemeral, key, *statics)
+        public = self.seats[by].public_key
+        seal_key = key_agreement.wrap_key(shared, self.doc_hash, public, key)
+        envelope = key_agreement.seal(seal_key, own.group_secret, self.doc_hash)
+        self.wraps[i] = Wrap(distributor=self.peer(by, i), envelope=envelope)
 
     # ------------------------------------------------------------------ requests
 
