@@ -22,7 +22,7 @@ from flower_kmeans.errors import ConfigurationError, ObliviousServerError, TooFe
 from flower_kmeans.federation import messages
 from flower_kmeans.federation.codes import Code
 from flower_kmeans.federation.document import PROTOCOL, RunDocument
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.report import Report
 from flower_kmeans.strategies import (

@@ -136,7 +136,7 @@ def test_flowers_internals_are_touched_in_one_file():
         for path in MODULES
         if any(module.startswith(internal) for module in imports(path))
     }
-    assert touching == {"flower_kmeans.federation.in_process"}
+    assert touching == {"flower_kmeans.protocol.in_process"}
 
 
 def test_only_one_module_asks_the_operating_system_for_randomness():

@@ -6,13 +6,12 @@ an attack of section 10; a test replaces it and shows that the attack then succe
 
 import hashlib
 import hmac
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any
 
 from flower_kmeans.algorithms.base import Algorithm, Query
 from flower_kmeans.errors import BudgetError, ConfigurationError
-from flower_kmeans.protocol import committee as committees
-from flower_kmeans.protocol.committee import Committee
+from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
 from flower_kmeans.protocol.messages import Code, Entry
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
@@ -23,7 +22,6 @@ from flower_kmeans.secagg.base import Integers, Sharing
 
 MAX_SESSIONS = 3
 """Sessions of a client in a run that commits to records: each shows that a record changed."""
-MAX_COMMITTEE = 64
 
 
 class RefuseError(Exception):
@@ -34,14 +32,16 @@ class RefuseError(Exception):
     code : Code
     reason : str
         For the log; the code's sentence by default.
-    **fields
+    fields : mapping, optional
         Further fields of the refusal that is sent.
     """
 
-    def __init__(self, code: Code, reason: str = "", **fields: Any) -> None:
+    def __init__(
+        self, code: Code, reason: str = "", fields: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(reason or code.sentence)
         self.code = code
-        self.fields = fields
+        self.fields = fields or {}
 
 
 def _policy(reason: str) -> RefuseError:
@@ -65,12 +65,15 @@ def require_hash(data: bytes, doc_hash: bytes) -> None:
 
 def require_policy(policy: ClientPolicy, run: Run) -> None:
     """Require a run within the operator's limits of this moment."""
-    objection = policy.objection(run)
-    if objection is not None:
-        raise _policy(objection)
     if run.plan.is_private and not policy.allows_private_work:
         reason = "Expected a policy with state_dir for a private run. Got none."
         raise RefuseError(Code.LEDGER, reason)
+    try:
+        objection = policy.objection(run)
+    except ConfigurationError as error:  # of the roster's file
+        raise RefuseError(Code.KEY, str(error)) from None
+    if objection is not None:
+        raise _policy(objection)
 
 
 def require_roster(identity: Identity | None, document: RunDocument) -> None:
@@ -173,26 +176,12 @@ def require_committee(
     """Require the committee that nobody chose: all slots, or those drawn from the roster."""
     n_slots = committee.n_slots
     slots: tuple[int, ...] | None = tuple(range(n_slots))
-    if n_slots > MAX_COMMITTEE:
+    if n_slots > MAX_POSITIONS:
         slots = None  # drawn by the server, which relayed keys trust to be passive
         if identity is not None:
             slots = drawn(identity.roster.keys, identity.roster.beacon, document.epoch)
-    if len(committee.slots) != min(n_slots, MAX_COMMITTEE) or slots not in (None, committee.slots):
+    if len(committee.slots) != min(n_slots, MAX_POSITIONS) or slots not in (None, committee.slots):
         raise _policy("Expected the committee of all slots, or that drawn from the roster.")
-
-
-def require_sound_committee(committee: Committee) -> None:
-    """Require slots of the cohort in ascending order, and each key once."""
-    keys = [key for key in committee.public_keys if key]
-    ascending = list(committee.slots) == sorted(set(committee.slots))
-    if not ascending or len(set(keys)) != len(keys) or len(committee.slots) > MAX_COMMITTEE:
-        raise _policy("Expected a committee of ascending slots with each key once.")
-
-
-@lru_cache(maxsize=32)
-def drawn(keys: tuple[bytes, ...], beacon: bytes, epoch: int) -> tuple[int, ...]:
-    """Return the slots of the committee that a roster, its beacon and an epoch draw."""
-    return tuple(committees.drawn(keys, beacon, epoch))
 
 
 def require_sharing(committee: Committee, run: Run) -> Sharing | None:

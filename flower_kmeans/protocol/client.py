@@ -8,8 +8,10 @@ announced sum opens to.
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
@@ -31,10 +33,10 @@ from flower_kmeans.privacy.ledger import (
     MemoryChangedError,
     StaleAnswerError,
 )
-from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import checks, transcript
+from flower_kmeans.privacy.randomness import token
+from flower_kmeans.protocol import checks, removal, transcript
 from flower_kmeans.protocol.checks import RefuseError
-from flower_kmeans.protocol.committee import Committee, corrupt_positions
+from flower_kmeans.protocol.committee import Committee, announced_sharing
 from flower_kmeans.protocol.messages import (
     Add,
     Added,
@@ -48,6 +50,7 @@ from flower_kmeans.protocol.messages import (
     Finished,
     Keys,
     Located,
+    Peer,
     Refusal,
     Reply,
     Request,
@@ -55,8 +58,7 @@ from flower_kmeans.protocol.messages import (
     Wrapped,
     decode_request,
 )
-from flower_kmeans.protocol.noise import noise_share
-from flower_kmeans.protocol.pairs import TAG_BYTES, Pairs
+from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.replay import followed
 from flower_kmeans.protocol.roster import Identity
@@ -88,11 +90,11 @@ from flower_kmeans.protocol.wire import (
     to_content,
 )
 from flower_kmeans.secagg import key_agreement
-from flower_kmeans.secagg.base import Integers, Sharing, SumContext, SumError
+from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, SumError
+from flower_kmeans.secagg.key_agreement import KEY_BYTES, TAG_BYTES
 from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
-_KEY_BYTES = 32
 # Each time, another process of this node answered another message of the run in the meantime.
 _TRIES = 8
 log = logging.getLogger("flower_kmeans.client")
@@ -189,7 +191,8 @@ class Client:
 def _refusal(request: Request | None, error: Exception) -> Refusal:
     """Return what is sent for an error, and log why; the log holds public values only."""
     doc_hash = None if request is None else request.doc_hash
-    code, fields, cause = Code.INTERNAL, {}, None
+    code, cause = Code.INTERNAL, None
+    fields: Mapping[str, Any] = {}
     if isinstance(error, RefuseError):
         code, fields, cause = error.code, error.fields, error.__cause__
     elif isinstance(error, VersionError):
@@ -229,6 +232,8 @@ class _Conversation:
         self._on_result = on_result
         self._doc_hash = doc_hash
         self._loaded: Records | None = None
+        self._committee: Committee | None = None
+        self._sharing: Sharing | None = None
         self._identity: Identity | None = None
 
     def reply(self, request: Request) -> Reply:
@@ -268,7 +273,7 @@ class _Conversation:
         }
 
     def _renewed(self) -> RefuseError:
-        return RefuseError(Code.RENEW, **self._public())
+        return RefuseError(Code.RENEW, fields=self._public())
 
     def _resume(self, doc: bytes) -> None:
         """Take up the session of a run, or begin one."""
@@ -371,8 +376,7 @@ class _Conversation:
     # ------------------------------------------------------------------ group keys
 
     def _keys(self, request: Keys) -> Wrapped:
-        session = self._memory.load(self._doc_hash)
-        if session is None:
+        if self._memory.load(self._doc_hash) is None:
             raise RefuseError(Code.STALE)
         self._resume(b"")
         slots = [peer.slot for peer in request.peers]
@@ -384,11 +388,11 @@ class _Conversation:
             raise RefuseError(Code.KEY, "Too few peers have the tags of their owners.")
         return Wrapped(doc_hash=self._doc_hash, envelopes=envelopes)
 
-    def _wrap(self, peers: tuple) -> tuple[bytes, ...]:
+    def _wrap(self, peers: tuple[Peer, ...]) -> tuple[bytes, ...]:
         session = self._session
         checks.require_distinct([peer.slot for peer in peers])
         if not session.group_secret and not session.drawn_secret:
-            session.drawn_secret = token(_KEY_BYTES)
+            session.drawn_secret = token(KEY_BYTES)
         return self._pairs.wrap(session.group_secret or session.drawn_secret, peers)
 
     def _take_group_key(self, wrap: Wrap | None) -> None:
@@ -410,15 +414,15 @@ class _Conversation:
 
     # ------------------------------------------------------------------ what ask and add share
 
-    def _take_slot(self, request: Located) -> Committee | None:
-        """Check cohort, slot and committee of an attempt; return the committee."""
+    def _take_slot(self, request: Located) -> None:
+        """Check the attempt, and the client's slot in its cohort and committee."""
         run, session = self._run, self._session
         checks.require_attempt(run.document, request.t, request.attempt)
         checks.require_cohort_size(self._policy, run.document, request.n_slots)
         if request.n_slots > MAX_SLOTS:
             raise MessageError(f"Expected at most {MAX_SLOTS} slots.")
         if not run.trust.is_protected:
-            return None
+            return
         pairs, slot = self._pairs, request.slot
         checks.require_own_slot(self._identity, slot, request.n_slots)
         leaf = transcript.leaf(slot, session.commitment, pairs.static, pairs.public_key)
@@ -426,17 +430,23 @@ class _Conversation:
             raise self._renewed()
         checks.require_one_slot(session, slot)
         session.slot = slot
-        committee = Committee.decode(
-            request.committee, request.n_slots, run.document.max_colluders
-        )
-        checks.require_sound_committee(committee)
+        committee = Committee.decode(request.committee, request.n_slots, run.document.max_colluders)
         checks.require_committee(committee, self._identity, run.document)
         own = committee.position_of(slot)
         if own is not None and committee.public_keys[own] != pairs.public_key:
             raise self._renewed()
-        return committee
+        self._committee, self._sharing = committee, checks.require_sharing(committee, run)
 
-    def _sum_context(self, digest: bytes, n_slots: int, t: int, sharing: Sharing | None) -> SumContext:
+    def _round_context(self, request: Located, h: bytes, tag: bytes) -> bytes:
+        com = ZERO if self._committee is None else self._committee.digest
+        t, attempt = request.t, request.attempt
+        return transcript.round_context(
+            self._doc_hash, t, attempt, request.n_slots, request.root, com, h, tag
+        )
+
+    def _sum_context(
+        self, digest: bytes, n_slots: int, t: int, sharing: Sharing | None
+    ) -> SumContext:
         n_words = self._run.document.words[t - 1]
         return SumContext(digest, n_words, n_slots, self._group_key, sharing)
 
@@ -463,7 +473,7 @@ class _Conversation:
 
     def _accept_entry(self, entry: Entry) -> None:
         session, document = self._session, self._run.document
-        if entry.t > session.head + 1:
+        if entry.t > session.head + 1 or not session.group_secret:
             raise RefuseError(Code.NEED)
         if entry.t > document.rounds or entry.attempt > document.max_attempts:
             raise MessageError("An entry belongs to no round of the run.")
@@ -481,7 +491,8 @@ class _Conversation:
     def _opened(self, entry: Entry, survivors: NDArray[np.bool_], context: bytes) -> bytes:
         """Return the state after an entry, from what its sum opens to."""
         algorithm, total = self._run.algorithm, self._run.trust.sum
-        sharing = self._entry_sharing(entry)
+        colluders = self._run.document.max_colluders
+        sharing = announced_sharing(total, entry.n_slots, colluders, entry.packing)
         sums = self._sum_context(context, entry.n_slots, entry.t, sharing)
         combined = {0: entry.words} if sharing is None else self._sum_shares(entry, sums, sharing)
         try:
@@ -495,21 +506,6 @@ class _Conversation:
         state = algorithm.update(state, algorithm.unflatten(opened[:-1], entry.t, answered))
         return encode_arrays(dict(state.arrays))
 
-    def _entry_sharing(self, entry: Entry) -> Sharing | None:
-        """Return how the vectors of an entry were shared; its packing is the server's word."""
-        trust, document = self._run.trust, self._run.document
-        if not trust.has_committee:
-            return None
-        n_positions = min(entry.n_slots, checks.MAX_COMMITTEE)
-        n_corrupt = corrupt_positions(entry.n_slots, document.max_colluders)
-        if not 1 <= entry.packing <= n_positions:
-            raise MessageError("An entry has an impossible packing.")
-        try:
-            sharing = trust.sum.set_up(n_positions, min(n_corrupt, n_positions - 1), n_positions)
-        except ConfigurationError:
-            raise MessageError("An entry belongs to an impossible committee.") from None
-        return None if sharing is None else replace(sharing, packing=entry.packing)
-
     def _sum_shares(self, entry: Entry, sums: SumContext, sharing: Sharing) -> dict[int, bytes]:
         """Return the sum-shares of an entry that open, by their positions."""
         found = {}
@@ -519,11 +515,8 @@ class _Conversation:
             key = key_agreement.sum_share_key(
                 sums.group_key, sums.digest, position, entry.survivors
             )
-            try:
-                share = key_agreement.unseal(key, sealed, sums.digest)
-                found[position] = self._run.trust.sum.combine([share], sums)
-            except MessageError:
-                continue
+            with suppress(MessageError):
+                found[position] = key_agreement.unseal(key, sealed, sums.digest)
         return found
 
     # ------------------------------------------------------------------ answers
@@ -531,7 +524,7 @@ class _Conversation:
     def _ask(self, request: Ask) -> Answer:
         self._resume(request.doc)
         run, session, t = self._run, self._session, request.t
-        committee = self._take_slot(request)
+        self._take_slot(request)
         envelopes: tuple[bytes, ...] = ()
         if run.trust.is_blind:
             if request.query is not None:
@@ -551,14 +544,11 @@ class _Conversation:
             query = Query(t, decode_arrays(asked))
             checks.require_range(run.algorithm, query)
         tag = self._query_tag(t, h, asked)
-        com = ZERO if committee is None else committee.digest
-        context = transcript.round_context(
-            self._doc_hash, t, request.attempt, request.n_slots, request.root, com, h, tag
-        )
+        context = self._round_context(request, h, tag)
         last = self._memory.last_answer(self._doc_hash)
         checks.require_not_stale(last, t)
         checks.require_attempt_order(last, t, request.attempt)
-        parts = self._protected(request, committee, context, self._vector(query, context))
+        parts = self._protected(request, context, self._vector(query, context))
         digest = hashlib.sha256(b"".join(parts)).digest()
         answer = LastAnswer(t, request.attempt, context, digest)
         checks.require_one_answer(last, answer)
@@ -583,37 +573,31 @@ class _Conversation:
         grid = GridRecords(self._records(), algorithm.domain, algorithm.fraction_bits)
         vector = algorithm.flatten(algorithm.answer(query, grid), query.round)
         if run.trust.shares_noise:
-            stream = Stream.from_key(key_agreement.noise_key(self._session.secret, context))
-            shares = run.document.noise_shares
-            vector = vector + noise_share(algorithm, run.plan, query, shares, stream)
+            secret = self._session.secret
+            vector = vector + removal.client_noise(run, query.round, secret, context)
         return np.append(vector, np.int64(1))
 
-    def _protected(
-        self, request: Ask, committee: Committee | None, context: bytes, vector: Integers
-    ) -> tuple[bytes, ...]:
+    def _protected(self, request: Ask, context: bytes, vector: Integers) -> tuple[bytes, ...]:
         """Return a vector as it leaves the client: one part, or one for each position."""
-        run, session = self._run, self._session
+        run, committee = self._run, self._committee
+        sums = self._sum_context(context, request.n_slots, request.t, self._sharing)
+        parts = removal.protect(run, vector, sums, request.slot, self._session.secret)
         if committee is None or not run.trust.has_committee:
-            sums = self._sum_context(context, request.n_slots, request.t, None)
-            return run.trust.sum.protect(vector, sums, request.slot, session.secret)
-        sharing = checks.require_sharing(committee, run)
-        if self._identity is not None and len(request.tags) != TAG_BYTES * len(committee.slots):
+            return parts
+        n_tags = len(committee.slots) if self._identity is not None else 0
+        if len(request.tags) != TAG_BYTES * n_tags:
             raise MessageError("Expected a tag for each position of the committee.")
-        sums = self._sum_context(context, request.n_slots, request.t, sharing)
-        parts = run.trust.sum.protect(vector, sums, request.slot, session.secret)
-        tags = [
-            request.tags[TAG_BYTES * j : TAG_BYTES * (j + 1)] for j in range(len(committee.slots))
-        ]
         return tuple(
-            self._sealed(committee, position, tag, part, context)
-            for position, (tag, part) in enumerate(zip(tags, parts, strict=True))
+            self._sealed(committee, position, request.tags, part, context)
+            for position, part in enumerate(parts)
         )
 
     def _sealed(
-        self, committee: Committee, position: int, tag: bytes, part: bytes, context: bytes
+        self, committee: Committee, position: int, tags: bytes, part: bytes, context: bytes
     ) -> bytes:
         """Return a share sealed for a position; empty where nobody is, or not the key's owner."""
-        slot, member, pairs = committee.slots[position], committee.public_keys[position], self._pairs
+        slot, member = committee.slots[position], committee.public_keys[position]
+        tag, pairs = tags[TAG_BYTES * position : TAG_BYTES * (position + 1)], self._pairs
         if not member:
             return b""
         try:
@@ -632,13 +616,15 @@ class _Conversation:
         run, session = self._run, self._session
         if not run.trust.has_committee:
             raise RefuseError(Code.POLICY, "Expected to add where a committee does.")
-        committee = self._take_slot(request)
+        self._take_slot(request)
+        committee = self._committee
         position = None if committee is None else committee.position_of(request.slot)
-        if committee is None or position is None:
+        if position is None:
             raise RefuseError(Code.POLICY, "Expected to add as a member of the committee.")
         survivors = transcript.unpack_survivors(request.survivors, request.n_slots)
         dealers = np.flatnonzero(survivors).tolist()
-        if (len(request.sealed), len(request.public_keys)) != (len(dealers), 32 * len(dealers)):
+        n_keys, rest = divmod(len(request.public_keys), KEY_BYTES)
+        if not len(request.sealed) == n_keys == len(dealers) or rest:
             raise MessageError("Expected one key and one share of each survivor.")
         checks.require_add_crowd(self._policy, run.document, len(dealers))
         if run.trust.is_blind:
@@ -646,17 +632,7 @@ class _Conversation:
             checks.require_add_history(session, request.t, request.h)
         elif request.h != ZERO:
             raise MessageError("Expected no history where the server asks.")
-        sharing = checks.require_sharing(committee, run)
-        context = transcript.round_context(
-            self._doc_hash,
-            request.t,
-            request.attempt,
-            request.n_slots,
-            request.root,
-            committee.digest,
-            request.h,
-            request.tag,
-        )
+        context = self._round_context(request, request.h, request.tag)
         variant = transcript.variant_hash(
             context, request.survivors, request.public_keys, request.sealed
         )
@@ -664,9 +640,12 @@ class _Conversation:
         last = self._memory.last_vote(self._doc_hash)
         checks.require_one_vote(last, vote)
         checks.require_no_later_vote(last, request.t)
-        sums = self._sum_context(context, request.n_slots, request.t, sharing)
-        shares = [self._share(request, n, i, position, sums) for n, i in enumerate(dealers)]
-        share = run.trust.sum.combine(shares, sums)
+        sums = self._sum_context(context, request.n_slots, request.t, self._sharing)
+        shares = (self._share(request, n, i, position, sums) for n, i in enumerate(dealers))
+        try:
+            share = removal.combine(run, shares, sums, len(dealers))
+        except PartError as error:
+            raise _named(dealers[error.index]) from None
         self._write(lambda: self._memory.vote(self._doc_hash, vote, session))
         if not run.trust.is_blind:
             return Added(doc_hash=self._doc_hash, share=share)
@@ -681,18 +660,16 @@ class _Conversation:
     def _share(
         self, request: Add, number: int, dealer: int, position: int, sums: SumContext
     ) -> bytes:
-        """Return a dealer's share; a client that names its dealer has not voted."""
-        public_key = request.public_keys[32 * number : 32 * (number + 1)]
+        """Return a dealer's share."""
+        public_key = request.public_keys[KEY_BYTES * number : KEY_BYTES * (number + 1)]
         try:
             shared = self._pairs.secret(dealer, public_key)
             key = key_agreement.share_key(
                 shared, sums.digest, dealer, position, public_key, self._pairs.public_key
             )
-            share = key_agreement.unseal(key, request.sealed[number], sums.digest)
-            return self._run.trust.sum.combine([share], sums)
+            return key_agreement.unseal(key, request.sealed[number], sums.digest)
         except MessageError:
-            reason = f"The share of slot {dealer} does not open."
-            raise RefuseError(Code.KEY, reason, slot=dealer) from None
+            raise _named(dealer) from None
 
     # ------------------------------------------------------------------ results
 
@@ -742,6 +719,12 @@ class _Conversation:
             log.exception("on_result failed; it is called again if the server repeats 'finish'.")
             return False
         return True
+
+
+def _named(dealer: int) -> RefuseError:
+    """Return the refusal that names a dealer. A client that names one has not voted."""
+    reason = f"The share of slot {dealer} does not open."
+    return RefuseError(Code.KEY, reason, {"slot": dealer})
 
 
 @lru_cache(maxsize=8)

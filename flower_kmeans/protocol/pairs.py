@@ -10,12 +10,12 @@ from threading import Lock
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks
+from flower_kmeans.protocol.committee import MAX_POSITIONS, drawn
 from flower_kmeans.protocol.messages import Peer, Wrap
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.secagg import key_agreement
 
-TAG_BYTES = 16
 _MOST = 2**18
 
 
@@ -82,8 +82,8 @@ class Pairs:
             return b""
         keys, own = self._identity.roster.keys, self._identity.slot
         slots = tuple(range(len(keys)))
-        if len(keys) > checks.MAX_COMMITTEE:
-            committee = checks.drawn(keys, self._identity.roster.beacon, epoch)
+        if len(keys) > MAX_POSITIONS:
+            committee = drawn(keys, self._identity.roster.beacon, epoch)
             slots = slots if own in committee else committee
         return b"".join(self._tag(own, slot, keys[slot], self.public_key) for slot in slots)
 

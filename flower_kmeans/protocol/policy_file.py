@@ -9,8 +9,7 @@ from typing import Any
 
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError
-
-_KEY_BYTES = 32
+from flower_kmeans.secagg.key_agreement import KEY_BYTES
 
 
 def read_values(
@@ -79,9 +78,9 @@ def read_key(path: str | os.PathLike[str], name: str) -> bytes:
     mode, content = _read(path, name)
     if mode & 0o077:
         raise ConfigurationError(f"Expected {name} {path} with mode 0600. Got {mode:04o} instead.")
-    if len(content) != _KEY_BYTES:
+    if len(content) != KEY_BYTES:
         raise ConfigurationError(
-            f"Expected {name} {path} of {_KEY_BYTES} bytes. Got {len(content)} instead."
+            f"Expected {name} {path} of {KEY_BYTES} bytes. Got {len(content)} instead."
         )
     return content
 

@@ -16,14 +16,12 @@ from pathlib import Path
 
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.randomness import token
+from flower_kmeans.protocol.committee import MAX_POSITIONS, roster_digest
 from flower_kmeans.protocol.policy_file import read_key, read_unwritable
-from flower_kmeans.secagg import keys
-from flower_kmeans.secagg.hashing import H
+from flower_kmeans.secagg.key_agreement import KEY_BYTES, agree, public_key
 
 ROSTER_FILE = "roster.toml"
 BEACON = "beacon"
-_COMMITTEE = 64
-_KEY_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _PUBLIC = re.compile(r"[0-9a-f]{64}")
 _BEACON = re.compile(r"([0-9a-f]{2}){16,64}")
@@ -53,7 +51,7 @@ class Roster:
     @cached_property
     def digest(self) -> bytes:
         """Digest of beacon and keys, 32 bytes: what all clients and the run document agree on."""
-        return H(b"roster", self.beacon, *self.keys)
+        return roster_digest(self.keys, self.beacon)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> "Roster":
@@ -94,15 +92,15 @@ def _parse(path: Path, content: bytes) -> Roster:
         )
     for name, public in zip(values, publics, strict=True):
         try:
-            keys.require_public_key(public)
+            agree(bytes(KEY_BYTES), public)
         except MessageError:
             raise ConfigurationError(
                 f"Expected {name} in the roster_file {path} as an X25519 public key. "
                 "Got a point that gives the same secret to everybody."
             ) from None
-    if len(publics) > _COMMITTEE and not beacon:
+    if len(publics) > MAX_POSITIONS and not beacon:
         raise ConfigurationError(
-            f"Expected a beacon in the roster_file {path}, as it has more than {_COMMITTEE} "
+            f"Expected a beacon in the roster_file {path}, as it has more than {MAX_POSITIONS} "
             "clients. Got none: agree on a public random value that is fixed after all keys are."
         )
     return Roster(tuple(values), publics, bytes.fromhex(beacon))
@@ -149,7 +147,7 @@ def read_identity(
     """
     roster = Roster.from_file(roster_file)
     secret = read_key(member_key_file, "member_key_file")
-    public = keys.public_key(secret)
+    public = public_key(secret)
     if public not in roster.keys:
         raise ConfigurationError(
             f"Expected the public key of member_key_file {member_key_file} in the roster_file "
@@ -198,9 +196,9 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
         lines.append(f'{BEACON} = "{beacon}"\n')
     files: dict[Path, tuple[bytes, int]] = {}
     for name in names:
-        secret = token(_KEY_BYTES)
+        secret = token(KEY_BYTES)
         files[directory / f"{name}.key"] = (secret, 0o600)
-        lines.append(f'{name} = "{keys.public_key(secret).hex()}"\n')
+        lines.append(f'{name} = "{public_key(secret).hex()}"\n')
     files[directory / ROSTER_FILE] = ("".join(lines).encode(), 0o644)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from flower_kmeans.federation.exchange import receive, send
-from flower_kmeans.federation.in_process import CLIENT_RAISED, InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import CLIENT_RAISED, InProcessGrid, task_identity
 
 
 def echo(message, context):

@@ -36,7 +36,7 @@ from typer.testing import CliRunner
 from flower_kmeans import Box, ClientPolicy
 from flower_kmeans.cli import app as flower_kmeans
 from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsError
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.federation.roster import Roster, read_identity, write_group_key, write_members
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, HDPEMeans, PEMeans, SynopsisKMeans
 

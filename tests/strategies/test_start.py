@@ -25,7 +25,7 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
-from flower_kmeans.federation.in_process import task_identity
+from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, GLloyd, KMeansStrategy, Lloyd, SuLloyd
 
 BOX = Box([0.0, 0.0], [10.0, 10.0])

@@ -20,7 +20,7 @@ from flower_kmeans.domain import Box, GridRecords
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.federation.coordinator import Coordinator
 from flower_kmeans.federation.document import RunDocument
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.federation.life import Life, load_life
 from flower_kmeans.federation.member import ClientResult, Member
 from flower_kmeans.federation.messages import (

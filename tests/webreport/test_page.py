@@ -24,7 +24,7 @@ from flower_kmeans.errors import (
     TooFewClientsError,
 )
 from flower_kmeans.faults import FaultyClientApp, FaultyGrid
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.output import write_page
 
 SECTIONS = ("guarantee", "trust", "releases", "rounds", "centroids", "run", "statements")
