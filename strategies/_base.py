@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
-from flower_kmeans.federation.removal import levels_up_to
+from flower_kmeans.protocol.removal import levels_up_to
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
@@ -656,7 +656,7 @@ optional
         server, report = self._running, self.report
         with self._reporting():
             server.take_answers(replies, self._talk.trip)
-        answers = server.proceedings.survivors.get(t, 0)
+        answers = report.answers[-1]
         missing = report.n_clients - answers
         info = RoundInfo(t, self.n_rounds, answers, report.n_clients, missing, report.seconds)
         log(INFO, "Round %s/%s: %s of %s clients", t, self.n_rounds, answers, info.n_clients)
