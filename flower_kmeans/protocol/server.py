@@ -313,9 +313,10 @@ class Server:
             document = msgspec.structs.replace(self.run.document, epoch=epoch)
             self._begin(replace(self.run, document=document))
             self._enrol(nodes, trip)
-        frame, least = self._next_frame(), self.run.document.min_clients
+        frame = self._next_frame() if self._cohort.taken else None
+        least = self.run.document.min_clients
         self._note_dropped(0, (node for node in nodes if node not in self._cohort.clients))
-        if self.n_clients < least:
+        if frame is None or self.n_clients < least:
             raise TooFewClientsError(
                 f"Expected at least min_clients={least} clients to take part. "
                 f"Got {self.n_clients} instead.{self._reasons(0)}"
