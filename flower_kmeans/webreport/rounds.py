@@ -86,7 +86,7 @@ def _incidents(report: Report) -> list[Markup]:
         for entry in ordered[:_MAX_INCIDENTS]
     ]
     head = ["when", "client", "node", "what", "missed"]
-    parts = [*ended, table(head, rows, caption="What was not an orderly answer", right=(1, 2))]
+    parts = [*ended, table(head, rows, caption="What was not an orderly reply", right=(1, 2))]
     if len(ordered) > _MAX_INCIDENTS:
         parts.append(paragraph(f"And {len(ordered) - _MAX_INCIDENTS} more, in the report."))
     return parts
