@@ -196,7 +196,7 @@ class SplitAlgorithm(Algorithm):
 class Split(KMeansStrategy):
     """Means between thresholds."""
 
-    TRUSTS = ("distributed-noise", "trusted-server")
+    TRUST = "distributed-noise"
     TAKES_INITIAL = False
     ALGORITHM: ClassVar[Any] = SplitAlgorithm
 
