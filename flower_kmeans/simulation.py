@@ -34,6 +34,7 @@ from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, Run
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.files import open_private
 from flower_kmeans.privacy.randomness import token
+from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo
@@ -41,7 +42,6 @@ from flower_kmeans.strategies import KMeansStrategy, RoundInfo
 Engine = Literal["in-process", "ray"]
 Records = list[NDArray[np.float64]]
 
-LARGEST_WITHOUT_BEACON = 64  # a larger roster draws a committee
 _RESULT_FILE = "result.npz"
 
 
@@ -199,7 +199,7 @@ def _with_keys(
         yield policy
         return
     with _private_directory() as directory:
-        beacon = token(32).hex() if n_clients > LARGEST_WITHOUT_BEACON else None
+        beacon = token(32).hex() if n_clients > MAX_POSITIONS else None
         *own, roster = write_members(directory, [_member(i) for i in range(n_clients)], beacon)
         before, strategy.roster_file = strategy.roster_file, roster
         try:

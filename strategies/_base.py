@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
-from flower_kmeans.federation.removal import levels_up_to
+from flower_kmeans.protocol.removal import levels_up_to
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
@@ -146,7 +146,7 @@ optional
     max_colluders : int, optional
         How many clients may work together, also with the server, and learn the noisy sums alone.
         Under ``"oblivious-server"`` the server and one client together see every answer. Default:
-        a tenth of ``n_clients``, at least 1.
+        where a committee adds the sums, a tenth of ``n_clients``, at least 1; otherwise 1.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -274,7 +274,9 @@ optional
             raise ConfigurationError(
                 f"Expected min_clients <= n_clients={self.n_clients}. Got {least} instead."
             )
-        default = max(1, (self.n_clients or least) // _CLIENTS_PER_COLLUDER)
+        # Masks protect against clients alone, whatever their number: there it is only announced.
+        clients = (self.n_clients or least) if self.trust_model.has_committee else 1
+        default = max(1, clients // _CLIENTS_PER_COLLUDER)
         most = checked_count("max_colluders", max_colluders) or default
         if self.trust_model.is_protected and most >= least:
             raise ConfigurationError(
@@ -656,7 +658,7 @@ optional
         server, report = self._running, self.report
         with self._reporting():
             server.take_answers(replies, self._talk.trip)
-        answers = server.proceedings.survivors.get(t, 0)
+        answers = report.answers[-1]
         missing = report.n_clients - answers
         info = RoundInfo(t, self.n_rounds, answers, report.n_clients, missing, report.seconds)
         log(INFO, "Round %s/%s: %s of %s clients", t, self.n_rounds, answers, info.n_clients)

@@ -26,6 +26,7 @@ LEVELS = {
     "client": 3,
     "clustering": 3,
     "federation": 3,
+    "protocol": 3,
     "algorithms": 2,
     "secagg": 1,
     "privacy": 1,
@@ -118,9 +119,9 @@ def test_the_mathematics_knows_nothing_of_flower(name):
     ("name", "forbidden"),
     [
         ("secagg", {"algorithms", "domain", "assignment", "federation", "protocol"}),
-        ("privacy", {"algorithms", "federation", "strategies", "secagg", "domain"}),
-        ("algorithms", {"federation", "strategies", "client"}),
-        ("federation", {"strategies", "client", "simulation", "faults"}),
+        ("privacy", {"algorithms", "protocol", "strategies", "secagg", "domain"}),
+        ("algorithms", {"protocol", "strategies", "client"}),
+        ("protocol", {"strategies", "client", "simulation", "faults"}),
         ("client", {"strategies", "simulation", "faults"}),
     ],
 )
@@ -197,9 +198,9 @@ SERVER_SIDE = {"exchange", "in_process"}
 
 
 def test_no_rule_of_a_client_reads_a_clock():
-    rooms = ("federation", "algorithms", "secagg")
+    rooms = ("protocol", "algorithms", "secagg")
     own = [path for name in rooms for path in of(name) if path.stem not in SERVER_SIDE]
-    assert {"member", "coordinator", "keyring", "opening"} <= {path.stem for path in own}
+    assert {"client", "session", "checks", "server", "committee"} <= {path.stem for path in own}
     for path in [*own, *of("client")]:
         found = {name.split(".")[0] for name in imports(path)}
         assert not found & CLOCKS, f"{path} reads a clock"

@@ -148,6 +148,11 @@ class Cohort:
             self._committee = committee_of(roster, run.document.epoch)
 
     @property
+    def taken(self) -> set[int]:
+        """Slots that have a client, now or from the next frame on."""
+        return {client.slot for client in self.clients.values()} | self._changes.keys()
+
+    @property
     def n_slots(self) -> int:
         """Number of slots, taken or not."""
         return len(self.clients) if self._roster is None else len(self._roster.keys)
@@ -169,11 +174,11 @@ class Cohort:
         str or None
             Why it has none.
         """
-        taken = {client.slot for client in self.clients.values()} | self._changes.keys()
-        slot: int | None = 1 + max(taken, default=-1)
+        taken = self.taken
+        slot = 1 + max(taken, default=-1)
         if self._roster is not None:
-            slot = self._slot_of.get(reply.static)
-            if slot is None:
+            slot = self._slot_of.get(reply.static, -1)
+            if slot < 0:
                 return STRANGER
         elif slot == MAX_SLOTS:
             return FULL
@@ -281,7 +286,10 @@ class ShareStore:
 
     def __init__(self, n_positions: int, part_bytes: int) -> None:
         self._part_bytes = part_bytes
-        self._files = [SpooledTemporaryFile(max_size=_IN_MEMORY) for _ in range(n_positions)]
+        self._files = [
+            SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (`close` closes them)
+            for _ in range(n_positions)
+        ]
         self._starts: list[dict[int, int]] = [{} for _ in self._files]
 
     def put(self, node_id: int, sealed: Sequence[bytes]) -> None:
