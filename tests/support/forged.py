@@ -224,6 +224,16 @@ class Scene:
         for i, envelope in zip(sorted(self.seats), envelopes, strict=True):
             self.wraps[i] = Wrap(distributor=self.peer(distributor, i), envelope=envelope)
 
+    def wrap_again(self, i: int, by: int) -> None:
+        """Let a client that has the group key seal it for one that began a new session."""
+        statics = (self.identity(by).secret, self.roster.keys[i]) if self.roster else ()
+        own, key = self.session(by), self.seats[i].public_key
+        shared = key_agreement.pair_secret(own.ephemeral, key, *statics)
+        public = self.seats[by].public_key
+        seal_key = key_agreement.wrap_key(shared, self.doc_hash, public, key)
+        envelope = key_agreement.seal(seal_key, own.group_secret, self.doc_hash)
+        self.wraps[i] = Wrap(distributor=self.peer(by, i), envelope=envelope)
+
     # ------------------------------------------------------------------ requests
 
     def at(self, i: int, t: int, attempt: int) -> dict[str, Any]:
