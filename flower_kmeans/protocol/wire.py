@@ -145,7 +145,7 @@ class ArrayData(Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-Arrays = Annotated[dict[ArrayName, ArrayData], msgspec.Meta(max_length=16)]
+Arrays = Annotated[dict[ArrayName, ArrayData], msgspec.Meta(max_length=64)]
 _DTYPES = {np.dtype(np.int64): "<i8", np.dtype(np.float64): "<f8"}
 
 

@@ -348,7 +348,7 @@ def test_the_bytes_that_others_are_made_of_are_arrays():
         packed(dtype="<f8", data=np.float64(np.inf).tobytes()),
         packed(dtype="<f8", data=np.float64(-np.inf).tobytes()),
         packed(shape=(0, 2**31 - 1, 2**31 - 1)),
-        msgspec.msgpack.encode({f"a{i}": {} for i in range(17)}),
+        msgspec.msgpack.encode({f"a{i}": {} for i in range(65)}),
     ],
     ids=range(33),
 )  # fmt: skip
@@ -380,7 +380,7 @@ def test_sizes_are_compared_before_anything_is_made():
         ({"a": np.array([1.0, math.nan])}, "finite"),
         ({"a": np.zeros((1,) * 5)}, "malformed"),
         ({"A": np.zeros(2)}, "malformed"),
-        ({f"a{i}": np.zeros(1) for i in range(17)}, "malformed"),
+        ({f"a{i}": np.zeros(1) for i in range(65)}, "malformed"),
     ],
 )
 def test_what_has_no_encoding_is_refused(given_arrays, match):
