@@ -313,13 +313,14 @@ class Server:
             document = msgspec.structs.replace(self.run.document, epoch=epoch)
             self._begin(replace(self.run, document=document))
             self._enrol(nodes, trip)
-        frame, least = self._next_frame(), self.run.document.min_clients
-        self._note_dropped(0, (node for node in nodes if node not in self._cohort.clients))
-        if self.n_clients < least:
+        n_taken, least = len(self._cohort.taken), self.run.document.min_clients
+        if n_taken < least:
             raise TooFewClientsError(
                 f"Expected at least min_clients={least} clients to take part. "
-                f"Got {self.n_clients} instead.{self._reasons(0)}"
+                f"Got {n_taken} instead.{self._reasons(0)}"
             )
+        frame = self._next_frame()
+        self._note_dropped(0, (node for node in nodes if node not in self._cohort.clients))
         if self.run.trust.has_committee and frame.sharing is None:
             raise TooFewClientsError(
                 f"Expected more of the {len(frame.committee_slots)} committee members to take "
