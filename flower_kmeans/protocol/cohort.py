@@ -222,7 +222,7 @@ class Cohort:
         Others could not share with the client that has it, so it lacks the secret key.
         """
         waiting = self._waiting.get(slot)
-        if waiting:
+        if waiting and slot not in self._changes:
             waiting += [client for client in self.clients.values() if client.slot == slot]
             self._changes[slot] = waiting.pop(0)
 
