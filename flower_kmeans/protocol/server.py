@@ -733,8 +733,8 @@ class Server:
         self._differing = {n for each in groups if each != tag for n in groups[each].nodes}
         for node_id in sorted(self._differing):
             self._note(node_id, attempt.t, DIFFERS, "differs")
-            if self.run.trust.is_blind and attempt.t == 1:
-                self._keys.forget(node_id)  # perhaps it has another group key
+            if self.run.trust.commits_to_records and attempt.t == 1:
+                self._keys.forget(node_id)  # the tag is keyed, perhaps with another group key
         return tag
 
     def _leave_out(self, attempt: _Attempt, nodes: list[int]) -> set[int]:
