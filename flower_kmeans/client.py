@@ -53,9 +53,11 @@ def register_kmeans(
     load_data : callable
         ``load_data(context)`` returns the client's records, an array-like of shape (n, d) in the
         user's units, with NaN for what is missing. It must not raise because of a single record,
-        whose presence a refusal would show: read files with `load_table(..., malformed="nan")`. It
-        is called once per message, so it must be cheap, and must return the same
-        records in the same order throughout a run.
+        whose presence a refusal would show: read files with `load_table(..., malformed="nan")`.
+        Whatever it raises ends in the refusal DATA. It is called once per answer, so it must be
+        cheap; where clients commit to their records (``oblivious-server``), once per run, unless
+        the policy forbids a copy: then for every message, and it must return the same records in
+        the same order throughout a run.
     policy : ClientPolicy, optional
         What this client accepts. The default accepts no private run, because it names no ledger.
         Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it

@@ -32,6 +32,7 @@ from flower_kmeans.clustering import Clustering
 from flower_kmeans.domain import check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
+from flower_kmeans.files import open_private
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
@@ -327,7 +328,8 @@ def _quiet_flower() -> Iterator[None]:
 
 def _write_partitions(directory: Path, records: Records) -> None:
     """Write all records into one file that workers map instead of receiving copies."""
-    np.save(directory / "records.npy", np.concatenate(records))
+    with open_private(directory / "records.npy") as file:
+        np.save(file, np.concatenate(records))
     np.save(directory / "ends.npy", np.cumsum([len(part) for part in records]))
 
 

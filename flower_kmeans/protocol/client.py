@@ -33,8 +33,8 @@ from flower_kmeans.privacy.ledger import (
     MemoryChangedError,
     StaleAnswerError,
 )
-from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import checks, transcript
+from flower_kmeans.privacy.randomness import token
+from flower_kmeans.protocol import checks, removal, transcript
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee, announced_sharing
 from flower_kmeans.protocol.messages import (
@@ -58,7 +58,6 @@ from flower_kmeans.protocol.messages import (
     Wrapped,
     decode_request,
 )
-from flower_kmeans.protocol.noise import noise_share
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.replay import followed
@@ -574,21 +573,20 @@ class _Conversation:
         grid = GridRecords(self._records(), algorithm.domain, algorithm.fraction_bits)
         vector = algorithm.flatten(algorithm.answer(query, grid), query.round)
         if run.trust.shares_noise:
-            stream = Stream.from_key(key_agreement.noise_key(self._session.secret, context))
-            shares = run.document.noise_shares
-            vector = vector + noise_share(algorithm, run.plan, query.round, shares, stream)
+            secret = self._session.secret
+            vector = vector + removal.client_noise(run, query.round, secret, context)
         return np.append(vector, np.int64(1))
 
     def _protected(self, request: Ask, context: bytes, vector: Integers) -> tuple[bytes, ...]:
         """Return a vector as it leaves the client: one part, or one for each position."""
         run, committee = self._run, self._committee
         sums = self._sum_context(context, request.n_slots, request.t, self._sharing)
+        parts = removal.protect(run, vector, sums, request.slot, self._session.secret)
         if committee is None or not run.trust.has_committee:
-            return run.trust.sum.protect(vector, sums, request.slot, self._session.secret)
+            return parts
         n_tags = len(committee.slots) if self._identity is not None else 0
         if len(request.tags) != TAG_BYTES * n_tags:
             raise MessageError("Expected a tag for each position of the committee.")
-        parts = run.trust.sum.protect(vector, sums, request.slot, self._session.secret)
         return tuple(
             self._sealed(committee, position, request.tags, part, context)
             for position, part in enumerate(parts)
@@ -645,7 +643,7 @@ class _Conversation:
         sums = self._sum_context(context, request.n_slots, request.t, self._sharing)
         shares = (self._share(request, n, i, position, sums) for n, i in enumerate(dealers))
         try:
-            share = run.trust.sum.combine(shares, sums)
+            share = removal.combine(run, shares, sums, len(dealers))
         except PartError as error:
             raise _named(dealers[error.index]) from None
         self._write(lambda: self._memory.vote(self._doc_hash, vote, session))

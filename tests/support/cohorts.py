@@ -45,6 +45,7 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.noise import NONE, sampler_of, server_noise
 from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.removal import open_sum
 from flower_kmeans.protocol.roster import ROSTER_FILE, Roster, write_members
 from flower_kmeans.protocol.run import PROTOCOL, Horizontal, Run, RunDocument, open_run
 from flower_kmeans.protocol.session import ClientSession, ContextMemory, LedgerMemory
@@ -559,7 +560,7 @@ class Cohort:
         algorithm = self.run.algorithm
         combined = dict(shares) if shares else {0: words}
         bits = transcript.unpack_survivors(survivors, self.n_slots)
-        self.opened[t] = self.trust.sum.open(combined, bits, sums).vector
+        self.opened[t] = open_sum(self.run, t, combined, bits, sums).vector
         answered = len(answers) / self.n_slots
         statistic = algorithm.unflatten(self.opened[t][:-1], t, answered)
         self.state = algorithm.update(self.state, statistic)
