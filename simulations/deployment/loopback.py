@@ -345,14 +345,14 @@ def options_of(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--directory", type=Path, help="an empty one; default: a temporary one")
     parser.add_argument("--rounds", type=int, default=0, help="default: the papers' rule")
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--trust", default="oblivious-server", help="or clients-only, ...")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the run")
     return parser
 
 
 def demonstrate(
-    options: argparse.Namespace, place: Callable[[Path], AbstractContextManager[Deployment]]
+    options: argparse.Namespace,
+    place: Callable[[Path], AbstractContextManager[Deployment]],
+    config: Mapping[str, Any] | None = None,
 ) -> None:
     """Set up, run once on made-up records, show what came out, and take down.
 
@@ -362,6 +362,8 @@ def demonstrate(
         What the parser of `options_of` returned.
     place : callable
         ``place(directory)`` sets up.
+    config : mapping, optional
+        Further settings of the run.
 
     Raises
     ------
@@ -377,8 +379,7 @@ def demonstrate(
         with place(directory.resolve()) as running:
             ready = time.monotonic()
             print(f"Set up in {ready - begun:.0f} s; now it runs", flush=True)
-            config = {"n-rounds": options.rounds, "trust": options.trust}
-            running.run(config, options.timeout)
+            running.run({"n-rounds": options.rounds, **(config or {})}, options.timeout)
             done = time.monotonic()
     except DeploymentError as error:
         sys.exit(f"Error: {error}\nOn a busy machine try --timeout above {options.timeout:g}.")
@@ -398,9 +399,16 @@ def demonstrate(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Demonstrate a deployment on loopback."""
-    options = options_of(str(__doc__)).parse_args(arguments)
+    parser = options_of(str(__doc__))
+    parser.add_argument("--nodes", type=int, default=3, help="number of nodes, at least 3")
+    parser.add_argument("--trust", default="oblivious-server", help="or clients-only, ...")
+    options = parser.parse_args(arguments)
     partitions, policy = example_partitions(options.nodes), {"trusts": [options.trust]}
-    demonstrate(options, lambda directory: deployment(directory, partitions, policy=policy))
+
+    def place(directory: Path) -> AbstractContextManager[Deployment]:
+        return deployment(directory, partitions, policy=policy)
+
+    demonstrate(options, place, {"trust": options.trust})
 
 
 if __name__ == "__main__":
