@@ -146,7 +146,7 @@ optional
     max_colluders : int, optional
         How many clients may work together, also with the server, and learn the noisy sums alone.
         Under ``"oblivious-server"`` the server and one client together see every answer. Default:
-        a tenth of ``n_clients``, at least 1.
+        where a committee adds the sums, a tenth of ``n_clients``, at least 1; otherwise 1.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -274,7 +274,9 @@ optional
             raise ConfigurationError(
                 f"Expected min_clients <= n_clients={self.n_clients}. Got {least} instead."
             )
-        default = max(1, (self.n_clients or least) // _CLIENTS_PER_COLLUDER)
+        # Masks protect against clients alone, whatever their number: there it is only announced.
+        clients = (self.n_clients or least) if self.trust_model.has_committee else 1
+        default = max(1, clients // _CLIENTS_PER_COLLUDER)
         most = checked_count("max_colluders", max_colluders) or default
         if self.trust_model.is_protected and most >= least:
             raise ConfigurationError(

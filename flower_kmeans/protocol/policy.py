@@ -16,7 +16,7 @@ from flower_kmeans.domain import (
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
 from flower_kmeans.privacy.budget import Unit
 from flower_kmeans.protocol.policy_file import read_values
-from flower_kmeans.protocol.roster import Identity, Roster, read_identity
+from flower_kmeans.protocol.roster import Identity, read_identity
 from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run
 from flower_kmeans.protocol.trust import (
     CLIENTS_ONLY,
@@ -213,13 +213,9 @@ class ClientPolicy:
     def objection(self, run: Run) -> str | None:
         """Return the first limit that a run exceeds, in a sentence, or ``None``.
 
-        Compares the document, whose values are public, and the guarantee of the plan that it
-        announces. Reads no records, and of files the roster alone. For the client's own log only.
-
-        Raises
-        ------
-        ConfigurationError
-            If the run needs the roster file and this cannot be used.
+        Reads nothing but the document, whose values are public, and the guarantee of the plan that
+        it announces; for the client's own log only. The client itself compares the roster's digest,
+        and refuses private work without a ledger (`allows_private_work`) by another code.
         """
         return next(self._objections(run), None)
 
@@ -240,7 +236,8 @@ class ClientPolicy:
             yield _expected(f"max_colluders >= {self.max_colluders}", document.max_colluders)
         yield from self._objections_to_domain(document.body.domain)
         yield from self._objections_to_guarantee(run)
-        yield from self._objections_to_keys(run)
+        if trust.is_protected and document.keys not in self.accepted_keys:
+            yield _expected(f"keys in {list(self.accepted_keys)}", document.keys)
 
     def _objections_to_guarantee(self, run: Run) -> Iterator[str]:
         epsilon, delta = run.guarantee
@@ -256,19 +253,6 @@ class ClientPolicy:
         unit = run.plan.budget.unit
         if unit not in self.units:
             yield _expected(f"unit in units={list(self.units)}", unit)
-        if not self.allows_private_work:
-            yield "Expected state_dir in the policy for a private run. Got none."
-
-    def _objections_to_keys(self, run: Run) -> Iterator[str]:
-        if not run.trust.is_protected:
-            return
-        if run.document.keys not in self.accepted_keys:
-            yield _expected(f"keys in {list(self.accepted_keys)}", run.document.keys)
-        elif self.roster_file is not None:
-            digest = Roster.from_file(self.roster_file).digest
-            if run.document.roster != digest:
-                got = (run.document.roster or b"").hex()
-                yield _expected(f"the roster with digest {digest.hex()}", got)
 
     def _objections_to_domain(self, config: Mapping[str, Any]) -> Iterator[str]:
         if self.domain is None and self.columns is None:

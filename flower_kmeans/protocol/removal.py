@@ -20,7 +20,7 @@ Callers use three functions in place of the secure sum's own. Without levels the
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +51,7 @@ class CleanSum:
         Standard deviation of the noise in it, over the planned one; 1 if clients add no noise.
     """
 
-    vector: Integers
+    vector: Integers = field(repr=False)
     liars: tuple[int, ...]
     factor: float
 

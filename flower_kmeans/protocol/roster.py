@@ -100,8 +100,9 @@ def _parse(path: Path, content: bytes) -> Roster:
             ) from None
     if len(publics) > MAX_POSITIONS and not beacon:
         raise ConfigurationError(
-            f"Expected a beacon in the roster_file {path}, as it has more than {MAX_POSITIONS} "
-            "clients. Got none: agree on a public random value that is fixed after all keys are."
+            f"Expected a beacon in the roster_file {path}, for it has more than {MAX_POSITIONS} "
+            f"clients. Got none: add a line {BEACON} with a public random value that was fixed "
+            "after all keys were."
         )
     return Roster(tuple(values), publics, bytes.fromhex(beacon))
 

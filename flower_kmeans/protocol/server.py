@@ -26,6 +26,7 @@ from flower_kmeans.initialization import public_generator
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.report import CommitteeReport, Dropped
 from flower_kmeans.privacy.report import Kind as IncidentKind
+from flower_kmeans.protocol import removal
 from flower_kmeans.protocol.client import read_result
 from flower_kmeans.protocol.cohort import (
     MALFORMED,
@@ -670,7 +671,7 @@ class Server:
 
     def _part_bytes(self, t: int, sharing: Sharing | None) -> int:
         """Return the length of one part of an answer, sealed where it is a share."""
-        length = self.run.trust.sum.part_bytes(self.run.document.words[t - 1], sharing)
+        length = removal.part_bytes(self.run, self.run.document.words[t - 1], sharing)
         return length if sharing is None else length + SEAL_BYTES
 
     def _sum_context(self, attempt: _Attempt, digest: bytes = ZERO) -> SumContext:
@@ -835,6 +836,8 @@ class Server:
         self.state, self.head = state, t
         self.proceedings.lost_rounds.append(t)
         self.proceedings.answers.append(0)
+        if self.run.document.levels:
+            self.proceedings.noise_factors.append(0.0)
 
     # ------------------------------------------------------------------ adding shares
 
@@ -909,8 +912,10 @@ class Server:
         self, attempt: _Attempt, adding: _Adding, position: int, reply: Reply, wrapped: bool
     ) -> None:
         node_id, sharing = attempt.frame.present[position].node_id, attempt.frame.sharing
+        is_blind = self.run.trust.is_blind
         if isinstance(reply, Added):
-            if len(reply.share) > self._part_bytes(attempt.t, sharing):
+            # What is false where the server opens is found then.
+            if is_blind and len(reply.share) != self._part_bytes(attempt.t, sharing):
                 self._note(node_id, attempt.t, MALFORMED, "failed")
                 return
             adding.shares[position] = reply.share
@@ -984,13 +989,16 @@ class Server:
             return True
         context = self._sum_context(attempt, self._context(attempt, adding.tag))
         try:
-            opened = self.run.trust.sum.open(shares, self._survivors(attempt, nodes), context)
+            survivors = self._survivors(attempt, nodes)
+            opened = removal.open_sum(self.run, attempt.t, shares, survivors, context)
         except (SumError, MessageError):
             return False
         if int(opened.vector[-1]) != len(nodes):
             return False
         for position in opened.liars:
             self._note(attempt.frame.present[position].node_id, attempt.t, FALSE_SHARE, "liar")
+        if self.run.document.levels:
+            self.proceedings.noise_factors.append(opened.factor)
         self._announce(attempt, nodes, adding.tag, opened.vector)
         return True
 
@@ -1085,7 +1093,7 @@ def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
     if trust.has_committee:
         f = corrupt_positions(n_slots, document.max_colluders)
         sharing = trust.sum.set_up(n_positions, f, n_positions)
-    part = trust.sum.part_bytes(n_words, sharing) + _PART_OVERHEAD
+    part = removal.part_bytes(run, n_words, sharing) + _PART_OVERHEAD
     clients = _OVERHEAD + _PEER_BYTES * n_slots
     sizes = {"ask": clients, "answer": clients + part}
     if sharing is not None:

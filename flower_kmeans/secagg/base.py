@@ -99,7 +99,7 @@ class Opened:
         Positions whose parts were false and were left out.
     """
 
-    vector: Integers
+    vector: Integers = field(repr=False)
     liars: tuple[int, ...] = ()
 
 

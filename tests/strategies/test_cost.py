@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from harness import run_recorded, stock_start
-from hostile import without_noise
+from harness import without_noise
 
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate
 from flower_kmeans.assignment import assign
