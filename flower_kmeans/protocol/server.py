@@ -1112,12 +1112,14 @@ def require_sizes(run: Run, n_clients: int) -> None:
     ConfigurationError
         If a message would be longer than `wire.MAX_MESSAGE`, or a round's relay than `MAX_RELAY`.
     """
+    ways = "fewer words or fewer clients"
+    if run.trust.has_committee:
+        ways += ", or trust='oblivious-server', which sends 8 bytes for each word"
     for name, size in planned_sizes(run, n_clients).items():
         limit = MAX_RELAY if name == "relay" else MAX_MESSAGE
         what = "shares to relay in a round" if name == "relay" else f"data in one {name!r} message"
         if size > limit:
             raise ConfigurationError(
                 f"Expected at most {limit / 2**20:.0f} MiB of {what}. Got {size / 2**20:.0f} MiB "
-                f"with {n_clients} clients and {max(run.document.words)} words: take fewer words, "
-                "fewer clients or trust='oblivious-server', which needs 8 bytes for each word."
+                f"with {n_clients} clients and {max(run.document.words)} words: take {ways}."
             )
