@@ -29,7 +29,7 @@ from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.filter import laplace_mu, price_of
 from flower_kmeans.privacy.ledger import (
     FORGET_AFTER,
-    MAX_SESSIONS,
+    MAX_UNANSWERED,
     AnotherAnswerError,
     Answer,
     Ledger,
@@ -341,29 +341,29 @@ def test_enrolments_without_an_answer_cost_a_bounded_file(state_dir):
             version = ledger.save(run, 0, document)
             if number % 2:
                 ledger.end(run, version, document)  # ended without an answer
-        kept = {number.to_bytes(32, "big") for number in range(2000 - MAX_SESSIONS, 2000)}
+        kept = {number.to_bytes(32, "big") for number in range(2000 - MAX_UNANSWERED, 2000)}
         assert ledger.unfinished() == {*kept, answer_of(1).run, answer_of(2).run}
         assert ledger.load((0).to_bytes(32, "big")) is None
         for run in (answer_of(1).run, answer_of(2).run, answer_of(3).run):
             assert ledger.load(run) is not None
         assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
-    assert (state_dir / FILE_NAME).stat().st_size < 2 * MAX_SESSIONS * len(document)
+    assert (state_dir / FILE_NAME).stat().st_size < 2 * MAX_UNANSWERED * len(document)
 
 
 def test_the_session_that_was_used_last_is_kept(state_dir):
     with Ledger(state_dir) as ledger:
         version = ledger.save(b"r" * 32, 0, b"enrolled")
-        for number in range(2 * MAX_SESSIONS):
+        for number in range(2 * MAX_UNANSWERED):
             version = ledger.save(b"r" * 32, version, b"used")
             ledger.save(number.to_bytes(32, "big"), 0, b"other")
         assert ledger.load(b"r" * 32) == (version, b"used")
-        assert len(ledger.unfinished()) == MAX_SESSIONS
+        assert len(ledger.unfinished()) == MAX_UNANSWERED
 
 
 def test_a_session_that_was_dropped_is_not_taken_for_the_next_one(state_dir):
     with Ledger(state_dir) as ledger:
         first = ledger.save(b"r" * 32, 0, b"first")
-        for number in range(MAX_SESSIONS):
+        for number in range(MAX_UNANSWERED):
             ledger.save(number.to_bytes(32, "big"), 0, b"other")
         assert ledger.load(b"r" * 32) is None
         second = ledger.save(b"r" * 32, 0, b"second")
@@ -376,7 +376,7 @@ def test_a_session_that_was_dropped_is_not_taken_for_the_next_one(state_dir):
 def test_dropped_sessions_are_overwritten_in_the_file(state_dir):
     with Ledger(state_dir) as ledger:
         ledger.save(b"r" * 32, 0, b"SECRET" * 20)
-        for number in range(MAX_SESSIONS):
+        for number in range(MAX_UNANSWERED):
             ledger.save(number.to_bytes(32, "big"), 0, b"other")
     assert b"SECRET" not in (state_dir / FILE_NAME).read_bytes()
 
@@ -521,7 +521,7 @@ def test_of_two_processes_one_votes_in_each_round(state_dir):
 def test_two_processes_together_keep_few_sessions(state_dir):
     side_by_side(enrol_many, (state_dir, range(200), 1000), (state_dir, range(200, 400), 1000))
     with Ledger(state_dir) as ledger:
-        assert len(ledger.unfinished()) == MAX_SESSIONS
+        assert len(ledger.unfinished()) == MAX_UNANSWERED
 
 
 @pytest.mark.parametrize(("when", "charged"), [("inside", False), ("after", True)])
