@@ -226,7 +226,7 @@ def _objection(run: Run) -> str | None:
     if document.share_variance != variance:
         return f"Expected share_variance={variance!r}."
     if document.levels and not (trust.shares_noise and trust.has_committee and not trust.is_blind):
-        return "Noise is removed only from sums by a committee that the server opens."
+        return "Noise is removed only where the server opens the sums of a committee."
     before = (document.noise_shares, *document.levels)
     if any(b <= a for a, b in zip(before, document.levels, strict=False)):
         return "Expected ascending levels."
