@@ -14,7 +14,7 @@ from scipy import stats
 
 from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
-from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
+from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm, LloydFamily
 from flower_kmeans.client import ClientPolicy, kmeans_client_app
 from flower_kmeans.domain import Box, GridRecords
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
@@ -329,7 +329,7 @@ def make_run(
     algorithm = (kind or usual)(n_clusters, BOX, budget, n_records=1000, n_rounds=rounds)
     plan = algorithm.plan()
     words = [algorithm.words(t) + 1 for t in range(1, rounds + 1)]
-    late = "immediate" if algorithm.server_asks else "deferred"
+    late = "deferred" if isinstance(algorithm, LloydFamily) else "immediate"
     fields: dict[str, Any] = {
         "run": f"{number:032x}",
         "trust": trust,
