@@ -313,13 +313,14 @@ class Server:
             document = msgspec.structs.replace(self.run.document, epoch=epoch)
             self._begin(replace(self.run, document=document))
             self._enrol(nodes, trip)
-        frame, least = self._next_frame(), self.run.document.min_clients
-        self._note_dropped(0, (node for node in nodes if node not in self._cohort.clients))
-        if self.n_clients < least:
+        n_taken, least = len(self._cohort.taken), self.run.document.min_clients
+        if n_taken < least:
             raise TooFewClientsError(
                 f"Expected at least min_clients={least} clients to take part. "
-                f"Got {self.n_clients} instead.{self._reasons(0)}"
+                f"Got {n_taken} instead.{self._reasons(0)}"
             )
+        frame = self._next_frame()
+        self._note_dropped(0, (node for node in nodes if node not in self._cohort.clients))
         if self.run.trust.has_committee and frame.sharing is None:
             raise TooFewClientsError(
                 f"Expected more of the {len(frame.committee_slots)} committee members to take "
@@ -732,8 +733,8 @@ class Server:
         self._differing = {n for each in groups if each != tag for n in groups[each].nodes}
         for node_id in sorted(self._differing):
             self._note(node_id, attempt.t, DIFFERS, "differs")
-            if self.run.trust.is_blind and attempt.t == 1:
-                self._keys.forget(node_id)  # perhaps it has another group key
+            if self.run.trust.commits_to_records and attempt.t == 1:
+                self._keys.forget(node_id)  # the tag is keyed, perhaps with another group key
         return tag
 
     def _leave_out(self, attempt: _Attempt, nodes: list[int]) -> set[int]:

@@ -185,6 +185,7 @@ def test_what_an_ended_run_did_not_use_comes_back(state_dir):
             ledger.end(answer_of().run, version + 1, b"over")
         version = ledger.end(answer_of().run, version, b"over")
         assert ledger.epsilon(DELTA) == pytest.approx(third, rel=1e-9)
+        assert "[[" not in str(content_of(state_dir)[0])  # nothing of the plan is kept
         ledger.end(answer_of().run, version, b"over")  # once
         assert ledger.epsilon(DELTA) == pytest.approx(third, rel=1e-9)
         # A round whose reservation came back is charged if it is answered all the same, once.
@@ -398,6 +399,7 @@ def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening
         read, _ = ledger.load(answered)
     with Ledger(state_dir, clock=lambda: 1e9 + FORGET_AFTER + 1) as ledger:
         assert ledger.load(answered)[1] == ledger.load(voted)[1] == b""
+        assert ledger.load(answered)[0] > read
         assert ledger.load(enrolled) is None
         assert ledger.load(used)[1] == b"still used"
         assert ledger.unfinished() == {used}

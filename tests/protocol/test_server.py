@@ -1,7 +1,10 @@
 """The server of protocol 2 with real clients: whole runs, losses, dishonest clients, its limits."""
 
+import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
+from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.lloyd import LloydAlgorithm
+from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
+from flower_kmeans.domain import GridRecords
+from flower_kmeans.errors import (
+    ConfigurationError,
+    MessageError,
+    RunError,
+    TooFewClientsError,
+)
+from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.cohort import ShareStore
+from flower_kmeans.protocol.committee import drawn
 from flower_kmeans.protocol.messages import (
     Add,
     Added,
@@ -26,10 +40,12 @@ from flower_kmeans.protocol.messages import (
     Request,
     Wrapped,
 )
-from flower_kmeans.protocol.server import MAX_RELAY, Server, planned_sizes, require_sizes
+from flower_kmeans.protocol.pairs import Pairs
+from flower_kmeans.protocol.server import DIFFERS, MAX_RELAY, Server, planned_sizes, require_sizes
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode
-from tests.support.cohorts import PROTECTED, TRUSTS, make_run
+from flower_kmeans.version import __version__
+from tests.support.cohorts import BOX, PROTECTED, TRUSTS, make_run
 from tests.support.serving import LOST, Net, make_net
 
 T = 3
@@ -91,8 +107,6 @@ def test_the_servers_result_is_that_of_the_records(tmp_path: Path) -> None:
 
 
 def _grid(net: Net, node_id: int) -> Any:
-    from flower_kmeans.domain import GridRecords
-
     algorithm = net.server.run.algorithm
     return GridRecords(net.nodes[node_id].load(), algorithm.domain, algorithm.fraction_bits)
 
@@ -156,6 +170,13 @@ def test_a_run_ends_when_too_few_answer_in_all_attempts(trust: str, tmp_path: Pa
         net.play()
 
 
+@pytest.mark.parametrize(("trust", "keys"), MODES)
+def test_a_run_without_clients_ends(trust: str, keys: str, tmp_path: Path) -> None:
+    net = make_net(tmp_path, trust, keys, n=3, lossy=lambda n, kind, t, a: "request")
+    with pytest.raises(TooFewClientsError, match=rf"Got 0 instead\. Reasons: {LOST}"):
+        net.set_up()
+
+
 def test_too_few_enrolments_end_a_run(tmp_path: Path) -> None:
     net = make_net(tmp_path, n=5, min_clients=4, lossy=lambda n, k, t, a: "reply" * (n < 15))
     with pytest.raises(TooFewClientsError, match=r"min_clients=4 clients to take part\. Got 3"):
@@ -163,7 +184,7 @@ def test_too_few_enrolments_end_a_run(tmp_path: Path) -> None:
     directory = tmp_path / "more"
     directory.mkdir()
     net = make_net(directory, n=5, lossy=lambda n, k, t, a: "reply" * (n < 15))
-    with pytest.raises(TooFewClientsError, match="more of the 5 committee members.*Got 3"):
+    with pytest.raises(TooFewClientsError, match=r"more of the 5 committee members.*Got 3"):
         net.set_up()
     assert [d.node_id for d in net.server.dropped] == [3, 10]
 
@@ -516,7 +537,7 @@ def test_a_client_with_another_roster_takes_no_part(tmp_path: Path) -> None:
     net.nodes[3].policy = other.nodes[3].policy
     net.play()
     assert net.results.keys() == {10, 17, 24, 31}
-    assert [i.reason for i in net.server.incidents][0] == Code.POLICY.sentence
+    assert net.server.incidents[0].reason == Code.POLICY.sentence
 
 
 def test_a_server_requires_the_roster_of_its_run(tmp_path: Path) -> None:
@@ -537,8 +558,6 @@ def test_a_server_requires_the_roster_of_its_run(tmp_path: Path) -> None:
 def test_a_distributor_of_two_group_keys_ends_no_run(
     trust: str, n_other: int, tmp_path: Path
 ) -> None:
-    from flower_kmeans.protocol.pairs import Pairs
-
     net = make_net(tmp_path, trust, n=9)
     node, secret = net.nodes[3], token(32)
 
@@ -648,8 +667,6 @@ def test_beyond_64_slots_a_committee_is_drawn(trust: str, keys: str, tmp_path: P
 
 
 def test_the_server_takes_an_epoch_whose_committee_is_there(tmp_path: Path) -> None:
-    from flower_kmeans.protocol.committee import drawn
-
     net = make_net(tmp_path, n=90, rounds=1, min_clients=40, max_colluders=1)
     roster = net.server._roster
     first = set(drawn(roster.keys, roster.beacon, 0))
@@ -695,7 +712,7 @@ def test_entries_go_to_clients_that_lack_them_as_many_as_fit(
     def lossy(node_id: int, kind: str, t: int, attempt: int) -> str:
         return "request" if node_id == 31 and kind == "ask" and 1 <= t <= 4 else ""
 
-    cases = [(2**28, 4, [4, 1, 1], 0), (700, 5, [3, 2, 1], 0), (100, 9, [1, 1, 1], 4)]
+    cases = [(2**28, 4, [4, 1, 1], 0), (700, 5, [3, 2, 1], 0), (100, 9, [1, 1, 1], 3)]
     for room, missed, expected, more in cases:
         most = 2**20 + 64 * 9 + room
         monkeypatch.setattr("flower_kmeans.protocol.server.MAX_MESSAGE", most)
@@ -726,8 +743,6 @@ def test_the_document_goes_to_those_that_have_not_answered(tmp_path: Path) -> No
 
 
 def test_large_shares_lie_on_disk(tmp_path: Path) -> None:
-    import tracemalloc
-
     store, size = ShareStore(8, 2**17), 2**17
     dealt = {dealer: [bytes([dealer + j]) * size for j in range(8)] for dealer in range(3)}
     tracemalloc.start()
@@ -750,7 +765,7 @@ def test_messages_are_no_longer_than_planned(trust: str, keys: str, tmp_path: Pa
     net = completes(make_net(tmp_path, trust, keys, n=12))
     sizes = planned_sizes(net.server.run, 12)
     overhead = 2**20
-    for kind, _, request, reply in net.log:
+    for kind, _, request, _ in net.log:
         if kind in ("ask", "add"):
             assert len(encode(request)) <= sizes[kind] - overhead + 8192
     answers = [len(encode(reply)) for _, reply in net.replies("ask") if reply is not None]
@@ -758,8 +773,6 @@ def test_messages_are_no_longer_than_planned(trust: str, keys: str, tmp_path: Pa
 
 
 def test_a_run_whose_messages_are_too_long_is_not_planned() -> None:
-    from dataclasses import replace as replaced
-
     def with_words(trust: str, words: int, n_clients: int = 3) -> Any:
         run = make_run(trust, "relayed", min_clients=n_clients)
         return replaced(run, document=replace(run.document, words=(words,)))
@@ -785,3 +798,141 @@ def test_a_cohort_that_is_larger_than_planned_ends_the_run_before_anything_is_as
     with pytest.raises(ConfigurationError, match="MiB of shares to relay"):
         net.set_up()
     assert net.trips == ["enrol"]
+
+
+# ------------------------------------------------------------------------------ sums and queries
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_clients_that_differ_are_left_out_with_their_versions(trust: str, tmp_path: Path) -> None:
+    net = make_net(tmp_path, trust, n=7)
+    for node_id in (17, 24):
+        net.nodes[node_id].change = other_tag
+    net.play()
+    assert net.server.proceedings.answers == [5] * T
+    assert net.reasons("differs") == {17: T, 24: T}
+    versions = {i.software for i in net.server.incidents if i.kind == "differs"}
+    assert versions == {f"flower-kmeans {__version__}"}
+    assert {d.reason for d in net.server.dropped} == {DIFFERS}
+
+
+def test_of_two_groups_the_larger_one_is_added_up(tmp_path: Path) -> None:
+    net = make_net(tmp_path, "oblivious-server", n=9, rounds=1)
+    tag = token(32)
+    for node_id in sorted(net.nodes)[:4]:
+        net.nodes[node_id].change = lambda q, r: replace(r, tag=tag) if isinstance(r, Answer) else r
+    net.play()
+    assert net.server.proceedings.answers == [5]
+    assert sum(net.reasons("differs").values()) == 4
+
+
+def test_a_server_that_adds_the_noise_adds_it_once_to_all_words_but_the_last(
+    tmp_path: Path,
+) -> None:
+    net = completes(make_net(tmp_path, "oblivious-server", n=9))
+    noises = []
+    for t in range(1, T + 1):
+        entries = {
+            encode(e)
+            for _, _, request, _ in net.log
+            for e in getattr(request, "entries", ())
+            if e.t == t
+        }
+        assert len(entries) == 1
+        entry = msgspec.msgpack.decode(entries.pop())
+        answers = [r.words for _, r in net.replies("ask", t) if isinstance(r, Answer)]
+        total = sum(np.frombuffer(words, "<u8") for words in answers)
+        noise = (np.frombuffer(entry["words"], "<u8") - total).astype(np.int64)
+        assert noise[-1] == 0
+        noises.append(noise[:-1])
+    run = net.server.run
+    release = run.plan.rounds[0][0]
+    units = run.algorithm.units(1)
+    scaled = np.concatenate(noises) / (release.noise_multiplier * np.tile(units, T))
+    assert np.all(scaled != 0)
+    assert 0.3 < np.sqrt(np.mean(scaled**2)) < 3  # 18 normal values: beyond with less than 1e-9
+
+
+@pytest.mark.parametrize("trust", ["plain", "trusted-server", "distributed-noise"])
+def test_a_server_that_sees_the_sums_sends_every_query_and_no_entry(
+    trust: str, tmp_path: Path
+) -> None:
+    net = completes(make_net(tmp_path, trust, n=5))
+    for t in range(1, T + 1):
+        queries = {q.query for kind, _, q, _ in net.log if kind == "ask" and q.t == t}
+        assert len(queries) == 1
+        assert None not in queries
+    assert not any(q.entries for kind, _, q, _ in net.log if kind == "ask")
+    finishes = {q.result for kind, _, q, _ in net.log if kind == "finish"}
+    assert len(finishes) == 1
+
+
+@pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
+def test_a_blind_server_sends_no_query_and_no_result(trust: str, tmp_path: Path) -> None:
+    net = completes(make_net(tmp_path, trust, n=5))
+    assert all(q.query is None for kind, _, q, _ in net.log if kind == "ask")
+    assert all(q.result is None for kind, _, q, _ in net.log if kind == "finish")
+    assert net.server.state.round == 0
+
+
+def test_noise_beyond_the_plan_is_removed(tmp_path: Path) -> None:
+    net = completes(make_net(tmp_path, n=9, levels=(4, 8)))  # M' = 2
+    assert net.server.proceedings.noise_factors == pytest.approx([math.sqrt(9 / 8)] * T)
+    lossy = make_net(
+        _made(tmp_path / "lossy"),
+        n=9,
+        levels=(4, 8),
+        lossy=lambda n, kind, t, a: (
+            {1: "reply" * (n < 20), 2: "reply"}.get(t, "")
+            if kind == ("ask" if t == 1 else "add")
+            else ""
+        ),
+    )
+    completes(lossy)
+    assert lossy.server.proceedings.answers == [6, 0, 9]
+    factors = lossy.server.proceedings.noise_factors
+    assert factors == pytest.approx([math.sqrt(6 / 4), 0, math.sqrt(9 / 8)])
+
+
+def _synopsis() -> Algorithm:
+    budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+    return SynopsisAlgorithm(n_clusters=2, domain=BOX, budget=budget, n_records=100_000)
+
+
+def test_a_sum_that_the_algorithm_cannot_miss_ends_the_run(tmp_path: Path) -> None:
+    net = make_net(
+        tmp_path, algorithm=_synopsis(), lossy=lambda n, kind, t, a: "reply" * (kind == "add")
+    )
+    with pytest.raises(RunError, match=r"sum-shares that open the sum of round 1.*No answer"):
+        net.play()
+
+
+def test_an_algorithm_that_only_the_server_steps_uses_its_public_seed(tmp_path: Path) -> None:
+    queries = {}
+    for seed in (1, 1, 2):
+        algorithm = LloydAlgorithm(
+            n_clusters=2, domain=BOX, budget=PrivacyBudget(epsilon=None), n_rounds=2
+        )
+        server = Server(make_run("plain", algorithm=algorithm), seed=seed)
+        assert server._generator(1) is None  # replayable: no randomness but the seed in its config
+        queries.setdefault(seed, []).append(server.state.arrays["centroids"].tobytes())
+    assert len({each for pair in queries.values() for each in pair}) == 1
+
+
+def test_a_query_that_clients_would_refuse_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Algorithm, query: Any) -> None:
+        raise MessageError("The query is out of range.")
+
+    net = make_net(tmp_path, "plain", n=3).set_up()
+    monkeypatch.setattr(LloydAlgorithm, "check_query", refuse)
+    with pytest.raises(RunError, match=r"Round 1 cannot be asked for\. The query is out of range"):
+        net.round()
+    assert net.trips == ["enrol"]
+
+
+def test_answers_need_a_round_that_was_asked_for(tmp_path: Path) -> None:
+    net = make_net(tmp_path, "plain", n=3).set_up()
+    with pytest.raises(RunError, match="Expected `ask` before"):
+        net.server.take_answers([], net.trip)

@@ -214,8 +214,8 @@ def test_clients_that_lose_their_memory_replay_the_transcript(name, trust):
     missed = 2 if trust == "clients-only" else 3
     answers = [6, 6] + [5] * missed + [6] * strategy.n_rounds
     assert strategy.report.answers == answers[: strategy.n_rounds]
-    assert strategy.report.renewed == {1 + missed: 1}
-    assert len(outcome.results) == 6
+    assert [each.round for each in strategy.report.incidents_of("renewed")] == [1 + missed]
+    assert len(outcome.results) == (6 if strategy.n_rounds >= 2 + missed else 5)
     assert outcome.one.centroids.shape[0] == 3
 
 
