@@ -221,8 +221,10 @@ class Cohort:
 
         Others could not share with the client that has it, so it lacks the secret key.
         """
-        if self._waiting.get(slot):
-            self._changes[slot] = self._waiting[slot].pop(0)
+        waiting = self._waiting.get(slot)
+        if waiting and slot not in self._changes:
+            waiting += [client for client in self.clients.values() if client.slot == slot]
+            self._changes[slot] = waiting.pop(0)
 
     def _accepts(self, client: Participant) -> bool:
         """Return whether a client's keys can stand in a committee's list, where each is once."""

@@ -47,6 +47,8 @@ class Net:
     log: list[tuple[str, int, Request, Reply | None]] = field(default_factory=list)
     late: list[int] = field(default_factory=list)
     """Nodes that are not there when the run begins, and are invited in every later trip."""
+    hasty: bool = False
+    """Whether a trip ends as soon as the server has enough."""
 
     def trip(
         self, kind: str, requests: Mapping[int, Request], has_enough: Callable[[], bool]
@@ -57,6 +59,8 @@ class Net:
             self.on_trip(kind)
         for node_id, request in requests.items():
             yield node_id, self._carry(kind, node_id, request)
+            if self.hasty and has_enough():
+                break
         if kind == "ask":
             for node_id, request in self.server.join(self.late).items():
                 yield node_id, self._carry("enrol", node_id, request)
