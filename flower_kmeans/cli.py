@@ -85,7 +85,7 @@ MaxColluders = Annotated[
     int | None,
     typer.Option(
         help="How many clients may pool what they know, with or without the server; by default a "
-        "tenth of the clients."
+        "tenth of them where clients share the noise, else 1."
     ),
 ]
 Rounds = Annotated[
