@@ -277,7 +277,7 @@ def simulate(
         files += out.write_report(output, clustering.report.to_dict() | facts)
         page = html_report(
             clustering,
-            columns=source.columns,
+            columns=[printable(name) for name in source.columns],
             facts=[
                 ("data", source.name),
                 ("engine", str(engine)),
