@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from documents import BOX, TRUSTS, make_algorithm, make_document
+from documents import TRUSTS, make_algorithm, make_document
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
@@ -449,21 +449,21 @@ class Cohort:
             for index, reply in replies.items():
                 if isinstance(reply, Answer):
                     self.have[index] = t - 1
-                elif reply.code == Code.RENEW:
-                    self.seat(index, reply)
                 elif reply.code == Code.NEED:
                     self.have[index] = 0
             answers = self._largest({i: r for i, r in replies.items() if isinstance(r, Answer)})
             if distributor in replies and isinstance(replies[distributor], Answer):
                 self.take_envelopes(distributor, replies[distributor].envelopes, missing)
-            answers = {i: a for i, a in answers.items() if self.seats[i].slot >= 0}
-            if len(answers) < self.document.min_clients:
-                continue
-            if self.trust.has_committee:
+            is_enough = len(answers) >= self.document.min_clients
+            if is_enough and self.trust.has_committee:
                 self._add(t, attempt, answers)
-            else:
+            elif is_enough:
                 self._combine(t, attempt, answers)
-            return sorted(answers)
+            for index, reply in replies.items():  # this attempt's cohort was that before
+                if code(reply) == Code.RENEW:
+                    self.seat(index, reply)
+            if is_enough:
+                return sorted(answers)
         raise AssertionError(f"Round {t} has too few answers: {self.refusals}")
 
     def _distributor(self, missing: list[int]) -> int | None:
@@ -548,7 +548,7 @@ class Cohort:
             known = self.have.get(index, 0)
             values["entries"] = tuple(entry for entry in self.entries if entry.t > known)
             values["wrap_for"] = self.wrap_for(index)
-        else:
+        elif "result" not in changes:
             values["result"] = self.result()
         return Finish(**{**values, **changes})
 

@@ -194,14 +194,9 @@ class Opened:
     survivors: list[NDArray[np.bool_]] = field(default_factory=list)
 
 
-def noise_of_run(
-    strategy: KMeansStrategy, partitions: Sequence[NDArray[np.float64]], **options: Any
-) -> Opened:
-    """Run a strategy and return the noise that every round of it really carried.
-
-    The opened sums are those that an algorithm is given, by the server or in a client. The
-    algorithm must be one that clients could compute.
-    """
+@contextmanager
+def watched_sums() -> Iterator[dict[int, NDArray[np.int64]]]:
+    """Collect the sum of every round of a run, as an algorithm is given it, by server or client."""
     sums: dict[int, NDArray[np.int64]] = {}
     unflatten = Algorithm.unflatten
 
@@ -210,6 +205,17 @@ def noise_of_run(
         return unflatten(self, vector, round_number, answered)
 
     with mock.patch.object(Algorithm, "unflatten", watch):
+        yield sums
+
+
+def noise_of_run(
+    strategy: KMeansStrategy, partitions: Sequence[NDArray[np.float64]], **options: Any
+) -> Opened:
+    """Run a strategy and return the noise that every round of it really carried.
+
+    Its algorithm must be one that clients could compute.
+    """
+    with watched_sums() as sums:
         run_recorded(strategy, partitions, **options)
     opened, algorithm = Opened(), strategy.algorithm
     state = algorithm.initial_state(None)
@@ -222,7 +228,7 @@ def noise_of_run(
         ]
         opened.noise.append(sums[t] - sum(exact))
         opened.survivors.append(survivors)
-        statistic = unflatten(algorithm, sums[t], t, float(survivors.mean()))
+        statistic = algorithm.unflatten(sums[t], t, float(survivors.mean()))
         state = algorithm.update(state, statistic)
     return opened
 
