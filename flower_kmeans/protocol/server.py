@@ -158,6 +158,7 @@ class _Attempt:
     wanted: list[Participant] = field(default_factory=list)  # whose envelopes are asked for
     requests: dict[int, Ask] = field(default_factory=dict)
     groups: dict[bytes, _Group] = field(default_factory=dict)  # by tag
+    have: int = 0  # how many answers can be added up
 
 
 @dataclass
