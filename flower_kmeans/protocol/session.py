@@ -351,7 +351,8 @@ def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> 
     run : bytes, optional
         The only run to look at.
     """
-    for path in directory.glob(f"records-{'*' if run is None else run.hex()}-*"):
+    name = "?" * 64 if run is None else run.hex()
+    for path in directory.glob(f"records-{name}-{'?' * 64}.*"):
         with suppress(OSError, ValueError):
             found = ledger.load(bytes.fromhex(path.name.split("-")[1]))
             try:

@@ -45,6 +45,7 @@ _ELEMENT = np.uint64(2**63 - 1)  # the three fields of an element
 _WORD_BYTES = 8
 _EXACT_TERMS = 2**11  # products of residues whose sum is exact in float64
 _BATCH_ELEMENTS = 2**17  # elements that are added up at a time
+_TOO_MANY = "Too many sum-shares are false."
 _DECODINGS = 8  # a false share passes a random combination once in two million
 
 Floats = NDArray[np.float64]
@@ -353,11 +354,16 @@ def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bo
         for i, prime in enumerate(PRIMES):
             combined = _combination(values[i], weights[i].astype(np.float64), prime)
             true &= _decode(points, combined, degree, prime)
-        if 2 * np.count_nonzero(~true) > len(points) - degree:
-            raise SumError("Too many sum-shares are false.")
+        _require_few(~true, degree)  # of all primes together
         if _fit(points[true], values[:, true], degree):
             return true
     raise SumError("The sum-shares lie on no polynomials.")
+
+
+def _require_few(false: NDArray[np.bool_], degree: int) -> None:
+    """Require so few false shares that the others determine them."""
+    if 2 * np.count_nonzero(false) > len(false) - degree:
+        raise SumError(_TOO_MANY)
 
 
 def _fit(points: Integers, values: Floats, degree: int) -> bool:
@@ -406,9 +412,9 @@ def _decode(points: Integers, values: Integers, degree: int, prime: int) -> NDAr
         for coefficient in polynomial[::-1]:
             fitted = (fitted * points + coefficient) % prime
         true: NDArray[np.bool_] = fitted == values
-        if 2 * np.count_nonzero(~true) <= n - degree:
-            return true
-    raise SumError("Too many sum-shares are false.")
+        _require_few(~true, degree)
+        return true
+    raise SumError(_TOO_MANY)
 
 
 # Polynomials modulo a prime: int64 coefficients, the constant first, without zeros at the end.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flower_kmeans.privacy.report import CommitteeReport, Report
+from flower_kmeans.privacy.report import CommitteeReport, Dropped, Report
 from flower_kmeans.webreport.charts import round_chart
 from flower_kmeans.webreport.markup import Markup, facts, number, paragraph, section, table, tag
 from flower_kmeans.webreport.outcome import Outcome
@@ -80,13 +80,13 @@ def _incidents(report: Report) -> list[Markup]:
             _when(entry.round, len(report.plan.rounds)),
             "-" if entry.client < 0 else entry.client,
             entry.node_id,
-            entry.reason if not entry.software else f"{entry.reason} ({entry.software})",
+            _what(entry),
             "yes" if (entry.round, entry.node_id) in dropped else "no",
         )
         for entry in ordered[:_MAX_INCIDENTS]
     ]
     head = ["when", "client", "node", "what", "missed"]
-    parts = [*ended, table(head, rows, caption="What was not an orderly answer", right=(1, 2))]
+    parts = [*ended, table(head, rows, caption="What was not an orderly reply", right=(1, 2))]
     if len(ordered) > _MAX_INCIDENTS:
         parts.append(paragraph(f"And {len(ordered) - _MAX_INCIDENTS} more, in the report."))
     return parts
@@ -109,6 +109,13 @@ def committee_facts(committee: CommitteeReport) -> list[tuple[str, object]]:
             ("more corrupt ones with probability", "at most 2^-40"),
         ]
     return pairs
+
+
+def _what(entry: Dropped) -> str:
+    """Return why a client is listed, with its software where that is the reason."""
+    if entry.kind != "differs":
+        return entry.reason
+    return f"{entry.reason} Its software: {entry.software or 'not stated'}."
 
 
 def _released(report: Report, number_: int, names: list[str]) -> str:

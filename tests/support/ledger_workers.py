@@ -127,20 +127,6 @@ def die(state_dir, when):
         os._exit(CRASHED)
 
 
-def answer_and_die(policy, records, content, sent):
-    """Handle a message as a client does and end before, or after, the reply has left."""
-    from flwr.app import RecordDict
-
-    from flower_kmeans.federation.member import Member
-
-    reply = Member(policy, RecordDict(), 2**63 + 1, lambda: records).handle(content)
-    if sent is not None:
-        sent.put(bytes(reply["kmeans"]["words"]))
-        sent.close()
-        sent.join_thread()
-    os._exit(CRASHED)
-
-
 def crash_with_a_hot_journal(path):
     """End within a transaction that has begun to overwrite the file."""
     db = sqlite3.connect(path, isolation_level=None)
