@@ -47,7 +47,7 @@ def rounds_section(outcome: Outcome) -> Markup:
                 zip(_names(report), report.answers, missing, report.factors, strict=False), 1
             )
         ]
-        head = ["round", "asked", "answered", "missing", "noise, of the planned", "released"]
+        head = ["round", "asked", "answered", "missing", "noise factor", "released"]
         values = table(head, rows, caption="Clients by round", right=(0, 1, 2, 3, 4))
         parts.append(tag("div", tag("figure", chart, legend), values, class_="pair"))
     parts += _incidents(report)
