@@ -27,7 +27,7 @@ from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation import coordinator, release
 from flower_kmeans.federation.arrays import encode_arrays
-from flower_kmeans.federation.in_process import InProcessGrid
+from flower_kmeans.protocol.in_process import InProcessGrid
 from flower_kmeans.federation.life import Life, load_life
 from flower_kmeans.federation.messages import RECORD_KEY
 from flower_kmeans.federation.transcript import first_hash, next_hash, question_hash, unpack_words

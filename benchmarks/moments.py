@@ -16,7 +16,7 @@ from weighing import Hop, WeighingGrid
 from flower_kmeans import Ball, ClientPolicy, PrivacyBudget, kmeans_client_app
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.federation.in_process import task_identity
+from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.strategies import FedDPKMeans
 
 N_CLIENTS = 5

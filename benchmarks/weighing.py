@@ -7,7 +7,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.common.serde import message_to_proto
 
-from flower_kmeans.federation.in_process import InProcessGrid
+from flower_kmeans.protocol.in_process import InProcessGrid
 
 
 @dataclass

@@ -23,9 +23,11 @@ from rich.text import Text
 
 from flower_kmeans.domain import Ball, Domain
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
-from flower_kmeans.federation.document import MASKED_TRUSTS
-from flower_kmeans.federation.policy import ClientPolicy
 from flower_kmeans.privacy.ledger import spent_epsilon
+from flower_kmeans.protocol.committee import MAX_POSITIONS
+from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.roster import Identity, Roster
+from flower_kmeans.protocol.trust import PLAIN, trust_model
 from flower_kmeans.records import as_number, check_columns
 from flower_kmeans.tables import MissingValuesError, load_table
 from flower_kmeans.version import __version__
@@ -40,7 +42,7 @@ _HINTS = {
     "versions": f"Install what fits: pip install 'flwr>={FLWR[0]},<{FLWR[1]}'.",
     "policy file": "docs/threat-model.md has an example under 'What an operator decides'.",
     "accepts": "Change these settings in the policy file.",
-    "keys": "flower-kmeans keygen makes key files; only the node's own user may read one.",
+    "keys": "flower-kmeans keygen makes and checks them; only the node's own user may read a key.",
     "ledger": "state_dir is a directory of this node's own, mode 0700, in one that exists.",
     "data": "Needed are numbers without empty cells, in the columns that the policy pins, if any.",
     "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
@@ -53,7 +55,7 @@ class Finding:
 
     name: str
     is_well: bool
-    told: str
+    text: str
 
 
 def check_node(
@@ -109,11 +111,11 @@ def print_findings(console: Console, findings: list[Finding]) -> None:
     table.add_column("finding", overflow="fold")
     for finding in findings:
         mark = Text("ok", style="green") if finding.is_well else Text("no", style="bold red")
-        table.add_row(mark, finding.name, Text(finding.told))
+        table.add_row(mark, finding.name, Text(finding.text))
     console.print(table)
     bad = [finding.name for finding in findings if not finding.is_well]
-    told = f"No, because of: {', '.join(bad)}." if bad else "Yes, as far as this can tell."
-    console.print(Text(told), soft_wrap=True)
+    answer = f"No, because of: {', '.join(bad)}." if bad else "Yes, as far as this can see."
+    console.print(Text(answer), soft_wrap=True)
 
 
 def _find(name: str, look: Callable[..., str], *arguments: Any) -> Finding:
@@ -157,26 +159,21 @@ def _policy_file(path: Path) -> str:
 
 
 def _accepted(policy: ClientPolicy) -> str:
-    names = ["trusts", "algorithms", "units"]
-    if policy.trusts == ("distributed-noise",):
-        names.append("openings")
-    nothing = [name for name in names if getattr(policy, name) == ()]
+    nothing = [name for name in ("trusts", "algorithms", "units") if getattr(policy, name) == ()]
     if nothing:
         raise ConfigurationError(f"Every run is refused: {' and '.join(nothing)} admit nothing.")
     columns, domain = policy.columns, policy.domain
     bounds = "any bounds (pin domain)" if domain is None else _bounds(domain)
     named = "any columns (pin columns)" if columns is None else f"columns {_listed(columns)}"
-    trust = f"trust {_either(policy.trusts)}"
-    if "distributed-noise" in policy.trusts and policy.openings:
-        trust += f" (opening {_either(policy.openings)})"
     return "; ".join(
         (
-            trust,
+            f"trust {_either(policy.trusts)}",
             f"algorithm {_either(policy.algorithms)}" if policy.algorithms else "any algorithm",
             f"epsilon up to {policy.max_epsilon:g} at delta {policy.max_delta:g} in one run",
             f"per {_either(policy.units)}",
             f"at least {policy.min_clients} clients",
-            f"at most {policy.max_rounds} rounds",
+            f"max_colluders of at least {policy.max_colluders}",
+            f"at most {policy.max_rounds} rounds, with {policy.max_attempts} attempts each",
             f"keys {_either(policy.accepted_keys)}",
             bounds,
             named,
@@ -185,36 +182,56 @@ def _accepted(policy: ClientPolicy) -> str:
 
 
 def _keys(policy: ClientPolicy) -> str:
-    if not set(policy.trusts) & set(MASKED_TRUSTS):
-        return "Not needed: the accepted trust models mask nothing."
-    told = []
-    if policy.read_group_key() is not None:
-        told.append(f"The group key of {policy.group_key_file} can be read by its owner alone.")
     identity = policy.read_identity()
+    if not any(trust_model(name).is_protected for name in policy.trusts):
+        return "Not needed: under the accepted trust models vectors leave the clients unprotected."
+    if identity is None:
+        return (
+            "Relayed by the server, which protects against a passive server only: set roster_file "
+            "and member_key_file."
+        )
+    if len(identity.roster) < policy.min_clients:
+        raise ConfigurationError(
+            f"Expected at least min_clients={policy.min_clients} clients in the roster_file "
+            f"{policy.roster_file}. Got {len(identity.roster)} instead."
+        )
+    return " ".join(describe_roster(identity.roster, identity))
+
+
+def describe_roster(roster: Roster, identity: Identity | None = None) -> list[str]:
+    """Return what operators must know, and compare, of a roster, in sentences.
+
+    Parameters
+    ----------
+    roster : Roster
+        As it was read, so its keys are valid.
+    identity : Identity, optional
+        Of the client that reads it.
+    """
+    lines = [f"The roster has {len(roster)} clients, each with a valid key."]
     if identity is not None:
-        names = identity.roster.names
-        if len(names) < policy.min_clients:
-            raise ConfigurationError(
-                f"Expected at least min_clients={policy.min_clients} members in the roster_file "
-                f"{policy.roster_file}. Got {len(names)} instead."
-            )
-        told.append(
-            f"The key of {policy.member_key_file} can be read by its owner alone, and is "
-            f"{names[identity.place]}, number {identity.place + 1} of {len(names)} in "
-            f"{policy.roster_file}. All members must have the same roster."
+        name, number = roster.names[identity.slot], identity.slot + 1
+        lines.append(f"The own key is that of {name}, number {number} of {len(roster)}.")
+    if roster.beacon:
+        lines.append(
+            f"The beacon is {roster.beacon.hex()}. It must have been fixed after all keys were: "
+            "somebody who knew it before could choose keys that come into a committee."
         )
-    if not told:
-        told.append(
-            "Relayed by the server, which withstands a passive server only: set roster_file and "
-            "member_key_file, or group_key_file."
-        )
-    return " ".join(told)
+    else:
+        lines.append(f"There is no beacon, and none is needed up to {MAX_POSITIONS} clients.")
+    digest = roster.digest.hex()
+    groups = " ".join(digest[i : i + 4] for i in range(0, len(digest), 4))
+    lines.append(f"Digest: {groups}")
+    lines.append(
+        "All operators must have the same digest: compare it by phone, not through the server."
+    )
+    return lines
 
 
 def _ledger(policy: ClientPolicy) -> str:
     delta, total = policy.max_total_delta, policy.max_total_epsilon
     if policy.state_dir is None:
-        if set(policy.trusts) <= {"plain"}:
+        if set(policy.trusts) <= {PLAIN.name}:
             return "Not needed: no private run is accepted."
         if policy.in_memory:
             return "None is kept (in_memory): nothing bounds what all runs cost together."

@@ -47,12 +47,41 @@ class StrategyName(StrEnum):
 
 
 class Trust(StrEnum):
-    """Who may see what."""
+    """The trust models, each with a line on who learns what."""
 
-    OBLIVIOUS_SERVER = "oblivious-server"
-    DISTRIBUTED_NOISE = "distributed-noise"
-    TRUSTED_SERVER = "trusted-server"
-    PLAIN = "plain"
+    learns: str
+
+    def __new__(cls, name: str, learns: str) -> "Trust":
+        """Make a member of a line below; its value is its name on the command line."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.learns = learns
+        return member
+
+    CLIENTS_ONLY = (
+        "clients-only",
+        "only clients see the noisy sums and the result; the server sees them with a client's help",
+    )
+    DISTRIBUTED_NOISE = (
+        "distributed-noise",
+        "the server sees the noisy sums, and no more together with --max-colluders clients",
+    )
+    OBLIVIOUS_SERVER = (
+        "oblivious-server",
+        "the server adds the noise and sees no sum; with one client it sees every exact answer",
+    )
+    TRUSTED_SERVER = (
+        "trusted-server",
+        "the server sees every client's exact answer and adds the noise",
+    )
+    PLAIN = "plain", "the server sees every client's exact answer, and nobody adds noise"
+
+
+class Keys(StrEnum):
+    """Where the clients' keys come from, where vectors leave them protected."""
+
+    RELAYED = "relayed"
+    ROSTER = "roster"
 
 
 class Unit(StrEnum):
@@ -73,7 +102,7 @@ def chosen_or_default(name: StrategyName | None, n_rounds: int | None) -> Strate
     """Return the strategy that was named, or else the one to take when in doubt.
 
     That is the one with the smallest losses for records of those that need no points of the
-    server's (docs/choosing.md). Its number of rounds follows from the plan: where another number is
+    server (docs/choosing.md). Its number of rounds follows from the plan: where another number is
     given, the best of the others.
     """
     if name is not None:
@@ -112,6 +141,7 @@ def make_strategy(
     unit: Unit | None,
     clip: float | None,
     n_rounds: int | None,
+    max_colluders: int | None,
     server_data: "NDArray[np.float64] | None",
     **parameters: Any,
 ) -> "KMeansStrategy":
@@ -119,7 +149,7 @@ def make_strategy(
 
     Parameters
     ----------
-    name, box, epsilon, trust, delta, unit, clip, n_rounds
+    name, box, epsilon, trust, delta, unit, clip, n_rounds, max_colluders
         As given on the command line; ``None`` takes the strategy's default, and epsilon 1.
     server_data : ndarray of shape (m, d), optional
         Only for a strategy that takes it; see `read_server_points` and `placeholders`.
@@ -150,6 +180,7 @@ def make_strategy(
         clip=clip,
         trust=None if trust is None else trust.value,
         n_rounds="auto" if n_rounds is None else n_rounds,
+        max_colluders=max_colluders,
         **parameters,
     )
     return made

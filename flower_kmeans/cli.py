@@ -1,10 +1,10 @@
 """The ``flower-kmeans`` command.
 
 ``simulate`` clusters a photograph, or a table of one's own, with all clients on this machine;
-``plan`` prints what a private run would cost, from its parameters alone; ``keygen`` makes keys for
-a deployment, ``check`` tells whether a node could take part in one, and ``forget`` erases what runs
-that failed left in its ledger; ``bench`` runs benchmarks. Errors are one sentence and end with exit
-code 1.
+``plan`` prints what a private run would cost, from its parameters; ``keygen`` makes keys and a
+roster for a deployment and checks them, ``check`` says whether a node could take part in one, and
+``forget`` erases what runs that failed left in its ledger; ``bench`` runs benchmarks. Errors are
+one sentence and end with exit code 1.
 """
 
 import logging
@@ -23,6 +23,7 @@ from rich.text import Text
 from flower_kmeans.bench.command import bench
 from flower_kmeans.choice import (
     Engine,
+    Keys,
     StrategyName,
     Trust,
     Unit,
@@ -34,6 +35,7 @@ from flower_kmeans.choice import (
 )
 from flower_kmeans.console import one_sentence, plain_console
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import printable
 from flower_kmeans.version import __version__
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ app = typer.Typer(
 app.command()(bench)
 
 
-# Told first in the report of such a run, whose epsilon is otherwise that of its noise.
+# Stands first in the report of such a run, whose epsilon is otherwise that of its noise.
 _BOUNDS_READ_OFF = (
     "NOT PRIVATE: the bounds were read off the records and are exact facts about single ones; "
     "epsilon and delta would hold for public bounds."
@@ -74,8 +76,16 @@ Delta = Annotated[
 TrustModel = Annotated[
     Trust | None,
     typer.Option(
-        help="Who adds the noise; by default distributed-noise, oblivious-server for fastlloyd, "
-        "glloyd and sulloyd, plain for lloyd."
+        help="Who learns what; by default distributed-noise, oblivious-server for fastlloyd, "
+        "glloyd and sulloyd, plain for lloyd.\n\n"
+        + "\n\n".join(f"{model}: {model.learns}." for model in Trust)
+    ),
+]
+MaxColluders = Annotated[
+    int | None,
+    typer.Option(
+        help="How many clients may pool what they know, with or without the server; by default a "
+        "tenth of the clients."
     ),
 ]
 Rounds = Annotated[
@@ -169,8 +179,13 @@ def simulate(
     unit: ProtectedUnit = None,
     clip: Clip = None,
     trust: TrustModel = None,
+    keys: Annotated[
+        Keys,
+        typer.Option(help="Whether clients' keys are relayed by the server or pinned in a roster."),
+    ] = Keys.RELAYED,
     rounds: Rounds = None,
     min_clients: MinClients = None,
+    max_colluders: MaxColluders = None,
     seed: Annotated[int, typer.Option(help="Public randomness only: never that of noise.")] = 0,
     engine: Annotated[Engine, typer.Option(help="Where the clients run.")] = Engine.RAY,
     output: Annotated[Path, typer.Option(help="Directory for the results.")] = Path(
@@ -222,13 +237,15 @@ def simulate(
             n_clients=len(partitions),
             n_rounds=rounds,
             min_clients=min_clients,
+            max_colluders=max_colluders,
+            keys=keys.value,
             server_data=points,
             seed=seed,
         )
         out.prepare_directory(output)
         console.print(
             Text(
-                f"{source.name}: {_number(len(source.records), 'record')} of "
+                f"{printable(source.name)}: {_number(len(source.records), 'record')} of "
                 f"{_number(len(partitions), 'client')}, {_number(len(source.columns), 'column')}; "
                 f"{type(chosen).__name__}, {_number(clusters, 'cluster')}, engine {engine}"
             ),
@@ -316,6 +333,7 @@ def plan(
     trust: TrustModel = None,
     rounds: Rounds = None,
     min_clients: MinClients = None,
+    max_colluders: MaxColluders = None,
 ) -> None:
     """Print what a run would cost, from its parameters alone.
 
@@ -347,6 +365,7 @@ def plan(
             n_clients=clients,
             n_rounds=rounds,
             min_clients=min_clients,
+            max_colluders=max_colluders,
             server_data=placeholders(named, server_points, features),
             seed=0,
         )
@@ -355,6 +374,8 @@ def plan(
             ("n_clients", str(chosen.n_clients)),
             ("min_clients", str(chosen.min_clients)),
         ]
+        if chosen.trust_model.is_protected:
+            facts.append(("max_colluders", str(chosen.max_colluders)))
         if chosen.clip is not None:
             facts.append(("clip", clip_text(chosen.clip, chosen.clips)))
         if chosen.plan.is_private:
@@ -366,36 +387,50 @@ def plan(
 @app.command()
 def keygen(
     names: Annotated[
-        list[str], typer.Argument(help="The group key file to write; with --members, their names.")
-    ],
+        list[str] | None, typer.Argument(help="Names of the clients to make keys for, by slot.")
+    ] = None,
     *,
-    members: Annotated[
-        bool, typer.Option("--members", help="Write one key per member, and their roster.")
-    ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="With --members: the directory for keys and roster.")
+        Path | None, typer.Option(help="The directory for keys and roster; the current one.")
+    ] = None,
+    beacon: Annotated[
+        str | None,
+        typer.Option(
+            help="For the new roster: public random hexadecimal digits, fixed after keys."
+        ),
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="ROSTER", help="Make nothing; check this roster.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="With --check: the own key, which must be on the roster.")
     ] = None,
 ) -> None:
-    """Make a group key, or the keys of members and the roster that pins them.
+    """Make clients' keys and the roster that pins them, or check a roster.
 
-    The server must get none of these files but the roster. A member that makes its own key gives
-    away its line of the roster only; the lines of all, in one order, are everybody's roster.
+    The server may have the roster, and none of the keys. A client that makes its own key gives away
+    its line of the roster only; the lines of all, in one order, are the roster of everybody.
     """
     with one_sentence():
-        from flower_kmeans.federation.roster import write_group_key, write_members
+        from flower_kmeans.check import describe_roster
+        from flower_kmeans.protocol.roster import Roster, read_identity, write_members
 
-        if members:
-            written = write_members(output or Path(), names)
-        elif len(names) > 1 or output is not None:
+        makes = {"--output": output, "--beacon": beacon, "names of clients": names or None}
+        given = [name for name, value in makes.items() if value is not None]
+        if check is not None and given:
+            raise ConfigurationError(f"Expected --check alone or with --key. Got {given} as well.")
+        if check is None and (key is not None or not names):
             raise ConfigurationError(
-                "Expected one group key file to write, or --members with names. "
-                f"Got {len(names)} names and --output={output} instead."
+                "Expected names of clients to make keys for, or --check ROSTER. Got neither."
             )
+        if check is None:
+            for path in write_members(output or Path(), names or [], beacon):
+                typer.echo(f"Wrote {path}")
+            typer.echo(f"Read the digest of the roster that all use: keygen --check {path}")
         else:
-            written = [Path(names[0])]
-            write_group_key(written[0])
-        for path in written:
-            typer.echo(f"Wrote {path}")
+            identity = None if key is None else read_identity(check, key)
+            for line in describe_roster(Roster.from_file(check), identity):
+                typer.echo(line)
 
 
 @app.command()
@@ -416,7 +451,7 @@ def check(
         Path | None, typer.Option(help="Certificate of the SuperLink's authority (ca.crt).")
     ] = None,
 ) -> None:
-    """Tell whether a node could take part, as the user who runs it. Nothing is changed.
+    """Say whether a node could take part, as the user who runs it. Nothing is changed.
 
     Exit code 0 if all is well, 1 otherwise. No record's value and no number of records is printed.
     """
@@ -444,14 +479,15 @@ def forget(
 ) -> None:
     """Erase the secrets of runs that never ended from a node's ledger.
 
-    A run that failed leaves its keys there. What it answered stays charged, and what was reserved
-    for its further rounds comes back. A run that still goes on is refused from then on.
+    A run that failed leaves its keys there, for 30 days at most. What it answered stays charged,
+    and what was reserved for its further rounds comes back. A run that still goes on is refused
+    from then on.
     """
     with one_sentence():
-        from flower_kmeans.federation.life import forget_unfinished
-        from flower_kmeans.federation.policy import ClientPolicy
         from flower_kmeans.privacy.ledger import Ledger
         from flower_kmeans.privacy.ledger_file import find_private_file
+        from flower_kmeans.protocol.policy import ClientPolicy
+        from flower_kmeans.protocol.session import forget_unfinished, remove_copies
 
         if (state_dir is None) == (policy_file is None):
             raise ConfigurationError("Expected either --state-dir or --policy-file.")
@@ -462,6 +498,7 @@ def forget(
             raise ConfigurationError(f"There is no ledger in {named}.")
         with Ledger(named) as ledger:
             n = forget_unfinished(ledger)
+            remove_copies(Path(named), ledger)
         typer.echo(
             f"Forgot {_number(n, 'unfinished run')} in {named}. What they answered stays charged; "
             "what was reserved for further rounds comes back."
@@ -502,7 +539,7 @@ def _round_printer(console: Console, status: Status) -> "Callable[[RoundInfo], N
             f"{_number(info.n_answers, 'client')} answered{missing}",
             highlight=False,
         )
-        status.update("delivering" if info.round == info.n_rounds else "asking the next question")
+        status.update("delivering" if info.round == info.n_rounds else "sending the next query")
 
     return on_round
 

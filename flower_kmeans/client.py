@@ -10,8 +10,8 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import ArrayLike
 
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.federation.member import ClientResult, Member
-from flower_kmeans.federation.policy import ClientPolicy, tightest
+from flower_kmeans.protocol.client import Client, ClientResult
+from flower_kmeans.protocol.policy import ClientPolicy, tightest
 
 LoadData = Callable[[Context], ArrayLike]
 OnResult = Callable[[ClientResult, Context], None]
@@ -53,9 +53,11 @@ def register_kmeans(
     load_data : callable
         ``load_data(context)`` returns the client's records, an array-like of shape (n, d) in the
         user's units, with NaN for what is missing. It must not raise because of a single record,
-        whose presence a refusal would show: read files with `load_table(..., malformed="nan")`. It
-        is called once per message, so it must be cheap, and must return the same
-        records in the same order throughout a run.
+        whose presence a refusal would show: read files with `load_table(..., malformed="nan")`.
+        Whatever it raises ends in the refusal DATA. It is called once per answer, so it must be
+        cheap; where clients commit to their records (``oblivious-server``), once per run, unless
+        the policy forbids a copy: then for every message, and it must return the same records in
+        the same order throughout a run.
     policy : ClientPolicy, optional
         What this client accepts. The default accepts no private run, because it names no ledger.
         Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it
@@ -145,15 +147,14 @@ def _handler(
             )
 
     def handle(message: Message, context: Context) -> Message:
-        member = Member(
+        client = Client(
             _policy_at(context, policy),
             context.state,
-            context.node_id,
             lambda: load_data(context),
             None if on_result is None else lambda result: on_result(result, context),
         )
         content = message.content if message.has_content() else RecordDict()
-        return Message(member.handle(content), reply_to=message)
+        return Message(client.handle(content), reply_to=message)
 
     return handle
 

@@ -1,4 +1,4 @@
-"""What the commands share: where they print, and how they tell an error."""
+"""What the commands share: where they print, and how they report an error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flower_kmeans.errors import KMeansError
+from flower_kmeans.files import printable
 
 
 def plain_console() -> Console:
@@ -21,5 +22,5 @@ def one_sentence() -> Iterator[None]:
     try:
         yield
     except KMeansError as error:
-        Console(stderr=True).print(Text(f"Error: {error}"), soft_wrap=True)
+        Console(stderr=True).print(Text(f"Error: {printable(str(error))}"), soft_wrap=True)
         raise typer.Exit(1) from None

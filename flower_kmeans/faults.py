@@ -5,26 +5,38 @@ the network would do (lose, delay, repeat) is done to real messages between clie
 The strategy and the honest clients run their ordinary code.
 """
 
-import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import msgspec
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.federation.exchange import receive
-from flower_kmeans.federation.in_process import FlowerRun
-from flower_kmeans.federation.messages import RECORD_KEY
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.protocol.in_process import FlowerRun
+from flower_kmeans.protocol.messages import (
+    Add,
+    Added,
+    Answer,
+    Ask,
+    Enrol,
+    Finish,
+    Reply,
+    decode_reply,
+    decode_request,
+)
+from flower_kmeans.protocol.wire import RECORD, VERSION, encode, from_content, to_content
 
 FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
-FaultHop = Literal["answer", "open"]
+FaultTrip = Literal["ask", "add"]
 _KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
-_HOPS: tuple[FaultHop, ...] = get_args(FaultHop)
+_TRIPS: tuple[FaultTrip, ...] = get_args(FaultTrip)
 _NETWORK = ("drop", "late", "twice")
 _TAG = "fault"
+_PAUSE = 0.02
 
 
 @dataclass(frozen=True)
@@ -39,18 +51,18 @@ class Fault:
         1 to T for the rounds, 0 for the enrolment, -1 for the final delivery.
     kind : str
         ``"drop"`` the message never reaches the client; ``"crash"`` the client raises;
-        ``"late"`` its answer comes after the round is over; ``"twice"`` it comes again;
-        ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the wrong number of
-        words, the wrong type, or belongs to another round or another run.
-    hop : {"answer", "open"}, default: "answer"
-        Which of the round's messages: the question, or the one that asks to open the round's sum
-        in a hop of its own, where and whenever there is one (``opening``).
+        ``"late"`` its answer comes after the round trip is over; ``"twice"`` it comes again;
+        ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the wrong length, the
+        wrong type, or belongs to another round or another run.
+    trip : {"ask", "add"}, default: "ask"
+        Which of the round's messages: the query, or the one that asks a committee member for its
+        sum-share, where there is a committee.
     """
 
     client: int
     round: int
     kind: FaultKind
-    hop: FaultHop = "answer"
+    trip: FaultTrip = "ask"
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -60,11 +72,11 @@ class Fault:
                 "Expected client >= 0 and round >= -1. "
                 f"Got client={self.client} and round={self.round} instead."
             )
-        if self.hop not in _HOPS:
-            raise ConfigurationError(f"Expected hop from {_HOPS}. Got {self.hop!r} instead.")
-        if self.hop == "open" and self.round < 1:
+        if self.trip not in _TRIPS:
+            raise ConfigurationError(f"Expected trip from {_TRIPS}. Got {self.trip!r} instead.")
+        if self.trip == "add" and self.round < 1:
             raise ConfigurationError(
-                f"Expected round >= 1 with hop='open'. Got round={self.round} instead."
+                f"Expected round >= 1 with trip='add'. Got round={self.round} instead."
             )
 
 
@@ -72,16 +84,22 @@ class InjectedCrashError(RuntimeError):
     """Raised by a simulated client that crashes."""
 
 
-def _moment_of(message: Message) -> tuple[int, FaultHop] | None:
-    """Return the round and the hop that a message belongs to, as faults name them."""
-    record = message.content.config_records.get(RECORD_KEY)
-    if record is None:
+def _moment_of(message: Message) -> tuple[int, FaultTrip] | None:
+    """Return the round and the round trip that a message belongs to, as faults name them."""
+    try:
+        request = decode_request(from_content(message.content))
+    except MessageError:
         return None
-    kind = str(record.get("kind"))
-    if kind in ("round", "open"):
-        return int(record["t"]), "open" if kind == "open" else "answer"  # type: ignore[arg-type]
-    t = {"enrol": 0, "finish": -1}.get(kind)
-    return None if t is None else (t, "answer")
+    match request:
+        case Ask():
+            return request.t, "ask"
+        case Add():
+            return request.t, "add"
+        case Enrol():
+            return 0, "ask"
+        case Finish():
+            return -1, "ask"
+    return None
 
 
 class FaultyClientApp(ClientApp):
@@ -90,11 +108,13 @@ class FaultyClientApp(ClientApp):
     def __init__(self, app: ClientApp, faults: Sequence[Fault]) -> None:
         super().__init__()
         self._app = app
-        self._faults = {(fault.client, fault.round, fault.hop): fault.kind for fault in faults}
+        self._faults = {(fault.client, fault.round, fault.trip): fault.kind for fault in faults}
+        self._clients = {fault.client for fault in faults}
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer as the client would, or as its fault wants it."""
-        client, moment = int(context.node_config["partition-id"]), _moment_of(message)
+        client = int(context.node_config["partition-id"])
+        moment = _moment_of(message) if client in self._clients else None
         kind = None if moment is None else self._faults.get((client, *moment))
         if kind == "crash":
             raise InjectedCrashError("The client was told to crash.")
@@ -105,25 +125,26 @@ class FaultyClientApp(ClientApp):
         if kind in _NETWORK:
             reply.content[_TAG] = ConfigRecord({"kind": str(kind)})
         elif kind is not None:
-            _spoil(reply.content.config_records[RECORD_KEY], kind)
+            reply.content = _spoilt(reply.content, kind)
         return reply
 
 
-def _spoil(record: ConfigRecord, kind: str) -> None:
-    # Of a reply to open: its words are the correction, and its round that of the share.
-    words = "correction" if "correction" in record and "words" not in record else "words"
-    values = record.get(words, b"")
-    context, share_t = record.get("ctx", b""), record.get("share_t")
-    if kind == "shape" and isinstance(values, bytes):
-        record[words] = values[:-8]
-    elif kind == "type":
-        record[words] = "words"
-    elif kind == "round" and isinstance(share_t, int) and "ctx" not in record:
-        record["share_t"] = share_t + 1
-    elif kind == "round" and isinstance(context, bytes):
-        record["ctx"] = bytes(b ^ 1 for b in context)
-    elif kind == "run":
-        record["doc_hash"] = bytes(32)
+def _spoilt(content: RecordDict, kind: str) -> RecordDict:
+    if kind == "type":
+        return RecordDict({RECORD: ConfigRecord({"v": VERSION, "m": "words"})})
+    reply = decode_reply(from_content(content))
+    if kind == "run":
+        changed: Reply = msgspec.structs.replace(reply, doc_hash=bytes(32))
+    elif isinstance(reply, Answer) and kind == "round":
+        changed = msgspec.structs.replace(reply, tag=bytes(b ^ 1 for b in reply.tag))
+    elif isinstance(reply, Answer):
+        changed = msgspec.structs.replace(reply, words=reply.words[:-8], sealed=reply.sealed[:-1])
+    elif isinstance(reply, Added):
+        share = bytes(len(reply.share)) if kind == "round" else reply.share[:-8]
+        changed = msgspec.structs.replace(reply, share=share)
+    else:
+        return content  # it has no words and belongs to no round
+    return to_content(encode(changed))
 
 
 class FaultyGrid(Grid):
@@ -193,9 +214,16 @@ class FaultyGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push messages and return their replies."""
-        pushed = {str(i): -1 for i in self.push_messages(messages)}
-        seconds = math.inf if timeout is None else timeout
-        return [reply for _, reply in receive(self, pushed, seconds)]
+        waiting, replies = {str(i) for i in self.push_messages(messages)}, []
+        started = time.monotonic()
+        while waiting and (timeout is None or time.monotonic() - started < timeout):
+            arrived = list(self.pull_messages(waiting))
+            replies += arrived
+            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
+            waiting -= self.known_lost(waiting)
+            if waiting and not arrived:
+                time.sleep(_PAUSE)
+        return replies
 
     @staticmethod
     def _untag(reply: Message) -> str | None:

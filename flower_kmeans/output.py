@@ -1,6 +1,11 @@
-"""What a finished run leaves behind: its files, and the tables that a user reads."""
+"""What a finished run leaves behind: its files, and the tables that a user reads.
+
+The files can hold records: the centroid of a small cluster in a run without privacy, or bounds that
+were read off. So their owner alone may read them.
+"""
 
 import csv
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +20,7 @@ from rich.text import Text
 
 from flower_kmeans.clustering import Clustering
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import csv_name, open_private, printable
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.report import Report
 
@@ -60,7 +66,7 @@ def write_centroids(
     counts : ndarray of shape (k,)
         Noisy cluster sizes.
     columns : sequence of d str
-        Names of the columns.
+        Names of the columns. The csv file has them as `csv_name` writes them.
 
     Returns
     -------
@@ -68,25 +74,32 @@ def write_centroids(
         Names of the files.
     """
     names = [str(column) for column in columns]
-    np.savez(output / "centroids.npz", centroids=centroids, counts=counts, columns=np.array(names))
-    with (output / "centroids.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["cluster", "noisy_size", *names])
-        for cluster, (size, centroid) in enumerate(zip(counts, centroids, strict=True)):
-            writer.writerow([cluster, repr(float(size)), *(repr(float(x)) for x in centroid)])
+    with open_private(output / "centroids.npz") as file:
+        np.savez(file, centroids=centroids, counts=counts, columns=np.array(names))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["cluster", "noisy_size", *map(csv_name, names)])
+    for cluster, (size, centroid) in enumerate(zip(counts, centroids, strict=True)):
+        writer.writerow([cluster, repr(float(size)), *(repr(float(x)) for x in centroid)])
+    _write(output / "centroids.csv", text.getvalue())
     return ["centroids.npz", "centroids.csv"]
+
+
+def _write(path: Path, text: str) -> None:
+    with open_private(path) as file:
+        file.write(text.encode("utf-8"))
 
 
 def write_report(output: Path, report: Mapping[str, Any]) -> list[str]:
     """Write plain values to ``report.json`` and return its name."""
     text = json.dumps(_jsonable(report), indent=2, allow_nan=False)
-    (output / "report.json").write_text(text + "\n", encoding="utf-8")
+    _write(output / "report.json", text + "\n")
     return ["report.json"]
 
 
 def write_page(output: Path, page: str) -> list[str]:
     """Write what `html_report` returned to ``report.html`` and return its name."""
-    (output / "report.html").write_text(page, encoding="utf-8")
+    _write(output / "report.html", page)
     return ["report.html"]
 
 
@@ -104,7 +117,7 @@ def print_clusters(
     table.add_column("noisy size" if clustering.report.is_private else "size", justify="right")
     table.add_column("share", justify="right")
     for column in shown:
-        table.add_column(Text(column), justify="right")
+        table.add_column(Text(printable(column)), justify="right")
     if more:
         table.add_column(f"{more} more")
     total = float(np.maximum(counts, 0).sum())
@@ -142,7 +155,7 @@ def print_cost(
     report : Report
         Of the run.
     statements : sequence of str
-        The report's, and what else the user must be told.
+        The report's, and what else the user must know.
     facts : sequence of (str, str)
         Further rows.
     not_private : str, optional
@@ -155,8 +168,8 @@ def print_cost(
         table.add_row("privacy", Text(f"NOT PRIVATE ({not_private})", style="bold red"))
     for name, value in (*_guarantee(report), *facts):
         table.add_row(name, Text(value))
-    for note in report.notes:
-        table.add_row("note", Text(note))
+    for warning in report.warnings:
+        table.add_row("warning", Text(warning))
     console.print(table)
     for statement in statements:
         console.print(Text(f"- {statement}", style="dim"))
@@ -183,8 +196,8 @@ def print_plan(
     """
     console.print(Text(plan.describe()))
     if facts:
-        told = ", ".join(f"{name} {value}" for name, value in facts)
-        console.print(Text(f"{told[0].upper()}{told[1:]}."), soft_wrap=True)
+        text = ", ".join(f"{name} {value}" for name, value in facts)
+        console.print(Text(f"{text[0].upper()}{text[1:]}."), soft_wrap=True)
     if not plan.is_private:
         return
     if size_noise is not None:

@@ -1,7 +1,8 @@
 """Pictures of a clustering: a photograph with its palette, a scatter plot, an elbow.
 
-The first two show the records themselves. They are for whoever holds the data, as a simulation
-does, and nothing that a private run would publish. The elbow shows released values only.
+The first two show the records themselves. They are for those who hold the data, as a simulation
+does, and nothing that a private run would publish: their owner alone may read the files. The elbow
+shows released values only.
 """
 
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
+from flower_kmeans.files import open_private, printable
 
 _MARGIN = 16
 _CAPTION = 34
@@ -86,7 +88,8 @@ def save_photo_picture(
         if draw.textlength(text, font=small) + 8 <= right - left:
             ink = _PAPER if np.dot(colour, (0.299, 0.587, 0.114)) < 128 else _INK
             draw.text((left + 4, top + _SWATCHES - 20), text, fill=ink, font=small)
-    page.save(path, format="PNG")
+    with open_private(path) as file:
+        page.save(file, format="PNG")
 
 
 def save_scatter_picture(
@@ -129,9 +132,13 @@ def save_scatter_picture(
         shown[:, 0], shown[:, 1], c=labels[::step] % 20, s=4, cmap="tab20", vmin=0, vmax=19
     )
     axes.scatter(centroids[:, 0], centroids[:, 1], c="black", s=90, marker="x", label="centroids")
-    axes.set(xlabel=columns[0], ylabel=columns[1], title=f"{len(centroids)} clusters")
+    # Dollars in a name from a file are no formula to set.
+    axes.set_xlabel(printable(columns[0]), parse_math=False)
+    axes.set_ylabel(printable(columns[1]), parse_math=False)
+    axes.set_title(f"{len(centroids)} clusters")
     axes.legend(loc="best")
-    figure.savefig(path, format="png")
+    with open_private(path) as file:
+        figure.savefig(file, format="png")
 
 
 def save_elbow_picture(path: Path, costs: NDArray[np.float64]) -> None:

@@ -1,6 +1,5 @@
 """Records as they come from users: checked, or with their unusable rows left out."""
 
-import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +57,8 @@ def usable_records(
     (docs/guarantees.md, "Neighbours, budget, delta"). For the same reason one row that turns a
     whole array into text, complex numbers or objects decides nothing about the others: text that
     reads as a number is that number, and so is a complex one without imaginary part (`as_number`).
+    All records take the same path, so that the time shows no more than the result: cells of lists
+    and of objects are read one by one, arrays of numbers as a whole, and all are copied.
 
     Parameters
     ----------
@@ -71,8 +72,7 @@ def usable_records(
     Returns
     -------
     usable : ndarray of shape (n, d), float64
-        The input itself, uncopied, where every row is finite, but never memory that is mapped from
-        a file or shared with another process.
+        A copy: another process may write to the loader's memory between two uses of it.
     n_null : int
         Rows left out. Private: for the client's own log only.
 
@@ -83,20 +83,18 @@ def usable_records(
         with other columns: nothing that a single record decides.
     """
     check_columns(named_columns(records), columns)
-    try:
-        checked = _as_table(records, n_features, "records")
-    except (KMeansError, TypeError, ValueError, OverflowError):
-        table = _row_by_row(records, n_features)
-        if table is None:
-            raise
-        checked = table
-    if _is_mapped(checked):
-        # Another process may write to it between the commitment to the records and the answer.
-        checked = checked.copy()
-    if _first_bad_row(checked) is None:
-        return checked, 0
-    finite: NDArray[np.bool_] = np.all(np.isfinite(checked), axis=1)
-    return checked[finite], int(len(finite) - finite.sum())
+    if isinstance(records, list | tuple):
+        table = _table_of_rows(records, n_features)
+    else:
+        try:
+            table = _as_table(records, n_features, "records")
+        except (KMeansError, TypeError, ValueError, OverflowError):
+            found = _row_by_row(records, n_features)
+            if found is None:
+                raise
+            table = found
+    finite: NDArray[np.bool_] = np.all(np.isfinite(table), axis=1)
+    return table[finite], int(len(finite) - finite.sum())
 
 
 def named_columns(records: Any) -> tuple[str, ...] | None:
@@ -161,6 +159,8 @@ def as_number(cell: Any) -> float:
     Text counts as the number that it spells, with ``true`` and ``false`` as 1 and 0, so that a
     record is the same whether or not another one made its column a column of text.
     """
+    if type(cell) is float:
+        return cell
     try:
         if isinstance(cell, str | bytes):
             text = (cell.decode() if isinstance(cell, bytes) else cell).strip().lower()
@@ -179,22 +179,26 @@ def _row_by_row(records: Any, n_features: int) -> FloatArray | None:
 
     What has rows of its own is told by its type and shape, which no single record decides.
     """
-    if isinstance(records, list | tuple):
-        rows = list(records)
-    elif isinstance(records, np.ma.MaskedArray):
+    if isinstance(records, np.ma.MaskedArray):
         return None
-    else:
-        array = np.asarray(records)
-        if array.shape in ((0,), (0, 0)):
-            rows = []
-        elif array.ndim == 2 and array.shape[1] == n_features:
-            return _numbers(array)
-        elif array.ndim == 1 and array.dtype.kind == "O":
-            rows = list(array)
-        else:
-            return None
+    array = np.asarray(records)
+    if array.shape in ((0,), (0, 0)):
+        return np.empty((0, n_features))
+    if array.ndim == 2 and array.shape[1] == n_features:
+        return _numbers(array)
+    if array.ndim == 1 and array.dtype.kind == "O":
+        return _table_of_rows(array.tolist(), n_features)
+    return None
+
+
+def _table_of_rows(rows: Sequence[Any], n_features: int) -> FloatArray:
+    """Return rows of any kind as a table, with NaN where one is malformed."""
     table = np.full((len(rows), n_features), np.nan)
     for i, row in enumerate(rows):
+        if isinstance(row, list | tuple):
+            if len(row) == n_features:
+                table[i] = [as_number(cell) for cell in row]
+            continue
         numbers = _row(row, n_features)
         if numbers is not None:
             table[i] = numbers
@@ -222,15 +226,6 @@ def _numbers(array: NDArray[Any]) -> FloatArray | None:
         cells = [as_number(cell) for cell in array.ravel().tolist()]
         return np.array(cells, dtype=np.float64).reshape(array.shape)
     return None
-
-
-def _is_mapped(array: Any) -> bool:
-    """Return whether an array shows a memory map, through whatever views."""
-    while array is not None:
-        if isinstance(array, np.memmap | mmap.mmap):
-            return True
-        array = array.obj if isinstance(array, memoryview) else getattr(array, "base", None)
-    return False
 
 
 def _first_bad_row(records: FloatArray) -> int | None:

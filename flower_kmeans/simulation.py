@@ -32,8 +32,11 @@ from flower_kmeans.clustering import Clustering
 from flower_kmeans.domain import check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
-from flower_kmeans.federation.roster import write_group_key, write_members
+from flower_kmeans.files import open_private
+from flower_kmeans.privacy.randomness import token
+from flower_kmeans.protocol.committee import MAX_POSITIONS
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo
 
 Engine = Literal["in-process", "ray"]
@@ -65,12 +68,12 @@ def simulate(
         In this process, one client after the other, or on Ray through Flower's simulation.
     policy : ClientPolicy, optional
         What every client accepts. The default, ``ClientPolicy.for_simulation()``, accepts
-        whatever the strategy asks for. If it names no keys and the strategy's come from a file or
-        a roster, new ones are made for this run, in a private directory that is removed after it.
+        whatever the strategy asks for. Under ``keys="roster"`` keys and roster are made for this
+        run, in a private directory that is removed after it.
     faults : sequence of Fault
         Misbehaviour of chosen clients in chosen rounds.
     timeout : float, default: 600
-        Seconds to wait for the answers of one hop.
+        Seconds after which a round trip ends in any case.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -106,11 +109,10 @@ def simulate(
             "Expected policy without a state_dir: a ledger belongs to one node, and simulated "
             "clients share their policy. Got one with a state_dir instead."
         )
-    if policy is not None and policy.member_key_file is not None:
+    if policy is not None and (policy.member_key_file or policy.roster_file) is not None:
         raise ConfigurationError(
-            "Expected policy without a member_key_file: a member's key is one client's, and "
-            "simulated clients share their policy; without one, each is given a key of its own. "
-            "Got one with a member_key_file instead."
+            "Expected policy without a roster_file and a member_key_file: simulated clients share "
+            "their policy, and keys='roster' makes a roster for them. Got one of the two instead."
         )
     if on_round is not None and not callable(on_round):
         raise ConfigurationTypeError(
@@ -122,7 +124,7 @@ def simulate(
     strategy.on_round = on_round or own_on_round
     try:
         with (
-            _with_keys(accepted, strategy.keys, len(records)) as keyed,
+            _with_keys(accepted, strategy, len(records)) as keyed,
             strategy.expecting(len(records)),
         ):
             result = run(strategy, records, keyed, faults, timeout)
@@ -171,10 +173,10 @@ def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: KMeansStrat
                 f"Expected faults in rounds up to {strategy.n_rounds}. "
                 f"Got round={fault.round} instead."
             )
-        if fault.hop == "open" and strategy.opening == "none":
+        if fault.trip == "add" and not strategy.trust_model.has_committee:
             raise ConfigurationError(
-                "Expected no faults with hop='open': members are not asked to open the sums of "
-                f"this run (trust={strategy.trust!r})."
+                "Expected no faults with trip='add': no committee adds the sums of this run "
+                f"(trust={strategy.trust!r})."
             )
 
 
@@ -186,37 +188,39 @@ def _with_faults(app: ClientApp, faults: Sequence[Fault]) -> ClientApp:
 
 
 @contextmanager
-def _with_keys(policy: ClientPolicy, keys: str, n_clients: int) -> Iterator[ClientPolicy]:
-    """Yield a policy that names the keys that a run asks for, made here if it names none.
+def _with_keys(
+    policy: ClientPolicy, strategy: KMeansStrategy, n_clients: int
+) -> Iterator[ClientPolicy]:
+    """Yield a policy that names the keys of a run; the strategy holds their roster meanwhile.
 
-    Of a roster, it names the first member's key: see `_client_app`.
+    The policy names the first client's key: see `_client_app`.
     """
-    if keys not in ("file", "roster") or policy.group_key_file is not None:
+    if strategy.keys != "roster":
         yield policy
         return
     with _private_directory() as directory:
-        if keys == "file":
-            path = directory / "group.key"
-            write_group_key(path)
-            yield replace(policy, group_key_file=str(path))
-        else:
-            *own, roster = write_members(directory, [_member(i) for i in range(n_clients)])
+        beacon = token(32).hex() if n_clients > MAX_POSITIONS else None
+        *own, roster = write_members(directory, [_member(i) for i in range(n_clients)], beacon)
+        before, strategy.roster_file = strategy.roster_file, roster
+        try:
             yield replace(policy, roster_file=str(roster), member_key_file=str(own[0]))
+        finally:
+            strategy.roster_file = before
 
 
 def _member(partition: int) -> str:
-    return f"member-{partition}"
+    return f"client-{partition}"
 
 
 def _client_app(load_data: LoadData, policy: ClientPolicy, on_result: OnResult) -> ClientApp:
-    """Return the app of all clients; with a roster, each has its own key beside it."""
+    """Return the app of all clients; with a roster, each has a key of its own."""
     if policy.roster_file is None:
         return kmeans_client_app(load_data, policy, on_result)
     return _RosterApp(load_data, policy, on_result)
 
 
 class _RosterApp(ClientApp):
-    """Clients that differ in their policies: each names the member's key that is its own."""
+    """Clients whose policies differ in the file of their key."""
 
     def __init__(self, load_data: LoadData, policy: ClientPolicy, on_result: OnResult) -> None:
         super().__init__()
@@ -324,7 +328,8 @@ def _quiet_flower() -> Iterator[None]:
 
 def _write_partitions(directory: Path, records: Records) -> None:
     """Write all records into one file that workers map instead of receiving copies."""
-    np.save(directory / "records.npy", np.concatenate(records))
+    with open_private(directory / "records.npy") as file:
+        np.save(file, np.concatenate(records))
     np.save(directory / "ends.npy", np.cumsum([len(part) for part in records]))
 
 

@@ -1,8 +1,9 @@
-"""What all strategies share: set-up, rounds with retries, delivery, and the report.
+"""What all strategies share: set-up, rounds, delivery, and the report.
 
 The hooks are Flower's. Set-up happens in ``configure_train`` of round 1 and delivery in
 ``configure_evaluate`` of the last round, so Flower's stock ``Strategy.start`` drives a strategy to
-the same result as our own ``start``, which adds folding of replies as they arrive and one hop less.
+the same result as our own ``start``, which also takes replies as they arrive, does not wait for
+silent clients, and invites late ones.
 """
 
 import math
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from logging import INFO
+from os import PathLike
 from typing import Any, ClassVar, Literal, TypedDict
 
 import numpy as np
@@ -25,29 +27,35 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
-from flower_kmeans.federation.coordinator import Coordinator
-from flower_kmeans.federation.document import KEYS, MASKED_TRUSTS, NONE, OPENINGS, RunDocument
-from flower_kmeans.federation.release import check_shares, sampler_of
-from flower_kmeans.federation.removal import levels_up_to
-from flower_kmeans.federation.run import Run, server_asks
+from flower_kmeans.protocol.removal import levels_up_to
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
+from flower_kmeans.protocol.exchange import Exchange
+from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
+from flower_kmeans.protocol.roster import Roster
+from flower_kmeans.protocol.run import KEYS, PROTOCOL, Horizontal, Run, RunDocument
+from flower_kmeans.protocol.server import Replies, Server, require_sizes
+from flower_kmeans.protocol.trust import PLAIN, TrustModel, trust_model
 from flower_kmeans.strategies._checks import (
     FinishedRun,
+    checked_attempts,
     checked_count,
     initial_centroids,
     no_clip,
     require_clip,
+    require_trust,
     require_type,
     result_of,
 )
-from flower_kmeans.strategies._conversation import Conversation
+from flower_kmeans.strategies._reporting import update
+
+Keys = Literal["roster", "relayed", "none"]
 
 _DEFAULT_TIMEOUT = 3600.0
-_SHARE_OF_CLIENTS = 0.8
+_FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
-_OPENINGS = ("auto", *OPENINGS)
+_CLIENTS_PER_COLLUDER = 10
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,6 @@ class RoundInfo:
     seconds: float
 
 
-Opening = Literal["auto", "deferred", "immediate", "simple"]
-
-
 class CommonOptions(TypedDict, total=False):
     """Options that all strategies share; see `KMeansStrategy`."""
 
@@ -76,21 +81,21 @@ class CommonOptions(TypedDict, total=False):
     fraction_bits: int
     clip: float | None
     initial: ArrayLike | FinishedRun | None
-    keys: Literal["relayed", "file", "roster"]
+    keys: Literal["relayed", "roster"]
+    roster_file: str | PathLike[str] | None
     max_attempts: int
-    colluders: int
-    opening: Opening
+    max_colluders: int | None
     on_round: Callable[[RoundInfo], None] | None
 
 
 class KMeansStrategy(Strategy):
     """Base of the library's strategies.
 
-    A strategy names the trust models of its algorithm (``TRUSTS``, the default first), and whether
-    it takes initial centroids. Where the server sends the questions (`federation.run.server_asks`),
-    it computes each from the sum before, with its own algorithm object: what that holds beside the
-    parameters of its ``to_config`` never leaves the server. A strategy whose algorithm is not
-    replayable lists no ``"oblivious-server"``.
+    A strategy names its default trust model (``TRUST``), and whether it takes initial centroids.
+    Under which trust models it runs follows from its algorithm (`TrustModel.objection`). Where the
+    server sees the sums, it sends the queries and the result, and computes each from the sum
+    before, with its own algorithm object: what that holds beside the parameters of its
+    ``to_config`` never leaves the server.
 
     Parameters
     ----------
@@ -108,16 +113,18 @@ class KMeansStrategy(Strategy):
         from the data. Private strategies require it.
     n_clients : int, optional
         Public number of clients; the start waits for them.
-    trust : str, optional
-        Trust model. Default: the first of the strategy's ``TRUSTS``, ``"plain"`` without privacy.
+    trust : {"clients-only", "distributed-noise", "oblivious-server", "trusted-server", "plain"}, \
+optional
+        Trust model: who adds the noise and who sees the sums (docs/threat-model.md). Default: the
+        strategy's ``TRUST``, ``"plain"`` without privacy.
     n_rounds : int or "auto", default: "auto"
         Number of rounds; "auto" follows the papers' rules from public figures.
     min_clients : int, optional
         Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1 without
-        privacy, and 0.8 ``n_clients`` under distributed noise.
+        privacy, and 0.8 ``n_clients`` where clients share the noise.
     seed : int, default: 0
         Public randomness only (the initial centroids, or what the server draws to compute its
-        questions); noise and keys never depend on it.
+        queries); noise and keys never depend on it.
     fraction_bits : int, default: 16
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
     clip : float, optional
@@ -128,20 +135,18 @@ class KMeansStrategy(Strategy):
         Public initial centroids in the user's units, instead of those that the algorithm makes. Of
         an earlier run (a `Clustering`, or a strategy after its start) they are its centroids, and
         the report adds what it cost: ``report.together``.
-    keys : {"relayed", "file", "roster"}, default: "relayed"
-        Where the clients' group key comes from: relayed by the server, which withstands a passive
-        server only; a file that they share; or one of them, for all whose keys are pinned.
+    keys : {"relayed", "roster"}, default: "relayed"
+        Where the clients' keys come from: relayed by the server, which protects against a passive
+        server only, or pinned in a roster that every client holds.
+    roster_file : path, optional
+        The roster, which holds public keys only; required to start with ``keys="roster"``.
     max_attempts : int, default: 2
-        How often a round with too few answers is asked for, 1 to 3.
-    colluders : int, default: 1
-        Distributed noise: how many clients may pool what they know of their noise.
-    opening : {"auto", "deferred", "immediate", "simple"}, default: "auto"
-        Distributed noise: when a majority of the clients opens a round's sum for the server: with
-        the answers to the next round, or in a hop of its own, before ``on_round`` and
-        ``evaluate_fn`` are called and the next question is asked. ``"simple"`` lets single clients
-        open sums, which withstands a passive server only; clients refuse it by default. ``"auto"``
-        is deferred, and immediate where the server sends the questions, which needs each sum
-        before the next round.
+        How often a round with too few answers is asked for, 1 to 3. One sum of a round opens,
+        whatever the number of attempts.
+    max_colluders : int, optional
+        How many clients may work together, also with the server, and learn the noisy sums alone.
+        Under ``"oblivious-server"`` the server and one client together see every answer. Default:
+        where a committee adds the sums, a tenth of ``n_clients``, at least 1; otherwise 1.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -151,7 +156,7 @@ class KMeansStrategy(Strategy):
         If a parameter is out of range, or parameters contradict each other.
     """
 
-    TRUSTS: ClassVar[tuple[str, ...]]
+    TRUST: ClassVar[str]
     TAKES_INITIAL: ClassVar[bool] = True
 
     def __init__(
@@ -170,31 +175,32 @@ class KMeansStrategy(Strategy):
         fraction_bits: int = 16,
         clip: float | None = None,
         initial: ArrayLike | FinishedRun | None = None,
-        keys: Literal["relayed", "file", "roster"] = "relayed",
+        keys: Literal["relayed", "roster"] = "relayed",
+        roster_file: str | PathLike[str] | None = None,
         max_attempts: int = 2,
-        colluders: int = 1,
-        opening: Opening = "auto",
+        max_colluders: int | None = None,
         on_round: Callable[[RoundInfo], None] | None = None,
     ) -> None:
         require_type("domain", domain, Box | Ball, "a Box or a Ball")
         require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
         if keys not in KEYS:
             raise ConfigurationError(f"Expected keys in {KEYS}. Got {keys!r} instead.")
-        if opening not in _OPENINGS:
-            raise ConfigurationError(f"Expected opening in {_OPENINGS}. Got {opening!r} instead.")
+        if roster_file is not None:
+            require_type("roster_file", roster_file, str | PathLike, "a path")
         if on_round is not None:
             require_type("on_round", on_round, Callable, "a callable")
         self.n_clusters = n_clusters
         self.n_records = n_records
         self.domain = domain
         self.privacy = privacy
-        self.trust = self._checked_trust(trust, privacy)
+        default = self.TRUST if privacy.is_private else PLAIN.name
+        self.trust_model: TrustModel = trust_model(default if trust is None else trust)
         self.n_clients = checked_count("n_clients", n_clients)
-        self._given_min_clients = min_clients
-        self.min_clients = self._checked_min_clients(min_clients)
-        self.keys = keys if self.trust in MASKED_TRUSTS else NONE
-        self.max_attempts = max_attempts
-        self.colluders = colluders if self.trust == "distributed-noise" else 0
+        self._given = min_clients, max_colluders
+        self.min_clients, self.max_colluders = self._checked_crowd()
+        self.keys: Keys = keys if self.trust_model.is_protected else "none"
+        self.roster_file = roster_file
+        self.max_attempts = checked_attempts(max_attempts)
         self.seed = seed
         self.on_round = on_round
         if initial is not None:
@@ -220,15 +226,17 @@ class KMeansStrategy(Strategy):
         self.algorithm = self._planned = self._make_algorithm()
         if privacy.protects_clients and getattr(self.algorithm, "clip", None) is None:
             raise no_clip(type(self).__name__)
-        self.opening = self._checked_opening(opening)
         self.plan = self.algorithm.plan()
-        document = self._document()  # fails now if its parameters do not fit each other
-        if self.trust == "distributed-noise":
-            check_shares(self.algorithm, self.plan, document.shares)
-            self.algorithm.require_capacity(self.added_noise_factor)
+        require_trust(self.trust_model, self.algorithm, self.plan, type(self).__name__)
+        if self.trust_model.shares_noise:
+            check_shares(self.algorithm, self.plan, self.min_clients - self.max_colluders)
+        self.algorithm.require_capacity(self.added_noise_factor, self.trust_model.sum.limit)
+        if self.n_clients is not None:
+            require_sizes(self._run(self.algorithm, None), self.n_clients)
         self._timeout = _DEFAULT_TIMEOUT
-        self._own_start = False
-        self._conversation: Conversation | None = None
+        self._exchange: Exchange | None = None
+        self._server: Server | None = None
+        self._sent: list[Message] = []
         self._report: Report | None = None
         self._started = 0.0
 
@@ -241,13 +249,13 @@ class KMeansStrategy(Strategy):
         n_clients : int
             Ignored if the strategy was made for a number of clients.
         """
-        before = self.n_clients, self.min_clients
+        before = self.n_clients, self.min_clients, self.max_colluders
         self.n_clients = self.n_clients or n_clients
         try:
-            self.min_clients = self._checked_min_clients(self._given_min_clients)
+            self.min_clients, self.max_colluders = self._checked_crowd()
             yield
         finally:
-            self.n_clients, self.min_clients = before
+            self.n_clients, self.min_clients, self.max_colluders = before
 
     def __repr__(self) -> str:
         return (
@@ -258,73 +266,59 @@ class KMeansStrategy(Strategy):
 
     # ------------------------------------------------------------------ parameters
 
-    def _checked_trust(self, trust: str | None, privacy: PrivacyBudget) -> str:
-        if trust is None:
-            trust = self.TRUSTS[0] if privacy.is_private else "plain"
-        accepted = self.TRUSTS if privacy.is_private else ("plain",)
-        if trust not in accepted:
-            name, epsilon = type(self).__name__, privacy.epsilon
-            asks = trust == "oblivious-server" and trust not in self.TRUSTS and privacy.is_private
-            reason = " The server computes the next question, so it cannot be oblivious."
+    def _checked_crowd(self) -> tuple[int, int]:
+        """Return ``min_clients`` and ``max_colluders``, as they were given or by default."""
+        min_clients, max_colluders = self._given
+        least = checked_count("min_clients", min_clients) or self._default_min_clients()
+        if self.n_clients is not None and least > self.n_clients:
             raise ConfigurationError(
-                f"Expected trust of {name} with epsilon={epsilon} in {accepted}. "
-                f"Got {trust!r} instead.{reason if asks else ''}"
+                f"Expected min_clients <= n_clients={self.n_clients}. Got {least} instead."
             )
-        return trust
-
-    def _checked_opening(self, opening: Opening) -> str:
-        if self.trust != "distributed-noise":
-            return NONE
-        if not self._server_asks:
-            return "deferred" if opening == "auto" else opening
-        if opening == "deferred":
+        # Masks protect against clients alone, whatever their number: there it is only announced.
+        clients = (self.n_clients or least) if self.trust_model.has_committee else 1
+        default = max(1, clients // _CLIENTS_PER_COLLUDER)
+        most = checked_count("max_colluders", max_colluders) or default
+        if self.trust_model.is_protected and most >= least:
             raise ConfigurationError(
-                "Expected opening in ('immediate', 'simple'): the server needs the sum of each "
-                f"round to compute the next question of {type(self).__name__}. "
-                "Got 'deferred' instead."
+                f"Expected max_colluders < min_clients={least} under trust={self.trust!r}: a sum "
+                f"of so few clients protects nobody. Got {most} instead."
             )
-        return "immediate" if opening == "auto" else opening
+        return least, most
 
-    def _checked_min_clients(self, min_clients: int | None) -> int:
-        if min_clients is not None:
-            least = checked_count("min_clients", min_clients) or 1
-            if self.n_clients is not None and least > self.n_clients:
-                raise ConfigurationError(
-                    f"Expected min_clients <= n_clients={self.n_clients}. Got {least} instead."
-                )
-            return least
-        if self.trust == "plain":
+    def _default_min_clients(self) -> int:
+        if not self.trust_model.is_private:
             return 1
-        if self.trust == "distributed-noise":
+        if self.trust_model.shares_noise:
             if self.n_clients is None:
                 raise ConfigurationError(
-                    "Expected n_clients or min_clients under trust='distributed-noise', where the "
+                    f"Expected n_clients or min_clients under trust={self.trust!r}, where the "
                     "noise is shared among min_clients. Got neither."
                 )
-            return max(2, math.ceil(_SHARE_OF_CLIENTS * self.n_clients))
+            return max(2, math.ceil(_FRACTION_OF_CLIENTS * self.n_clients))
         return _MIN_CLIENTS if self.n_clients is None else min(_MIN_CLIENTS, self.n_clients)
 
-    def _document(self) -> RunDocument:
-        algorithm = self.algorithm
-        words = [algorithm.words(t) + 1 for t in range(1, algorithm.n_rounds + 1)]
-        shared = self.trust == "distributed-noise"
-        return RunDocument(
-            run=token(16).hex(),
+    def _run(self, algorithm: Algorithm, roster: Roster | None) -> Run:
+        """Return a new run; without a roster, one that has the size of the run to come."""
+        rounds = range(1, algorithm.n_rounds + 1)
+        shared = self.trust_model.shares_noise
+        digest = bytes(32) if roster is None else roster.digest
+        document = RunDocument(
+            protocol=PROTOCOL,
+            run=token(16),
             trust=self.trust,
             keys=self.keys,
-            opening=self.opening,
-            algorithm=algorithm.to_config(),
-            domain=self.domain.to_config(),
-            privacy=self.plan.to_config(),
-            words=words[0] if len(set(words)) == 1 else tuple(words),
-            rounds=algorithm.n_rounds,
+            roster=digest if self.keys == "roster" else None,
+            max_colluders=self.max_colluders,
             min_clients=self.min_clients,
             max_attempts=self.max_attempts,
-            colluders=self.colluders,
-            share_variance=f"1/{self.min_clients - self.colluders}" if shared else NONE,
+            words=tuple(algorithm.words(t) + 1 for t in rounds),
+            privacy=self.plan.to_config(),
+            share_variance=f"1/{self.min_clients - self.max_colluders}" if shared else NONE,
             levels=self._levels,
             sampler=sampler_of(self.plan, shared),
+            body=Horizontal(algorithm=algorithm.to_config(), domain=self.domain.to_config()),
         )
+        return Run(document, algorithm, self.plan, self.trust_model)
 
     # ------------------------------------------------------------------ Flower's hooks
 
@@ -351,7 +345,8 @@ class KMeansStrategy(Strategy):
         num_rounds : int, optional
             Must be the planned number of rounds if given: the plan is fixed before data is seen.
         timeout : float, default: 3600
-            Seconds to wait for the answers of one hop.
+            Seconds after which a round trip ends in any case. It ends earlier when all clients
+            have replied, or at the end of the grace time after enough of them have.
         train_config, evaluate_config : ConfigRecord, optional
             Must be empty: everything that clients need is in the run document.
         evaluate_fn : callable, optional
@@ -376,35 +371,27 @@ class KMeansStrategy(Strategy):
         if initial_arrays is not None:
             require_type("initial_arrays", initial_arrays, ArrayRecord, "an ArrayRecord")
         self._check_start(num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
-        self._timeout, self._own_start, self._conversation = timeout, True, None
+        self._timeout, self._exchange, self._server = timeout, None, None
         log(INFO, "Starting %s strategy:", type(self).__name__)
         result = Result()
-        arrays = ArrayRecord() if initial_arrays is None else initial_arrays
         evaluated = 0
         if evaluate_fn is not None and initial_arrays is not None:
             _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, initial_arrays))
-
-        def evaluate() -> None:
-            nonlocal evaluated
-            opened = self._run_state.n_opened
-            if evaluate_fn is None or opened == evaluated:
-                return
-            evaluated, visible = opened, self._visible_arrays()
-            if visible is not None:  # an algorithm may have no centroids in its first rounds
-                _keep(result.evaluate_metrics_serverapp, opened, evaluate_fn(opened, visible))
-
-        last = self.algorithm.n_rounds
-        try:
-            for t in range(1, last + 1):
-                messages = self.configure_train(t, arrays, ConfigRecord(), grid)
-                invitations = self._talk.invitations() if t > 1 else []
-                self.aggregate_train(t, self._talk.exchange(messages, invitations))
-                evaluate()
-            messages = self.configure_evaluate(last, arrays, ConfigRecord(), grid)
-            self.aggregate_evaluate(last, self._talk.exchange(messages))
-            evaluate()  # where clients open the sums, the last round's is known only now
-        finally:
-            self._own_start = False
+        self._set_up(grid, ArrayRecord() if initial_arrays is None else initial_arrays)
+        exchange, server = self._talk, self._running
+        for t in range(1, self.n_rounds + 1):
+            if t > 1:
+                invited = set(exchange.invited)
+                late = [node for node in sorted(grid.get_node_ids()) if node not in invited]
+                exchange.invite(server.join(late))
+            self._close_round(t, exchange.trip("ask", server.ask(), server.has_enough))
+            if evaluate_fn is not None and server.n_opened != evaluated:
+                evaluated, visible = server.n_opened, self._visible_arrays()
+                if visible is not None:  # an algorithm may have no centroids in its first rounds
+                    metrics = evaluate_fn(evaluated, visible)
+                    _keep(result.evaluate_metrics_serverapp, evaluated, metrics)
+        requests = server.finish_requests()
+        self._close_run(exchange.trip("finish", requests, lambda: bool(server.delivered)))
         result.arrays = self._visible_arrays() or ArrayRecord()
         log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
         return result
@@ -421,65 +408,46 @@ class KMeansStrategy(Strategy):
             )
         if server_round == 1:
             self._set_up(grid, arrays)
-        run = self._run_state
-        if server_round != run.head + 1 or server_round > self.algorithm.n_rounds:
+        due = self._running.head + 1
+        if server_round != due or server_round > self.n_rounds:
             raise ConfigurationError(
-                f"Expected rounds 1 to {self.algorithm.n_rounds} in their order, round "
-                f"{min(run.head + 1, self.algorithm.n_rounds)} next. Got {server_round} instead."
+                f"Expected rounds 1 to {self.n_rounds} in their order, round "
+                f"{min(due, self.n_rounds)} next. Got {server_round} instead."
             )
-        return self._talk.ask_round(server_round, 1)
+        self._sent = self._talk.messages("ask", self._running.ask())
+        return self._sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the answers up, ask again if too few came, and announce the sum.
+        """Add the answers up, with further round trips as the trust model needs them.
 
         Returns
         -------
         tuple
-            The centroids after this round where the server already knows them, else ``None``;
-            and always ``None`` for metrics.
+            The centroids after this round where the server knows them, else ``None``; and always
+            ``None`` for metrics.
         """
-        talk, run, attempt = self._talk, self._run_state, 1
-        talk.take_answers(server_round, replies)
-        while not run.has_enough:
-            if attempt == self.max_attempts:
-                raise run.too_few()
-            attempt += 1
-            log(INFO, "Round %s: too few answers, attempt %s", server_round, attempt)
-            talk.take_answers(server_round, talk.exchange(talk.ask_round(server_round, attempt)))
-        if run.unopened:  # what came with the answers did not open the round before
-            talk.open_sum(server_round)
-        run.close_round()
-        if run.unopened and self._opens_now(server_round):
-            talk.open_sum(server_round)
-        self._tell_round(server_round)
-        return (self._visible_arrays() if run.n_opened == server_round else None), None
+        self._close_round(server_round, self._talk.replies(replies, self._sent))
+        opened = self._running.n_opened == server_round
+        return (self._visible_arrays() if opened else None), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the delivery of the result after the last round, and nothing before."""
         self._refuse_wrapper()
-        if server_round != self.algorithm.n_rounds:
+        if server_round != self.n_rounds:
             return []
-        return self._talk.ask_finish()
+        self._sent = self._talk.messages("finish", self._running.finish_requests())
+        return self._sent
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Take the acknowledgements of the delivery and finish the report."""
-        if server_round != self.algorithm.n_rounds:
-            return None
-        run = self._run_state
-        self._talk.take_delivery(replies)
-        self._finish_report()
-        self.report.n_clients, self.report.n_places = run.n_members, run.n_places
-        self.report.ledger = run.all_keep_ledgers
-        if run.unopened:
-            raise run.not_opened()
-        if not run.delivered:
-            raise RunError("No client confirmed the delivery of the result.")
+        if server_round == self.n_rounds:
+            self._close_run(self._talk.replies(replies, self._sent))
         return None
 
     def summary(self) -> None:
@@ -495,6 +463,11 @@ class KMeansStrategy(Strategy):
             log(INFO, "\t└──> Privacy: NOT PRIVATE")
 
     # ------------------------------------------------------------------ results
+
+    @property
+    def trust(self) -> str:
+        """Name of the trust model."""
+        return self.trust_model.name
 
     @property
     def n_rounds(self) -> int:
@@ -517,10 +490,9 @@ class KMeansStrategy(Strategy):
     def noise_factor(self) -> float:
         """By how much the noise will exceed the planned one if all clients answer every round.
 
-        Above 1 only under distributed noise, where ``n_clients`` (or, if it was not given,
-        ``min_clients``) add a share. Where the server computes the questions, what is beyond the
-        plan is removed but for the shares of ``colluders`` (docs/guarantees.md, "Distributed
-        noise").
+        Above 1 only where clients share the noise, and ``n_clients`` (or, if it was not given,
+        ``min_clients``) add a share. Where the server sees the sums, noise beyond the plan is
+        removed but for the shares of ``max_colluders`` (docs/guarantees.md, "Distributed noise").
         """
         if not self._levels:
             return self.added_noise_factor
@@ -529,18 +501,19 @@ class KMeansStrategy(Strategy):
     @property
     def added_noise_factor(self) -> float:
         """The same of the noise that clients add, before what is beyond the plan is removed."""
-        if self.trust != "distributed-noise":
+        if not self.trust_model.shares_noise:
             return 1.0
-        return math.sqrt((self.n_clients or self.min_clients) / (self.min_clients - self.colluders))
+        clients = self.n_clients or self.min_clients
+        return math.sqrt(clients / (self.min_clients - self.max_colluders))
 
     @property
     def _levels(self) -> tuple[int, ...]:
         """For how many honest answers noise beyond the plan is removed."""
-        # Clients that compute the questions need the sum at once, and cannot wait for keys.
-        if self.trust != "distributed-noise" or not self._server_asks:
+        if not self.trust_model.removes_noise:
             return ()
-        clients, shares = self.n_clients or self.min_clients, self.min_clients - self.colluders
-        return levels_up_to(shares, clients - self.colluders) if shares > 0 else ()
+        clients = self.n_clients or self.min_clients
+        most = clients - self.max_colluders
+        return levels_up_to(self.min_clients - self.max_colluders, most)
 
     @property
     def report(self) -> Report:
@@ -556,10 +529,9 @@ class KMeansStrategy(Strategy):
         Raises
         ------
         ObliviousServerError
-            Under ``trust="oblivious-server"``: the party that adds the noise must never see them.
+            Where clients open the sums: the server must never see them.
         """
-        if self.trust == "oblivious-server":
-            raise ObliviousServerError(_OBLIVIOUS)
+        self._require_sight()
         arrays = self._visible_arrays()
         if arrays is None:
             raise RunError("There are no centroids before a round is finished.")
@@ -568,18 +540,24 @@ class KMeansStrategy(Strategy):
     # ------------------------------------------------------------------ inside
 
     @property
-    def _server_asks(self) -> bool:
-        return server_asks(self.algorithm, self.trust)
-
-    @property
-    def _run_state(self) -> Coordinator:
-        return self._talk.run
-
-    @property
-    def _talk(self) -> Conversation:
-        if self._conversation is None:
+    def _running(self) -> Server:
+        if self._server is None:
             raise RunError("The run has not started: round 1 must be configured first.")
-        return self._conversation
+        return self._server
+
+    @property
+    def _talk(self) -> Exchange:
+        if self._exchange is None:
+            raise RunError("The run has not started: round 1 must be configured first.")
+        return self._exchange
+
+    def _require_sight(self) -> None:
+        """Refuse what only a server that sees the sums could give."""
+        if self.trust_model.is_blind:
+            raise ObliviousServerError(
+                f"Expected no request for centroids at the server under trust={self.trust!r}: the "
+                "server must never see the result. Take them from a client's on_result."
+            )
 
     def _check_start(
         self,
@@ -608,47 +586,46 @@ class KMeansStrategy(Strategy):
                     f"Expected an empty {name}: what clients need is in the run document. "
                     f"Got {len(config)} entries instead."
                 )
-        if evaluate_fn is not None and self.trust == "oblivious-server":
-            raise ObliviousServerError(_OBLIVIOUS)
-
-    def _opens_now(self, t: int) -> bool:
-        """Whether a round's sum is opened in a hop of its own as soon as it is announced."""
-        if self._server_asks:
-            return True  # for the next question, or for the result that the delivery tells
-        if t < self.algorithm.n_rounds:
-            return self.opening == "immediate"
-        # The delivery opens the last sum, but the stock start takes its arrays before that.
-        return not self._own_start
+        if evaluate_fn is not None:
+            self._require_sight()
 
     def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
-        """Enrol the clients and, where keys are relayed, let one of them make the group key."""
+        """Enrol the clients, and give them slots and keys."""
         self._started = time.monotonic()
         self.algorithm = self._started_with(initial_centroids(arrays))
-        document = self._document()
-        run = Coordinator(Run(document, self.algorithm, self.plan), seed=self.seed)
-        self._conversation = Conversation(run, grid, self._timeout)
+        roster = self._roster()
+        run = self._run(self.algorithm, roster)
+        require_sizes(run, max(self.n_clients or 0, self.min_clients, len(roster or ())))
+        server = self._server = Server(run, seed=self.seed, roster=roster)
+        exchange = self._exchange = Exchange(grid, self._timeout)
         self._report = Report(
             strategy=type(self).__name__,
             plan=self.plan,
             clip=self.clip,
             clips=self.clips,
-            trust=self.trust,
+            trust_model=self.trust_model,
             keys=self.keys,
-            opening=self.opening,
             min_clients=self.min_clients,
-            colluders=self.colluders,
+            max_colluders=self.max_colluders,
             max_attempts=self.max_attempts,
-            levels=document.levels,
-            sampler=document.sampler,
-            dropped=run.dropped,
-            incidents=run.incidents,
-            server_asks=self._server_asks,
+            levels=run.document.levels,
+            sampler=run.document.sampler,
             earlier=self._earlier,
         )
         self.summary()
-        self._conversation.set_up(self.n_clients or self.min_clients)
-        self._report.n_clients, self._report.n_places = run.n_members, run.n_places
-        self._report.ledger = run.all_keep_ledgers
+        nodes = exchange.wait_for_nodes(self.n_clients or self.min_clients)
+        with self._reporting():
+            server.set_up(nodes, exchange.trip)
+
+    def _roster(self) -> Roster | None:
+        if self.keys != "roster":
+            return None
+        if self.roster_file is None:
+            raise ConfigurationError(
+                "Expected roster_file with keys='roster': the file of the clients' public keys. "
+                "Got None."
+            )
+        return Roster.from_file(self.roster_file)
 
     def _started_with(self, initial: NDArray[Any] | None) -> Algorithm:
         """Return the algorithm with the start's public initial centroids, if it was given any."""
@@ -669,44 +646,38 @@ class KMeansStrategy(Strategy):
                 "Got some."
             )
 
-    def _tell_round(self, t: int) -> None:
-        run, report = self._run_state, self.report
-        answers = run.closed[-1].entry.n_survivors
-        report.n_rounds = t
-        report.answers.append(answers)
-        report.seconds = time.monotonic() - self._started
-        self._take_notes()
-        info = RoundInfo(
-            t, self.n_rounds, answers, run.n_members, run.n_members - answers, report.seconds
-        )
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Bring the report up to date, also if the run ends here."""
+        try:
+            yield
+        finally:
+            update(self.report, self._running, time.monotonic() - self._started)
+
+    def _close_round(self, t: int, replies: Replies) -> None:
+        server, report = self._running, self.report
+        with self._reporting():
+            server.take_answers(replies, self._talk.trip)
+        answers = report.answers[-1]
+        missing = report.n_clients - answers
+        info = RoundInfo(t, self.n_rounds, answers, report.n_clients, missing, report.seconds)
         log(INFO, "Round %s/%s: %s of %s clients", t, self.n_rounds, answers, info.n_clients)
         if self.on_round is not None:
             self.on_round(info)
 
-    def _finish_report(self) -> None:
-        report = self.report
-        report.seconds = time.monotonic() - self._started
-        self._take_notes()
-        run = self._run_state
-        if self.trust == "distributed-noise":
-            shares = self.min_clients - self.colluders
-            report.added_noise_factor = math.sqrt(max(report.answers) / shares)
-            report.noise_factor = max(run.noise_factors, default=report.added_noise_factor)
-        if run.n_opened == self.algorithm.n_rounds:
-            last = run.noise_factors[-1] if run.noise_factors else 1.0
-            report.cost = self.algorithm.cost_estimate(run.state, last)
-
-    def _take_notes(self) -> None:
-        """Let the report say what the algorithm says of the rounds that the server has opened."""
-        run = self._run_state
-        if run.n_opened:
-            self.report.notes = tuple(self.algorithm.notes(run.state))
+    def _close_run(self, replies: Replies) -> None:
+        server = self._running
+        with self._reporting():
+            server.take_finished(replies, self._talk.trip)
+        if not server.delivered:
+            raise RunError("No client confirmed the delivery of the result.")
 
     def _visible_arrays(self) -> ArrayRecord | None:
-        run = self._run_state
-        if self.trust == "oblivious-server" or not run.n_opened:
+        server = self._running
+        if self.trust_model.is_blind or not server.n_opened:
             return None
-        centroids, counts = self.algorithm.centroids(run.state), self.algorithm.counts(run.state)
+        state = server.state
+        centroids, counts = self.algorithm.centroids(state), self.algorithm.counts(state)
         if centroids is None or counts is None:
             return None
         record = ArrayRecord([centroids, counts])
@@ -725,12 +696,6 @@ class KMeansStrategy(Strategy):
                 f"Expected {type(self).__name__} to be driven directly. Got it wrapped in "
                 f"{type(caller).__name__}, whose privacy does not apply to it."
             )
-
-
-_OBLIVIOUS = (
-    "Expected no request for centroids at the server under trust='oblivious-server': the party "
-    "that adds the noise must never see the result. Take them from a client's on_result."
-)
 
 
 def _keep(metrics: dict[int, MetricRecord], number: int, record: MetricRecord | None) -> None:

@@ -8,13 +8,17 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
     ObliviousServerError,
 )
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.report import Report
+from flower_kmeans.protocol.run import MAX_ATTEMPTS
+from flower_kmeans.protocol.trust import TRUST_MODELS, TrustModel, trust_model
 
 
 def require_type(name: str, value: object, kind: Any, expected: str) -> None:
@@ -75,17 +79,54 @@ def no_clip(strategy: str) -> ConfigurationError:
     )
 
 
-def require_teller(cost: bool, trust: str) -> None:
-    """Require that the server may see what ``report.cost`` says, if the cost is to be released.
+def checked_attempts(value: int) -> int:
+    """Return the largest number of attempts at a round."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ATTEMPTS:
+        raise ConfigurationError(
+            f"Expected max_attempts as an integer from 1 to {MAX_ATTEMPTS}. Got {value!r} instead."
+        )
+    return value
+
+
+def require_trust(
+    trust: TrustModel, algorithm: Algorithm, plan: PrivacyPlan, strategy: str
+) -> None:
+    """Require that an algorithm runs under a trust model.
+
+    Parameters
+    ----------
+    trust : TrustModel
+    algorithm : Algorithm
+    plan : PrivacyPlan
+        The algorithm's.
+    strategy : str
+        How the message calls it.
+
+    Raises
+    ------
+    ConfigurationError
+        With the reason and the trust models that would do.
+    """
+    objection = trust.objection(algorithm, plan)
+    if objection is not None:
+        fitting = [n for n, each in TRUST_MODELS.items() if not each.objection(algorithm, plan)]
+        raise ConfigurationError(
+            f"Expected trust of {strategy} with epsilon={plan.budget.epsilon} in {fitting}. "
+            f"Got {trust.name!r} instead. {objection}"
+        )
+
+
+def require_reader(cost: bool, trust: TrustModel) -> None:
+    """Require that the server may see the cost, if it is to be released.
 
     Raises
     ------
     ObliviousServerError
-        If it may not: the release would cost privacy and nobody would be told.
+        If it may not: the release would cost privacy and nobody would report it.
     """
-    if cost and trust == "oblivious-server":
+    if cost and trust.is_blind:
         raise ObliviousServerError(
-            "Expected cost=False under trust='oblivious-server': the report that tells the cost is "
+            f"Expected cost=False under trust={trust.name!r}: the report that states the cost is "
             "the server's, which must not see it. Got cost=True; choose another trust."
         )
 
@@ -121,10 +162,10 @@ def result_of(initial: Any, privacy: PrivacyBudget) -> tuple[Any, Report | None]
     report = getattr(initial, "report", None)
     if not isinstance(report, Report):
         return initial, None
-    if report.trust == "oblivious-server":
+    if trust_model(report.trust).is_blind:
         raise ObliviousServerError(
             "Expected initial centroids that the server may see. Got the result of a run under "
-            "trust='oblivious-server': the party that added its noise must never see it."
+            f"trust={report.trust!r}, whose server must never see it."
         )
     if report.is_private and privacy.is_private and report.unit != privacy.unit:
         raise ConfigurationError(

@@ -7,7 +7,7 @@ from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
-from flower_kmeans.strategies._checks import require_teller
+from flower_kmeans.strategies._checks import require_reader
 
 
 class FastLloyd(KMeansStrategy):
@@ -33,8 +33,8 @@ class FastLloyd(KMeansStrategy):
         centroids that have no records or share a cluster, and run up to 8 rounds. ``False`` is the
         paper's algorithm.
     cost : bool, default: False
-        Whether the last round also releases the cost: ``report.cost``. Not under
-        ``trust="oblivious-server"``, where nobody could tell it.
+        Whether the last round also releases the cost: ``report.cost``. Not where the server sees
+        no sums: nobody could report it.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class FastLloyd(KMeansStrategy):
     'oblivious-server'
     """
 
-    TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server")
+    TRUST = "oblivious-server"
 
     def __init__(
         self,
@@ -82,4 +82,4 @@ class FastLloyd(KMeansStrategy):
             cost=cost,
         )
         super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
-        require_teller(cost, self.trust)
+        require_reader(cost, self.trust_model)

@@ -67,8 +67,8 @@ class FedDPKMeans(KMeansStrategy):
     -----
     Formal guarantee (docs/guarantees.md, FedDP-KMeans): one plan over all releases; one record
     changes the second moments by D^2, weights and counts by one, and sums by D or the radius.
-    The server sees every released sum, and computes the next question from it: it cannot be
-    oblivious.
+    The server sees every released sum, and computes the next query from it, so FedDP-KMeans runs
+    under ``"distributed-noise"`` and ``"trusted-server"`` only.
 
     Examples
     --------
@@ -79,11 +79,11 @@ class FedDPKMeans(KMeansStrategy):
     >>> strategy = FedDPKMeans(
     ...     5, Ball(4.0, [0, 0, 0]), PrivacyBudget(1.0), 10_000, server_data=points, n_clients=20
     ... )
-    >>> strategy.trust, strategy.opening, strategy.n_rounds
-    ('distributed-noise', 'immediate', 5)
+    >>> strategy.trust, strategy.n_rounds
+    ('distributed-noise', 5)
     """
 
-    TRUSTS = ("distributed-noise", "trusted-server")
+    TRUST = "distributed-noise"
     TAKES_INITIAL = False
 
     def __init__(
@@ -150,4 +150,4 @@ class FedDPKMeans(KMeansStrategy):
         """
         algorithm = cast(FedDPAlgorithm, self.algorithm)
         source = public_generator(self.seed, 0) if rng is None else rng
-        return algorithm.elbow(self._run_state.state, k_max, source)
+        return algorithm.elbow(self._running.state, k_max, source)

@@ -12,7 +12,7 @@ from flower_kmeans.domain import Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
-from flower_kmeans.strategies._checks import require_teller
+from flower_kmeans.strategies._checks import require_reader
 
 
 class Lloyd(KMeansStrategy):
@@ -26,7 +26,7 @@ class Lloyd(KMeansStrategy):
         ``PrivacyBudget(epsilon=None)``, which is the default; anything else is refused.
     """
 
-    TRUSTS = ("plain",)
+    TRUST = "plain"
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Lloyd(KMeansStrategy):
 class SuLloyd(KMeansStrategy):
     """Lloyd's algorithm with Laplace noise (Su, Cao, Li, Bertino & Jin, 2016).
 
-    Takes what `KMeansStrategy` takes. Laplace noise exists only where the server adds it.
+    Takes what `KMeansStrategy` takes. Laplace noise has no shares, so the server must add it.
 
     Notes
     -----
@@ -58,7 +58,7 @@ class SuLloyd(KMeansStrategy):
     own: 1.2, 2.2 and 4.2 times less noise in 2, 16 and 64 columns.
     """
 
-    TRUSTS = ("oblivious-server", "trusted-server")
+    TRUST = "oblivious-server"
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class GLloyd(KMeansStrategy):
     Parameters
     ----------
     cost : bool, default: False
-        Whether the last round also releases the cost: ``report.cost``. Not under
-        ``trust="oblivious-server"``, where nobody could tell it.
+        Whether the last round also releases the cost: ``report.cost``. Not where the server sees
+        no sums: nobody could report it.
 
     Notes
     -----
@@ -88,7 +88,7 @@ class GLloyd(KMeansStrategy):
     the l2 bound of the domain and counts of sensitivity 1, composed exactly.
     """
 
-    TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server")
+    TRUST = "oblivious-server"
 
     def __init__(
         self,
@@ -102,4 +102,4 @@ class GLloyd(KMeansStrategy):
     ) -> None:
         algorithm = partial(GLloydAlgorithm, cost=cost)
         super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
-        require_teller(cost, self.trust)
+        require_reader(cost, self.trust_model)

@@ -32,7 +32,7 @@ class PEMeans(KMeansStrategy):
         halved whenever the noise of a round exceeds its signal.
     max_candidates : int, default: 8192
         The largest population. Every candidate is one word of a client's answer, so 2^22, the words
-        of a message, is the most; ``report.notes`` says when the cap binds.
+        of a message, is the most; ``report.warnings`` says when the cap binds.
     clips : mapping of str to float, optional
         With ``unit="client"``: records' worth of one client by release, in place of ``clip``.
 
@@ -44,20 +44,21 @@ class PEMeans(KMeansStrategy):
     Notes
     -----
     Formal guarantee (docs/guarantees.md, PE-means): one record changes the votes of a round by 1 in
-    l2, and one plan composes all rounds. A question is k centroids and 16 bytes, from which clients
+    l2, and one plan composes all rounds. A query is k centroids and 16 bytes, from which clients
     make the population themselves. A server that sees the sums sends it; under
-    ``trust="oblivious-server"`` clients compute it from the sums that they open.
+    ``trust="clients-only"`` and ``"oblivious-server"`` clients compute it from the sums that they
+    open.
 
     Examples
     --------
     >>> from flower_kmeans import Ball, PrivacyBudget
     >>> from flower_kmeans.strategies import PEMeans
     >>> strategy = PEMeans(5, Ball(4.0, [0, 0, 0]), PrivacyBudget(1.0), 10_000, n_clients=20)
-    >>> strategy.trust, strategy.opening, strategy.n_rounds
-    ('distributed-noise', 'immediate', 6)
+    >>> strategy.trust, strategy.n_rounds
+    ('distributed-noise', 6)
     """
 
-    TRUSTS = ("distributed-noise", "oblivious-server", "trusted-server")
+    TRUST = "distributed-noise"
     TAKES_INITIAL = False
     _ALGORITHM: ClassVar[type[PEMeansAlgorithm]] = PEMeansAlgorithm
 

@@ -13,7 +13,7 @@ from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
 class SynopsisKMeans(KMeansStrategy):
     """k-means from a private synopsis of the records, and a few Lloyd rounds.
 
-    The first round asks for second moments. One to three rounds build a synopsis: counts, clipped
+    The first query is for second moments. One to three rounds build a synopsis: counts, clipped
     residuals and their squared lengths, of the records by nearest cell, with cells that are made
     for what the round before found. Weighted k-means on the cells gives centroids, which four Lloyd
     rounds refine whose residuals are clipped to a shrinking radius. Nothing has to be tuned.
@@ -37,8 +37,8 @@ class SynopsisKMeans(KMeansStrategy):
     -----
     Formal guarantee (docs/guarantees.md, SynopsisKMeans): one plan over all releases; one record
     changes the second moments by D^2, and one cell's sums, counts and slacks by 1 together. A
-    server that sees the sums sends the questions. Under ``trust="oblivious-server"`` clients
-    compute them from the sums that they open.
+    server that sees the sums sends the queries. Under ``trust="clients-only"`` and
+    ``"oblivious-server"`` clients compute them from the sums that they open.
 
     Examples
     --------
@@ -47,11 +47,11 @@ class SynopsisKMeans(KMeansStrategy):
     >>> strategy = SynopsisKMeans(
     ...     5, Ball(4.0, [0, 0, 0]), PrivacyBudget(1.0), 10_000, n_clients=20
     ... )
-    >>> strategy.trust, strategy.opening, strategy.n_rounds
-    ('distributed-noise', 'immediate', 8)
+    >>> strategy.trust, strategy.n_rounds
+    ('distributed-noise', 8)
     """
 
-    TRUSTS = ("distributed-noise", "oblivious-server", "trusted-server")
+    TRUST = "distributed-noise"
     TAKES_INITIAL = False
 
     def __init__(

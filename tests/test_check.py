@@ -19,22 +19,22 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from harness import key_file
 from ledger_workers import DELTA, answer_of, charge, crash_with_a_hot_journal, gaussian_plan
 from typer.testing import CliRunner
 
 from flower_kmeans import check
 from flower_kmeans.cli import app
-from flower_kmeans.federation.roster import write_members
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
+from flower_kmeans.protocol.roster import read_identity, write_members
 
 PLAN = gaussian_plan()
 SECRET = 7.1325891
 
 POLICY = """
 state_dir = "state"
-group_key_file = "group.key"
+roster_file = "members/roster.toml"
+member_key_file = "members/b.key"
 max_epsilon = 0.5
 max_total_epsilon = 3.0
 algorithms = ["fastlloyd"]
@@ -55,8 +55,8 @@ def written(path, text, mode=0o600):
 
 @pytest.fixture
 def node(tmp_path):
-    """Return a node's files: a policy, a group key and records; all is well with them."""
-    Path(key_file(tmp_path)).rename(tmp_path / "group.key")
+    """Return a node's files: a policy, a key, a roster and records; all is well with them."""
+    write_members(tmp_path / "members", ("a", "b", "c"))
     written(tmp_path / "policy.toml", POLICY)
     written(tmp_path / "records.csv", f"age,income\n41,{SECRET}\n42,20000\n43,30000\n")
     return tmp_path
@@ -89,7 +89,7 @@ def run(node, *arguments):
         cells = [cell.strip() for cell in line.split("│")]
         if len(cells) == 5:
             assert cells[1] in ("ok", "no")
-            found[cells[2]] = SimpleNamespace(is_well=cells[1] == "ok", told=cells[3])
+            found[cells[2]] = SimpleNamespace(is_well=cells[1] == "ok", text=cells[3])
     assert (result.exit_code == 0) == all(finding.is_well for finding in found.values())
     return result.exit_code, found
 
@@ -108,8 +108,8 @@ def test_a_node_that_could_take_part(node):
 
 def test_the_command_says_yes_or_no(node):
     arguments = ["check", "--policy-file", str(node / "policy.toml")]
-    assert "Yes, as far as this can tell." in CliRunner().invoke(app, arguments).output
-    (node / "group.key").chmod(0o644)
+    assert "Yes, as far as this can see." in CliRunner().invoke(app, arguments).output
+    (node / "members" / "b.key").chmod(0o644)
     result = CliRunner().invoke(app, arguments)
     assert "No, because of: keys." in result.output
     assert result.exit_code == 1
@@ -126,7 +126,7 @@ def test_versions_that_fit(version, transport, node, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: version)
     code, found = run(node)
     assert code == 0
-    assert f"flwr {version} (nodes speak {transport})" in found["versions"].told
+    assert f"flwr {version} (nodes speak {transport})" in found["versions"].text
 
 
 @pytest.mark.parametrize("version", ["1.38.2", "0.99", "2.0.0", "2.1"])
@@ -135,8 +135,8 @@ def test_versions_that_do_not_fit(version, node, monkeypatch):
     code, found = run(node)
     assert code == 1
     assert not found["versions"].is_well
-    assert f"Expected flwr>=1.39,<2. Got {version}" in found["versions"].told
-    assert "pip install" in found["versions"].told
+    assert f"Expected flwr>=1.39,<2. Got {version}" in found["versions"].text
+    assert "pip install" in found["versions"].text
 
 
 def test_a_package_that_is_missing_and_an_old_python(node, monkeypatch):
@@ -144,9 +144,9 @@ def test_a_package_that_is_missing_and_an_old_python(node, monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", missing)
-    assert "flwr to be installed" in run(node)[1]["versions"].told
+    assert "flwr to be installed" in run(node)[1]["versions"].text
     monkeypatch.setattr(check, "FIRST_PYTHON", (9, 0))
-    assert "Expected Python" in run(node)[1]["versions"].told
+    assert "Expected Python" in run(node)[1]["versions"].text
 
 
 def test_the_range_is_that_of_the_package():
@@ -174,38 +174,39 @@ def test_a_policy_file_that_cannot_be_followed(text, mode, expected, node):
     code, found = run(node, "--data", node / "records.csv")
     assert code == 1
     assert list(found) == ["versions", "policy file"]
-    assert expected in found["policy file"].told
+    assert expected in found["policy file"].text
 
 
 def test_a_policy_file_that_is_not_there(node):
     (node / "policy.toml").unlink()
     code, found = run(node)
     assert code == 1
-    assert "cannot be read" in found["policy file"].told
+    assert "cannot be read" in found["policy file"].text
 
 
 def test_what_the_node_would_accept_is_in_words(node):
-    told = run(node)[1]["accepts"].told
+    text = run(node)[1]["accepts"].text
     for words in (
-        "trust oblivious-server or distributed-noise (opening deferred or immediate)",
+        "trust oblivious-server or distributed-noise or clients-only",
         "algorithm fastlloyd",
         "epsilon up to 0.5 at delta 1e-06 in one run",
         "per record;",
         "at least 3 clients",
-        "at most 100 rounds",
-        "keys file",
+        "max_colluders of at least 1",
+        "at most 100 rounds, with 3 attempts each",
+        "keys roster",
         "bounds 0 to 120, 0 to 250000",
         "columns 'age', 'income'",
     ):
-        assert words in told
-    assert f'policy-file="{node.resolve()}/policy.toml"' in run(node)[1]["policy file"].told
+        assert words in text
+    assert f'policy-file="{node.resolve()}/policy.toml"' in run(node)[1]["policy file"].text
 
     written(node / "policy.toml", 'state_dir = "state"')
-    told = run(node)[1]["accepts"].told
+    text = run(node)[1]["accepts"].text
     for words in ("any algorithm", "per record or client", "pin domain", "pin columns"):
-        assert words in told
+        assert words in text
     written(node / "policy.toml", 'state_dir = "state"\n[domain]\nradius = 2\ncenter = [0, 0, 0]')
-    assert "within 2 of a centre, 3 columns" in run(node)[1]["accepts"].told
+    assert "within 2 of a centre, 3 columns" in run(node)[1]["accepts"].text
 
 
 @pytest.mark.parametrize("setting", ["trusts", "algorithms", "units"])
@@ -213,66 +214,45 @@ def test_a_policy_that_accepts_nothing(setting, node):
     written(node / "policy.toml", f'state_dir = "state"\n{setting} = []')
     code, found = run(node)
     assert code == 1
-    assert f"Every run is refused: {setting}" in found["accepts"].told
-
-
-def test_a_policy_that_accepts_no_opening(node):
-    written(node / "policy.toml", 'state_dir = "state"\nopenings = []')
-    assert "opening" not in run(node)[1]["accepts"].told  # an oblivious server opens nothing
-    change(node, "openings", 'trusts = ["distributed-noise"]\nopenings')
-    code, found = run(node)
-    assert code == 1
-    assert "Every run is refused: openings" in found["accepts"].told
+    assert f"Every run is refused: {setting}" in found["accepts"].text
 
 
 # --------------------------------------------------------------------------- keys
 
-
-def test_keys(node):
-    assert run(node)[1]["keys"].told.startswith("The group key of")
-    change(node, 'group_key_file = "group.key"', "")
-    code, found = run(node)
-    assert (code, "passive server only" in found["keys"].told) == (0, True)
-    change(node, "units", 'trusts = ["plain"]\nunits')
-    assert "Not needed" in run(node)[1]["keys"].told
+FILES = 'roster_file = "members/roster.toml"\nmember_key_file = "members/b.key"\n'
 
 
-@pytest.mark.parametrize(
-    ("spoil", "expected"),
-    [
-        (lambda path: path.chmod(0o640), "mode 0600. Got 0640"),
-        (lambda path: path.write_bytes(b"k" * 31), "32 bytes. Got 31"),
-        (lambda path: path.unlink(), "cannot be read"),
-    ],
-)
-def test_a_group_key_file_that_cannot_be_used(spoil, expected, node):
-    spoil(node / "group.key")
-    code, found = run(node)
-    assert code == 1
-    assert expected in found["keys"].told
-    assert "keygen" in found["keys"].told
-    assert "kkkk" not in found["keys"].told
+def digest_of(node):
+    return read_identity(node / "members" / "roster.toml", node / "members" / "b.key").roster.digest
 
 
-def with_roster(node, names=("a", "b", "c"), own="b"):
-    """Let the node have a roster and a member's key in place of the group key."""
-    write_members(node / "members", names)
-    files = f'roster_file = "members/roster.toml"\nmember_key_file = "members/{own}.key"'
-    change(node, 'group_key_file = "group.key"', files)
-
-
-def test_a_member_of_a_roster(node):
-    with_roster(node)
+def test_the_own_key_and_the_digest_to_compare(node):
     code, found = run(node)
     assert code == 0
-    assert "is b, number 2 of 3 in" in found["keys"].told
-    assert "keys roster;" in found["accepts"].told
-    change(node, "roster_file", 'group_key_file = "group.key"\nroster_file')
+    text = found["keys"].text
+    assert "3 clients, each with a valid key. The own key is that of b, number 2 of 3." in text
+    assert "no beacon" in text
+    assert digest_of(node).hex() in text.replace(" ", "")
+    assert "compare it by phone" in text
+
+
+def test_a_beacon_comes_with_its_condition(node):
+    before = digest_of(node).hex()
+    with (node / "members" / "roster.toml").open("a") as file:
+        file.write(f'beacon = "{"5a" * 32}"\n')
+    text = run(node)[1]["keys"].text
+    assert f"The beacon is {'5a' * 32}. It must have been fixed after all keys were" in text
+    assert digest_of(node).hex() in text.replace(" ", "")
+    assert before not in text.replace(" ", "")
+
+
+def test_keys_that_are_relayed_or_not_needed(node):
+    change(node, FILES, "")
     code, found = run(node)
-    assert code == 0
-    assert "number 2 of 3" in found["keys"].told
-    assert "group.key" in found["keys"].told
-    assert "keys file or roster;" in found["accepts"].told
+    assert (code, "passive server only" in found["keys"].text) == (0, True)
+    assert "keys relayed;" in found["accepts"].text
+    change(node, "units", 'trusts = ["plain", "trusted-server"]\nunits')
+    assert "Not needed" in run(node)[1]["keys"].text
 
 
 @pytest.mark.parametrize(
@@ -287,20 +267,23 @@ def test_a_member_of_a_roster(node):
         (lambda members: (members / "roster.toml").unlink(), "cannot be read"),
     ],
 )
-def test_a_roster_or_a_members_key_that_cannot_be_used(spoil, expected, node):
-    with_roster(node)
+def test_a_roster_or_a_key_that_cannot_be_used(spoil, expected, node):
     spoil(node / "members")
     code, found = run(node)
     assert code == 1
-    assert expected in found["keys"].told
+    assert expected in found["keys"].text
+    assert "keygen" in found["keys"].text
+    assert "kkkk" not in found["keys"].text
 
 
-def test_a_roster_that_is_too_short(node):
-    with_roster(node, ("a", "b"))
+@pytest.mark.parametrize(("n", "expected"), [(2, "min_clients=3 clients"), (65, "a beacon")])
+def test_a_roster_that_is_too_short_or_needs_a_beacon(n, expected, node):
+    names = ["b", *(f"c{i}" for i in range(1, n))]
+    write_members(node / "others", names)
+    change(node, FILES, FILES.replace("members", "others"))
     code, found = run(node)
     assert code == 1
-    assert "min_clients=3 members" in found["keys"].told
-    assert "Got 2" in found["keys"].told
+    assert expected in found["keys"].text
 
 
 # --------------------------------------------------------------------------- the ledger
@@ -316,21 +299,21 @@ def spend(node, runs):
 def test_a_ledger_that_will_be_made(node):
     code, found = run(node)
     assert code == 0
-    assert "None yet" in found["ledger"].told
+    assert "None yet" in found["ledger"].text
     assert not (node / "state").exists()
     (node / "state").mkdir(mode=0o700)
-    assert "None yet" in run(node)[1]["ledger"].told
+    assert "None yet" in run(node)[1]["ledger"].text
     (node / "state" / FILE_NAME).touch(mode=0o600)  # made, and nothing written yet
-    assert "epsilon 0 of 3" in run(node)[1]["ledger"].told
+    assert "epsilon 0 of 3" in run(node)[1]["ledger"].text
 
 
 def test_what_was_spent_and_what_is_left(node):
     spent = spend(node, 2)
     code, found = run(node)
     assert code == 0
-    told = found["ledger"].told
+    text = found["ledger"].text
     left = f"epsilon {spent:.4g} of 3 at delta 1e-06 is spent or reserved, {3 - spent:.4g} is left"
-    assert left in told
+    assert left in text
 
 
 def test_a_ledger_with_nothing_left(node):
@@ -338,30 +321,30 @@ def test_a_ledger_with_nothing_left(node):
     change(node, "max_total_epsilon = 3.0", f"max_total_epsilon = {spent!r}")
     code, found = run(node)
     assert code == 1
-    assert "no further private run" in found["ledger"].told
+    assert "no further private run" in found["ledger"].text
 
 
 def test_no_ledger_at_all(node):
     change(node, 'state_dir = "state"', "")
     code, found = run(node)
     assert code == 1
-    assert "every private run is refused" in found["ledger"].told
-    assert "mode 0700" in found["ledger"].told
+    assert "every private run is refused" in found["ledger"].text
+    assert "mode 0700" in found["ledger"].text
     change(node, "units", "in_memory = true\nunits")
     code, found = run(node)
-    assert (code, "nothing bounds" in found["ledger"].told) == (0, True)
+    assert (code, "nothing bounds" in found["ledger"].text) == (0, True)
     change(node, "in_memory = true", 'trusts = ["plain"]')
     code, found = run(node)
-    assert (code, "no private run is accepted" in found["ledger"].told) == (0, True)
+    assert (code, "no private run is accepted" in found["ledger"].text) == (0, True)
 
 
 def damage(path):
     path.write_bytes(b"no database" * 100)
 
 
-def later_version(path):
+def other_version(path):
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 3")
+    db.execute("PRAGMA user_version = 2")
     db.close()
 
 
@@ -371,7 +354,7 @@ def later_version(path):
         (lambda state: state.chmod(0o755), "mode 0700. Got 0755"),
         (lambda state: (state / FILE_NAME).chmod(0o644), "mode 0600. Got 0644"),
         (lambda state: damage(state / FILE_NAME), "cannot be used"),
-        (lambda state: later_version(state / FILE_NAME), "Got version 3"),
+        (lambda state: other_version(state / FILE_NAME), "Got version 2"),
         (lambda state: (state / FILE_NAME).unlink() or (state / FILE_NAME).mkdir(0o700), "ledger"),
     ],
 )
@@ -380,7 +363,7 @@ def test_a_ledger_that_cannot_be_opened(spoil, expected, node):
     spoil(node / "state")
     code, found = run(node)
     assert code == 1
-    assert expected in found["ledger"].told
+    assert expected in found["ledger"].text
 
 
 @pytest.mark.parametrize("name", ["file/state", "missing/state", "file"])
@@ -389,7 +372,7 @@ def test_a_ledger_that_could_not_be_made(name, node):
     change(node, 'state_dir = "state"', f'state_dir = "{name}"')
     code, found = run(node)
     assert code == 1
-    assert "state_dir" in found["ledger"].told
+    assert "state_dir" in found["ledger"].text
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="the superuser may write everywhere")
@@ -398,7 +381,7 @@ def test_a_parent_that_cannot_be_written(node):
     change(node, 'state_dir = "state"', 'state_dir = "sealed/state"')
     (node / "sealed").chmod(0o500)
     code, found = run(node)
-    assert (code, "writable" in found["ledger"].told) == (1, True)
+    assert (code, "writable" in found["ledger"].text) == (1, True)
 
 
 def test_a_ledger_that_a_process_left_half_written_is_not_touched(node):
@@ -410,7 +393,7 @@ def test_a_ledger_that_a_process_left_half_written_is_not_touched(node):
     process.join(60)
     code, found = run(node)
     assert code == 1
-    assert "died while it wrote" in found["ledger"].told
+    assert "died while it wrote" in found["ledger"].text
     with Ledger(node / "state") as ledger:  # which undoes it
         assert ledger.epsilon(DELTA) > 0
     assert run(node)[0] == 0
@@ -422,9 +405,9 @@ def test_a_ledger_that_a_process_left_half_written_is_not_touched(node):
 def test_records_that_fit(node):
     code, found = run(node, "--data", node / "records.csv")
     assert code == 0
-    assert "columns 'age', 'income', as pinned" in found["data"].told
+    assert "columns 'age', 'income', as pinned" in found["data"].text
     # Neither how many there are nor what they hold.
-    assert not set(re.findall(r"\d+", found["data"].told.replace(str(node), ""))) & {"3", "41"}
+    assert not set(re.findall(r"\d+", found["data"].text.replace(str(node), ""))) & {"3", "41"}
     np.savez(node / "records.npz", age=[1.0], income=[2.0])
     assert run(node, "--data", node / "records.npz")[0] == 0
 
@@ -432,10 +415,10 @@ def test_records_that_fit(node):
 def test_names_that_are_not_pinned_are_not_called_pinned(node):
     change(node, 'columns = ["age", "income"]\n', "")
     code, found = run(node, "--data", node / "records.csv")
-    assert (code, "and the policy pins no names" in found["data"].told) == (0, True)
+    assert (code, "and the policy pins no names" in found["data"].text) == (0, True)
     (node / "records.csv").write_text("age,income\n1,\n", "utf-8")
     code, found = run(node, "--data", node / "records.csv")
-    assert (code, "without empty cells" in found["data"].told) == (1, True)
+    assert (code, "without empty cells" in found["data"].text) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -454,15 +437,15 @@ def test_records_that_do_not_fit(text, expected, node):
     written(node / "records.csv", text)
     code, found = run(node, "--data", node / "records.csv")
     assert code == 1
-    assert expected in found["data"].told
+    assert expected in found["data"].text
 
 
 def test_a_file_without_a_header_is_named_by_its_operator(node):
     written(node / "records.csv", f"{SECRET},2\n3,4\n")
     code, found = run(node, "--data", node / "records.csv")
     assert code == 1
-    assert "--header" in found["data"].told
-    assert str(SECRET) not in found["data"].told
+    assert "--header" in found["data"].text
+    assert str(SECRET) not in found["data"].text
     assert run(node, "--data", node / "records.csv", "--header", "age,income")[0] == 0
     assert run(node, "--data", node / "records.csv", "--header", "income,age")[0] == 1
 
@@ -473,9 +456,9 @@ def test_the_number_of_columns_is_that_of_the_bounds(node):
     np.save(node / "records.npy", np.ones((2, 3)))
     code, found = run(node, "--data", node / "records.npy")
     assert code == 1
-    assert "Expected 2 columns" in found["data"].told
+    assert "Expected 2 columns" in found["data"].text
     code, found = run(node, "--data", node / "none.csv")
-    assert (code, "does not exist" in found["data"].told) == (1, True)
+    assert (code, "does not exist" in found["data"].text) == (1, True)
 
 
 # --------------------------------------------------------------------------- the SuperLink
@@ -582,7 +565,7 @@ def test_a_superlink_that_is_reached_and_verified(node, link, credentials):
     arguments = ("--superlink", link[0], "--root-certificates", credentials / "ca.crt")
     code, found = run(node, *arguments)
     assert code == 0
-    assert "verified by" in found["SuperLink"].told
+    assert "verified by" in found["SuperLink"].text
 
 
 def test_a_superlink_is_looked_at_also_without_a_policy(node, link, credentials):
@@ -614,8 +597,8 @@ def test_a_superlink_that_cannot_be_trusted_or_reached(node, link, credentials):
         code, found = run(node, "--superlink", superlink, *trusted)
         assert code == 1
         assert not found["SuperLink"].is_well
-        assert expected in found["SuperLink"].told
-        assert "docs/deploy.md" in found["SuperLink"].told
+        assert expected in found["SuperLink"].text
+        assert "docs/deploy.md" in found["SuperLink"].text
 
 
 def test_certificates_without_a_server_are_an_error(node, credentials):

@@ -5,18 +5,27 @@ import inspect
 import itertools
 import json
 import re
+import stat
 import sys
 from html import escape
 
 import numpy as np
 import pytest
+from ledger_workers import DELTA, answer_of, charge, gaussian_plan, price
 from report_pages import addresses, read, tables
 from typer.testing import CliRunner
 
-from flower_kmeans.choice import StrategyName
+from flower_kmeans.choice import Keys, StrategyName, Trust
 from flower_kmeans.cli import app
 from flower_kmeans.clustering import Clustering
 from flower_kmeans.datasets import PHOTO_RECORDS
+from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger_file import FILE_NAME
+from flower_kmeans.protocol.roster import Roster
+from flower_kmeans.protocol.run import KEYS
+from flower_kmeans.protocol.session import ClientSession, unpack_session
+from flower_kmeans.protocol.trust import TRUST_MODELS
+from flower_kmeans.protocol.wire import encode
 from flower_kmeans.strategies import KMeansStrategy
 
 CENTERS = np.array([[-3.0, 1.0], [3.0, 2.0], [0.0, 9.0]])
@@ -60,7 +69,7 @@ def server(tmp_path):
 
 PUBLIC = ("--bounds", "height=-5:5", "--bounds", "weight=0:10", "--n-records", 1200)
 FEDDP = ("--strategy", "feddp", "--server-data")
-OBLIVIOUS = "The server computes the next question, so it cannot be oblivious."
+SIGHTED = "The server computes the next query, so it must see the sums."
 LOCAL = ("--engine", "in-process", "--clusters", 3, "--output", "out", "--columns", "height,weight")
 
 
@@ -136,11 +145,50 @@ class TestSimulate:
         assert planned.exit_code == 0, planned.output
         assert trust in planned.stdout
 
-    @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
-    def test_other_trust_models(self, run, blobs, tmp_path, trust):
-        result = simulate(run, blobs, "--trust", trust, "--rounds", 2, "--clients", 4, *PUBLIC)
+    @pytest.mark.parametrize("keys", Keys)
+    @pytest.mark.parametrize("trust", ["clients-only", "distributed-noise", "trusted-server"])
+    def test_other_trust_models(self, run, blobs, tmp_path, trust, keys):
+        arguments = ("--trust", trust, "--keys", keys, "--rounds", 2, "--clients", 4)
+        result = simulate(run, blobs, *arguments, *PUBLIC)
         assert result.exit_code == 0, result.output
-        assert json.loads((tmp_path / "out" / "report.json").read_text())["trust"] == trust
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert report["trust"] == trust
+        assert report["keys"] == (keys if TRUST_MODELS[trust].is_protected else "none")
+
+    def test_more_colluders_cost_noise(self, run, blobs):
+        arguments = ("--trust", "distributed-noise", "--rounds", 2, "--clients", 8, *PUBLIC)
+        for given, factor in (((), 8 / 6), (("--max-colluders", 3), 8 / 4)):
+            result = simulate(run, blobs, *arguments, *given)
+            assert result.exit_code == 0, result.output
+            stated = re.search(r"│ noise\s+│ (\S+) times", result.stdout)
+            before = re.search(r"\((\S+) before removal\)", result.stdout)
+            found = float((before or stated)[1])
+            assert found == pytest.approx(factor**0.5, rel=1e-3)
+
+    def test_files_are_their_owners_alone_and_names_do_not_act(self, run, tmp_path):
+        """Names of columns come from the data file: they are neither formulas nor commands."""
+        names = ['=HYPERLINK("http://x","y")', "-b", "\x1b]0;title\x07c", "$\\frac{$", "a\u202eb"]
+        rows = np.random.default_rng(0).random((400, len(names)))
+        with (tmp_path / "x.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([names, *rows.tolist()])
+        arguments = ("--lower", 0, "--upper", 1, "--n-records", 400, "--clients", 5)
+        for _ in range(2):  # also over files that are there
+            result = run(
+                "simulate", "--data", tmp_path / "x.csv", *LOCAL[:-2], *arguments, "--rounds", 2
+            )
+            assert result.exit_code == 0, result.output
+            files = list((tmp_path / "out").iterdir())
+            assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+            for path in files:
+                path.chmod(0o644)
+        assert not {"\x1b", "\u202e"} & set(result.output)
+        with (tmp_path / "out" / "centroids.csv").open(newline="") as file:
+            _, _, *written = next(csv.reader(file))
+        shown = [r"\x1b]0;title\x07c", "$\\frac{$", r"a\u202eb"]
+        assert written == [f"'{names[0]}", "'-b", *shown]
+        with np.load(tmp_path / "out" / "centroids.npz") as saved:
+            assert saved["columns"].tolist() == names
 
     @pytest.mark.parametrize(("more", "clip"), [((), 300.0), (("--clip", 50), 50.0)])
     def test_whole_clients_are_protected(self, run, blobs, tmp_path, more, clip):
@@ -373,7 +421,7 @@ class TestErrors:
             ((*PUBLIC, "--strategy", "feddp"), ["feddp", "--server-data"]),
             ((*PUBLIC, "--strategy", "synopsis", "--rounds", 4), ["n_rounds='auto'"]),
             ((*PUBLIC, "--server-data", "server.csv"), ["synopsis", "--server-data", "feddp"]),
-            ((*PUBLIC, *FEDDP, "server.csv", "--trust", "oblivious-server"), [OBLIVIOUS]),
+            ((*PUBLIC, *FEDDP, "server.csv", "--trust", "oblivious-server"), [SIGHTED]),
             ((*PUBLIC, *FEDDP, "none.csv"), ["none.csv"]),
             ((*PUBLIC, *FEDDP, "few.csv"), ["server_data", "n_clusters=3", "Got 2"]),
             ((*PUBLIC, *FEDDP, "broken.csv"), ["'height'", "1 of 3"]),
@@ -460,10 +508,11 @@ class TestPlan:
         assert clients[1] == pytest.approx(40 * records[1], rel=0.01)
         assert "for one record" in records[0]
         assert "for one client" in clients[0]
-        assert "Trust oblivious-server, n_clients 20, min_clients 3, noise factor 1." in records[0]
+        crowd = "n_clients 20, min_clients 3, max_colluders 2"
+        assert f"Trust oblivious-server, {crowd}, noise factor 1." in records[0]
         text = " ".join(clients[0].split())
-        told = "clip 40 records' worth of a client in each release"
-        assert f"n_clients 20, min_clients 3, {told}, noise factor 1." in text
+        clip = "clip 40 records' worth of a client in each release"
+        assert f"{crowd}, {clip}, noise factor 1." in text
 
     def test_every_release_of_feddp_from_parameters_alone(self, run):
         result = run(
@@ -489,12 +538,10 @@ class TestPlan:
         assert together == pytest.approx(mu, rel=1e-3)
         curve = {row[1]: float(row[3]) for row in lines if len(row) == 5 and row[0] == "│"}
         assert curve["2"] == pytest.approx(1e-6, rel=0.01)
-        # Unless the server asks, and removes it, all noise stays.
-        factor = "1.026 (1.155 before removal)."
-        assert (
-            f"Trust distributed-noise, n_clients 20, min_clients 16, noise factor {factor}"
-            in result.stdout
-        )
+        # Of 20 clients' shares 14 make the planned noise; most of the rest is removed.
+        crowd = "n_clients 20, min_clients 16, max_colluders 2"
+        factor = f"1.054 ({(20 / 14) ** 0.5:.4g} before removal)."
+        assert f"Trust distributed-noise, {crowd}, noise factor {factor}" in result.stdout
         # The last size is known up to the noise of the release above.
         stated = float(result.stdout.split("up to noise of about ")[1].split()[0])
         assert stated == pytest.approx(float(rows[-1][4]), rel=0.01)
@@ -537,7 +584,7 @@ class TestPlan:
             (("--strategy", "feddp", "--server-points", 50, "--unit", "client"), "--clip"),
             (
                 ("--strategy", "feddp", "--server-points", 50, "--trust", "oblivious-server"),
-                OBLIVIOUS,
+                SIGHTED,
             ),
             (("--epsilon", -1), "epsilon"),
             (("--clusters", 0), "n_clusters"),
@@ -547,11 +594,138 @@ class TestPlan:
         assert_one_sentence(run("plan", *arguments), word)
 
 
+class TestKeygen:
+    def test_keys_and_a_roster_are_made(self, run, tmp_path):
+        result = run("keygen", "a", "b", "c", "--output", tmp_path / "new")
+        assert result.exit_code == 0, result.output
+        names = sorted(path.name for path in (tmp_path / "new").iterdir())
+        assert names == ["a.key", "b.key", "c.key", "roster.toml"]
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+        assert Roster.from_file(tmp_path / "new" / "roster.toml").names == ("a", "b", "c")
+        for name in names:
+            assert name in result.stdout
+            assert (tmp_path / "new" / name).read_bytes().hex() not in result.stdout
+        assert_one_sentence(run("keygen", "a", "--output", tmp_path / "new"), "a.key")
+
+    def test_a_beacon_is_put_on_the_roster(self, run, tmp_path):
+        result = run("keygen", "a", "b", "--beacon", "5a" * 32)
+        assert result.exit_code == 0, result.output
+        assert Roster.from_file(tmp_path / "roster.toml").beacon.hex() == "5a" * 32
+        assert_one_sentence(run("keygen", "c", "--beacon", "5a", "--output", "other"), "beacon")
+        assert not (tmp_path / "other").exists()
+
+    def test_a_roster_is_checked(self, run, tmp_path):
+        run("keygen", "a", "b", "c", "--beacon", "5a" * 32)
+        roster = Roster.from_file("roster.toml")
+        result = run("keygen", "--check", "roster.toml", "--key", "b.key")
+        assert result.exit_code == 0, result.output
+        assert "3 clients, each with a valid key." in result.stdout
+        assert "The own key is that of b, number 2 of 3." in result.stdout
+        assert f"The beacon is {'5a' * 32}. It must have been fixed after all" in result.stdout
+        (digest,) = [line for line in result.stdout.splitlines() if line.startswith("Digest: ")]
+        assert digest.removeprefix("Digest: ").replace(" ", "") == roster.digest.hex()
+        assert (tmp_path / "b.key").read_bytes().hex() not in result.stdout
+        alone = run("keygen", "--check", "roster.toml")
+        assert alone.exit_code == 0
+        assert digest in alone.stdout
+        assert "own key" not in alone.stdout
+
+    def test_a_roster_that_cannot_be_used_is_one_sentence(self, run, tmp_path):
+        run("keygen", "a", "b")
+        run("keygen", "c", "--output", "other")
+        stranger = run("keygen", "--check", "roster.toml", "--key", "other/c.key")
+        assert_one_sentence(stranger, "a key that is not there")
+        text = (tmp_path / "roster.toml").read_text()
+        for broken, word in (
+            (text.replace('"', '"0', 1), "public key"),
+            (text + text.replace("a =", "x =").replace("b =", "y ="), "once"),
+            (text + f'c = "{"00" * 32}"\n', "X25519"),
+            (text + 'beacon = "5a"\n', "beacon"),
+        ):
+            (tmp_path / "roster.toml").write_text(broken)
+            assert_one_sentence(run("keygen", "--check", "roster.toml"), word)
+        assert_one_sentence(run("keygen", "--check", "missing.toml"), "cannot be read")
+        names = [f"c{i}" for i in range(65)]
+        assert run("keygen", *names, "--output", "many").exit_code == 0
+        assert_one_sentence(run("keygen", "--check", "many/roster.toml"), "a beacon", "64 clients")
+
+    @pytest.mark.parametrize(
+        ("arguments", "word"),
+        [
+            ((), "--check ROSTER"),
+            (("--key", "a.key"), "--check ROSTER"),
+            (("a", "--key", "a.key"), "--check ROSTER"),
+            (("a", "--check", "roster.toml"), "names of clients"),
+            (("--check", "roster.toml", "--output", "x"), "--output"),
+            (("--check", "roster.toml", "--beacon", "5a" * 32), "--beacon"),
+            (("../a",), "../a"),
+            (("a", "A"), "case"),
+        ],
+    )
+    def test_options_that_contradict_each_other(self, run, tmp_path, arguments, word):
+        assert_one_sentence(run("keygen", *arguments), word)
+        assert not list(tmp_path.iterdir())
+
+
+class TestForget:
+    @pytest.fixture
+    def state(self, tmp_path):
+        """A ledger with one unfinished run, answered once, and one that is over."""
+        plan, loose = gaussian_plan(), Limit(100.0, DELTA)
+        with Ledger(tmp_path / "state") as ledger:
+            for number in (1, 2):
+                session = ClientSession(secret=b"SECRET" * 5, commitment=bytes([number]) * 32)
+                ledger.charge(answer_of(number), price(plan), loose, 0, encode(session))
+                copy = f"records-{bytes([number]).hex() * 32}-{bytes([number]).hex() * 32}.npy"
+                (tmp_path / "state" / copy).write_bytes(b"records")
+            version, _ = ledger.load(answer_of(2).run)
+            ledger.end(answer_of(2).run, version, encode(ClientSession(over=1)))
+        return tmp_path / "state"
+
+    @pytest.mark.parametrize("option", ["--state-dir", "--policy-file"])
+    def test_unfinished_runs_are_erased_and_stay_charged(self, run, state, tmp_path, option):
+        (tmp_path / "policy.toml").write_text('state_dir = "state"')
+        named = state if option == "--state-dir" else tmp_path / "policy.toml"
+        assert b"SECRET" in (state / FILE_NAME).read_bytes()
+        result = run("forget", option, named)
+        assert result.exit_code == 0, result.output
+        assert "Forgot 1 unfinished run" in result.stdout
+        assert b"SECRET" not in (state / FILE_NAME).read_bytes()
+        assert [path.name for path in state.iterdir()] == [FILE_NAME]  # no copy of records
+        with Ledger(state) as ledger:
+            assert unpack_session(ledger.load(answer_of(1).run)[1]).over
+            assert unpack_session(ledger.load(answer_of(2).run)[1]).over == 1
+            assert ledger.last_answer(answer_of(1).run) is not None
+            charge(ledger, answer_of(9), gaussian_plan(rounds=2), Limit(100.0, DELTA))
+        assert "Forgot 1 unfinished run" in run("forget", option, named).stdout  # the new one
+        assert "Forgot 0 unfinished runs" in run("forget", option, named).stdout
+
+    def test_no_ledger_is_made_and_one_directory_is_needed(self, run, tmp_path):
+        (tmp_path / "policy.toml").write_text("max_epsilon = 1.0")
+        for arguments, word in (
+            ((), "--state-dir"),
+            (("--state-dir", "a", "--policy-file", "b"), "--policy-file"),
+            (("--policy-file", tmp_path / "policy.toml"), "no state_dir"),
+            (("--state-dir", tmp_path / "none"), "no ledger"),
+        ):
+            assert_one_sentence(run("forget", *arguments), word)
+        assert not (tmp_path / "none").exists()
+
+
 def test_help_lists_the_commands(run):
     result = run("--help")
     assert result.exit_code == 0
-    assert "simulate" in result.stdout
-    assert "plan" in result.stdout
+    for command in ("simulate", "plan", "keygen", "check", "forget", "bench"):
+        assert command in result.stdout
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_every_trust_model_is_offered_with_who_learns_what(run, command):
+    assert set(Trust) == set(TRUST_MODELS)
+    assert set(Keys) == set(KEYS)
+    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", run(command, "--help").stdout).split())
+    for trust in Trust:
+        assert f"{trust}: {trust.learns}." in shown
 
 
 def test_every_strategy_can_be_chosen_by_name():
@@ -561,7 +735,7 @@ def test_every_strategy_can_be_chosen_by_name():
     kinds = {cls.__name__: cls for cls in found if cls.__module__.startswith("flower_kmeans.")}
     assert offered.keys() == kinds.keys()
     for name, choice in offered.items():
-        assert choice.is_private == (kinds[name].TRUSTS != ("plain",))
+        assert choice.is_private == (kinds[name].TRUST != "plain")
         takes = "server_data" in inspect.signature(kinds[name]).parameters
         assert choice.takes_server_data == takes
 

@@ -20,7 +20,7 @@ from flower_kmeans import (
 )
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, TooFewClientsError
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.in_process import task_identity
+from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.federation.messages import (
     Enrol,
     EnrolReply,

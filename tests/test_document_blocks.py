@@ -21,7 +21,7 @@ from pages import (
 )
 
 from flower_kmeans.algorithms import base
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

@@ -26,6 +26,7 @@ LEVELS = {
     "client": 3,
     "clustering": 3,
     "federation": 3,
+    "protocol": 3,
     "algorithms": 2,
     "secagg": 1,
     "privacy": 1,
@@ -35,6 +36,7 @@ LEVELS = {
     "baselines": 1,
     "console": 0,
     "extras": 0,
+    "files": 0,
     "domain": 0,
     "records": 0,
     "assignment": 0,
@@ -117,10 +119,10 @@ def test_the_mathematics_knows_nothing_of_flower(name):
 @pytest.mark.parametrize(
     ("name", "forbidden"),
     [
-        ("secagg", {"algorithms", "privacy", "domain", "assignment", "federation"}),
-        ("privacy", {"algorithms", "federation", "strategies", "secagg", "domain"}),
-        ("algorithms", {"federation", "strategies", "client"}),
-        ("federation", {"strategies", "client", "simulation", "faults"}),
+        ("secagg", {"algorithms", "domain", "assignment", "federation", "protocol"}),
+        ("privacy", {"algorithms", "protocol", "strategies", "secagg", "domain"}),
+        ("algorithms", {"protocol", "strategies", "client"}),
+        ("protocol", {"strategies", "client", "simulation", "faults"}),
         ("client", {"strategies", "simulation", "faults"}),
     ],
 )
@@ -136,7 +138,7 @@ def test_flowers_internals_are_touched_in_one_file():
         for path in MODULES
         if any(module.startswith(internal) for module in imports(path))
     }
-    assert touching == {"flower_kmeans.federation.in_process"}
+    assert touching == {"flower_kmeans.protocol.in_process"}
 
 
 def test_only_one_module_asks_the_operating_system_for_randomness():
@@ -197,9 +199,9 @@ SERVER_SIDE = {"exchange", "in_process"}
 
 
 def test_no_rule_of_a_client_reads_a_clock():
-    rooms = ("federation", "algorithms", "secagg")
+    rooms = ("protocol", "algorithms", "secagg")
     own = [path for name in rooms for path in of(name) if path.stem not in SERVER_SIDE]
-    assert {"member", "coordinator", "keyring", "opening"} <= {path.stem for path in own}
+    assert {"client", "session", "checks", "server", "committee"} <= {path.stem for path in own}
     for path in [*own, *of("client")]:
         found = {name.split(".")[0] for name in imports(path)}
         assert not found & CLOCKS, f"{path} reads a clock"

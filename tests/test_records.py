@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flower_kmeans import records as reading
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 from flower_kmeans.records import as_number, check_records, usable_records
 from flower_kmeans.tables import Table
@@ -58,10 +59,28 @@ def test_an_object_array_is_read_row_by_row():
     assert n_null == 2
 
 
-def test_a_finite_table_is_not_copied():
+def test_a_finite_table_is_copied_in_a_run_only():
     table = np.random.default_rng(0).random((10, 2))
-    assert usable_records(table, 2)[0] is table
+    usable, n_null = usable_records(table, 2)
+    assert not np.shares_memory(usable, table)
+    np.testing.assert_array_equal(usable, table)
+    assert n_null == 0
     assert check_records(table, 2) is table
+
+
+@pytest.mark.parametrize("bad", [["n/a", 1.0], [1.0], None, "ab", [np.nan, 1.0]])
+def test_rows_of_a_list_take_one_path_whatever_they_hold(bad, monkeypatch):
+    """One malformed row among good ones: every other cell is read as it is without it."""
+    good = [[0.25, 1], (0.5, "2"), np.array([0.75, 3.0])]
+    calls = []
+    monkeypatch.setattr(reading, "as_number", lambda cell: calls.append(cell) or as_number(cell))
+    usable_records(good, 2)
+    without = list(calls)
+    calls.clear()
+    usable, n_null = usable_records([*good, bad], 2)
+    assert calls[: len(without)] == without
+    np.testing.assert_array_equal(usable, [[0.25, 1], [0.5, 2], [0.75, 3]])
+    assert n_null == 1
 
 
 class Shows:

@@ -353,6 +353,10 @@ class Algorithm(ABC):
         replayable.
         """
 
+    def without_sum(self, state: State) -> State | None:
+        """Return the state after a round whose sum was lost; ``None`` if it cannot be missed."""
+        return None
+
     @abstractmethod
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d), or ``None`` if there are none yet."""

@@ -457,7 +457,6 @@ class Member:
             request.doc_hash,
             request.t,
             request.attempt,
-            _charged_as(life, run, request.attempt),
             context,
             digest,
         )

@@ -6,25 +6,31 @@ the disk before anything is sent: a crash in between loses an answer, never a ch
 
 What is charged (docs/threat-model.md, "The ledger"): the first answer in a run charges all rounds
 of its plan: its own round, and a reservation for the others. Answers to those turn reservations
-into charges, and when the run has ended, the reservations that are left come back. A client that
-answers a round again as a new member (with other records, or where each attempt may end in a sum of
-its own) gives a further release, so that round is charged once more. The same answer again costs
-nothing, and another answer to the same (run, round, attempt) is refused. A run without privacy has
-no price and is not counted.
+into charges, and when the run has ended, the reservations that are left come back. One sum of a
+round opens, so a round is charged once, whatever the number of attempts and sessions. A run without
+privacy has no price and is not counted.
+
+A client answers in the order of the rounds, and votes once per round. So of each run the last
+answer and the last vote are enough, of whichever session. They stay for good, with the charge: else
+the same document could be run again without one.
 
 Runs are chosen after the results of others, so charges and reservations are summed up as a filter
 does (`privacy.filter`): for clients if all runs protect clients, else for single records. The sums
 lie in the file, so a charge reads nothing of other runs.
 
-Beside them lies an opaque memory for each run, which its owner replaces by comparing versions.
+Beside them lies an opaque memory for each run, the client's session, which its owner replaces by
+comparing versions. Only `MAX_UNANSWERED` memories of runs without an answer and a vote are kept, so
+enrolments cost a bounded file. Runs that nothing was written of for `FORGET_AFTER` are ended when
+the ledger is opened.
 """
 
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +38,12 @@ from flower_kmeans.errors import BudgetError, KMeansError, LedgerError
 from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.ledger_file import find_private_file, make_private_file
 
-_VERSION = 2
+MAX_UNANSWERED = 16
+"""Most memories that are kept of runs in which nothing was answered and nothing voted."""
+FORGET_AFTER = 30 * 24 * 3600
+"""Seconds after which an unfinished run that nothing was written of is ended."""
+
+_VERSION = 3
 _BUSY_SECONDS = 60.0
 _SETTINGS = (
     "synchronous = EXTRA",
@@ -40,22 +51,30 @@ _SETTINGS = (
     "checkpoint_fullfsync = ON",
     "secure_delete = ON",
 )
-# Of the sums, "client" is there as long as all runs protect clients.
+# What a run has given: nothing, an answer or a vote, and nothing further as it is over.
+_NOTHING, _SOMETHING, _ENDED = 0, 1, 2
+# Of the sums, "client" is there as long as all runs protect clients. "writes" counts what was ever
+# written, so no version of a memory comes twice, not even of one that was dropped and made again.
 _SCHEMA = """
-CREATE TABLE runs (run BLOB PRIMARY KEY, price TEXT NOT NULL, ended INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE sums (unit TEXT PRIMARY KEY, charge TEXT NOT NULL) WITHOUT ROWID;
 INSERT INTO sums VALUES ('client', '[0, 0, 0]'), ('record', '[0, 0, 0]');
-CREATE TABLE answers (
-    run BLOB NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
-    member BLOB NOT NULL, context BLOB NOT NULL, digest BLOB NOT NULL,
-    PRIMARY KEY (run, round, attempt)
-) WITHOUT ROWID;
-CREATE TABLE memories (run BLOB PRIMARY KEY, version INTEGER NOT NULL, memory BLOB NOT NULL);
+CREATE TABLE writes (number INTEGER NOT NULL);
+INSERT INTO writes VALUES (0);
+CREATE TABLE runs (
+    run BLOB PRIMARY KEY, given INTEGER NOT NULL DEFAULT 0, touched INTEGER NOT NULL,
+    version INTEGER NOT NULL, round INTEGER, attempt INTEGER, context BLOB, digest BLOB,
+    vote_round INTEGER, variant BLOB, reserved TEXT, memory BLOB NOT NULL
+);
+CREATE INDEX by_age ON runs (given, touched, version);
 """
 
 
 class AnotherAnswerError(KMeansError):
-    """What was asked for was answered before, with something else."""
+    """What was asked for was answered, or voted for, with something else before."""
+
+
+class StaleAnswerError(KMeansError):
+    """A later question was answered, or a later round voted for, before."""
 
 
 class MemoryChangedError(KMeansError):
@@ -87,10 +106,7 @@ class Answer:
     run : bytes
         Hash of the run document.
     round, attempt : int
-        Which question was answered.
-    member : bytes
-        Public name of who answers, and of what it may become part of: one secret and one data set,
-        and one attempt where each may end in a sum of its own.
+        Which query was answered.
     context : bytes
         Hash of all that the answer depends on beside records and secret.
     digest : bytes
@@ -100,7 +116,6 @@ class Answer:
     run: bytes
     round: int
     attempt: int
-    member: bytes
     context: bytes
     digest: bytes
 
@@ -113,16 +128,22 @@ class Ledger:
     state_dir : path
         The node's own directory, mode 0700, in a parent that exists; it is made if it is missing.
         One per node and data set: two directories are two accounts.
+    clock : callable, optional
+        Returns the time in seconds since the epoch. It decides nothing but when an unfinished run
+        is forgotten.
 
     Raises
     ------
     LedgerError
         If the directory or the file cannot be used, is another user's, or is open to others than
-        its owner, or if the file is a symbolic link.
+        its owner, or if the file is a symbolic link, or of another version.
     """
 
-    def __init__(self, state_dir: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, state_dir: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
+    ) -> None:
         path = make_private_file(Path(state_dir))
+        self._clock = clock
         with _ledger_errors():
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             try:
@@ -133,6 +154,7 @@ class Ledger:
                 for setting in _SETTINGS:
                     self._db.execute(f"PRAGMA {setting}")
                 self._prepare()
+                self._forget_old()
             except BaseException:
                 self._db.close()
                 raise
@@ -156,23 +178,47 @@ class Ledger:
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
+    def _forget_old(self) -> None:
+        """End the runs that nothing was written of for long; most often there are none."""
+        old = (_ENDED, int(self._clock()) - FORGET_AFTER)
+        query = "SELECT run FROM runs WHERE given < ? AND touched < ?"
+        if self._db.execute(query, old).fetchone() is None:
+            return
+        with self._exclusive():
+            for (run,) in self._db.execute(query, old).fetchall():
+                self._give_back(run)
+                self._write_run(run, memory=b"", version=self._next_version())
+            self._db.execute("DELETE FROM runs WHERE given = ? AND touched < ?", (_NOTHING, old[1]))
+
     # ------------------------------------------------------------------ memories
 
     def load(self, run: bytes) -> tuple[int, bytes] | None:
-        """Return version and content of a run's memory, or ``None``."""
-        with _ledger_errors():
-            row = self._db.execute(
-                "SELECT version, memory FROM memories WHERE run = ?", (run,)
-            ).fetchone()
+        """Return version and content of a run's memory, or ``None``.
+
+        The content is empty where the ledger itself has ended the run (`FORGET_AFTER`).
+        """
+        row = self._run(run, "version, memory")
         return None if row is None else (int(row[0]), bytes(row[1]))
+
+    def unfinished(self) -> set[bytes]:
+        """Return the runs that have a memory and have not ended, by the hashes of their documents.
+
+        A run that ended without an answer is among them as long as its memory is kept.
+        """
+        with _ledger_errors():
+            rows = self._db.execute("SELECT run FROM runs WHERE given < ?", (_ENDED,))
+            return {bytes(run) for (run,) in rows}
 
     def save(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace a run's memory and return its new version.
 
         Parameters
         ----------
+        run : bytes
+            Hash of the run document.
         version : int
             The version that was read; 0 if there was none.
+        memory : bytes
 
         Raises
         ------
@@ -183,13 +229,41 @@ class Ledger:
             return self._replace(run, version, memory)
 
     def _replace(self, run: bytes, version: int, memory: bytes) -> int:
-        row = self._db.execute("SELECT version FROM memories WHERE run = ?", (run,)).fetchone()
+        row = self._run(run, "version")
         if (0 if row is None else row[0]) != version:
             raise MemoryChangedError("Another process changed the memory of this run.")
+        new = self._next_version()
+        if row is None:
+            self._make_room()
+            self._db.execute(
+                "INSERT INTO runs (run, touched, version, memory) VALUES (?, ?, ?, ?)",
+                (run, int(self._clock()), new, memory),
+            )
+        else:
+            self._write_run(run, version=new, memory=memory, touched=int(self._clock()))
+        return new
+
+    def _make_room(self) -> None:
+        """Drop the oldest memories of runs that have given nothing, to keep one more."""
         self._db.execute(
-            "INSERT OR REPLACE INTO memories VALUES (?, ?, ?)", (run, version + 1, memory)
+            "DELETE FROM runs WHERE rowid IN (SELECT rowid FROM runs WHERE given = ? "
+            "ORDER BY touched DESC, version DESC LIMIT -1 OFFSET ?)",
+            (_NOTHING, MAX_UNANSWERED - 1),
         )
-        return version + 1
+
+    def _next_version(self) -> int:
+        self._db.execute("UPDATE writes SET number = number + 1")
+        return int(self._db.execute("SELECT number FROM writes").fetchone()[0])
+
+    def _run(self, run: bytes, columns: str) -> Any:
+        with _ledger_errors():
+            query = f"SELECT {columns} FROM runs WHERE run = ?"  # noqa: S608 (our own names)
+            return self._db.execute(query, (run,)).fetchone()
+
+    def _write_run(self, run: bytes, **values: Any) -> None:
+        columns = ", ".join(f"{name} = ?" for name in values)
+        statement = f"UPDATE runs SET {columns} WHERE run = ?"  # noqa: S608 (our own names)
+        self._db.execute(statement, (*values.values(), run))
 
     def end(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace the memory of a run that has ended, and give back what it did not use.
@@ -216,7 +290,9 @@ class Ledger:
             How many were replaced.
         """
         with self._exclusive():
-            rows = self._db.execute("SELECT run, version, memory FROM memories").fetchall()
+            rows = self._db.execute(
+                "SELECT run, version, memory FROM runs WHERE given < ?", (_ENDED,)
+            ).fetchall()
             changed = [
                 (bytes(run), version, change(bytes(memory))) for run, version, memory in rows
             ]
@@ -227,23 +303,30 @@ class Ledger:
             return len(replaced)
 
     def _give_back(self, run: bytes) -> None:
-        """Take the reservations of a run out of the sums: the rounds that were never answered."""
-        found = self._price(run)
-        if found is None or found[1]:
+        """End a run that has given something: take its reservations out of the sums."""
+        given, reserved = self._run(run, "given, reserved")
+        if given != _SOMETHING:
             return
-        answered = {
-            t for (t,) in self._db.execute("SELECT round FROM answers WHERE run = ?", (run,))
-        }
-        sums = _sums(self._db)
-        for t, charges in enumerate(found[0].rounds, 1):
-            if t not in answered:
+        if reserved is not None:
+            sums = _sums(self._db)
+            for charges in _price_from(reserved).rounds:
                 for unit, charge in zip(("client", "record"), charges, strict=True):
                     if unit in sums:
                         sums[unit] -= charge
-        self._write(sums)
-        self._db.execute("UPDATE runs SET ended = 1 WHERE run = ?", (run,))
+            self._write_sums(sums)
+        self._write_run(run, given=_ENDED, reserved=None)
 
-    # ------------------------------------------------------------------ charges
+    # ------------------------------------------------------------------ answers and votes
+
+    def last_answer(self, run: bytes) -> tuple[int, int, bytes, bytes] | None:
+        """Return round, attempt, context and digest of a run's last answer, or ``None``."""
+        row = self._run(run, "round, attempt, context, digest")
+        return None if row is None or row[0] is None else tuple(row)
+
+    def last_vote(self, run: bytes) -> tuple[int, bytes] | None:
+        """Return round and variant of a run's last vote, or ``None``."""
+        row = self._run(run, "vote_round, variant")
+        return None if row is None or row[0] is None else tuple(row)
 
     def charge(
         self, answer: Answer, price: Price | None, limit: Limit, version: int, memory: bytes
@@ -271,68 +354,91 @@ class Ledger:
         ------
         BudgetError
             If all runs together would exceed the limit.
+        StaleAnswerError
+            If the run's last answer was to a later (round, attempt).
         AnotherAnswerError
-            If another answer was given to this (run, round, attempt).
+            If another answer was given to this (round, attempt).
         MemoryChangedError
             If the file holds another version of the memory by now.
         """
         with self._exclusive():
             replaced = self._replace(answer.run, version, memory)
-            place = (answer.run, answer.round, answer.attempt)
-            given = (answer.member, answer.context, answer.digest)
-            row = self._db.execute(
-                "SELECT member, context, digest FROM answers "
-                "WHERE run = ? AND round = ? AND attempt = ?",
-                place,
-            ).fetchone()
-            if row is not None:
-                if tuple(row) != given:
+            last, query = self.last_answer(answer.run), (answer.round, answer.attempt)
+            if last is not None and query < last[:2]:
+                raise StaleAnswerError("A later question was answered before.")
+            if last is not None and query == last[:2]:
+                if last[2:] != (answer.context, answer.digest):
                     raise AnotherAnswerError("This question was answered with something else.")
                 return replaced
-            if price is not None:
-                self._add(self._due(answer, price), price.unit, limit)
-                values = (answer.run, _price_text(price))
-                self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, 0)", values)
-            self._db.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", (*place, *given))
+            if price is not None and (last is None or answer.round > last[0]):
+                self._charge_round(answer, price, limit, is_first=last is None)
+            given = asdict(answer)
+            self._write_run(given.pop("run"), **given)
+            self._has_given(answer.run)
             return replaced
 
-    def _due(self, answer: Answer, price: Price) -> tuple[Charge, Charge] | None:
-        """Return what an answer adds to the sums; ``None`` if it is paid for."""
-        members = {
-            bytes(member)
-            for (member,) in self._db.execute(
-                "SELECT member FROM answers WHERE run = ? AND round = ?",
-                (answer.run, answer.round),
-            )
-        }
-        if answer.member in members:
-            return None
-        known = self._price(answer.run)
-        if known is None:
-            return price.whole
-        if members or known[1]:  # a further release, or one whose reservation came back
-            return known[0].rounds[answer.round - 1]
-        return None
+    def vote(self, run: bytes, round: int, variant: bytes, version: int, memory: bytes) -> int:  # noqa: A002
+        """Write down which sum of a round the client adds its shares for, with the memory.
 
-    def _add(self, due: tuple[Charge, Charge] | None, unit: str, limit: Limit) -> None:
-        """Add to the sums and require that they keep the limit."""
-        if due is None:
-            return
-        sums = _with(_sums(self._db), due, unit)
-        _require(sums, limit)
-        self._write(sums)
+        Parameters
+        ----------
+        run : bytes
+            Hash of the run document.
+        round : int
+        variant : bytes
+            Hash of the sum: of its context, its parts and their clients.
+        version, memory : int, bytes
+            As in `save`.
 
-    def _write(self, sums: dict[str, Charge]) -> None:
+        Returns
+        -------
+        int
+            The memory's new version.
+
+        Raises
+        ------
+        StaleAnswerError
+            If a later round was voted for.
+        AnotherAnswerError
+            If another variant of this round was voted for.
+        MemoryChangedError
+            If the file holds another version of the memory by now.
+        """
+        with self._exclusive():
+            replaced = self._replace(run, version, memory)
+            last = self.last_vote(run)
+            if last is not None and round < last[0]:
+                raise StaleAnswerError("A later round was voted for before.")
+            if last is not None and round == last[0] and variant != last[1]:
+                raise AnotherAnswerError("Another sum of this round was voted for before.")
+            self._write_run(run, vote_round=round, variant=variant)
+            self._has_given(run)
+            return replaced
+
+    def _has_given(self, run: bytes) -> None:
+        statement = "UPDATE runs SET given = ? WHERE run = ? AND given = ?"
+        self._db.execute(statement, (_SOMETHING, run, _NOTHING))
+
+    def _charge_round(self, answer: Answer, price: Price, limit: Limit, *, is_first: bool) -> None:
+        """Charge a round that was not answered before, by the plan's reservation where it holds."""
+        given, reserved = self._run(answer.run, "given, reserved")
+        is_over = given == _ENDED  # its reservations came back, so each round is charged alone
+        if is_first or is_over:
+            due = price.rounds[answer.round - 1] if is_over else price.whole
+            sums = _with(_sums(self._db), due, price.unit)
+            _require(sums, limit)
+            self._write_sums(sums)
+        if not is_over:
+            left = list((price if is_first else _price_from(reserved)).rounds)
+            left[answer.round - 1] = (Charge(), Charge())
+            self._write_run(answer.run, reserved=_price_text(Price(price.unit, tuple(left))))
+
+    def _write_sums(self, sums: dict[str, Charge]) -> None:
         self._db.execute("DELETE FROM sums")
         self._db.executemany(
             "INSERT INTO sums VALUES (?, ?)",
             [(unit, json.dumps(astuple(charge))) for unit, charge in sums.items()],
         )
-
-    def _price(self, run: bytes) -> tuple[Price, bool] | None:
-        """Return what a run charges, and whether it has ended; ``None`` if it was not charged."""
-        row = self._db.execute("SELECT price, ended FROM runs WHERE run = ?", (run,)).fetchone()
-        return None if row is None else (_price_from(row[0]), bool(row[1]))
 
     def require_room(self, run: bytes, price: Price | None, limit: Limit) -> None:
         """Require that a run fits: with its first answer, or, if that was charged, as it is.
@@ -349,7 +455,7 @@ class Ledger:
             return
         with _ledger_errors():
             sums = _sums(self._db)
-            if self._price(run) is None:
+            if self.last_answer(run) is None:
                 sums = _with(sums, price.whole, price.unit)
             _require(sums, limit)
 
@@ -414,7 +520,9 @@ def _version(db: sqlite3.Connection) -> int:
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version not in (0, _VERSION):
         raise LedgerError(
-            f"Expected a ledger of version {_VERSION}. Got version {version} instead."
+            f"Expected a ledger of version {_VERSION}. Got version {version} instead, and its "
+            "charges cannot be read: use the flower-kmeans that wrote it. Another state_dir is "
+            "another account, which knows nothing of what was spent here."
         )
     return version
 

@@ -12,7 +12,7 @@ import msgspec
 
 from flower_kmeans.protocol.wire import B32, B48, U32, Count, Struct, decode
 
-Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*$")]
+Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*\\Z")]
 Public = Annotated[bytes, msgspec.Meta(max_length=32)]
 Envelope = Annotated[bytes, msgspec.Meta(max_length=48)]  # empty: that peer's tag is wrong
 

@@ -65,9 +65,10 @@ def decode(data: bytes, kind: Any) -> Any:
         raise MessageError(f"Expected a message of at most {MAX_MESSAGE} bytes.")
     try:
         value = msgspec.msgpack.decode(data, type=kind, strict=True)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        again = encode(value)  # a TypeError: a mapping in a configuration has other keys than text
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):
         raise MessageError(_MALFORMED) from None
-    if encode(value) != data:
+    if again != data:
         raise MessageError(_MALFORMED)
     return value
 
@@ -133,7 +134,7 @@ def _from_array(record: Any, length: Any) -> bytes:
 
 
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-ArrayName = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,31}$")]
+ArrayName = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]{0,31}\\Z")]
 
 
 class ArrayData(Struct, frozen=True, kw_only=True):
@@ -144,7 +145,7 @@ class ArrayData(Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-Arrays = Annotated[dict[ArrayName, ArrayData], msgspec.Meta(max_length=16)]
+Arrays = Annotated[dict[ArrayName, ArrayData], msgspec.Meta(max_length=64)]
 _DTYPES = {np.dtype(np.int64): "<i8", np.dtype(np.float64): "<f8"}
 
 

@@ -1,5 +1,9 @@
-"""Masked sums: hashes and keys, masks that telescope over a cohort, the ring of 64-bit words.
+"""Secure sums: masks, shares, plain words; the hashes and keys that they are made with.
 
-Nothing here knows of k-means or of Flower, and nothing here draws random numbers: whoever calls
-passes fresh secrets in. docs/protocol.md, sections 2, 5 and 6, is the specification.
+Nothing here knows of k-means or of Flower. docs/protocol.md, sections 2, 3 and 5, is the
+specification. Importing this package registers the three sums under their names.
 """
+
+from flower_kmeans.secagg import masks, plain, shares
+
+__all__ = ["masks", "plain", "shares"]

@@ -13,13 +13,27 @@ from typing import ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.errors import ConfigurationError, KMeansError
+from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 
 Integers = NDArray[np.int64]
 
 
 class SumError(KMeansError):
     """The parts of a sum do not open. The text holds nothing of the sum."""
+
+
+class PartError(MessageError):
+    """A part of a sum is malformed.
+
+    Attributes
+    ----------
+    index : int
+        Which of the parts, in their order: so its client can be named.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__("A part of a sum is malformed.")
+        self.index = index
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,7 @@ class Opened:
         Positions whose parts were false and were left out.
     """
 
-    vector: Integers
+    vector: Integers = field(repr=False)
     liars: tuple[int, ...] = ()
 
 
@@ -143,8 +157,8 @@ class SecureSum(ABC):
 
         Raises
         ------
-        MessageError
-            If a part is malformed.
+        PartError
+            If a part is malformed; it says which.
         """
 
     @abstractmethod
@@ -165,8 +179,6 @@ class SecureSum(ABC):
         ------
         SumError
             If the parts do not open.
-        MessageError
-            If a part is malformed.
         """
 
     @abstractmethod
@@ -176,6 +188,36 @@ class SecureSum(ABC):
     def encode(self, vector: Integers) -> bytes:
         """Return a vector that needs no protection as a part: the noise that a server adds."""
         return vector.astype("<i8").tobytes()
+
+
+def add_words(parts: Iterable[bytes], n_words: int) -> NDArray[np.uint64]:
+    """Return the sum, modulo 2^64, of vectors that travel as words of eight bytes.
+
+    Raises
+    ------
+    PartError
+        If a vector has the wrong length.
+    """
+    total = np.zeros(n_words, dtype=np.uint64)
+    for index, part in enumerate(parts):
+        if len(part) != 8 * n_words:
+            raise PartError(index)
+        total += np.frombuffer(part, dtype="<u8")
+    return total
+
+
+def opened_words(combined: Mapping[int, bytes], context: SumContext) -> NDArray[np.uint64]:
+    """Return the words of a sum that was combined without a committee.
+
+    Raises
+    ------
+    SumError
+        If they are not there.
+    """
+    try:
+        return add_words([combined[0]], context.n_words)
+    except (KeyError, PartError):
+        raise SumError("The words of a sum are malformed.") from None
 
 
 SECURE_SUMS: dict[str, SecureSum] = {}

@@ -1,20 +1,27 @@
-"""Hashes and key derivation, separated by purpose (docs/protocol.md, section 2).
+"""Hashes, key derivation and pseudo-random words (docs/protocol.md, section 2).
 
-Every digest and every key of the protocol comes from here, under a label of its own, so a value
-made for one purpose never equals one made for another.
+Every digest and every key of the protocol comes from here, under a separate label, so a value made
+for one purpose never equals one made for another.
 """
 
 import hashlib
 import struct
+from collections.abc import Callable
 
+import numpy as np
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
 
-VERSION = b"flower-kmeans/1 "
+VERSION = b"flower-kmeans/2 "
 DIGEST_BYTES = 32
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+_COUNTER = struct.Struct(">QQ")
+_WORD_BYTES = 8
+_BLOCK_BYTES = 16
 
 
 def u32(value: int) -> bytes:
@@ -67,3 +74,45 @@ def kdf(key: bytes, salt: bytes, label: bytes, length: int = DIGEST_BYTES) -> by
     """
     info = VERSION + label
     return HKDF(algorithm=hashes.SHA256(), length=length, salt=salt, info=info).derive(key)
+
+
+def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
+    """Return a pseudo-random vector.
+
+    Parameters
+    ----------
+    key : bytes
+        32 bytes.
+    stream : int
+        Which vector of this key, in [0, 2^64).
+    length : int
+        Number of words.
+
+    Returns
+    -------
+    ndarray of shape (length,), uint64
+        The first words of AES-256-CTR from counter block ``u64be(stream) u64be(0)``, each read
+        little-endian.
+    """
+    return word_drawer(key, length)(stream)
+
+
+def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
+    """Return a function that draws `words` of one stream after the other into the same memory.
+
+    Setting up a cipher and its buffers costs more than a short vector, so that is done once.
+    """
+    n_bytes = _WORD_BYTES * length
+    # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream reaches another.
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
+    zeros = bytes(n_bytes)
+    buffer = np.empty(n_bytes + _BLOCK_BYTES - 1, dtype=np.uint8)  # the cipher wants that much room
+    memory = memoryview(buffer.data)
+    vector = buffer[:n_bytes].view("<u8")
+
+    def draw(stream: int) -> NDArray[np.uint64]:
+        cipher.reset_nonce(_COUNTER.pack(stream, 0))
+        cipher.update_into(zeros, memory)
+        return vector.astype(np.uint64, copy=False)  # a copy on big-endian processors only
+
+    return draw

@@ -1,104 +1,115 @@
 """Masks that telescope over a cohort (docs/protocol.md, section 6).
 
-Member ``i`` of ``m`` adds ``r_i = F(i) - F((i + 1) mod m) + [i = 0] G``, where F(0), ..., F(m - 1)
-and G are pseudo-random vectors modulo 2^64. The masks are uniform on all m-tuples of vectors for
-whoever lacks the key, so not even the sum shows. For whoever has it, the masks of any set of
+The client at slot ``i`` of ``M`` adds ``r_i = F(i) - F((i + 1) mod M) + [i = 0] G``, where F(0),
+..., F(M - 1) and G are pseudo-random vectors modulo 2^64. Without the group key the masks are
+uniform on all M-tuples of vectors, so not even the sum shows. With the key the masks of any set of
 survivors cancel up to the ends of its cyclic runs: removing them costs 2 vectors per run and one
-more, making one costs 2 or 3, whatever m is.
+more, making one costs 2 or 3, whatever M is.
 """
 
-import struct
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from flower_kmeans.secagg.hashing import kdf
+from flower_kmeans.secagg.base import (
+    Integers,
+    Opened,
+    SecureSum,
+    Sharing,
+    SumContext,
+    add_words,
+    opened_words,
+    register_secure_sum,
+)
+from flower_kmeans.secagg.hashing import kdf, word_drawer
 
 _G_STREAM = 2**64 - 1
-_COUNTER = struct.Struct(">QQ")
-_WORD_BYTES = 8
-_BLOCK_BYTES = 16
 
 
-def mask_key(group_key: bytes, context: bytes) -> bytes:
+@register_secure_sum
+class MaskedSum(SecureSum):
+    """Masked words: the server adds them up; the group key removes the masks from the sum."""
+
+    name: ClassVar[str] = "masks"
+
+    def protect(
+        self, vector: Integers, context: SumContext, slot: int, secret: bytes
+    ) -> tuple[bytes, ...]:
+        """Return the masked words. The mask depends on the context: the secret is not needed."""
+        words = mask(mask_key(context), slot, context.n_slots, context.n_words)
+        words += vector.view(np.uint64)
+        return (words.astype("<u8").tobytes(),)
+
+    def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
+        """Return the masked sum."""
+        return add_words(parts, context.n_words).astype("<u8").tobytes()
+
+    def open(
+        self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
+    ) -> Opened:
+        """Return the sum without the survivors' masks."""
+        words = opened_words(combined, context)
+        words -= correction(mask_key(context), survivors, context.n_words)
+        return Opened(words.view(np.int64))
+
+    def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
+        """Return eight bytes for each word."""
+        return 8 * n_words
+
+
+def mask_key(context: SumContext) -> bytes:
     """Return the key of all masks of one context (round, attempt, cohort, transcript)."""
-    return kdf(group_key, context, b"mask")
+    return kdf(context.group_key, context.digest, b"mask")
 
 
-def noise_key(life_secret: bytes, context: bytes) -> bytes:
-    """Return the key of a client's noise share: repeated requests repeat it, others renew it."""
-    return kdf(life_secret, context, b"noise")
-
-
-def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
-    """Return a pseudo-random vector.
-
-    Parameters
-    ----------
-    key : bytes
-        32 bytes.
-    stream : int
-        Which vector of this key, in [0, 2^64).
-    length : int
-        Number of words.
-
-    Returns
-    -------
-    ndarray of shape (length,), uint64
-        The first words of AES-256-CTR from counter block ``u64be(stream) u64be(0)``, each read
-        little-endian.
-    """
-    return _drawer(key, length)(stream)
-
-
-def mask(key: bytes, index: int, m: int, length: int) -> NDArray[np.uint64]:
-    """Return the mask of one member.
+def mask(key: bytes, slot: int, n_slots: int, n_words: int) -> NDArray[np.uint64]:
+    """Return the mask of one client.
 
     Parameters
     ----------
     key : bytes
         `mask_key` of the context.
-    index : int
-        The member's place, 0..m-1.
-    m : int
-        Number of members of the cohort.
-    length : int
+    slot : int
+        The client's slot, 0..n_slots-1.
+    n_slots : int
+        M: slots of the cohort.
+    n_words : int
         Number of words.
 
     Returns
     -------
-    ndarray of shape (length,), uint64
+    ndarray of shape (n_words,), uint64
     """
-    draw = _drawer(key, length)
-    result = draw(index).copy()
-    result -= draw((index + 1) % m)
-    if index == 0:
+    draw = word_drawer(key, n_words)
+    result = draw(slot).copy()
+    result -= draw((slot + 1) % n_slots)
+    if slot == 0:
         result += draw(_G_STREAM)
     return result
 
 
-def correction(key: bytes, survivors: NDArray[np.bool_], length: int) -> NDArray[np.uint64]:
+def correction(key: bytes, survivors: NDArray[np.bool_], n_words: int) -> NDArray[np.uint64]:
     """Return the sum of the masks of all survivors.
 
     Parameters
     ----------
     key : bytes
         `mask_key` of the context.
-    survivors : ndarray of shape (m,), bool
-        Whose masks are added.
-    length : int
+    survivors : ndarray of shape (n_slots,), bool
+        Slots whose masks are added.
+    n_words : int
         Number of words.
 
     Returns
     -------
-    ndarray of shape (length,), uint64
-        Made of two vectors for each cyclic run of survivors, and G if member 0 is among them.
+    ndarray of shape (n_words,), uint64
+        Made of two vectors for each cyclic run of survivors, and G if slot 0 is among them.
     """
-    draw = _drawer(key, length)
-    result = np.zeros(length, dtype=np.uint64)
-    before = np.roll(survivors, 1)  # before[i] says whether member i - 1 survived
+    draw = word_drawer(key, n_words)
+    result = np.zeros(n_words, dtype=np.uint64)
+    before = np.roll(survivors, 1)  # before[i] says whether slot i - 1 survived
     for start in np.flatnonzero(survivors & ~before).tolist():
         result += draw(start)
     for end in np.flatnonzero(before & ~survivors).tolist():
@@ -106,24 +117,3 @@ def correction(key: bytes, survivors: NDArray[np.bool_], length: int) -> NDArray
     if survivors.size and survivors[0]:
         result += draw(_G_STREAM)
     return result
-
-
-def _drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
-    """Return a function that draws one vector after the other, each into the same memory.
-
-    Setting up a cipher and its buffers costs more than a short vector, so that is done once.
-    """
-    n_bytes = _WORD_BYTES * length
-    # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream reaches another.
-    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(_BLOCK_BYTES))).encryptor()
-    zeros = bytes(n_bytes)
-    buffer = np.empty(n_bytes + _BLOCK_BYTES - 1, dtype=np.uint8)  # the cipher wants that much room
-    memory = memoryview(buffer.data)
-    vector = buffer[:n_bytes].view("<u8")
-
-    def draw(stream: int) -> NDArray[np.uint64]:
-        cipher.reset_nonce(_COUNTER.pack(stream, 0))
-        cipher.update_into(zeros, memory)
-        return vector.astype(np.uint64, copy=False)  # a copy on big-endian processors only
-
-    return draw

@@ -6,13 +6,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.errors import MessageError
 from flower_kmeans.secagg.base import (
     Integers,
     Opened,
     SecureSum,
     Sharing,
     SumContext,
+    add_words,
+    opened_words,
     register_secure_sum,
 )
 
@@ -32,19 +33,13 @@ class PlainSum(SecureSum):
 
     def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
         """Return the sum modulo 2^64."""
-        total = np.zeros(context.n_words, dtype=np.uint64)
-        for part in parts:
-            if len(part) != 8 * context.n_words:
-                raise MessageError("A vector has the wrong length.")
-            total += np.frombuffer(part, dtype="<u8")
-        return total.astype("<u8").tobytes()
+        return add_words(parts, context.n_words).astype("<u8").tobytes()
 
     def open(
         self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
     ) -> Opened:
         """Return the words of the sum."""
-        total = self.combine([combined[0]], context)
-        return Opened(np.frombuffer(total, dtype="<i8").astype(np.int64))
+        return Opened(opened_words(combined, context).view(np.int64))
 
     def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
         """Return eight bytes for each word."""

@@ -13,8 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.secagg.hashing import kdf
-from flower_kmeans.secagg.masks import words
+from flower_kmeans.secagg.hashing import kdf, words
 
 PRIME = 2**255 - 19
 SHARE_BYTES = 32

@@ -18,10 +18,10 @@ def centroids_section(outcome: Outcome) -> Markup:
     """Return the section with the centroids, or with the reason why there are none."""
     title = "What was learned"
     if outcome.centroids is None:
-        if outcome.report.trust == "oblivious-server":
+        if outcome.report.trust_model.is_blind:
             words = (
                 "The centroids are with the clients. This page was written by the server, which "
-                "adds the noise and must never see them."
+                "must never see them."
             )
         else:
             words = "There are no centroids: the run did not get that far, or they were not given."

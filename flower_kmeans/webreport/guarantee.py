@@ -11,34 +11,21 @@ from flower_kmeans.webreport.markup import Markup, facts, number, paragraph, sec
 from flower_kmeans.webreport.outcome import Outcome
 
 _ALARMS = (0.01, 0.05, 0.1)
-_AGAINST = {
-    "oblivious-server": (
-        "It holds against the clients and whoever reads the results. The server is kept out in "
-        "another way: it sees masked words only, and adds the noise without learning a result."
-    ),
-    "distributed-noise": (
-        "It holds against whoever reads the results, the server included, and against {clients}."
-    ),
-    "trusted-server": (
-        "It holds against the clients and whoever reads the results, and not against the server, "
-        "which saw every client's exact sums."
-    ),
-}
-
-
 PARTIES = {
     "passive server": "Against a server that follows the protocol (passive)",
     "active server": "Against a server that breaks the protocol (active)",
-    "one client and the server together": "Against the server together with one client",
+    "server and clients": "Against the server together with clients",
+    "clients": "Against clients without the server",
+    "committee": "Against too many committee members",
 }
-"""How the page calls the parties of ``report.withstands``."""
+"""Labels of the parties of ``report.protects_against``."""
 
 
 @dataclass(frozen=True)
 class Notice:
     """A sentence that comes first on the page, and how grave it is."""
 
-    kind: Literal["bad", "caution"]
+    kind: Literal["bad", "fact", "caution"]
     about: str
     words: str
 
@@ -52,8 +39,14 @@ def warnings_of(outcome: Outcome) -> list[Notice]:
         done, planned = report.n_rounds, len(report.plan.rounds)
         words = f"The run did not finish: {done} of {planned} rounds were completed."
         found.append(_bad("Run", words))
+    found += [
+        Notice("caution", "Faults", words)
+        for words in report.statements
+        if words.startswith("WARNING")
+    ]
     if report.is_private:
-        for party, words in report.withstands.items():
+        found.append(Notice("fact", "Who sees what", report.statements[0]))
+        for party, words in report.protects_against.items():
             if not words.startswith("Yes"):
                 found.append(Notice("caution", PARTIES[party], words))
         found += [
@@ -66,7 +59,7 @@ def warnings_of(outcome: Outcome) -> list[Notice]:
         clients = "1 client" if len(missed) == 1 else f"{len(missed)} clients"
         words = f"{clients} missed a round or the delivery; see rounds and faults."
         found.append(Notice("caution", "Faults", words))
-    found += [Notice("caution", "Algorithm", note) for note in report.notes]
+    found += [Notice("caution", "Algorithm", note) for note in report.warnings]
     return found
 
 
@@ -87,7 +80,7 @@ def guarantee_section(outcome: Outcome) -> Markup:
     if report.epsilon is None or report.delta is None:
         nothing = paragraph(
             "There is none. No noise was added: the server saw every client's exact sums, and the "
-            "results are exact. Whoever sees them may find out what single records are."
+            "results are exact. Readers of the results may find out what single records are."
         )
         return section("guarantee", "What is guaranteed, in plain words", nothing)
     head = []
@@ -117,14 +110,11 @@ def plain_words(report: Report) -> list[str]:
     ]
     neighbours = report.to_dict()["neighbours"]
     words.append(f"Not being there means: {neighbours}.")
-    clients = "any one client, which knows its own share of the noise"
-    if report.colluders != 1:
-        clients = f"up to {report.colluders} clients that pool what they know of their noise"
-    words.append(_AGAINST[report.trust].format(clients=clients))
+    words.append(_holds_against(report))
     if report.clip is not None:
         words.append(f"How much of a client counts: {report.clip_text}.")
-    together = report.withstands["one client and the server together"]
-    words.append(f"If one client and the server work together, are records protected? {together}")
+    together = report.protects_against["server and clients"]
+    words.append(f"If the server and clients work together, are records protected? {together}")
     if report.together is not None and report.together.budget.delta is not None:
         words.append(
             "The run started from the result of an earlier one. Both together cost epsilon "
@@ -133,6 +123,26 @@ def plain_words(report: Report) -> list[str]:
         )
     words += [text for text in report.statements if text.startswith("Not protected")]
     return words
+
+
+def _holds_against(report: Report) -> str:
+    model = report.trust_model
+    if not model.is_protected:
+        return (
+            "It holds against the clients and readers of the results, and not against the server, "
+            "which saw every client's exact sums."
+        )
+    if not model.shares_noise:
+        return (
+            "It holds against the clients and readers of the results. Against the server masks "
+            "protect: it sees masked words only, and adds the noise without learning a result."
+        )
+    count = "1 client" if report.max_colluders == 1 else f"{report.max_colluders} clients"
+    passive = " as long as it is passive," if report.keys == "relayed" else ""
+    return (
+        f"It holds against readers of the results, the server,{passive} up to {count}, and all of "
+        "them together."
+    )
 
 
 def detection(report: Report, alarm: float) -> float:

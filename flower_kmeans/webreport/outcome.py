@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def is_private(self) -> bool:
-        """Whether the run's guarantee holds: nothing that must be told denies it."""
+        """Whether the run's guarantee holds: none of its statements denies it."""
         denied = any(words.startswith("NOT PRIVATE") for words in self.report.statements)
         return self.not_private is None and not denied
 
@@ -153,7 +153,9 @@ def scaled(points: FloatArray, domain: Domain) -> FloatArray:
 
 
 def _of_server(strategy: Any, result: Any) -> tuple[FloatArray | None, FloatArray | None]:
-    """Return what the server knows of the result: nothing, where it is oblivious."""
+    """Return what the server knows of the result: nothing, where it saw no sum."""
+    if strategy.report.trust_model.is_blind:
+        return None, None
     arrays = getattr(result, "arrays", result)
     if arrays is not None:
         if not isinstance(arrays, Mapping):
@@ -165,7 +167,7 @@ def _of_server(strategy: Any, result: Any) -> tuple[FloatArray | None, FloatArra
         return centroids, counts
     try:
         return _floats(strategy.centroids), None
-    except KMeansError:  # an oblivious server, or no round that was opened
+    except KMeansError:  # no round was opened
         return None, None
 
 

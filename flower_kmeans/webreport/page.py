@@ -43,7 +43,7 @@ def html_report(
     ----------
     run : Clustering or KMeansStrategy
         What `simulate` returned; or, in a ServerApp, the strategy after its ``start``, also if that
-        raised a `RunError`. A page of an oblivious server's has no centroids.
+        raised a `RunError`. The page of a server that saw no sum has no centroids.
     result : flwr.serverapp.strategy.Result, optional
         With a strategy: what ``start`` returned. Without it, centroids that the server may see are
         shown without sizes.
@@ -179,15 +179,17 @@ def _run_section(outcome: Outcome) -> Markup:
         ("n_records, public planning figure", _or_dash(plan.n_records)),
         ("n_clients, public planning figure", _or_dash(plan.n_clients)),
         ("clients that took part", report.n_clients),
-        ("places of the cohort", report.n_places),
+        ("slots of the cohort", report.n_slots),
         ("fewest clients behind a sum", report.min_clients),
         ("rounds", f"{report.n_rounds} of {len(plan.rounds)}"),
         ("attempts at a round, at most", report.max_attempts),
         ("trust model", report.trust),
         ("keys", report.keys),
-        ("opening of sums", report.opening),
-        ("clients keep a ledger", "all say so" if report.ledger else "not known"),
-        ("questions computed by", "the server" if report.server_asks else "every client"),
+        ("clients keep a ledger", "all state it" if report.ledger else "not known"),
+        (
+            "queries and result computed by",
+            "every client" if report.trust_model.is_blind else "the server",
+        ),
     ]
     if report.is_private:
         pairs.append(("sampler of the noise", report.sampler or "-"))
@@ -195,20 +197,23 @@ def _run_section(outcome: Outcome) -> Markup:
         if report.levels:
             added = f"{number(report.added_noise_factor)} times"
             pairs.append(("noise that clients added, of the planned", added))
-    if report.colluders:
-        pairs.append(("colluders accounted for", report.colluders))
+    if report.trust_model.shares_noise:
+        pairs.append(
+            ("clients that may work together, also with the server (c)", report.max_colluders)
+        )
+        pairs.append(("honest noise shares behind the planned noise (M')", report.noise_shares))
     pairs += outcome.facts
     pairs += [("flower-kmeans", __version__), ("flwr", _installed("flwr"))]
     return section("run", "The run", facts(pairs))
 
 
 def _statements_section(outcome: Outcome) -> Markup:
-    told = outcome.report.statements
+    statements = outcome.report.statements
     if outcome.not_private is not None:
-        told = (outcome.not_private, *told)
-    listed = tag("ul", *(tag("li", words) for words in told), class_="statements")
+        statements = (outcome.not_private, *statements)
+    listed = tag("ul", *(tag("li", words) for words in statements), class_="statements")
     words = paragraph("The report's own sentences, as they stand in report.statements.")
-    return section("statements", "What all parties must be told", join([words, listed]))
+    return section("statements", "What all parties must know", join([words, listed]))
 
 
 def _or_dash(value: int | None) -> str:

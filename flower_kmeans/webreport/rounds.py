@@ -2,23 +2,12 @@
 
 from collections.abc import Sequence
 
-from flower_kmeans.privacy.report import Report
+from flower_kmeans.privacy.report import CommitteeReport, Dropped, Report
 from flower_kmeans.webreport.charts import round_chart
-from flower_kmeans.webreport.markup import Markup, number, paragraph, section, table, tag
+from flower_kmeans.webreport.markup import Markup, facts, number, paragraph, section, table, tag
 from flower_kmeans.webreport.outcome import Outcome
 
 _MAX_INCIDENTS = 300
-_OPENINGS = {
-    "simple": "Sums were opened for the server by single clients.",
-    "deferred": (
-        "Sums were opened for the server by more than half of the clients together, with the "
-        "answers to the next round."
-    ),
-    "immediate": (
-        "Sums were opened for the server by more than half of the clients together, in a hop of "
-        "its own after each round."
-    ),
-}
 
 
 def rounds_section(outcome: Outcome) -> Markup:
@@ -28,13 +17,14 @@ def rounds_section(outcome: Outcome) -> Markup:
     least = report.min_clients
     planned = len(report.plan.rounds)
     words = (
-        f"{report.n_rounds} of {planned} rounds in {number(report.seconds, 3)} s, with "
-        f"{report.n_clients} clients; a sum needs at least {least} of them, and a round is asked "
-        f"for {report.max_attempts} times at most."
+        f"{report.n_rounds} of {planned} rounds in {number(report.seconds, 3)} s and "
+        f"{report.round_trips} round trips, with {report.n_clients} clients; a sum needs at least "
+        f"{least} of them, and a round has {report.max_attempts} attempts at most. There were "
+        f"{report.attempts} attempts, and {report.repeats} repeated requests for sum-shares."
     )
     parts = [paragraph(words)]
-    if report.opening in _OPENINGS:
-        parts.append(paragraph(_OPENINGS[report.opening]))
+    if report.committee is not None:
+        parts.append(facts(committee_facts(report.committee)))
     if report.answers:
         chart = round_chart(
             "round-chart",
@@ -52,14 +42,14 @@ def rounds_section(outcome: Outcome) -> Markup:
             class_="legend",
         )
         rows = [
-            (t, came + away, came, away, ", ".join(names) or "-")
-            for t, (names, came, away) in enumerate(
-                zip(_names(report), report.answers, missing, strict=False), 1
+            (t, came + away, came, away, number(noise), _released(report, t, names))
+            for t, (names, came, away, noise) in enumerate(
+                zip(_names(report), report.answers, missing, report.factors, strict=False), 1
             )
         ]
-        head = ["round", "asked", "answered", "missing", "released"]
-        told = table(head, rows, caption="Clients by round", right=(0, 1, 2, 3))
-        parts.append(tag("div", tag("figure", chart, legend), told, class_="pair"))
+        head = ["round", "asked", "answered", "missing", "noise, of the planned", "released"]
+        values = table(head, rows, caption="Clients by round", right=(0, 1, 2, 3, 4))
+        parts.append(tag("div", tag("figure", chart, legend), values, class_="pair"))
     parts += _incidents(report)
     return section("rounds", "Rounds and faults", *parts)
 
@@ -76,12 +66,12 @@ def _incidents(report: Report) -> list[Markup]:
     ended: list[Markup] = []
     if report.n_rounds < len(report.plan.rounds):
         words = (
-            f"The run ended before round {report.n_rounds + 1} was complete. Whoever was silent "
-            "then is named by the run's error, and not here."
+            f"The run ended before round {report.n_rounds + 1} was complete. The run's error names "
+            "the clients that were silent then."
         )
         ended.append(paragraph(words))
     elif not entries:
-        return [paragraph("No client failed: everyone answered every round and the delivery.")]
+        return [paragraph("No client failed: all clients answered every round and the delivery.")]
     if not entries:
         return ended
     ordered = sorted(entries, key=lambda entry: entry.round)
@@ -90,16 +80,48 @@ def _incidents(report: Report) -> list[Markup]:
             _when(entry.round, len(report.plan.rounds)),
             "-" if entry.client < 0 else entry.client,
             entry.node_id,
-            entry.reason,
+            _what(entry),
             "yes" if (entry.round, entry.node_id) in dropped else "no",
         )
         for entry in ordered[:_MAX_INCIDENTS]
     ]
     head = ["when", "client", "node", "what", "missed"]
-    parts = [*ended, table(head, rows, caption="What was not an orderly answer", right=(1, 2))]
+    parts = [*ended, table(head, rows, caption="What was not an orderly reply", right=(1, 2))]
     if len(ordered) > _MAX_INCIDENTS:
         parts.append(paragraph(f"And {len(ordered) - _MAX_INCIDENTS} more, in the report."))
     return parts
+
+
+def committee_facts(committee: CommitteeReport) -> list[tuple[str, object]]:
+    """Return what a reader has to know about a committee: names and values."""
+    pairs: list[tuple[str, object]] = [
+        ("committee, positions (m)", committee.n_positions),
+        ("present", committee.n_present),
+        ("may be corrupt (f)", committee.n_corrupt),
+        ("shares that say nothing (tau)", committee.privacy),
+        ("words in one element of a share (k)", committee.packing),
+        ("sum-shares that open a sum (R)", committee.threshold),
+    ]
+    if committee.epoch is not None:
+        pairs += [
+            ("drawn with epoch", committee.epoch),
+            ("and beacon", committee.beacon),
+            ("more corrupt ones with probability", "at most 2^-40"),
+        ]
+    return pairs
+
+
+def _what(entry: Dropped) -> str:
+    """Return why a client is listed, with its software where that is the reason."""
+    if entry.kind != "differs":
+        return entry.reason
+    return f"{entry.reason} Its software: {entry.software or 'not stated'}."
+
+
+def _released(report: Report, number_: int, names: list[str]) -> str:
+    if number_ in report.lost_rounds:
+        return "lost: the sum could not be opened"
+    return ", ".join(names) or "-"
 
 
 def _names(report: Report) -> Sequence[list[str]]:

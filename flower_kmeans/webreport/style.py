@@ -37,6 +37,7 @@ min-width:0}
 .warnings li{border-left:4px solid var(--part);background:var(--part-bg);padding:8px 12px;
 border-radius:0 6px 6px 0}
 .warnings .bad{border-color:var(--exact);background:var(--exact-bg)}
+.warnings .fact{border-color:var(--accent);background:var(--noisy-bg)}
 .warnings strong{display:block;font-size:.85rem;color:var(--part)}
 .warnings .bad strong{color:var(--exact)}
 p.bad{color:var(--exact);font-weight:600}

@@ -1,7 +1,8 @@
-"""Who sees what: a picture of the trust model, and whom the run withstands."""
+"""Who sees what: a picture of the trust model, and who the run protects against."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from flower_kmeans.privacy.report import Trust
 from flower_kmeans.webreport.charts import drawing
 from flower_kmeans.webreport.guarantee import PARTIES
 from flower_kmeans.webreport.markup import Markup, join, paragraph, section, table, tag
@@ -21,71 +22,84 @@ class _Flow:
     returned: tuple[str, str]
     clients_have: tuple[str, ...]
     server_has: tuple[str, ...]
+    server_kind: str
 
 
-_FLOWS = {
-    "oblivious-server": _Flow(
-        at_clients=(("mask", "masked"),),
-        sent=("masked words", "masked"),
-        at_server="adds noise",
-        server_sees="masked words, and its own noise",
-        returned=("noisy sums, still masked", "masked"),
-        clients_have=("noisy sums,", "centroids"),
-        server_has=("no sum, no count,", "no centroid"),
-    ),
-    "distributed-noise": _Flow(
-        at_clients=(("share of noise", "noisy"), ("mask", "masked")),
-        sent=("masked words, with noise", "masked"),
-        at_server=None,
-        server_sees="masked words; then noisy sums",
-        returned=("noisy sums", "noisy"),
-        clients_have=("noisy sums,", "centroids"),
-        server_has=("noisy sums,", "centroids"),
-    ),
-    "trusted-server": _Flow(
-        at_clients=(),
-        sent=("exact sums of each client", "exact"),
-        at_server="adds noise",
-        server_sees="every client's exact sums",
-        returned=("noisy sums", "noisy"),
-        clients_have=("noisy sums,", "centroids"),
-        server_has=("exact sums", "of every client"),
-    ),
-    "plain": _Flow(
-        at_clients=(),
-        sent=("exact sums of each client", "exact"),
-        at_server=None,
-        server_sees="every client's exact sums",
-        returned=("exact sums", "exact"),
-        clients_have=("exact sums,", "centroids"),
-        server_has=("exact sums", "of every client"),
-    ),
-}
+_MASKS = _Flow(
+    at_clients=(("mask", "masked"),),
+    sent=("masked words", "masked"),
+    at_server="adds noise",
+    server_sees="masked words, and its own noise",
+    returned=("noisy sums, still masked", "masked"),
+    clients_have=("noisy sums,", "centroids"),
+    server_has=("no sum, no count,", "no centroid"),
+    server_kind="masked",
+)
+_SHARES = _Flow(
+    at_clients=(("noise share", "noisy"), ("secret shares", "masked")),
+    sent=("sealed shares, with noise", "masked"),
+    at_server=None,
+    server_sees="sealed shares; then noisy sums",
+    returned=("noisy sums", "noisy"),
+    clients_have=("noisy sums,", "centroids"),
+    server_has=("noisy sums,", "centroids"),
+    server_kind="noisy",
+)
+_BLIND_SHARES = replace(
+    _SHARES,
+    server_sees="sealed shares only",
+    returned=("sealed sum-shares", "masked"),
+    server_has=_MASKS.server_has,
+    server_kind="masked",
+)
+_TRUSTED = _Flow(
+    at_clients=(),
+    sent=("exact sums of each client", "exact"),
+    at_server="adds noise",
+    server_sees="every client's exact sums",
+    returned=("noisy sums", "noisy"),
+    clients_have=("noisy sums,", "centroids"),
+    server_has=("exact sums", "of every client"),
+    server_kind="exact",
+)
+_PLAIN = replace(
+    _TRUSTED,
+    at_server=None,
+    returned=("exact sums", "exact"),
+    clients_have=("exact sums,", "centroids"),
+)
 _KINDS = {
-    "masked": "masked: uniform numbers to whoever lacks the group key",
+    "masked": "masked or sealed: uniform numbers without the clients' keys",
     "noisy": "noisy: protected as far as the guarantee goes",
     "exact": "exact: not protected",
 }
 _KEYS = {
-    "relayed": "The clients' group key was relayed by the server.",
-    "file": "The clients' group key comes from a file that the server does not have.",
-    "roster": "The clients' group key was made by one of them, for members whose keys are pinned.",
+    "relayed": "The clients' public keys were relayed by the server.",
+    "roster": "The clients' public keys are pinned by a roster.",
 }
+
+
+def _flow_of(model: Trust) -> _Flow:
+    if not model.is_protected:
+        return _TRUSTED if model.is_private else _PLAIN
+    if not model.shares_noise:
+        return _MASKS
+    return _BLIND_SHARES if model.is_blind else _SHARES
 
 
 def trust_section(outcome: Outcome) -> Markup:
     """Return the section about who sees what."""
     report = outcome.report
-    rows = [(PARTIES[party], _badge(words)) for party, words in report.withstands.items()]
+    rows = [(PARTIES[party], _badge(words)) for party, words in report.protects_against.items()]
     against = table(
         ["Who", "Do records stay protected?"],
         rows,
-        caption="What the run withstands",
+        caption="What the run protects against",
     )
     words = f"Trust model: {report.trust}."
     if report.keys in _KEYS:
         words += " " + _KEYS[report.keys]
-    picture = tag("figure", trust_picture(outcome), _legend(report.trust))
+    picture = tag("figure", trust_picture(outcome), _legend(report.trust_model))
     return section(
         "trust", "Who sees what", paragraph(words), tag("div", picture, against, class_="pair")
     )
@@ -93,7 +107,7 @@ def trust_section(outcome: Outcome) -> Markup:
 
 def trust_picture(outcome: Outcome) -> Markup:
     """Return a drawing of what clients send, who adds noise, and who has what in the end."""
-    report, flow = outcome.report, _FLOWS[outcome.report.trust]
+    report, flow = outcome.report, _flow_of(outcome.report.trust_model)
     n = report.n_clients
     few = {0: "No client took part", 1: "1 client holds the records"}
     parts = [_words(_WIDTH / 2, 16, few.get(n, f"{n} clients hold the records"), "head")]
@@ -116,24 +130,22 @@ def trust_picture(outcome: Outcome) -> Markup:
     parts.append(tag("path", d="M220,262 V322", class_=f"flow {flow.returned[1]}"))
     parts.append(_head(220, 328, flow.returned[1]))
     parts.append(_pill(_WIDTH / 2, 291, *flow.returned))
-    result = "exact" if report.trust == "plain" else "noisy"
-    at_server = {"oblivious-server": "masked", "distributed-noise": "noisy"}
-    sizes = "exact sizes" if report.trust == "plain" else "noisy sizes"
+    result = "noisy" if report.trust_model.is_private else "exact"
     for x, name, has, kind in (
         (8, "Clients have", flow.clients_have, result),
-        (154, "Server has", flow.server_has, at_server.get(report.trust, "exact")),
-        (300, "Readers have", ("centroids,", f"{sizes}, report"), result),
+        (154, "Server has", flow.server_has, flow.server_kind),
+        (300, "Readers have", ("centroids,", f"{result} sizes, report"), result),
     ):
         parts.append(tag("rect", x=x, y=330, width=132, height=78, rx=8, class_=f"box {kind}"))
         parts.append(_words(x + 66, 352, name, "head"))
         parts += [_words(x + 66, 374 + 18 * i, words) for i, words in enumerate(has)]
-    told = (
+    described = (
         f"{report.n_clients} clients send {flow.sent[0]}. The server sees {flow.server_sees}"
         f"{' and adds the noise' if flow.at_server else ''}. Clients have "
         f"{' '.join(flow.clients_have)}; the server has {' '.join(flow.server_has)}."
     )
     title = f"Who sees what under {report.trust}"
-    return drawing("trust-picture", title, told, *parts, width=_WIDTH, height=_HEIGHT - 10)
+    return drawing("trust-picture", title, described, *parts, width=_WIDTH, height=_HEIGHT - 10)
 
 
 def _badge(words: str) -> Markup:
@@ -144,10 +156,10 @@ def _badge(words: str) -> Markup:
     return join([words])
 
 
-def _legend(trust: str) -> Markup:
-    flow = _FLOWS[trust]
+def _legend(model: Trust) -> Markup:
+    flow = _flow_of(model)
     shown = {flow.sent[1], flow.returned[1], *(kind for _, kind in flow.at_clients)}
-    shown |= {"exact"} if trust == "plain" else {"noisy"}
+    shown.add("noisy" if model.is_private else "exact")
     keys = [
         tag("span", tag("i", class_=f"key {kind}"), words)
         for kind, words in _KINDS.items()

@@ -11,7 +11,7 @@ from suites import cells, measured
 
 from flower_kmeans import ClientPolicy, kmeans_client_app
 from flower_kmeans.bench.harness import Options, plan_of
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 
 
 @pytest.mark.parametrize("name", ["load", "load_memory", "load_ray", "ray_round"])

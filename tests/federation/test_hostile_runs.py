@@ -38,7 +38,7 @@ from flower_kmeans.client import kmeans_client_app
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.federation import coordinator, enrolment, seating
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.in_process import task_identity
+from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.federation.life import load_life
 from flower_kmeans.federation.member import Member
 from flower_kmeans.federation.messages import (

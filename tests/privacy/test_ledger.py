@@ -14,11 +14,13 @@ from ledger_workers import (
     charge,
     crash_with_a_hot_journal,
     die,
+    enrol_many,
     gaussian_plan,
     laplace_plan,
     price,
     race_for_answers,
     race_for_budget,
+    race_for_votes,
 )
 
 from flower_kmeans.errors import BudgetError, LedgerError
@@ -26,11 +28,14 @@ from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.filter import laplace_mu, price_of
 from flower_kmeans.privacy.ledger import (
+    FORGET_AFTER,
+    MAX_UNANSWERED,
     AnotherAnswerError,
     Answer,
     Ledger,
     Limit,
     MemoryChangedError,
+    StaleAnswerError,
     spent_epsilon,
 )
 from flower_kmeans.privacy.ledger_file import FILE_NAME
@@ -57,7 +62,7 @@ def content_of(state_dir):
     try:
         return [
             sorted(db.execute(f"SELECT * FROM {table}"))  # noqa: S608
-            for table in ("runs", "answers", "memories", "sums")
+            for table in ("runs", "sums")
         ]
     finally:
         db.close()
@@ -147,20 +152,27 @@ def test_the_same_answer_again_costs_nothing(state_dir):
         charge(ledger, answer_of(), PLAN, Limit(cost(1) * 1.001, DELTA))
         charge(ledger, answer_of(), PLAN, Limit(cost(1) * 1e-3, DELTA))  # was charged already
         assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
-    assert len(content_of(state_dir)[1]) == 1
 
 
-def test_a_new_member_that_answers_a_round_again_is_charged_for_that_round(state_dir):
+def test_a_round_is_charged_once_whatever_the_sessions_and_the_attempts(state_dir):
+    """Changed records and new sessions give other answers, of which one sum opens."""
     with Ledger(state_dir) as ledger:
-        charge(ledger, answer_of(t=1), PLAN, LOOSE)
-        charge(ledger, answer_of(t=1, attempt=2, member=2, context=2), PLAN, LOOSE)
-        again = epsilon_of_mu(PLAN.mu * (4 / 3) ** 0.5, DELTA)  # four rounds of three
-        assert ledger.epsilon(DELTA) == pytest.approx(again, rel=1e-9)
-        for t in (2, 3):  # which nobody had answered
-            charge(ledger, answer_of(t=t, member=2, context=2), PLAN, LOOSE)
-        assert ledger.epsilon(DELTA) == pytest.approx(again, rel=1e-9)
-        charge(ledger, answer_of(t=3, attempt=2, member=3, context=3), PLAN, LOOSE)
-        assert ledger.epsilon(DELTA) > again
+        for t in (1, 2, 3):
+            for attempt in (1, 2, 3):
+                answer = answer_of(t=t, attempt=attempt, context=10 * t + attempt)
+                version, _ = ledger.load(answer.run) or (0, b"")
+                # A new session lies where the old one was; what the ledger knows stays.
+                version = ledger.save(answer.run, version, bytes([attempt]))
+                ledger.charge(answer, price(PLAN), LOOSE, version, b"answered")
+                assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
+                assert ledger.last_answer(answer.run) == (
+                    t,
+                    attempt,
+                    answer.context,
+                    answer.digest,
+                )
+        ledger.end(answer.run, ledger.load(answer.run)[0], b"over")
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)  # all was answered
 
 
 def test_what_an_ended_run_did_not_use_comes_back(state_dir):
@@ -173,14 +185,18 @@ def test_what_an_ended_run_did_not_use_comes_back(state_dir):
             ledger.end(answer_of().run, version + 1, b"over")
         version = ledger.end(answer_of().run, version, b"over")
         assert ledger.epsilon(DELTA) == pytest.approx(third, rel=1e-9)
+        assert "[[" not in str(content_of(state_dir)[0])  # nothing of the plan is kept
         ledger.end(answer_of().run, version, b"over")  # once
         assert ledger.epsilon(DELTA) == pytest.approx(third, rel=1e-9)
-        # Whatever is answered all the same is charged: a round that came back, or one again.
-        charge(ledger, answer_of(t=3), PLAN, LOOSE)
-        charge(ledger, answer_of(t=2, attempt=2, member=2), PLAN, LOOSE)
-        assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
+        # A round whose reservation came back is charged if it is answered all the same, once.
+        charge(ledger, answer_of(t=2, attempt=2), PLAN, LOOSE)
+        assert ledger.epsilon(DELTA) == pytest.approx(third, rel=1e-9)
+        for attempt in (1, 2):
+            charge(ledger, answer_of(t=3, attempt=attempt), PLAN, LOOSE)
+            assert ledger.epsilon(DELTA) == pytest.approx(cost(2 / 3), rel=1e-9)
+        ledger.end(answer_of().run, ledger.load(answer_of().run)[0], b"over")
         ledger.end(bytes(32), 0, b"never charged")
-        assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(2 / 3), rel=1e-9)
 
 
 def test_runs_that_are_ended_together_give_back_what_they_left(state_dir):
@@ -221,7 +237,7 @@ def test_a_thousand_runs_do_not_slow_the_next_one(state_dir):
         release = Release(
             "all", ("gaussian", "laplace")[run % 2], ("l2", "l1")[run % 2], scale, "a"
         )
-        answer = Answer(run.to_bytes(32, "big"), 1, 1, bytes(32), bytes(32), bytes(32))
+        answer = Answer(run.to_bytes(32, "big"), 1, 1, bytes(32), bytes(32))
         ledger.charge(answer, price_of("record", [[release]]), LOOSE, 0, b"")
         ledger._db.set_progress_handler(None, 1)
         ledger._db.set_trace_callback(None)
@@ -235,13 +251,177 @@ def test_a_thousand_runs_do_not_slow_the_next_one(state_dir):
     assert max(ticks for _, ticks in found[-10:]) <= 1.2 * found[1][1]
 
 
-@pytest.mark.parametrize("change", [{"context": 2}, {"digest": 2}, {"member": 2}])
-def test_another_answer_to_the_same_question_is_refused(state_dir, change):
+@pytest.mark.parametrize("change", [{"context": 2}, {"digest": 2}, {"context": 2, "digest": 1}])
+def test_another_answer_to_the_same_query_is_refused(state_dir, change):
     with Ledger(state_dir) as ledger:
         charge(ledger, answer_of(), PLAN, LOOSE)
         before = content_of(state_dir)
         with pytest.raises(AnotherAnswerError):
             charge(ledger, answer_of(**change), PLAN, LOOSE)
+    assert content_of(state_dir) == before
+
+
+@pytest.mark.parametrize("plan", [PLAN, None])
+@pytest.mark.parametrize("earlier", [(1, 1), (1, 3), (2, 1)])
+def test_what_comes_before_the_last_answer_is_refused_also_if_it_was_given(
+    state_dir, earlier, plan
+):
+    with Ledger(state_dir) as ledger:
+        charge(ledger, answer_of(t=earlier[0], attempt=earlier[1]), plan, LOOSE)
+        charge(ledger, answer_of(t=2, attempt=2), plan, LOOSE)
+        before = content_of(state_dir)
+        with pytest.raises(StaleAnswerError):
+            charge(ledger, answer_of(t=earlier[0], attempt=earlier[1]), plan, LOOSE)
+        assert content_of(state_dir) == before
+        charge(ledger, answer_of(2, t=earlier[0], attempt=earlier[1]), plan, LOOSE)  # another run
+
+
+def test_what_was_answered_and_voted_stays_when_the_run_is_over(state_dir):
+    run, variant = answer_of().run, b"v" * 32
+    with Ledger(state_dir) as ledger:
+        charge(ledger, answer_of(t=2, attempt=2), PLAN, LOOSE)
+        version = ledger.vote(run, 2, variant, ledger.load(run)[0], b"voted")
+        ledger.end(run, version, b"over")
+    with Ledger(state_dir) as ledger:
+        assert ledger.last_answer(run) == (2, 2, bytes([1]) * 32, bytes([1]) * 32)
+        assert ledger.last_vote(run) == (2, variant)
+        with pytest.raises(StaleAnswerError):
+            charge(ledger, answer_of(), PLAN, LOOSE)
+        with pytest.raises(AnotherAnswerError):
+            ledger.vote(run, 2, b"w" * 32, version + 1, b"again")
+
+
+# --------------------------------------------------------------------------- votes
+
+
+def test_a_run_that_is_not_known_has_neither_answer_nor_vote(state_dir):
+    with Ledger(state_dir) as ledger:
+        ledger.save(b"r" * 32, 0, b"enrolled")
+        for run in (b"r" * 32, b"s" * 32):
+            assert ledger.last_answer(run) is None
+            assert ledger.last_vote(run) is None
+
+
+def test_one_sum_of_a_round_is_voted_for(state_dir):
+    run = b"r" * 32
+    with Ledger(state_dir) as ledger:
+        version = ledger.vote(run, 2, b"v" * 32, 0, b"1")
+        assert (ledger.last_vote(run), ledger.load(run)) == ((2, b"v" * 32), (version, b"1"))
+        version = ledger.vote(run, 2, b"v" * 32, version, b"2")  # the same again
+        before = content_of(state_dir)
+        for error, t, variant, read in (
+            (AnotherAnswerError, 2, b"w" * 32, version),
+            (StaleAnswerError, 1, b"v" * 32, version),
+            (MemoryChangedError, 3, b"v" * 32, version - 1),
+        ):
+            with pytest.raises(error):
+                ledger.vote(run, t, variant, read, b"3")
+            assert content_of(state_dir) == before
+        version = ledger.vote(run, 3, b"w" * 32, version, b"3")
+        assert ledger.last_vote(run) == (3, b"w" * 32)
+        assert ledger.last_answer(run) is None
+        # Answers and votes do not hold each other up: an answer to an earlier round costs.
+        ledger.charge(answer_of(ord("r"), t=1), price(PLAN), LOOSE, version, b"4")
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
+
+
+# --------------------------------------------------------------------------- sessions
+
+
+def test_enrolments_without_an_answer_cost_a_bounded_file(state_dir):
+    """Thousands of documents, each padded: the file stays that of the few that are kept."""
+    document = bytes(20_000)
+    with Ledger(state_dir) as ledger:
+        ledger._db.execute("PRAGMA synchronous = OFF")
+        charge(ledger, answer_of(1), PLAN, LOOSE)
+        ledger.vote(answer_of(2).run, 1, b"v" * 32, 0, b"voted")
+        ended = ledger.vote(answer_of(3).run, 1, b"v" * 32, 0, b"voted")
+        ledger.end(answer_of(3).run, ended, b"over")
+        for number in range(2000):
+            run = number.to_bytes(32, "big")
+            version = ledger.save(run, 0, document)
+            if number % 2:
+                ledger.end(run, version, document)  # ended without an answer
+        kept = {number.to_bytes(32, "big") for number in range(2000 - MAX_UNANSWERED, 2000)}
+        assert ledger.unfinished() == {*kept, answer_of(1).run, answer_of(2).run}
+        assert ledger.load((0).to_bytes(32, "big")) is None
+        for run in (answer_of(1).run, answer_of(2).run, answer_of(3).run):
+            assert ledger.load(run) is not None
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
+    assert (state_dir / FILE_NAME).stat().st_size < 2 * MAX_UNANSWERED * len(document)
+
+
+def test_the_session_that_was_used_last_is_kept(state_dir):
+    with Ledger(state_dir) as ledger:
+        version = ledger.save(b"r" * 32, 0, b"enrolled")
+        for number in range(2 * MAX_UNANSWERED):
+            version = ledger.save(b"r" * 32, version, b"used")
+            ledger.save(number.to_bytes(32, "big"), 0, b"other")
+        assert ledger.load(b"r" * 32) == (version, b"used")
+        assert len(ledger.unfinished()) == MAX_UNANSWERED
+
+
+def test_a_session_that_was_dropped_is_not_taken_for_the_next_one(state_dir):
+    with Ledger(state_dir) as ledger:
+        first = ledger.save(b"r" * 32, 0, b"first")
+        for number in range(MAX_UNANSWERED):
+            ledger.save(number.to_bytes(32, "big"), 0, b"other")
+        assert ledger.load(b"r" * 32) is None
+        second = ledger.save(b"r" * 32, 0, b"second")
+        assert second != first
+        with pytest.raises(MemoryChangedError):
+            ledger.charge(answer_of(ord("r")), price(PLAN), LOOSE, first, b"first")
+        assert ledger.load(b"r" * 32) == (second, b"second")
+
+
+def test_dropped_sessions_are_overwritten_in_the_file(state_dir):
+    with Ledger(state_dir) as ledger:
+        ledger.save(b"r" * 32, 0, b"SECRET" * 20)
+        for number in range(MAX_UNANSWERED):
+            ledger.save(number.to_bytes(32, "big"), 0, b"other")
+    assert b"SECRET" not in (state_dir / FILE_NAME).read_bytes()
+
+
+def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening(state_dir):
+    answered, voted, enrolled, used = (bytes([i]) * 32 for i in (1, 2, 3, 4))
+    with Ledger(state_dir, clock=lambda: 1e9) as ledger:
+        charge(ledger, answer_of(1, t=2), PLAN, LOOSE)
+        ledger.save(answered, ledger.load(answered)[0], b"SECRET-1" * 9)
+        ledger.vote(voted, 1, b"v" * 32, 0, b"SECRET-2" * 9)
+        ledger.save(enrolled, 0, b"SECRET-3" * 9)
+        charge(ledger, answer_of(4), PLAN, LOOSE)
+    with Ledger(state_dir, clock=lambda: 1e9 + 1) as ledger:
+        version, _ = ledger.load(used)
+        ledger.save(used, version, b"still used")
+    before = content_of(state_dir)
+    with Ledger(state_dir, clock=lambda: 1e9 + FORGET_AFTER) as ledger:
+        assert content_of(state_dir) == before
+        read, _ = ledger.load(answered)
+    with Ledger(state_dir, clock=lambda: 1e9 + FORGET_AFTER + 1) as ledger:
+        assert ledger.load(answered)[1] == ledger.load(voted)[1] == b""
+        assert ledger.load(answered)[0] > read
+        assert ledger.load(enrolled) is None
+        assert ledger.load(used)[1] == b"still used"
+        assert ledger.unfinished() == {used}
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(1 + 1 / 3), rel=1e-9)
+        assert ledger.last_answer(answered) == (2, 1, answered, answered)
+        assert ledger.last_vote(voted) == (1, b"v" * 32)
+        with pytest.raises(MemoryChangedError):  # a process that had read it before
+            ledger.save(answered, read, b"SECRET-1" * 9)
+        with pytest.raises(StaleAnswerError):
+            charge(ledger, answer_of(1, t=1), PLAN, LOOSE)
+        charge(ledger, answer_of(1, t=3), PLAN, LOOSE)
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(1 + 2 / 3), rel=1e-9)
+    assert b"SECRET" not in (state_dir / FILE_NAME).read_bytes()
+
+
+def test_runs_that_ended_are_not_ended_again(state_dir):
+    with Ledger(state_dir, clock=lambda: 0) as ledger:
+        charge(ledger, answer_of(t=1), PLAN, LOOSE)
+        ledger.end(answer_of().run, ledger.load(answer_of().run)[0], b"over")
+    before = content_of(state_dir)
+    with Ledger(state_dir, clock=lambda: 10 * FORGET_AFTER) as ledger:
+        assert ledger.load(answer_of().run)[1] == b"over"
     assert content_of(state_dir) == before
 
 
@@ -260,8 +440,6 @@ def test_what_exceeds_the_limit_is_refused_and_leaves_nothing(state_dir, times):
             ledger.require_room(answer_of(9).run, price(PLAN), limit)
         with pytest.raises(BudgetError, match="epsilon"):
             charge(ledger, answer_of(9), PLAN, limit)
-        with pytest.raises(BudgetError):  # a round that is given again is a release too
-            charge(ledger, answer_of(1, attempt=2, member=2, context=2), PLAN, limit)
         assert content_of(state_dir) == before
         # What was charged goes on, unless the limit was tightened.
         with pytest.raises(BudgetError, match="epsilon"):
@@ -322,13 +500,30 @@ def test_two_processes_together_never_exceed_the_limit(state_dir):
         assert ledger.epsilon(DELTA) == pytest.approx(cost(5), rel=1e-9)
 
 
-def test_of_two_processes_one_answers_each_question(state_dir):
+def test_of_two_processes_one_answers_each_query(state_dir):
     found = side_by_side(race_for_answers, (state_dir, 1, 25), (state_dir, 2, 25))
-    assert sorted(found[0] + found[1]) == list(range(1, 26))
-    _, answers, memories, _ = content_of(state_dir)
-    assert len(answers) == 25
-    # No accepted answer's memory was lost under the other's.
-    assert len(memories[0][2]) == memories[0][1] == 25
+    assert not set(found[0]) & set(found[1])
+    assert {*found[0], *found[1]} >= {1, 25}
+    with Ledger(state_dir) as ledger:
+        # No accepted answer's memory was lost under the other's.
+        assert len(ledger.load(answer_of().run)[1]) == len(found[0] + found[1])
+        assert ledger.last_answer(answer_of().run)[0] == 25
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
+
+
+def test_of_two_processes_one_votes_in_each_round(state_dir):
+    found = side_by_side(race_for_votes, (state_dir, 1, 25), (state_dir, 2, 25))
+    assert not set(found[0]) & set(found[1])
+    with Ledger(state_dir) as ledger:
+        kept = ledger.load(answer_of().run)[1]
+        assert sorted(kept.count(bytes([v])) for v in (1, 2)) == sorted(map(len, found))
+        assert ledger.last_vote(answer_of().run)[0] == 25
+
+
+def test_two_processes_together_keep_few_sessions(state_dir):
+    side_by_side(enrol_many, (state_dir, range(200), 1000), (state_dir, range(200, 400), 1000))
+    with Ledger(state_dir) as ledger:
+        assert len(ledger.unfinished()) == MAX_UNANSWERED
 
 
 @pytest.mark.parametrize(("when", "charged"), [("inside", False), ("after", True)])
@@ -353,7 +548,7 @@ def test_a_ledger_that_stays_locked_allows_nothing(state_dir, monkeypatch):
         pytest.raises(LedgerError, match="locked"),
     ):
         charge(second, answer_of(), PLAN, LOOSE)
-    assert content_of(state_dir)[:3] == [[], [], []]
+    assert content_of(state_dir)[0] == []
 
 
 def test_a_disk_that_is_full_allows_nothing(state_dir):
@@ -492,20 +687,31 @@ def test_what_is_no_ledger_is_refused(state_dir):
         Ledger(state_dir)
 
 
-def test_ledgers_of_later_versions_are_refused(state_dir):
+@pytest.mark.parametrize("version", [1, 2, 4])
+@pytest.mark.parametrize("use", [Ledger, lambda state_dir: spent_epsilon(state_dir, DELTA)])
+def test_ledgers_of_other_versions_are_refused_and_left_as_they_are(state_dir, version, use):
     Ledger(state_dir).close()
     db = sqlite3.connect(state_dir / FILE_NAME)
-    db.execute("PRAGMA user_version = 3")
+    db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(LedgerError, match=r"version 2\. Got version 3"):
-        Ledger(state_dir)
+    before = (state_dir / FILE_NAME).read_bytes()
+    with pytest.raises(LedgerError, match=rf"version 3\. Got version {version} instead") as caught:
+        use(state_dir)
+    assert "\n" not in str(caught.value)
+    assert (state_dir / FILE_NAME).read_bytes() == before
+
+
+def test_nothing_of_an_open_ledger_is_shown(state_dir):
+    with Ledger(state_dir) as ledger:
+        ledger.save(b"r" * 32, 0, b"SECRET")
+        assert "SECRET" not in repr(ledger) + repr(vars(ledger))
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"rounds": [[{}]]}', '{"rounds": 5}', "[1.5, 0, 0]"])
 def test_charges_that_cannot_be_read_allow_nothing(state_dir, text):
     with Ledger(state_dir) as ledger:
         charge(ledger, answer_of(), PLAN, LOOSE)
-        ledger._db.execute("UPDATE runs SET price = ?", (text,))
+        ledger._db.execute("UPDATE runs SET reserved = ?", (text,))
         with pytest.raises(LedgerError):
             ledger.end(answer_of().run, ledger.load(answer_of().run)[0], b"over")
         ledger._db.execute("UPDATE sums SET charge = ?", (text,))

@@ -4,10 +4,12 @@ import hashlib
 import hmac
 import struct
 
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.secagg.hashing import H, kdf, u32, u64
+from flower_kmeans.secagg.hashing import H, kdf, u32, u64, word_drawer, words
 
 part_lists = st.lists(st.binary(max_size=9), max_size=4)
 
@@ -25,15 +27,15 @@ def test_labels_separate(parts):
 
 
 def test_digest_is_the_documented_one():
-    content = b"flower-kmeans/1 leaf\0" + struct.pack("<Q", 2) + b"ab" + struct.pack("<Q", 0)
+    content = b"flower-kmeans/2 leaf\0" + struct.pack("<Q", 2) + b"ab" + struct.pack("<Q", 0)
     assert H(b"leaf", b"ab", b"") == hashlib.sha256(content).digest()
     assert H(b"leaf", memoryview(b"ab"), b"") == H(b"leaf", b"ab", b"")
 
 
 def test_kdf_is_hkdf_written_out():
     extracted = hmac.digest(b"salt", b"key", "sha256")
-    first = hmac.digest(extracted, b"flower-kmeans/1 label\x01", "sha256")
-    second = hmac.digest(extracted, first + b"flower-kmeans/1 label\x02", "sha256")
+    first = hmac.digest(extracted, b"flower-kmeans/2 label\x01", "sha256")
+    second = hmac.digest(extracted, first + b"flower-kmeans/2 label\x02", "sha256")
     assert kdf(b"key", b"salt", b"label") == first
     assert kdf(b"key", b"salt", b"label", 40) == (first + second)[:40]
 
@@ -42,3 +44,20 @@ def test_integers():
     assert u32(2**32 - 1) == b"\xff" * 4
     assert u32(1) == b"\x01\0\0\0"
     assert u64(2**64 - 2) == b"\xfe" + b"\xff" * 7
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 40), st.binary(min_size=32, max_size=32))
+@settings(deadline=None)
+def test_words_are_aes_of_the_counter_blocks(stream, length, key):
+    blocks = b"".join(
+        stream.to_bytes(8, "big") + block.to_bytes(8, "big") for block in range(length // 2 + 1)
+    )
+    ecb = Cipher(algorithms.AES(key), modes.ECB())  # noqa: S305 (a second way to the same bytes)
+    expected = ecb.encryptor().update(blocks)[: 8 * length]
+    assert words(key, stream, length).astype("<u8").tobytes() == expected
+
+
+def test_a_drawer_gives_the_words_of_every_stream():
+    draw = word_drawer(bytes(32), 5)
+    for stream in (7, 0, 2**64 - 1, 7):
+        np.testing.assert_array_equal(draw(stream), words(bytes(32), stream, 5))

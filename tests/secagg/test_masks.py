@@ -5,16 +5,17 @@ import os
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.secagg import masks
-from flower_kmeans.secagg.masks import correction, mask, mask_key, noise_key, words
-from flower_kmeans.secagg.ring import from_ring, to_ring
+from flower_kmeans.secagg.base import PartError, SumContext, SumError, secure_sum
+from flower_kmeans.secagg.hashing import words
+from flower_kmeans.secagg.masks import correction, mask, mask_key
 
 KEY = bytes(range(32))
 G_STREAM = 2**64 - 1
+SUM = secure_sum("masks")
 
 cohorts = st.integers(1, 40).flatmap(
     lambda m: st.lists(st.booleans(), min_size=m, max_size=m).map(np.array)
@@ -31,21 +32,47 @@ def test_correction_is_the_sum_of_the_survivors_masks(survivors, length, key):
     assert np.array_equal(correction(key, survivors, length), expected)
 
 
-@given(cohorts, st.integers(1, 3), st.data())
+@given(cohorts, st.binary(min_size=32, max_size=32), st.data())
 @settings(max_examples=50, deadline=None)
-def test_opened_sum_is_the_plain_integer_sum(survivors, attempt, data):
+def test_opened_sum_is_the_plain_integer_sum(survivors, digest, data):
     m, length = len(survivors), 5
-    bound = (2**63 - 1) // m  # so that the exact sum fits whoever survives
-    coordinate = st.integers(-bound, bound)
-    plain = [data.draw(st.lists(coordinate, min_size=length, max_size=length)) for _ in range(m)]
-    key = mask_key(KEY, bytes([attempt]) * 32)
-    announced = np.zeros(length, dtype=np.uint64)
-    exact = [0] * length
-    for i in np.flatnonzero(survivors):
-        announced += to_ring(np.array(plain[i], dtype=np.int64)) + mask(key, int(i), m, length)
-        exact = [total + value for total, value in zip(exact, plain[i], strict=True)]
-    opened = from_ring(announced - correction(key, survivors, length))
-    assert opened.tolist() == exact
+    bound = (SUM.limit - 1) // m  # so that the exact sum fits, whichever clients survive
+    word = st.integers(-bound, bound)
+    plain = [data.draw(st.lists(word, min_size=length, max_size=length)) for _ in range(m)]
+    context = SumContext(digest, length, m, group_key=KEY)
+    chosen = np.flatnonzero(survivors).tolist()
+    parts = [SUM.protect(np.array(plain[i], np.int64), context, i, b"") for i in chosen]
+    assert all(len(part) == 1 for part in parts)
+    combined = SUM.combine([part for (part,) in parts], context)
+    opened = SUM.open({0: combined}, survivors, context)
+    assert opened.vector.tolist() == [sum(plain[i][w] for i in chosen) for w in range(length)]
+    assert opened.liars == ()
+
+
+def test_noise_of_a_server_adds_to_the_sum():
+    context = SumContext(bytes(32), 2, 3, group_key=KEY)
+    everyone, vector = np.ones(3, dtype=bool), np.array([2**62, -5])
+    parts = [SUM.protect(vector // 2, context, i, b"")[0] for i in range(3)]
+    noise = SUM.encode(np.array([-(2**61), 7]))
+    opened = SUM.open({0: SUM.combine([*parts, noise], context)}, everyone, context)
+    assert opened.vector.tolist() == [3 * 2**61 - 2**61, 3 * -3 + 7]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4))
+@settings(deadline=None)
+def test_malformed_parts_are_named(parts):
+    context = SumContext(bytes(32), 3, 4, group_key=KEY)
+    wrong = [i for i, part in enumerate(parts) if len(part) != 24]
+    if wrong:
+        with pytest.raises(PartError) as caught:
+            SUM.combine(parts, context)
+        assert caught.value.index == wrong[0]
+        with pytest.raises(SumError):
+            SUM.open({0: parts[wrong[0]]}, np.ones(4, dtype=bool), context)
+    else:
+        SUM.combine(parts, context)
+    with pytest.raises(SumError):
+        SUM.open({}, np.ones(4, dtype=bool), context)
 
 
 @pytest.mark.parametrize("m", [1, 2, 9, 1000])
@@ -68,7 +95,9 @@ def test_masks_are_uniform_over_a_small_ring(m, bits, monkeypatch):
     for *f, g in itertools.product(ring, repeat=m + 1):
         vectors = {**dict(enumerate(f)), G_STREAM: g}
         monkeypatch.setattr(
-            masks, "_drawer", lambda _, n, v=vectors: lambda s: np.full(n, v[s], dtype=np.uint64)
+            masks,
+            "word_drawer",
+            lambda _, n, v=vectors: lambda s: np.full(n, v[s], dtype=np.uint64),
         )
         tuple_of_masks = tuple(int(mask(KEY, i, m, 1)[0]) for i in range(m))
         counts[tuple_of_masks] = counts.get(tuple_of_masks, 0) + 1
@@ -83,8 +112,8 @@ def test_work_does_not_grow_with_the_cohort(monkeypatch):
         draw = drawer(key, length)
         return lambda stream: calls.append(stream) or draw(stream)
 
-    drawer = masks._drawer
-    monkeypatch.setattr(masks, "_drawer", counted)
+    drawer = masks.word_drawer
+    monkeypatch.setattr(masks, "word_drawer", counted)
     for m in (3, 10_000):
         for index, cost in ((0, 3), (1, 2), (m - 1, 2)):
             calls.clear()
@@ -97,25 +126,13 @@ def test_work_does_not_grow_with_the_cohort(monkeypatch):
     assert sorted(calls) == [17, 19, 5000, 5001, G_STREAM]  # two runs, cyclic: 2 * 2 + 1
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 40), st.binary(min_size=32, max_size=32))
-@settings(deadline=None)
-def test_words_are_aes_of_the_counter_blocks(stream, length, key):
-    blocks = b"".join(
-        stream.to_bytes(8, "big") + block.to_bytes(8, "big") for block in range(length // 2 + 1)
-    )
-    ecb = Cipher(algorithms.AES(key), modes.ECB())  # noqa: S305 (a second way to the same bytes)
-    expected = ecb.encryptor().update(blocks)[: 8 * length]
-    assert words(key, stream, length).astype("<u8").tobytes() == expected
-
-
-def test_keys_depend_on_everything():
+def test_masks_depend_on_the_group_key_and_the_context():
     keys = {
-        derive(secret, context)
-        for derive in (mask_key, noise_key)
-        for secret in (KEY, bytes(32))
-        for context in (bytes(32), b"\1" * 32)
+        mask_key(SumContext(digest, 1, 1, group_key=group))
+        for group in (KEY, bytes(32))
+        for digest in (bytes(32), b"\1" * 32)
     }
-    assert len(keys) == 8
+    assert len(keys) == 4
 
 
 def test_masked_words_of_extreme_vectors_look_uniform():

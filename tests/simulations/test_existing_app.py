@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 
 from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.in_process import task_identity
+from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from flower_kmeans.datasets import PHOTO_RECORDS
-from flower_kmeans.federation.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 
 APP = Path(__file__).parents[2] / "simulations" / "photo"
 CONFIG = tomllib.loads((APP / "pyproject.toml").read_text())

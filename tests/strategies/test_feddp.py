@@ -18,7 +18,7 @@ from harness import (
     run_recorded,
     stock_start,
 )
-from hostile import without_noise
+from harness import without_noise
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms import Query

@@ -1,6 +1,6 @@
 """Starting a strategy: what is refused before anything is sent, the hooks, and what comes back."""
 
-import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ from flwr.serverapp.strategy import (
     FedAvg,
     Strategy,
 )
-from harness import SIMULATED, RecordingGrid, run_recorded, stock_start
+from harness import SIMULATED, RecordingGrid, run_recorded, stock_start, without_noise, write_roster
 
-from flower_kmeans import Ball, Box, PrivacyBudget, kmeans_client_app
+from flower_kmeans import Ball, Box, ClientPolicy, PrivacyBudget, kmeans_client_app
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -25,12 +25,18 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
-from flower_kmeans.federation.in_process import task_identity
+from flower_kmeans.protocol.in_process import task_identity
+from flower_kmeans.protocol.messages import Ask, Enrol
+from flower_kmeans.protocol.roster import Roster
+from flower_kmeans.protocol.run import parse_document
+from flower_kmeans.protocol.trust import TRUST_MODELS, TrustModel
 from flower_kmeans.strategies import FastLloyd, GLloyd, KMeansStrategy, Lloyd, SuLloyd
 
 BOX = Box([0.0, 0.0], [10.0, 10.0])
 PARTS = [np.random.default_rng(i).uniform(0, 10, (30, 2)) for i in range(5)]
-TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server", "plain")
+BLIND = ("oblivious-server", "clients-only")
+SIGHTED = ("distributed-noise", "trusted-server", "plain")
+TRUSTS = (*BLIND, *SIGHTED)
 
 
 def make(trust="oblivious-server", rounds=3, **options):
@@ -72,7 +78,7 @@ def refused(call, grid, error, match):
         (ConfigurationError, "timeout", {"timeout": 0}),
         (ConfigurationError, "timeout", {"timeout": -5.0}),
         (ConfigurationTypeError, "timeout", {"timeout": "1"}),
-        (ObliviousServerError, "oblivious", {"evaluate_fn": lambda t, arrays: None}),
+        (ObliviousServerError, "must never see", {"evaluate_fn": lambda t, arrays: None}),
         (
             ConfigurationError,
             "initial_arrays",
@@ -185,6 +191,12 @@ def _clients(**changes):
     return _fast(**{**values, **changes})
 
 
+def _wide(n_clients, **options):
+    """Return a run whose words make a relay of more than 2 GiB."""
+    box = Box(np.zeros(100), np.ones(100))
+    return GLloyd(400, box, PrivacyBudget(1.0), 10**6, n_clients=n_clients, **options)
+
+
 @pytest.mark.parametrize(
     ("match", "make_it"),
     [
@@ -230,16 +242,25 @@ def _clients(**changes):
         ("n_clients", lambda: _fast(min_clients=5, n_clients=4)),
         ("n_clients", lambda: _fast(n_clients=0)),
         ("n_clients or min_clients", lambda: _fast(trust="distributed-noise")),
+        ("n_clients or min_clients", lambda: _fast(trust="clients-only")),
         ("min_clients", lambda: _fast(trust="distributed-noise", min_clients=1)),
-        ("colluders", lambda: _fast(trust="distributed-noise", min_clients=3, colluders=3)),
-        ("colluders", lambda: _fast(trust="distributed-noise", min_clients=3, colluders=0)),
+        ("min_clients", lambda: _fast(min_clients=1)),
+        ("max_colluders", lambda: _fast(trust="distributed-noise", max_colluders=3, min_clients=3)),
+        ("max_colluders", lambda: _fast(max_colluders=3)),
+        ("max_colluders", lambda: _fast(max_colluders=0)),
+        ("max_colluders", lambda: _fast(max_colluders=1.5)),
+        ("MiB", lambda: _wide(1000, trust="clients-only")),
+        ("MiB", lambda: _wide(1000, trust="distributed-noise")),
         ("seed", lambda: _fast(seed=-1)),
         ("seed", lambda: _fast(seed=None)),
         ("fraction_bits", lambda: _fast(fraction_bits=0)),
         ("fraction_bits", lambda: _fast(fraction_bits=60)),
         ("keys", lambda: _fast(keys="ring")),
+        ("keys", lambda: _fast(keys="file")),
+        ("roster_file", lambda: _fast(keys="roster", roster_file=7)),
         ("max_attempts", lambda: _fast(max_attempts=0)),
         ("max_attempts", lambda: _fast(max_attempts=4)),
+        ("max_attempts", lambda: _fast(max_attempts=True)),
         ("on_round", lambda: _fast(on_round="print")),
         ("alpha", lambda: _fast(alpha=0.0)),
         ("alpha", lambda: _fast(alpha=float("nan"))),
@@ -268,20 +289,32 @@ def test_parameters_that_cannot_be_used_are_one_sentence(match, make_it):
 @pytest.mark.parametrize(
     ("strategy", "trusts"),
     [
-        (Lloyd, ("plain",)),
-        (SuLloyd, ("oblivious-server", "trusted-server")),
-        (GLloyd, ("oblivious-server", "distributed-noise", "trusted-server")),
-        (FastLloyd, ("oblivious-server", "distributed-noise", "trusted-server")),
+        (SuLloyd, {"oblivious-server", "trusted-server"}),
+        (GLloyd, {*TRUSTS} - {"plain"}),
+        (FastLloyd, {*TRUSTS} - {"plain"}),
     ],
 )
-def test_strategies_run_under_the_trusts_of_the_guarantees(strategy, trusts):
-    assert trusts == strategy.TRUSTS
+def test_strategies_run_under_the_trust_models_that_their_algorithm_allows(strategy, trusts):
     assert issubclass(strategy, KMeansStrategy)
     assert issubclass(strategy, Strategy)
-    if strategy is not Lloyd:
-        default = strategy(2, BOX, PrivacyBudget(1.0, delta=1e-6), 100)
-        assert default.trust == "oblivious-server"
-        assert strategy(2, BOX, PrivacyBudget(None)).trust == "plain"
+    budget = PrivacyBudget(1.0, delta=1e-6)
+    for trust in trusts:
+        assert strategy(2, BOX, budget, 100, n_clients=5, trust=trust).trust == trust
+    for trust in {*TRUSTS} - trusts:
+        with pytest.raises(ConfigurationError, match=f"trust of {strategy.__name__}") as caught:
+            strategy(2, BOX, budget, 100, n_clients=5, trust=trust)
+        assert all(f"'{each}'" in str(caught.value) for each in trusts)
+    assert strategy(2, BOX, budget, 100).trust == "oblivious-server"
+    assert strategy(2, BOX, PrivacyBudget(None)).trust == "plain"
+
+
+def test_a_third_trust_model_is_one_registration():
+    """What runs under a trust model follows from its properties, not from a list of names."""
+    model = TrustModel("test-trust", "server", "plain", "server")
+    with mock.patch.dict(TRUST_MODELS, {model.name: model}):
+        policy = ClientPolicy.for_simulation()
+        outcome = run_recorded(make("test-trust"), PARTS, policy=policy)
+    assert outcome.strategy.report.answers == [5, 5, 5]
 
 
 def test_every_strategy_runs_without_privacy_and_says_so():
@@ -297,7 +330,20 @@ def test_defaults_of_min_clients():
     assert _fast(n_clients=2).min_clients == 2
     assert _fast(n_clients=50).min_clients == 3
     assert _fast(trust="distributed-noise", n_clients=20).min_clients == 16
+    assert _fast(trust="clients-only", n_clients=20).min_clients == 16
     assert Lloyd(2, BOX).min_clients == 1
+
+
+def test_a_tenth_of_the_clients_may_collude_by_default():
+    assert _fast().max_colluders == 1
+    assert _fast(trust="clients-only", n_clients=19).max_colluders == 1
+    assert _fast(trust="clients-only", n_clients=40).max_colluders == 4
+    assert _fast(trust="clients-only", min_clients=30).max_colluders == 3
+    assert _fast(trust="clients-only", n_clients=40, max_colluders=7).max_colluders == 7
+    strategy = _fast(trust="clients-only", min_clients=20)
+    with strategy.expecting(60):
+        assert strategy.max_colluders == 6
+    assert strategy.max_colluders == 2
 
 
 def test_clients_count_as_the_planned_average_unless_told_otherwise():
@@ -312,8 +358,11 @@ def test_clients_count_as_the_planned_average_unless_told_otherwise():
 
 def test_the_noise_factor_is_known_before_the_run():
     assert _clients().noise_factor == 1.0
-    shared = _clients(trust="distributed-noise", n_clients=20)
-    assert shared.noise_factor == (20 / (16 - 1)) ** 0.5
+    blind = _clients(trust="clients-only", n_clients=20)
+    assert blind.noise_factor == (20 / (16 - 2)) ** 0.5
+    sighted = _clients(trust="distributed-noise", n_clients=20)  # noise beyond the plan is removed
+    assert sighted.noise_factor == (20 / (20 - 2)) ** 0.5
+    assert sighted.added_noise_factor == blind.noise_factor
     assert _fast(trust="distributed-noise", min_clients=5).noise_factor == (5 / 4) ** 0.5
 
 
@@ -380,20 +429,32 @@ def test_what_becomes_of_an_array_of_initial_centroids_does_not_matter():
 # --------------------------------------------------------------------------- centroids
 
 
-def test_an_oblivious_server_has_no_centroids_and_says_why():
-    outcome = run_recorded(make(), PARTS)
+@pytest.mark.parametrize("trust", BLIND)
+@pytest.mark.parametrize("start", [None, stock_start])
+def test_a_server_that_sees_no_sums_has_no_centroids_and_says_why(trust, start):
+    outcome = run_recorded(make(trust), PARTS, start=start)
     with pytest.raises(ObliviousServerError, match=r"on_result") as caught:
         _ = outcome.strategy.centroids
     assert isinstance(caught.value, ConfigurationError)
     assert not len(outcome.result.arrays)
+    assert np.isfinite(outcome.one.centroids).all()
+    assert len(outcome.results) == 5
 
 
-def test_centroids_at_an_oblivious_server_are_refused_before_the_run_too():
+@pytest.mark.parametrize("trust", BLIND)
+def test_centroids_at_such_a_server_are_refused_before_the_run_too(trust):
+    strategy = make(trust)
     with pytest.raises(ObliviousServerError):
-        _ = make().centroids
+        _ = strategy.centroids
+    refused(
+        lambda grid: strategy.start(grid, evaluate_fn=lambda t, arrays: None),
+        grid_of(),
+        ObliviousServerError,
+        "must never see",
+    )
 
 
-@pytest.mark.parametrize("trust", TRUSTS[1:])
+@pytest.mark.parametrize("trust", SIGHTED)
 def test_the_server_has_the_clients_result_where_it_may(trust):
     outcome = run_recorded(make(trust), PARTS)
     assert set(outcome.result.arrays) == {"centroids", "counts"}
@@ -410,7 +471,7 @@ def test_there_are_no_centroids_before_a_round():
 # --------------------------------------------------------------------------- hooks
 
 
-@pytest.mark.parametrize("trust", TRUSTS[1:])
+@pytest.mark.parametrize("trust", SIGHTED)
 @pytest.mark.parametrize("initial", [None, np.array([[1.0, 2.0], [8.0, 7.0]])])
 def test_evaluate_fn_sees_every_rounds_centroids(trust, initial):
     seen = {}
@@ -450,18 +511,39 @@ def test_nothing_is_evaluated_on_clients_before_the_last_round():
     kinds = [(item.message_type, item.kind) for item in outcome.grid.sent]
     evaluated = [place for place, kind in enumerate(kinds) if kind[0] == "evaluate.kmeans"]
     assert len(evaluated) == 5
-    assert min(evaluated) > max(i for i, kind in enumerate(kinds) if kind[1] == "round")
+    assert min(evaluated) > max(i for i, kind in enumerate(kinds) if kind[1] == "ask")
     assert {kind for _, kind in kinds[min(evaluated) :]} == {"finish"}
 
 
+@pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize(
-    ("trust", "hops"),
-    [("oblivious-server", 2 + 3 + 1), ("distributed-noise", 2 + 3 + 1), ("plain", 1 + 3 + 1)],
+    ("trust", "round_trips"),
+    [
+        ("oblivious-server", 3 + 3),
+        ("distributed-noise", 2 * 3 + 2),
+        ("clients-only", 2 * 3 + 2),
+        ("trusted-server", 3 + 2),
+        ("plain", 3 + 2),
+    ],
 )
-def test_a_run_takes_as_many_hops_as_planned(trust, hops):
+def test_a_run_takes_as_many_round_trips_as_planned(trust, round_trips, start):
     pushes = []
-    run_recorded(make(trust), PARTS, on_push=lambda grid, messages: pushes.append(len(messages)))
-    assert len([size for size in pushes if size]) == hops
+    outcome = run_recorded(
+        make(trust), PARTS, start=start, on_push=lambda grid, listed: pushes.append(len(listed))
+    )
+    assert len([size for size in pushes if size]) == round_trips
+    assert outcome.strategy.report.round_trips == round_trips
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_flowers_own_start_drives_a_strategy_to_the_same_result(trust):
+    with without_noise():
+        first, second = (
+            run_recorded(make(trust), PARTS, start=start) for start in (None, stock_start)
+        )
+    np.testing.assert_array_equal(first.one.centroids, second.one.centroids)
+    np.testing.assert_array_equal(first.one.counts, second.one.counts)
+    assert first.strategy.report.answers == second.strategy.report.answers == [5, 5, 5]
 
 
 def test_train_metrics_are_never_reported():
@@ -483,9 +565,9 @@ def test_on_round_tells_progress_and_nothing_of_records():
 def test_a_strategy_can_be_started_again():
     strategy = make()
     first = run_recorded(strategy, PARTS)
-    run = strategy._run_state.run.document.run
+    run = strategy._running.run.document.run
     second = run_recorded(strategy, PARTS[:4])
-    assert strategy._run_state.run.document.run != run
+    assert strategy._running.run.document.run != run
     assert strategy.report.n_clients == 4
     assert not np.array_equal(first.one.counts, second.one.counts)
 
@@ -498,16 +580,40 @@ def test_flowers_own_start_works_after_our_start_failed():
     np.testing.assert_array_equal(outcome.result.arrays["centroids"].numpy(), outcome.one.centroids)
 
 
-def test_the_run_document_holds_what_clients_check():
-    outcome = run_recorded(make("distributed-noise", min_clients=4, colluders=2), PARTS)
-    document = outcome.strategy._run_state.run.document
-    data = json.loads(document.data)
-    assert data["trust"] == "distributed-noise"
-    assert (data["min_clients"], data["colluders"], data["share_variance"]) == (4, 2, "1/2")
-    assert data["sampler"] == "discrete-gaussian/1"
-    assert data["rounds"] == 3
-    sent = [item for item in outcome.grid.sent if item.kind == "enrol"]
-    assert all(item.fields["doc"] == document.data for item in sent)
+@pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
+def test_the_run_document_holds_what_clients_check(trust):
+    outcome = run_recorded(make(trust, min_clients=4, max_colluders=2), PARTS)
+    (data,) = {item.message.doc for item in outcome.grid.sent if isinstance(item.message, Enrol)}
+    document = parse_document(data)
+    assert (document.trust, document.keys, document.roster) == (trust, "relayed", None)
+    assert (document.min_clients, document.max_colluders, document.max_attempts) == (4, 2, 2)
+    assert (document.share_variance, document.sampler) == ("1/2", "discrete-gaussian/1")
+    assert (document.rounds, len(document.run)) == (3, 16)
+    assert not document.levels  # unless the number of clients is known
+
+
+def test_a_roster_run_names_the_roster(tmp_path):
+    roster, policies = write_roster(tmp_path, 5)
+    strategy = make("clients-only", keys="roster", roster_file=roster)
+    outcome = run_recorded(strategy, PARTS, policy=policies)
+    document = strategy._running.run.document
+    assert document.roster == Roster.from_file(roster).digest
+    assert outcome.strategy.report.keys == "roster"
+    assert len(outcome.results) == 5
+    refused(
+        lambda grid: make(keys="roster").start(grid),
+        grid_of(),
+        ConfigurationError,
+        "roster_file with keys='roster'",
+    )
+
+
+def test_only_a_sighted_server_sends_queries():
+    for trust in TRUSTS:
+        outcome = run_recorded(make(trust), PARTS)
+        asked = [item.message for item in outcome.grid.sent if isinstance(item.message, Ask)]
+        assert len(asked) == 15
+        assert {ask.query is None for ask in asked} == {trust in BLIND}
 
 
 def test_messages_expire_soon_after_the_timeout():

@@ -14,7 +14,7 @@ from harness import (
     run_recorded,
     stock_start,
 )
-from hostile import without_noise
+from harness import without_noise
 from scipy import stats
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate

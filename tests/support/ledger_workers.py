@@ -13,6 +13,7 @@ from flower_kmeans.privacy.ledger import (
     Ledger,
     Limit,
     MemoryChangedError,
+    StaleAnswerError,
 )
 from flower_kmeans.privacy.plan import calibrate
 from flower_kmeans.privacy.release import Release
@@ -31,20 +32,19 @@ def laplace_plan(rounds=2, epsilon=1.0, unit="record"):
     return calibrate(PrivacyBudget(epsilon, 0.0, unit), [[release]] * rounds, None)
 
 
-def answer_of(run=1, t=1, attempt=1, member=1, context=1, digest=None):
+def answer_of(run=1, t=1, attempt=1, context=1, digest=None):
     return Answer(
         bytes([run]) * 32,
         t,
         attempt,
-        bytes([member]) * 32,
         bytes([context]) * 32,
         bytes([context if digest is None else digest]) * 32,
     )
 
 
 def price(plan):
-    """Return what a run of a plan costs in a ledger."""
-    return price_of(plan.budget.unit, plan.rounds)
+    """Return what a run of a plan costs in a ledger; a run without one costs nothing."""
+    return None if plan is None else price_of(plan.budget.unit, plan.rounds)
 
 
 def charge(ledger, answer, plan, limit):
@@ -74,7 +74,7 @@ def race_for_budget(state_dir, barrier, results, runs, limit):
 
 
 def race_for_answers(state_dir, barrier, results, context, n):
-    """Answer the same questions as another process, differently; report what was accepted."""
+    """Answer the same queries as another process, differently; report what was accepted."""
     plan = gaussian_plan(rounds=n)
     barrier.wait()
     accepted = []
@@ -82,10 +82,40 @@ def race_for_answers(state_dir, barrier, results, context, n):
         for t in range(1, n + 1):
             try:
                 charge(ledger, answer_of(t=t, context=context), plan, Limit(100.0, DELTA))
-            except AnotherAnswerError:
+            except (AnotherAnswerError, StaleAnswerError):
                 continue
             accepted.append(t)
     results.put(accepted)
+
+
+def race_for_votes(state_dir, barrier, results, variant, n):
+    """Vote in the same rounds as another process, for other sums; report what was accepted."""
+    run = answer_of().run
+    barrier.wait()
+    accepted = []
+    with Ledger(state_dir) as ledger:
+        for t in range(1, n + 1):
+            while True:
+                version, memory = ledger.load(run) or (0, b"")
+                try:
+                    ledger.vote(run, t, bytes([variant]) * 32, version, memory + bytes([variant]))
+                except MemoryChangedError:
+                    continue
+                except (AnotherAnswerError, StaleAnswerError):
+                    break
+                accepted.append(t)
+                break
+    results.put(accepted)
+
+
+def enrol_many(state_dir, barrier, results, runs, n_bytes):
+    """Begin many sessions, as often as another process comes between."""
+    barrier.wait()
+    with Ledger(state_dir) as ledger:
+        ledger._db.execute("PRAGMA synchronous = OFF")
+        for run in runs:
+            ledger.save(run.to_bytes(32, "big"), 0, bytes(n_bytes))
+    results.put(len(runs))
 
 
 def die(state_dir, when):
@@ -97,26 +127,12 @@ def die(state_dir, when):
         os._exit(CRASHED)
 
 
-def answer_and_die(policy, records, content, sent):
-    """Handle a message as a client does and end before, or after, the reply has left."""
-    from flwr.app import RecordDict
-
-    from flower_kmeans.federation.member import Member
-
-    reply = Member(policy, RecordDict(), 2**63 + 1, lambda: records).handle(content)
-    if sent is not None:
-        sent.put(bytes(reply["kmeans"]["words"]))
-        sent.close()
-        sent.join_thread()
-    os._exit(CRASHED)
-
-
 def crash_with_a_hot_journal(path):
     """End within a transaction that has begun to overwrite the file."""
     db = sqlite3.connect(path, isolation_level=None)
     db.execute("PRAGMA cache_size = 1")
     db.execute("BEGIN IMMEDIATE")
     for number in range(200):
-        row = (number.to_bytes(32, "big"), number, bytes(5000))
-        db.execute("INSERT INTO memories VALUES (?, ?, ?)", row)
+        row = (number.to_bytes(32, "big"), number, number, bytes(5000))
+        db.execute("INSERT INTO runs (run, touched, version, memory) VALUES (?, ?, ?, ?)", row)
     os._exit(CRASHED)

@@ -3,15 +3,20 @@
 from dataclasses import fields, replace
 
 import pytest
-from harness import SIMULATED, key_file, make_run
+from documents import TRUSTS, make_document
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_kmeans.client import ClientPolicy
+from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
+from flower_kmeans.algorithms.lloyd import LloydAlgorithm
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.federation.document import OPENINGS, TRUSTS
-from flower_kmeans.federation.policy import tightest
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.protocol.policy import ClientPolicy, tightest
+from flower_kmeans.protocol.run import open_run
+from flower_kmeans.protocol.wire import encode
+
+OPEN = ClientPolicy.for_simulation()
 
 FULL = """
 trusts = ["oblivious-server", "trusted-server"]
@@ -20,13 +25,12 @@ max_delta = 1e-7
 min_clients = 5
 max_rounds = 20
 max_attempts = 2
-colluders = 3
+max_colluders = 3
 algorithms = ["fastlloyd"]
-openings = ["immediate"]
-group_key_file = "group.key"
 roster_file = "roster.toml"
 member_key_file = "/etc/kmeans/a.key"
 in_memory = false
+copy_records = false
 state_dir = "/var/lib/kmeans"
 max_total_epsilon = 3
 max_total_delta = 1e-8
@@ -38,6 +42,16 @@ lower = [0, -1.5]
 upper = [1, 1.5]
 scale = "common"
 """
+
+
+def make_run(trust, *, rounds=3, domain=None, epsilon=1.0, **changes):
+    options = {"n_records": 1000, "n_rounds": rounds}
+    box = domain or Box([0, 0], [1, 1])
+    if trust == "plain":
+        algorithm = LloydAlgorithm(2, box, PrivacyBudget(None), **options)
+    else:
+        algorithm = FastLloydAlgorithm(2, box, PrivacyBudget(epsilon, 1e-6), **options)
+    return open_run(encode(make_document(trust, algorithm=algorithm, **changes)))
 
 
 def write(directory, text, mode=0o600):
@@ -56,11 +70,10 @@ def test_every_setting_is_read(tmp_path):
         min_clients=5,
         max_rounds=20,
         max_attempts=2,
-        colluders=3,
+        max_colluders=3,
+        copy_records=False,
         algorithms=("fastlloyd",),
-        openings=("immediate",),
         domain=Box([0, -1.5], [1, 1.5], scale="common"),
-        group_key_file=str(tmp_path.resolve() / "group.key"),
         roster_file=str(tmp_path.resolve() / "roster.toml"),
         member_key_file="/etc/kmeans/a.key",
         state_dir="/var/lib/kmeans",
@@ -83,10 +96,10 @@ def test_a_pinned_ball_is_read(tmp_path):
 
 
 def test_a_pinned_domain_of_a_file_holds(tmp_path):
-    document = make_run(min_clients=3).document
+    run = make_run("clients-only")
     for upper, accepted in (("[1, 1]", True), ("[1, 2]", False)):
         text = f"[domain]\nlower = [0, 0]\nupper = {upper}\n"
-        assert ClientPolicy.from_file(write(tmp_path, text)).accepts(document) is accepted
+        assert ClientPolicy.from_file(write(tmp_path, text)).accepts(run) is accepted
 
 
 @pytest.mark.parametrize(
@@ -106,6 +119,10 @@ def test_a_pinned_domain_of_a_file_holds(tmp_path):
         (ConfigurationTypeError, "algorithms", 'algorithms = "fastlloyd"'),
         (ConfigurationTypeError, "in_memory", 'in_memory = "no"'),
         (ConfigurationTypeError, "state_dir", "state_dir = 5"),
+        (ConfigurationTypeError, "copy_records", "copy_records = 1"),
+        (ConfigurationError, "group_key_file", 'group_key_file = "group.key"'),
+        (ConfigurationError, "openings", 'openings = ["simple"]'),
+        (ConfigurationError, "'colluders'", "colluders = 2"),
         (ConfigurationTypeError, "max_epsilon", "max_epsilon = true"),
         (ConfigurationTypeError, "min_clients", "min_clients = 2.5"),
         (ConfigurationError, "units", 'units = ["records"]'),
@@ -152,10 +169,10 @@ _policies = st.builds(
     min_clients=st.integers(1, 4),
     max_rounds=st.integers(1, 5),
     max_attempts=st.integers(1, 3),
-    colluders=st.integers(1, 3),
+    max_colluders=st.integers(1, 2),
+    copy_records=st.booleans(),
     algorithms=st.none()
     | st.lists(st.sampled_from(["fastlloyd", "glloyd", "lloyd"]), unique=True).map(tuple),
-    openings=st.lists(st.sampled_from(OPENINGS), unique=True).map(tuple),
     domain=st.sampled_from([None, Box([0, 0], [1, 1]), Box([0, 0], [1, 1], columns=["x", "y"])]),
     columns=st.sampled_from([None, ("x", "y")]),
     units=st.lists(st.sampled_from(["record", "client"]), unique=True).map(tuple),
@@ -164,16 +181,14 @@ _policies = st.builds(
     max_total_epsilon=st.sampled_from([1.0, 10.0]),
     max_total_delta=st.sampled_from([1e-7, 1e-6]),
 )
-_DOCUMENTS = [
-    make_run(trust, rounds=rounds, min_clients=m).document
+_RUNS = [
+    make_run(trust, rounds=rounds, min_clients=m, epsilon=epsilon)
     for trust in TRUSTS
-    for rounds in (2, 4)
-    for m in (2, 4)
+    for rounds, m, epsilon in ((2, 4, 0.4), (4, 4, 0.9), (2, 2, 1.5), (4, 3, 3.0))
 ] + [
-    make_run(domain=Box([0, 0], [1, 1], columns=columns).to_config()).document
+    make_run("clients-only", domain=Box([0, 0], [1, 1], columns=columns))
     for columns in (["x", "y"], ["y", "x"])
 ]
-_DOCUMENTS += [make_run("distributed-noise", opening=opening).document for opening in OPENINGS]
 
 
 @given(_policies, _policies)
@@ -183,20 +198,12 @@ def test_the_tightest_policy_accepts_what_both_accept(operator, app):
             tightest(operator, app)
         return
     both = tightest(operator, app)
-    for document in _DOCUMENTS:
-        accepted = operator.accepts(document) and app.accepts(document)
-        assert both.accepts(document) is accepted
-    for epsilon in (0.4, 0.9, 1.5, 3.0):
-        for delta in (0.0, 5e-7, 1e-5):
-            assert both.accepts_guarantee(epsilon, delta) is (
-                operator.accepts_guarantee(epsilon, delta) and app.accepts_guarantee(epsilon, delta)
-            )
-    assert both.accepts_guarantee(None, None) is (
-        operator.accepts_guarantee(None, None) and app.accepts_guarantee(None, None)
-    )
+    for run in _RUNS:
+        assert both.accepts(run) is (operator.accepts(run) and app.accepts(run))
     assert both.state_dir == operator.state_dir
     assert both.in_memory <= operator.in_memory
     assert both.allows_private_work <= operator.allows_private_work
+    assert both.copy_records == (operator.copy_records and app.copy_records)
     assert both.max_total_epsilon == min(operator.max_total_epsilon, app.max_total_epsilon)
     assert both.max_total_delta == min(operator.max_total_delta, app.max_total_delta)
 
@@ -208,6 +215,8 @@ def test_the_tightest_policy_accepts_what_both_accept(operator, app):
         {"min_clients": 9},
         {"max_rounds": 1},
         {"max_attempts": 1},
+        {"max_colluders": 2},
+        {"max_epsilon": 0.5},
         {"algorithms": ("glloyd",)},
         {"domain": Box([0, 0], [1, 2])},
         {"columns": ("x", "y")},
@@ -215,28 +224,22 @@ def test_the_tightest_policy_accepts_what_both_accept(operator, app):
     ],
 )
 def test_each_limit_of_an_app_tightens(limit):
-    document = make_run().document
-    assert tightest(SIMULATED, SIMULATED).accepts(document)
-    assert not tightest(SIMULATED, replace(SIMULATED, **limit)).accepts(document)
-    assert not tightest(replace(SIMULATED, **limit), SIMULATED).accepts(document)
-
-
-def test_an_app_can_take_openings_away_and_add_none():
-    operator = ClientPolicy(openings=("deferred", "simple"))
-    assert tightest(operator, ClientPolicy()).openings == ("deferred",)
-    assert tightest(ClientPolicy(), operator).openings == ("deferred",)
-    assert tightest(operator, ClientPolicy(openings=("immediate",))).openings == ()
+    run = make_run("oblivious-server")
+    assert tightest(OPEN, OPEN).accepts(run)
+    assert not tightest(OPEN, replace(OPEN, **limit)).accepts(run)
+    assert not tightest(replace(OPEN, **limit), OPEN).accepts(run)
 
 
 def test_a_policy_is_its_own_tightest(tmp_path):
-    for policy in (ClientPolicy(), SIMULATED, ClientPolicy.from_file(write(tmp_path, FULL))):
+    for policy in (ClientPolicy(), OPEN, ClientPolicy.from_file(write(tmp_path, FULL))):
         assert tightest(policy, policy) == policy
 
 
 @pytest.mark.parametrize(
     ("match", "changes"),
     [
-        ("group_key_file", {"group_key_file": "/elsewhere"}),
+        ("roster_file", {"roster_file": "/elsewhere", "member_key_file": "/key"}),
+        ("member_key_file", {"roster_file": "/roster", "member_key_file": "/elsewhere"}),
         ("state_dir", {"state_dir": "/elsewhere"}),
         ("domain", {"domain": Box([0, 0], [1, 2])}),
         ("columns", {"columns": ("y", "x")}),
@@ -245,18 +248,19 @@ def test_a_policy_is_its_own_tightest(tmp_path):
 )
 def test_contradictions_are_refused(match, changes, tmp_path):
     operator = ClientPolicy(
-        group_key_file=key_file(tmp_path),
+        roster_file="/roster",
+        member_key_file="/key",
         state_dir=tmp_path,
         domain=Box([0, 0], [1, 1]),
         columns=("x", "y"),
     )
-    for theirs in (operator, replace(operator, state_dir=None, group_key_file=None)):
-        if match in ("domain", "columns") or theirs is not operator:
-            with pytest.raises(ConfigurationError, match=match):
-                tightest(theirs, ClientPolicy(**changes))
     with pytest.raises(ConfigurationError, match=match):
         tightest(operator, ClientPolicy(**changes))
-    # What an app leaves out is the operator's.
-    kept = tightest(operator, ClientPolicy())
-    for name in ("group_key_file", "state_dir", "domain", "columns"):
-        assert getattr(kept, name) == getattr(operator, name)
+    without = replace(operator, state_dir=None, roster_file=None, member_key_file=None)
+    with pytest.raises(ConfigurationError, match=match if "file" not in match else "_file"):
+        tightest(without, ClientPolicy(**changes))
+    # What an app leaves out, or repeats, is the operator's.
+    for app in (ClientPolicy(), operator):
+        kept = tightest(operator, app)
+        for name in ("roster_file", "member_key_file", "state_dir", "domain", "columns"):
+            assert getattr(kept, name) == getattr(operator, name)

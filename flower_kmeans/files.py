@@ -1,0 +1,43 @@
+"""Files that the library writes: who may read them, and names from data files in them."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+_FORMULA = ("=", "+", "-", "@")
+
+
+def open_private(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a new file that its owner alone may read and write, in place of what was there.
+
+    Parameters
+    ----------
+    path : path
+
+    Returns
+    -------
+    binary file
+        Of mode 0600, whatever the mode of a file that it replaces.
+    """
+    Path(path).unlink(missing_ok=True)
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def printable(text: str) -> str:
+    r"""Return text in which all that cannot be seen is escaped, as ``\x1b``.
+
+    Names of columns come from data files. A terminal would obey control characters in them, and
+    others change the order of what is read.
+    """
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def csv_name(text: str) -> str:
+    """Return a name for a csv file: `printable`, and after ``'`` if it could be a formula.
+
+    Spreadsheets compute cells that begin with =, +, - or @.
+    """
+    shown = printable(text)
+    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown

@@ -1,0 +1,306 @@
+"""Round trips over a Flower grid (docs/protocol.md, section 6).
+
+Messages are pushed in waves and replies are polled for, so a reply is handed on as soon as it is
+there. A client that is silent costs at most the grace time, twice; after that it is asked, but not
+waited for.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from queue import SimpleQueue
+from statistics import median
+from typing import NamedTuple
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from flower_kmeans.errors import MessageError
+from flower_kmeans.protocol.messages import Reply, Request, decode_reply
+from flower_kmeans.protocol.wire import encode, from_content, to_content
+
+TYPES = {
+    "enrol": "query.kmeans",
+    "keys": "query.kmeans",
+    "ask": "train.kmeans",
+    "add": "query.kmeans",
+    "finish": "evaluate.kmeans",
+}
+"""Flower's message type of each kind of round trip."""
+
+CRASHED = "The client or its node failed."
+MALFORMED = "The answer was malformed."
+
+GRACE_FACTOR = 3.0
+LEAST_GRACE = 10.0  # seconds
+WAVE = 100
+WAVE_BYTES = 128 * 2**20
+"""A wave is at most this large; the next is pushed when no more than that is under way."""
+_MOST_SILENCES = 2
+_PULLS = 8  # at once: a pull of one id costs a request, a pull of many waits for the slowest
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
+_NODE_POLL = 0.5
+_TTL_MARGIN = 10.0
+
+
+class _Sent(NamedTuple):
+    node_id: int
+    size: int
+    at: float
+
+
+class Exchange:
+    """Carries one run's messages over a grid.
+
+    A grid whose ``pull_messages`` never waits, as those of a simulation, offers
+    ``known_lost(ids)``: it returns the messages that will not be answered. Such a grid is polled
+    in this thread, so that a run can be repeated exactly. Of any other, replies are fetched in
+    threads: Flower waits for each until it is complete, and one slow upload must not hold up the
+    others.
+
+    Parameters
+    ----------
+    grid : Grid
+    timeout : float
+        Seconds after which a round trip ends in any case.
+    clock, sleep : callable, optional
+        As `time.monotonic` and `time.sleep`.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        timeout: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._grid = grid
+        self._timeout = timeout
+        self._clock = clock
+        self._sleep = sleep
+        self._silences: Counter[int] = Counter()
+        self._missing: set[int] = set()
+        self._invited: dict[str, int] = {}
+
+    def wait_for_nodes(self, n_nodes: int) -> list[int]:
+        """Return the ids of the nodes, as soon as there are so many or the timeout is over."""
+        deadline = self._clock() + self._timeout
+        while True:
+            nodes = sorted(self._grid.get_node_ids())
+            if len(nodes) >= n_nodes or self._clock() >= deadline:
+                return nodes
+            self._sleep(min(_NODE_POLL, self._timeout))
+
+    # ------------------------------------------------------------------ messages
+
+    def messages(self, kind: str, requests: Mapping[int, Request]) -> list[Message]:
+        """Return requests as Flower messages, for somebody else to send (Flower's own loop)."""
+        return [message for message, _ in self._messages(kind, requests, requests)]
+
+    def replies(
+        self, messages: Iterable[Message], sent: Iterable[Message]
+    ) -> Iterator[tuple[int, Reply | str]]:
+        """Read the replies that somebody else received to `messages`, the first of each node."""
+        nodes = {each.metadata.message_id: each.metadata.dst_node_id for each in sent}
+        for message in messages:
+            node_id = nodes.pop(message.metadata.reply_to_message_id, None)
+            if node_id is not None:
+                yield node_id, read(message)
+
+    def _messages(
+        self, kind: str, nodes: Iterable[int], requests: Mapping[int, Request]
+    ) -> Iterator[tuple[Message, int]]:
+        """Yield the messages to some nodes and their sizes; equal requests are encoded once."""
+        before, content, size = None, None, 0
+        for node_id in nodes:
+            request = requests[node_id]
+            if content is None or request is not before:
+                data = encode(request)
+                before, content, size = request, to_content(data), len(data)
+            ttl = self._timeout + _TTL_MARGIN
+            yield Message(content, node_id, TYPES[kind], ttl=ttl, group_id=kind), size
+
+    # ------------------------------------------------------------------ round trips
+
+    def invite(self, requests: Mapping[int, Request]) -> None:
+        """Send enrolments that nobody waits for: their replies are taken along in later trips."""
+        for message_id, sent in self._push(self._messages("enrol", requests, requests)).items():
+            self._invited[message_id] = sent.node_id
+
+    @property
+    def invited(self) -> Collection[int]:
+        """Nodes whose reply to an enrolment may still come."""
+        return self._invited.values()
+
+    def trip(
+        self, kind: str, requests: Mapping[int, Request], has_enough: Callable[[], bool]
+    ) -> Iterator[tuple[int, Reply | str]]:
+        """Send requests and yield the replies as they arrive.
+
+        The trip ends when all have answered that are waited for, at the end of the grace time
+        after enough have, or at the timeout. Replies to earlier trips are ignored, but for
+        enrolments.
+
+        Parameters
+        ----------
+        kind : {"enrol", "keys", "ask", "add", "finish"}
+        requests : mapping of int to Request
+            By node; each is encoded when it is sent.
+        has_enough : callable
+            Whether the server could go on without further replies.
+
+        Yields
+        ------
+        tuple of (int, Reply or str)
+            Node, and its reply or why there is no orderly one.
+        """
+        queue, under_way, unanswered = deque(requests), dict[str, _Sent](), dict[str, int]()
+        seconds: list[float] = []
+        pulls = _Pulls(self._grid)
+        started = pushed = look = self._clock()
+        enough_since: float | None = None
+        while queue or under_way:
+            now, grace = self._clock(), _grace(seconds)
+            if queue and _has_room(under_way.values(), now - grace):
+                under_way |= self._push(self._next_wave(kind, queue, requests))
+                pushed = look = now = self._clock()
+            if now >= look:
+                pulls.start([*under_way, *self._invited])
+                look = now + min(max(_SHORTEST_PAUSE, (now - pushed) / 2), _LONGEST_PAUSE)
+            arrived = False
+            for message in pulls.arrived():
+                arrived, reply_to = True, message.metadata.reply_to_message_id
+                sent = under_way.pop(reply_to, None)
+                if sent is not None:
+                    seconds.append(self._clock() - sent.at)
+                    self._missing.discard(sent.node_id)
+                    yield sent.node_id, read(message)
+                elif reply_to in self._invited:
+                    yield self._invited.pop(reply_to), read(message)
+            for message_id in pulls.lost(under_way):
+                unanswered[message_id] = under_way.pop(message_id).node_id
+            now = self._clock()
+            if has_enough():
+                enough_since = now if enough_since is None else enough_since
+            if not queue:
+                waited_for = any(self._waits_for(sent.node_id) for sent in under_way.values())
+                since = pushed if enough_since is None else max(pushed, enough_since)
+                is_over = now >= since + _grace(seconds)
+                if waited_for and enough_since is None:
+                    is_over = False
+                elif not waited_for and enough_since is not None:
+                    is_over = True
+                if is_over:
+                    break
+            if now >= started + self._timeout:
+                break
+            if not arrived and under_way:
+                self._sleep(_SHORTEST_PAUSE)
+        unanswered |= {message_id: sent.node_id for message_id, sent in under_way.items()}
+        self._close(kind, unanswered, pulls)
+
+    def _close(self, kind: str, unanswered: Mapping[str, int], pulls: "_Pulls") -> None:
+        """Remember who was silent; late replies to an enrolment are still welcome."""
+        for message_id in pulls.lost(self._invited):
+            del self._invited[message_id]
+        for message_id, node_id in unanswered.items():
+            self._silences[node_id] += self._waits_for(node_id)
+            self._missing.add(node_id)
+            if kind == "enrol":
+                self._invited[message_id] = node_id
+
+    def _waits_for(self, node_id: int) -> bool:
+        """Return whether a trip waits for a node: not after a silence, until it answers again."""
+        return node_id not in self._missing and self._silences[node_id] < _MOST_SILENCES
+
+    def _next_wave(
+        self, kind: str, queue: deque[int], requests: Mapping[int, Request]
+    ) -> Iterator[tuple[Message, int]]:
+        size = 0
+        for n, (message, length) in enumerate(self._messages(kind, tuple(queue), requests), 1):
+            queue.popleft()
+            yield message, length
+            size += length
+            if n == WAVE or size >= WAVE_BYTES:
+                return
+
+    def _push(self, messages: Iterable[tuple[Message, int]]) -> dict[str, _Sent]:
+        """Push messages and return the id of each that was accepted, with its node."""
+        listed = list(messages)
+        if not listed:
+            return {}
+        ids = [str(i) for i in self._grid.push_messages([message for message, _ in listed]) if i]
+        now = self._clock()
+        sent = {
+            message.metadata.message_id: _Sent(message.metadata.dst_node_id, size, now)
+            for message, size in listed
+        }
+        return {message_id: sent[message_id] for message_id in ids if message_id in sent}
+
+
+def read(message: Message) -> Reply | str:
+    """Return the reply that a message holds, or why it holds none."""
+    if not message.has_content():
+        return CRASHED
+    try:
+        return decode_reply(from_content(message.content))
+    except MessageError:
+        return MALFORMED
+
+
+def _grace(seconds: list[float]) -> float:
+    return max(LEAST_GRACE, GRACE_FACTOR * median(seconds)) if seconds else LEAST_GRACE
+
+
+def _has_room(under_way: Iterable[_Sent], since: float) -> bool:
+    """Return whether another wave may be pushed; who is overdue takes no room."""
+    recent = [sent for sent in under_way if sent.at > since]
+    return len(recent) <= WAVE and sum(sent.size for sent in recent) <= WAVE_BYTES
+
+
+class _Pulls:
+    """Fetches replies of one trip from a grid."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._known_lost = getattr(grid, "known_lost", None)
+        self._ids: list[str] = []
+        self._fetching: set[str] = set()
+        self._fetched: SimpleQueue[tuple[list[str], list[Message] | Exception]] = SimpleQueue()
+
+    def start(self, ids: list[str]) -> None:
+        """Begin to look for replies to these messages."""
+        if self._known_lost is not None:
+            self._ids = ids
+            return
+        free = [message_id for message_id in ids if message_id not in self._fetching]
+        size = -(-len(free) // _PULLS)
+        for first in range(0, len(free), max(1, size)):
+            chunk = free[first : first + size]
+            self._fetching.update(chunk)
+            # A daemon: the process may end while a node is still uploading.
+            threading.Thread(target=self._fetch, args=(chunk,), daemon=True).start()
+
+    def _fetch(self, ids: list[str]) -> None:
+        try:
+            self._fetched.put((ids, list(self._grid.pull_messages(ids))))
+        except Exception as error:
+            self._fetched.put((ids, error))
+
+    def arrived(self) -> Iterator[Message]:
+        """Yield the replies that are there."""
+        ids, self._ids = self._ids, []
+        if ids:
+            yield from self._grid.pull_messages(ids)
+        while not self._fetched.empty():
+            ids, messages = self._fetched.get()
+            self._fetching.difference_update(ids)
+            if isinstance(messages, Exception):
+                raise messages
+            yield from messages
+
+    def lost(self, ids: Iterable[str]) -> set[str]:
+        """Return which of these messages will not be answered, as far as the grid knows."""
+        return set() if self._known_lost is None else set(self._known_lost(list(ids)))

@@ -1,0 +1,197 @@
+"""Keys between clients, and the group key (docs/protocol.md, section 5).
+
+All functions are deterministic: the caller passes secrets in, 32 random bytes each. An X25519
+secret key is any 32 random bytes. A pair of clients has one secret, `pair_secret`, and one key for
+each purpose and direction.
+"""
+
+import hmac
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+
+from flower_kmeans.errors import MessageError
+from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+SEAL_BYTES = 16
+"""How much longer sealed data is."""
+KEY_ID_BYTES = 16
+_SEAL_KEY_BYTES = 64
+
+
+# ------------------------------------------------------------------------------ between two clients
+
+
+def public_key(secret: bytes) -> bytes:
+    """Return the X25519 public key, 32 bytes, of a secret key of 32 bytes."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def agree(secret: bytes, public: bytes) -> bytes:
+    """Return the X25519 secret, 32 bytes, that a secret key and another's public key make.
+
+    Raises
+    ------
+    MessageError
+        If the public key is none, or one of the few points that give zeros with every secret key.
+    """
+    try:
+        own = X25519PrivateKey.from_private_bytes(secret)
+        return own.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise MessageError("A public key cannot be accepted.") from None
+
+
+def pair_secret(
+    own_ephemeral: bytes, other_ephemeral: bytes, own_static: bytes = b"", other_static: bytes = b""
+) -> bytes:
+    """Return what two client sessions have in common.
+
+    Parameters
+    ----------
+    own_ephemeral, other_ephemeral : bytes
+        Own secret key and the other's public key, of these sessions.
+    own_static, other_static : bytes
+        With a roster: own lasting secret key and the other's lasting public key.
+
+    Raises
+    ------
+    MessageError
+        If a public key cannot be accepted.
+    """
+    shared = agree(own_ephemeral, other_ephemeral)
+    return shared + agree(own_static, other_static) if own_static or other_static else shared
+
+
+def ownership_tag(
+    own_static_secret: bytes,
+    other_static_public: bytes,
+    doc_hash: bytes,
+    from_slot: int,
+    to_slot: int,
+    public_key: bytes,
+) -> bytes:
+    """Return the tag, 16 bytes, by which an owner of a lasting key vouches for an ephemeral one.
+
+    Both clients compute the same tag: one makes it, the other compares.
+
+    Parameters
+    ----------
+    own_static_secret, other_static_public : bytes
+        Own lasting secret key, the other client's lasting public key.
+    doc_hash : bytes
+        Hash of the run document.
+    from_slot, to_slot : int
+        Slot of the ephemeral key's owner, and of the client that checks the tag.
+    public_key : bytes
+        The ephemeral public key.
+
+    Raises
+    ------
+    MessageError
+        If the lasting public key cannot be accepted.
+    """
+    key = kdf(agree(own_static_secret, other_static_public), doc_hash, b"ephemeral")
+    content = u32(from_slot) + u32(to_slot) + public_key
+    return hmac.digest(key, content, "sha256")[:TAG_BYTES]
+
+
+def share_key(
+    ikm: bytes,
+    context: bytes,
+    slot: int,
+    position: int,
+    dealer_public: bytes,
+    member_public: bytes,
+) -> bytes:
+    """Return the key, 64 bytes, under which a dealer's share travels to a committee member.
+
+    Parameters
+    ----------
+    ikm : bytes
+        `pair_secret` of dealer and member.
+    context : bytes
+        Context of the round and attempt.
+    slot, position : int
+        The dealer's slot, the member's position in the committee.
+    dealer_public, member_public : bytes
+        Their ephemeral public keys.
+    """
+    label = b"share " + u32(slot) + u32(position) + dealer_public + member_public
+    return kdf(ikm, context, label, _SEAL_KEY_BYTES)
+
+
+# ------------------------------------------------------------------------------ the group
+
+
+def wrap_key(ikm: bytes, doc_hash: bytes, distributor_public: bytes, peer_public: bytes) -> bytes:
+    """Return the key, 64 bytes, under which a key distributor seals a group secret for a peer."""
+    return kdf(ikm, doc_hash, b"wrap " + distributor_public + peer_public, _SEAL_KEY_BYTES)
+
+
+def group_key(secret: bytes, doc_hash: bytes) -> bytes:
+    """Return the group key Kg of a run, 32 bytes, given a key distributor's group secret."""
+    return kdf(secret, doc_hash, b"group")
+
+
+def query_key(group_key: bytes) -> bytes:
+    """Return the key of the tags of queries that clients compute."""
+    return kdf(group_key, bytes(DIGEST_BYTES), b"query")
+
+
+def key_id(group_key: bytes, doc_hash: bytes) -> bytes:
+    """Return 16 bytes by which a server sees which clients have the same group key."""
+    return kdf(group_key, doc_hash, b"key id", KEY_ID_BYTES)
+
+
+def sum_share_key(
+    group_key: bytes, context: bytes, position: int, survivors_bitmap: bytes
+) -> bytes:
+    """Return the key, 64 bytes, that hides a sum-share from a blind server."""
+    label = b"sum-share " + u32(position) + survivors_bitmap
+    return kdf(group_key, context, label, _SEAL_KEY_BYTES)
+
+
+# ------------------------------------------------------------------------------ one client
+
+
+def noise_key(session_secret: bytes, context: bytes) -> bytes:
+    """Return the key of a client's noise share: repeated requests repeat it, others renew it."""
+    return kdf(session_secret, context, b"noise")
+
+
+# ------------------------------------------------------------------------------ sealing
+
+
+def seal(key: bytes, data: bytes, associated: bytes) -> bytes:
+    """Return encrypted and authenticated data, 16 bytes longer (AES-SIV, RFC 5297).
+
+    There is no nonce that could repeat: equal data under one key gives equal bytes, no more.
+
+    Parameters
+    ----------
+    key : bytes
+        64 bytes.
+    data : bytes
+        At least one byte.
+    associated : bytes
+        What the data belongs to; it is authenticated and does not travel.
+    """
+    return AESSIV(key).encrypt(data, [associated])
+
+
+def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes:
+    """Return the data that `seal` encrypted.
+
+    Raises
+    ------
+    MessageError
+        If it was not sealed under this key for this purpose.
+    """
+    try:
+        return AESSIV(key).decrypt(sealed, [associated])
+    except (InvalidTag, ValueError):
+        raise MessageError("A seal does not open.") from None

@@ -1,0 +1,463 @@
+"""Packed secret sharing among a committee (docs/protocol.md, section 3).
+
+A client deals its vector in shares, one for each position of a committee. Any tau shares say
+nothing; tau + k sums of shares open the sum. Position j of m is the point j + 1, secret s the point
+m + 1 + s: each block of k words is the values, at the secret points, of a polynomial of degree
+below R = tau + k.
+
+The ring is that of residues modulo three primes below 2^21, whose product P is almost 2^63. A
+product of two residues is below 2^42, so a product of matrices is exact in float64 and BLAS does
+it. Arrays of residues have shape (3, ...), a row for each prime, and dtype float64 where matrices
+are multiplied.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.privacy.randomness import token
+from flower_kmeans.secagg.base import (
+    Integers,
+    Opened,
+    PartError,
+    SecureSum,
+    Sharing,
+    SumContext,
+    SumError,
+    register_secure_sum,
+)
+from flower_kmeans.secagg.hashing import kdf, words
+
+PRIMES = (2097143, 2097133, 2097131)
+"""The largest three primes below 2^21."""
+RING = math.prod(PRIMES)
+"""P: signed words of a sum are between -P/2 and P/2."""
+_BITS = 21
+_FIELD = np.uint64(2**_BITS - 1)
+_ELEMENT = np.uint64(2**63 - 1)  # the three fields of an element
+_WORD_BYTES = 8
+_EXACT_TERMS = 2**11  # products of residues whose sum is exact in float64
+_BATCH_ELEMENTS = 2**17  # elements that are added up at a time
+_TOO_MANY = "Too many sum-shares are false."
+_DECODINGS = 8  # a false share passes a random combination once in two million
+
+Floats = NDArray[np.float64]
+Words = NDArray[np.uint64]
+
+
+@register_secure_sum
+class SharedSum(SecureSum):
+    """Shares for a committee, whose members add them up without seeing a vector or the sum."""
+
+    name: ClassVar[str] = "shares"
+    by_committee: ClassVar[bool] = True
+    limit: ClassVar[int] = RING // 2
+
+    def set_up(self, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
+        """Return the threshold and the packing of a committee.
+
+        Any two sets of places that open a sum have more than a third of the honest places in
+        common, so one sum of a round opens if each honest place adds once (the theorem of
+        docs/protocol.md, section 3). The threshold counts absent places, so no server gains by
+        calling places absent.
+        """
+        if not 1 <= n_corrupt < n_positions:
+            raise ConfigurationError(
+                f"Expected between 1 and {n_positions - 1} corrupt positions of a committee of "
+                f"{n_positions}. Got {n_corrupt} instead."
+            )
+        privacy = n_corrupt + 2 * (n_positions - n_corrupt) // 3
+        if n_present <= privacy:
+            raise ConfigurationError(
+                f"Expected more than {privacy} of {n_positions} committee members. "
+                f"Got {n_present} instead."
+            )
+        return Sharing(n_positions, n_corrupt, privacy, max(1, (n_present - privacy) // 2))
+
+    def protect(
+        self, vector: Integers, context: SumContext, slot: int, secret: bytes
+    ) -> tuple[bytes, ...]:
+        """Return one share for each position, absent ones included.
+
+        Equal calls give equal shares. Another vector or another context has other polynomials.
+        """
+        sharing, n_blocks = _layout(context)
+        privacy, packing = sharing.privacy, sharing.packing
+        data = self.encode(vector)
+        key = kdf(secret, context.digest + hashlib.sha256(data).digest(), b"polynomial")
+        padded = np.zeros(packing * n_blocks, dtype=np.int64)
+        padded[: context.n_words] = vector
+        free = _uniform_words(key, privacy * n_blocks).reshape(privacy, n_blocks)
+        known = np.empty((3, sharing.threshold, n_blocks))
+        known[:, :privacy] = _fields(free)
+        known[:, privacy:] = to_residues(padded.reshape(packing, n_blocks))
+        nodes = (*range(1, privacy + 1), *_secret_points(sharing))
+        rest = _evaluate(nodes, tuple(range(privacy + 1, sharing.n_positions + 1)), known)
+        return tuple(row.astype("<u8").tobytes() for part in (free, _joined(rest)) for row in part)
+
+    def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
+        """Return the sum-share of a position: the sum of its shares of the survivors' vectors."""
+        _, n_blocks = _layout(context)
+        batch = max(1, _BATCH_ELEMENTS // n_blocks)
+        remaining, n_added = iter(parts), 0
+        total = np.zeros((3, n_blocks), dtype=np.uint64)
+        while chunk := list(islice(remaining, batch)):
+            for index, part in enumerate(chunk):
+                if len(part) != _WORD_BYTES * n_blocks:
+                    raise PartError(n_added + index)
+            shares = np.frombuffer(b"".join(chunk), dtype="<u8").reshape(len(chunk), n_blocks)
+            proper = _are_elements(shares)
+            if not proper.all():
+                raise PartError(n_added + int(np.argmin(proper.all(axis=1))))
+            for i, field in enumerate(_fields(shares)):
+                total[i] += field.sum(axis=0)
+            n_added += len(chunk)
+        return _joined(total % _column(PRIMES, np.uint64)).astype("<u8").tobytes()
+
+    def open(
+        self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
+    ) -> Opened:
+        """Return the sum that the sum-shares open, and the positions whose sum-shares are false.
+
+        More than R sum-shares correct errors: with n' of them up to (n' - R) // 2 false ones are
+        found and left out. Every other one lies on the opened polynomials in every block, so all
+        that open the same sum-shares open the same sum. Malformed sum-shares are false ones.
+        """
+        sharing, n_blocks = _layout(context)
+        shares: dict[int, Words] = {}
+        liars: set[int] = set()
+        for position, part in sorted(combined.items()):
+            if 0 <= position < sharing.n_positions:
+                try:
+                    shares[position] = unpack(part, n_blocks)
+                except MessageError:
+                    liars.add(position)
+        if len(shares) < sharing.threshold:
+            raise SumError(
+                f"Expected at least {sharing.threshold} sum-shares. Got {len(shares)} instead."
+            )
+        positions = np.array(list(shares))
+        values = _fields(np.stack(list(shares.values()))).astype(np.float64)
+        true = _true_shares(positions + 1, values, sharing.threshold)
+        liars.update(positions[~true].tolist())
+        used = np.flatnonzero(true)[: sharing.threshold]
+        nodes = tuple((positions[used] + 1).tolist())
+        secrets = _evaluate(nodes, _secret_points(sharing), values[:, used])
+        vector = from_residues(secrets.reshape(3, -1))[: context.n_words]
+        return Opened(vector, tuple(sorted(liars)))
+
+    def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
+        """Return eight bytes for each block of words."""
+        if sharing is None:
+            raise ConfigurationError("Expected the sharing of a committee. Got None instead.")
+        return _WORD_BYTES * math.ceil(n_words / sharing.packing)
+
+
+def _layout(context: SumContext) -> tuple[Sharing, int]:
+    """Return how a vector is shared, and B: blocks of a vector, so elements of a share."""
+    if context.sharing is None:
+        raise ConfigurationError("Expected the sharing of a committee. Got None instead.")
+    return context.sharing, math.ceil(context.n_words / context.sharing.packing)
+
+
+def _secret_points(sharing: Sharing) -> tuple[int, ...]:
+    return tuple(range(sharing.n_positions + 1, sharing.n_positions + 1 + sharing.packing))
+
+
+# ------------------------------------------------------------------------------ the ring
+
+
+def to_residues(values: Integers) -> Integers:
+    """Return the residues, shape (3, ...), of signed integers."""
+    return np.stack([values % prime for prime in PRIMES])
+
+
+def from_residues(residues: NDArray[Any]) -> Integers:
+    """Return the signed integers, shape (n,), nearest to zero that residues (3, n) stand for."""
+    first, second, third = residues.astype(np.int64)
+    p, q, r = PRIMES
+    # Mixed radix: value = first + p (a + q b).
+    a = (second - first) * pow(p, -1, q) % q
+    b = ((third - first) * pow(p, -1, r) - a) % r * pow(q, -1, r) % r
+    value: Integers = first + p * (a + q * b)
+    value[value > RING // 2] -= RING
+    return value
+
+
+def pack(residues: NDArray[Any]) -> bytes:
+    """Return elements of the ring, residues of shape (3, n), as words of eight bytes."""
+    return _joined(residues).astype("<u8").tobytes()
+
+
+def unpack(data: bytes, length: int) -> Words:
+    """Return the words of so many elements of the ring.
+
+    Raises
+    ------
+    MessageError
+        If there are more or fewer, or one of them is no element.
+    """
+    if len(data) != _WORD_BYTES * length:
+        raise MessageError("A share has the wrong length.")
+    elements = np.frombuffer(data, dtype="<u8").astype(np.uint64)
+    if not _are_elements(elements).all():
+        raise MessageError("A share holds words that are no elements of the ring.")
+    return elements
+
+
+def uniform(key: bytes, stream: int, length: int) -> Integers:
+    """Return uniform elements, residues of shape (3, length): the words of a stream that are any.
+
+    A word's bit 63 is ignored. One word of 43,000 is skipped, so the law is exact.
+    """
+    return _fields(_uniform_words(key, length, stream)).astype(np.int64)
+
+
+def _uniform_words(key: bytes, length: int, stream: int = 0) -> Words:
+    n_drawn = length
+    while True:
+        n_drawn += length // 1024 + 16
+        drawn = words(key, stream, n_drawn) & _ELEMENT
+        proper = _are_elements(drawn)
+        if proper[:length].all():
+            return drawn[:length]
+        drawn = drawn[proper]
+        if len(drawn) >= length:
+            return drawn[:length]
+
+
+def _fields(elements: Words) -> Words:
+    """Return the three residues of each word, shape (3, ...)."""
+    return np.stack([elements >> np.uint64(_BITS * i) & _FIELD for i in range(3)])
+
+
+def _joined(residues: NDArray[Any]) -> Words:
+    first, second, third = residues.astype(np.uint64)
+    joined: Words = first | second << np.uint64(_BITS) | third << np.uint64(2 * _BITS)
+    return joined
+
+
+def _are_elements(elements: Words) -> NDArray[np.bool_]:
+    proper = elements <= _ELEMENT
+    for i, prime in enumerate(PRIMES):
+        proper &= (elements >> np.uint64(_BITS * i) & _FIELD) < prime
+    return proper
+
+
+def _column(values: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    return np.array(values, dtype=dtype)[:, None]
+
+
+# ------------------------------------------------------------------------------ polynomials
+
+
+def _evaluate(nodes: tuple[int, ...], points: tuple[int, ...], values: Floats) -> Floats:
+    """Return the values at points of the polynomials of least degree through nodes.
+
+    Parameters
+    ----------
+    nodes : tuple of int
+    points : tuple of int
+        None of the nodes.
+    values : ndarray of shape (3, n_nodes, n_blocks), float64
+        Residues at the nodes.
+
+    Returns
+    -------
+    ndarray of shape (3, n_points, n_blocks), float64
+    """
+    result = np.empty((3, len(points), values.shape[2]))
+    for i, prime in enumerate(PRIMES):
+        np.matmul(_lagrange(nodes, points, prime), values[i], out=result[i])
+        _reduce(result[i], prime)
+    return result
+
+
+def _reduce(values: Floats, prime: int) -> None:
+    """Reduce integers below 2^53 modulo a prime, in place: faster than ``np.mod``."""
+    quotients = values * (1.0 / prime)
+    np.floor(quotients, out=quotients)
+    quotients *= prime
+    values -= quotients
+    # A rounded quotient can be one off.
+    np.add(values, prime, out=values, where=values < 0)
+    np.subtract(values, prime, out=values, where=values >= prime)
+
+
+@lru_cache(maxsize=256)
+def _lagrange(nodes: tuple[int, ...], points: tuple[int, ...], prime: int) -> Floats:
+    """Return the matrix (n_points, n_nodes) from values at nodes to values at points."""
+    x, a = np.array(nodes), np.array(points)
+    between, beyond = x[:, None] - x, a[:, None] - x
+    np.fill_diagonal(between, 1)
+    weights = _inverses(_products(between, prime), prime)
+    numerators = _products(beyond, prime)[:, None]
+    matrix = numerators * _inverses(beyond, prime) % prime * weights % prime
+    result: Floats = matrix.astype(np.float64)
+    result.setflags(write=False)
+    return result
+
+
+def _products(factors: Integers, prime: int) -> Integers:
+    """Return the product of each row."""
+    result = np.ones(len(factors), dtype=np.int64)
+    for column in factors.T:
+        result = result * column % prime
+    return result
+
+
+def _inverses(values: Integers, prime: int) -> Integers:
+    """Return inverses: powers prime - 2."""
+    square, result = values % prime, np.ones_like(values)
+    exponent = prime - 2
+    while exponent:
+        if exponent & 1:
+            result = result * square % prime
+        square = square * square % prime
+        exponent >>= 1
+    return result
+
+
+# ------------------------------------------------------------------------------ correcting errors
+
+
+def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bool_]:
+    """Return which shares lie on polynomials below a degree, the same shares in every block.
+
+    Parameters
+    ----------
+    points : ndarray of shape (n,), int64
+    values : ndarray of shape (3, n, n_blocks), float64
+        Residues of the shares.
+    degree : int
+        R: at least so many are true.
+
+    Raises
+    ------
+    SumError
+        If more than ``(n - R) // 2`` shares are false.
+    """
+    if _fit(points, values, degree):
+        return np.ones(len(points), dtype=np.bool_)
+    for _ in range(_DECODINGS):
+        # A random combination stands for all blocks: a share that is false in any of them is false
+        # there, but for one chance in a prime.
+        weights = uniform(token(32), 0, values.shape[2])
+        true = np.ones(len(points), dtype=np.bool_)
+        for i, prime in enumerate(PRIMES):
+            combined = _combination(values[i], weights[i].astype(np.float64), prime)
+            true &= _decode(points, combined, degree, prime)
+        _require_few(~true, degree)  # of all primes together
+        if _fit(points[true], values[:, true], degree):
+            return true
+    raise SumError("The sum-shares lie on no polynomials.")
+
+
+def _require_few(false: NDArray[np.bool_], degree: int) -> None:
+    """Require so few false shares that the others determine them."""
+    if 2 * np.count_nonzero(false) > len(false) - degree:
+        raise SumError(_TOO_MANY)
+
+
+def _fit(points: Integers, values: Floats, degree: int) -> bool:
+    """Return whether all shares lie on polynomials below a degree, in every block."""
+    nodes, rest = tuple(points[:degree].tolist()), tuple(points[degree:].tolist())
+    if not rest:
+        return True
+    return np.array_equal(_evaluate(nodes, rest, values[:, :degree]), values[:, degree:])
+
+
+def _combination(values: Floats, weights: Floats, prime: int) -> Integers:
+    """Return one linear combination, shape (n,), of the columns of (n, n_blocks) residues."""
+    total = np.zeros(len(values), dtype=np.int64)
+    for start in range(0, len(weights), _EXACT_TERMS):
+        part = slice(start, start + _EXACT_TERMS)
+        terms = values[:, part] @ weights[part]
+        total += terms.astype(np.int64) % prime
+    return total % prime
+
+
+def _decode(points: Integers, values: Integers, degree: int, prime: int) -> NDArray[np.bool_]:
+    """Return which values lie on the one polynomial below a degree that most of them share.
+
+    Gao's decoding of Reed-Solomon codes: Euclid's algorithm on the product of all (x - point) and
+    the polynomial through all values, stopped half-way.
+
+    Raises
+    ------
+    SumError
+        If more than ``(n - degree) // 2`` values are false.
+    """
+    n = len(points)
+    before, now = np.ones(1, dtype=np.int64), _interpolated(points, values, prime)
+    for point in points:
+        before = _times_linear(before, int(point), prime)
+    factor_before, factor = np.zeros(0, dtype=np.int64), np.ones(1, dtype=np.int64)
+    while 2 * (len(now) - 1) >= n + degree:
+        quotient, remainder = _divided(before, now, prime)
+        product = _multiplied(quotient, factor, prime)
+        product[: len(factor_before)] -= factor_before
+        before, now = now, remainder
+        factor_before, factor = factor, np.trim_zeros(-product % prime, "b")
+    polynomial, remainder = _divided(now, factor, prime)
+    if not remainder.size and np.trim_zeros(polynomial, "b").size <= degree:
+        fitted = np.zeros(n, dtype=np.int64)
+        for coefficient in polynomial[::-1]:
+            fitted = (fitted * points + coefficient) % prime
+        true: NDArray[np.bool_] = fitted == values
+        _require_few(~true, degree)
+        return true
+    raise SumError(_TOO_MANY)
+
+
+# Polynomials modulo a prime: int64 coefficients, the constant first, without zeros at the end.
+
+
+def _interpolated(points: Integers, values: Integers, prime: int) -> Integers:
+    """Return the polynomial through points, by Newton's divided differences."""
+    differences = values.copy()
+    for step in range(1, len(points)):
+        inverse = _inverses(points[step:] - points[:-step], prime)
+        differences[step:] = np.diff(differences[step - 1 :]) * inverse % prime
+    result = np.zeros(0, dtype=np.int64)
+    for point, difference in zip(points[::-1], differences[::-1], strict=True):
+        result = _times_linear(result, int(point), prime)
+        if result.size:
+            result[0] = (result[0] + difference) % prime
+        elif difference:
+            result = np.array([difference])
+    return np.trim_zeros(result, "b")
+
+
+def _times_linear(polynomial: Integers, point: int, prime: int) -> Integers:
+    """Return a polynomial times (x - point)."""
+    result = np.zeros(len(polynomial) + bool(len(polynomial)), dtype=np.int64)
+    result[1:] = polynomial
+    result[: len(polynomial)] -= polynomial * point
+    return result % prime
+
+
+def _multiplied(one: Integers, other: Integers, prime: int) -> Integers:
+    result = np.zeros(len(one) + len(other), dtype=np.int64)
+    for shift, coefficient in enumerate(one):
+        part = slice(shift, shift + len(other))
+        result[part] = (result[part] + coefficient * other) % prime
+    return result
+
+
+def _divided(dividend: Integers, divisor: Integers, prime: int) -> tuple[Integers, Integers]:
+    """Return quotient and remainder; the divisor is not zero."""
+    rest, inverse = dividend.copy(), pow(int(divisor[-1]), -1, prime)
+    quotient = np.zeros(max(len(rest) - len(divisor) + 1, 0), dtype=np.int64)
+    for shift in range(len(quotient) - 1, -1, -1):
+        part = slice(shift, shift + len(divisor))
+        quotient[shift] = rest[shift + len(divisor) - 1] * inverse % prime
+        rest[part] = (rest[part] - quotient[shift] * divisor) % prime
+    return quotient, np.trim_zeros(rest[: len(divisor) - 1] if quotient.size else rest, "b")

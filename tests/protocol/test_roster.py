@@ -1,0 +1,242 @@
+"""Rosters and key files: what is written, what is read, and what is refused."""
+
+import os
+import stat
+
+import pytest
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.protocol.roster import Roster, read_identity, write_members
+from flower_kmeans.secagg.hashing import H
+from flower_kmeans.secagg.key_agreement import public_key
+
+NAMES = ["clinic-a", "b", "c_3"]
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_every_client_has_its_key_and_its_slot(tmp_path):
+    *secrets, roster = write_members(tmp_path / "new", NAMES)
+    assert [path.name for path in secrets] == ["clinic-a.key", "b.key", "c_3.key"]
+    assert [mode(path) for path in secrets] == [0o600] * 3
+    assert mode(roster) == 0o644
+    for slot, secret in enumerate(secrets):
+        identity = read_identity(roster, secret)
+        assert identity.slot == slot
+        assert identity.secret == secret.read_bytes()
+        assert identity.public == public_key(identity.secret)
+        assert identity.roster.names == tuple(NAMES)
+        assert identity.roster.keys[slot] == identity.public
+    assert len({path.read_bytes() for path in secrets}) == 3
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o377])
+def test_modes_do_not_depend_on_the_umask(umask, tmp_path):
+    before = os.umask(umask)
+    try:
+        (tmp_path / "keys").mkdir(exist_ok=True)
+        (tmp_path / "keys").chmod(0o700)
+        *secrets, roster = write_members(tmp_path / "keys", ["a"])
+    finally:
+        os.umask(before)
+    assert (mode(secrets[0]), mode(roster)) == (0o600, 0o644)
+
+
+def test_clients_that_make_their_own_keys_put_their_lines_together(tmp_path):
+    lines = ""
+    for name in NAMES:
+        lines += write_members(tmp_path / name, [name])[-1].read_text()
+    roster = tmp_path / "roster.toml"
+    roster.write_text(lines)
+    roster.chmod(0o644)
+    for slot, name in enumerate(NAMES):
+        assert read_identity(roster, tmp_path / name / f"{name}.key").slot == slot
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        [""],
+        ["a", "a"],
+        ["../a"],
+        ["a/b"],
+        [".a"],
+        ["-a"],
+        ["a b"],
+        ["a" * 65],
+        ["ä"],
+        ["a\n"],
+        ["a", "beacon"],
+    ],
+)
+def test_names_that_are_no_file_names_are_refused(names, tmp_path):
+    with pytest.raises(ConfigurationError, match="members"):
+        write_members(tmp_path / "new", names)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("names", [["a", "A"], ["clinic-B", "c", "Clinic-b"]])
+def test_names_that_some_disks_cannot_tell_apart_are_refused(names, tmp_path):
+    with pytest.raises(ConfigurationError, match="case"):
+        write_members(tmp_path / "new", names)
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path):
+    (tmp_path / "b.key").write_bytes(b"in use")
+    with pytest.raises(ConfigurationError, match=r"b\.key"):
+        write_members(tmp_path, NAMES)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.key"]
+    assert (tmp_path / "b.key").read_bytes() == b"in use"
+
+
+def write(path, text, bits=0o644):
+    path.write_text(text)
+    path.chmod(bits)
+    return path
+
+
+GOOD = public_key(b"s" * 32).hex()
+
+
+@pytest.mark.parametrize(
+    ("match", "text"),
+    [
+        ("none", ""),
+        ("not TOML", "a: 1"),
+        ("not TOML", f'a = "{GOOD}"\na = "{GOOD}"'),
+        ("Expected a ", f'a = "{GOOD[:-1]}"'),
+        ("Expected a ", f'a = "{GOOD.upper()}"'),
+        ("Expected a ", "a = 7"),
+        ("Expected a ", f'[a]\nb = "{GOOD}"'),
+        ("once", f'a = "{GOOD}"\nb = "{GOOD}"'),
+        ("X25519", f'a = "{bytes(32).hex()}"'),
+        ("X25519", f'a = "{(1).to_bytes(32, "little").hex()}"'),
+    ],
+)
+def test_what_is_no_roster_is_refused(match, text, tmp_path):
+    with pytest.raises(ConfigurationError, match=match):
+        Roster.from_file(write(tmp_path / "roster.toml", text))
+
+
+@pytest.mark.parametrize("bits", [0o620, 0o602, 0o666])
+def test_a_roster_that_others_may_write_is_refused(bits, tmp_path):
+    with pytest.raises(ConfigurationError, match="writable"):
+        Roster.from_file(write(tmp_path / "roster.toml", f'a = "{GOOD}"', bits))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        Roster.from_file(tmp_path / "missing.toml")
+
+
+def test_a_key_that_cannot_be_used_is_refused(tmp_path):
+    *secrets, roster = write_members(tmp_path, ["a", "b"])
+    stranger = write_members(tmp_path / "other", ["c"])[0]
+    with pytest.raises(ConfigurationError, match=public_key(stranger.read_bytes()).hex()):
+        read_identity(roster, stranger)
+    for bits in (0o640, 0o604, 0o620):
+        secrets[0].chmod(bits)
+        with pytest.raises(ConfigurationError, match=r"member_key_file .* mode 0600"):
+            read_identity(roster, secrets[0])
+    secrets[1].write_bytes(b"k" * 31)
+    with pytest.raises(ConfigurationError, match="32 bytes"):
+        read_identity(roster, secrets[1])
+
+
+def test_files_of_another_user_are_refused(tmp_path, monkeypatch):
+    *secrets, roster = write_members(tmp_path, ["a", "b"])
+    owner = roster.stat().st_uid
+    facts = os.fstat
+
+    def of_another(descriptor):
+        values = list(facts(descriptor))
+        values[4] = owner + 1 if owner else 12345
+        return os.stat_result(values)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    with pytest.raises(ConfigurationError, match="belong to this user"):
+        read_identity(roster, secrets[0])
+
+
+# --------------------------------------------------------------------------- beacon and digest
+
+BEACON = "5a" * 32
+
+
+def test_the_digest_is_that_of_the_beacon_and_the_keys_in_order(tmp_path):
+    roster = Roster.from_file(write_members(tmp_path / "1", NAMES)[-1])
+    assert roster.digest == H(b"roster", b"", *roster.keys)
+    beaconed = Roster(roster.names, roster.keys, bytes.fromhex(BEACON))
+    assert beaconed.digest == H(b"roster", bytes.fromhex(BEACON), *roster.keys)
+    others = (
+        beaconed,
+        Roster(roster.names, roster.keys[::-1]),
+        Roster(roster.names[:2], roster.keys[:2]),
+        Roster(roster.names[1:], roster.keys[1:], roster.keys[0]),
+    )
+    assert len({roster.digest, *(other.digest for other in others)}) == 5
+    # Names are for people alone.
+    assert Roster(("x", "y", "z"), roster.keys).digest == roster.digest
+
+
+def test_a_beacon_is_written_and_read(tmp_path):
+    *secrets, roster = write_members(tmp_path, NAMES, BEACON)
+    found = Roster.from_file(roster)
+    assert (found.names, found.beacon) == (tuple(NAMES), bytes.fromhex(BEACON))
+    assert read_identity(roster, secrets[1]).slot == 1
+    # Wherever its line stands.
+    lines = roster.read_text().splitlines(keepends=True)
+    roster.write_text("".join(lines[1:] + lines[:1]))
+    assert Roster.from_file(roster) == found
+
+
+@pytest.mark.parametrize(
+    "beacon", ["", "5a" * 15, "5a" * 65, "5A" * 32, "5a" * 16 + "5", "zz" * 32]
+)
+def test_a_beacon_is_enough_hexadecimal_digits(beacon, tmp_path):
+    with pytest.raises(ConfigurationError, match="beacon"):
+        write_members(tmp_path / "new", NAMES, beacon)
+    assert not (tmp_path / "new").exists()
+    if beacon:
+        text = f'beacon = "{beacon}"\na = "{GOOD}"'
+        with pytest.raises(ConfigurationError, match="beacon"):
+            Roster.from_file(write(tmp_path / "roster.toml", text))
+
+
+@pytest.mark.parametrize("line", ["beacon = 5", "beacon = []", "[beacon]\nx = 1"])
+def test_a_beacon_is_text(line, tmp_path):
+    with pytest.raises(ConfigurationError, match="beacon"):
+        Roster.from_file(write(tmp_path / "roster.toml", f'a = "{GOOD}"\n{line}'))
+
+
+@pytest.mark.parametrize(("n", "needs_one"), [(64, False), (65, True)])
+def test_a_roster_that_draws_committees_needs_a_beacon(n, needs_one, tmp_path):
+    names = [f"c{i}" for i in range(n)]
+    roster = write_members(tmp_path / "without", names)[-1]
+    if needs_one:
+        with pytest.raises(ConfigurationError, match="beacon"):
+            Roster.from_file(roster)
+    else:
+        assert len(Roster.from_file(roster)) == n
+    assert len(Roster.from_file(write_members(tmp_path / "with", names, BEACON)[-1])) == n
+
+
+def test_a_roster_that_changed_is_read_again(tmp_path):
+    roster = write_members(tmp_path, NAMES)[-1]
+    before = Roster.from_file(roster)
+    assert Roster.from_file(roster) is before
+    lines = roster.read_text().splitlines(keepends=True)
+    roster.write_text("".join(lines[:2]))
+    assert len(Roster.from_file(roster)) == 2
+    roster.chmod(0o666)
+    with pytest.raises(ConfigurationError, match="writable"):
+        Roster.from_file(roster)
+
+
+def test_no_secret_is_shown(tmp_path):
+    *secrets, roster = write_members(tmp_path, NAMES)
+    identity = read_identity(roster, secrets[0])
+    for shown in (repr(identity), str(identity), f"{identity}"):
+        assert repr(identity.secret) not in shown
+        assert identity.secret.hex() not in shown

@@ -1,0 +1,242 @@
+"""Contexts, tags, trees and the transcript: vectors, and that everything counts."""
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.protocol.messages import Entry, decode_request
+from flower_kmeans.protocol.transcript import (
+    EMPTY,
+    ZERO,
+    Tree,
+    commitment,
+    data_digest,
+    entry_context,
+    first_hash,
+    leaf,
+    next_hash,
+    pack_survivors,
+    query_tag,
+    root_from,
+    round_context,
+    unpack_survivors,
+    variant_hash,
+)
+from flower_kmeans.protocol.wire import decode
+
+V = json.loads((Path(__file__).with_name("vectors.json")).read_text())
+DOC_HASH, ROOT = bytes.fromhex(V["document_hash"]), bytes.fromhex(V["root"])
+COMMITTEE = bytes.fromhex(V["committee"]["hash"])
+
+
+def unhex(values):
+    return [bytes.fromhex(value) for value in values]
+
+
+def reference_hash(label, *parts):
+    """The hash as the protocol's page writes it."""
+    data = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
+    return hashlib.sha256(b"flower-kmeans/2 " + label + b"\0" + data).digest()
+
+
+# ------------------------------------------------------------------------------ vectors
+
+
+def test_commitments_and_digests_are_those_of_the_vectors():
+    digest = bytes.fromhex(V["data_digest"])
+    software = V["software"].encode()
+    made = [commitment(z, DOC_HASH, software, digest) for z in unhex(V["z"])]
+    assert made == unhex(V["commitments_if_oblivious"])
+
+
+def test_the_data_digest_is_the_documented_one():
+    records = np.array([[0.5, -1.0], [2.0, 0.0], [1e-9, 3.0]])
+    expected = reference_hash(
+        b"data", struct.pack("<Q", 3), struct.pack("<Q", 2), records.tobytes()
+    )
+    assert data_digest(records) == expected
+    assert data_digest(np.asfortranarray(records)) == expected
+    assert data_digest(records[::-1]) != expected
+    assert data_digest(records.reshape(2, 3)) != expected
+    assert data_digest(np.zeros((0, 2))) != data_digest(np.zeros((0, 3)))
+
+
+def test_the_tree_is_that_of_the_vectors():
+    publics = list(zip(unhex(V["roster"]), unhex(V["ephemeral_publics"]), strict=True))
+    leaves = [leaf(i, ZERO, static, eph) for i, (static, eph) in enumerate(publics)]
+    assert leaves == unhex(V["leaves"])
+    tree = Tree(leaves)
+    assert tree.root == ROOT
+    assert tree.path(3) == bytes.fromhex(V["path_of_3"])
+
+
+def test_rounds_are_those_of_the_vectors():
+    a = V["round"]
+    assert first_hash(DOC_HASH).hex() == V["h0"]
+    tag = query_tag(ZERO, bytes.fromhex(V["h0"]), bytes.fromhex(a["query"]))
+    assert tag.hex() == a["tag"]
+    context = round_context(DOC_HASH, 1, 1, 5, ROOT, COMMITTEE, bytes.fromhex(V["h0"]), tag)
+    assert context.hex() == a["context"]
+    bitmap = np.zeros(5, dtype=bool)
+    bitmap[a["survivors"]] = True
+    assert pack_survivors(bitmap).hex() == a["bitmap"]
+
+
+def test_the_transcript_is_that_of_the_vectors():
+    entry = decode(bytes.fromhex(V["messages"]["entry"]), Entry)
+    h0 = first_hash(DOC_HASH)
+    context = entry_context(DOC_HASH, h0, entry)
+    assert context.hex() == V["round"]["context"]
+    assert next_hash(h0, context, entry).hex() == V["group"]["h1"]
+
+
+def test_a_variant_is_one_sum_by_its_parts():
+    add = decode_request(bytes.fromhex(V["messages"]["add"]))
+    parts = (bytes.fromhex(V["round"]["context"]), add.survivors, add.public_keys, add.sealed)
+    assert variant_hash(*parts) == reference_hash(b"variant", *parts[:3], *add.sealed)
+    others = [
+        (ZERO, *parts[1:]),
+        (parts[0], b"\x0f", *parts[2:]),
+        (*parts[:2], add.public_keys[::-1], parts[3]),
+        (*parts[:3], add.sealed[::-1]),
+        (*parts[:3], (*add.sealed[:-1], b"other")),
+        (*parts[:3], (add.sealed[0] + add.sealed[1], *add.sealed[2:])),
+    ]
+    made = {variant_hash(*other) for other in others}
+    assert len(made) == len(others)
+    assert variant_hash(*parts) not in made
+
+
+# ------------------------------------------------------------------------------ trees
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33])
+def test_every_leaf_leads_to_the_root_and_no_other_does(n_slots):
+    leaves = [leaf(i, ZERO, b"", bytes([i]) * 32) for i in range(n_slots)]
+    tree = Tree(leaves)
+    for i in range(n_slots):
+        path = tree.path(i)
+        assert root_from(leaves[i], i, n_slots, path) == tree.root
+        for j in range(n_slots):
+            if j != i:
+                assert root_from(leaves[j], i, n_slots, path) != tree.root
+                assert root_from(leaves[i], j, n_slots, path) != tree.root
+        assert root_from(leaves[i], i, n_slots, path + bytes(32)) is None
+        if path:
+            assert root_from(leaves[i], i, n_slots, path[:-1]) is None
+            assert root_from(leaves[i], i, n_slots, path[32:]) is None
+            changed = bytes([path[0] ^ 1]) + path[1:]
+            assert root_from(leaves[i], i, n_slots, changed) != tree.root
+    assert root_from(leaves[0], n_slots, n_slots, tree.path(0)) is None
+    assert root_from(leaves[0], -1, n_slots, tree.path(0)) is None
+
+
+def test_absent_clients_have_empty_leaves_and_padding_is_like_them():
+    leaves = [leaf(i, ZERO, b"", bytes(32)) for i in range(3)]
+    assert Tree(leaves).root == Tree([*leaves, EMPTY]).root
+    assert Tree([leaves[0], EMPTY, leaves[2]]).root != Tree(leaves).root
+    with pytest.raises(ConfigurationError, match="at least one client"):
+        Tree([])
+
+
+def test_a_leaf_depends_on_each_part():
+    first = leaf(1, bytes(32), b"s" * 32, b"e" * 32)
+    others = [
+        leaf(2, bytes(32), b"s" * 32, b"e" * 32),
+        leaf(1, b"c" * 32, b"s" * 32, b"e" * 32),
+        leaf(1, bytes(32), b"t" * 32, b"e" * 32),
+        leaf(1, bytes(32), b"s" * 32, b"f" * 32),
+        leaf(1, bytes(32), b"", b"s" * 32 + b"e" * 32),
+        leaf(1, bytes(32) + b"s" * 32, b"", b"e" * 32),
+    ]
+    assert len({first, *others, EMPTY}) == 8
+
+
+# ------------------------------------------------------------------------------ bitmaps
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+@settings(deadline=None)
+def test_bitmaps_survive(bits):
+    survivors = np.array(bits)
+    data = pack_survivors(survivors)
+    assert len(data) == (len(bits) + 7) // 8
+    assert unpack_survivors(data, len(bits)).tolist() == bits
+
+
+@given(st.binary(max_size=12), st.integers(1, 80))
+@settings(deadline=None)
+def test_any_bytes_are_a_bitmap_or_refused(data, n_slots):
+    try:
+        survivors = unpack_survivors(data, n_slots)
+    except MessageError:
+        return
+    assert survivors.shape == (n_slots,)
+    assert survivors.dtype == np.bool_
+    assert pack_survivors(survivors) == data
+
+
+@pytest.mark.parametrize(("data", "n_slots"), [(b"", 1), (b"\1\0", 8), (b"\1", 9), (b"\x80", 7)])
+def test_bitmaps_of_other_lengths_and_slots_beyond_the_last_are_refused(data, n_slots):
+    with pytest.raises(MessageError, match="bitmap"):
+        unpack_survivors(data, n_slots)
+
+
+# ------------------------------------------------------------------------------ contexts
+
+
+CONTEXT = (DOC_HASH, 2, 1, 5, ROOT, COMMITTEE, b"h" * 32, b"t" * 32)
+
+
+@pytest.mark.parametrize("place", range(len(CONTEXT)))
+def test_a_context_depends_on_everything(place):
+    changed = list(CONTEXT)
+    part = CONTEXT[place]
+    changed[place] = part + 1 if isinstance(part, int) else bytes([part[0] ^ 1]) + part[1:]
+    assert round_context(*changed) != round_context(*CONTEXT)
+
+
+def test_a_tag_depends_on_key_history_and_query():
+    tags = {
+        query_tag(key, h, query)
+        for key in (ZERO, b"k" * 32)
+        for h in (ZERO, b"h" * 32)
+        for query in (b"", b"query")
+    }
+    assert len(tags) == 8
+    assert all(len(tag) == 32 for tag in tags)
+
+
+FIRST = first_hash(DOC_HASH)
+ENTRY = Entry(
+    t=1, attempt=1, n_slots=5, root=ROOT, committee=COMMITTEE, tag=ZERO, survivors=b"\x1f",
+    packing=1, shares=((0, b"a"), (1, b"b"), (2, b"c")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"t": 2}, {"attempt": 2}, {"n_slots": 6}, {"root": ZERO}, {"committee": ZERO},
+        {"tag": ROOT}, {"survivors": b"\x0f"}, {"shares": ENTRY.shares[:2]},
+        {"shares": ENTRY.shares[::-1]}, {"shares": ((0, b"a"), (1, b"b"), (3, b"c"))},
+        {"shares": ((0, b"a"), (1, b"bc"))}, {"words": bytes(8), "shares": ()},
+        {"words": bytes(16), "shares": ()},
+    ],
+)  # fmt: skip
+def test_the_transcript_depends_on_every_announced_thing(changes):
+    def after(entry, h=FIRST):
+        return next_hash(h, entry_context(DOC_HASH, h, entry), entry)
+
+    other = msgspec.structs.replace(ENTRY, **changes)
+    assert after(other) != after(ENTRY)
+    assert after(ENTRY, ZERO) != after(ENTRY)
+    assert after(ENTRY) == after(msgspec.structs.replace(ENTRY))

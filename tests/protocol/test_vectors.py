@@ -1,0 +1,322 @@
+"""The library reproduces the protocol's published test vectors (docs/protocol.md)."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flower_kmeans.protocol.committee import Committee, corrupt_positions, drawn, roster_digest
+from flower_kmeans.protocol.messages import (
+    Add,
+    Added,
+    Answer,
+    Ask,
+    Code,
+    Enrol,
+    Enrolled,
+    Entry,
+    Finish,
+    Refusal,
+    decode_reply,
+    decode_request,
+)
+from flower_kmeans.protocol.transcript import (
+    ZERO,
+    Tree,
+    commitment,
+    data_digest,
+    entry_context,
+    first_hash,
+    leaf,
+    next_hash,
+    pack_survivors,
+    query_tag,
+    root_from,
+    round_context,
+    unpack_survivors,
+)
+from flower_kmeans.protocol.wire import decode, encode
+from flower_kmeans.secagg import masks
+from flower_kmeans.secagg.base import SumContext, secure_sum
+from flower_kmeans.secagg.hashing import H, u32
+from flower_kmeans.secagg.key_agreement import (
+    group_key,
+    key_id,
+    noise_key,
+    ownership_tag,
+    pair_secret,
+    public_key,
+    query_key,
+    seal,
+    share_key,
+    sum_share_key,
+    unseal,
+    wrap_key,
+)
+from flower_kmeans.secagg.shares import PRIMES, from_residues, pack, to_residues, uniform, unpack
+
+VECTORS = json.loads(Path(__file__).with_name("vectors.json").read_text())
+M = 5
+ROUND, GROUP, MESSAGES = VECTORS["round"], VECTORS["group"], VECTORS["messages"]
+SHARES, MASKS = secure_sum("shares"), secure_sum("masks")
+
+
+def octets(value):
+    return [octets(item) for item in value] if isinstance(value, list) else bytes.fromhex(value)
+
+
+DOC_HASH, ROOT, H0 = (octets(VECTORS[name]) for name in ("document_hash", "root", "h0"))
+CONTEXT, TAG, BITMAP = (octets(ROUND[name]) for name in ("context", "tag", "bitmap"))
+STATIC, EPHEMERAL, SESSION = (
+    octets(VECTORS[name]) for name in ("static_secrets", "ephemeral_secrets", "z")
+)
+ROSTER, PUBLIC = octets(VECTORS["roster"]), octets(VECTORS["ephemeral_publics"])
+COMMITTEE = Committee(tuple(range(M)), tuple(PUBLIC), M, 1)
+GROUP_KEY = octets(GROUP["key"])
+SURVIVORS = np.isin(np.arange(M), ROUND["survivors"])
+N_WORDS = len(ROUND["sum"])
+
+
+def sum_context(group=b""):
+    return SumContext(CONTEXT, N_WORDS, M, group, COMMITTEE.sharing(SHARES))
+
+
+def secret_of(i, j):
+    return pair_secret(EPHEMERAL[i], PUBLIC[j], STATIC[i], ROSTER[j])
+
+
+# ------------------------------------------------------------------------------ hashes, the ring
+
+
+def test_hash_is_the_described_one():
+    assert VECTORS["hash"].startswith("sha256('flower-kmeans/2 ' || label || 0x00 ||")
+    content = b"flower-kmeans/2 start\0" + (32).to_bytes(8, "little") + DOC_HASH
+    assert hashlib.sha256(content).digest() == H(b"start", DOC_HASH)
+    assert VECTORS["protocol"] == "flower-kmeans/2"
+
+
+def test_ring():
+    assert VECTORS["primes"] == list(PRIMES)
+    for row in VECTORS["ring"]:
+        residues = to_residues(np.array([row["value"]]))
+        assert residues[:, 0].tolist() == row["residues"]
+        assert pack(residues) == octets(row["word"])
+        assert unpack(octets(row["word"]), 1).tobytes() == octets(row["word"])
+        assert from_residues(residues).tolist() == [row["value"]]
+
+
+def test_uniform_elements():
+    row = VECTORS["uniform"]
+    elements = uniform(octets(row["key"]), row["stream"], len(row["words"]))
+    assert pack(elements) == b"".join(octets(row["words"]))
+
+
+# ------------------------------------------------------------------------------ committees
+
+
+@pytest.mark.parametrize("row", VECTORS["parameters"], ids=str)
+def test_thresholds(row):
+    sharing = SHARES.set_up(row["places"], row["f"], row["places"])
+    assert (sharing.privacy, sharing.packing) == (row["tau"], row["k"])
+
+
+@pytest.mark.parametrize("row", VECTORS["committee_bound"], ids=str)
+def test_corrupt_positions(row):
+    assert corrupt_positions(row["members"], row["colluders"]) == row["f"]
+
+
+def test_drawn_committee():
+    row = VECTORS["drawn"]
+    assert row["roster"] == "keys H('p', u32 i), i < 100"
+    keys = tuple(H(b"p", u32(i)) for i in range(100))
+    assert list(drawn(keys, octets(row["beacon"]), row["epoch"])) == row["places"]
+
+
+def test_roster_and_committee():
+    beacon = octets(VECTORS["beacon"])
+    assert roster_digest(tuple(ROSTER), beacon) == octets(VECTORS["roster_digest"])
+    row, sharing = VECTORS["committee"], COMMITTEE.sharing(SHARES)
+    assert COMMITTEE.encode() == octets(row["list"])
+    assert Committee.decode(octets(row["list"]), M, 1) == COMMITTEE
+    numbers = (COMMITTEE.n_corrupt, sharing.privacy, sharing.packing)
+    assert numbers == (row["f"], row["tau"], row["k"])
+    assert COMMITTEE.digest == octets(row["hash"])
+
+
+# ------------------------------------------------------------------------------ run and cohort
+
+
+def test_document_and_first_hash():
+    assert hashlib.sha256(octets(VECTORS["document"])).digest() == DOC_HASH
+    assert first_hash(DOC_HASH) == H0
+
+
+def test_keys_of_clients():
+    assert [public_key(secret) for secret in STATIC] == ROSTER
+    assert [public_key(secret) for secret in EPHEMERAL] == PUBLIC
+    tag = octets(VECTORS["tag_from_1_to_4"])
+    assert ownership_tag(STATIC[1], ROSTER[4], DOC_HASH, 1, 4, PUBLIC[1]) == tag
+    assert ownership_tag(STATIC[4], ROSTER[1], DOC_HASH, 1, 4, PUBLIC[1]) == tag
+
+
+def test_commitments():
+    digest = data_digest(np.array([[1.0, -2.0], [0.5, 0.25]]))
+    assert digest == octets(VECTORS["data_digest"])
+    software = VECTORS["software"].encode()
+    found = [commitment(secret, DOC_HASH, software, digest) for secret in SESSION]
+    assert found == octets(VECTORS["commitments_if_oblivious"])
+
+
+def test_cohort():
+    leaves = [leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)]
+    tree = Tree(leaves)
+    assert leaves == octets(VECTORS["leaves"])
+    assert tree.root == ROOT
+    path = octets(VECTORS["path_of_3"])
+    assert tree.path(3) == path
+    assert root_from(leaves[3], 3, M, path) == ROOT
+
+
+# ------------------------------------------------------------------------------ the round
+
+
+def test_tag_and_context():
+    assert query_tag(ZERO, H0, octets(ROUND["query"])) == TAG
+    numbers = (ROUND["t"], ROUND["attempt"], M)
+    assert round_context(DOC_HASH, *numbers, ROOT, COMMITTEE.digest, H0, TAG) == CONTEXT
+
+
+def test_shares_and_seals():
+    for i in range(M):
+        vector = np.array(ROUND["vectors"][i])
+        parts = SHARES.protect(vector, sum_context(), i, SESSION[i])
+        assert list(parts) == octets(ROUND["shares"][i])
+        for j in range(M):
+            sealed = octets(ROUND["sealed"][i][j])
+            key = share_key(secret_of(i, j), CONTEXT, i, j, PUBLIC[i], PUBLIC[j])
+            assert seal(key, parts[j], CONTEXT) == sealed
+            key = share_key(secret_of(j, i), CONTEXT, i, j, PUBLIC[i], PUBLIC[j])
+            assert unseal(key, sealed, CONTEXT) == parts[j]
+
+
+def test_sum():
+    assert pack_survivors(SURVIVORS) == BITMAP
+    np.testing.assert_array_equal(unpack_survivors(BITMAP, M), SURVIVORS)
+    sums = octets(ROUND["sum_shares"])
+    for j in range(M):
+        parts = [octets(ROUND["shares"][i][j]) for i in ROUND["survivors"]]
+        assert SHARES.combine(parts, sum_context()) == sums[j]
+    for chosen in (range(M), GROUP["announced"]):
+        opened = SHARES.open({j: sums[j] for j in chosen}, SURVIVORS, sum_context())
+        assert opened.vector.tolist() == ROUND["sum"]
+        assert opened.liars == ()
+
+
+def test_noise_key():
+    assert noise_key(SESSION[0], CONTEXT) == octets(ROUND["noise_key_of_0"])
+
+
+def test_group_key_and_envelope():
+    secret, envelope = octets(GROUP["secret"]), octets(GROUP["envelope_from_0_to_2"])
+    assert group_key(secret, DOC_HASH) == GROUP_KEY
+    key = wrap_key(secret_of(0, 2), DOC_HASH, PUBLIC[0], PUBLIC[2])
+    assert seal(key, secret, DOC_HASH) == envelope
+    key = wrap_key(secret_of(2, 0), DOC_HASH, PUBLIC[0], PUBLIC[2])
+    assert unseal(key, envelope, DOC_HASH) == secret
+
+
+def test_announced_sum():
+    sealed = octets(GROUP["sealed_sum_shares"])
+    for j, part in enumerate(octets(ROUND["sum_shares"])):
+        key = sum_share_key(GROUP_KEY, CONTEXT, j, BITMAP)
+        assert seal(key, part, CONTEXT) == sealed[j]
+    entry = decode(octets(MESSAGES["entry"]), Entry)
+    assert entry.shares == tuple((j, sealed[j]) for j in GROUP["announced"])
+    assert entry.packing == COMMITTEE.sharing(SHARES).packing
+    assert entry_context(DOC_HASH, H0, entry) == CONTEXT
+    h1 = next_hash(H0, CONTEXT, entry)
+    assert h1 == octets(GROUP["h1"])
+    second = VECTORS["second_query"]
+    assert query_tag(query_key(GROUP_KEY), h1, octets(second["query"])) == octets(second["tag"])
+
+
+def test_masks():
+    row = VECTORS["masks"]
+    key = masks.mask_key(sum_context(GROUP_KEY))
+    assert key == octets(row["key"])
+    for i, expected in enumerate(row["masks"]):
+        assert list(map(str, masks.mask(key, i, M, N_WORDS).tolist())) == expected
+        zeros = np.zeros(N_WORDS, dtype=np.int64)
+        (part,) = MASKS.protect(zeros, sum_context(GROUP_KEY), i, SESSION[i])
+        assert np.frombuffer(part, dtype="<u8").tolist() == [int(word) for word in expected]
+    removed = masks.correction(key, SURVIVORS, N_WORDS)
+    assert list(map(str, removed.tolist())) == row["correction_of_survivors"]
+
+
+# ------------------------------------------------------------------------------ messages
+
+
+def tags_for(slot):
+    return b"".join(
+        ownership_tag(STATIC[j], ROSTER[slot], DOC_HASH, j, slot, PUBLIC[j]) for j in range(M)
+    )
+
+
+def located(slot):
+    tree = Tree([leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)])
+    return {
+        "doc_hash": DOC_HASH,
+        "n_slots": M,
+        "root": ROOT,
+        "slot": slot,
+        "path": tree.path(slot),
+        "committee": COMMITTEE.encode(),
+        "tags": tags_for(slot),
+    }
+
+
+def expected_messages():
+    """Return every message of the vectors, made here."""
+    entry = Entry(
+        t=1, attempt=1, n_slots=M, root=ROOT, committee=COMMITTEE.digest, tag=TAG,
+        survivors=BITMAP, packing=1,
+        shares=tuple((j, octets(GROUP["sealed_sum_shares"][j])) for j in GROUP["announced"]),
+    )  # fmt: skip
+    sealed = octets(ROUND["sealed"])
+    own_tags = b"".join(
+        ownership_tag(STATIC[0], ROSTER[j], DOC_HASH, 0, j, PUBLIC[0]) for j in range(M)
+    )
+    return {
+        "enrol": Enrol(doc=octets(VECTORS["document"])),
+        "enrolled": Enrolled(
+            doc_hash=DOC_HASH, commitment=ZERO, static=ROSTER[0], public_key=PUBLIC[0],
+            tags=own_tags, ledger=True, software="flower-kmeans 2.0",
+        ),
+        "ask": Ask(t=2, attempt=1, entries=(entry,), **located(3)),
+        "entry": entry,
+        "finish": Finish(doc_hash=DOC_HASH, entries=(entry,)),
+        "refusal": Refusal(code=Code.KEY, doc_hash=DOC_HASH, slot=2),
+        "added": Added(
+            doc_hash=DOC_HASH, share=octets(GROUP["sealed_sum_shares"][0]),
+            key_id=key_id(GROUP_KEY, DOC_HASH),
+        ),
+        "answer": Answer(doc_hash=DOC_HASH, tag=TAG, sealed=tuple(sealed[0])),
+        "add": Add(
+            t=1, attempt=1, h=H0, tag=TAG, survivors=BITMAP,
+            public_keys=b"".join(PUBLIC[i] for i in ROUND["survivors"]),
+            sealed=tuple(sealed[i][2] for i in ROUND["survivors"]), **located(2),
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(MESSAGES))
+def test_messages(name):
+    expected, data = expected_messages()[name], octets(MESSAGES[name])
+    assert encode(expected) == data
+    if name == "entry":
+        assert decode(data, Entry) == expected
+        return
+    read = decode_request if isinstance(expected, Enrol | Ask | Add | Finish) else decode_reply
+    assert read(data) == expected

@@ -1,0 +1,475 @@
+"""Packed shares: sums open exactly, few shares say nothing, false shares are named."""
+
+import itertools
+import math
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.secagg import shares
+from flower_kmeans.secagg.base import PartError, Sharing, SumContext, SumError, secure_sum
+from flower_kmeans.secagg.shares import (
+    PRIMES,
+    RING,
+    from_residues,
+    pack,
+    to_residues,
+    uniform,
+    unpack,
+)
+
+SUM = secure_sum("shares")
+EVERYONE = np.ones(5, dtype=bool)
+seeds = st.integers(0, 2**32).map(np.random.default_rng)
+words_of_sums = st.integers(-(RING // 2), RING // 2)
+
+
+@st.composite
+def committees(draw):
+    """Return the sharing of a committee, of which some may be absent."""
+    m = draw(st.integers(2, 64))
+    f = draw(st.integers(1, max(1, m // 3)))
+    least = f + 2 * (m - f) // 3 + 1
+    return SUM.set_up(m, f, draw(st.integers(least, m)))
+
+
+def context_of(sharing, n_words, digest=bytes(32)):
+    return SumContext(digest, n_words, sharing.n_positions, sharing=sharing)
+
+
+def sum_shares(vectors, context):
+    dealt = [SUM.protect(vector, context, 0, os.urandom(32)) for vector in vectors]
+    return {j: SUM.combine(parts, context) for j, parts in enumerate(zip(*dealt, strict=True))}
+
+
+def lied(part, prime, block=0, by=1):
+    """Return a sum-share that is false modulo one prime in one block."""
+    residues = shares._fields(unpack(part, len(part) // 8)).astype(np.int64)
+    residues[prime, block] = (residues[prime, block] + by) % PRIMES[prime]
+    return pack(residues)
+
+
+# ------------------------------------------------------------------------------ the committee
+
+
+@given(committees())
+def test_thresholds_leave_room_for_one_sum_of_a_round(sharing):
+    m, f = sharing.n_positions, sharing.n_corrupt
+    assert 3 * (sharing.privacy - f + 1) > 2 * (m - f)
+    assert 3 * (sharing.privacy - f) <= 2 * (m - f)  # and no more than that
+    assert f <= sharing.privacy < sharing.threshold <= m
+
+
+@pytest.mark.parametrize(
+    ("positions", "corrupt", "present", "named"),
+    [(5, 0, 5, "0"), (5, 5, 5, "5"), (1, 1, 1, "1"), (5, 1, 3, "3"), (64, 63, 63, "63")],
+)
+def test_committees_that_cannot_open_are_refused(positions, corrupt, present, named):
+    with pytest.raises(ConfigurationError, match=f"Got {named} instead"):
+        SUM.set_up(positions, corrupt, present)
+
+
+def test_parts_shrink_with_the_packing():
+    assert SUM.part_bytes(81, Sharing(64, 6, 44, 10)) == 8 * 9
+    assert SUM.part_bytes(81, Sharing(10, 1, 7, 1)) == 8 * 81
+    for call in (lambda: SUM.part_bytes(1, None), lambda: SUM.combine([], SumContext(b"", 1, 1))):
+        with pytest.raises(ConfigurationError, match="sharing"):
+            call()
+
+
+# ------------------------------------------------------------------------------ sums
+
+
+@given(committees(), st.integers(1, 30), st.integers(1, 4), seeds)
+@settings(max_examples=60, deadline=None)
+def test_any_threshold_of_sum_shares_opens_the_exact_sum(sharing, n_words, n_clients, rng):
+    bound = (SUM.limit - 1) // n_clients
+    vectors = rng.integers(-bound, bound, (n_clients, n_words), endpoint=True)
+    context = context_of(sharing, n_words)
+    found = sum_shares(vectors, context)
+    assert {len(part) for part in found.values()} == {SUM.part_bytes(n_words, sharing)}
+    n_added = rng.integers(sharing.threshold, sharing.n_positions, endpoint=True)
+    chosen = rng.permutation(sharing.n_positions)[:n_added].tolist()
+    opened = SUM.open({j: found[j] for j in chosen}, EVERYONE, context)
+    assert opened.vector.tolist() == vectors.sum(axis=0).tolist()
+    assert opened.liars == ()
+    with pytest.raises(SumError, match=f"at least {sharing.threshold}"):
+        SUM.open({j: found[j] for j in chosen[: sharing.threshold - 1]}, EVERYONE, context)
+
+
+@given(seeds)
+@settings(max_examples=20, deadline=None)
+def test_sums_of_sums_are_sums(rng):
+    """Combining is linear, whatever the order and the grouping of the parts."""
+    context = context_of(Sharing(5, 1, 3, 2), 7)
+    dealt = [SUM.protect(rng.integers(-9, 9, 7), context, 0, rng.bytes(32)) for _ in range(4)]
+    for parts in zip(*dealt, strict=True):
+        whole = SUM.combine(parts, context)
+        halves = [SUM.combine(parts[2:], context), SUM.combine(parts[:2], context)]
+        assert SUM.combine(halves, context) == whole
+        assert SUM.combine([whole], context) == whole
+    assert SUM.combine([], context) == bytes(SUM.part_bytes(7, context.sharing))
+
+
+def test_many_parts_are_added_exactly(monkeypatch):
+    """In batches of any size, with the largest residues."""
+    context = context_of(Sharing(5, 1, 3, 1), 3)
+    largest = pack(np.array([[p - 1] * 3 for p in PRIMES]))
+    for batch in (1, 7, 2**17):
+        monkeypatch.setattr(shares, "_BATCH_ELEMENTS", batch)
+        total = unpack(SUM.combine(iter([largest] * 1000), context), 3)
+        assert shares._fields(total).tolist() == [[(p - 1) * 1000 % p] * 3 for p in PRIMES]
+
+
+def test_dealings_are_repeatable_and_differ_by_everything():
+    sharing = Sharing(5, 1, 3, 2)
+    vector, other = np.arange(6), np.arange(6) + 1
+    first = SUM.protect(vector, context_of(sharing, 6), 0, bytes(32))
+    assert SUM.protect(vector.copy(), context_of(sharing, 6), 0, bytes(32)) == first
+    others = [
+        SUM.protect(other, context_of(sharing, 6), 0, bytes(32)),
+        SUM.protect(vector, context_of(sharing, 6, b"\1" * 32), 0, bytes(32)),
+        SUM.protect(vector, context_of(sharing, 6), 0, b"\1" * 32),
+    ]
+    assert len({dealt[0] for dealt in (first, *others)}) == 4
+
+
+# ------------------------------------------------------------------------------ what shares say
+
+
+@pytest.mark.parametrize(
+    "sharing",
+    [Sharing(3, 1, 2, 1), Sharing(4, 1, 1, 2), Sharing(4, 1, 2, 1), Sharing(4, 1, 2, 2)],
+    ids=str,
+)
+@pytest.mark.parametrize("secret", [(0, 0), (171, -3)])
+def test_any_tau_shares_are_uniform(sharing, secret, monkeypatch):
+    """Over a small ring, for all random elements: every tuple of tau shares comes exactly once.
+
+    Each block of one dealing has another choice of the random elements, and the same secrets. So
+    the law of tau shares is uniform, whatever the secrets are.
+    """
+    ring = [a | b << 21 | c << 42 for a, b, c in itertools.product(range(7), repeat=3)]
+    free = np.array(list(itertools.product(ring, repeat=sharing.privacy)), dtype=np.uint64).T
+    monkeypatch.setattr(shares, "PRIMES", (7, 7, 7))
+    monkeypatch.setattr(shares, "_uniform_words", lambda key, length: free.reshape(length))
+    n_blocks = free.shape[1]
+    vector = np.repeat(secret[: sharing.packing], n_blocks)
+    parts = SUM.protect(vector, context_of(sharing, len(vector)), 0, bytes(32))
+    values = [np.frombuffer(part, "<u8").tolist() for part in parts]
+    for chosen in itertools.combinations(values, sharing.privacy):
+        assert len(set(zip(*chosen, strict=True))) == n_blocks == len(ring) ** sharing.privacy
+    if sharing.privacy + 1 <= sharing.n_positions:  # one share more is not uniform
+        more = set(zip(*values[: sharing.privacy + 1], strict=True))
+        assert len(more) < len(ring) ** (sharing.privacy + 1)
+
+
+def rank(rows, prime):
+    """Return the rank of a matrix modulo a prime."""
+    rows, done = np.array(rows, dtype=np.int64) % prime, 0
+    for column in range(rows.shape[1]):
+        pivots = np.flatnonzero(rows[done:, column])
+        if pivots.size:
+            rows[[done, done + pivots[0]]] = rows[[done + pivots[0], done]]
+            rows[done] = rows[done] * pow(int(rows[done, column]), -1, prime) % prime
+            below = rows[done + 1 :]
+            rows[done + 1 :] = (below - below[:, column, None] * rows[done]) % prime
+            done += 1
+    return done
+
+
+@given(committees(), st.sampled_from(PRIMES), seeds)
+@settings(max_examples=60, deadline=None)
+def test_any_tau_shares_hide_the_words_at_the_real_primes(sharing, prime, rng):
+    """What random elements put into any tau shares has full rank, so the shares are uniform."""
+    tau, m = sharing.privacy, sharing.n_positions
+    nodes = (*range(1, tau + 1), *shares._secret_points(sharing))
+    later = shares._lagrange(nodes, tuple(range(tau + 1, m + 1)), prime).astype(np.int64)
+    random_part = np.concatenate([np.eye(tau, dtype=np.int64), later[:, :tau]])
+    assert rank(random_part[rng.permutation(m)[:tau]], prime) == tau
+
+
+# ------------------------------------------------------------------------------ false shares
+
+
+@given(committees(), st.integers(1, 20), seeds)
+@settings(max_examples=60, deadline=None)
+def test_false_shares_are_named_up_to_half_of_what_is_left_over(sharing, n_words, rng):
+    """Each of them false in a few blocks and modulo a few primes."""
+    vectors = rng.integers(-(2**50), 2**50, (2, n_words))
+    context = context_of(sharing, n_words)
+    found = sum_shares(vectors, context)
+    n_added = int(rng.integers(sharing.threshold, sharing.n_positions, endpoint=True))
+    chosen = rng.permutation(sharing.n_positions)[:n_added].tolist()
+    most = (n_added - sharing.threshold) // 2
+    liars = chosen[: int(rng.integers(most, endpoint=True))]
+    given = {j: found[j] for j in chosen}
+    for j in liars:
+        block = int(rng.integers(len(found[j]) // 8))
+        given[j] = lied(found[j], int(rng.integers(3)), block, int(rng.integers(1, 2**20)))
+    opened = SUM.open(given, EVERYONE, context)
+    assert opened.vector.tolist() == vectors.sum(axis=0).tolist()
+    assert opened.liars == tuple(sorted(liars))
+
+
+MANY = Sharing(64, 6, 44, 3)  # 47 of 64 open: 8 may be false
+
+
+def test_eight_false_shares_of_many_are_named_and_nine_are_an_error():
+    context = context_of(MANY, 40)
+    vector = np.arange(40)
+    given = sum_shares([vector], context)
+    rng = np.random.default_rng(1)
+    for n_liars, j in enumerate(rng.permutation(64)[:8].tolist(), 1):
+        given[j] = lied(given[j], n_liars % 3, n_liars % 14, n_liars)
+        opened = SUM.open(given, EVERYONE, context)
+        np.testing.assert_array_equal(opened.vector, vector)
+        assert len(opened.liars) == n_liars
+    ninth = next(j for j in range(64) if j not in opened.liars)
+    given[ninth] = lied(given[ninth], 0, by=77)
+    with pytest.raises(SumError, match="false"):
+        SUM.open(given, EVERYONE, context)
+
+
+def test_shares_that_are_consistent_among_themselves_do_not_outvote_the_others():
+    """Eight positions give shares of another vector, all right for it."""
+    context = context_of(MANY, 10)
+    truth, other = (sum_shares([np.full(10, value)], context) for value in (5, -5))
+    given = {**truth, **{j: other[j] for j in range(20, 28)}}
+    opened = SUM.open(given, EVERYONE, context)
+    assert opened.vector.tolist() == [5] * 10
+    assert opened.liars == tuple(range(20, 28))
+
+
+def test_other_liars_for_every_prime_count_together():
+    """One position for each prime is within what each corrects; together they are too many."""
+    small, large = SUM.set_up(12, 1, 12), SUM.set_up(64, 6, 64)
+    vector = np.arange(5)
+    for sharing, fits in ((small, False), (large, True)):
+        assert (sharing.n_positions - sharing.threshold) // 2 == (5 if fits else 1)
+        context = context_of(sharing, 5)
+        given = sum_shares([vector], context)
+        for prime in range(3):
+            given[prime] = lied(given[prime], prime)
+        if fits:
+            opened = SUM.open(given, EVERYONE, context)
+            assert (opened.vector.tolist(), opened.liars) == (vector.tolist(), (0, 1, 2))
+        else:
+            with pytest.raises(SumError):
+                SUM.open(given, EVERYONE, context)
+
+
+def test_a_lie_that_one_combination_misses_is_found_by_the_next(monkeypatch):
+    context = context_of(SUM.set_up(12, 1, 12), 5)
+    given = sum_shares([np.arange(5)], context)
+    given[0] = lied(given[0], 1)
+    drawn = []
+
+    def unlucky(key, stream, length):
+        drawn.append(uniform(key, stream, length))
+        return drawn[-1] * (len(drawn) > n_missed)
+
+    monkeypatch.setattr(shares, "uniform", unlucky)
+    n_missed = 3
+    opened = SUM.open(given, EVERYONE, context)
+    assert (opened.vector.tolist(), opened.liars) == ([0, 1, 2, 3, 4], (0,))
+    assert len(drawn) == 4
+    drawn.clear()
+    n_missed = 100  # no combination ever finds it: nothing opens
+    with pytest.raises(SumError, match="no polynomials"):
+        SUM.open(given, EVERYONE, context)
+
+
+def test_weights_of_the_combination_differ_from_call_to_call(monkeypatch):
+    context = context_of(SUM.set_up(12, 1, 12), 40)
+    given = sum_shares([np.arange(40)], context)
+    given[3] = lied(given[3], 2, 4)
+    drawn = []
+    monkeypatch.setattr(shares, "uniform", lambda *a: drawn.append(uniform(*a)) or drawn[-1])
+    opened = [SUM.open(given, EVERYONE, context) for _ in range(2)]
+    assert (drawn[0] != drawn[1]).any()
+    assert opened[0].vector.tolist() == opened[1].vector.tolist()
+
+
+def test_malformed_sum_shares_are_false_ones():
+    context = context_of(SUM.set_up(12, 1, 12), 5)
+    given = sum_shares([np.arange(5)], context)
+    given[4], given[7] = given[4][:-1], b"\xff" * len(given[7])
+    opened = SUM.open(given, EVERYONE, context)
+    assert (opened.vector.tolist(), opened.liars) == ([0, 1, 2, 3, 4], (4, 7))
+    given[1] = b""
+    with pytest.raises(SumError, match="at least 10 sum-shares"):
+        SUM.open(given, EVERYONE, context)
+
+
+def test_positions_outside_of_the_committee_are_ignored():
+    context = context_of(SUM.set_up(4, 1, 4), 2)
+    given = sum_shares([np.array([7, 8])], context)
+    opened = SUM.open({**given, 4: given[0], -1: given[1], 2**40: b""}, EVERYONE, context)
+    assert (opened.vector.tolist(), opened.liars) == ([7, 8], ())
+
+
+def test_another_packing_does_not_open():
+    context = context_of(MANY, 40)
+    given = sum_shares([np.arange(40)], context)
+    for packing in (1, 2, 4, 20, 64):
+        with pytest.raises(SumError):
+            SUM.open(given, EVERYONE, context_of(Sharing(64, 6, 44, packing), 40))
+
+
+# ------------------------------------------------------------------------------ decoders
+
+blocks = st.binary(min_size=16, max_size=16)
+elements = st.tuples(*(st.integers(0, p - 1) for p in PRIMES)).map(
+    lambda r: (r[0] | r[1] << 21 | r[2] << 42).to_bytes(8, "little")
+)
+parts_of_two = st.one_of(
+    blocks, st.binary(max_size=24), st.tuples(elements, elements).map(b"".join)
+)
+
+
+@given(st.lists(parts_of_two, max_size=5))
+@settings(deadline=None)
+def test_any_parts_are_added_or_a_malformed_one_is_named(parts):
+    context = context_of(Sharing(4, 1, 2, 1), 2)
+
+    def is_proper(part):
+        values = [int.from_bytes(part[i : i + 8], "little") for i in range(0, len(part), 8)]
+        fields = [(v & 2**21 - 1, v >> 21 & 2**21 - 1, v >> 42) for v in values]
+        return len(part) == 16 and all(
+            a < b for f in fields for a, b in zip(f, PRIMES, strict=True)
+        )
+
+    wrong = [i for i, part in enumerate(parts) if not is_proper(part)]
+    if not wrong:
+        assert len(SUM.combine(parts, context)) == 16
+        return
+    with pytest.raises(PartError) as caught:
+        SUM.combine(parts, context)
+    assert is_proper(parts[caught.value.index]) is False
+
+
+@given(st.dictionaries(st.integers(-1, 6), parts_of_two, max_size=7))
+@settings(max_examples=200, deadline=None)
+def test_any_sum_shares_open_or_are_refused(given):
+    context = context_of(Sharing(5, 1, 2, 1), 2)
+    try:
+        opened = SUM.open(given, EVERYONE, context)
+    except SumError:
+        return
+    assert opened.vector.shape == (2,)
+    assert set(opened.liars) <= set(range(5)) & set(given)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"1234567", bytes(9), b"\xff" * 8, bytes(7) + b"\x80"]
+    + [(p << 21 * i).to_bytes(8, "little") for i, p in enumerate(PRIMES)],
+)
+def test_residues_out_of_range_are_errors(data):
+    with pytest.raises(MessageError):
+        unpack(data, 1)
+
+
+# ------------------------------------------------------------------------------ the ring
+
+
+def test_primes_are_the_largest_below_2_21():
+    def is_prime(n):
+        return all(n % d for d in range(2, math.isqrt(n) + 1))
+
+    found = itertools.islice((n for n in range(2**21 - 1, 0, -1) if is_prime(n)), 3)
+    assert tuple(found) == PRIMES
+    assert 1 - 2.4e-5 < RING / 2**63 < 1
+    assert SUM.limit == RING // 2
+
+
+@given(st.lists(words_of_sums, min_size=1, max_size=9))
+@settings(deadline=None)
+def test_signed_words_are_residues_and_back(values):
+    residues = to_residues(np.array(values))
+    assert residues.tolist() == [[value % p for value in values] for p in PRIMES]
+    assert from_residues(residues).tolist() == values
+    assert shares._fields(unpack(pack(residues), len(values))).tolist() == residues.tolist()
+
+
+@given(st.lists(st.integers(0, 2**53 - 1), min_size=1, max_size=20), st.sampled_from(PRIMES))
+@settings(deadline=None)
+def test_reduction_of_floats_is_exact(values, prime):
+    near = [q * prime + r for q in (0, 1, 2**31, 2**32 - 3) for r in (0, 1, prime - 1)]
+    floats = np.array(values + near, dtype=np.float64)
+    shares._reduce(floats, prime)
+    assert floats.tolist() == [value % prime for value in values + near]
+
+
+def test_matrices_are_lagranges():
+    nodes, points, prime = (1, 4, 9, 2), (17, 3), PRIMES[2]
+    expected = [
+        [math.prod((a - z) * pow(x - z, -1, prime) for z in nodes if z != x) % prime for x in nodes]
+        for a in points
+    ]
+    assert shares._lagrange(nodes, points, prime).tolist() == expected
+
+
+def test_sums_of_the_most_products_are_exact():
+    """A random combination of more blocks than a float sums exactly, at the largest residues."""
+    n_blocks = 2 * shares._EXACT_TERMS + 3
+    largest = np.full((2, n_blocks), PRIMES[0] - 1.0)
+    found = shares._combination(largest, largest[0], PRIMES[0])
+    assert found.tolist() == [n_blocks % PRIMES[0]] * 2  # (-1)^2 in each
+
+
+# ------------------------------------------------------------------------------ uniform elements
+
+
+def test_words_that_are_no_elements_are_skipped_in_order(monkeypatch):
+    good = [0, 5 | 6 << 21 | 7 << 42, (PRIMES[0] - 1) | (PRIMES[1] - 1) << 21, 2**63 + 9]
+    bad = [PRIMES[0], PRIMES[1] << 21, PRIMES[2] << 42, 2**63 + PRIMES[0], 2**64 - 1]
+    stream = np.array([word for pair in zip(bad, good, strict=False) for word in pair] * 50, "u8")
+    asked = []
+
+    def drawn(key, number, length):
+        asked.append(length)
+        return stream[:length]
+
+    monkeypatch.setattr(shares, "words", drawn)
+    expected = [word % 2**63 for word in good] * 10
+    found = uniform(bytes(32), 0, 40)
+    np.testing.assert_array_equal(found, shares._fields(np.array(expected, dtype=np.uint64)))
+    assert len(asked) > 1  # the first draw did not hold enough
+
+
+@given(st.integers(0, 3), st.integers(0, 40), st.integers(0, 40))
+@settings(deadline=None)
+def test_a_longer_draw_starts_with_the_shorter_one(stream, n, more):
+    long, short = uniform(bytes(32), stream, n + more), uniform(bytes(32), stream, n)
+    np.testing.assert_array_equal(long[:, :n], short)
+
+
+def test_elements_have_the_uniform_law():
+    """Chi-square over high bits and low bits of the residues of each prime."""
+    n = 200_000
+    drawn = uniform(os.urandom(32), 0, n)
+    for residues, prime in zip(drawn, PRIMES, strict=True):
+        assert residues.max() < prime
+        for kept, size in ((residues * 64 // prime, 64), (residues % 61, 61)):
+            counts = np.bincount(kept, minlength=size)
+            starts = np.arange(prime) * 64 // prime if size == 64 else np.arange(prime) % 61
+            expected = np.bincount(starts, minlength=size) * (n / prime)
+            assert stats.chisquare(counts, expected).pvalue > 1e-9
+
+
+# ------------------------------------------------------------------------------ secrets
+
+
+def test_no_repr_shows_a_secret():
+    context = SumContext(b"d" * 32, 2, 4, group_key=b"secret-key", sharing=Sharing(4, 1, 3, 1))
+    opened = SUM.open(sum_shares([np.array([12345, 678])], context), EVERYONE, context)
+    for value in (context, opened, SUM):
+        assert "secret" not in repr(value)
+        assert "12345" not in repr(value)
