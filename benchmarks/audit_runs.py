@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans import simulate, simulation
 from flower_kmeans.algorithms import Query, State
+from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation import coordinator, release
 from flower_kmeans.federation.arrays import encode_arrays
@@ -314,7 +315,7 @@ def repeated(
             (np.array([one for one, _ in each]), np.array([two for _, two in each]))
             for each in zip(*by_run, strict=True)
         ]
-    if not answers.algorithm.server_asks:
+    if isinstance(answers.algorithm, LloydFamily):  # updates are cheap
         return _following(answers, drawn)
     noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
     change = np.concatenate([answers.change(query) for query in queries])

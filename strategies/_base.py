@@ -509,7 +509,7 @@ optional
     @property
     def _levels(self) -> tuple[int, ...]:
         """For how many honest answers noise beyond the plan is removed."""
-        if not self.trust_model.shares_noise or self.trust_model.is_blind:
+        if not self.trust_model.removes_noise:
             return ()
         clients = self.n_clients or self.min_clients
         most = clients - self.max_colluders

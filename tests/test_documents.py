@@ -3,9 +3,10 @@
 import math
 import re
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import fields
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 import pytest
 from asking import Split
@@ -19,12 +20,16 @@ from flower_kmeans.algorithms import (
     SuLloydAlgorithm,
 )
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, TooFewClientsError
-from flower_kmeans.federation import messages
-from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.document import PROTOCOL, RunDocument
-from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
-from flower_kmeans.privacy.report import Report
+from flower_kmeans.privacy.report import PARTIES, CommitteeReport, Report
+from flower_kmeans.protocol import messages
+from flower_kmeans.protocol.committee import corrupt_positions
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
+from flower_kmeans.protocol.messages import Answer, Code, decode_reply
+from flower_kmeans.protocol.run import PROTOCOL, RunDocument
+from flower_kmeans.protocol.trust import TRUST_MODELS, trust_model
+from flower_kmeans.protocol.wire import from_content
+from flower_kmeans.secagg.base import secure_sum
 from flower_kmeans.strategies import (
     FastLloyd,
     FedDPKMeans,
@@ -44,6 +49,8 @@ BOX = Box([0, 0], [10, 10])
 RECORDS = np.random.default_rng(7).uniform(0, 10, (600, 2))
 PARTITIONS = np.array_split(RECORDS, 6)
 BUDGET = PrivacyBudget(epsilon=1.0)
+SHARED = ("clients-only", "distributed-noise")
+BLIND = ("clients-only", "oblivious-server")
 
 
 def table(page, first_cell):
@@ -130,20 +137,32 @@ def test_strategies_are_as_in_the_table():
     assert found.keys() == classes.keys()
     for name, (noise, trusts) in found.items():
         strategy = build(classes[name])
-        assert trusts == strategy.TRUSTS
         assert strategy.trust == trusts[0]
+        assert set(trusts) == {trust for trust in TRUST_MODELS if runs(classes[name], trust)}
         mechanisms = {release.mechanism for release in strategy.plan.releases}
         assert mechanisms == (set() if noise == "none" else {noise.lower()})
     models = {code_spans(row[0])[0] for row in table("README.md", "trust")}
-    assert models == {trust for _, trusts in found.values() for trust in trusts}
+    assert models == set(TRUST_MODELS)
     with pytest.raises(ConfigurationError, match="trust of SuLloyd"):
         build(SuLloyd, "distributed-noise")
     for strategy in private:
         assert build(strategy, "plain").plan.is_private is False
 
 
-def test_centroids_at_an_oblivious_server_are_an_error():
-    strategy = build(FastLloyd)
+def runs(strategy, trust):
+    """Return whether a strategy, with its noise, runs under a trust model."""
+    try:
+        strategy = build(strategy, trust)
+    except ConfigurationError:
+        return False
+    return strategy.plan.is_private == trust_model(trust).is_private and (
+        trust != "plain" or isinstance(strategy, Lloyd)
+    )
+
+
+@pytest.mark.parametrize("trust", BLIND)
+def test_centroids_at_a_server_that_saw_no_sum_are_an_error(trust):
+    strategy = build(FastLloyd, trust)
     simulate(strategy, PARTITIONS)
     with pytest.raises(ObliviousServerError, match="must never see the result"):
         _ = strategy.centroids
@@ -151,7 +170,7 @@ def test_centroids_at_an_oblivious_server_are_an_error():
         strategy.start(InProcessGrid(None, 6), evaluate_fn=lambda number, arrays: None)
 
 
-@pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise", "trusted-server"])
+@pytest.mark.parametrize("trust", [*SHARED, "oblivious-server", "trusted-server"])
 def test_the_server_gets_centroids_where_it_may(trust):
     strategy = build(FastLloyd, trust)
     learned = []
@@ -162,7 +181,7 @@ def test_the_server_gets_centroids_where_it_may(trust):
     )
     with task_identity():
         arrays = strategy.start(InProcessGrid(client_app, 6)).arrays
-    if trust == "oblivious-server":
+    if trust in BLIND:
         assert arrays == ArrayRecord()
     else:
         np.testing.assert_array_equal(arrays["centroids"].numpy(), learned[0])
@@ -211,10 +230,10 @@ def test_policies_have_the_documented_defaults():
     assert rows[("min_clients",)] == str(policy.min_clients)
     assert rows[("max_rounds",)] == str(policy.max_rounds)
     assert rows[("max_attempts",)] == str(policy.max_attempts)
-    assert rows[("colluders",)] == str(policy.colluders)
+    assert rows[("max_colluders",)] == str(policy.max_colluders)
+    assert rows[("copy_records",)] == str(policy.copy_records)
     assert rows[("units",)] == ", ".join(f"`{unit}`" for unit in policy.units)
     assert rows[("in_memory",)] == str(policy.in_memory)
-    assert rows[("openings",)] == ", ".join(f"`{opening}`" for opening in policy.openings)
     assert (policy.max_epsilon, policy.max_delta) == (1.0, 1e-6)
     assert rows[("max_epsilon", "max_delta")].startswith("1.0, 10⁻⁶ ")
     assert (policy.max_total_epsilon, policy.max_total_delta) == (10.0, 1e-6)
@@ -251,14 +270,14 @@ def test_simulated_clients_share_no_ledger(tmp_path):
 
 
 class CountingGrid(InProcessGrid):
-    """A grid that counts hops and keeps replies."""
+    """A grid that counts round trips and keeps replies."""
 
     def __init__(self, client_app, n_nodes):
         super().__init__(client_app, n_nodes)
-        self.hops, self.replies = 0, []
+        self.round_trips, self.replies = 0, []
 
     def push_messages(self, messages):
-        self.hops += 1
+        self.round_trips += 1
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids):
@@ -277,65 +296,28 @@ def run_counted(strategy, policy):
     return grid
 
 
-@pytest.mark.parametrize(
-    "trust", ["oblivious-server", "distributed-noise", "trusted-server", "plain"]
-)
-@pytest.mark.parametrize("keys", ["relayed", "file"])
-@pytest.mark.parametrize("opening", ["deferred", "immediate", "simple"])
-def test_hops_are_as_documented(trust, keys, opening, tmp_path):
-    strategy, file = build(FastLloyd, trust, keys=keys, opening=opening), None
-    if strategy.keys == "file":
-        file = tmp_path / "group.key"
-        file.write_bytes(bytes(range(32)))
-        file.chmod(0o600)
-    policy = ClientPolicy(
-        max_epsilon=1.5,  # of two sums of a round
-        trusts=tuple({*FastLloyd.TRUSTS, "plain"}),
-        group_key_file=file,
-        min_clients=1,
-        in_memory=True,
-        openings=ClientPolicy.for_simulation().openings,
-    )
-    documented = {
-        row[0]: row[1] for row in table("docs/protocol.md", "hops of a run without faults")
-    }
-    row = {"relayed": "relayed keys", "file": "key file", "none": "nothing masked"}[strategy.keys]
-    if strategy.opening == "immediate":
-        row += ", immediate opening"
-    factors = {"T": strategy.n_rounds, "2T": 2 * strategy.n_rounds}
-    hops = sum(factors.get(term) or int(term) for term in documented[row].split(" + "))
-    assert run_counted(strategy, policy).hops == hops
+@pytest.mark.parametrize("trust", sorted(TRUST_MODELS))
+def test_round_trips_are_as_documented(trust):
+    for strategy in (FastLloyd, Split):
+        if not runs(strategy, trust) and trust != "plain":
+            continue
+        strategy = build(strategy, trust)
+        for page in ("docs/protocol.md", "README.md"):
+            rows = {code_spans(row[0])[0]: row[-1] for row in table(page, "trust")}
+            factor, constant = re.fullmatch(r"(2 )?T \+ (\d)", rows[trust]).groups()
+            expected = (2 if factor else 1) * strategy.n_rounds + int(constant)
+            grid = run_counted(strategy, ClientPolicy.for_simulation())
+            assert grid.round_trips == strategy.report.round_trips == expected
 
 
-@pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
-@pytest.mark.parametrize("keys", ["relayed", "file"])
-def test_hops_of_questions_are_as_documented(trust, keys, tmp_path):
-    strategy = build(Split, trust, keys=keys)
-    file = tmp_path / "group.key"
-    file.write_bytes(bytes(32))
-    file.chmod(0o600)
-    policy = replace(
-        ClientPolicy.for_simulation(), group_key_file=file if strategy.keys == "file" else None
-    )
-    documented = {
-        row[0]: row[1] for row in table("docs/protocol.md", "hops of a run without faults")
-    }
-    row = {"relayed": "relayed keys", "file": "key file", "none": "nothing masked"}[strategy.keys]
-    if strategy.keys != "none":
-        row += ", questions of the server"
-    factors = {"T": strategy.n_rounds, "2T": 2 * strategy.n_rounds}
-    hops = sum(factors.get(term) or int(term) for term in documented[row].split(" + "))
-    assert run_counted(strategy, policy).hops == hops
-
-
-def test_a_reply_is_k_times_d_plus_2_plus_1_words():
+def test_a_masked_answer_is_k_times_d_plus_2_plus_1_words():
     grid = run_counted(build(FastLloyd), ClientPolicy.for_simulation())
-    records = [reply.content["kmeans"] for reply in grid.replies]
-    answers = [record for record in records if record["kind"] == "round"]
+    replies = [decode_reply(from_content(reply.content)) for reply in grid.replies]
+    answers = [reply for reply in replies if isinstance(reply, Answer)]
     assert len(answers) == 2 * 6
-    for record in answers:
-        assert set(record) == {"v", "kind", "code", "doc_hash", "ctx", "words"}
-        assert len(record["words"]) == 8 * (3 * (2 + 2) + 1)
+    for answer in answers:
+        assert len(answer.words) == 8 * (3 * (2 + 2) + 1)
+        assert not answer.sealed
 
 
 def test_the_report_lists_who_was_missing():
@@ -344,7 +326,7 @@ def test_the_report_lists_who_was_missing():
     assert [(missed.client, missed.round) for missed in report.dropped] == [(3, 1), (5, 2)]
     assert report.answers == [5, 5]
     everyone = [Fault(client=i, round=1, kind="crash") for i in range(4)]
-    with pytest.raises(TooFewClientsError, match="min_clients=3 answers in round 1"):
+    with pytest.raises(TooFewClientsError, match="min_clients=3 answers to one query in round 1"):
         simulate(build(FastLloyd), PARTITIONS, faults=everyone)
 
 
@@ -470,8 +452,9 @@ def test_distributed_noise_is_as_documented():
         n_clients=20,
         trust="distributed-noise",
     )
-    assert (strategy.min_clients, strategy.colluders) == (16, 1)
-    assert f"{math.sqrt(20 / (16 - 1)):.2f}" == "1.15"
+    assert (strategy.min_clients, strategy.max_colluders) == (16, 2)
+    assert f"{strategy.added_noise_factor:.2g}" == "1.2"
+    assert f"{strategy.noise_factor:.2f}" == f"{math.sqrt(20 / 18):.2f}" == "1.05"
     algorithm = strategy.algorithm
     smallest = min(
         release.noise_multiplier * unit
@@ -480,9 +463,12 @@ def test_distributed_noise_is_as_documented():
     )
     assert smallest > 2**19  # so that 1/pi^2 is below 1e-12 of the variance
 
-    report = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
+    report = simulate(build(FastLloyd, "clients-only"), PARTITIONS).report
     assert report.noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))
     assert any(f"mu = {report.mu * 2:.4g}" in statement for statement in report.statements)
+    report = simulate(build(FastLloyd, "distributed-noise"), PARTITIONS).report
+    assert report.added_noise_factor == pytest.approx(math.sqrt(6 / (5 - 1)))
+    assert report.noise_factor == pytest.approx(math.sqrt(6 / 5))
 
 
 # --------------------------------------------------------------------------- what epsilon means
@@ -502,125 +488,124 @@ def test_true_positives_are_those_of_the_plan(epsilon):
 # --------------------------------------------------------------------------- protocol
 
 
+def names_of(kind):
+    """Return the fields of a struct as they are on the wire."""
+    return [field.encode_name for field in msgspec.structs.fields(kind)]
+
+
 def test_tables_of_the_protocol():
     codes = {int(number): (name, text) for number, name, text in table("docs/protocol.md", "code")}
     assert codes == {int(code): (code.name, code.sentence) for code in Code}
 
     documented = [code_spans(row[0])[0] for row in table("docs/protocol.md", "field")]
-    assert documented[0] == "protocol"
-    assert PROTOCOL == "flower-kmeans/1"
-    assert sorted(documented[1:]) == sorted(field.name for field in fields(RunDocument))
+    assert documented == names_of(RunDocument)
+    assert PROTOCOL == "flower-kmeans/2"
 
-    requests = {code_spans(row[0])[0]: row for row in table("docs/protocol.md", "request")}
-    requests["open"][2] = requests["round"][2].replace("attempt, ", "").replace("question", "")
-    requests["finish"][2] = requests["open"][2] + requests["finish"][2]
-    replies = {code_spans(row[0])[0]: row for row in table("docs/protocol.md", "reply")}
-    rosters_only = {"leader", "envelopes"}
-    for rows, classes in (
-        (requests, (messages.Enrol, messages.Lead, messages.Round, messages.Open, messages.Finish)),
-        (
-            replies,
-            (
-                messages.EnrolReply,
-                messages.LeadReply,
-                messages.RoundReply,
-                messages.OpenReply,
-                messages.Refusal,
-            ),
-        ),
-    ):
-        assert rows.keys() == {cls.KIND for cls in classes}
-        for cls in classes:
-            names = set(re.findall(r"[a-z_]+", re.sub(r"\([^)]*\)", "", rows[cls.KIND][2])))
-            expected = set(cls.CHECKS) - {"doc_hash"}
-            if cls is messages.EnrolReply:
-                expected -= rosters_only
-            assert expected <= names, cls
+    kinds = {kind.__struct_config__.tag: kind for kind in (*REQUESTS, *REPLIES)}
+    kinds |= {kind.__name__: kind for kind in (messages.Peer, messages.Wrap, messages.Entry)}
+    rows = {code_spans(name)[0]: text for name, text in table("docs/protocol.md", "struct")}
+    assert rows.keys() == kinds.keys()
+    for name, kind in kinds.items():
+        assert list(code_spans(rows[name])) == names_of(kind), name
+        optional = {
+            field.encode_name
+            for field in msgspec.structs.fields(kind)
+            if field.default is not msgspec.NODEFAULT
+        }
+        assert set(re.findall(r"`(\w+)`\*", rows[name])) == optional, name
+
+
+REQUESTS = (messages.Enrol, messages.Keys, messages.Ask, messages.Add, messages.Finish)
+REPLIES = (
+    messages.Enrolled,
+    messages.Wrapped,
+    messages.Answer,
+    messages.Added,
+    messages.Finished,
+    messages.Refusal,
+)
+
+
+def test_committees_of_the_protocol():
+    lines = (ROOT / "docs/protocol.md").read_text("utf-8").splitlines()
+    (start,) = [i for i, line in enumerate(lines) if line.startswith("| M (c) |")]
+    head, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (lines[start], *lines[start + 2 : start + 6])
+    ]
+    assert [row[0] for row in rows] == ["f", "tau", "k", "R"]
+    for column in range(1, len(head)):
+        sizes = re.fullmatch(r"(\d+) \((\d+)\)", head[column].replace(",", ""))
+        n_slots, c = map(int, sizes.groups())
+        f = corrupt_positions(n_slots, c)
+        sharing = secure_sum("shares").set_up(64, f, 64)
+        expected = [f, sharing.privacy, sharing.packing, sharing.threshold]
+        assert [int(row[column]) for row in rows] == expected, head[column]
 
 
 MODES = [
-    ("oblivious-server", "relayed", "none"),
-    ("oblivious-server", "file", "none"),
-    ("oblivious-server", "roster", "none"),
-    *(
-        ("distributed-noise", keys, opening)
-        for keys in ("relayed", "file", "roster")
-        for opening in ("simple", "deferred", "immediate")
-    ),
-    ("trusted-server", "none", "none"),
-    ("plain", "none", "none"),
+    *((trust, keys) for trust in (*SHARED, "oblivious-server") for keys in ("relayed", "roster")),
+    ("trusted-server", "none"),
+    ("plain", "none"),
 ]
 
 
-def report_of(trust, keys, opening, **facts):
+def report_of(trust, keys, **facts):
     """Return the report of a run in this mode."""
+    model = trust_model(trust)
     plan = build(Lloyd if trust == "plain" else FastLloyd, trust).plan
-    shared = {"colluders": 1} if trust == "distributed-noise" else {}
-    return Report("FastLloyd", plan, trust, keys, opening, min_clients=5, **shared, **facts)
+    committee = CommitteeReport(tuple(range(6)), 6, 1, 4, 1) if model.has_committee else None
+    facts = {"min_clients": 5, "max_colluders": 1, "committee": committee, "n_slots": 6} | facts
+    return Report("FastLloyd", plan, model, keys, **facts)
 
 
-@pytest.mark.parametrize(("trust", "keys", "opening"), MODES)
-def test_the_report_says_what_section_11_requires(trust, keys, opening):
+@pytest.mark.parametrize(("trust", "keys"), MODES)
+def test_the_report_says_what_section_11_requires(trust, keys):
     section = (ROOT / "docs/protocol.md").read_text("utf-8").split("## 11")[1].split("## ")[0]
-    assert "The report states: trust and key mode;" in section
-    together, relayed, word = re.findall(r'"([^"]+)"', section)
-    said = "\n".join(report_of(trust, keys, opening).statements)
-    assert f"Trust model: {trust}. Keys: {keys}." in said
-    assert together in said
-    assert (relayed in said) == (keys == "relayed")
-    assert (word in said) == (trust == "oblivious-server")
-    assert "ledger" in said
-    assert "TLS is required" in said
-    assert "Results are not protected against a hostile server or client." in said
-    assert ("passive server only" in said) == (opening == "simple")
-    assert ("more than half of the clients" in said) == (opening in ("deferred", "immediate"))
+    together, relayed, noise, one, blind = re.findall(r'"([^"]+)"', section)
+    text = "\n".join(report_of(trust, keys).statements)
+    assert f"Trust model: {trust}. Keys: {keys}." in text
+    assert (together.replace("c clients", "1 client") in text) == (trust in SHARED)
+    assert (relayed in text) == (keys == "relayed")
+    assert ("passive" in text) == (keys == "relayed")
+    assert (noise in text) == (one.lower() in text.lower()) == (trust == "oblivious-server")
+    assert (blind in text) == (trust in BLIND)
+    assert "TLS is required" in text
+    assert "Results are not protected against hostile clients." in text
 
-    kept = "\n".join(report_of(trust, keys, opening, ledger=True).statements)
-    assert ("No ledger was kept by the server" in said) == (trust != "plain")
-    assert ("Every client says that it keeps a ledger of releases" in kept) == (trust != "plain")
+    kept = "\n".join(report_of(trust, keys, ledger=True).statements)
+    assert ("No ledger was kept by the server" in text) == (trust != "plain")
+    assert ("Every client states that it keeps a ledger" in kept) == (trust != "plain")
     assert "No ledger was kept" not in kept
 
 
-def test_a_run_says_what_its_report_says_in_that_mode():
-    for trust, opening in (
-        ("oblivious-server", "none"),
-        ("distributed-noise", "deferred"),
-        ("distributed-noise", "immediate"),
-        ("distributed-noise", "simple"),
-    ):
-        options = {} if opening == "none" else {"opening": opening}
-        report = simulate(build(FastLloyd, trust, **options), PARTITIONS).report
-        facts = report.to_dict()
-        assert (facts["trust"], facts["keys"], facts["opening"]) == (trust, "relayed", opening)
-        assert facts["ledger"] is False
-        assert (
-            facts["withstands"] == report_of(trust, "relayed", opening, max_attempts=2).withstands
-        )
+@pytest.mark.parametrize("trust", [*SHARED, "oblivious-server", "trusted-server"])
+def test_a_run_says_what_its_report_says_in_that_mode(trust):
+    report = simulate(build(FastLloyd, trust), PARTITIONS).report
+    facts = report.to_dict()
+    keys = "relayed" if trust_model(trust).is_protected else "none"
+    assert (facts["trust"], facts["keys"]) == (trust, keys)
+    assert facts["ledger"] is False
+    expected = report_of(trust, keys, committee=report.committee, levels=report.levels)
+    assert facts["protects_against"] == expected.protects_against
 
 
-@pytest.mark.parametrize(("trust", "keys", "opening"), MODES)
-def test_what_a_run_withstands_is_as_in_the_threat_model(trust, keys, opening):
-    """No, where the table says that nothing or one share of the noise is left."""
-    rows = table("docs/threat-model.md", "trust")
+@pytest.mark.parametrize(("trust", "keys"), MODES)
+def test_who_a_run_protects_against_is_as_in_the_threat_model(trust, keys):
+    """No, where the table has bold words; a number, where one noise share is left."""
     (row,) = [
         row
-        for row in rows
-        if code_spans(row[0])[0] == trust
-        and (keys == "none" or {"file": "key file"}.get(keys, keys) in row[0])
-        and ("opening" not in row[0] or opening in code_spans(row[0]))
+        for row in table("docs/threat-model.md", "trust and keys")
+        if code_spans(row[0])[0] == trust and (keys == "none" or keys in row[0])
     ]
-    withstands = report_of(trust, keys, opening).withstands
-    parties = ("passive server", "active server", "one client and the server together")
-    assert tuple(withstands) == parties
-    for party, cell in zip(parties, (row[1], row[2], row[4]), strict=True):
-        exposed = "nothing" in cell or "own share" in cell
-        assert withstands[party].startswith("No") == exposed, party
-        assert ("own share" in withstands[party]) == ("own share" in cell), party
-    if trust == "distributed-noise":
-        own = report_of(trust, keys, opening).mu * 2
-        assert f"mu = {own:.4g}" in withstands["one client and the server together"]
-    if (keys, opening) == ("file", "deferred"):
-        twice = report_of(trust, keys, opening, max_attempts=2)
-        assert "up to 2 sums of each round" in twice.withstands["active server"]
-        assert f"mu = {twice.mu * 2**0.5:.4g}" in twice.withstands["active server"]
-    assert report_of(trust, keys, opening).to_dict()["withstands"] == withstands
+    report = report_of(trust, keys, ledger=True)
+    answers = report.protects_against
+    assert tuple(answers)[:4] == PARTIES[:4]
+    for party, cell in zip(PARTIES[:4], row[1:], strict=True):
+        assert answers[party].startswith("No") == ("**" in cell), party
+        assert ("own noise share" in answers[party]) == ("own noise share" in cell), party
+        if "own noise share" in cell:
+            assert f"mu = {report.mu * 2:.4g}" in answers[party]
+    partly = "if the server is passive" in row[3]
+    assert answers["server and clients"].startswith("In part") == partly
+    assert report.to_dict()["protects_against"] == answers

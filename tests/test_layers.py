@@ -36,6 +36,7 @@ LEVELS = {
     "baselines": 1,
     "console": 0,
     "extras": 0,
+    "files": 0,
     "domain": 0,
     "records": 0,
     "assignment": 0,

@@ -27,6 +27,11 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
+Range = tuple[tuple[int, ...], IntArray | int, IntArray | int]
+"""Shape, least and largest value of an array of a query."""
+
+UNUSABLE = "The query of a round is not one of its algorithm."
+
 LIMIT = 2**63
 """Below which absolute values sums of 64-bit words are exact."""
 
@@ -120,14 +125,6 @@ class Algorithm(ABC):
     processor.
     """
 
-    server_asks: ClassVar[bool] = True
-    """Whether a server that sees the sums sends the queries.
-
-    Clients then update nothing, and check what they are sent. ``False`` only for a replayable
-    algorithm with cheap updates: its clients compute the queries under every trust model, so that
-    shares of noise need no sum to be opened before the next query.
-    """
-
     clips_together: ClassVar[bool] = False
     """Whether all releases of a round are shortened by one factor, the least that one of them
     needs, and not each by its own."""
@@ -169,9 +166,27 @@ class Algorithm(ABC):
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the state before round 1. It never travels."""
 
-    @abstractmethod
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+        """Return the shape, the least and the largest value of every array of a round's query.
+
+        All arrays are of dtype int64. Within these ranges the units hold and the work of
+        ``statistic`` is bounded, whatever a server sent. By default there are no arrays.
+        """
+        return {}
+
     def query(self, state: State) -> Query:
-        """Return the query of the round after ``state``."""
+        """Return the query of the round after ``state``: the state's arrays, within their ranges.
+
+        A client's own query is so never refused.
+        """
+        number = state.round + 1
+        return Query(
+            number,
+            {
+                name: np.clip(state.arrays[name], low, high)
+                for name, (_, low, high) in self.query_ranges(number).items()
+            },
+        )
 
     @abstractmethod
     def record_units(self, round_number: int) -> FloatArray:
@@ -292,18 +307,25 @@ class Algorithm(ABC):
         return float(clip)
 
     def check_query(self, query: Query) -> None:
-        """Require that a query can be answered.
-
-        Every shape, dtype and range of what a server sent is checked here. Queries that clients
-        compute themselves are not checked.
+        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
 
         Raises
         ------
         MessageError
-            If it cannot; without a word about its values.
+            If a query is no such one; without a word about its values.
         """
-        if query.arrays and self.server_asks:
-            raise MessageError("The query of a round has arrays that its algorithm lacks.")
+        number, arrays = query.round, query.arrays
+        if type(number) is not int or not 1 <= number <= self.n_rounds:
+            raise MessageError(UNUSABLE)
+        ranges = self.query_ranges(number)
+        if set(arrays) != set(ranges):
+            raise MessageError(UNUSABLE)
+        for name, (shape, low, high) in ranges.items():
+            array = arrays[name]
+            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
+                raise MessageError(UNUSABLE)
+            if array.shape != shape or (array < low).any() or (array > high).any():
+                raise MessageError(UNUSABLE)
 
     def notes(self, state: State) -> tuple[str, ...]:
         """Return what the run's reader should know about how it went, from released values only."""

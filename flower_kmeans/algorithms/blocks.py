@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,15 +11,12 @@ from flower_kmeans.algorithms.base import (
     LIMIT,
     Algorithm,
     FloatArray,
-    Query,
     State,
     require_capacity,
 )
 from flower_kmeans.algorithms.lloyd import OVERFLOW_PROBABILITY
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.plan import PrivacyPlan, calibrate
-
-UNUSABLE = "The query of a round is not one of its algorithm."
 
 
 class BlockAlgorithm(Algorithm):
@@ -44,10 +41,6 @@ class BlockAlgorithm(Algorithm):
         Of second moments, that of the diagonal.
         """
 
-    @abstractmethod
-    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
-        """Return shape, least and largest value of every array of a round's query."""
-
     # ------------------------------------------------------------------ the contract
 
     def plan(self) -> PrivacyPlan:
@@ -59,24 +52,6 @@ class BlockAlgorithm(Algorithm):
         """Return the sensitivities to one record, for every word of a round."""
         units, layout = self._block_units(round_number), self.layout(round_number)
         return np.concatenate([np.full(block.size, units[block.name]) for block in layout])
-
-    def check_query(self, query: Query) -> None:
-        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
-
-        Within these ranges every distance is exact and every unit holds, whatever a server sent.
-        """
-        number = query.round
-        if type(number) is not int or not 1 <= number <= self.n_rounds:
-            raise MessageError(UNUSABLE)
-        asked, arrays = self._asked(number), query.arrays
-        if set(arrays) != set(asked):
-            raise MessageError(UNUSABLE)
-        for name, (shape, low, high) in asked.items():
-            array = arrays[name]
-            if not isinstance(array, np.ndarray) or array.dtype != np.int64:
-                raise MessageError(UNUSABLE)
-            if array.shape != shape or (array < low).any() or (array > high).any():
-                raise MessageError(UNUSABLE)
 
     def notes(self, state: State) -> tuple[str, ...]:
         """Return how the run had to depart from the algorithm's usual way, in fixed sentences."""

@@ -24,6 +24,7 @@ from flower_kmeans.algorithms.base import (
     FloatArray,
     IntArray,
     Query,
+    Range,
     State,
     Statistic,
     register,
@@ -47,7 +48,12 @@ from flower_kmeans.algorithms.postprocess import (
     to_grid,
     truncate,
 )
-from flower_kmeans.algorithms.relocation import Clusters, public_direction, relocated
+from flower_kmeans.algorithms.relocation import (
+    Clusters,
+    n_steps,
+    public_directions,
+    relocated,
+)
 from flower_kmeans.assignment import cluster_sums
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.domain import Domain, GridRecords, row_sums
@@ -176,10 +182,15 @@ class FastLloydAlgorithm(LloydFamily):
             return state
         return State(0, {**state.arrays, "radius": np.array([self.radius_of(1)])})
 
-    def query(self, state: State) -> Query:
-        """Return the centroids, (k, d) int64 in grid units, and with relocation a radius, (1,)."""
-        names = ("centroids", "radius") if self.relocation else ("centroids",)
-        return Query(state.round + 1, {name: state.arrays[name] for name in names})
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+        """Return the arrays of a query: ``centroids``, (k, d), and with relocation a radius, (1,).
+
+        Both in grid units.
+        """
+        ranges = super().query_ranges(round_number)
+        if not self.relocation:
+            return ranges
+        return {**ranges, "radius": ((1,), 1, self.radius_of(round_number))}
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return sums of offsets from the centroids, and counts.
@@ -263,7 +274,9 @@ class FastLloydAlgorithm(LloydFamily):
         )
         following = relocated(
             clusters,
-            lambda j: public_direction(self.seed, number, j, self.domain.n_features),
+            public_directions(
+                self.seed, number, (2 * n_steps(self.n_clusters), self.domain.n_features)
+            ),
             lambda points: into_domain(points, self.domain, self.fraction_bits),
         )
         return following, self._next_radius(radius, nearness, sizes, noise[SUMS])
@@ -389,7 +402,7 @@ class FastLloydAlgorithm(LloydFamily):
             return super()._into_domain(points)
         if self.postprocess == "truncate":
             return self._into_ball(truncate(points, self._half_widths))
-        return truncate(points, _FREE_BOXES * self._half_widths)
+        return truncate(points, self._free_boxes * self._half_widths)
 
     @property
     def largest_cost(self) -> int:
@@ -402,8 +415,8 @@ class FastLloydAlgorithm(LloydFamily):
         return self.radius_of(self.n_rounds) ** 2
 
     @property
-    def _largest_offset(self) -> int:
-        return 1 + _FREE_BOXES if self.postprocess == "none" else super()._largest_offset
+    def _free_boxes(self) -> int:
+        return _FREE_BOXES if self.postprocess == "none" else super()._free_boxes
 
     @cached_property
     def _radius(self) -> int:

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import (
+    UNUSABLE,
     IntArray,
     Query,
+    Range,
     State,
     Statistic,
     register,
 )
-from flower_kmeans.algorithms.blocks import UNUSABLE
 from flower_kmeans.algorithms.cost import COST, squared_distances
 from flower_kmeans.algorithms.feddp_plan import FACTOR, FINENESS, MOST_FACTOR
 from flower_kmeans.algorithms.feddp_releases import (
@@ -160,19 +161,6 @@ class FedDPAlgorithm(FedDPResults):
         flags = np.zeros(len(NOTES), dtype=bool)
         return State(0, {"server": self.server_points, "flags": flags})
 
-    def query(self, state: State) -> Query:
-        """Return what clients need for the round after ``state``.
-
-        Returns
-        -------
-        Query
-            All int64. Round 1: nothing. Round 2: ``projection`` (d, r) and the server's projected
-            ``points`` (m, r), r = min(k, d). Round 3: ``projection`` and projected ``centers``
-            (k, r). Later: ``centroids`` (k, d), and where the radius was narrowed ``factor`` (1,).
-        """
-        number = state.round + 1
-        return Query(number, {name: state.arrays[name] for name in self._asked(number)})
-
     def check_query(self, query: Query) -> None:
         """Require the arrays of the round, with their shapes, as int64 and within their ranges.
 
@@ -185,21 +173,26 @@ class FedDPAlgorithm(FedDPResults):
             if (np.einsum("ij,ij->i", centroids, centroids) > 4.0**self.fraction_bits).any():
                 raise MessageError(UNUSABLE)
 
-    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
-        """Return shape, least and largest value of every array of a round's query."""
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+        """Return the arrays of a round's query.
+
+        Round 1: none. Round 2: ``projection`` (d, r) and the server's projected ``points`` (m, r),
+        r = min(k, d). Round 3: ``projection`` and projected ``centers`` (k, r). Later:
+        ``centroids`` (k, d), and where the radius was narrowed ``factor`` (1,).
+        """
         k, d, m = self.n_clusters, self.domain.n_features, self.n_server_points
         r, limit = self.projection.n_directions, self.projection.limit
         one = 2**self.fraction_bits
         matrix = {"projection": ((d, r), -one, one)}
-        if number == PROJECTION:
+        if round_number == PROJECTION:
             return {}
-        if number == WEIGHTS:
+        if round_number == WEIGHTS:
             return {**matrix, "points": ((m, r), -limit, limit)}
-        if number == LIFT:
+        if round_number == LIFT:
             return {**matrix, "centers": ((k, r), -limit, limit)}
         widths = self.domain.grid_half_widths(self.fraction_bits)
         centroids = {"centroids": ((k, d), -widths, widths)}
-        if self.sums == "narrowing" and number > N_INITIAL + 1:
+        if self.sums == "narrowing" and round_number > N_INITIAL + 1:
             return {**centroids, FACTOR: ((1,), FINENESS, MOST_FACTOR)}
         return centroids
 

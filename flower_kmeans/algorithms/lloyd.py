@@ -23,6 +23,7 @@ from flower_kmeans.algorithms.base import (
     FloatArray,
     IntArray,
     Query,
+    Range,
     State,
     Statistic,
     register,
@@ -110,7 +111,6 @@ class LloydFamily(CostOfLastRound):
     """
 
     replayable: ClassVar[bool] = True
-    server_asks: ClassVar[bool] = False
 
     n_clusters: int
     domain: Domain
@@ -226,9 +226,10 @@ class LloydFamily(CostOfLastRound):
         """Return the given initial centroids, or those of sphere packing. ``rng`` is not used."""
         return State(0, {"centroids": self._initial_grid.copy()})
 
-    def query(self, state: State) -> Query:
-        """Return the centroids, (k, d) int64 in grid units."""
-        return Query(state.round + 1, {"centroids": state.arrays["centroids"]})
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+        """Return the array of a query: ``centroids``, (k, d), in grid units."""
+        limit = self._free_boxes * self._half_widths
+        return {"centroids": ((self.n_clusters, self.domain.n_features), -limit, limit)}
 
     def record_units(self, round_number: int) -> FloatArray:
         """Return the sensitivities to one record, for every word of a round."""
@@ -352,7 +353,7 @@ class LloydFamily(CostOfLastRound):
                 noise = max(noise, release.noise_multiplier * unit * _tail(release, draws))
         # A record moves a coordinate by the largest offset at most, and a count by 1. Clipping only
         # takes away from that.
-        most = self._largest_offset * one + 0.5
+        most = (1 + self._free_boxes) * one + 0.5
         if self.cost:
             most = max(most, float(self.largest_cost >> self.fraction_bits))
         bound = self.n_records * most + noise * noise_factor
@@ -391,9 +392,9 @@ class LloydFamily(CostOfLastRound):
         return squared_bound(self.domain, self.fraction_bits)
 
     @property
-    def _largest_offset(self) -> int:
-        """Largest |coordinate| of a record relative to a centroid, in half widths."""
-        return 2
+    def _free_boxes(self) -> int:
+        """Largest |coordinate| of a centroid, in half widths."""
+        return 1
 
     @cached_property
     def _half_widths(self) -> IntArray:

@@ -11,13 +11,20 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import IntArray, Query, State, Statistic, register
-from flower_kmeans.algorithms.blocks import UNUSABLE
+from flower_kmeans.algorithms.base import (
+    UNUSABLE,
+    IntArray,
+    Query,
+    Range,
+    State,
+    Statistic,
+    register,
+)
 from flower_kmeans.algorithms.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.histogram import expected_total, zero_small
 from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
@@ -43,6 +50,8 @@ NOTES = (
 )
 CAPPED, HALVED, NO_VOTES, FEW, NOT_LIFTED = range(len(NOTES))
 
+_STEPS = 12  # of k-means, for each start
+_CHOSEN_WORK, _CHOSEN_PER_CLUSTER = 2**14, 6
 _PROJECTION = 2 << 64  # keys of the projection: beside the seed, what it is for
 
 
@@ -110,19 +119,6 @@ class PEMeansAlgorithm(PEMeansParameters):
         most = np.array([self.most_variations], dtype=np.int64)
         return State(0, {"variations": most, "flags": flags})
 
-    def query(self, state: State) -> Query:
-        """Return what clients need for the round after ``state``; its size does not grow with L.
-
-        Returns
-        -------
-        Query
-            All int64. Round 1: nothing, the population follows from the run's seed. Later:
-            ``centers`` (k, p) that were selected, and for votes ``variations`` (1,), of each of
-            them, and ``seed`` (2,), 16 bytes from which they are made.
-        """
-        number = state.round + 1
-        return Query(number, {name: state.arrays[name] for name in self._asked(number)})
-
     def check_query(self, query: Query) -> None:
         """Require the arrays of the round, with their shapes, as int64 and within their ranges.
 
@@ -136,13 +132,18 @@ class PEMeansAlgorithm(PEMeansParameters):
             if (np.einsum("ij,ij->i", centers, centers) > float(self.space.radius**2)).any():
                 raise MessageError(UNUSABLE)
 
-    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
-        """Return shape, least and largest value of every array of a round's query."""
-        if number == 1:
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+        """Return the arrays of a round's query; its size does not grow with L.
+
+        Round 1 has none, its population follows from the run's seed. Later: ``centers`` (k, p) that
+        were selected, and for votes ``variations`` (1,), of each of them, and ``seed`` (2,), 16
+        bytes from which they are made.
+        """
+        if round_number == 1:
             return {}
         limit = np.array(self.space.half_widths, dtype=np.int64)
         centers = {"centers": ((self.n_clusters, len(limit)), -limit, limit)}
-        if number > self.n_vote_rounds:
+        if round_number > self.n_vote_rounds:
             return centers
         return {
             **centers,
@@ -192,12 +193,18 @@ class PEMeansAlgorithm(PEMeansParameters):
         size, q = self._n_candidates(query), self.fraction_bits
         source = round_words(self.seed, query.round)
         seed = random_words(source, 2).view(np.int64)
-        votes = answer.blocks[COUNTS][:size]
+        votes = answer.blocks[COUNTS].copy()
+        votes[size:] = 0  # of candidates that were halved away
         noise = self.noise_of(query.round)[COUNTS] * 2.0**-q
         planned = math.inf if self.n_records is None else float(self.n_records)
-        total = expected_total(scaled(votes, q), noise, planned, answer.answered)
+        of_sum = noise * math.sqrt(size / len(votes))  # by bin, where only some have noise
+        total = expected_total(scaled(votes, q), of_sum, planned, answer.answered)
         kept = zero_small(scaled(votes, q), total)
-        arrays = self._centers(query, np.where(kept > 0, votes, 0), flags, source)
+        whole = query.arrays
+        if query.round > 1:  # as if nothing was ever halved: the same candidates, then others
+            whole = {**whole, "variations": np.array([self.most_variations])}
+        votes = np.where(kept > 0, votes, 0)
+        arrays = self._centers(Query(query.round, whole), votes, flags, source)
         n_variations = int(state.arrays["variations"][0])
         # Signal to noise by Algorithm 1, line 8, where the noise is that of all candidates
         # (docs/guarantees.md, "PE-means").
@@ -209,23 +216,33 @@ class PEMeansAlgorithm(PEMeansParameters):
     def _centers(
         self, query: Query, votes: IntArray, flags: IntArray, source: np.random.Philox
     ) -> dict[str, IntArray]:
-        """Return selected centres (k, p) and how many votes are nearest to each."""
+        """Return selected centres (k, p) and how many votes are nearest to each.
+
+        Of as many candidates as `most_chosen` says, whatever their votes are: the steps are the
+        same for all sums.
+        """
         k = self.n_clusters
-        chosen = np.flatnonzero(votes > 0)
-        if len(chosen) < k:
-            flags[NO_VOTES if not len(chosen) else FEW] = True
-            # The first candidates are the centroids before, or the most spread of all.
-            chosen = np.sort(np.argsort(-votes, kind="stable")[:k])
-        points, weights = gather(self._population(query), chosen), votes[chosen]
-        if (weights > 0).all():
-            found = grid_kmeans(points, weights, k, source).points.astype(np.float64)
-            centers = self.space.cut(found).astype(np.int64)
-        else:
-            centers = points.astype(np.int64)
+        order = np.argsort(-votes, kind="stable")
+        chosen = np.sort(order[: self.most_chosen(query.round)])
+        points = gather(self._population(query), chosen)
+        weights, n_voted = votes[chosen], int(np.count_nonzero(votes))
+        found = grid_kmeans(points, weights, k, source, n_steps=_STEPS).points.astype(np.float64)
+        # The first candidates are the centroids before, or the most spread of all.
+        first = points[np.searchsorted(chosen, np.sort(order[:k]))]
+        if n_voted < k:
+            flags[FEW if n_voted else NO_VOTES] = True
+        centers = np.where(n_voted < k, first, self.space.cut(found)).astype(np.int64)
         labels, _ = assign(points, centers)
         counts = np.zeros(k, dtype=np.int64)
         np.add.at(counts, labels, weights)
         return {"centers": centers, "counts": counts}
+
+    def most_chosen(self, round_number: int) -> int:
+        """Return how many candidates a round's centres are selected from; all without noise."""
+        size, k = self.words(round_number), self.n_clusters
+        if not self.budget.is_private:
+            return size
+        return min(size, max(_CHOSEN_WORK // k, _CHOSEN_PER_CLUSTER * k))
 
     # ------------------------------------------------------------------ results
 

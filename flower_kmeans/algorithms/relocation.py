@@ -1,8 +1,8 @@
 """Centroids that have no records, or that share a cluster, go where another one has too many.
 
 Post-processing of released numbers, and replayable: elementwise IEEE operations, exact sums of
-integers, stable sorts and public directions. The constants were chosen by experiment
-(docs/differences-from-papers.md, "FastLloyd").
+integers, stable sorts and public directions. The number of steps follows from k alone. The
+constants were chosen by experiment (docs/differences-from-papers.md, "FastLloyd").
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.portable import normals
 from flower_kmeans.algorithms.postprocess import to_grid
 from flower_kmeans.domain import row_sums
-from flower_kmeans.initialization import public_words, random_words
+from flower_kmeans.initialization import random_words, round_words
 from flower_kmeans.threads import single_threaded_blas
 
 IntArray = NDArray[np.int64]
@@ -30,6 +30,9 @@ CLEAR = 3.0
 """A scatter counts if it is so many times its deviation."""
 STEP = 0.1
 """How far beside another centroid one is put, over the distance to that one's neighbour."""
+
+MOST_STEPS = 256
+"""Most centroids of either kind that are looked at in a round."""
 
 _TINY = 2.0**-100
 _BLOCK_NUMBERS = 2**20
@@ -60,7 +63,7 @@ class Clusters:
 
 def relocated(
     clusters: Clusters,
-    direction: Callable[[int], FloatArray],
+    directions: FloatArray,
     inside: Callable[[IntArray], IntArray],
 ) -> IntArray:
     """Return the centroids of the next round.
@@ -74,58 +77,67 @@ def relocated(
     Parameters
     ----------
     clusters : Clusters
-    direction : callable
-        From a centroid's number to a public unit vector, (d,).
+    directions : ndarray of shape (2 n, d), float64
+        Public unit vectors, n of `n_steps`: one for every step.
     inside : callable
         Moves grid points (m, d) into the domain.
     """
     points = clusters.centroids.astype(np.float64)
     sizes, moved = clusters.sizes.copy(), np.zeros(len(points), dtype=bool)
 
-    def put(j: int, point: FloatArray) -> None:
-        points[j] = inside(to_grid(point[None]))[0]
+    def put(j: int, point: FloatArray, wanted: bool) -> None:
+        points[j] = np.where(wanted, inside(to_grid(point[None]))[0], points[j])
 
-    def put_beside(j: int, b: int) -> None:
+    def put_beside(j: int, b: int, direction: FloatArray, wanted: bool) -> None:
         squares = row_sums((points - points[b]) ** 2)
         squares[[j, b]] = np.inf
-        if np.isfinite(nearest := float(squares.min())):
-            put(j, points[b] + direction(j) * (STEP * math.sqrt(nearest)))
+        nearest = float(squares.min())  # infinite where there are two centroids
+        finite = nearest < math.inf
+        length = STEP * math.sqrt(nearest if finite else 0.0)
+        put(j, points[b] + direction * length, wanted and finite)
 
+    n = n_steps(len(points))
     dead = max(
         DEAD_NOISE * clusters.size_noise, DEAD_SHARE * max(math.fsum(sizes), 1.0) / len(sizes)
     )
-    for j in map(int, np.argsort(sizes, kind="stable")):
+    going = True
+    for j, direction in zip(np.argsort(sizes, kind="stable")[:n], directions[:n], strict=True):
         b = int(sizes.argmax())
-        if sizes[j] > dead or sizes[b] < FULL * max(sizes[j], clusters.size_noise) or b == j:
-            break
-        put_beside(j, b)
-        sizes[b] /= 2
-        sizes[j] = sizes[b]
-        moved[[j, b]] = True
+        full = sizes[b] >= FULL * max(sizes[j], clusters.size_noise)
+        going = bool(going and sizes[j] <= dead and full and b != j)
+        put_beside(j, b, direction, going)
+        half = sizes[b] / 2
+        sizes[[j, b]] = np.where(going, half, sizes[[j, b]])
+        moved[[j, b]] |= going
 
     sizes = np.maximum(sizes, 0.0)
     gains = _gains(clusters, sizes, moved)
     costs, partners = _merging_costs(points, sizes, moved)
-    for i in map(int, np.argsort(costs, kind="stable")):
+    going = True
+    for i, direction in zip(np.argsort(costs, kind="stable")[:n], directions[n:], strict=True):
         b, g = int(gains.argmax()), int(partners[i])
-        if not gains[b] > costs[i] + clusters.scatter_noise:
-            break
+        going = bool(going and gains[b] > costs[i] + clusters.scatter_noise)
         j, g = (i, g) if sizes[i] <= sizes[g] else (g, i)
-        if b in (j, g) or moved[j] or moved[g]:
-            continue
+        free = going and b not in (j, g) and not (moved[j] or moved[g])
         share = float(sizes[j] / max(sizes[j] + sizes[g], _TINY))
-        put(g, points[g] + (points[j] - points[g]) * share)
-        put_beside(j, b)
-        moved[[j, g, b]], gains[[j, g, b]] = True, -np.inf
+        put(g, points[g] + (points[j] - points[g]) * share, free)
+        put_beside(j, b, direction, free)
+        moved[[j, g, b]] |= free
+        gains[[j, g, b]] = np.where(free, -np.inf, gains[[j, g, b]])
     return points.astype(np.int64)
 
 
-def public_direction(seed: int, round_number: int, j: int, n_features: int) -> FloatArray:
-    """Return a random unit vector (d,) of a seed, a round and a centroid."""
-    words = random_words(public_words((round_number << 96) + (j << 64) + seed), n_features)
-    vector = normals(words)
-    length = math.sqrt(float(row_sums(vector[None] ** 2)[0]))
-    return vector / max(length, _TINY)
+def n_steps(n_clusters: int) -> int:
+    """Return how many centroids of either kind are looked at in a round."""
+    return min(n_clusters, MOST_STEPS)
+
+
+def public_directions(seed: int, round_number: int, shape: tuple[int, int]) -> FloatArray:
+    """Return random unit vectors of a seed and a round, as rows."""
+    vectors = normals(random_words(round_words(seed, round_number), math.prod(shape)))
+    vectors = vectors.reshape(shape)
+    lengths = np.sqrt(row_sums(vectors * vectors))
+    return vectors / np.maximum(lengths, _TINY)[:, None]
 
 
 def _gains(clusters: Clusters, sizes: FloatArray, moved: BoolArray) -> FloatArray:

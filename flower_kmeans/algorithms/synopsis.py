@@ -10,7 +10,7 @@ Numbers and shares: docs/guarantees.md, "SynopsisKMeans".
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from flower_kmeans.algorithms.base import (
     FloatArray,
     IntArray,
     Query,
+    Range,
     State,
     Statistic,
     register,
@@ -137,26 +138,18 @@ class SynopsisAlgorithm(SynopsisParameters):
         """Return that nothing is known. ``rng`` is not used."""
         return State(0, {"flags": np.zeros(len(NOTES), dtype=np.int64)})
 
-    def query(self, state: State) -> Query:
-        """Return what clients need for the round after ``state``.
+    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+        """Return the arrays of a round's query.
 
-        Returns
-        -------
-        Query
-            All int64. Round 1: nothing. Synopsis: ``projection`` (d, p), ``cells`` (M, p) and
-            ``radii`` (M,). Refinement: ``centroids`` (k, d) and ``radius`` (1,).
+        Round 1: none. Synopsis: ``projection`` (d, p), ``cells`` (M, p) and ``radii`` (M,).
+        Refinement: ``centroids`` (k, d) and ``radius`` (1,).
         """
-        number = state.round + 1
-        return Query(number, {name: state.arrays[name] for name in self._asked(number)})
-
-    def _asked(self, number: int) -> Mapping[str, tuple[tuple[int, ...], Any, Any]]:
-        """Return shape, least and largest value of every array of a round's query."""
         d, p = self.domain.n_features, self.schedule.n_directions
-        if number == FIRST:
+        if round_number == FIRST:
             return {}
-        if self.schedule.is_synopsis(number):
+        if self.schedule.is_synopsis(round_number):
             m, one, limit = (
-                self.schedule.n_cells(number),
+                self.schedule.n_cells(round_number),
                 2**self.fraction_bits,
                 self.projection.limit,
             )

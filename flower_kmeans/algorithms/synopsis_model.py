@@ -6,6 +6,9 @@ oblivious server compute it, and must agree bit for bit. So numbers come from ra
 from operations that IEEE 754 rounds correctly, element by element. Sums are of integers, by
 ``math.fsum``, or by ``row_sums``, whose order NumPy does not choose. Points of the mixture lie on a
 grid, where k-means is exact.
+
+How many steps there are, and on how many points, follows from the schedule alone: a cell that is
+left out of a mixture stays in it with a weight of 0.
 """
 
 import math
@@ -52,8 +55,9 @@ _SAMPLE, _PER_CELL, _MOST_PER_CELL = 2_000, 10, 20
 _PARTITION_STEPS = 6
 _PSEUDO_POINTS = 5.0
 _LEAST_SPREAD = 0.64  # of a cell's variance, in that of all cells, for its radius
-_MOST_STARTS, _FEWEST_STARTS, _START_WORK, _SELECT_STEPS = 30, 5, 2**24, 50
-_POLISH_PAIRS, _MOST_PAIRS_PER_CELL, _POLISH_STEPS = 10_000, 20, 30
+_MOST_STARTS, _FEWEST_STARTS, _START_WORK, _SELECT_STEPS = 25, 5, 2**22, 8
+_POLISH_PAIRS, _MOST_PAIRS_PER_CELL, _POLISH_STEPS = 5_000, 20, 12
+_SHARE_BITS = 16  # that a share has more where it is divided among points
 
 
 class Mixture(NamedTuple):
@@ -62,7 +66,8 @@ class Mixture(NamedTuple):
     Attributes
     ----------
     weights : ndarray of shape (m,), float64
-        Positive: how many records each part has, or before any are counted, which share.
+        How many records each part has, or before any are counted, which share. Positive, or 0 for
+        parts that are left out; not all 0.
     means, scales : ndarrays of shape (m, p), float64
     errors : ndarray of shape (m, p), float64
         Variances of the means themselves, where noise made them.
@@ -184,9 +189,12 @@ def sample(mixture: Mixture, size: int, source: np.random.Philox) -> IntArray:
 
 
 def masses(weights: FloatArray) -> IntArray:
-    """Return positive integers (m,) in proportion to weights, of about 2^26 in all."""
+    """Return integers (m,) in proportion to weights, of about 2^26 in all.
+
+    Positive where the weight is.
+    """
     share = weights * (2.0**_MASS_BITS / math.fsum(weights))
-    return np.floor(share).astype(np.int64) + 1
+    return np.floor(share).astype(np.int64) + (weights > 0)
 
 
 def on_grid(points: FloatArray) -> IntArray:
@@ -292,26 +300,18 @@ def learned(
     stays = np.zeros(len(counts), dtype=bool) if missing is None else missing
     kept &= ~stays
     stood_out = bool(kept.any() or stays.any())
-    held = Mixture(
-        cells.expected[stays],
-        cells.centers[stays].astype(np.float64) * step,
-        np.sqrt(cells.variances[stays]),
-        cells.variances[stays],
-    )
-    if not stood_out:
-        kept[np.argmax(counts)] = True
-    elif not kept.any():
-        return held, True
-    sizes = np.maximum(counts[kept], max(noise.counts, MIN_COUNT))
-    radii = cells.radii[kept].astype(np.float64) * step
-    shape = cells.variances[kept]
-    means = radii[:, None] * answers.sums[kept] / sizes[:, None]
+    kept[np.argmax(counts)] |= not stood_out
+    sizes = np.maximum(counts, max(noise.counts, MIN_COUNT))
+    radii = cells.radii.astype(np.float64) * step
+    shape, own_sizes = cells.variances, np.where(kept, sizes, 0.0)
+    means = radii[:, None] * answers.sums / sizes[:, None]
     errors = _squared(radii * noise.sums / sizes)[:, None]
     means = shortened(means * shape / (shape + errors), radii)
     # What a record's slack lacks of 1 is its square: the noise of both is in it.
-    squares = _squared(radii) * (sizes - answers.slacks[kept])
+    squares = _squared(radii) * (sizes - answers.slacks)
     lengths = row_sums(means * means)
-    pooled = math.fsum(squares - sizes * lengths) / math.fsum(sizes)
+    total_size = max(math.fsum(own_sizes), MIN_COUNT)  # of none where all that is there stays
+    pooled = math.fsum(np.where(kept, squares - sizes * lengths, 0.0)) / total_size
     pooled = min(max(pooled, 0.02 * spread), 4 * spread)
     both = noise.slacks * noise.slacks + noise.counts * noise.counts
     doubt = _squared(_squared(radii) / sizes) * both
@@ -320,9 +320,15 @@ def learned(
     total = row_sums(shape.copy())
     variances = np.clip(variances, 0.05 * pooled, 6 * total)
     scales = np.sqrt(shape * (variances / total)[:, None])
-    centers = cells.centers[kept].astype(np.float64) * step
-    found = Mixture(sizes, centers + means, scales, shape * errors / (shape + errors))
-    return joined(found, held), stood_out
+    centers = cells.centers.astype(np.float64) * step
+    aside = stays[:, None]
+    found = Mixture(
+        np.where(stays, cells.expected, own_sizes),
+        np.where(aside, centers, centers + means),
+        np.where(aside, np.sqrt(shape), scales),
+        np.where(aside, shape, shape * errors / (shape + errors)),
+    )
+    return found, stood_out
 
 
 # --------------------------------------------------------------------------- centroids
@@ -358,24 +364,23 @@ def select(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> Selec
     from there. If there are too few means, points of the mixture are drawn as well.
     """
     weights, means, scales, errors = mixture
-    points, m = on_grid(means), len(weights)
-    missing = n_clusters - m
-    if missing > 0:
-        chosen = np.arange(missing) % m
-        noise = _normals((missing, means.shape[1]), source)
-        found = np.vstack([points, on_grid(means[chosen] + scales[chosen] * noise)])
-    else:
-        shares = masses(weights)
-        # Distances of a step are m k: with hundreds of clusters a start takes seconds.
-        n_starts = max(_FEWEST_STARTS, min(_MOST_STARTS, _START_WORK // (m * n_clusters)))
-        found = grid_kmeans(points, shares, n_clusters, source, n_starts, _SELECT_STEPS).points
-        pairs = max(1, min(_MOST_PAIRS_PER_CELL, _POLISH_PAIRS // m))
-        noise = _normals((pairs * m, means.shape[1]), source)
-        # Two points on either side of the mean: drawing moves no mean of whole parts.
-        around, offsets = np.repeat(means, pairs, axis=0), np.repeat(scales, pairs, axis=0) * noise
-        drawn = on_grid(np.vstack([around + offsets, around - offsets]))
-        each = np.tile(np.repeat(shares, pairs), 2)
-        found = lloyd_steps(drawn, each, found, _POLISH_STEPS).points
+    points, m, p = on_grid(means), len(weights), means.shape[1]
+    shares, parts = masses(weights), np.flatnonzero(weights > 0)
+    few = len(parts) < n_clusters
+    # Distances of a step are m k: with hundreds of clusters a start takes seconds.
+    n_starts = max(_FEWEST_STARTS, min(_MOST_STARTS, _START_WORK // (m * n_clusters)))
+    found = grid_kmeans(points, shares, n_clusters, source, n_starts, _SELECT_STEPS).points
+    pairs = max(m, min(_MOST_PAIRS_PER_CELL * m, _POLISH_PAIRS))
+    chosen = parts[np.arange(pairs) % len(parts)]
+    # Two points on either side of the mean: drawing moves no mean of whole parts.
+    around, offsets = means[chosen], scales[chosen] * _normals((pairs, p), source)
+    drawn = on_grid(np.vstack([around + offsets, around - offsets]))
+    each = (shares << _SHARE_BITS) // np.maximum(np.bincount(chosen, minlength=m), 1)
+    found = lloyd_steps(drawn, np.tile(each[chosen], 2), found, _POLISH_STEPS).points
+    chosen = parts[np.arange(n_clusters) % len(parts)]
+    beside = np.arange(n_clusters) >= len(parts)
+    noise = _normals((n_clusters, p), source) * beside[:, None]
+    found = np.where(few, on_grid(means[chosen] + scales[chosen] * noise), found)
     labels = nearest(points, found)
     residuals = scaled(points - found[labels], MODEL_BITS)
     squares = residuals * residuals + scales * scales
@@ -386,9 +391,7 @@ def select(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> Selec
     shares2 = _squared(weights / np.maximum(counts, SMALLEST)[labels])
     doubts = np.zeros((n_clusters, means.shape[1]), dtype=np.int64)
     np.add.at(doubts, labels, to_grid(shares2[:, None] * errors * 2.0**_DOUBT_BITS))
-    return Selection(
-        scaled(found, MODEL_BITS), counts, within, scaled(doubts, _DOUBT_BITS), missing > 0
-    )
+    return Selection(scaled(found, MODEL_BITS), counts, within, scaled(doubts, _DOUBT_BITS), few)
 
 
 def steps_of(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
+from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.federation.document import RunDocument
@@ -74,9 +75,9 @@ def server_asks(algorithm: Algorithm, trust: str) -> bool:
     """Return whether the server sends questions and result, under a trust model.
 
     Who sees the sums asks: under an oblivious server the clients do. Algorithms with cheap updates
-    leave it to them everywhere (`Algorithm.server_asks`).
+    leave it to them everywhere.
     """
-    return algorithm.server_asks and trust != "oblivious-server"
+    return not isinstance(algorithm, LloydFamily) and trust != "oblivious-server"
 
 
 # Clients of one process are sent the same document: they share what it means.

@@ -19,7 +19,7 @@ does (`privacy.filter`): for clients if all runs protect clients, else for singl
 lie in the file, so a charge reads nothing of other runs.
 
 Beside them lies an opaque memory for each run, the client's session, which its owner replaces by
-comparing versions. Only `MAX_SESSIONS` memories of runs without an answer and a vote are kept, so
+comparing versions. Only `MAX_UNANSWERED` memories of runs without an answer and a vote are kept, so
 enrolments cost a bounded file. Runs that nothing was written of for `FORGET_AFTER` are ended when
 the ledger is opened.
 """
@@ -38,7 +38,7 @@ from flower_kmeans.errors import BudgetError, KMeansError, LedgerError
 from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.ledger_file import find_private_file, make_private_file
 
-MAX_SESSIONS = 16
+MAX_UNANSWERED = 16
 """Most memories that are kept of runs in which nothing was answered and nothing voted."""
 FORGET_AFTER = 30 * 24 * 3600
 """Seconds after which an unfinished run that nothing was written of is ended."""
@@ -200,15 +200,6 @@ class Ledger:
         row = self._run(run, "version, memory")
         return None if row is None else (int(row[0]), bytes(row[1]))
 
-    def unfinished(self) -> set[bytes]:
-        """Return the runs that have a memory and have not ended, by the hashes of their documents.
-
-        A run that ended without an answer is among them as long as its memory is kept.
-        """
-        with _ledger_errors():
-            rows = self._db.execute("SELECT run FROM runs WHERE given < ?", (_ENDED,))
-            return {bytes(run) for (run,) in rows}
-
     def save(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace a run's memory and return its new version.
 
@@ -248,7 +239,7 @@ class Ledger:
         self._db.execute(
             "DELETE FROM runs WHERE rowid IN (SELECT rowid FROM runs WHERE given = ? "
             "ORDER BY touched DESC, version DESC LIMIT -1 OFFSET ?)",
-            (_NOTHING, MAX_SESSIONS - 1),
+            (_NOTHING, MAX_UNANSWERED - 1),
         )
 
     def _next_version(self) -> int:

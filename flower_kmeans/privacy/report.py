@@ -465,15 +465,15 @@ class Report:
         if self.answers:
             yield f"Clients behind the sums, by round: {', '.join(map(str, self.answers))}."
         if self.trust_model.shares_noise:
-            removed = (
-                f" ({self.added_noise_factor:.4g} before noise beyond the plan was removed)"
-                if self.noise_factors
-                else ""
-            )
-            yield (
-                f"The noise has at most {self.noise_factor:.4g} times the planned standard "
-                f"deviation, sqrt(|S|/M') with M' = {self.noise_shares}{removed}."
-            )
+            added = f"{self.added_noise_factor:.4g} times the planned standard deviation"
+            formula = f"sqrt(|S|/M') with M' = {self.noise_shares}"
+            if math.isclose(self.noise_factor, self.added_noise_factor):
+                yield f"The noise has at most {added}, {formula}."
+            else:
+                yield (
+                    f"Clients added noise of at most {added}, {formula}. Noise beyond the plan was "
+                    f"removed: {self.noise_factor:.4g} times the planned one is left."
+                )
         if self.round_trips:
             yield (
                 f"Round trips: {self.round_trips}. Attempts: {self.attempts}. Repeated requests "

@@ -225,8 +225,8 @@ def _objection(run: Run) -> str | None:
     variance = f"1/{document.noise_shares}" if trust.shares_noise else NONE
     if document.share_variance != variance:
         return f"Expected share_variance={variance!r}."
-    if document.levels and not (trust.shares_noise and trust.has_committee and not trust.is_blind):
-        return "Noise is removed only from sums by a committee that the server opens."
+    if document.levels and not trust.removes_noise:
+        return "Noise is removed only where the server opens the sums of a committee."
     before = (document.noise_shares, *document.levels)
     if any(b <= a for a, b in zip(before, document.levels, strict=False)):
         return "Expected ascending levels."

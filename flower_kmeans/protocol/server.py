@@ -158,6 +158,7 @@ class _Attempt:
     wanted: list[Participant] = field(default_factory=list)  # whose envelopes are asked for
     requests: dict[int, Ask] = field(default_factory=dict)
     groups: dict[bytes, _Group] = field(default_factory=dict)  # by tag
+    have: int = 0  # how many answers can be added up
 
 
 @dataclass
@@ -597,10 +598,9 @@ class Server:
 
     def _too_few(self, attempt: _Attempt) -> TooFewClientsError:
         document, t = self.run.document, attempt.t
-        have = max((len(group.nodes) for group in attempt.groups.values()), default=0)
         return TooFewClientsError(
             f"Expected at least min_clients={document.min_clients} answers to one query in round "
-            f"{t} of {document.rounds}. Got {have} of {self.n_clients} in the last of "
+            f"{t} of {document.rounds}. Got {attempt.have} of {self.n_clients} in the last of "
             f"{document.max_attempts} attempts.{self._reasons(t)}"
         )
 
@@ -674,6 +674,7 @@ class Server:
         tag = self._chosen_tag(attempt)
         nodes = sorted(attempt.groups[tag].nodes, key=self._cohort.slot_of) if tag else []
         skipped = self._leave_out(attempt, nodes) if attempt.store is not None else set()
+        attempt.have = len(nodes)
         if len(nodes) < self.run.document.min_clients:
             return False
         if attempt.store is None:

@@ -58,6 +58,11 @@ class TrustModel:
         return self.noise_by == "clients"
 
     @property
+    def removes_noise(self) -> bool:
+        """Whether noise beyond the plan can be removed: its keys need a committee and a reader."""
+        return self.shares_noise and self.has_committee and not self.is_blind
+
+    @property
     def is_private(self) -> bool:
         """Whether anybody adds noise."""
         return self.noise_by != "nobody"

@@ -194,7 +194,7 @@ def _run_section(outcome: Outcome) -> Markup:
     if report.is_private:
         pairs.append(("sampler of the noise", report.sampler or "-"))
         pairs.append(("noise, of the planned", f"{number(report.noise_factor)} times"))
-        if report.noise_factors:
+        if report.levels:
             added = f"{number(report.added_noise_factor)} times"
             pairs.append(("noise that clients added, of the planned", added))
     if report.trust_model.shares_noise:

@@ -1,8 +1,8 @@
 """A whole deployment on this machine: one SuperLink and three SuperNodes, each process a real one.
 
 Everything that docs/deploy.md sets up on several machines is set up here on 127.0.0.1, in a
-directory of its own: certificates, node keys, a group key, the processes, one run. Then all of it
-is stopped. The commands are the page's.
+directory of its own: certificates, node keys, members' keys and their roster, the processes, one
+run. Then all of it is stopped. The commands are the page's.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from credentials import make_link, make_node
 from numpy.typing import NDArray
 from processes import DeploymentError, Processes, free_ports
 
-from flower_kmeans.federation.roster import write_group_key
+from flower_kmeans.protocol.roster import write_members
 
 APP = Path(__file__).resolve().parent / "app"
 NAME = "deployment"  # of the SuperLink in Flower's configuration
@@ -92,9 +92,14 @@ def supernode_command(
     ]
 
 
-def keygen_command(path: Path | str) -> list[str]:
-    """Return the command that makes the data holders' group key."""
-    return ["flower-kmeans", "keygen", str(path)]
+def keygen_command(name: str, directory: Path | str) -> list[str]:
+    """Return the command that makes a data holder's key and its line of the roster."""
+    return ["flower-kmeans", "keygen", name, "--output", str(directory)]
+
+
+def keygen_check_command(roster: Path | str, key: Path | str) -> list[str]:
+    """Return the command that shows the digest of a roster and looks for the own key on it."""
+    return ["flower-kmeans", "keygen", "--check", str(roster), "--key", str(key)]
 
 
 def check_command(
@@ -134,7 +139,9 @@ def flower_config(address: str, certificate: Path | str) -> str:
 
 
 def policy_text(
-    bounds: Sequence[tuple[float, float]], settings: Mapping[str, Any] | None = None
+    bounds: Sequence[tuple[float, float]],
+    settings: Mapping[str, Any] | None = None,
+    name: str = "a",
 ) -> str:
     """Return ``policy.toml`` of a node's operator.
 
@@ -143,12 +150,15 @@ def policy_text(
     bounds : sequence of (float, float)
         Lowest and highest value of every column; a run with others is refused.
     settings : mapping, optional
-        What differs from, or comes beside, a node with a group key file that accepts an oblivious
-        server and no other; ``None`` leaves a setting out. Paths are relative to the file.
+        What differs from, or comes beside, a node with a roster that accepts an oblivious server
+        and no other; ``None`` leaves a setting out. Paths are relative to the file.
+    name : str
+        The data holder's on the roster.
     """
     values = {
         "trusts": ["oblivious-server"],
-        "group_key_file": "group.key",
+        "roster_file": "../member/roster.toml",
+        "member_key_file": f"../member/{name}.key",
         "state_dir": "state",
         **(settings or {}),
     }
@@ -178,6 +188,8 @@ class Deployment:
         What the server writes; beside it, with .html for .json, it writes the same as a page.
     app : Path
         The Flower app that is run.
+    roster : Path
+        The data holders' roster, for the server.
     """
 
     directory: Path
@@ -186,6 +198,7 @@ class Deployment:
     results: tuple[Path, ...]
     report: Path
     app: Path
+    roster: Path
 
     def run(self, config: Mapping[str, Any], timeout: float) -> None:
         """Run the app once.
@@ -202,7 +215,8 @@ class Deployment:
 
     def command(self, config: Mapping[str, Any]) -> list[str]:
         """Return the command that runs the app once."""
-        config = {"n-clients": len(self.results), "report": str(self.report), **config}
+        usual = {"n-clients": len(self.results), "report": str(self.report)}
+        config = {**usual, "roster": str(self.roster), **config}
         return run_command(self.app, config)
 
     def statuses(self) -> list[str]:
@@ -267,7 +281,8 @@ def deployment(
     routes = [route(i, f"{host}:{fleet_port}" if grpc else address) for i in range(len(partitions))]
     link = directory / "link"
     make_link(link, [host, *(each.rpartition(":")[0] for each in routes)])
-    write_group_key(directory / "group.key")
+    names = [chr(ord("a") + i) for i in range(len(partitions))]
+    *_, roster = write_members(directory / "member", names)
     processes = Processes(directory) if processes is None else processes
     (processes.home / "config.toml").write_text(flower_config(address, link / "ca.crt"), "utf-8")
     nodes = [directory / f"node{i}" for i in range(len(partitions))]
@@ -276,11 +291,10 @@ def deployment(
     for i, (node, node_port) in enumerate(zip(nodes, node_ports, strict=True)):
         make_node(node)
         shutil.copy(link / "ca.crt", node)
-        shutil.copy(directory / "group.key", node)  # keeps the mode
         data = node / ("records.csv" if i else "records.npy")
         _write_records(data, partitions[i])
         policy_file = node / "policy.toml"
-        policy_file.write_text(policy_text(bounds, policy), "utf-8")
+        policy_file.write_text(policy_text(bounds, policy, names[i]), "utf-8")
         policy_file.chmod(0o600)
         own = {key: value.replace("{node}", str(i)) for key, value in (settings or {}).items()}
         commands[f"supernode{i}"] = supernode_command(
@@ -304,7 +318,8 @@ def deployment(
             if name != "superlink":
                 processes.start(name, command)
         results = tuple(node / "result.npz" for node in nodes)
-        yield Deployment(directory, processes, commands, results, directory / "report.json", app)
+        report = directory / "report.json"
+        yield Deployment(directory, processes, commands, results, report, app, roster)
     finally:
         processes.stop()
 
@@ -335,7 +350,9 @@ def options_of(description: str) -> argparse.ArgumentParser:
 
 
 def demonstrate(
-    options: argparse.Namespace, place: Callable[[Path], AbstractContextManager[Deployment]]
+    options: argparse.Namespace,
+    place: Callable[[Path], AbstractContextManager[Deployment]],
+    config: Mapping[str, Any] | None = None,
 ) -> None:
     """Set up, run once on made-up records, show what came out, and take down.
 
@@ -345,6 +362,8 @@ def demonstrate(
         What the parser of `options_of` returned.
     place : callable
         ``place(directory)`` sets up.
+    config : mapping, optional
+        Further settings of the run.
 
     Raises
     ------
@@ -360,7 +379,7 @@ def demonstrate(
         with place(directory.resolve()) as running:
             ready = time.monotonic()
             print(f"Set up in {ready - begun:.0f} s; now it runs", flush=True)
-            running.run({"n-rounds": options.rounds}, options.timeout)
+            running.run({"n-rounds": options.rounds, **(config or {})}, options.timeout)
             done = time.monotonic()
     except DeploymentError as error:
         sys.exit(f"Error: {error}\nOn a busy machine try --timeout above {options.timeout:g}.")
@@ -380,8 +399,16 @@ def demonstrate(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Demonstrate a deployment on loopback."""
-    options = options_of(str(__doc__)).parse_args(arguments)
-    demonstrate(options, lambda directory: deployment(directory, example_partitions()))
+    parser = options_of(str(__doc__))
+    parser.add_argument("--nodes", type=int, default=3, help="number of nodes, at least 3")
+    parser.add_argument("--trust", default="oblivious-server", help="or clients-only, ...")
+    options = parser.parse_args(arguments)
+    partitions, policy = example_partitions(options.nodes), {"trusts": [options.trust]}
+
+    def place(directory: Path) -> AbstractContextManager[Deployment]:
+        return deployment(directory, partitions, policy=policy)
+
+    demonstrate(options, place, {"trust": options.trust})
 
 
 if __name__ == "__main__":

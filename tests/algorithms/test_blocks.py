@@ -14,7 +14,7 @@ from flower_kmeans.algorithms import (
     blocks,
 )
 from flower_kmeans.domain import Ball, GridRecords
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 RECORDS, CLIENTS = PrivacyBudget(1.0, 1e-6), PrivacyBudget(1.0, 1e-6, unit="client")
@@ -112,5 +112,5 @@ def test_no_question_before_the_first_round_or_after_the_last_is_answered():
     algorithm = make(PEMeansAlgorithm, n_vote_rounds=1)
     algorithm.check_query(Query(1))
     for number in (0, 2, -1, 1.0, True, np.int64(1)):
-        with pytest.raises(blocks.MessageError):
+        with pytest.raises(MessageError):
             algorithm.check_query(Query(number))

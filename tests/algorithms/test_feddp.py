@@ -76,7 +76,7 @@ def queries(algorithm, seed):
         for t in range(4, algorithm.n_rounds + 1):
             chosen = np.zeros(k, int) if extreme else rng.integers(len(points), size=k)
             asked = {"centroids": points[chosen]}
-            if "factor" in algorithm._asked(t):
+            if "factor" in algorithm.query_ranges(t):
                 asked["factor"] = np.array([4 if extreme else rng.integers(4, 65)])
             yield Query(t, asked)
 
@@ -123,7 +123,7 @@ def test_whatever_a_server_may_ask_units_hold(name, sums):
     algorithm = build(domain, cost=True, sums=sums, n_lloyd_rounds=2)
     for t, trial in itertools.product(range(2, algorithm.n_rounds + 1), range(4)):
         arrays = {}
-        for key, (shape, low, limit) in algorithm._asked(t).items():
+        for key, (shape, low, limit) in algorithm.query_ranges(t).items():
             low, limit = np.broadcast_to(low, shape), np.broadcast_to(limit, shape)
             wild = rng.integers(low, limit + 1)
             arrays[key] = np.where(rng.random(shape) < trial / 3, limit, wild).astype(np.int64)
@@ -421,7 +421,7 @@ def test_only_questions_of_the_round_are_answered(name):
             Query(query.round, {**query.arrays, "more": np.zeros(1, np.int64)}),
         ]
         for key, array in query.arrays.items():
-            limit = algorithm._asked(query.round)[key][2]
+            limit = algorithm.query_ranges(query.round)[key][2]
             beyond = array.copy()
             beyond.flat[0] = np.broadcast_to(limit, array.shape).flat[0] + 1
             lacking = {k: v for k, v in query.arrays.items() if k != key}

@@ -249,7 +249,7 @@ def test_only_questions_of_the_round_are_answered(name):
                 changed(query, key, array.tolist()),
             ]
             if key != "seed":
-                _, low, high = algorithm._asked(query.round)[key]
+                _, low, high = algorithm.query_ranges(query.round)[key]
                 for limit in (np.asarray(low) - 1, np.asarray(high) + 1, -(2**63), 2**63 - 1):
                     beyond = array.copy()
                     beyond[0] = limit

@@ -94,7 +94,7 @@ def queries(algorithm, seed):
     yield Query(1)
     for t, trial in itertools.product(range(2, algorithm.n_rounds + 1), range(3)):
         found = {}
-        for key, (shape, low, high) in algorithm._asked(t).items():
+        for key, (shape, low, high) in algorithm.query_ranges(t).items():
             low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
             if trial == 2:  # among the records, and small
                 most = one // 2 if key.startswith("radi") else one
@@ -289,7 +289,7 @@ def test_only_questions_of_the_round_are_answered(name):
             Query(query.round, {**query.arrays, "more": np.zeros(1, np.int64)}),
         ]
         for key, array in query.arrays.items():
-            _, low, high = algorithm._asked(query.round)[key]
+            _, low, high = algorithm.query_ranges(query.round)[key]
             above, below = array.copy(), array.copy()
             above.flat[0] = np.broadcast_to(high, array.shape).flat[0] + 1
             below.flat[0] = np.broadcast_to(low, array.shape).flat[0] - 1

@@ -21,6 +21,7 @@ from ledger_workers import (
     race_for_answers,
     race_for_budget,
     race_for_votes,
+    unfinished,
 )
 
 from flower_kmeans.errors import BudgetError, LedgerError
@@ -29,7 +30,7 @@ from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.filter import laplace_mu, price_of
 from flower_kmeans.privacy.ledger import (
     FORGET_AFTER,
-    MAX_SESSIONS,
+    MAX_UNANSWERED,
     AnotherAnswerError,
     Answer,
     Ledger,
@@ -185,6 +186,7 @@ def test_what_an_ended_run_did_not_use_comes_back(state_dir):
             ledger.end(answer_of().run, version + 1, b"over")
         version = ledger.end(answer_of().run, version, b"over")
         assert ledger.epsilon(DELTA) == pytest.approx(third, rel=1e-9)
+        assert "[[" not in str(content_of(state_dir)[0])  # nothing of the plan is kept
         ledger.end(answer_of().run, version, b"over")  # once
         assert ledger.epsilon(DELTA) == pytest.approx(third, rel=1e-9)
         # A round whose reservation came back is charged if it is answered all the same, once.
@@ -341,29 +343,29 @@ def test_enrolments_without_an_answer_cost_a_bounded_file(state_dir):
             version = ledger.save(run, 0, document)
             if number % 2:
                 ledger.end(run, version, document)  # ended without an answer
-        kept = {number.to_bytes(32, "big") for number in range(2000 - MAX_SESSIONS, 2000)}
-        assert ledger.unfinished() == {*kept, answer_of(1).run, answer_of(2).run}
+        kept = {number.to_bytes(32, "big") for number in range(2000 - MAX_UNANSWERED, 2000)}
+        assert unfinished(state_dir) == {*kept, answer_of(1).run, answer_of(2).run}
         assert ledger.load((0).to_bytes(32, "big")) is None
         for run in (answer_of(1).run, answer_of(2).run, answer_of(3).run):
             assert ledger.load(run) is not None
         assert ledger.epsilon(DELTA) == pytest.approx(cost(1), rel=1e-9)
-    assert (state_dir / FILE_NAME).stat().st_size < 2 * MAX_SESSIONS * len(document)
+    assert (state_dir / FILE_NAME).stat().st_size < 2 * MAX_UNANSWERED * len(document)
 
 
 def test_the_session_that_was_used_last_is_kept(state_dir):
     with Ledger(state_dir) as ledger:
         version = ledger.save(b"r" * 32, 0, b"enrolled")
-        for number in range(2 * MAX_SESSIONS):
+        for number in range(2 * MAX_UNANSWERED):
             version = ledger.save(b"r" * 32, version, b"used")
             ledger.save(number.to_bytes(32, "big"), 0, b"other")
         assert ledger.load(b"r" * 32) == (version, b"used")
-        assert len(ledger.unfinished()) == MAX_SESSIONS
+        assert len(unfinished(state_dir)) == MAX_UNANSWERED
 
 
 def test_a_session_that_was_dropped_is_not_taken_for_the_next_one(state_dir):
     with Ledger(state_dir) as ledger:
         first = ledger.save(b"r" * 32, 0, b"first")
-        for number in range(MAX_SESSIONS):
+        for number in range(MAX_UNANSWERED):
             ledger.save(number.to_bytes(32, "big"), 0, b"other")
         assert ledger.load(b"r" * 32) is None
         second = ledger.save(b"r" * 32, 0, b"second")
@@ -376,7 +378,7 @@ def test_a_session_that_was_dropped_is_not_taken_for_the_next_one(state_dir):
 def test_dropped_sessions_are_overwritten_in_the_file(state_dir):
     with Ledger(state_dir) as ledger:
         ledger.save(b"r" * 32, 0, b"SECRET" * 20)
-        for number in range(MAX_SESSIONS):
+        for number in range(MAX_UNANSWERED):
             ledger.save(number.to_bytes(32, "big"), 0, b"other")
     assert b"SECRET" not in (state_dir / FILE_NAME).read_bytes()
 
@@ -398,9 +400,10 @@ def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening
         read, _ = ledger.load(answered)
     with Ledger(state_dir, clock=lambda: 1e9 + FORGET_AFTER + 1) as ledger:
         assert ledger.load(answered)[1] == ledger.load(voted)[1] == b""
+        assert ledger.load(answered)[0] > read
         assert ledger.load(enrolled) is None
         assert ledger.load(used)[1] == b"still used"
-        assert ledger.unfinished() == {used}
+        assert unfinished(state_dir) == {used}
         assert ledger.epsilon(DELTA) == pytest.approx(cost(1 + 1 / 3), rel=1e-9)
         assert ledger.last_answer(answered) == (2, 1, answered, answered)
         assert ledger.last_vote(voted) == (1, b"v" * 32)
@@ -520,8 +523,7 @@ def test_of_two_processes_one_votes_in_each_round(state_dir):
 
 def test_two_processes_together_keep_few_sessions(state_dir):
     side_by_side(enrol_many, (state_dir, range(200), 1000), (state_dir, range(200, 400), 1000))
-    with Ledger(state_dir) as ledger:
-        assert len(ledger.unfinished()) == MAX_SESSIONS
+    assert len(unfinished(state_dir)) == MAX_UNANSWERED
 
 
 @pytest.mark.parametrize(("when", "charged"), [("inside", False), ("after", True)])

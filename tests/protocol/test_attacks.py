@@ -6,7 +6,9 @@ that stands in the way and requires that error: so each test can fail, and each 
 Attacks on what a server opens are in test_server_attacks.py.
 """
 
+import inspect
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -19,6 +21,7 @@ from forged import BLIND, PROTECTED, SHARED, Scene
 from malformed import second_encodings
 
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
+from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks, messages, transcript
 from flower_kmeans.protocol.committee import Committee
@@ -38,6 +41,7 @@ from flower_kmeans.protocol.messages import (
     decode_reply,
 )
 from flower_kmeans.protocol.roster import Roster, write_members
+from flower_kmeans.protocol.session import ContextMemory
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement, shares
@@ -186,7 +190,7 @@ def test_08_a_committee_that_the_server_chose(start):
     chosen = range(64)
     assert set(chosen) != set(s.committee.slots)
     s.frame(committee=chosen)
-    defended(s.ask(next(i for i in chosen)), Code.POLICY)
+    defended(s.ask(s.committee.slots[1]), Code.POLICY)
 
 
 @pytest.mark.parametrize("trust", SHARED)
@@ -376,6 +380,14 @@ def rolled_back(scene, i):
         for name in ("answer", "vote"):
             if name in record:
                 del record[name]
+    vector_lost(scene, i)
+
+
+def vector_lost(scene, i):
+    """Make a client forget the vector that a repeated request gets."""
+    session = scene.session(i)
+    session.answered = b""
+    ContextMemory(scene.nodes[i].state).save(scene.doc_hash, session)
 
 
 def two_vectors_under_one_mask(first, second):
@@ -402,6 +414,8 @@ def test_15_records_changed_between_two_requests(start):
     with mock.patch.object(checks, "is_committed", return_value=True):
         first = s.ask(0)
         s.nodes[0].records = s.nodes[0].records / 2
+        assert s.ask(0) == first
+        vector_lost(s, 0)
         second = s.ask(0)
         two_vectors_under_one_mask(first, second)
         defended(second, Code.CONFLICT)
@@ -410,8 +424,10 @@ def test_15_records_changed_between_two_requests(start):
 @pytest.mark.parametrize("trust", SHARED)
 def test_15_under_shares_an_attempt_has_one_answer_and_the_next_another(start, trust):
     s = start(trust)
-    s.deal()
+    answers = s.deal()
     s.nodes[0].records = s.nodes[0].records / 2
+    assert s.ask(0).sealed == answers[0].sealed
+    vector_lost(s, 0)
     defended(s.ask(0), Code.CONFLICT)
     assert isinstance(s.ask(0, attempt=2), Answer)
 
@@ -521,6 +537,16 @@ def test_18_a_policy_that_was_tightened_counts_at_once(start):
         s.nodes[0].send(Enrol(doc=s.data)),
     ):
         defended(reply, Code.POLICY)
+
+
+def test_18_another_document_under_a_runs_hash(start):
+    s = start("clients-only")
+    other = start("clients-only", nodes=s.nodes, roster=s.roster, run=b"\1" * 16, enrolled=False)
+    s.nodes[0].restart()
+    reply = s.ask(0, doc=other.data)
+    if isinstance(reply, Refusal) and reply.code == Code.RENEW:  # it began a session for it
+        raise SucceededError
+    defended(reply, Code.BAD_MESSAGE)
 
 
 def test_19_another_roster_or_beacon(start, tmp_path):
@@ -660,7 +686,7 @@ def test_24_equal_tags_as_an_oracle_for_a_word(start):
 def test_24_commitments_do_not_show_that_records_changed(start, trust):
     s = start(trust, enrolled=False)
     seen = set()
-    for change in range(6):
+    for change in range(3):
         s.nodes[0].records = s.nodes[0].records * 0.9 + change / 100
         reply = s.nodes[0].send(Enrol(doc=s.data))
         assert isinstance(reply, Enrolled)
@@ -743,12 +769,34 @@ def test_25_a_false_share_that_the_random_combination_misses():
 
 @pytest.mark.parametrize("trust", BLIND)
 def test_26_a_sum_of_a_query_that_it_did_not_have(start, trust):
-    """A client with other software, or that received another history, does not follow."""
-    s = start(trust)
+    """A client whose software computes another query does not follow the others' sums."""
+    s = start(trust, n=8)
+    update = GLloydAlgorithm.update
+
+    def other_update(self, state, answer, rng=None):
+        state = update(self, state, answer, rng)
+        moved = {name: array + 1 for name, array in state.arrays.items()}
+        return replace(state, arrays=moved)
+
+    def by_itself(session, group_key, entry, follow):
+        return follow()
+
+    def other_software(reply):
+        with (
+            mock.patch.object(GLloydAlgorithm, "update", other_update),
+            mock.patch("flower_kmeans.protocol.client.followed", by_itself),
+        ):
+            return reply()
+
     s.round(1)
-    other = entry_changed(s, tag=bytes(32))
-    defended(s.ask(0, t=2, entries=other), Code.CONFLICT)
-    assert s.session(0).head == 0
+    differs = other_software(lambda: s.ask(7, t=2))
+    s.round(2, who=range(7))
+    assert isinstance(differs, Answer)
+    assert differs.tag != s.entries[-1].tag
+    s.have[7] = 1
+    defended(other_software(lambda: s.ask(7, t=3)), Code.CONFLICT)
+    assert s.session(7).head == 1
+    assert isinstance(s.ask(0, t=3), Answer)
 
 
 def test_27_add_for_a_history_that_it_does_not_share(start):
@@ -804,6 +852,13 @@ def test_28_a_lower_attempt(start, trust):
     s = start(trust)
     assert isinstance(s.ask(0, attempt=2), Answer)
     defended(s.ask(0, attempt=1), Code.STALE)
+
+
+@pytest.mark.parametrize("trust", [*PROTECTED, "plain"])
+def test_28_an_attempt_or_a_round_beyond_the_last(start, trust):
+    s = start(trust)
+    defended(s.ask(0, attempt=3), Code.POLICY)
+    defended(s.ask(0, t=4), Code.POLICY)
 
 
 def test_28_a_vote_for_an_old_round(start):
@@ -968,8 +1023,8 @@ def test_36_a_key_distributor_needs_a_crowd_and_its_own_key(start):
         return s.nodes[0].send(Keys(doc_hash=s.doc_hash, peers=peers))
 
     assert isinstance(keys(*peers), Wrapped)
-    defended(keys(*peers[:2]), Code.POLICY)
     defended(keys(*peers[1:]), Code.POLICY)
+    defended(keys(*peers[:2]), Code.POLICY)
     defended(keys(*peers, peers[3]), Code.POLICY)
     false = [msgspec.structs.replace(peer, tag=bytes(16)) for peer in peers]
     defended(keys(*peers[:2], *false[2:]), Code.KEY)
@@ -1004,7 +1059,8 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     assert all(isinstance(reply, Finished) for reply in s.finish())
     for i in range(7):
         left = s.session(i)
-        assert (left.secret, left.ephemeral, left.group_secret, left.state) == (b"",) * 4
+        if left.secret or left.ephemeral or left.group_secret or left.state:
+            raise SucceededError
         for where in (s.nodes[i].state, s.nodes[i].policy.state_dir):
             for gone in (secrets[i].secret, secrets[i].ephemeral, secrets[i].group_secret):
                 assert not gone or gone not in everything_in(where)
@@ -1111,3 +1167,206 @@ def test_49_limit_more_than_tau_members_read_single_answers(start):
     vector = single_vector(s, answers[9], of=9)
     assert np.array_equal(vector[:-1], s.exact(9) + s.noise(9, context))
     assert vector[-1] == 1
+
+
+# ------------------------------------------------------------------------------ without the checks
+
+CLIENT = "flower_kmeans.protocol.client"
+
+
+def nothing(*args, **options):
+    """Stand for a check that objects to nothing."""
+
+
+def yes(*args):
+    return True
+
+
+def no(*args):
+    return False
+
+
+def lenient(data, kind):
+    """Decode without the comparison of encodings."""
+    return msgspec.msgpack.decode(data, type=kind)
+
+
+def without(name, stand_in=nothing):
+    """Return the replacement of one function of `checks`."""
+    return f"flower_kmeans.protocol.checks.{name}", stand_in
+
+
+def tag_without_history(key, h, query):
+    return QUERY_TAG(key, b"", query)
+
+
+def noise_of_the_run(secret, context):
+    return NOISE_KEY(secret, ZERO)
+
+
+def keep_secrets(self, how):
+    self.over = how
+
+
+QUERY_TAG, NOISE_KEY = transcript.query_tag, key_agreement.noise_key
+S, B, O = "distributed-noise", "clients-only", "oblivious-server"  # noqa: E741
+SHARES = "flower_kmeans.secagg.shares"
+SECAGG = "flower_kmeans.secagg.key_agreement"
+
+MUTANTS = [
+    (test_02_two_survivor_sets_of_one_context, (S, "roster"), [without("require_one_vote")]),
+    (test_02_two_survivor_sets_of_one_context, (B, "relayed"), [without("require_one_vote")]),
+    (test_03_sums_of_two_attempts_of_one_round, (S, "roster"), [without("require_one_vote")]),
+    (test_04_other_shares_of_the_same_survivors, (B,), [without("require_one_vote")]),
+    (test_06_the_shares_of_one_client, (S, "roster"), [without("require_add_crowd")]),
+    (test_06_the_shares_of_one_client, (B, "relayed"), [without("require_add_crowd")]),
+    (test_07_a_cohort_of_two, (S,), [without("require_cohort_size")]),
+    (test_07_a_cohort_of_two, (O,), [without("require_cohort_size")]),
+    (test_07_a_committee_without_some_slots, (S, "roster"), [without("require_committee")]),
+    (test_07_a_committee_without_some_slots, (B, "relayed"), [without("require_committee")]),
+    (test_08_a_committee_that_the_server_chose, (), [without("require_committee")]),
+    (test_10_a_swapped_public_key_of_a_member, (S,), [without("is_owned", yes)]),
+    (test_11_a_share_dealt_in_a_clients_name, (S,), [without("static_secret", lambda _: b"")]),
+    (test_11_a_share_dealt_in_a_clients_name, (B,), [without("static_secret", lambda _: b"")]),
+    (test_13_a_slot_that_the_server_chose, (S,), [without("require_own_slot")]),
+    (test_13_a_slot_that_the_server_chose, (O,), [without("require_own_slot")]),
+    (test_13_one_client_at_two_slots, (S,), [without("require_one_slot")]),
+    (test_13_one_client_at_two_slots, (O,), [without("require_one_slot")]),
+    (test_14_a_cohort_without_this_session, (S, "roster"), [without("is_in_cohort", yes)]),
+    (test_14_a_cohort_without_this_session, (O, "relayed"), [without("is_in_cohort", yes)]),
+    (
+        test_15_records_changed_after_a_ledger_was_rolled_back,
+        (False,),
+        [without("is_committed", yes)],
+    ),
+    (test_15_records_changed_between_two_requests, (), [without("require_one_answer")]),
+    (
+        test_15_under_shares_an_attempt_has_one_answer_and_the_next_another,
+        (S,),
+        [without("require_one_answer")],
+    ),
+    (test_16_two_queries_in_one_attempt, (), [without("require_one_answer")]),
+    (test_17_a_query_out_of_range, (S,), [without("require_range")]),
+    (test_17_a_query_out_of_range, ("trusted-server",), [without("require_range")]),
+    *(
+        (test_18_a_weak_plan_or_few_clients, (B, name), [without("require_policy")])
+        for name in WEAK
+    ),
+    (test_18_relayed_keys_at_a_client_with_a_roster, (), [without("require_policy")]),
+    (test_18_a_policy_that_was_tightened_counts_at_once, (), [without("require_policy")]),
+    (test_18_another_document_under_a_runs_hash, (), [without("require_hash")]),
+    (test_19_another_roster_or_beacon, (), [without("require_roster")]),
+    (test_20_masked_words_that_are_not_the_survivors, (), [without("require_checksum")]),
+    (test_20_an_announced_sum_that_is_not_the_survivors, (O,), [without("require_checksum")]),
+    (test_21_a_sum_of_two_clients, ("roster",), [without("require_crowd")]),
+    (test_22_a_second_sum_of_a_round, (B,), [without("is_followed", no)]),
+    (test_22_a_second_sum_of_a_round, (O,), [without("is_followed", no)]),
+    (test_23_a_blind_server_guesses_the_query, (), [(f"{SECAGG}.query_key", lambda _: ZERO)]),
+    (
+        test_24_equal_tags_as_an_oracle_for_a_word,
+        (),
+        [("flower_kmeans.protocol.transcript.query_tag", tag_without_history)],
+    ),
+    (
+        test_24_commitments_do_not_show_that_records_changed,
+        (O,),
+        [(f"{CLIENT}._Conversation._copies_records", False)],
+    ),
+    (
+        test_24_without_a_copy_three_sessions_show_it_at_most,
+        (),
+        [without("require_few_sessions")],
+    ),
+    (test_25_other_false_shares_for_every_prime, (), [(f"{SHARES}._require_few", nothing)]),
+    (test_25_a_false_share_that_the_random_combination_misses, (), [(f"{SHARES}._fit", yes)]),
+    (test_26_a_sum_of_a_query_that_it_did_not_have, (B,), [without("require_same_query")]),
+    (test_26_a_sum_of_a_query_that_it_did_not_have, (O,), [without("require_same_query")]),
+    (test_27_add_for_a_history_that_it_does_not_share, (), [without("require_add_history")]),
+    (test_27_add_for_a_round_whose_sum_it_followed, (), [without("require_add_history")]),
+    (test_28_an_old_round_again, (1,), [without("require_not_stale")]),
+    (test_28_an_old_round_again, (2,), [without("require_not_stale")]),
+    (
+        test_28_an_old_round_again_where_clients_follow,
+        (B,),
+        [without("require_next_round"), without("require_not_stale")],
+    ),
+    (test_28_a_lower_attempt, (S,), [without("require_attempt_order")]),
+    (test_28_a_lower_attempt, (O,), [without("require_attempt_order")]),
+    (test_28_an_attempt_or_a_round_beyond_the_last, (S,), [without("require_attempt")]),
+    (test_28_an_attempt_or_a_round_beyond_the_last, (O,), [without("require_attempt")]),
+    (test_28_a_vote_for_an_old_round, (), [without("require_no_later_vote")]),
+    (test_29_a_second_encoding, (S,), [("flower_kmeans.protocol.messages.decode", lenient)]),
+    (
+        test_30_many_runs,
+        (),
+        [without("require_room"), ("flower_kmeans.privacy.ledger._require", nothing)],
+    ),
+    (
+        test_31_the_difference_of_two_attempts,
+        (S,),
+        [("flower_kmeans.protocol.removal.noise_key", noise_of_the_run)],
+    ),
+    (
+        test_36_an_outsider_as_key_distributor,
+        (O,),
+        [without("is_owned", yes), without("static_secret", lambda _: b"")],
+    ),
+    (test_36_envelopes_go_to_owners_of_their_keys_only, (O,), [without("is_owned", yes)]),
+    (test_36_envelopes_go_to_owners_of_their_keys_only, (B,), [without("is_owned", yes)]),
+    (test_36_a_key_distributor_needs_a_crowd_and_its_own_key, (), [without("require_peers")]),
+    (test_36_a_key_distributor_needs_a_crowd_and_its_own_key, (), [without("require_distinct")]),
+    (
+        test_37_lasting_keys_stolen_after_the_run_open_nothing,
+        (S, False),
+        [("flower_kmeans.protocol.session.ClientSession.end", keep_secrets)],
+    ),
+    (
+        test_39_a_downgrade,
+        ("flower-kmeans/1",),
+        [("flower_kmeans.protocol.run.PROTOCOL", mock.ANY)],
+    ),
+]
+
+
+def name_of(value):
+    if callable(value):
+        return value.__name__.removeprefix("test_")
+    if isinstance(value, tuple):
+        return "-".join(map(str, value))
+    return "+".join(target.rsplit(".", 1)[1] for target, _ in value)
+
+
+@pytest.mark.parametrize(("attack", "arguments", "stand_ins"), MUTANTS, ids=name_of)
+def test_without_its_check_the_attack_succeeds(attack, arguments, stand_ins, start, tmp_path):
+    fixtures = {"start": start, "tmp_path": tmp_path}
+    names = inspect.signature(attack).parameters
+    given = {name: fixtures[name] for name in names if name in fixtures}
+    own = [name for name in names if name not in fixtures]
+    with ExitStack() as stack:
+        for target, stand_in in stand_ins:
+            stack.enter_context(mock.patch(target, stand_in))
+        stack.enter_context(pytest.raises(SucceededError))
+        attack(**given, **dict(zip(own, arguments, strict=True)))
+
+
+NOT_ONE_CHECK = {
+    "drawn",  # the committee of a roster; see test_committee.py
+    "require_not_over",  # what is over has no secret left: see row 37
+    "require_sharing",  # too few positions have no sharing at all; row 8
+    "require_sound_committee",  # `Committee.decode` has refused it; row 8
+}
+
+
+def test_every_check_stops_an_attack():
+    taken_away = {
+        target.rsplit(".", 1)[1] for _, _, stand_ins in MUTANTS for target, _ in stand_ins
+    }
+    named = {
+        name
+        for name, value in vars(checks).items()
+        if getattr(value, "__module__", "") == checks.__name__
+        and callable(value)
+        and not isinstance(value, type)
+        and not name.startswith("_")
+    }
+    assert named - taken_away == NOT_ONE_CHECK & named

@@ -33,7 +33,7 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.wire import decode, encode
 
-VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).with_name("vectors.json")).read_text())
 BYTES = {name: bytes.fromhex(data) for name, data in VECTORS["messages"].items()}
 D, E = bytes(32), b"\1" * 32
 PEER = Peer(slot=1, public_key=E, tag=b"t" * 16)

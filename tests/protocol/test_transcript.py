@@ -32,7 +32,7 @@ from flower_kmeans.protocol.transcript import (
 )
 from flower_kmeans.protocol.wire import decode
 
-V = json.loads((Path(__file__).parent / "vectors.json").read_text())
+V = json.loads((Path(__file__).with_name("vectors.json")).read_text())
 DOC_HASH, ROOT = bytes.fromhex(V["document_hash"]), bytes.fromhex(V["root"])
 COMMITTEE = bytes.fromhex(V["committee"]["hash"])
 

@@ -57,7 +57,7 @@ from flower_kmeans.secagg.key_agreement import (
 )
 from flower_kmeans.secagg.shares import PRIMES, from_residues, pack, to_residues, uniform, unpack
 
-VECTORS = json.loads((Path(__file__).parents[1] / "protocol_2_vectors.json").read_text())
+VECTORS = json.loads(Path(__file__).with_name("vectors.json").read_text())
 M = 5
 ROUND, GROUP, MESSAGES = VECTORS["round"], VECTORS["group"], VECTORS["messages"]
 SHARES, MASKS = secure_sum("shares"), secure_sum("masks")

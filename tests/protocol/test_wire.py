@@ -30,7 +30,7 @@ from flower_kmeans.protocol.wire import (
 )
 
 MiB = 2**20
-VECTORS = json.loads((Path(__file__).parent / "vectors.json").read_text())
+VECTORS = json.loads((Path(__file__).with_name("vectors.json")).read_text())
 
 
 class Inner(Struct, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ from flower_kmeans import Box, ClientPolicy
 from flower_kmeans.cli import app as flower_kmeans
 from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsError
 from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
-from flower_kmeans.federation.roster import Roster, read_identity, write_group_key, write_members
+from flower_kmeans.protocol.roster import Roster, read_identity, write_members
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, HDPEMeans, PEMeans, SynopsisKMeans
 
 
@@ -65,6 +65,17 @@ def test_three_nodes_learn_the_same_and_the_server_nothing(loopback, tmp_path):
         running.run({"n-rounds": ROUNDS}, timeout=900)
     assert left_after(running.processes) == []
     check_outcome(running, partitions)
+
+
+@pytest.mark.deployment
+def test_four_nodes_and_a_server_that_sees_no_sum(loopback, tmp_path):
+    """``clients-only`` with pinned keys: every client adds a noise share, and clients open."""
+    partitions = loopback.example_partitions(4)
+    policy = {"trusts": ["clients-only"]}
+    with loopback.deployment(tmp_path, partitions, policy=policy) as running:
+        running.run({"n-rounds": ROUNDS, "trust": "clients-only"}, timeout=900)
+    assert left_after(running.processes) == []
+    check_outcome(running, partitions, "clients-only")
 
 
 def server_points():
@@ -171,16 +182,18 @@ def test_the_pages_commands_are_those_that_run(loopback):
         assert loopback.supernode_command("node", address, 9094, settings) in documented
     assert loopback.register_command("hospital-a.pub") in documented
     assert loopback.status_command() in documented
-    assert loopback.keygen_command("group.key") in documented
+    assert loopback.keygen_command("a", "member") in documented
+    key = ("member/roster.toml", "member/a.key")
+    assert loopback.keygen_check_command(*key) in documented
     files = ("/srv/node/policy.toml", "/srv/records.csv")
     assert loopback.check_command(*files) in documented
     link = ("link.example.org:8000", "node/ca.crt")
     assert loopback.check_command(*files, *link) in documented
-    assert ["sha256sum", "member/roster.toml"] in documented
-    config = {"n-clients": 3, "report": "/srv/report.json"}
+    config = {"n-clients": 3, "report": "/srv/report.json", "roster": "/srv/roster.toml"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
-    asking = config | {"strategy": "synopsis", "trust": "distributed-noise"}
-    assert loopback.run_command("simulations/deployment/app", asking) in documented
+    for trust in ("clients-only", "distributed-noise"):
+        shared = config | {"strategy": "synopsis", "trust": trust}
+        assert loopback.run_command("simulations/deployment/app", shared) in documented
     config |= {"strategy": "feddp", "server-data": "/srv/server.csv", "trust": "distributed-noise"}
     assert loopback.run_command("simulations/deployment/app", config) in documented
     assert ["python", "simulations/deployment/loopback.py"] in documented
@@ -205,8 +218,8 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, caps
     told = capsys.readouterr().out
     assert all(name in told for name in [*written, "node/node.pub", "node/node.key"])
     keygen = [words[1:] for words in commands() if words[:2] == ["flower-kmeans", "keygen"]]
-    own = ["keygen", "--members", "a", "--output", "member"]
-    assert keygen == [["keygen", "group.key"], own]
+    own = ["keygen", "a", "--output", "member"]
+    assert keygen == [own, ["keygen", "--check", "member/roster.toml", "--key", "member/a.key"]]
     for words in keygen:
         assert CliRunner().invoke(flower_kmeans, words).exit_code == 0
     assert len(Roster.from_file("member/roster.toml")) == 1
@@ -214,7 +227,7 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, caps
     Path("node/policy.toml").write_text("\n".join(lines), "utf-8")
     Path("node/policy.toml").chmod(0o600)
     policy = ClientPolicy.from_file("node/policy.toml")
-    assert read_identity(policy.roster_file, policy.member_key_file).place == 0
+    assert read_identity(policy.roster_file, policy.member_key_file).slot == 0
     lines = ""
     for name in "abc":  # each on its own node, as the page merges them
         words = [name if word == "a" else word for word in own]
@@ -224,7 +237,7 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, caps
     Path("member/roster.toml").write_text(lines, "utf-8")
     assert Roster.from_file("member/roster.toml").names == ("a", "b", "c")
     for place, name in enumerate("abc"):
-        assert read_identity("member/roster.toml", f"from-{name}/{name}.key").place == place
+        assert read_identity("member/roster.toml", f"from-{name}/{name}.key").slot == place
     merge = "cat from-a/roster.toml from-b/roster.toml from-c/roster.toml > member/roster.toml"
     assert shlex.split(merge) in commands()
 
@@ -241,9 +254,8 @@ def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, caps
     private = load_ssh_private_key(Path("node/node.key").read_bytes(), None)
     public = load_ssh_public_key(Path("node/node.pub").read_bytes())
     assert private.public_key() == public
-    names = ["link/ca.key", "link/server.key", "node/node.key", "group.key", "member/a.key"]
+    names = ["link/ca.key", "link/server.key", "node/node.key", "member/a.key"]
     assert [mode(Path(name)) for name in names] == [0o600] * len(names)
-    assert len(ClientPolicy(group_key_file="group.key").read_group_key()) == 32
 
 
 def test_keys_are_never_overwritten(credentials, tmp_path, capsys):
@@ -267,9 +279,9 @@ def test_the_app_installs_nothing_and_fits_its_example(loopback):
     assert values["n-records"] == sum(map(len, loopback.example_partitions()))
 
 
-def write_policy(loopback, node, bounds=None, settings=None):
+def write_policy(loopback, node, bounds=None, settings=None, name="a"):
     path = node / "policy.toml"
-    path.write_text(loopback.policy_text(bounds or loopback.BOUNDS, settings), "utf-8")
+    path.write_text(loopback.policy_text(bounds or loopback.BOUNDS, settings, name), "utf-8")
     path.chmod(0o600)
     return path
 
@@ -279,13 +291,15 @@ def test_the_policy_of_a_node_is_as_strict_as_can_be(loopback, tmp_path):
     assert policy == ClientPolicy(
         trusts=("oblivious-server",),
         domain=Box([0, -2], [1, 2.5]),
-        group_key_file=str(tmp_path.resolve() / "group.key"),
+        roster_file=str(tmp_path.resolve() / "../member/roster.toml"),
+        member_key_file=str(tmp_path.resolve() / "../member/a.key"),
         state_dir=str(tmp_path.resolve() / "state"),
     )
-    settings = {"min_clients": 2, "trusts": ["distributed-noise"], "group_key_file": None}
+    none = {"roster_file": None, "member_key_file": None}
+    settings = {"min_clients": 2, "trusts": ["distributed-noise"], **none}
     policy = ClientPolicy.from_file(write_policy(loopback, tmp_path, settings=settings))
     assert (policy.min_clients, policy.trusts) == (2, ("distributed-noise",))
-    assert policy.group_key_file is None
+    assert policy.accepted_keys == ("relayed",)
 
 
 def run_in_process(monkeypatch, loopback, tmp_path, config=None, policies=lambda node: {}):
@@ -296,15 +310,13 @@ def run_in_process(monkeypatch, loopback, tmp_path, config=None, policies=lambda
     run_config = run_config["tool"]["flwr"]["app"]["config"]
     run_config |= {"n-rounds": 2, "timeout": 5, "report": str(tmp_path / "report.json")}
     run_config |= config or {}
-    write_group_key(tmp_path / "group.key")
-    write_members(tmp_path, ["node0", "node1", "node2"])
+    *_, roster = write_members(tmp_path / "member", ["a", "b", "c"])
+    run_config["roster"] = str(roster)
     for i, records in enumerate(loopback.example_partitions()):
         node = tmp_path / f"node{i}"
         node.mkdir()
-        for name in ("group.key", "roster.toml", f"{node.name}.key"):
-            shutil.copy(tmp_path / name, node)
         np.save(node / "records.npy", records)
-        write_policy(loopback, node, **policies(i))
+        write_policy(loopback, node, **policies(i), name="abc"[i])
 
     def client(message, context):
         node = tmp_path / f"node{context.node_config['partition-id']}"
@@ -336,15 +348,25 @@ def test_the_apps_two_sides_make_a_run(monkeypatch, loopback, tmp_path):
     assert "Centroids" not in tables(page)
 
 
-def test_the_app_runs_with_a_roster_and_without_trust_in_the_server(
-    monkeypatch, loopback, tmp_path
-):
+@pytest.mark.parametrize("keys", ["roster", "relayed"])
+@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
+def test_the_trust_model_and_the_keys_are_settings(monkeypatch, loopback, tmp_path, trust, keys):
     def policies(node):
-        roster = {"roster_file": "roster.toml", "member_key_file": f"node{node}.key"}
-        trusts = ["distributed-noise"]
-        return {"settings": {"trusts": trusts, "group_key_file": None, **roster}}
+        none = {} if keys == "roster" else {"roster_file": None, "member_key_file": None}
+        return {"settings": {"trusts": [trust], **none}}
 
-    config = {"trust": "distributed-noise", "keys": "roster"}
+    config = {"trust": trust, "keys": keys, "max-colluders": 1}
+    n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
+    assert n_results == 3
+    assert (report["trust"], report["keys"]) == (trust, keys)
+    assert (report["arrays_at_the_server"] == []) == (trust == "clients-only")
+
+
+def test_a_server_that_sees_the_sums_shows_the_nodes_result(monkeypatch, loopback, tmp_path):
+    def policies(node):
+        return {"settings": {"trusts": ["distributed-noise"]}}
+
+    config = {"trust": "distributed-noise"}
     n_results, report = run_in_process(monkeypatch, loopback, tmp_path, config, policies)
     assert n_results == 3
     assert (report["trust"], report["keys"]) == ("distributed-noise", "roster")
@@ -449,7 +471,7 @@ def app_config(**changes):
 def test_the_apps_settings_choose_the_strategy(monkeypatch, tmp_path):
     strategy_of = load_script(monkeypatch, "server_app", FOLDER / "app").strategy_of
     usual = strategy_of(app_config())
-    assert (type(usual), usual.trust, usual.keys) == (FastLloyd, "oblivious-server", "file")
+    assert (type(usual), usual.trust, usual.keys) == (FastLloyd, "oblivious-server", "roster")
     made = strategy_of(app_config(strategy="synopsis", trust="distributed-noise"))
     assert (type(made), made.trust, made.n_rounds) == (SynopsisKMeans, "distributed-noise", 8)
     blind = strategy_of(app_config(strategy="synopsis"))
@@ -469,7 +491,7 @@ def test_the_apps_settings_choose_the_strategy(monkeypatch, tmp_path):
         seen.append,
     )
     assert (type(made), made.trust, made.n_rounds) == (FedDPKMeans, "distributed-noise", 4)
-    assert (made.n_clients, made.min_clients, made.keys, made.seed) == (3, 3, "file", 4)
+    assert (made.n_clients, made.min_clients, made.keys, made.seed) == (3, 3, "roster", 4)
     assert made.privacy.epsilon == 1.0
     assert made.on_round == seen.append
     # Columns are found by their names.
@@ -496,7 +518,7 @@ def test_the_apps_settings_choose_private_evolution(name, cls, bounds, monkeypat
     [
         ({"strategy": "lloyd"}, "Expected strategy in"),
         ({"strategy": "synopsis", "trust": "distributed-noise", "n_rounds": 3}, "n_rounds='auto'"),
-        ({"strategy": "feddp", "server_data": "points.npy"}, "cannot be oblivious"),
+        ({"strategy": "feddp", "server_data": "points.npy"}, "must see the sums"),
         ({"strategy": "feddp", "trust": "distributed-noise"}, "Expected"),
         ({"strategy": "feddp", "trust": "distributed-noise", "server_data": "few.npy"}, "at least"),
         (
@@ -593,11 +615,12 @@ def test_a_node_with_other_columns_refuses(
 
 
 def test_a_node_with_an_open_key_file_refuses(monkeypatch, loopback, tmp_path):
-    (tmp_path / "open.key").write_bytes(bytes(32))
-    (tmp_path / "open.key").chmod(0o644)
-
     def policies(node):
-        return {"settings": {"group_key_file": "../open.key"}} if node == 2 else {}
+        if node != 2:
+            return {}
+        shutil.copy(tmp_path / "member" / "c.key", tmp_path / "open.key")
+        (tmp_path / "open.key").chmod(0o644)
+        return {"settings": {"member_key_file": "../open.key"}}
 
     with pytest.raises(TooFewClientsError):
         run_in_process(monkeypatch, loopback, tmp_path, policies=policies)

@@ -1,11 +1,10 @@
-"""The cost that a run of the Lloyd family releases and the report tells."""
+"""The cost that a run of the Lloyd family releases and the report states."""
 
 import math
 
 import numpy as np
 import pytest
-from harness import run_recorded, stock_start
-from harness import without_noise
+from harness import run_recorded, stock_start, without_noise
 
 from flower_kmeans import Ball, Box, PrivacyBudget, simulate
 from flower_kmeans.assignment import assign
@@ -37,13 +36,13 @@ def make(cls, trust, domain="box", *, epsilon=100.0, **options):
 def exact_cost(strategy):
     """Return what is estimated, from the records; squared distances lose half a step each."""
     algorithm, q = strategy.algorithm, strategy.algorithm.fraction_bits
-    arrays = strategy._run_state.state.arrays
+    arrays = strategy._running.state.arrays
     before = arrays.get("before", algorithm.initial_state().arrays["centroids"])
     records = GridRecords(np.vstack(PARTS), algorithm.domain, q)
     points = np.vstack(list(records.blocks(10**6)))
     labels, d2 = assign(points, before)
     if isinstance(strategy, FastLloyd):  # far records count as if they lay at the last radius
-        reach = int(strategy._run_state.state.arrays["radius"][0])
+        reach = int(strategy._running.state.arrays["radius"][0])
         factors = reach / np.maximum(np.sqrt(d2), reach)
         points = before[labels] + (points - before[labels]) * factors[:, None]
     near = algorithm.domain.from_unit(points * 2.0**-q)
@@ -86,14 +85,15 @@ def test_the_cost_is_within_seven_standard_errors(cls, trust, start):
 
 
 @pytest.mark.parametrize("cls", [FastLloyd, GLloyd])
-def test_the_error_grows_with_the_noise_that_was_added(cls):
-    """Three shares were planned for, less a colluder: six are sqrt 3 times the planned noise."""
+def test_the_error_grows_with_the_noise_that_is_left(cls):
+    """Six clients add a share; what five honest ones do not need is removed."""
     strategy = make(cls, "distributed-noise")
+    assert strategy.noise_factor == math.sqrt(6 / 5)
     run_recorded(strategy, PARTS, timeout=60)
-    state = strategy._run_state.state
+    state = strategy._running.state
     planned = strategy.algorithm.cost_estimate(state, 1.0)
     assert strategy.report.cost.standard_error == pytest.approx(
-        math.sqrt(3) * planned.standard_error
+        strategy.noise_factor * planned.standard_error
     )
     assert strategy.report.cost.value > planned.value
 
@@ -105,11 +105,12 @@ def test_no_cost_is_released_unless_it_was_asked_for(cls):
     assert strategy.report.cost is None
 
 
+@pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
 @pytest.mark.parametrize("cls", [FastLloyd, GLloyd])
-def test_an_oblivious_server_is_told_no_cost(cls):
-    with pytest.raises(ObliviousServerError, match="cost=False under trust='oblivious-server'"):
-        make(cls, "oblivious-server")
-    make(cls, "oblivious-server", cost=False)
+def test_a_server_that_sees_no_sums_is_given_no_cost(cls, trust):
+    with pytest.raises(ObliviousServerError, match=f"cost=False under trust='{trust}'"):
+        make(cls, trust)
+    make(cls, trust, cost=False)
 
 
 def test_whole_clients_can_have_a_cost_too():

@@ -1,4 +1,4 @@
-"""An algorithm whose questions only the server can compute, and strategies for it.
+"""An algorithm whose queries only the server can compute, and strategies for it.
 
 Round 1 counts the records in cells along the first column. The server draws thresholds from those
 counts, with public randomness, and a radius from points of its own that no client ever sees. Round
@@ -97,16 +97,16 @@ class SplitAlgorithm(Algorithm):
             return Query(1)
         return Query(2, {name: state.arrays[name] for name in ("thresholds", "radius")})
 
-    def check_query(self, question: Query) -> None:
-        found = {name: (a.dtype, a.shape) for name, a in question.arrays.items()}
-        expected = {} if question.round == 1 else self._second
+    def check_query(self, query: Query) -> None:
+        found = {name: (a.dtype, a.shape) for name, a in query.arrays.items()}
+        expected = {} if query.round == 1 else self._second
         if found != expected:
-            raise MessageError("The question has the wrong names, types or sizes.")
-        if question.round == 1:
+            raise MessageError("The query has the wrong names, types or sizes.")
+        if query.round == 1:
             return
-        thresholds, radius = question.arrays["thresholds"], float(question.arrays["radius"])
+        thresholds, radius = query.arrays["thresholds"], float(query.arrays["radius"])
         if not 1 <= radius <= self._longest or (np.diff(thresholds) < 0).any():
-            raise MessageError("The question has a radius or thresholds out of range.")
+            raise MessageError("The query has a radius or thresholds out of range.")
 
     @property
     def _second(self) -> dict[str, Any]:
@@ -120,17 +120,17 @@ class SplitAlgorithm(Algorithm):
         sums = np.full(k * d, self._longest)
         return np.concatenate([sums, np.full(k, float(self._one))])
 
-    def statistic(self, question: Query, records: GridRecords) -> Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
         grid = np.empty(records.shape)
         records.read(0, grid)
         points = grid.astype(np.int64)
-        if question.round == 1:
+        if query.round == 1:
             cells = (points[:, 0] + self._one) * CELLS // (2 * self._one + 1)
             counts = np.bincount(cells, minlength=CELLS).astype(np.int64)
             return Statistic({"cells": counts << self.fraction_bits})
-        radius = math.floor(float(question.arrays["radius"]))
+        radius = math.floor(float(query.arrays["radius"]))
         points = points[(points * points).sum(axis=1) <= radius * radius]
-        place = np.searchsorted(question.arrays["thresholds"], points[:, 0], side="right")
+        place = np.searchsorted(query.arrays["thresholds"], points[:, 0], side="right")
         sums = np.zeros((self.n_clusters, points.shape[1]), dtype=np.int64)
         np.add.at(sums, place, points)
         counts = np.bincount(place, minlength=self.n_clusters).astype(np.int64)
@@ -196,7 +196,7 @@ class SplitAlgorithm(Algorithm):
 class Split(KMeansStrategy):
     """Means between thresholds."""
 
-    TRUSTS = ("distributed-noise", "trusted-server")
+    TRUST = "distributed-noise"
     TAKES_INITIAL = False
     ALGORITHM: ClassVar[Any] = SplitAlgorithm
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from documents import TRUSTS, make_algorithm, make_document
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Algorithm, State
+from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
-from flower_kmeans.domain import Box
-from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.protocol import transcript
@@ -43,65 +42,39 @@ from flower_kmeans.protocol.messages import (
     Wrapped,
     decode_reply,
 )
-from flower_kmeans.protocol.noise import NONE, sampler_of, server_noise
+from flower_kmeans.protocol.noise import server_noise
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.removal import open_sum
 from flower_kmeans.protocol.roster import ROSTER_FILE, Roster, write_members
-from flower_kmeans.protocol.run import PROTOCOL, Horizontal, Run, RunDocument, open_run
+from flower_kmeans.protocol.run import Run, open_run
 from flower_kmeans.protocol.session import ClientSession, ContextMemory, LedgerMemory
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree
-from flower_kmeans.protocol.trust import TRUST_MODELS, trust_model
+from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import encode, encode_arrays
 from flower_kmeans.secagg.base import SumContext
 
-TRUSTS = tuple(TRUST_MODELS)
-PROTECTED = tuple(name for name, model in TRUST_MODELS.items() if model.is_protected)
-BOX = Box([0.0, 0.0], [1.0, 1.0])
+PROTECTED = tuple(name for name in TRUSTS if trust_model(name).is_protected)
+SHARED = tuple(name for name in TRUSTS if trust_model(name).has_committee)
+BLIND = tuple(name for name in TRUSTS if trust_model(name).is_blind)
+KEYS = ("roster", "relayed")
 BEACON = "5f" * 32
 
 
-def algorithm_for(trust: str, rounds: int = 3) -> Algorithm:
-    """Return an algorithm of two clusters in the unit square that runs under a trust model."""
-    if not trust_model(trust).is_private:
-        budget = PrivacyBudget(epsilon=None)
-        return LloydAlgorithm(n_clusters=2, domain=BOX, budget=budget, n_rounds=rounds)
-    budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
-    return GLloydAlgorithm(
-        n_clusters=2, domain=BOX, budget=budget, n_rounds=rounds, n_records=100_000
-    )
-
-
 def make_run(
-    trust: str = "distributed-noise",
-    keys: str = "roster",
-    *,
-    algorithm: Algorithm | None = None,
-    rounds: int = 3,
-    min_clients: int = 3,
-    max_colluders: int = 1,
-    roster: Roster | None = None,
-    **fields: Any,
+    trust: str, keys: str, *, rounds: int = 3, roster: Roster | None = None, **fields: Any
 ) -> Run:
-    """Return a run with its document; ``fields`` replace fields of the document."""
+    """Return a small run with its document; ``fields`` are those of the document."""
     model = trust_model(trust)
-    algorithm = algorithm_for(trust, rounds) if algorithm is None else algorithm
-    plan = algorithm.plan()
-    keys = keys if model.is_protected else "none"
-    values: dict[str, Any] = {
-        "protocol": PROTOCOL,
-        "run": token(16),
-        "trust": trust,
-        "keys": keys,
-        "roster": roster.digest if roster is not None and keys == "roster" else None,
-        "max_colluders": max_colluders,
-        "min_clients": min_clients,
-        "words": tuple(algorithm.words(t) + 1 for t in range(1, algorithm.n_rounds + 1)),
-        "privacy": plan.to_config(),
-        "share_variance": f"1/{min_clients - max_colluders}" if model.shares_noise else NONE,
-        "sampler": sampler_of(plan, model.shares_noise),
-        "body": Horizontal(algorithm=algorithm.to_config(), domain=algorithm.domain.to_config()),
-    }
-    return open_run(encode(RunDocument(**{**values, **fields})))
+    if "algorithm" not in fields and "kind" not in fields:
+        kind = GLloydAlgorithm if model.is_private else LloydAlgorithm
+        fields["algorithm"] = make_algorithm(kind, trust, n_rounds=rounds)
+    if model.shares_noise:
+        honest = fields.get("min_clients", 3) - fields.get("max_colluders", 1)
+        fields.setdefault("share_variance", f"1/{honest}")
+    if model.is_protected:
+        fields["keys"] = keys
+        fields.setdefault("roster", None if roster is None else roster.digest)
+    return open_run(encode(make_document(trust, **{"run": token(16), **fields})))
 
 
 @dataclass
@@ -309,11 +282,17 @@ class Cohort:
             if isinstance(reply, Enrolled):
                 self.seat(index, reply)
         if self.trust.is_blind and not self.trust.has_committee:
-            first = min(self.seats)
+            first = min(i for i, seat in self.seats.items() if seat.slot in self.slots)
             reply = self.tell_all({first: self.keys_of(first)})[first]
             if isinstance(reply, Wrapped):
                 self.take_envelopes(first, reply.envelopes, sorted(self.seats))
         return self
+
+    def set_up_late(self, index: int) -> None:
+        """Enrol a client during the run."""
+        reply = self.tell(index, Enrol(doc=self.run.data))
+        assert isinstance(reply, Enrolled)
+        self.seat(index, reply)
 
     def by_slot(self) -> dict[int, int]:
         """Return the client of each slot that is taken."""
@@ -473,21 +452,21 @@ class Cohort:
             for index, reply in replies.items():
                 if isinstance(reply, Answer):
                     self.have[index] = t - 1
-                elif reply.code == Code.RENEW:
-                    self.seat(index, reply)
                 elif reply.code == Code.NEED:
                     self.have[index] = 0
             answers = self._largest({i: r for i, r in replies.items() if isinstance(r, Answer)})
             if distributor in replies and isinstance(replies[distributor], Answer):
                 self.take_envelopes(distributor, replies[distributor].envelopes, missing)
-            answers = {i: a for i, a in answers.items() if self.seats[i].slot >= 0}
-            if len(answers) < self.document.min_clients:
-                continue
-            if self.trust.has_committee:
+            is_enough = len(answers) >= self.document.min_clients
+            if is_enough and self.trust.has_committee:
                 self._add(t, attempt, answers)
-            else:
+            elif is_enough:
                 self._combine(t, attempt, answers)
-            return sorted(answers)
+            for index, reply in replies.items():  # this attempt's cohort was that before
+                if code(reply) == Code.RENEW:
+                    self.seat(index, reply)
+            if is_enough:
+                return sorted(answers)
         raise AssertionError(f"Round {t} has too few answers: {self.refusals}")
 
     def _distributor(self, missing: list[int]) -> int | None:
@@ -572,7 +551,7 @@ class Cohort:
             known = self.have.get(index, 0)
             values["entries"] = tuple(entry for entry in self.entries if entry.t > known)
             values["wrap_for"] = self.wrap_for(index)
-        else:
+        elif "result" not in changes:
             values["result"] = self.result()
         return Finish(**{**values, **changes})
 

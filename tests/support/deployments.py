@@ -71,16 +71,18 @@ def kept_by_the_server(running):
     return {path: path.read_bytes() for path in kept}
 
 
-def check_outcome(running, partitions):
+def check_outcome(running, partitions, trust="oblivious-server"):
     """Check that all nodes learnt the same, what they should, and the server nothing."""
     centroids, _ = one_result(running)
     report = json.loads(running.report.read_text("utf-8"))
     assert report["arrays_at_the_server"] == []
     page = running.report.with_suffix(".html").read_text("utf-8")
     assert NEVER_SEEN in page
-    assert (report["trust"], report["keys"]) == ("oblivious-server", "file")
-    assert (report["n_clients"], report["n_rounds"]) == (3, ROUNDS)
-    assert report["answers"] == [3] * ROUNDS
+    n_nodes = len(partitions)
+    assert (report["trust"], report["keys"]) == (trust, "roster")
+    assert (report["n_clients"], report["n_rounds"]) == (n_nodes, ROUNDS)
+    assert report["answers"] == [n_nodes] * ROUNDS
+    assert report["round_trips"] == (ROUNDS + 3 if trust == "oblivious-server" else 2 * ROUNDS + 2)
     assert report["dropped"] == []
     assert report["epsilon"] == pytest.approx(1)
     # Of whatever the SuperLink kept, nothing holds a centroid's bytes or digits. A single number
@@ -98,7 +100,7 @@ def check_outcome(running, partitions):
         Box([-14.0] * 2, [14.0] * 2),
         PrivacyBudget(epsilon=1.0),
         n_records=30_000,
-        n_clients=3,
+        n_clients=n_nodes,
         n_rounds=ROUNDS,
     )
     simulated = simulate(strategy, partitions, engine="in-process").centroids
@@ -123,7 +125,7 @@ def check_shared_outcome(running, partitions, strategy, n_rounds):
 def check_feddp_outcome(running, partitions, points):
     """Check that nodes and server have one good result, and the server's points went nowhere."""
     report = check_shared_outcome(running, partitions, "FedDPKMeans", 3 + ROUNDS)
-    assert report["notes"] == []
+    assert report["warnings"] == []
     for path, content in kept_by_the_server(running).items():
         for value in points.ravel():
             assert value.tobytes() not in content, path

@@ -15,6 +15,7 @@ from flower_kmeans.privacy.ledger import (
     MemoryChangedError,
     StaleAnswerError,
 )
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.privacy.plan import calibrate
 from flower_kmeans.privacy.release import Release
 
@@ -56,6 +57,15 @@ def charge(ledger, answer, plan, limit):
             return ledger.charge(answer, price(plan), limit, version, kept)
         except MemoryChangedError:
             continue
+
+
+def unfinished(state_dir):
+    """Return the runs that a ledger has a memory of and that have not ended."""
+    db = sqlite3.connect(state_dir / FILE_NAME)
+    try:
+        return {run for (run,) in db.execute("SELECT run FROM runs WHERE given < 2")}
+    finally:
+        db.close()
 
 
 def race_for_budget(state_dir, barrier, results, runs, limit):
@@ -125,20 +135,6 @@ def die(state_dir, when):
     with Ledger(state_dir) as ledger:
         charge(ledger, answer_of(), gaussian_plan(), Limit(10.0, DELTA))
         os._exit(CRASHED)
-
-
-def answer_and_die(policy, records, content, sent):
-    """Handle a message as a client does and end before, or after, the reply has left."""
-    from flwr.app import RecordDict
-
-    from flower_kmeans.federation.member import Member
-
-    reply = Member(policy, RecordDict(), 2**63 + 1, lambda: records).handle(content)
-    if sent is not None:
-        sent.put(bytes(reply["kmeans"]["words"]))
-        sent.close()
-        sent.join_thread()
-    os._exit(CRASHED)
 
 
 def crash_with_a_hot_journal(path):

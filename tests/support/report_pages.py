@@ -16,6 +16,7 @@ WIDE = np.array_split(np.random.default_rng(4).uniform(0, 1, (300, 18)), N_CLIEN
 MODES = [
     ("Lloyd", "plain"),
     ("FastLloyd", "plain"),
+    ("FastLloyd", "clients-only"),
     ("FastLloyd", "oblivious-server"),
     ("FastLloyd", "distributed-noise"),
     ("FastLloyd", "trusted-server"),
@@ -24,6 +25,7 @@ MODES = [
     ("GLloyd", "trusted-server"),
     ("SuLloyd", "oblivious-server"),
     ("SuLloyd", "trusted-server"),
+    ("SynopsisKMeans", "clients-only"),
     ("SynopsisKMeans", "distributed-noise"),
     ("SynopsisKMeans", "trusted-server"),
     ("FedDPKMeans", "distributed-noise"),

@@ -13,14 +13,15 @@ from scipy import stats
 from flower_kmeans import PrivacyBudget, html_report, simulate
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.release import Release
-from flower_kmeans.privacy.report import Report
+from flower_kmeans.privacy.report import Dropped, Report
+from flower_kmeans.protocol.trust import TRUSTED_SERVER
 from flower_kmeans.webreport.guarantee import detection, plain_words, warnings_of
 from flower_kmeans.webreport.outcome import outcome_of
 
 
 def report_of(*releases, epsilon, delta):
     plan = PrivacyPlan(PrivacyBudget(epsilon, delta), 1000, (releases,))
-    return Report("GLloyd", plan, "trusted-server", "none", "none", min_clients=1)
+    return Report("GLloyd", plan, TRUSTED_SERVER, "none", min_clients=1)
 
 
 def gaussian(mu):
@@ -85,8 +86,12 @@ def test_the_table_holds_these_shares():
 @pytest.mark.parametrize(
     ("trust", "words"),
     [
-        ("oblivious-server", "The server is kept out in another way"),
-        ("distributed-noise", "the server included, and against any one client"),
+        ("clients-only", "the server, as long as it is passive, up to 1 client, and all of them"),
+        ("oblivious-server", "Against the server masks protect: it sees masked words only"),
+        (
+            "distributed-noise",
+            "the server, as long as it is passive, up to 1 client, and all of them",
+        ),
         ("trusted-server", "not against the server, which saw every client's exact sums"),
     ],
 )
@@ -97,15 +102,15 @@ def test_words_are_those_of_the_trust_model_and_the_figures(trust, words):
     assert words in text
     assert f"e^{report.epsilon:.4g} = {math.exp(report.epsilon):.3g} times" in text
     assert f"plus {report.delta:.3g};" in text
-    assert report.withstands["one client and the server together"] in text
+    assert report.protects_against["server and clients"] in text
     assert report.to_dict()["neighbours"] in text
     assert told[-1].startswith("Not protected: n_records")
 
 
 def test_more_colluders_are_counted():
-    strategy = strategy_of("FastLloyd", "distributed-noise", colluders=2)
+    strategy = strategy_of("FastLloyd", "distributed-noise", max_colluders=2)
     report = simulate(strategy, PARTITIONS).report
-    assert "up to 2 clients that pool" in " ".join(plain_words(report))
+    assert "up to 2 clients, and all of them together" in " ".join(plain_words(report))
 
 
 def test_a_huge_epsilon_is_no_error():
@@ -123,20 +128,39 @@ def told_first(clustering, **options):
 def test_what_is_weakest_comes_first():
     relayed = told_first(finished("FastLloyd", "oblivious-server"))
     assert [about for _, about, _ in relayed] == [
+        "Who sees what",
         "Against a server that breaks the protocol (active)",
-        "Against the server together with one client",
+        "Against the server together with clients",
         "Ledger",
     ]
-    assert {kind for kind, _, _ in relayed} == {"caution"}
+    assert [kind for kind, _, _ in relayed] == ["fact", "caution", "caution", "caution"]
+    assert "clients must trust the server to add the noise" in relayed[0][2]
     trusted = told_first(finished("FastLloyd", "trusted-server"))
-    assert trusted[0][1] == "Against a server that follows the protocol (passive)"
-    assert trusted[0][2].startswith("No: it sees every client's exact statistic")
+    assert trusted[1][1] == "Against a server that follows the protocol (passive)"
+    assert trusted[1][2].startswith("No: it sees every client's exact sums")
 
 
-def test_what_is_in_part_is_told_too():
+@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
+def test_what_server_and_clients_see_together_comes_first(trust):
+    told = told_first(finished("FastLloyd", trust))
+    assert told[0][:2] == ("fact", "Who sees what")
+    assert told[0][2].startswith("The server and up to 1 client together see only the noisy sums")
+    assert [about for _, about, _ in told][-2] == "Against too many committee members"
+
+
+def test_what_is_in_part_is_listed_too():
     strategy = strategy_of("FastLloyd", "distributed-noise", keys="roster")
     told = told_first(simulate(strategy, PARTITIONS))
-    assert told[0][2].startswith("In part: more than half of the roster")
+    assert told[1][2].startswith("In part: it sees one noisy sum in each round.")
+
+
+def test_too_many_forgotten_votes_come_before_everything_else():
+    clustering = finished("FastLloyd", "clients-only")
+    renewed = [Dropped(slot, slot, 1, "New.", "renewed") for slot in range(3)]
+    report = replace(clustering.report, incidents=renewed)
+    kind, about, words = told_first(replace(clustering, report=report))[0]
+    assert (kind, about) == ("caution", "Faults")
+    assert words.startswith("WARNING: more than 1 in one round")
 
 
 def test_runs_without_privacy_say_so_and_nothing_else():
@@ -157,12 +181,12 @@ def test_a_private_run_that_starts_from_an_exact_one_is_not_private():
     assert "NOT PRIVATE" in read(html_report(clustering)).the("header").text
 
 
-def test_notes_of_the_algorithm_are_told():
+def test_warnings_of_the_algorithm_are_listed():
     clustering = finished("FastLloyd", "distributed-noise")
-    notes = ("Two candidates were left.", "The last round was empty.")
-    clustering = replace(clustering, report=replace(clustering.report, notes=notes))
+    warnings = ("Two candidates were left.", "The last round was empty.")
+    clustering = replace(clustering, report=replace(clustering.report, warnings=warnings))
     assert [words for _, about, words in told_first(clustering) if about == "Algorithm"] == list(
-        notes
+        warnings
     )
 
 

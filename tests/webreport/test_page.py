@@ -24,8 +24,8 @@ from flower_kmeans.errors import (
     TooFewClientsError,
 )
 from flower_kmeans.faults import FaultyClientApp, FaultyGrid
-from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.output import write_page
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 
 SECTIONS = ("guarantee", "trust", "releases", "rounds", "centroids", "run", "statements")
 
@@ -141,8 +141,9 @@ def started(strategy, faults=(), policy=None):
         return strategy.start(grid, timeout=60)
 
 
-def test_an_oblivious_servers_page_has_no_centroids():
-    strategy = strategy_of("FastLloyd", "oblivious-server")
+@pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
+def test_the_page_of_a_server_that_saw_no_sum_has_no_centroids(trust):
+    strategy = strategy_of("FastLloyd", trust)
     result = started(strategy)
     for page in (html_report(strategy), html_report(strategy, result)):
         root = read(page)
@@ -176,7 +177,7 @@ def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
     assert "The run ended before round 2 was complete." in text
     assert "No client failed" not in text
     if kind == "crash":
-        assert tables(root)["What was not an orderly answer"][1][:2] == ["round 2", "2"]
+        assert tables(root)["What was not an orderly reply"][1][:2] == ["round 2", "2"]
     assert len(tables(root)["Every release of the plan"]) == 2 + 2 * 3
 
 
@@ -188,7 +189,7 @@ def test_a_run_that_nobody_joined_has_a_page():
     root = read(html_report(strategy))
     assert "0 of 8: not finished" in root.the("header").text
     assert "No client took part" in root.the("section", id="trust").text
-    incidents = tables(root)["What was not an orderly answer"]
+    incidents = tables(root)["What was not an orderly reply"]
     assert [row[:2] for row in incidents[1:]] == [["enrolment", "-"]] * 5
 
 
@@ -198,7 +199,7 @@ def test_clients_that_were_away_are_counted_and_named():
     root = read(html_report(simulate(strategy, PARTITIONS, faults=faults)))
     rows = tables(root)["Clients by round"]
     assert [row[1:4] for row in rows[1:]] == [["5", "4", "1"], ["5", "5", "0"], ["5", "4", "1"]]
-    named = [(row[0], row[1], row[-1]) for row in tables(root)["What was not an orderly answer"]]
+    named = [(row[0], row[1], row[-1]) for row in tables(root)["What was not an orderly reply"]]
     assert ("round 1", "3", "yes") in named
     assert ("round 3", "4", "yes") in named
     assert "2 clients missed a round" in root.the("section", id="first").text

@@ -37,14 +37,18 @@ def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust
 
 
 @pytest.mark.parametrize("name", ["SynopsisKMeans", "FastLloyd"])
-def test_the_noise_is_told_as_added_and_as_left(name):
+@pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
+def test_the_noise_is_given_as_added_and_as_left(name, trust):
     """Of five shares that were made for three, four are left the planned noise if it is removed."""
-    clustering = finished(name, "distributed-noise")
-    text = read(html_report(clustering)).the("section", id="run").text
+    root = read(html_report(finished(name, trust)))
+    text = root.the("section", id="run").text
     left, added = (f"{math.sqrt(5 / shares):.4g} times" for shares in (4, 3))
-    removed = name == "SynopsisKMeans"
+    removed = trust == "distributed-noise"
     assert added in text
     assert (left in text) == ("noise that clients added" in text) == removed
+    rows = tables(root.the("section", id="rounds"))["Clients by round"]
+    assert rows[0][4] == "noise"
+    assert {row[4] for row in rows[1:]} == {f"{math.sqrt(5 / (4 if removed else 3)):.4g}"}
 
 
 @pytest.mark.parametrize(("name", "trust"), PRIVATE)

@@ -1,4 +1,4 @@
-"""The picture of the trust model, and whom the run withstands."""
+"""The picture of the trust model, and who the run protects against."""
 
 import pytest
 from report_pages import MODES, PARTITIONS, finished, read, strategy_of, tables
@@ -25,17 +25,22 @@ def kinds(svg, name):
         (
             "oblivious-server",
             ("masked words", "adds noise", "sees masked words, and its own noise", "no centroid"),
-            ("share of noise", "exact"),
+            ("noise share", "exact", "sealed"),
         ),
         (
             "distributed-noise",
-            ("share of noise", "masked words, with noise", "noisy sums"),
-            ("adds noise", "exact"),
+            ("noise share", "secret shares", "sealed shares, with noise", "noisy sums"),
+            ("adds noise", "exact", "mask"),
+        ),
+        (
+            "clients-only",
+            ("noise share", "sees sealed shares only", "sealed sum-shares", "no centroid"),
+            ("adds noise", "exact", "mask"),
         ),
         (
             "trusted-server",
             ("exact sums of each client", "adds noise", "sees every client's exact sums"),
-            ("mask", "share of noise"),
+            ("mask", "noise share"),
         ),
         (
             "plain",
@@ -59,13 +64,14 @@ def test_the_picture_is_that_of_the_trust_model(trust, drawn, missing):
 
 
 def test_what_the_server_sees_is_as_the_documents_say():
-    """In the README's table: masked words; sums; exact sums."""
+    """In the README's table: no sum; noisy sums; exact sums."""
     results = {
         trust: [e.attributes["class"] for e in section_of(trust).all("rect", "box")]
         for trust in FIRST_OF_TRUST
     }
     assert results == {
         "oblivious-server": ["box noisy", "box masked", "box noisy"],
+        "clients-only": ["box noisy", "box masked", "box noisy"],
         "distributed-noise": ["box noisy"] * 3,
         "trusted-server": ["box noisy", "box exact", "box noisy"],
         "plain": ["box exact"] * 3,
@@ -75,11 +81,11 @@ def test_what_the_server_sees_is_as_the_documents_say():
 @pytest.mark.parametrize("trust", sorted(FIRST_OF_TRUST))
 def test_the_table_says_what_the_report_says(trust):
     clustering = finished(FIRST_OF_TRUST[trust], trust)
-    rows = tables(section_of(trust))["What the run withstands"]
+    rows = tables(section_of(trust))["What the run protects against"]
     told = [row[1] for row in rows[1:]]
     expected = [
         words.replace("Yes:", "Yes").replace("In part:", "In part").replace("No:", "No")
-        for words in clustering.report.withstands.values()
+        for words in clustering.report.protects_against.values()
     ]
     assert told == expected
 
@@ -87,12 +93,11 @@ def test_the_table_says_what_the_report_says(trust):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ("relayed", "relayed by the server"),
-        ("file", "from a file that the server does not have"),
-        ("roster", "whose keys are pinned"),
+        ("relayed", "public keys were relayed by the server"),
+        ("roster", "public keys are pinned by a roster"),
     ],
 )
-def test_keys_are_told(keys, words):
+def test_keys_are_named(keys, words):
     strategy = strategy_of("FastLloyd", "oblivious-server", keys=keys, n_rounds=2)
     section = read(html_report(simulate(strategy, PARTITIONS))).the("section", id="trust")
     assert words in section.text

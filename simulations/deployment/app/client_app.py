@@ -1,4 +1,4 @@
-"""Each node answers with masked, noisy sums of the records in its own file.
+"""Each node answers with protected, noisy sums of the records in its own file.
 
 What a node has and accepts is said by its operator, in ``--node-config``:
 
@@ -9,8 +9,8 @@ What a node has and accepts is said by its operator, in ``--node-config``:
     For a csv file whose first line is a record: the names of its columns, ``a,b``. Otherwise left
     out, and the first line names them.
 ``policy-file``
-    Absolute path of the operator's policy: which runs are answered, and where the group key and
-    the ledger lie. A node without one answers no private run.
+    Absolute path of the operator's policy: which runs are answered, and where the node's key, the
+    roster and the ledger are. A node without one answers no private run.
 ``result``
     The npz file that the node writes its result to.
 """

@@ -1,9 +1,9 @@
 """The server asks for noisy sums and writes what the run was: a report, and the same as a page.
 
-Under ``trust="oblivious-server"`` it never sees what the sums are, and neither file has a centroid:
-``strategy="fastlloyd"``, ``"synopsis"``, ``"pe-means"`` and ``"hdpe-means"`` run so. Under
-``"distributed-noise"`` it does, with these and with ``"feddp"``, which starts from points of the
-server's own that stay on its machine.
+Under ``trust="oblivious-server"`` and ``"clients-only"`` it never sees the sums, and neither file
+has a centroid: ``strategy="fastlloyd"``, ``"synopsis"``, ``"pe-means"`` and ``"hdpe-means"`` run
+so. Under ``"distributed-noise"`` it does, with these and with ``"feddp"``, which starts from points
+of the server's own that stay on its machine.
 """
 
 import json
@@ -77,7 +77,9 @@ def strategy_of(
         "min_clients": int(config["min-clients"]),
         "n_rounds": int(config["n-rounds"]) or "auto",
         "trust": str(config["trust"]),
+        "max_colluders": int(config["max-colluders"]) or None,
         "keys": str(config["keys"]),
+        "roster_file": Path(str(config["roster"])).expanduser() if config["roster"] else None,
         "seed": int(config["seed"]),
         "on_round": on_round,
     }

@@ -1,0 +1,416 @@
+"""Clients with ledgers: restarts lose nothing, everything sent was charged, secrets do not stay."""
+
+import multiprocessing
+import os
+import sqlite3
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cohorts import Cohort, Node, code
+from documents import make_algorithm
+from ledger_workers import CRASHED, unfinished
+from typer.testing import CliRunner
+
+from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
+from flower_kmeans.cli import app
+from flower_kmeans.domain import Box
+from flower_kmeans.privacy import ledger as ledgers
+from flower_kmeans.privacy.filter import Charge
+from flower_kmeans.privacy.ledger import FORGET_AFTER, MAX_UNANSWERED, Ledger, MemoryChangedError
+from flower_kmeans.privacy.ledger_file import FILE_NAME
+from flower_kmeans.protocol.messages import Added, Answer, Code, Enrol, Enrolled, Finish, Finished
+from flower_kmeans.protocol.wire import encode
+
+DELTA = 1e-6
+SPAWN = multiprocessing.get_context("spawn")
+TRUSTS = ("clients-only", "distributed-noise", "oblivious-server", "trusted-server")
+
+
+def start(tmp_path, trust="distributed-noise", **options):
+    return Cohort(tmp_path, trust, ledger=True, **options)
+
+
+def file_of(node):
+    return node.policy.state_dir / FILE_NAME
+
+
+def spent(node):
+    with Ledger(node.policy.state_dir) as ledger:
+        return ledger.epsilon(DELTA)
+
+
+def cost(run, n_rounds=None):
+    """Return what the first rounds of a run cost, all by default."""
+    rounds = run.price.rounds[:n_rounds]
+    return sum((own for own, _ in rounds), Charge()).epsilon(DELTA)
+
+
+# --------------------------------------------------------------------------- restarts
+
+
+@pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
+def test_a_restart_before_every_message_changes_nothing(trust, tmp_path):
+    cohort = start(tmp_path, trust).set_up()
+    former = cohort.nodes[2].session(cohort.doc_hash)
+    for t in (1, 2, 3):
+        request = cohort.ask_of(2, t)
+        cohort.round(t)
+        for node in cohort.nodes:
+            node.restart()
+        if not (cohort.trust.is_blind and t == 1):  # whose envelope came with the first request
+            first = encode(cohort.nodes[2].tell(request))
+            assert encode(cohort.nodes[2].tell(request)) == first
+    session = cohort.nodes[2].session(cohort.doc_hash)
+    assert (session.secret, session.ephemeral) == (former.secret, former.ephemeral)
+    assert all(isinstance(reply, Finished) for reply in cohort.finish().values())
+    assert not cohort.refusals
+    results = [node.results[0] for node in cohort.nodes]
+    for node, result in zip(cohort.nodes, results, strict=True):
+        assert len(node.results) == 1
+        assert len(node.state) == 0
+        np.testing.assert_array_equal(result.centroids, results[0].centroids)
+        expected = 0 if trust == "plain" else cost(cohort.run)
+        assert spent(node) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
+def test_attempts_and_changed_records_are_charged_once(trust, tmp_path):
+    cohort = start(tmp_path, trust, max_attempts=3).set_up()
+    node = cohort.nodes[1]
+    for attempt in (1, 2, 3):
+        node.records = node.records + 0.125
+        assert all(isinstance(r, Answer) for r in cohort.deal(1, attempt).values())
+        assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
+    assert code(cohort.tell(1, cohort.ask_of(1, 1, 2))) == Code.STALE
+
+
+def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(tmp_path):
+    cohort = start(tmp_path, "oblivious-server", policy={"copy_records": False}).set_up()
+    before = cohort.deal(1)[1]
+    node = cohort.nodes[1]
+    node.records = node.records + 0.125
+    renewed = cohort.tell(1, cohort.ask_of(1, 1))
+    assert code(renewed) == Code.RENEW
+    cohort.seat(1, renewed)
+    cohort.take_envelopes(0, cohort.tell(0, cohort.keys_of(0)).envelopes, sorted(cohort.seats))
+    assert code(cohort.tell(1, cohort.ask_of(1, 1))) == Code.CONFLICT  # was answered
+    after = cohort.tell(1, cohort.ask_of(1, 1, 2))
+    assert isinstance(after, Answer)
+    assert after.words != before.words
+    assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
+
+
+def test_a_restored_backup_gives_the_same_bytes(tmp_path):
+    cohort = start(tmp_path).set_up()
+    node, request = cohort.nodes[1], cohort.ask_of(1)
+    backup = file_of(node).read_bytes()
+    first = node.tell(request)
+    assert isinstance(first, Answer)
+    file_of(node).write_bytes(backup)
+    assert spent(node) == 0
+    assert node.tell(request) == first
+    assert spent(node) > 0
+
+
+# --------------------------------------------------------------------------- the end
+
+
+def secrets_of(cohort, index):
+    session = cohort.nodes[index].session(cohort.doc_hash)
+    names = ("secret", "ephemeral", "group_secret", "drawn_secret")
+    return {name: getattr(session, name) for name in names if getattr(session, name)}
+
+
+def in_the_file(node, secrets):
+    kept = file_of(node).read_bytes()
+    return {name for name, secret in secrets.items() if secret in kept}
+
+
+@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise", "oblivious-server"])
+def test_the_end_erases_secrets_from_the_file_and_keeps_charge_answer_and_vote(trust, tmp_path):
+    cohort = start(tmp_path, trust).set_up()
+    for t in (1, 2, 3):
+        cohort.round(t)
+    secrets, node = secrets_of(cohort, 0), cohort.nodes[0]
+    assert len(secrets) == 2 + 2 * cohort.trust.is_blind
+    assert in_the_file(node, secrets) == set(secrets)
+    cohort.finish()
+    assert in_the_file(node, secrets) == set()
+    assert [path.name for path in node.policy.state_dir.iterdir()] == [FILE_NAME]
+    assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
+    with Ledger(node.policy.state_dir) as ledger:
+        assert ledger.last_answer(cohort.doc_hash)[:2] == (3, 1)
+        vote = ledger.last_vote(cohort.doc_hash)
+        assert (vote is not None) == cohort.trust.has_committee
+        assert vote is None or vote[0] == 3
+    # The same document cannot be run again without a charge.
+    assert code(node.tell(Enrol(doc=cohort.run.data))) == Code.STALE
+    assert code(node.tell(cohort.ask_of(0, 1))) == Code.STALE
+
+
+@pytest.mark.parametrize("how", ["forget", "30 days"])
+def test_a_run_that_failed_is_forgotten_and_stays_charged(how, tmp_path, monkeypatch):
+    cohort = start(tmp_path, "clients-only").set_up()
+    cohort.round(1)
+    cohort.deal(2)
+    node, secrets = cohort.nodes[0], secrets_of(cohort, 0)
+    assert in_the_file(node, secrets) == set(secrets)
+    assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
+    if how == "forget":
+        arguments = ["forget", "--state-dir", str(node.policy.state_dir)]
+        result = CliRunner().invoke(app, arguments)
+        assert "Forgot 1 unfinished run in" in result.output
+    else:
+        now = ledgers.time.time()
+        Ledger(node.policy.state_dir, clock=lambda: now + FORGET_AFTER + 60).close()
+    assert in_the_file(node, secrets) == set()
+    # Two of three rounds were answered; what was reserved for the third has come back.
+    assert spent(node) == pytest.approx(cost(cohort.run, 2), rel=1e-9)
+    for request in (
+        Enrol(doc=cohort.run.data),
+        cohort.ask_of(0, 2),
+        cohort.ask_of(0, 3),
+        cohort.finish_of(0),  # it has no result, and does not say that it has
+    ):
+        assert code(node.tell(request)) == Code.STALE
+    assert not node.results
+    assert spent(node) == pytest.approx(cost(cohort.run, 2), rel=1e-9)
+
+
+# --------------------------------------------------------------------------- enrolments
+
+
+def test_enrolments_do_not_let_the_ledger_grow(tmp_path):
+    """Each has another document, padded with names of columns; a run that answered is kept."""
+    cohort = start(tmp_path).set_up()
+    node = cohort.nodes[1]
+    cohort.round(1)
+    sizes = []
+    for number in range(4 * MAX_UNANSWERED):
+        run = number.to_bytes(16, "big")
+        other = start(tmp_path, others=cohort, run=run, **padded(100_000))
+        assert isinstance(node.tell(Enrol(doc=other.run.data)), Enrolled)
+        sizes.append(file_of(node).stat().st_size)
+    assert max(sizes) <= 1.3 * sizes[MAX_UNANSWERED]
+    with Ledger(node.policy.state_dir) as ledger:
+        assert len(unfinished(node.policy.state_dir)) == MAX_UNANSWERED + 1
+        assert ledger.epsilon(DELTA) == pytest.approx(cost(cohort.run), rel=1e-9)
+    cohort.round(2)
+    cohort.round(3)
+    assert all(isinstance(reply, Finished) for reply in cohort.finish().values())
+    # A run whose session was dropped is not known any more.
+    dropped = start(tmp_path, others=cohort, run=bytes(16), **padded(100_000))
+    assert code(node.tell(Finish(doc_hash=dropped.doc_hash, result=b""))) == Code.NEED
+
+
+def padded(n_bytes):
+    """Return fields of a document whose columns have long names."""
+    names = [letter * (n_bytes // 2) for letter in "ab"]
+    domain = Box([0, 0], [1, 1], columns=names)
+    return {"algorithm": replace(make_algorithm(GLloydAlgorithm, n_rounds=3), domain=domain)}
+
+
+# --------------------------------------------------------------------------- the account
+
+
+def test_runs_beyond_the_total_are_refused_before_records_are_read(tmp_path):
+    first = start(tmp_path)
+    whole = first.run.price.whole[0]
+    total = (whole + whole).epsilon(DELTA) * 1.0001
+    for node in first.nodes:
+        node.policy = replace(node.policy, max_total_epsilon=total, max_total_delta=DELTA)
+    first.play()
+    second = start(tmp_path, others=first).play()
+    third = start(tmp_path, others=first)
+    assert not first.refusals + second.refusals
+    for node in first.nodes:
+        loads = node.n_loads
+        assert code(node.tell(Enrol(doc=third.run.data))) == Code.LEDGER
+        assert node.n_loads == loads
+        assert node.session(third.doc_hash) is None
+        assert spent(node) <= total
+
+
+def test_the_last_room_goes_to_the_run_that_answers_first(tmp_path):
+    """Both enrol while there is room for one."""
+    policy = {"max_total_epsilon": 1.2, "max_total_delta": DELTA}
+    first = start(tmp_path, policy=policy).set_up()
+    second = start(tmp_path, others=first).set_up()
+    assert not first.refusals + second.refusals
+    assert isinstance(second.deal(1)[1], Answer)
+    before = spent(first.nodes[1])
+    for _ in range(2):
+        assert code(first.deal(1)[1]) == Code.LEDGER
+    assert spent(first.nodes[1]) == before
+    with Ledger(first.nodes[1].policy.state_dir) as ledger:
+        assert ledger.last_answer(first.doc_hash) is None
+        assert ledger.last_answer(second.doc_hash)[:2] == (1, 1)
+
+
+def test_a_total_that_is_tightened_during_a_run_holds_from_the_next_message_on(tmp_path):
+    cohort = start(tmp_path).set_up()
+    cohort.round(1)
+    node, whole = cohort.nodes[1], spent(cohort.nodes[1])
+    given = replace(node.policy, max_total_delta=DELTA)
+    loads = node.n_loads
+    for tight in ({"max_total_epsilon": whole * 0.999}, {"max_total_delta": 1e-30}):
+        node.policy = replace(given, max_total_epsilon=whole * 1.001)
+        node.policy = replace(node.policy, **tight)
+        assert code(cohort.tell(1, cohort.ask_of(1, 2))) == Code.LEDGER
+        assert (node.n_loads, spent(node)) == (loads, whole)
+    # As much as the run costs, which was charged as a whole.
+    node.policy = replace(given, max_total_epsilon=whole * 1.001)
+    assert isinstance(cohort.tell(1, cohort.ask_of(1, 2)), Answer)
+    assert spent(node) == whole
+
+
+@pytest.mark.parametrize("trust", ["clients-only", "plain"])
+def test_a_ledger_that_cannot_be_used_allows_nothing(trust, tmp_path):
+    cohort = start(tmp_path, trust).set_up()
+    node, other = cohort.nodes[1], start(tmp_path, trust, others=cohort)
+    requests = (cohort.ask_of(1, 1), Enrol(doc=other.run.data))
+    node.policy.state_dir.chmod(0o755)
+    assert [code(node.tell(request)) for request in requests] == [Code.LEDGER] * 2
+    node.policy.state_dir.chmod(0o700)
+    kept = file_of(node).read_bytes()
+    file_of(node).write_bytes(b"torn" * 500)
+    assert [code(node.tell(request)) for request in requests] == [Code.LEDGER] * 2
+    file_of(node).write_bytes(kept)
+    with sqlite3.connect(file_of(node)) as db:
+        db.execute("PRAGMA user_version = 2")
+    assert [code(node.tell(request)) for request in requests] == [Code.LEDGER] * 2
+
+
+@pytest.mark.parametrize("torn", [b"{}", b"\x81", b"\xff" * 9])
+def test_a_session_that_cannot_be_read_allows_nothing(torn, tmp_path):
+    cohort = start(tmp_path).set_up()
+    with sqlite3.connect(file_of(cohort.nodes[1])) as db:
+        db.execute("UPDATE runs SET memory = ?", (torn,))
+    assert code(cohort.tell(1, cohort.ask_of(1, 1))) == Code.LEDGER
+
+
+def test_a_policy_that_lost_its_ledger_refuses_the_rest_of_a_private_run(tmp_path):
+    cohort = Cohort(tmp_path).set_up()
+    node = cohort.nodes[1]
+    node.policy = replace(node.policy, in_memory=False)
+    assert code(cohort.tell(1, cohort.ask_of(1, 1))) == Code.LEDGER
+
+
+# --------------------------------------------------------------------------- processes
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_a_process_that_dies_before_or_after_sending_is_charged_once(sends, tmp_path):
+    cohort = start(tmp_path).set_up()
+    node, data = cohort.nodes[1], encode(cohort.ask_of(1))
+    sent = SPAWN.Queue() if sends else None
+    process = SPAWN.Process(target=answer_and_die, args=(node.policy, node.records, data, sent))
+    process.start()
+    reply = sent.get(timeout=60) if sends else None
+    process.join(60)
+    assert process.exitcode == CRASHED
+    assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
+    with Ledger(node.policy.state_dir) as ledger:
+        kept = ledger.last_answer(cohort.doc_hash)
+    again = node.answer(data)
+    assert reply in (None, again)
+    with Ledger(node.policy.state_dir) as ledger:
+        assert ledger.last_answer(cohort.doc_hash) == kept
+    assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
+
+
+def answer_and_die(policy, records, data, sent):
+    """Handle a message as a client does and end before, or after, the reply has left."""
+    reply = Node(policy, records).answer(data)
+    if sent is not None:
+        sent.put(reply)
+        sent.close()
+        sent.join_thread()
+    os._exit(CRASHED)
+
+
+class Meanwhile:
+    """Records whose first reading another process uses to act."""
+
+    def __init__(self, records, act):
+        self.records, self.act, self.n_calls = records, act, 0
+
+    def __call__(self):
+        self.n_calls += 1
+        if self.n_calls == 1:
+            self.act()
+        return self.records
+
+
+def with_another(node, act):
+    """Return a process of the same node that is interrupted by another one's action."""
+    return Node(node.policy, Meanwhile(node.records, act), results=node.results)
+
+
+def test_a_repetition_that_comes_in_between_gets_the_same_bytes(tmp_path):
+    cohort = start(tmp_path).set_up()
+    node, data, replies = cohort.nodes[1], encode(cohort.ask_of(1)), []
+    late = with_another(node, lambda: replies.append(node.answer(data))).answer(data)
+    assert late == replies[0]
+    assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
+
+
+def test_another_context_that_comes_in_between_is_a_conflict(tmp_path):
+    cohort = start(tmp_path)
+    cohort.set_up([0, 1, 2, 3])
+    first = cohort.ask_of(1)
+    cohort.set_up([4])
+    second = cohort.ask_of(1)
+    assert first.root != second.root
+    node, replies = cohort.nodes[1], []
+    late = with_another(node, lambda: replies.append(node.tell(second))).tell(first)
+    assert isinstance(replies[0], Answer)
+    assert code(late) == Code.CONFLICT
+
+
+def test_a_later_attempt_that_comes_in_between_makes_the_answer_stale(tmp_path):
+    cohort = start(tmp_path).set_up()
+    node, replies = cohort.nodes[1], []
+    second = cohort.ask_of(1, 1, 2)
+    late = with_another(node, lambda: replies.append(node.tell(second))).tell(cohort.ask_of(1))
+    assert isinstance(replies[0], Answer)
+    assert code(late) == Code.STALE
+
+
+def test_two_enrolments_at_once_are_one_session(tmp_path):
+    cohort = start(tmp_path, "oblivious-server")
+    node, data, replies = cohort.nodes[1], encode(Enrol(doc=cohort.run.data)), []
+    late = with_another(node, lambda: replies.append(node.answer(data))).answer(data)
+    assert late == replies[0]
+
+
+def test_of_two_sums_at_once_one_gets_the_vote(tmp_path, monkeypatch):
+    """Both find no vote; the second to write finds one in the ledger, and looks again."""
+    cohort = start(tmp_path).set_up()
+    answers = cohort.deal(1)
+    node = cohort.nodes[1]
+    fewer = {i: answer for i, answer in answers.items() if i != 4}
+    one, other = cohort.add_of(1, answers), cohort.add_of(1, fewer)
+    vote, replies = Ledger.vote, []
+
+    def later(ledger, *arguments):
+        monkeypatch.setattr(Ledger, "vote", vote)
+        replies.append(node.tell(other))
+        return vote(ledger, *arguments)
+
+    monkeypatch.setattr(Ledger, "vote", later)
+    late = node.tell(one)
+    assert isinstance(replies[0], Added)
+    assert code(late) == Code.CONFLICT
+
+
+def test_a_memory_that_keeps_changing_is_no_answer(tmp_path, monkeypatch):
+    cohort = start(tmp_path).set_up()
+
+    def changed(*_):
+        raise MemoryChangedError
+
+    monkeypatch.setattr(Ledger, "charge", changed)
+    assert code(cohort.tell(1, cohort.ask_of(1))) == Code.INTERNAL
+    assert spent(cohort.nodes[1]) == 0
