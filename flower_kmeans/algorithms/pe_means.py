@@ -193,12 +193,18 @@ class PEMeansAlgorithm(PEMeansParameters):
         size, q = self._n_candidates(query), self.fraction_bits
         source = round_words(self.seed, query.round)
         seed = random_words(source, 2).view(np.int64)
-        votes = answer.blocks[COUNTS][:size]
+        votes = answer.blocks[COUNTS].copy()
+        votes[size:] = 0  # of candidates that were halved away
         noise = self.noise_of(query.round)[COUNTS] * 2.0**-q
         planned = math.inf if self.n_records is None else float(self.n_records)
-        total = expected_total(scaled(votes, q), noise, planned, answer.answered)
+        of_sum = noise * math.sqrt(size / len(votes))  # by bin, where only some have noise
+        total = expected_total(scaled(votes, q), of_sum, planned, answer.answered)
         kept = zero_small(scaled(votes, q), total)
-        arrays = self._centers(query.round, state, np.where(kept > 0, votes, 0), flags, source)
+        whole = query.arrays
+        if query.round > 1:  # as if nothing was ever halved: the same candidates, then others
+            whole = {**whole, "variations": np.array([self.most_variations])}
+        votes = np.where(kept > 0, votes, 0)
+        arrays = self._centers(Query(query.round, whole), votes, flags, source)
         n_variations = int(state.arrays["variations"][0])
         # Signal to noise by Algorithm 1, line 8, where the noise is that of all candidates
         # (docs/guarantees.md, "PE-means").
@@ -208,26 +214,17 @@ class PEMeansAlgorithm(PEMeansParameters):
         return {**arrays, "variations": np.array([n_variations], dtype=np.int64), "seed": seed}
 
     def _centers(
-        self,
-        round_number: int,
-        state: State,
-        votes: IntArray,
-        flags: IntArray,
-        source: np.random.Philox,
+        self, query: Query, votes: IntArray, flags: IntArray, source: np.random.Philox
     ) -> dict[str, IntArray]:
         """Return selected centres (k, p) and how many votes are nearest to each.
 
-        The same steps on the same number of candidates, whatever the votes are: on those of a
-        population that was never halved, and on the `most_chosen` with the most votes.
+        Of as many candidates as `most_chosen` says, whatever their votes are: the steps are the
+        same for all sums.
         """
-        k, size = self.n_clusters, self.words(round_number)
-        votes = np.concatenate([votes, np.zeros(size - len(votes), dtype=np.int64)])
+        k = self.n_clusters
         order = np.argsort(-votes, kind="stable")
-        chosen = np.sort(order[: self.most_chosen(round_number)])
-        asked = self.query(state).arrays
-        if round_number > 1:
-            asked = {**asked, "variations": np.array([self.most_variations])}
-        points = gather(self._population(Query(round_number, asked)), chosen)
+        chosen = np.sort(order[: self.most_chosen(query.round)])
+        points = gather(self._population(query), chosen)
         weights, n_voted = votes[chosen], int(np.count_nonzero(votes))
         found = grid_kmeans(points, weights, k, source, n_steps=_STEPS).points.astype(np.float64)
         # The first candidates are the centroids before, or the most spread of all.

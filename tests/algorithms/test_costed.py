@@ -214,6 +214,9 @@ def last_of(kind):
     else:
         algorithm = kind(3, CUBE, PrivacyBudget(4.0), initial=START, n_rounds=2, **options)
         state = algorithm.initial_state()
+        if "radius" in state.arrays:
+            radius = np.array([algorithm.radius_of(2)])
+            state = State(0, {**state.arrays, "radius": radius})
     grid = CUBE.quantise(CUBE.to_unit(START), algorithm.fraction_bits).astype(np.int64)
     return algorithm, State(algorithm.n_rounds - 1, {**state.arrays, "centroids": grid})
 
