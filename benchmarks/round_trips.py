@@ -122,7 +122,7 @@ def show(found: Mapping[str, Sequence[float]]) -> str:
         [way, f"{statistics.median(times):.2f}", f"{min(times):.2f}", f"{max(times):.2f}"]
         for way, times in found.items()
     ]
-    return tables.markdown(["waiting by", "median s", "least", "most"], lines, 0)
+    return tables.markdown(["waiting by", "median s", "least", "most"], lines, 1)
 
 
 def main() -> None:
