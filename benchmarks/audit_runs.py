@@ -27,7 +27,6 @@ from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.federation import coordinator, release
 from flower_kmeans.federation.arrays import encode_arrays
-from flower_kmeans.protocol.in_process import InProcessGrid
 from flower_kmeans.federation.life import Life, load_life
 from flower_kmeans.federation.messages import RECORD_KEY
 from flower_kmeans.federation.transcript import first_hash, next_hash, question_hash, unpack_words
@@ -36,6 +35,7 @@ from flower_kmeans.privacy.audit import log_likelihood_ratio
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
+from flower_kmeans.protocol.in_process import InProcessGrid
 from flower_kmeans.secagg import masks
 from flower_kmeans.secagg.ring import from_ring
 

@@ -108,7 +108,7 @@ class GroupKey:
         refused = list(node_ids)
         for node_id in refused:
             self.envelopes.pop(node_id, None)
-        if len(self.holders) < least and self._offers:
+        if refused and len(self.holders) < least and self._offers:
             held = {n: wrap for n, wrap in self.envelopes.items() if n in self.holders}
             self.envelopes = self._offers.pop(0) | held
         self._fill(refused)

@@ -67,7 +67,7 @@ class Pairs:
         self._ephemeral = key_agreement.load(session.ephemeral)
         self._static = key_agreement.load(static) if static else b""
         self.public_key = self._ephemeral.public_key().public_bytes_raw()
-        self._name = hashlib.sha256(session.ephemeral + static).digest()
+        self._name = hashlib.sha256(doc_hash + session.ephemeral + static).digest()
 
     @property
     def static(self) -> bytes:

@@ -452,6 +452,22 @@ def test_a_dealer_whose_shares_do_not_open_is_named_once(trust: str, tmp_path: P
     assert len(net.trips) == ROUND_TRIPS[trust] + 1
 
 
+def test_where_no_position_can_be_missed_the_dealer_is_left_out(tmp_path: Path) -> None:
+    net = make_net(tmp_path, n=4)  # R 4
+    net.nodes[17].change = skips_one
+    net.play()
+    assert net.server.proceedings.answers == [3] * T
+    assert net.reasons("skipped") == {17: T}
+
+
+def test_without_a_spare_sum_share_the_checksum_word_finds_a_false_one(tmp_path: Path) -> None:
+    net = make_net(tmp_path, n=4)
+    net.nodes[17].change = _lies_in({2})
+    net.play()
+    assert net.server.proceedings.answers == [4, 0, 4]
+    assert net.reasons("liar") == {}
+
+
 def _seals_badly_to(positions: int) -> Callable[[Request, Reply], Reply]:
     def change(request: Request, reply: Reply) -> Reply:
         if isinstance(reply, Answer) and isinstance(request, Ask) and request.t == 1:
@@ -577,6 +593,39 @@ def test_a_distributor_of_two_group_keys_ends_no_run(
     assert len(set(net.results.values())) == 1
     assert net.server.proceedings.answers[-1] >= 8
     assert len(net.trips) <= ROUND_TRIPS[trust] + 2
+
+
+def test_the_next_distributors_envelopes_follow_those_that_do_not_open(tmp_path: Path) -> None:
+    net = make_net(tmp_path, "clients-only", n=9)
+    for node_id in (3, 10):
+        net.nodes[node_id].change = bad_envelopes
+    net.play()
+    adds = [request for kind, _, request, _ in net.log if kind == "add"]
+    assert [adds[9 * i].wrap_for.distributor.slot for i in range(3)] == [0, 1, 2]
+    assert net.trips[:6] == ["enrol", "ask", "add", "add", "add", "ask"]
+    assert net.server.proceedings.answers == [9] * T
+    assert len(net.results) == 9
+    net = make_net(_made(tmp_path / "masks"), "oblivious-server", n=9, max_attempts=3)
+    for node_id in (3, 10):
+        net.nodes[node_id].change = bad_envelopes
+    net.play()
+    assert net.trips[:6] == ["enrol", "keys", "ask", "ask", "ask", "ask"]
+    assert net.server.proceedings.attempts == 3 + T - 1
+    assert len(net.results) == 9
+
+
+@pytest.mark.parametrize(
+    ("trust", "answers"),
+    [("oblivious-server", [9, 8, 8, 8, 9, 9]), ("clients-only", [9, 8, 8, 9, 9, 9])],
+)
+def test_a_renewed_client_is_back_after_two_rounds_with_a_group_key(
+    trust: str, answers: list[int], tmp_path: Path
+) -> None:
+    net = make_net(tmp_path, trust, n=9, rounds=6).set_up().round()
+    net.nodes[31].restart()
+    for _ in range(5):
+        net.round()
+    assert net.server.proceedings.answers == answers
 
 
 def test_other_distributors_are_asked_if_none_replies(tmp_path: Path) -> None:
