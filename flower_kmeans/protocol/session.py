@@ -100,7 +100,7 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
     @classmethod
     def begin(cls, doc_hash: bytes, document: bytes, n_sessions: int) -> "ClientSession":
-        """Return a new session with secrets of its own."""
+        """Return a session with new secrets."""
         return cls(
             secret=token(_SECRET_BYTES),
             ephemeral=token(_SECRET_BYTES),
@@ -297,7 +297,7 @@ class LedgerMemory:
             return None
 
     def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
-        """Keep a copy of the records that a session committed to, in a file of its owner's."""
+        """Keep a copy of the records that a session committed to, in a private file."""
         path = _copy_file(self._directory, run, session)
         part = path.with_suffix(".part")
         try:
