@@ -718,6 +718,17 @@ def test_without_a_copy_a_server_sees_three_changes_of_records(
     assert not list(tmp_path.rglob("records-*"))
 
 
+def test_records_are_loaded_once_per_message_at_most(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path, "oblivious-server", policy={"copy_records": False}).set_up()
+    node = cohort.nodes[1]
+    assert node.n_loads == 1
+    assert isinstance(cohort.deal(who=[1])[1], Answer)
+    assert node.n_loads == 2
+    shared = Cohort(tmp_path / "shared").set_up()
+    shared.round(1)
+    assert [node.n_loads for node in shared.nodes] == [1] * 5
+
+
 def test_without_a_copy_a_run_goes_on_with_changed_records(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path, "oblivious-server", rounds=4, policy={"copy_records": False}).set_up()
     sizes = []
