@@ -11,7 +11,7 @@ import os
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -164,41 +164,11 @@ def _forgotten(memory: bytes) -> bytes | None:
 # ------------------------------------------------------------------------------ memories
 
 
-class Memory(Protocol):
-    """Where the sessions of a client lie. A run is named by the hash of its document."""
-
-    def load(self, run: bytes) -> ClientSession | None:
-        """Return the session in a run, or ``None``."""
-
-    def save(self, run: bytes, session: ClientSession) -> None:
-        """Write a session in place of what was there, if it differs."""
-
-    def last_answer(self, run: bytes) -> LastAnswer | None:
-        """Return the last answer in a run, or ``None``."""
-
-    def last_vote(self, run: bytes) -> LastVote | None:
-        """Return the last vote in a run, or ``None``."""
-
-    def answer(
-        self, run: bytes, answer: LastAnswer, price: Price | None, session: ClientSession
-    ) -> None:
-        """Write an answer that is about to be sent, with its session, and charge it."""
-
-    def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
-        """Write a vote that is about to be sent, with its session."""
-
-    def require_room(self, run: bytes, price: Price) -> None:
-        """Require that a run fits into what all runs may cost, where that is known."""
-
-    def load_records(self, run: bytes, session: ClientSession) -> Records | None:
-        """Return the copy of the records that a session committed to, or ``None``."""
-
-    def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
-        """Keep a copy of the records that a session committed to, until the run is over."""
-
-
 class ContextMemory:
-    """Sessions in a context's state: lost with it, and no account of runs."""
+    """Sessions in a context's state: lost with it, and no account of runs.
+
+    A run is named by the hash of its document.
+    """
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
@@ -338,6 +308,10 @@ class LedgerMemory:
             part.replace(path)
         except OSError as error:
             raise LedgerError(f"Records cannot be copied to {path}: {error.strerror}.") from None
+
+
+Memory = ContextMemory | LedgerMemory
+"""Where the sessions of a client lie."""
 
 
 # ------------------------------------------------------------------------------ copies of records

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -1261,3 +1262,38 @@ def test_a_refusal_holds_its_code_alone(tmp_path: Path) -> None:
         cohort.tell(0, cohort.ask_of(0, tags=b"")),
     ):
         assert reply == Refusal(code=reply.code, doc_hash=cohort.doc_hash)
+
+
+# ------------------------------------------------------------------------------ many at once
+
+
+def test_requests_at_the_same_time_get_one_answer_and_one_vote(tmp_path: Path) -> None:
+    """A node starts a process for each message: whatever overlaps, a round has one of each."""
+    cohort = Cohort(tmp_path, n=6, ledger=True).set_up()
+    answers = cohort.deal(who=[1, 2, 3, 4, 5])
+    node = cohort.nodes[0]
+    other = encode_arrays({"centroids": np.ones((2, 2), dtype=np.int64)})
+    asks = [cohort.ask_of(0), cohort.ask_of(0, query=other)] * 4
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(node.answer, map(encode, asks)))
+    sent = {data for data in replies if isinstance(decode_reply(data), Answer)}
+    refused = {code(decode_reply(data)) for data in replies if data not in sent}
+    assert len(sent) == 1
+    assert refused == {Code.CONFLICT}
+    four = {i: answers[i] for i in (1, 2, 3, 4)}
+    adds = [cohort.add_of(0, answers), cohort.add_of(0, four)] * 4
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(node.answer, map(encode, adds)))
+    sent = {data for data in replies if isinstance(decode_reply(data), Added)}
+    assert len(sent) == 1
+    assert {code(decode_reply(data)) for data in replies if data not in sent} == {Code.CONFLICT}
+
+
+def test_enrolments_at_the_same_time_begin_one_session(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path, "oblivious-server", ledger=True)
+    node, request = cohort.nodes[0], encode(Enrol(doc=cohort.run.data))
+    with ThreadPoolExecutor(8) as pool:
+        replies = set(pool.map(node.answer, [request] * 8))
+    assert len(replies) == 1
+    assert isinstance(decode_reply(replies.pop()), Enrolled)
+    assert len(list(Path(str(node.policy.state_dir)).glob("records-*"))) == 1
