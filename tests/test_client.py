@@ -20,7 +20,6 @@ from flower_kmeans import (
 )
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, TooFewClientsError
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.federation.messages import (
     Enrol,
     EnrolReply,
@@ -31,6 +30,7 @@ from flower_kmeans.federation.messages import (
 )
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans
 
 PARTS = [np.random.default_rng(i).random((20, 2)) for i in range(4)]

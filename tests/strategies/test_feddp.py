@@ -17,8 +17,8 @@ from harness import (
     roster_policies,
     run_recorded,
     stock_start,
+    without_noise,
 )
-from harness import without_noise
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms import Query

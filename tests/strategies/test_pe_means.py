@@ -7,8 +7,15 @@ from functools import cache
 
 import numpy as np
 import pytest
-from harness import SIMULATED, exact_statistic, key_file, roster_policies, run_recorded, stock_start
-from harness import without_noise
+from harness import (
+    SIMULATED,
+    exact_statistic,
+    key_file,
+    roster_policies,
+    run_recorded,
+    stock_start,
+    without_noise,
+)
 
 from flower_kmeans import Ball, Box, ClientPolicy, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms import Query

@@ -13,8 +13,8 @@ from harness import (
     roster_policies,
     run_recorded,
     stock_start,
+    without_noise,
 )
-from harness import without_noise
 from scipy import stats
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
