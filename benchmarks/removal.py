@@ -1,8 +1,8 @@
 """What removing the noise beyond the plan costs: ``python benchmarks/removal.py``.
 
-The first round of a strategy whose queries the server asks, under distributed noise, with the
-default `min_clients` and all clients in the sum. A client's noise is drawn in parts and whole; the
-server draws all parts of all clients again.
+The first round of a strategy whose server opens the sums, under distributed noise, with the default
+`min_clients` and all clients in the sum. A client's noise is drawn in parts and whole. The server
+opens the sum without removal, and with the keys of all clients, whose parts it draws again.
 """
 
 import time
@@ -10,13 +10,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.federation.removal import KEY_BYTES, client_noise, part_key, reached, remove
-from flower_kmeans.federation.run import Run
+from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
+from flower_kmeans.protocol.removal import (
+    client_noise,
+    combine,
+    open_sum,
+    part_bytes,
+    protect,
+    reached,
+)
+from flower_kmeans.protocol.run import Run
+from flower_kmeans.secagg.base import SumContext
 from flower_kmeans.strategies import KMeansStrategy, PEMeans, SynopsisKMeans
 
 STRATEGIES: dict[str, tuple[type[KMeansStrategy], int, int]] = {
@@ -51,20 +61,31 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         k, Box([0.0] * d, [1.0] * d), PrivacyBudget(1.0), 100 * task.clients,
         n_clients=task.clients, trust="distributed-noise",
     )  # fmt: skip
-    document, algorithm = strategy._document(), strategy.algorithm
-    run = Run(document, algorithm, strategy.plan)
-    whole = replace(run, document=replace(document, levels=()))
-    query = algorithm.query(algorithm.initial_state(np.random.default_rng(0)))
-    n_levels, n_parts = len(document.levels), reached(document, task.clients)
-    keys = {
-        i: part_key(i.to_bytes(32, "big"), CONTEXT, n_levels, n_parts) for i in range(task.clients)
-    }
+    run = strategy._run(strategy.algorithm, None)
+    whole = replace(run, document=msgspec.structs.replace(run.document, levels=()))
+    m, n_words = min(task.clients, MAX_POSITIONS), run.document.words[0]
+    corrupt = corrupt_positions(task.clients, run.document.max_colluders)
+    sharing = run.trust.sum.set_up(m, corrupt, m)
+    context = SumContext(CONTEXT, n_words, task.clients, sharing=sharing)
+    everyone = np.ones(task.clients, dtype=bool)
+
+    def seconds_of_server(run: Run) -> float:
+        vector = np.append(client_noise(run, 1, bytes(32), CONTEXT), 1)
+        parts = protect(run, vector, context, 0, bytes(32))
+        sums = {
+            j: combine(run, [part] * task.clients, context, task.clients)
+            for j, part in enumerate(parts)
+        }
+        return _seconds(lambda: open_sum(run, 1, sums, everyone, context), 3)
+
     return {
-        "words": algorithm.words(query.round),
-        "parts": n_parts,
-        "whole": _seconds(lambda: client_noise(whole, query, bytes(32), CONTEXT)),
-        "in_parts": _seconds(lambda: client_noise(run, query, bytes(32), CONTEXT)),
-        "server": _seconds(lambda: remove(run, query, CONTEXT, task.clients, keys), 1),
+        "words": n_words,
+        "parts": reached(run.document, task.clients),
+        "whole": _seconds(lambda: client_noise(whole, 1, bytes(32), CONTEXT)),
+        "in_parts": _seconds(lambda: client_noise(run, 1, bytes(32), CONTEXT)),
+        "server_whole": seconds_of_server(whole),
+        "server": seconds_of_server(run),
+        "bytes": part_bytes(run, n_words, sharing) / part_bytes(whole, n_words, sharing),
         "factor": strategy.noise_factor,
         "added_factor": strategy.added_noise_factor,
     }
@@ -81,33 +102,36 @@ def _seconds(call: Callable[[], object], times: int = 50) -> float:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return medians by strategy and number of clients."""
-    by = ("strategy", "clients", "words", "parts", "factor", "added_factor")
-    times = {name: tables.grouped(rows, by, name) for name in ("whole", "in_parts", "server")}
+    by = ("strategy", "clients", "words", "parts", "bytes", "factor", "added_factor")
+    names = ("whole", "in_parts", "server_whole", "server")
+    times = {name: tables.grouped(rows, by, name) for name in names}
     lines = []
     for key in times["whole"]:
-        strategy, clients, words, parts, factor, added = key
-        whole, in_parts, server = (float(np.median(times[name][key])) for name in times)
+        strategy, clients, words, parts, size, factor, added = key
+        whole, in_parts, opened, server = (float(np.median(times[name][key])) for name in names)
         cells = [f"{added:.3f}", f"{factor:.3f}", f"{1e3 * in_parts:.1f}"]
-        cells.append(f"{in_parts / whole:.1f}")
-        cells += [f"{1 + 2 * KEY_BYTES / (8 * (words + 1)):.3f}", f"{server:.2f}"]
+        cells += [f"{in_parts / whole:.1f}", f"{size:.3f}", f"{1e3 * opened:.1f}", f"{server:.2f}"]
         cells.append(f"{server / (clients * whole):.1f}")
         lines.append([strategy, *map(str, (clients, words, parts)), *cells])
     head = ["strategy", "clients", "words", "parts", "noise before", "noise after"]
-    head += ["client ms", "times whole", "bytes", "server s", "times all clients' noise"]
+    head += ["client ms", "times whole", "bytes", "open ms", "open and remove s"]
+    head.append("times all clients' noise")
     return tables.markdown(head, lines, 1)
 
 
 SUITE = Suite(
     "removal",
     "Removing the noise beyond the plan: time of a client's noise, of the server's, and bytes of a "
-    "client's replies beside the words, with all clients in the sum; medians.",
+    "client's replies over those without, with all clients in the sum; medians.",
     Task,
     {
         "words": int,
         "parts": int,
         "whole": float,
         "in_parts": float,
+        "server_whole": float,
         "server": float,
+        "bytes": float,
         "factor": float,
         "added_factor": float,
     },

@@ -85,7 +85,7 @@ MaxColluders = Annotated[
     int | None,
     typer.Option(
         help="How many clients may pool what they know, with or without the server; by default a "
-        "tenth of the clients."
+        "tenth of them where clients share the noise, else 1."
     ),
 ]
 Rounds = Annotated[
@@ -277,7 +277,7 @@ def simulate(
         files += out.write_report(output, clustering.report.to_dict() | facts)
         page = html_report(
             clustering,
-            columns=source.columns,
+            columns=[printable(name) for name in source.columns],
             facts=[
                 ("data", source.name),
                 ("engine", str(engine)),

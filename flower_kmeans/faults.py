@@ -142,8 +142,8 @@ def _spoilt(content: RecordDict, kind: str) -> RecordDict:
     elif isinstance(reply, Added):
         share = bytes(len(reply.share)) if kind == "round" else reply.share[:-8]
         changed = msgspec.structs.replace(reply, share=share)
-    else:
-        return content  # it has no words and belongs to no round
+    else:  # it belongs to no round
+        return to_content(encode(reply)[:-1]) if kind == "shape" else content
     return to_content(encode(changed))
 
 

@@ -508,7 +508,7 @@ class TestPlan:
         assert clients[1] == pytest.approx(40 * records[1], rel=0.01)
         assert "for one record" in records[0]
         assert "for one client" in clients[0]
-        crowd = "n_clients 20, min_clients 3, max_colluders 2"
+        crowd = "n_clients 20, min_clients 3, max_colluders 1"
         assert f"Trust oblivious-server, {crowd}, noise factor 1." in records[0]
         text = " ".join(clients[0].split())
         clip = "clip 40 records' worth of a client in each release"

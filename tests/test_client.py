@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric import x25519
+from cohorts import make_run
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from harness import SIMULATED, RecordingGrid, decoded, make_run
+from harness import SIMULATED, RecordingGrid
 
 from flower_kmeans import (
     Box,
@@ -19,18 +19,23 @@ from flower_kmeans import (
     with_kmeans,
 )
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, TooFewClientsError
-from flower_kmeans.federation.codes import Code
-from flower_kmeans.federation.messages import (
-    Enrol,
-    EnrolReply,
-    Lead,
-    LeadReply,
-    Refusal,
-    to_content,
-)
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.protocol.in_process import task_identity
+from flower_kmeans.protocol.messages import (
+    Ask,
+    Code,
+    Enrol,
+    Enrolled,
+    Keys,
+    Peer,
+    Refusal,
+    Wrapped,
+    decode_reply,
+    decode_request,
+)
+from flower_kmeans.protocol.wire import encode, from_content, to_content
+from flower_kmeans.secagg.key_agreement import public_key
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans
 
 PARTS = [np.random.default_rng(i).random((20, 2)) for i in range(4)]
@@ -60,9 +65,13 @@ def message(kind, content=None):
     return Message(content or RecordDict({"x": ConfigRecord({"a": 1})}), 7, kind)
 
 
-def enrolment():
-    document = make_run().document
-    return to_content(Enrol(doc_hash=document.doc_hash, doc=document.data, lead=False))
+def decoded(content):
+    return decode_reply(from_content(content))
+
+
+def enrolment(run=None):
+    run = make_run("oblivious-server", "relayed") if run is None else run
+    return to_content(encode(Enrol(doc=run.data)))
 
 
 def run_through(app):
@@ -91,7 +100,7 @@ def test_actions_stand_beside_those_of_the_app():
     assert app(message("train"), context()).content["own"]["train"] == 1
     assert app(message("query.other"), context()).content["own"]["query"] == 1
     reply = decoded(app(message("query.kmeans", enrolment()), context()).content)
-    assert isinstance(reply, EnrolReply)
+    assert isinstance(reply, Enrolled)
     assert run_through(app).answers == [4, 4]
 
 
@@ -99,7 +108,7 @@ def test_actions_stand_beside_those_of_the_app():
 def test_every_category_is_registered(category):
     app = kmeans_client_app(load, SIMULATED)
     reply = app(message(f"{category}.kmeans", enrolment()), context())
-    assert isinstance(decoded(reply.content), EnrolReply)
+    assert isinstance(decoded(reply.content), Enrolled)
 
 
 def test_an_app_of_client_fn_is_wrapped():
@@ -213,15 +222,7 @@ def test_a_reply_is_built_from_nothing():
     own.state["secret"] = ConfigRecord({"marker": "MARKER"})
     reply = kmeans_client_app(load, SIMULATED)(message("query.kmeans", content), own)
     assert list(reply.content) == ["kmeans"]
-    assert set(reply.content["kmeans"]) == {
-        "v",
-        "kind",
-        "code",
-        "doc_hash",
-        "commitment",
-        "versions",
-        "public_key",
-    }
+    assert set(reply.content["kmeans"]) == {"v", "m"}
     assert "MARKER" not in repr(reply.content)
     assert own.state["secret"]["marker"] == "MARKER"
 
@@ -230,12 +231,10 @@ def test_a_reply_is_built_from_nothing():
 
 
 def enrol_with(app, run=None, **node_config):
-    document = make_run(min_clients=3).document if run is None else run.document
-    content = to_content(Enrol(doc_hash=document.doc_hash, doc=document.data, lead=False))
-    reply = app(message("query.kmeans", content), context(**node_config))
+    reply = app(message("query.kmeans", enrolment(run)), context(**node_config))
     assert not reply.has_error()
     answer = decoded(reply.content)
-    return Code.OK if isinstance(answer, EnrolReply) else answer.code
+    return None if isinstance(answer, Enrolled) else answer.code
 
 
 def policy_file(tmp_path, text):
@@ -248,7 +247,7 @@ def policy_file(tmp_path, text):
 def test_a_file_of_the_operators_decides(tmp_path):
     file = policy_file(tmp_path, 'state_dir = "state"')
     assert enrol_with(kmeans_client_app(load)) == Code.LEDGER
-    assert enrol_with(kmeans_client_app(load), **file) == Code.OK
+    assert enrol_with(kmeans_client_app(load), **file) is None
     assert (tmp_path / "state").is_dir()
     file = policy_file(tmp_path, 'state_dir = "state"\nmax_epsilon = 0.5')
     assert enrol_with(kmeans_client_app(load), **file) == Code.POLICY
@@ -256,13 +255,13 @@ def test_a_file_of_the_operators_decides(tmp_path):
 
 def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
     file = policy_file(tmp_path, 'state_dir = "state"')
-    assert enrol_with(kmeans_client_app(load, ClientPolicy()), **file) == Code.OK
+    assert enrol_with(kmeans_client_app(load, ClientPolicy()), **file) is None
     strict = kmeans_client_app(load, ClientPolicy(min_clients=4))
     assert enrol_with(strict, **file) == Code.POLICY
     # What simulations accept is as much as the file accepts.
-    assert enrol_with(kmeans_client_app(load, SIMULATED), **file) == Code.OK
-    weak = make_run("trusted-server", min_clients=3)
-    assert enrol_with(kmeans_client_app(load, SIMULATED), weak) == Code.OK
+    assert enrol_with(kmeans_client_app(load, SIMULATED), **file) is None
+    weak = make_run("trusted-server", "none")
+    assert enrol_with(kmeans_client_app(load, SIMULATED), weak) is None
     assert enrol_with(kmeans_client_app(load, SIMULATED), weak, **file) == Code.POLICY
     file = policy_file(tmp_path, "")  # no ledger: the app's in_memory does not help
     assert enrol_with(kmeans_client_app(load, SIMULATED), **file) == Code.LEDGER
@@ -273,7 +272,7 @@ def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
 )
 def test_a_file_that_cannot_be_followed_refuses_every_run(text, tmp_path, caplog):
     file = policy_file(tmp_path, text)
-    for run in (None, make_run("plain")):
+    for run in (None, make_run("plain", "none")):
         assert enrol_with(kmeans_client_app(load, SIMULATED), run, **file) == Code.POLICY
     assert "policy" in caplog.text
 
@@ -293,13 +292,13 @@ def test_a_file_that_is_not_there_refuses_every_run(name, tmp_path, monkeypatch)
 def test_a_misspelt_policy_file_refuses_every_run(key, beside, tmp_path, caplog):
     file = policy_file(tmp_path, 'state_dir = "state"')
     node_config = {key: file["policy-file"], **(file if beside else {})}
-    for run in (None, make_run("plain")):
+    for run in (None, make_run("plain", "none")):
         assert enrol_with(kmeans_client_app(load, SIMULATED), run, **node_config) == Code.POLICY
         assert enrol_with(kmeans_client_app(load), run, **node_config) == Code.POLICY
     assert key in caplog.text
     assert "policy-file" in caplog.text
     other = {"data": "/policy", "my-policy": "1"}  # what an app may name as it likes
-    assert enrol_with(kmeans_client_app(load, SIMULATED), **other) == Code.OK
+    assert enrol_with(kmeans_client_app(load, SIMULATED), **other) is None
 
 
 def test_an_app_with_another_ledger_than_the_files_is_refused(tmp_path):
@@ -307,28 +306,29 @@ def test_an_app_with_another_ledger_than_the_files_is_refused(tmp_path):
     app = kmeans_client_app(load, ClientPolicy(state_dir=tmp_path / "other"))
     assert enrol_with(app, **file) == Code.POLICY
     same = kmeans_client_app(load, ClientPolicy(state_dir=tmp_path / "state"))
-    assert enrol_with(same, **file) == Code.OK
+    assert enrol_with(same, **file) is None
     assert not (tmp_path / "other").exists()
 
 
 def test_a_policy_that_broke_during_a_run_refuses_the_rest_of_it(tmp_path):
     file = policy_file(tmp_path, 'state_dir = "state"')
     app = kmeans_client_app(load)
-    document = make_run(min_clients=3).document
-    enrol = to_content(Enrol(doc_hash=document.doc_hash, doc=document.data, lead=False))
+    run = make_run("oblivious-server", "relayed")
 
     def ask(content):
         return decoded(app(message("query.kmeans", content), context(**file)).content)
 
-    own = ask(enrol).public_key
-    others = tuple(x25519.X25519PrivateKey.generate().public_key() for _ in range(2))
-    pubs = (own, *(key.public_bytes_raw() for key in others))
-    lead = to_content(Lead(doc_hash=document.doc_hash, pubs=pubs))
-    assert isinstance(ask(lead), LeadReply)
+    keys = [ask(enrolment(run)).public_key, *(public_key(bytes([i]) * 32) for i in (1, 2))]
+    peers = tuple(Peer(slot=i, public_key=key) for i, key in enumerate(keys))
+    request = to_content(encode(Keys(doc_hash=run.doc_hash, peers=peers)))
+    assert isinstance(ask(request), Wrapped)
     file = policy_file(tmp_path, 'state_dir = "state"\nmax_rounds = 1')
-    assert [ask(content).code for content in (enrol, lead)] == [Code.POLICY] * 2
+    assert [ask(content).code for content in (enrolment(run), request)] == [Code.POLICY] * 2
     file = policy_file(tmp_path, "broken")
-    assert [ask(content).code for content in (enrol, lead)] == [Code.POLICY, Code.STALE]
+    assert [ask(content).code for content in (enrolment(run), request)] == [
+        Code.POLICY,
+        Code.STALE,
+    ]
 
 
 class OwnFiles(RecordingGrid):
@@ -349,7 +349,9 @@ def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
         strategy.start(grid, timeout=60)
         assert strategy.report.answers == [4, 4]
         assert strategy.report.ledger is True
-        assert any("Every client says that it keeps" in text for text in strategy.report.statements)
+        assert any(
+            "Every client states that it keeps" in text for text in strategy.report.statements
+        )
     assert not any(len(state) for state in grid.states.values())
     strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
     with pytest.raises(TooFewClientsError, match="ledger"):
@@ -407,8 +409,8 @@ def test_a_file_that_is_tightened_during_a_run_holds_from_the_next_message_on(
     grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
 
     def on_push(messages):
-        asked = {(m.content["kmeans"]["kind"], m.content["kmeans"].get("t")) for m in messages}
-        if ("round", 2) in asked:
+        requests = [decode_request(from_content(m.content)) for m in messages]
+        if any(isinstance(request, Ask) and request.t == 2 for request in requests):
             policy_file(tmp_path / "node-1", f'state_dir = "state"\n{tightened}')
 
     grid.on_push = on_push
@@ -416,9 +418,9 @@ def test_a_file_that_is_tightened_during_a_run_holds_from_the_next_message_on(
     strategy.start(grid, timeout=60)
     report = strategy.report
     assert report.answers == [4, 3, 3]
-    ((node, reason),) = {(entry.node_id, entry.reason) for entry in report.dropped}
+    (node,) = {entry.node_id for entry in report.dropped}
     assert node == list(grid.states)[1]
-    assert reason == code.sentence
+    assert report.dropped[-1].reason == code.sentence
     assert any(
         expected in record.getMessage()
         for record in caplog.records

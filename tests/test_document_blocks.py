@@ -32,7 +32,7 @@ NODE_KEY = "--auth-supernode-private-key node/node.key"
 POINTS = 'server-data="/srv/server.csv"'
 RUN = (
     "flwr run simulations/deployment/app deployment --stream "
-    '--run-config \'n-clients=3 report="/srv/report.json"'
+    '--run-config \'n-clients=3 report="/srv/report.json" roster="/srv/roster.toml"'
 )
 
 
@@ -83,6 +83,7 @@ LISTED = {
             "flwr supernode register hospital-a.pub deployment": 1,
             f"flower-supernode --root-certificates node/ca.crt {NODE_KEY} \\": 2,
             f"{RUN}'": 1,
+            f"""{RUN} strategy="synopsis" trust="clients-only"'""": 1,
             f"""{RUN} strategy="synopsis" trust="distributed-noise"'""": 1,
             f"""{RUN} strategy="feddp" {POINTS} trust="distributed-noise"'""": 1,
         }.items()

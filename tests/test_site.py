@@ -18,6 +18,7 @@ from typer.main import get_command
 import flower_kmeans
 from flower_kmeans import metrics, strategies
 from flower_kmeans.cli import app
+from flower_kmeans.protocol.trust import TRUST_MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -66,6 +67,10 @@ def test_the_reference_has_all_public_names():
     assert own == {name.rpartition(".")[2] for name in named if ".metrics." in name}
 
 
+def row_of(text, option):
+    return next(line for line in text.splitlines() if line.startswith(f"| `{option}` |"))
+
+
 def test_the_reference_has_all_commands_and_options():
     hook = load("site_command")
     assert hook.PLACE in (ROOT / "docs" / hook.PAGE).read_text("utf-8")
@@ -77,9 +82,9 @@ def test_the_reference_has_all_commands_and_options():
             spelled = ", ".join(parameter.opts) if parameter.opts[0][0] == "-" else "NAMES"
             assert text.count(f"| `{spelled}` |") >= 1, parameter
     assert "| `--clusters` | integer; `16` by default | Number of clusters. |" in text
-    assert "| `--trust` | `oblivious-server`, `distributed-noise`, " in text
+    assert all(f"`{trust}`" in row_of(text, "--trust") for trust in TRUST_MODELS)
     assert "| `--policy-file` | path; required |" in text
-    assert "| `--members` | a flag |" in text
+    assert "| `--verbose` | a flag |" in text
     assert "`flower-kmeans-out` by default" in text
 
 

@@ -200,15 +200,6 @@ class Ledger:
         row = self._run(run, "version, memory")
         return None if row is None else (int(row[0]), bytes(row[1]))
 
-    def unfinished(self) -> set[bytes]:
-        """Return the runs that have a memory and have not ended, by the hashes of their documents.
-
-        A run that ended without an answer is among them as long as its memory is kept.
-        """
-        with _ledger_errors():
-            rows = self._db.execute("SELECT run FROM runs WHERE given < ?", (_ENDED,))
-            return {bytes(run) for (run,) in rows}
-
     def save(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace a run's memory and return its new version.
 

@@ -472,7 +472,7 @@ class Report:
             else:
                 yield (
                     f"Clients added noise of at most {added}, {formula}. Noise beyond the plan was "
-                    f"removed: {self.noise_factor:.4g} times the planned are left."
+                    f"removed: {self.noise_factor:.4g} times the planned one is left."
                 )
         if self.round_trips:
             yield (

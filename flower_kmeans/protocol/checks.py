@@ -65,15 +65,12 @@ def require_hash(data: bytes, doc_hash: bytes) -> None:
 
 def require_policy(policy: ClientPolicy, run: Run) -> None:
     """Require a run within the operator's limits of this moment."""
+    objection = policy.objection(run)
+    if objection is not None:
+        raise _policy(objection)
     if run.plan.is_private and not policy.allows_private_work:
         reason = "Expected a policy with state_dir for a private run. Got none."
         raise RefuseError(Code.LEDGER, reason)
-    try:
-        objection = policy.objection(run)
-    except ConfigurationError as error:  # of the roster's file
-        raise RefuseError(Code.KEY, str(error)) from None
-    if objection is not None:
-        raise _policy(objection)
 
 
 def require_roster(identity: Identity | None, document: RunDocument) -> None:

@@ -275,12 +275,12 @@ class _Conversation:
     def _renewed(self) -> RefuseError:
         return RefuseError(Code.RENEW, fields=self._public())
 
-    def _resume(self, doc: bytes) -> None:
-        """Take up the session of a run, or begin one."""
+    def _resume(self, doc: bytes, otherwise: Code = Code.NEED) -> None:
+        """Take up the session of a run, or begin one if the document is there."""
         session = self._memory.load(self._doc_hash)
         checks.require_not_over(session)
         if session is None and not doc:
-            raise RefuseError(Code.NEED)
+            raise RefuseError(otherwise)
         self._accept(doc if session is None else session.document, is_new=session is None)
         if session is None or not self._is_committed(session):
             session = self._begin(session)
@@ -376,9 +376,7 @@ class _Conversation:
     # ------------------------------------------------------------------ group keys
 
     def _keys(self, request: Keys) -> Wrapped:
-        if self._memory.load(self._doc_hash) is None:
-            raise RefuseError(Code.STALE)
-        self._resume(b"")
+        self._resume(b"", otherwise=Code.STALE)
         slots = [peer.slot for peer in request.peers]
         keys = [peer.public_key for peer in request.peers]
         checks.require_distinct(slots)
@@ -568,14 +566,21 @@ class _Conversation:
             raise RefuseError(Code.CONFLICT) from None
 
     def _vector(self, query: Query, context: bytes) -> Integers:
-        """Return one client's integers for a round: statistic, noise share, checksum word."""
-        run, algorithm = self._run, self._run.algorithm
+        """Return one client's integers for a round: statistic, noise share, checksum word.
+
+        A repeated request gets the vector of the first one, so it cannot show whether records
+        changed in the meantime.
+        """
+        run, algorithm, session = self._run, self._run.algorithm, self._session
+        if session.answered[: len(context)] == context:
+            return np.frombuffer(session.answered[len(context) :], dtype="<i8").astype(np.int64)
         grid = GridRecords(self._records(), algorithm.domain, algorithm.fraction_bits)
         vector = algorithm.flatten(algorithm.answer(query, grid), query.round)
         if run.trust.shares_noise:
-            secret = self._session.secret
-            vector = vector + removal.client_noise(run, query.round, secret, context)
-        return np.append(vector, np.int64(1))
+            vector = vector + removal.client_noise(run, query.round, session.secret, context)
+        vector = np.append(vector, np.int64(1))
+        session.answered = context + vector.astype("<i8").tobytes()
+        return vector
 
     def _protected(self, request: Ask, context: bytes, vector: Integers) -> tuple[bytes, ...]:
         """Return a vector as it leaves the client: one part, or one for each position."""

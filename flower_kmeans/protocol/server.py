@@ -7,8 +7,8 @@ checks what a server does about faults, and none of it costs privacy: one sum of
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -69,7 +69,8 @@ from flower_kmeans.protocol.transcript import (
     round_context,
 )
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
-from flower_kmeans.secagg.base import Integers, Sharing, SumContext, SumError
+from flower_kmeans.secagg.base import Sharing, SumContext, SumError
+from flower_kmeans.secagg.hashing import u64
 
 Kind = Literal["enrol", "keys", "ask", "add", "finish"]
 Replies = Iterable[tuple[int, Reply | str]]
@@ -148,56 +149,29 @@ class _Group:
 
 @dataclass
 class _Attempt:
-    """An attempt at a round.
-
-    Attributes
-    ----------
-    t, number : int
-    frame : Frame
-    wanted : list of Participant
-        Whose envelopes key distributors are asked for.
-    requests : dict of int to Ask
-    groups : dict of bytes to _Group
-        By tag.
-    store : ShareStore, optional
-        Where a committee adds.
-    """
+    """An attempt at a round."""
 
     t: int
     number: int
     frame: Frame
-    wanted: list[Participant] = field(default_factory=list)
+    store: ShareStore | None  # where a committee adds
+    wanted: list[Participant] = field(default_factory=list)  # whose envelopes are asked for
     requests: dict[int, Ask] = field(default_factory=dict)
-    groups: dict[bytes, _Group] = field(default_factory=dict)
-    store: ShareStore | None = None
+    groups: dict[bytes, _Group] = field(default_factory=dict)  # by tag
+    have: int = 0  # how many answers can be added up
 
 
 @dataclass
 class _Adding:
-    """What committee members are asked to add, and what they gave.
+    """What committee members are asked to add, and what they gave, by position."""
 
-    Attributes
-    ----------
-    nodes : list of int
-        S: whose shares are added, by slot.
-    tag : bytes
-    skipped : set of int
-        Positions that are not asked.
-    shares, key_ids : dict of int to bytes
-        By position.
-    named : dict of int to int
-        The slot that a position named.
-    unopened : set of int
-        Positions whose envelope did not open.
-    """
-
-    nodes: list[int]
+    nodes: list[int]  # S, by slot
     tag: bytes
-    skipped: set[int]
+    skipped: set[int]  # positions that are not asked
     shares: dict[int, bytes] = field(default_factory=dict)
     key_ids: dict[int, bytes] = field(default_factory=dict)
-    named: dict[int, int] = field(default_factory=dict)
-    unopened: set[int] = field(default_factory=set)
+    named: dict[int, int] = field(default_factory=dict)  # the slot that a position named
+    unopened: set[int] = field(default_factory=set)  # positions whose envelope did not open
 
 
 class Server:
@@ -328,7 +302,7 @@ class Server:
             )
         require_sizes(self.run, frame.n_slots)
         self._is_set_up = True
-        if self.run.trust.is_blind and not self.run.trust.has_committee:
+        if self._has_early_key:
             self._make_group_key(frame, trip)
 
     def _enrol(self, nodes: Iterable[int], trip: Trip) -> None:
@@ -404,6 +378,11 @@ class Server:
         return dict.fromkeys(new, Enrol(doc=self.run.data))
 
     @property
+    def _has_early_key(self) -> bool:
+        """Whether clients need the group key for round 1, so it takes a round trip."""
+        return self.run.trust.is_blind and not self.run.trust.has_committee
+
+    @property
     def _takes_late(self) -> bool:
         return not self._is_set_up or self.run.document.keys != "relayed"
 
@@ -422,7 +401,7 @@ class Server:
         for node_id, reply in replies:
             if isinstance(reply, str):
                 self._note(node_id, t, reply, "failed")
-            elif reply.doc_hash != self.run.doc_hash and not _has_no_run(reply):
+            elif reply.doc_hash not in (self.run.doc_hash, None):
                 self._note(node_id, t, STRAY, "failed")
             elif isinstance(reply, Enrolled):
                 self._seat(node_id, t, reply)
@@ -552,11 +531,11 @@ class Server:
 
     def _open_attempt(self, number: int) -> _Attempt:
         t, trust, frame = self.head + 1, self.run.trust, self._next_frame()
-        attempt = _Attempt(t, number, frame)
-        self.proceedings.attempts += 1
+        store = None
         if trust.has_committee:
-            part_bytes = self._part_bytes(t, frame.sharing)
-            attempt.store = ShareStore(len(frame.committee_slots), part_bytes)
+            store = ShareStore(len(frame.committee_slots), self._part_bytes(t, frame.sharing))
+        attempt = _Attempt(t, number, frame, store)
+        self.proceedings.attempts += 1
         query = None if trust.is_blind else self._query_of(t)[1]
         distributors: set[int] = set()
         if trust.is_blind:
@@ -606,10 +585,9 @@ class Server:
         if attempt is None:
             raise RunError("Expected `ask` before the answers to it.")
         while True:
-            self._collect(attempt, replies)
-            closed = self._close(attempt, trip)
-            if attempt.store is not None:
-                attempt.store.close()
+            with closing(attempt.store) if attempt.store is not None else nullcontext():
+                self._collect(attempt, replies)
+                closed = self._close(attempt, trip)
             if closed:
                 break
             if attempt.number == self.run.document.max_attempts:
@@ -620,10 +598,9 @@ class Server:
 
     def _too_few(self, attempt: _Attempt) -> TooFewClientsError:
         document, t = self.run.document, attempt.t
-        have = max((len(group.nodes) for group in attempt.groups.values()), default=0)
         return TooFewClientsError(
             f"Expected at least min_clients={document.min_clients} answers to one query in round "
-            f"{t} of {document.rounds}. Got {have} of {self.n_clients} in the last of "
+            f"{t} of {document.rounds}. Got {attempt.have} of {self.n_clients} in the last of "
             f"{document.max_attempts} attempts.{self._reasons(t)}"
         )
 
@@ -652,21 +629,23 @@ class Server:
         if trust.is_blind or reply.tag == self._tag(t):
             if attempt.store is not None:
                 attempt.store.put(node_id, reply.sealed)
-            elif not self._add_up(attempt, group, reply.words):
+            elif not self._add_up(attempt, reply):
                 self._note(node_id, t, MALFORMED, "failed")
                 return
         group.nodes.append(node_id)
 
-    def _add_up(self, attempt: _Attempt, group: _Group, part: bytes) -> bool:
-        """Add a part to the sum of its group as it arrives; return whether it is well-formed."""
-        secure_sum, context = self.run.trust.sum, self._sum_context(attempt)
-        if len(part) != self._part_bytes(attempt.t, None):
+    def _add_up(self, attempt: _Attempt, reply: Answer) -> bool:
+        """Add words to the sum of their group as they arrive; return whether they are well-formed.
+
+        A checksum word in the clear must be 1: no client could detect it in the sum.
+        """
+        secure_sum, context = self.run.trust.sum, self._sum_context(attempt, reply.tag)
+        if len(reply.words) != self._part_bytes(attempt.t, None):
             return False
-        if not secure_sum.is_protected:  # no client could detect a sum with a wrong checksum word
-            alone = np.zeros(attempt.frame.n_slots, dtype=np.bool_)
-            if int(secure_sum.open({0: part}, alone, context).vector[-1]) != 1:
-                return False
-        parts = [group.total, part] if group.total else [part]
+        if not secure_sum.is_protected and reply.words[-8:] != u64(1):
+            return False
+        group = attempt.groups[reply.tag]
+        parts = [group.total, reply.words] if group.total else [reply.words]
         group.total = secure_sum.combine(parts, context)
         return True
 
@@ -675,23 +654,14 @@ class Server:
         length = removal.part_bytes(self.run, self.run.document.words[t - 1], sharing)
         return length if sharing is None else length + SEAL_BYTES
 
-    def _sum_context(self, attempt: _Attempt, digest: bytes = ZERO) -> SumContext:
-        frame = attempt.frame
-        n_words = self.run.document.words[attempt.t - 1]
-        return SumContext(digest, n_words, frame.n_slots, sharing=frame.sharing)
-
-    def _context(self, attempt: _Attempt, tag: bytes) -> bytes:
+    def _sum_context(self, attempt: _Attempt, tag: bytes) -> SumContext:
         frame, t = attempt.frame, attempt.t
-        return round_context(
-            self.run.doc_hash,
-            t,
-            attempt.number,
-            frame.n_slots,
-            frame.tree.root,
-            frame.digest,
-            self._h,
-            tag,
+        root, com = frame.tree.root, frame.digest
+        digest = round_context(
+            self.run.doc_hash, t, attempt.number, frame.n_slots, root, com, self._h, tag
         )
+        n_words = self.run.document.words[t - 1]
+        return SumContext(digest, n_words, frame.n_slots, sharing=frame.sharing)
 
     def _tag(self, t: int) -> bytes:
         """Return the tag of the query that the server asks."""
@@ -704,19 +674,15 @@ class Server:
         tag = self._chosen_tag(attempt)
         nodes = sorted(attempt.groups[tag].nodes, key=self._cohort.slot_of) if tag else []
         skipped = self._leave_out(attempt, nodes) if attempt.store is not None else set()
+        attempt.have = len(nodes)
         if len(nodes) < self.run.document.min_clients:
             return False
         if attempt.store is None:
-            total = self._with_noise(attempt, attempt.groups[tag].total)
-            vector = None
-            if not self.run.trust.is_blind:
-                survivors, context = (
-                    self._survivors(attempt, nodes),
-                    self._sum_context(attempt),
-                )
-                vector = self.run.trust.sum.open({0: total}, survivors, context).vector
-            self._announce(attempt, nodes, tag, vector, words=total)
-        elif not self._add(attempt, _Adding(nodes, tag, skipped), trip):
+            total = self._with_noise(attempt, tag)
+            is_closed = self._settle(attempt, nodes, tag, {0: total})
+        else:
+            is_closed = self._add(attempt, _Adding(nodes, tag, skipped), trip)
+        if not is_closed:
             self._lose(attempt)
         return True
 
@@ -733,7 +699,7 @@ class Server:
         self._differing = {n for each in groups if each != tag for n in groups[each].nodes}
         for node_id in sorted(self._differing):
             self._note(node_id, attempt.t, DIFFERS, "differs")
-            if self.run.trust.commits_to_records and attempt.t == 1:
+            if self._has_early_key and attempt.t == 1:
                 self._keys.forget(node_id)  # the tag is keyed, perhaps with another group key
         return tag
 
@@ -771,35 +737,29 @@ class Server:
         survivors[[self._cohort.slot_of(node_id) for node_id in nodes]] = True
         return survivors
 
-    def _with_noise(self, attempt: _Attempt, total: bytes) -> bytes:
+    def _with_noise(self, attempt: _Attempt, tag: bytes) -> bytes:
         """Return a sum with the server's noise. It is drawn once: an entry is never replaced."""
-        run, secure_sum = self.run, self.run.trust.sum
+        run, total = self.run, attempt.groups[tag].total
         if run.trust.noise_by != "server":
             return total
         noise = server_noise(run.algorithm, run.plan, attempt.t, Stream.fresh())
-        part = secure_sum.encode(np.append(noise, np.int64(0)))
-        return secure_sum.combine([total, part], self._sum_context(attempt))
+        part = run.trust.sum.encode(np.append(noise, np.int64(0)))
+        return run.trust.sum.combine([total, part], self._sum_context(attempt, tag))
 
-    def _announce(
-        self,
-        attempt: _Attempt,
-        nodes: Sequence[int],
-        tag: bytes,
-        vector: Integers | None,
-        words: bytes = b"",
-        shares: tuple[tuple[int, bytes], ...] = (),
-    ) -> None:
-        """Close a round with its sum: an entry for clients, or the next state of a sighted server.
+    def _settle(
+        self, attempt: _Attempt, nodes: Sequence[int], tag: bytes, combined: Mapping[int, bytes]
+    ) -> bool:
+        """Close a round with its sum: in an entry for clients, or in the state where it is seen.
 
-        Parameters
-        ----------
-        vector : ndarray of shape (n_words,), int64, or None
-            The opened sum, where the server sees it.
+        Returns
+        -------
+        bool
+            Whether the sum opens, as far as the server sees it.
         """
         t, frame, run = attempt.t, attempt.frame, self.run
         survivors = self._survivors(attempt, nodes)
-        if vector is None:
-            packing = frame.sharing.packing if shares and frame.sharing else 0
+        if run.trust.is_blind:
+            by_committee = frame.sharing is not None
             entry = Entry(
                 t=t,
                 attempt=attempt.number,
@@ -808,21 +768,32 @@ class Server:
                 committee=frame.digest,
                 tag=tag,
                 survivors=pack_survivors(survivors),
-                packing=packing,
-                words=words,
-                shares=shares,
+                packing=frame.sharing.packing if frame.sharing else 0,
+                words=b"" if by_committee else combined[0],
+                shares=tuple(sorted(combined.items())) if by_committee else (),
             )
             self._entries.append(entry)
             self._sizes.append(len(encode(entry)))
             self._h = next_hash(self._h, entry_context(run.doc_hash, self._h, entry), entry)
         else:
-            answered = len(nodes) / frame.n_slots
-            statistic = run.algorithm.unflatten(vector[:-1], t, answered)
-            self.state = run.algorithm.update(self.state, statistic, self._generator(t))
+            context = self._sum_context(attempt, tag)
+            try:
+                opened = removal.open_sum(run, t, combined, survivors, context)
+            except SumError:
+                return False
+            if int(opened.vector[-1]) != len(nodes):
+                return False
+            for position in opened.liars:
+                self._note(frame.present[position].node_id, t, FALSE_SHARE, "liar")
+            if run.document.levels:
+                self.proceedings.noise_factors.append(opened.factor)
+            answer = run.algorithm.unflatten(opened.vector[:-1], t, len(nodes) / frame.n_slots)
+            self.state = run.algorithm.update(self.state, answer, self._generator(t))
             self.n_opened = t
         self.head = t
         self.proceedings.answers.append(len(nodes))
         self._note_dropped(t, sorted(self._cohort.clients.keys() - set(nodes)))
+        return True
 
     def _lose(self, attempt: _Attempt) -> None:
         """Close a round without a sum, where the algorithm can go on without it."""
@@ -861,7 +832,8 @@ class Server:
             if self.run.trust.is_blind and not self._agree_on_key(attempt, adding):
                 continue
             out = self._leave_out_named(attempt, adding)
-            if len(adding.shares) >= sharing.threshold and self._open_or_announce(attempt, adding):
+            enough = len(adding.shares) >= sharing.threshold
+            if enough and self._settle(attempt, adding.nodes, adding.tag, adding.shares):
                 return True
             left = [node_id for node_id in adding.nodes if node_id not in out]
             if (
@@ -883,15 +855,16 @@ class Server:
         spare = 1 + (frame.sharing.threshold if frame.sharing else 0)
         for first in range(0, len(asked), at_once):
             needed = spare - max(0, len(asked) - first - at_once)  # of what is asked by then
-            self._enough = partial(_has, adding.shares, needed)
+            self._enough = lambda n=needed: len(adding.shares) >= n  # type: ignore[misc]
             requests = {
                 present[j].node_id: self._add_request(attempt, adding, j)
                 for j in asked[first : first + at_once]
             }
             for node_id, reply in self._take(attempt.t, self._send(trip, "add", requests), Added):
                 if node_id in requests:
-                    wrapped = requests[node_id].wrap_for is not None
-                    self._take_share(attempt, adding, position_of[node_id], reply, wrapped)
+                    if isinstance(reply, Added) and requests[node_id].wrap_for is not None:
+                        self._keys.holders.add(node_id)
+                    self._take_share(attempt, adding, position_of[node_id], reply)
 
     def _add_request(self, attempt: _Attempt, adding: _Adding, position: int) -> Add:
         frame, store = attempt.frame, attempt.store
@@ -909,26 +882,21 @@ class Server:
             sealed=parts,
         )
 
-    def _take_share(
-        self, attempt: _Attempt, adding: _Adding, position: int, reply: Reply, wrapped: bool
-    ) -> None:
-        node_id, sharing = attempt.frame.present[position].node_id, attempt.frame.sharing
-        is_blind = self.run.trust.is_blind
-        if isinstance(reply, Added):
-            # What is false where the server opens is found then.
-            if is_blind and len(reply.share) != self._part_bytes(attempt.t, sharing):
-                self._note(node_id, attempt.t, MALFORMED, "failed")
-                return
-            adding.shares[position] = reply.share
-            adding.key_ids[position] = reply.key_id
-            adding.unopened.discard(position)
-            if wrapped:
-                self._keys.holders.add(node_id)
-        elif isinstance(reply, Refusal) and reply.code == Code.KEY:
+    def _take_share(self, attempt: _Attempt, adding: _Adding, position: int, reply: Reply) -> None:
+        length = self._part_bytes(attempt.t, attempt.frame.sharing)
+        if isinstance(reply, Refusal) and reply.code == Code.KEY:
             if reply.slot is None:
                 adding.unopened.add(position)
             else:
                 adding.named[position] = reply.slot
+        elif isinstance(reply, Added):
+            adding.unopened.discard(position)
+            # What is false where the server opens is found then.
+            if self.run.trust.is_blind and len(reply.share) != length:
+                node_id = attempt.frame.present[position].node_id
+                self._note(node_id, attempt.t, MALFORMED, "failed")
+            else:
+                adding.shares[position], adding.key_ids[position] = reply.share, reply.key_id
 
     def _agree_on_key(self, attempt: _Attempt, adding: _Adding) -> bool:
         """Keep the sum-shares under the group key that most members have.
@@ -981,28 +949,6 @@ class Server:
         self._banned |= out
         return out
 
-    def _open_or_announce(self, attempt: _Attempt, adding: _Adding) -> bool:
-        """Open the sum and check it, or pass the sealed sum-shares on; return whether it opens."""
-        shares, nodes = adding.shares, adding.nodes
-        if self.run.trust.is_blind:
-            ordered = tuple(sorted(shares.items()))
-            self._announce(attempt, nodes, adding.tag, None, shares=ordered)
-            return True
-        context = self._sum_context(attempt, self._context(attempt, adding.tag))
-        try:
-            survivors = self._survivors(attempt, nodes)
-            opened = removal.open_sum(self.run, attempt.t, shares, survivors, context)
-        except (SumError, MessageError):
-            return False
-        if int(opened.vector[-1]) != len(nodes):
-            return False
-        for position in opened.liars:
-            self._note(attempt.frame.present[position].node_id, attempt.t, FALSE_SHARE, "liar")
-        if self.run.document.levels:
-            self.proceedings.noise_factors.append(opened.factor)
-        self._announce(attempt, nodes, adding.tag, opened.vector)
-        return True
-
     # ------------------------------------------------------------------ delivery
 
     def finish_requests(self) -> dict[int, Finish]:
@@ -1045,15 +991,6 @@ class Server:
                 break
             replies = self._send(trip, "finish", self._finish(lacking))
         self._note_dropped(after, sorted(self._cohort.clients.keys() - self.delivered))
-
-
-def _has(shares: Mapping[int, bytes], needed: int) -> bool:
-    return len(shares) >= needed
-
-
-def _has_no_run(reply: Reply) -> bool:
-    """Return whether a reply names no run: a refusal of a message that could not be read."""
-    return isinstance(reply, Refusal) and reply.doc_hash is None
 
 
 def encode_result(run: Run, state: State) -> bytes:

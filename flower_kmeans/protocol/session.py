@@ -77,6 +77,8 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
         The transcript's hash at the head.
     state : bytes
         Arrays of the algorithm's state at the head, encoded; empty at the start.
+    answered : bytes
+        Context and vector of the last answer, for requests that repeat it.
     over : int
         1 (`DELIVERED`) when the result was delivered, 2 (`FORGOTTEN`) when an unfinished run was
         erased, 3 (`SPENT`) after too many sessions. Nothing secret is left then.
@@ -93,6 +95,7 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     head: int = 0
     h: bytes = b""
     state: bytes = b""
+    answered: bytes = b""
     over: int = 0
 
     @classmethod

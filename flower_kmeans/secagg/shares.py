@@ -295,14 +295,19 @@ def _reduce(values: Floats, prime: int) -> None:
 def _lagrange(nodes: tuple[int, ...], points: tuple[int, ...], prime: int) -> Floats:
     """Return the matrix (n_points, n_nodes) from values at nodes to values at points."""
     x, a = np.array(nodes), np.array(points)
-    between, beyond = x[:, None] - x, a[:, None] - x
-    np.fill_diagonal(between, 1)
-    weights = _inverses(_products(between, prime), prime)
+    beyond = a[:, None] - x
     numerators = _products(beyond, prime)[:, None]
-    matrix = numerators * _inverses(beyond, prime) % prime * weights % prime
+    matrix = numerators * _inverses(beyond, prime) % prime * _weights(x, prime) % prime
     result: Floats = matrix.astype(np.float64)
     result.setflags(write=False)
     return result
+
+
+def _weights(points: Integers, prime: int) -> Integers:
+    """Return the inverse of each point's product of differences from all others."""
+    between = points[:, None] - points
+    np.fill_diagonal(between, 1)
+    return _inverses(_products(between, prime), prime)
 
 
 def _products(factors: Integers, prime: int) -> Integers:
@@ -387,77 +392,50 @@ def _combination(values: Floats, weights: Floats, prime: int) -> Integers:
 def _decode(points: Integers, values: Integers, degree: int, prime: int) -> NDArray[np.bool_]:
     """Return which values lie on the one polynomial below a degree that most of them share.
 
-    Gao's decoding of Reed-Solomon codes: Euclid's algorithm on the product of all (x - point) and
-    the polynomial through all values, stopped half-way.
+    Peterson's decoding of Reed-Solomon codes. Let L be a polynomial that is zero at the points of
+    all false values. L times the values lies on a polynomial too: some of its syndromes are zero.
+    So the coefficients of L are in the kernel of a Hankel matrix of the values' syndromes, and any
+    vector of that kernel is such an L.
 
     Raises
     ------
     SumError
         If more than ``(n - degree) // 2`` values are false.
     """
-    n = len(points)
-    before, now = np.ones(1, dtype=np.int64), _interpolated(points, values, prime)
-    for point in points:
-        before = _times_linear(before, int(point), prime)
-    factor_before, factor = np.zeros(0, dtype=np.int64), np.ones(1, dtype=np.int64)
-    while 2 * (len(now) - 1) >= n + degree:
-        quotient, remainder = _divided(before, now, prime)
-        product = _multiplied(quotient, factor, prime)
-        product[: len(factor_before)] -= factor_before
-        before, now = now, remainder
-        factor_before, factor = factor, np.trim_zeros(-product % prime, "b")
-    polynomial, remainder = _divided(now, factor, prime)
-    if not remainder.size and np.trim_zeros(polynomial, "b").size <= degree:
-        fitted = np.zeros(n, dtype=np.int64)
-        for coefficient in polynomial[::-1]:
-            fitted = (fitted * points + coefficient) % prime
-        true: NDArray[np.bool_] = fitted == values
-        _require_few(~true, degree)
-        return true
-    raise SumError(_TOO_MANY)
+    most = (len(points) - degree) // 2
+    terms, syndromes = values * _weights(points, prime) % prime, []
+    for _ in range(len(points) - degree):
+        syndromes.append(int(terms.sum()) % prime)
+        terms = terms * points % prime
+    hankel = np.lib.stride_tricks.sliding_window_view(np.array(syndromes), most + 1)
+    locator = _in_kernel(hankel, prime)
+    if locator is not None:
+        located = np.zeros(len(points), dtype=np.int64)
+        for coefficient in locator[::-1]:
+            located = (located * points + coefficient) % prime
+        nodes = np.flatnonzero(located)[:degree]  # L has so few zeros that enough are left
+        rest = np.setdiff1d(np.arange(len(points)), nodes)
+        matrix = _lagrange(tuple(points[nodes].tolist()), tuple(points[rest].tolist()), prime)
+        true = np.ones(len(points), dtype=np.bool_)
+        true[rest] = (matrix @ values[nodes]).astype(np.int64) % prime == values[rest]
+        if np.count_nonzero(~true) <= most:
+            return true
+    raise SumError("Too many sum-shares are false.")
 
 
-# Polynomials modulo a prime: int64 coefficients, the constant first, without zeros at the end.
-
-
-def _interpolated(points: Integers, values: Integers, prime: int) -> Integers:
-    """Return the polynomial through points, by Newton's divided differences."""
-    differences = values.copy()
-    for step in range(1, len(points)):
-        inverse = _inverses(points[step:] - points[:-step], prime)
-        differences[step:] = np.diff(differences[step - 1 :]) * inverse % prime
-    result = np.zeros(0, dtype=np.int64)
-    for point, difference in zip(points[::-1], differences[::-1], strict=True):
-        result = _times_linear(result, int(point), prime)
-        if result.size:
-            result[0] = (result[0] + difference) % prime
-        elif difference:
-            result = np.array([difference])
-    return np.trim_zeros(result, "b")
-
-
-def _times_linear(polynomial: Integers, point: int, prime: int) -> Integers:
-    """Return a polynomial times (x - point)."""
-    result = np.zeros(len(polynomial) + bool(len(polynomial)), dtype=np.int64)
-    result[1:] = polynomial
-    result[: len(polynomial)] -= polynomial * point
-    return result % prime
-
-
-def _multiplied(one: Integers, other: Integers, prime: int) -> Integers:
-    result = np.zeros(len(one) + len(other), dtype=np.int64)
-    for shift, coefficient in enumerate(one):
-        part = slice(shift, shift + len(other))
-        result[part] = (result[part] + coefficient * other) % prime
-    return result
-
-
-def _divided(dividend: Integers, divisor: Integers, prime: int) -> tuple[Integers, Integers]:
-    """Return quotient and remainder; the divisor is not zero."""
-    rest, inverse = dividend.copy(), pow(int(divisor[-1]), -1, prime)
-    quotient = np.zeros(max(len(rest) - len(divisor) + 1, 0), dtype=np.int64)
-    for shift in range(len(quotient) - 1, -1, -1):
-        part = slice(shift, shift + len(divisor))
-        quotient[shift] = rest[shift + len(divisor) - 1] * inverse % prime
-        rest[part] = (rest[part] - quotient[shift] * divisor) % prime
-    return quotient, np.trim_zeros(rest[: len(divisor) - 1] if quotient.size else rest, "b")
+def _in_kernel(matrix: Integers, prime: int) -> Integers | None:
+    """Return a vector, not zero, that a matrix takes to zero modulo a prime; ``None`` if none."""
+    rows = matrix % prime
+    for column in range(rows.shape[1]):
+        # The columns before are those of the unit matrix.
+        pivots = np.flatnonzero(rows[column:, column])
+        if not pivots.size:
+            vector = np.zeros(rows.shape[1], dtype=np.int64)
+            vector[:column], vector[column] = -rows[:column, column] % prime, 1
+            return vector
+        rows[[column, column + pivots[0]]] = rows[[column + pivots[0], column]]
+        rows[column] = rows[column] * pow(int(rows[column, column]), -1, prime) % prime
+        factors = rows[:, column].copy()
+        factors[column] = 0
+        rows = (rows - factors[:, None] * rows[column]) % prime
+    return None

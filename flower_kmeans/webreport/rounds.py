@@ -1,7 +1,5 @@
 """Who answered in which round, and what went wrong."""
 
-from collections.abc import Sequence
-
 from flower_kmeans.privacy.report import CommitteeReport, Dropped, Report
 from flower_kmeans.webreport.charts import round_chart
 from flower_kmeans.webreport.markup import Markup, facts, number, paragraph, section, table, tag
@@ -22,6 +20,8 @@ def rounds_section(outcome: Outcome) -> Markup:
         f"{least} of them, and a round has {report.max_attempts} attempts at most. There were "
         f"{report.attempts} attempts, and {report.repeats} repeated requests for sum-shares."
     )
+    if report.trust_model.shares_noise:
+        words += " Noise is given as a multiple of the planned standard deviation."
     parts = [paragraph(words)]
     if report.committee is not None:
         parts.append(facts(committee_facts(report.committee)))
@@ -41,14 +41,16 @@ def rounds_section(outcome: Outcome) -> Markup:
             tag("span", tag("i", class_="key limit"), f"at least {least} behind a sum"),
             class_="legend",
         )
+        shared = report.trust_model.shares_noise
         rows = [
-            (t, came + away, came, away, number(noise), _released(report, t, names))
-            for t, (names, came, away, noise) in enumerate(
-                zip(_names(report), report.answers, missing, report.factors, strict=False), 1
+            (t, came + away, came, away, *([number(noise)] if shared else []), released)
+            for t, (came, away, noise, released) in enumerate(
+                zip(report.answers, missing, report.factors, _released(report), strict=False), 1
             )
         ]
-        head = ["round", "asked", "answered", "missing", "noise, of the planned", "released"]
-        values = table(head, rows, caption="Clients by round", right=(0, 1, 2, 3, 4))
+        head = ["round", "asked", "answered", "missing", *(["noise"] if shared else []), "released"]
+        right = tuple(range(len(head) - 1))
+        values = table(head, rows, caption="Clients by round", right=right)
         parts.append(tag("div", tag("figure", chart, legend), values, class_="pair"))
     parts += _incidents(report)
     return section("rounds", "Rounds and faults", *parts)
@@ -118,14 +120,14 @@ def _what(entry: Dropped) -> str:
     return f"{entry.reason} Its software: {entry.software or 'not stated'}."
 
 
-def _released(report: Report, number_: int, names: list[str]) -> str:
-    if number_ in report.lost_rounds:
-        return "lost: the sum could not be opened"
-    return ", ".join(names) or "-"
-
-
-def _names(report: Report) -> Sequence[list[str]]:
-    return [[release.name for release in releases] for releases in report.plan.rounds]
+def _released(report: Report) -> list[str]:
+    """Return what each round released."""
+    return [
+        "lost: the sum could not be opened"
+        if number in report.lost_rounds
+        else ", ".join(release.name for release in releases) or "-"
+        for number, releases in enumerate(report.plan.rounds, 1)
+    ]
 
 
 def _when(round_number: int, planned: int) -> str:

@@ -21,6 +21,7 @@ from ledger_workers import (
     race_for_answers,
     race_for_budget,
     race_for_votes,
+    unfinished,
 )
 
 from flower_kmeans.errors import BudgetError, LedgerError
@@ -343,7 +344,7 @@ def test_enrolments_without_an_answer_cost_a_bounded_file(state_dir):
             if number % 2:
                 ledger.end(run, version, document)  # ended without an answer
         kept = {number.to_bytes(32, "big") for number in range(2000 - MAX_UNANSWERED, 2000)}
-        assert ledger.unfinished() == {*kept, answer_of(1).run, answer_of(2).run}
+        assert unfinished(state_dir) == {*kept, answer_of(1).run, answer_of(2).run}
         assert ledger.load((0).to_bytes(32, "big")) is None
         for run in (answer_of(1).run, answer_of(2).run, answer_of(3).run):
             assert ledger.load(run) is not None
@@ -358,7 +359,7 @@ def test_the_session_that_was_used_last_is_kept(state_dir):
             version = ledger.save(b"r" * 32, version, b"used")
             ledger.save(number.to_bytes(32, "big"), 0, b"other")
         assert ledger.load(b"r" * 32) == (version, b"used")
-        assert len(ledger.unfinished()) == MAX_UNANSWERED
+        assert len(unfinished(state_dir)) == MAX_UNANSWERED
 
 
 def test_a_session_that_was_dropped_is_not_taken_for_the_next_one(state_dir):
@@ -402,7 +403,7 @@ def test_runs_that_nothing_was_written_of_for_long_are_ended_by_the_next_opening
         assert ledger.load(answered)[0] > read
         assert ledger.load(enrolled) is None
         assert ledger.load(used)[1] == b"still used"
-        assert ledger.unfinished() == {used}
+        assert unfinished(state_dir) == {used}
         assert ledger.epsilon(DELTA) == pytest.approx(cost(1 + 1 / 3), rel=1e-9)
         assert ledger.last_answer(answered) == (2, 1, answered, answered)
         assert ledger.last_vote(voted) == (1, b"v" * 32)
@@ -522,8 +523,7 @@ def test_of_two_processes_one_votes_in_each_round(state_dir):
 
 def test_two_processes_together_keep_few_sessions(state_dir):
     side_by_side(enrol_many, (state_dir, range(200), 1000), (state_dir, range(200, 400), 1000))
-    with Ledger(state_dir) as ledger:
-        assert len(ledger.unfinished()) == MAX_UNANSWERED
+    assert len(unfinished(state_dir)) == MAX_UNANSWERED
 
 
 @pytest.mark.parametrize(("when", "charged"), [("inside", False), ("after", True)])

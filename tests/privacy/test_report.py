@@ -116,7 +116,7 @@ def test_removed_noise_is_reported_and_weakens_what_a_single_answer_has():
     assert report.single_mu == pytest.approx(report.mu * math.sqrt(5))
     text = " ".join(report.statements)
     assert f"(mu = {report.single_mu:.4g})" in text
-    assert f"{report.noise_factor:.4g} times the planned are left" in text
+    assert f"{report.noise_factor:.4g} times the planned one is left" in text
 
 
 def test_the_noise_factor_is_the_largest_of_all_rounds():

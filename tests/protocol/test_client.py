@@ -640,14 +640,18 @@ def test_under_shares_nothing_shows_that_records_changed(
 ) -> None:
     cohort = Cohort(tmp_path, trust, ledger=ledger).set_up()
     node = cohort.nodes[0]
-    before = [cohort.tell(0, Enrol(doc=cohort.run.data))]
-    lengths = [len(encode(cohort.deal(t=1, who=[0])[0]))]
-    for records in (records_of(99), records_of(7, 3), np.zeros((0, 2)), [["n/a", 1.0]]):
+    enrolled, answers = set(), set()
+    changes = (node.records, records_of(99), records_of(7, 3), np.zeros((0, 2)), [["n/a", 1.0]])
+    for records in (*changes, None):
         node.records = records
-        before.append(cohort.tell(0, Enrol(doc=cohort.run.data)))
-    lengths.append(len(encode(cohort.deal(t=1, attempt=2, who=[0])[0])))
-    assert len({encode(reply) for reply in before}) == 1
-    assert len(set(lengths)) == 1
+        enrolled.add(encode(cohort.tell(0, Enrol(doc=cohort.run.data))))
+        answers.add(encode(cohort.deal(t=1, who=[0])[0]))
+    assert len(enrolled) == len(answers) == 1
+    assert node.n_loads == 1
+    node.records = records_of(99)
+    other = cohort.deal(t=1, attempt=2, who=[0])[0]
+    assert len(encode(other)) == len(answers.pop())
+    assert node.n_loads == 2
 
 
 @pytest.mark.parametrize("ledger", [False, True])

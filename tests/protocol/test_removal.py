@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flower_kmeans import Box, PrivacyBudget
+from flower_kmeans import Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol import removal
@@ -41,6 +41,7 @@ from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.secagg.base import PartError, SumContext, SumError
 from flower_kmeans.secagg.key_agreement import noise_key
+from flower_kmeans.strategies import FastLloyd
 
 M = 6
 LEVELS = (2, 3, 5)  # with M' = 1 and one colluder: for 3, 4 and 6 answers
@@ -392,3 +393,82 @@ def test_no_repr_shows_the_sum():
     opened = open_sum(RUN, 1, found, survivors_of(M), context)
     assert "array" not in repr(opened)
     assert "liars=()" in repr(opened)
+
+
+# ------------------------------------------------------------------------------ finished runs
+
+PARTS = [np.random.default_rng(i).uniform(0, 1, (30, 2)) for i in range(20)]
+
+
+def noise_of_runs(monkeypatch, faults=(), seeds=range(6), **options):
+    """Run the strategy for 20 clients; return the noise over the plan's, and the last strategy."""
+    dealt, opened = {}, []
+    real = {name: getattr(removal, name) for name in ("client_noise", "protect", "open_sum")}
+
+    def client_noise(run, t, secret, context):
+        noise = real["client_noise"](run, t, secret, context)
+        dealt[secret, context] = -np.append(noise, 0)
+        return noise
+
+    def protect(run, vector, context, slot, secret):
+        dealt[secret, context.digest] += vector
+        exact[context.digest, slot] = dealt[secret, context.digest]
+        return real["protect"](run, vector, context, slot, secret)
+
+    def open_sum(run, t, combined, survivors, context):
+        found = real["open_sum"](run, t, combined, survivors, context)
+        statistic = sum(exact[context.digest, i] for i in np.flatnonzero(survivors).tolist())
+        opened.append((run, t, found.vector - statistic))
+        return found
+
+    for name, function in {"client_noise": client_noise, "protect": protect}.items():
+        monkeypatch.setattr(removal, name, function)
+    monkeypatch.setattr(removal, "open_sum", open_sum)
+    ratios, exact = [], {}
+    for seed in seeds:
+        strategy = FastLloyd(
+            8, Box([0.0, 0.0], [1.0, 1.0]), PrivacyBudget(1.0), 600, trust="distributed-noise",
+            n_clients=20, n_rounds=2, seed=seed, **options,
+        )  # fmt: skip
+        opened.clear()
+        simulate(strategy, PARTS, faults=faults)
+        assert [t for _, t, _ in opened] == [1, 2]
+        for run, t, noise in opened:
+            assert noise[-1] == 0
+            units, places = run.algorithm.units(t), run.algorithm.places(t)
+            for release in run.plan.rounds[t - 1]:
+                at = np.concatenate([places[name] for name in release.blocks])
+                at = at[units[at] > 0]
+                ratios.append(noise[at] / (release.noise_multiplier * units[at]))
+    return np.concatenate(ratios), strategy
+
+
+DROPOUTS = [Fault(i, t, "drop") for i, t in [(3, 1), (4, 1), (3, 2), (9, 2)]]
+SILENT = [Fault(i, t, "drop", "add") for i in (3, 7) for t in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("faults", "options", "factor", "added"),
+    [
+        ((), {"max_colluders": 1}, 20 / 19, 20 / 15),
+        ((), {"max_colluders": 2}, 20 / 18, 20 / 14),
+        ((), {"min_clients": 3, "max_colluders": 2}, 20 / 18, 20 / 1),
+        (DROPOUTS, {"max_colluders": 1}, 18 / 17, 18 / 15),
+        (SILENT, {"max_colluders": 1}, 20 / 19, 20 / 15),  # others give shares of all keys
+        ((), {"min_clients": 20, "max_colluders": 1}, 20 / 19, 20 / 19),  # nothing is beyond
+    ],
+    ids=["all", "two", "few", "dropouts", "silent", "none"],
+)
+@pytest.mark.usefixtures("quiet")
+def test_finished_runs_carry_the_noise_that_the_report_says(
+    faults, options, factor, added, monkeypatch
+):
+    ratios, strategy = noise_of_runs(monkeypatch, faults, **options)
+    report = strategy.report
+    assert report.noise_factor == pytest.approx(math.sqrt(factor))
+    assert report.added_noise_factor == pytest.approx(math.sqrt(added))
+    squares = ratios**2
+    for wrong in (1.0, 2 / 3, 3 / 2):
+        sizes = squares.sum() / (factor * wrong**2), squares.size
+        p_value = 2 * min(stats.chi2.cdf(*sizes), stats.chi2.sf(*sizes))
+        assert p_value > P_VALUE if wrong == 1.0 else p_value < 1e-9

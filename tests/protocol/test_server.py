@@ -1,5 +1,6 @@
 """The server of protocol 2 with real clients: whole runs, losses, dishonest clients, its limits."""
 
+import copy
 import math
 import tracemalloc
 from collections import Counter
@@ -936,3 +937,29 @@ def test_answers_need_a_round_that_was_asked_for(tmp_path: Path) -> None:
     net = make_net(tmp_path, "plain", n=3).set_up()
     with pytest.raises(RunError, match="Expected `ask` before"):
         net.server.take_answers([], net.trip)
+
+
+def test_more_sum_shares_are_asked_for_when_a_sum_does_not_open(tmp_path: Path) -> None:
+    net = make_net(tmp_path, n=12).set_up()  # R 10: of 11 none can be false, of 12 one
+    net.hasty = True
+    net.nodes[3].change = false_share
+    net.round()
+    assert net.server.proceedings.answers == [3]
+    assert net.trips == ["enrol", "ask", "add", "add"]
+    assert [len(net.replies("add")), net.server.proceedings.repeats] == [12, 1]
+    assert net.reasons("liar") == {3: 1}
+
+
+@pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
+def test_a_client_that_lost_the_group_key_alone_is_sent_it_again(
+    trust: str, tmp_path: Path
+) -> None:
+    net = make_net(tmp_path, trust, n=9, rounds=4).set_up()
+    before = copy.deepcopy(net.nodes[31].state)
+    net.round().round()
+    net.nodes[31].state = before
+    net.round().round().finish()
+    assert sum(net.server.proceedings.answers) == 9 * 4 - 1
+    assert len(net.results) == 9
+    assert len(set(net.results.values())) == 1
+    assert net.reasons("renewed") == {}

@@ -75,7 +75,7 @@ SESSIONS = st.builds(
         name: st.binary(max_size=40)
         for name in (
             *("secret", "ephemeral", "commitment", "document", "group_secret"),
-            *("drawn_secret", "h", "state"),
+            *("drawn_secret", "h", "state", "answered"),
         )
     },
     slot=st.integers(-1, 2**17),

@@ -217,6 +217,33 @@ def test_false_shares_are_named_up_to_half_of_what_is_left_over(sharing, n_words
     assert opened.liars == tuple(sorted(liars))
 
 
+@given(st.integers(2, 7), st.data(), seeds)
+@settings(max_examples=200, deadline=None)
+def test_decoding_is_the_search_for_the_nearest_polynomial(n, data, rng):
+    """Any number of false values, also too many: as trying all polynomials through some values."""
+    degree, prime = data.draw(st.integers(1, n - 1)), 31
+    points = rng.permutation(np.arange(1, 12))[:n]
+    coefficients = rng.integers(0, prime, degree)
+    values = sum(c * points**i for i, c in enumerate(coefficients)) % prime
+    false = rng.permutation(n)[: data.draw(st.integers(0, n))]
+    values[false] = rng.integers(0, prime, len(false))
+    near = []
+    for chosen in itertools.combinations(range(n), degree):
+        nodes = np.array(chosen)
+        rest = np.setdiff1d(np.arange(n), nodes)
+        matrix = shares._lagrange(tuple(points[nodes]), tuple(points[rest]), prime)
+        fits = np.ones(n, dtype=bool)
+        fits[rest] = (matrix @ values[nodes]) % prime == values[rest]
+        if 2 * np.count_nonzero(~fits) <= n - degree:
+            near.append(fits)
+    if not near:
+        with pytest.raises(SumError):
+            shares._decode(points, values, degree, prime)
+    else:
+        found = shares._decode(points, values, degree, prime)
+        assert all((found == fits).all() for fits in near)
+
+
 MANY = Sharing(64, 6, 44, 3)  # 47 of 64 open: 8 may be false
 
 

@@ -3,25 +3,21 @@
 import itertools
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from harness import (
-    SIMULATED,
     RecordingGrid,
     exact_statistic,
     fits,
-    key_file,
-    roster_policies,
     run_recorded,
     stock_start,
     without_noise,
+    write_roster,
 )
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
-from flower_kmeans.algorithms import Query
 from flower_kmeans.algorithms.cost import user_scale
 from flower_kmeans.algorithms.feddp import NOTES, FedDPAlgorithm
 from flower_kmeans.assignment import assign
@@ -33,11 +29,9 @@ from flower_kmeans.errors import (
     ObliviousServerError,
     RunError,
 )
-from flower_kmeans.federation import release as noises
-from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.privacy.noise import draw
-from flower_kmeans.secagg.ring import from_ring
+from flower_kmeans.protocol import noise as noises
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, KMeansStrategy, SuLloyd
 
 RNG = np.random.default_rng
@@ -47,7 +41,6 @@ PARTS = np.array_split(RNG(2).permutation(RECORDS), 6)
 SERVER = (CENTERS + RNG(3).normal(size=(10, 3, 3))).reshape(30, 3)
 BALL = Ball(14.0, [0.0, 0.0, 0.0])
 TRUSTS = ("distributed-noise", "trusted-server")
-KEYS = ("relayed", "file", "roster")
 T = 5
 
 
@@ -58,23 +51,8 @@ def make(trust="distributed-noise", *, epsilon=8.0, unit="record", k=3, domain=B
     return FedDPKMeans(k, domain, PrivacyBudget(epsilon, unit=unit), 1200, trust=trust, **options)
 
 
-def policies_of(keys, tmp_path):
-    if keys == "roster":
-        return roster_policies(tmp_path, len(PARTS))
-    return [replace(SIMULATED, group_key_file=key_file(tmp_path) if keys == "file" else None)]
-
-
 def run(strategy, parts=PARTS, **options):
     return run_recorded(strategy, parts, timeout=60, **options)
-
-
-def questions(outcome):
-    """Return the question of each round."""
-    asked = {}
-    for item in outcome.grid.sent:
-        if item.kind == "round":
-            asked[item.fields["t"]] = decode_arrays(item.fields["question"])
-    return [Query(t, asked[t]) for t in sorted(asked)]
 
 
 def same(outcome):
@@ -104,17 +82,15 @@ def test_runs_end_with_one_result(trust, contribution, start):
     assert report.answers == [6] * T
     assert (report.trust, report.unit, report.n_rounds) == (trust, unit, T)
     assert 7.9 < report.epsilon <= 8.0
-    assert report.server_asks
     assert not report.incidents
 
 
-@pytest.mark.parametrize("keys", KEYS)
-@pytest.mark.parametrize("opening", ["immediate", "simple"])
-def test_runs_take_keys_of_any_kind(keys, opening, tmp_path):
-    strategy = make(keys=keys, opening=opening)
-    outcome = run(strategy, policy=policies_of(keys, tmp_path))
-    same(outcome)
-    assert (strategy.report.keys, strategy.report.opening) == (keys, opening)
+@pytest.mark.parametrize("keys", ["relayed", "roster"])
+def test_runs_take_keys_of_any_kind(keys, tmp_path):
+    roster, policies = write_roster(tmp_path, 6) if keys == "roster" else (None, None)
+    strategy = make(keys=keys, roster_file=roster)
+    same(run(strategy, policy=policies))
+    assert strategy.report.keys == keys
     assert strategy.report.answers == [6] * T
 
 
@@ -126,7 +102,7 @@ def test_without_noise_it_finds_the_clusters(trust):
     means = RECORDS.reshape(3, 400, 3).mean(axis=1)
     assert matched_centroid_error(found.centroids, means) < 1e-4
     np.testing.assert_array_equal(np.sort(found.counts), [400] * 3)
-    assert outcome.strategy.report.notes == ()
+    assert outcome.strategy.report.warnings == ()
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -137,16 +113,16 @@ def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(trust, unit):
     with without_noise():
         outcome = run(make(trust, unit=unit, n_rounds=2), faults=faults)
     same(outcome)
-    server, report = outcome.strategy._run_state, outcome.strategy.report
+    report = outcome.strategy.report
     assert report.answers == [5] * T
     assert [(entry.client, entry.round) for entry in report.dropped] == [
         (i, i + 1) for i in range(T)
     ]
-    for closed, question in zip(server.closed, questions(outcome), strict=True):
-        away = question.round - 1
+    for query in outcome.queries:
+        away = query.round - 1
         present = [part for i, part in enumerate(PARTS) if i != away]
-        expected = sum(exact_statistic(server.run, question, part) for part in present)
-        np.testing.assert_array_equal(from_ring(closed.opened)[:-1], expected)
+        expected = sum(exact_statistic(outcome.strategy.algorithm, query, part) for part in present)
+        np.testing.assert_array_equal(outcome.sums[query.round], expected)
 
 
 @pytest.mark.ray
@@ -167,12 +143,10 @@ def test_ray_gives_the_same_result():
     assert found[0].report.cost.value == pytest.approx(found[1].report.cost.value, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("trust", "d"),
-    [("distributed-noise", 100), ("distributed-noise", 784), ("trusted-server", 784)],
-)
-def test_second_moments_travel_by_half(trust, d):
+@pytest.mark.parametrize("trust", ["trusted-server", "distributed-noise"])
+def test_second_moments_travel_by_half(trust):
     """With many columns the first message is d (d + 1) / 2 words, and one that is counted."""
+    d = 100 if trust == "distributed-noise" else 784
     domain = Ball(4.0, np.zeros(d))
     records = RNG(4).normal(size=(9, d)) * 0.1
     strategy = make(
@@ -185,19 +159,13 @@ def test_second_moments_travel_by_half(trust, d):
     )
     outcome = run(strategy, np.split(records, 3))
     same(outcome)
-    rounds = [item for item in outcome.grid.received if item.kind == "round"]
-    first = [item for item in rounds if len(item.data) == max(len(i.data) for i in rounds)]
-    assert len(first) == 3
-    for item in first:
-        assert len(item.fields["words"]) == 8 * (d * (d + 1) // 2 + 1)
-    # No message is longer in either direction: not that which tells the sum, in the opening or the
-    # next round, nor a correction. One of d x d words would be twice as long.
+    # No message is longer in either direction. One of d x d words would be twice as long.
+    copies = 3 if trust == "distributed-noise" else 1  # shares for three; three opened a sum
+    answers = [item.message for item in outcome.grid.received if item.kind == "answer"]
+    longest = max(len(each.words) + sum(map(len, each.sealed)) for each in answers)
+    assert 4 * d * (d + 1) <= longest / copies <= 4 * d * (d + 1) + 200
     for way in (outcome.grid.sent, outcome.grid.received):
-        assert max(len(item.data) for item in way) < 0.51 * 8 * d**2 + 1000
-    told = [item for item in outcome.grid.sent if len(item.data) > 4 * d * (d + 1)]
-    after = ("open", 1) if trust == "distributed-noise" else ("round", 2)
-    assert {(item.kind, item.fields["t"]) for item in told} == {after}
-    assert len(told) == 3
+        assert max(len(item.data) for item in way) < copies * (0.51 * 8 * d**2 + 1000)
 
 
 @pytest.mark.parametrize(
@@ -236,11 +204,16 @@ def test_options_reach_the_algorithm_and_what_clients_are_told(name, value, unit
         assert told[field] != usual.algorithm.to_config()[field]
 
 
-def test_shares_of_noise_that_do_not_fit_a_word_together_are_refused():
-    """The planned noise alone fits: that of a server, which adds it once."""
-    make("trusted-server", n_clients=10**30)
-    with pytest.raises(ConfigurationError, match="fit into words of 64 bits"):
-        make("distributed-noise", n_clients=10**30)
+def test_sums_that_do_not_fit_the_words_of_the_secure_sum_are_refused():
+    """A word of shares holds one bit less than a plain one."""
+
+    def planned(trust):
+        options = {"trust": trust, "server_data": SERVER, "n_clients": 6}
+        return FedDPKMeans(3, BALL, PrivacyBudget(1.0, 1e-16), 3 * 2**41, **options)
+
+    planned("trusted-server")
+    with pytest.raises(ConfigurationError, match=r"below 2\^62, so that they fit into the words"):
+        planned("distributed-noise")
 
 
 # --------------------------------------------------------------------------- what is refused
@@ -249,10 +222,8 @@ def test_shares_of_noise_that_do_not_fit_a_word_together_are_refused():
 def test_an_oblivious_server_is_refused_with_the_reason():
     with pytest.raises(ConfigurationError, match="trust of FedDPKMeans") as caught:
         make("oblivious-server")
-    reason = "The server computes the next question, so it cannot be oblivious."
+    reason = "The server computes the next query, so it must see the sums."
     assert str(caught.value).endswith(reason)
-    with pytest.raises(ConfigurationError, match="needs the sum of each round"):
-        make(opening="deferred")
 
 
 @pytest.mark.parametrize("mechanisms", ["laplace", {"weights": "laplace"}, {"cost": "laplace"}])
@@ -346,13 +317,13 @@ def test_the_servers_points_are_in_no_message(trust):
     for row in strategy.algorithm.server_points:
         assert row.tobytes() not in messages
         assert row[:2].tobytes() not in messages
-    document = strategy._run_state.run.document
-    assert document.data in messages
-    config = json.loads(document.data)["algorithm"]
+    run_ = strategy._running.run
+    assert run_.data in messages
+    config = run_.document.body.algorithm
     assert config["n_server_points"] == len(SERVER)
     assert not [name for name in config if "server" in name and name != "n_server_points"]
-    # They were used: their projections were what the second question was made of.
-    second = questions(outcome)[1].arrays
+    # They were used: their projections were what the second query was made of.
+    second = outcome.queries[1].arrays
     assert second["points"].shape == (len(SERVER), 2)
     algorithm = strategy.algorithm
     seen = algorithm.projection.project(
@@ -365,7 +336,7 @@ def test_the_servers_points_are_in_no_message(trust):
 def test_projections_to_all_directions_are_the_servers_points(k):
     """With as many clusters as columns a client can turn the projections back."""
     outcome = run(make("trusted-server", k=k))
-    arrays, algorithm = questions(outcome)[1].arrays, outcome.strategy.algorithm
+    arrays, algorithm = outcome.queries[1].arrays, outcome.strategy.algorithm
     lifted = algorithm.projection.lift(arrays["points"], arrays["projection"])
     back = BALL.from_unit(lifted * 2.0**-algorithm.fraction_bits)
     assert (np.abs(back - SERVER).max() < 0.01) == (k >= 3)
@@ -376,8 +347,8 @@ def test_projections_to_all_directions_are_the_servers_points(k):
 
 def exact_cost(outcome, parts):
     """Return what `CostEstimate.value` estimates, from the records, and the loss of rounding."""
-    algorithm, question = outcome.strategy.algorithm, questions(outcome)[-1]
-    before, q = question.arrays["centroids"], algorithm.fraction_bits
+    algorithm, query = outcome.strategy.algorithm, outcome.queries[-1]
+    before, q = query.arrays["centroids"], algorithm.fraction_bits
     records = GridRecords(np.vstack(parts), algorithm.domain, q)
     points = np.vstack(list(records.blocks(10**6)))
     labels, d2 = assign(points, before)
@@ -417,7 +388,7 @@ def test_the_error_of_the_cost_grows_with_the_noise_that_was_added():
     """Five of six shares are left the planned noise: the sixth is what a colluder may know."""
     strategy = make(cost=True)
     run(strategy)
-    server = strategy._run_state
+    server = strategy._running
     planned = strategy.algorithm.cost_estimate(server.state, 1.0)
     assert strategy.report.noise_factor == pytest.approx(math.sqrt(6 / 5))
     assert strategy.report.cost.standard_error == pytest.approx(
@@ -429,7 +400,7 @@ def test_the_cost_has_the_noise_of_the_last_round_and_the_report_the_most_of_all
     """One of six is missing in all rounds but the last: the plan's share is one of 4, then of 5."""
     strategy = make(cost=True)
     run(strategy, faults=[Fault(1, t, "drop") for t in range(1, T)])
-    report, state = strategy.report, strategy._run_state.state
+    report, state = strategy.report, strategy._running.state
     assert report.answers == [5] * (T - 1) + [6]
     assert report.noise_factor == pytest.approx(math.sqrt(5 / 4))
     planned = strategy.algorithm.cost_estimate(state, 1.0)
@@ -507,7 +478,7 @@ def test_finished_runs_carry_the_planned_noise_while_the_radius_narrows(monkeypa
         run(strategy, [np.zeros((200, 3))] * 6)  # so near to each other that the radius narrows
     algorithm = strategy.algorithm
     assert algorithm.sums == "narrowing"
-    assert int(strategy._run_state.state.arrays["factor"][0]) > 4
+    assert int(strategy._running.state.arrays["factor"][0]) > 4
     words = {name: (unit, values) for (name, unit), values in drawn.items()}
     assert words["lloyd-sums"][0] == 4.0 * algorithm.radius
     assert words["spread"][0] == algorithm.radius**2 >> algorithm.fraction_bits
@@ -559,11 +530,11 @@ NO_SIGNAL, NOT_LIFTED, KEPT = NOTES[0], NOTES[5], NOTES[6]
 def test_weights_below_the_least_are_told(trust):
     strategy = make(trust, min_weight=1e9)
     same(run(strategy))
-    assert LIGHT in strategy.report.notes
-    assert strategy.report.to_dict()["notes"] == list(strategy.report.notes)
+    assert LIGHT in strategy.report.warnings
+    assert strategy.report.to_dict()["warnings"] == list(strategy.report.warnings)
     ended = make(trust)
     run(ended)
-    assert LIGHT not in ended.report.notes
+    assert LIGHT not in ended.report.warnings
 
 
 @pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
@@ -573,8 +544,8 @@ def test_fewer_heavy_points_than_clusters_are_told(trust):
     strategy = make(trust, server_data=CENTERS, min_weight=300.0)
     with without_noise():
         same(run(strategy, parts))
-    assert FEW in strategy.report.notes
-    assert LIGHT not in strategy.report.notes
+    assert FEW in strategy.report.warnings
+    assert LIGHT not in strategy.report.warnings
 
 
 @pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
@@ -585,9 +556,9 @@ def test_records_that_are_all_equal_are_no_error(trust, value):
     outcome = run(strategy, [np.full((200, 3), value)] * 6)
     result = same(outcome)
     assert np.isfinite(result.centroids).all()
-    assert NO_SIGNAL in strategy.report.notes
+    assert NO_SIGNAL in strategy.report.warnings
     if trust == "plain":
-        assert {NOT_LIFTED, KEPT} <= set(strategy.report.notes)
+        assert {NOT_LIFTED, KEPT} <= set(strategy.report.warnings)
         nearest = np.linalg.norm(result.centroids - value, axis=1).min()
         assert nearest < 1e-3
         # Half a step for every record is added for what rounding lost, here nothing.
@@ -607,8 +578,8 @@ def test_clusters_of_nothing_but_noise_are_told():
     parts = np.array_split(RECORDS[:800], 6)
     strategy = make("plain", server_data=server, min_weight=1e-6)
     run(strategy, parts)
-    assert not set(strategy.report.notes) - set(NOTES)
-    assert strategy.report.notes
+    assert not set(strategy.report.warnings) - set(NOTES)
+    assert strategy.report.warnings
 
 
 @pytest.mark.parametrize("trust", TRUSTS)

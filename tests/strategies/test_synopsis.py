@@ -1,29 +1,23 @@
 """Whole runs of SynopsisKMeans: under both trust models, for records and for clients."""
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from harness import (
-    SIMULATED,
     exact_statistic,
-    key_file,
-    roster_policies,
     run_recorded,
     stock_start,
     without_noise,
+    write_roster,
 )
 from scipy import stats
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
-from flower_kmeans.algorithms import Query
 from flower_kmeans.algorithms.synopsis import BLIND, FEW, HELD, NOTES
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.federation.arrays import decode_arrays
 from flower_kmeans.metrics import matched_centroid_error
-from flower_kmeans.secagg.ring import from_ring
 from flower_kmeans.strategies import KMeansStrategy, SynopsisKMeans
 
 RNG = np.random.default_rng
@@ -53,15 +47,6 @@ def finished(trust, unit):
     return run(make(trust, unit=unit))
 
 
-def questions(outcome):
-    """Return the question of each round."""
-    asked = {}
-    for item in outcome.grid.sent:
-        if item.kind == "round":
-            asked[item.fields["t"]] = decode_arrays(item.fields["question"])
-    return [Query(t, asked[t]) for t in sorted(asked)]
-
-
 def same(outcome):
     """Require that the server and all clients have one result; return it."""
     result = outcome.one
@@ -87,17 +72,14 @@ def test_runs_end_with_one_result(trust, unit, start):
     assert report.answers == [6] * n_rounds
     assert (report.trust, report.unit, report.n_rounds) == (trust, unit, n_rounds)
     assert 7.9 < report.epsilon <= 8.0
-    assert report.server_asks
     assert not report.incidents
 
 
-@pytest.mark.parametrize("keys", ["relayed", "file", "roster"])
+@pytest.mark.parametrize("keys", ["relayed", "roster"])
 def test_runs_take_keys_of_any_kind(keys, tmp_path):
-    policy = [replace(SIMULATED, group_key_file=key_file(tmp_path) if keys == "file" else None)]
-    if keys == "roster":
-        policy = roster_policies(tmp_path, len(PARTS))
-    strategy = make(keys=keys)
-    same(run(strategy, policy=policy))
+    roster, policies = write_roster(tmp_path, len(PARTS)) if keys == "roster" else (None, None)
+    strategy = make(keys=keys, roster_file=roster)
+    same(run(strategy, policy=policies))
     assert strategy.report.keys == keys
     assert strategy.report.answers == [6] * strategy.n_rounds
 
@@ -111,7 +93,7 @@ def test_without_noise_it_finds_the_clusters(domain, trust):
     means = RECORDS.reshape(3, 400, 3).mean(axis=1)
     assert matched_centroid_error(found.centroids, means) < 1e-2
     np.testing.assert_array_equal(np.sort(found.counts), [400] * 3)
-    assert outcome.strategy.report.notes == ()
+    assert outcome.strategy.report.warnings == ()
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -124,16 +106,16 @@ def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(trust, unit):
     with without_noise():
         outcome = run(strategy, faults=faults)
     same(outcome)
-    server, report = outcome.strategy._run_state, outcome.strategy.report
+    report = outcome.strategy.report
     assert report.answers == [5] * n_rounds
     assert [(entry.client, entry.round) for entry in report.dropped] == [
         (t % 6, t + 1) for t in range(n_rounds)
     ]
-    for closed, question in zip(server.closed, questions(outcome), strict=True):
-        away = (question.round - 1) % 6
+    for query in outcome.queries:
+        away = (query.round - 1) % 6
         present = [part for i, part in enumerate(PARTS) if i != away]
-        expected = sum(exact_statistic(server.run, question, part) for part in present)
-        np.testing.assert_array_equal(from_ring(closed.opened)[:-1], expected)
+        expected = sum(exact_statistic(outcome.strategy.algorithm, query, part) for part in present)
+        np.testing.assert_array_equal(outcome.sums[query.round], expected)
 
 
 @pytest.mark.parametrize("unit", ["record", "client"])
@@ -145,12 +127,11 @@ def test_finished_runs_carry_the_planned_noise(trust, unit):
     for seed in range(4):
         strategy = make(trust, unit=unit, epsilon=1.0, seed=seed, min_clients=6, **clips)
         outcome = run(strategy)
-        server = strategy._run_state
-        factor = 6 / 5 if trust == "distributed-noise" else 1  # six shares, made for five
-        for question in questions(outcome):
-            t = question.round
-            exact = sum(exact_statistic(server.run, question, part) for part in PARTS)
-            noise = from_ring(server.closed[t - 1].opened)[:-1] - exact
+        factor = strategy.noise_factor**2
+        for query in outcome.queries:
+            t = query.round
+            exact = sum(exact_statistic(outcome.strategy.algorithm, query, part) for part in PARTS)
+            noise = outcome.sums[t] - exact
             for release in strategy.plan.rounds[t - 1]:
                 parts = strategy.algorithm.schedule.parts(t, 3)
                 for block in release.blocks:
@@ -190,11 +171,6 @@ def test_ray_gives_the_same_result():
 
 
 # --------------------------------------------------------------------------- what is refused
-
-
-def test_a_server_that_sends_the_questions_opens_each_sum_before_the_next():
-    with pytest.raises(ConfigurationError, match="needs the sum of each round"):
-        make(opening="deferred")
 
 
 @pytest.mark.parametrize("trust", [*TRUSTS, "plain"])
@@ -255,14 +231,14 @@ def test_clients_without_records_are_no_error(trust):
     result = same(run(strategy, [np.empty((0, 3))] * 6))
     assert np.isfinite(result.centroids).all()
     if trust == "plain":
-        assert NOTES[FEW] in strategy.report.notes
+        assert NOTES[FEW] in strategy.report.warnings
 
 
-def test_where_a_run_fell_back_is_told():
+def test_where_a_run_fell_back_is_reported():
     strategy = make("trusted-server", domain=Ball(20.0, [0.0] * 60), epsilon=0.1)
     run(strategy, [RNG(i).normal(size=(9, 60)) for i in range(6)])
-    assert NOTES[BLIND] in strategy.report.notes
-    assert strategy.report.to_dict()["notes"] == list(strategy.report.notes)
+    assert NOTES[BLIND] in strategy.report.warnings
+    assert strategy.report.to_dict()["warnings"] == list(strategy.report.warnings)
 
 
 @pytest.mark.parametrize("d", [100, 128])
@@ -272,11 +248,11 @@ def test_second_moments_travel_by_half_and_only_where_they_are_worth_it(d):
     )
     outcome = run(strategy, np.split(RNG(4).normal(size=(9, d)) * 0.1, 3))
     same(outcome)
-    words = max(len(i.fields["words"]) for i in outcome.grid.received if i.kind == "round")
+    words = max(len(i.message.words) for i in outcome.grid.received if i.kind == "answer")
     assert words == 8 * (d * (d + 1) // 2 + 1)
     few = make("trusted-server", k=2, domain=Ball(4.0, np.zeros(d)), n_clients=3, n_records=40)
     outcome = run(few, np.split(RNG(4).normal(size=(9, d)) * 0.1, 3))
-    words = max(len(i.fields["words"]) for i in outcome.grid.received if i.kind == "round")
+    words = max(len(i.message.words) for i in outcome.grid.received if i.kind == "answer")
     assert words < 8 * 2000
 
 
@@ -293,7 +269,7 @@ def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away():
     means = RECORDS.reshape(3, 400, 3).mean(axis=1)
     assert matched_centroid_error(found.centroids, means) < 0.2
     np.testing.assert_allclose(sorted(found.counts), [400] * 3, atol=10)
-    assert NOTES[HELD] in outcome.strategy.report.notes
+    assert NOTES[HELD] in outcome.strategy.report.warnings
 
 
 def test_one_client_that_holds_everything_may_be_away():
@@ -304,4 +280,4 @@ def test_one_client_that_holds_everything_may_be_away():
         outcome = run(make("plain"), parts, faults=[Fault(0, away, "drop")])
         means = RECORDS.reshape(3, 400, 3).mean(axis=1)
         assert matched_centroid_error(same(outcome).centroids, means) < 0.2
-        assert outcome.strategy.report.notes == (NOTES[HELD],)
+        assert outcome.strategy.report.warnings == (NOTES[HELD],)

@@ -68,6 +68,9 @@ def make_run(
     if "algorithm" not in fields and "kind" not in fields:
         kind = GLloydAlgorithm if model.is_private else LloydAlgorithm
         fields["algorithm"] = make_algorithm(kind, trust, n_rounds=rounds)
+    if model.shares_noise:
+        honest = fields.get("min_clients", 3) - fields.get("max_colluders", 1)
+        fields.setdefault("share_variance", f"1/{honest}")
     if model.is_protected:
         fields["keys"] = keys
         fields.setdefault("roster", None if roster is None else roster.digest)
@@ -279,7 +282,7 @@ class Cohort:
             if isinstance(reply, Enrolled):
                 self.seat(index, reply)
         if self.trust.is_blind and not self.trust.has_committee:
-            first = min(self.seats)
+            first = min(i for i, seat in self.seats.items() if seat.slot in self.slots)
             reply = self.tell_all({first: self.keys_of(first)})[first]
             if isinstance(reply, Wrapped):
                 self.take_envelopes(first, reply.envelopes, sorted(self.seats))

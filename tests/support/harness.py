@@ -20,9 +20,9 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.protocol.client import ClientResult
 from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
-from flower_kmeans.protocol.messages import Reply, Request, decode_reply, decode_request
+from flower_kmeans.protocol.messages import Ask, Reply, Request, decode_reply, decode_request
 from flower_kmeans.protocol.roster import write_members
-from flower_kmeans.protocol.wire import from_content
+from flower_kmeans.protocol.wire import decode_arrays, from_content
 from flower_kmeans.strategies import KMeansStrategy
 
 SIMULATED = ClientPolicy.for_simulation()
@@ -114,12 +114,23 @@ class RecordingGrid(InProcessGrid):
 
 @dataclass
 class Outcome:
-    """A finished run, seen from everywhere."""
+    """A finished run, seen from everywhere; ``sums`` are the opened ones, by round."""
 
     strategy: KMeansStrategy
     grid: RecordingGrid
     result: Result
     results: dict[int, ClientResult]
+    sums: dict[int, NDArray[np.int64]]
+
+    @property
+    def queries(self) -> list[Query]:
+        """The queries that a sighted server sent, by round."""
+        asked = {
+            item.message.t: item.message.query
+            for item in self.grid.sent
+            if isinstance(item.message, Ask) and item.message.query is not None
+        }
+        return [Query(t, decode_arrays(asked[t])) for t in sorted(asked)]
 
     @property
     def one(self) -> ClientResult:
@@ -164,10 +175,10 @@ def run_recorded(
     grid = RecordingGrid(FaultyClientApp(app, faults) if faults else app, len(partitions))
     if on_push is not None:
         grid.on_push = lambda messages: on_push(grid, messages)
-    with task_identity():
+    with task_identity(), watched_sums() as sums:
         begin = start or type(strategy).start
         result = begin(strategy, FaultyGrid(grid) if faults else grid, **options)
-    return Outcome(strategy, grid, result, results)
+    return Outcome(strategy, grid, result, results, sums)
 
 
 def stock_start(strategy: KMeansStrategy, grid: Any, **options: Any) -> Result:
@@ -215,8 +226,7 @@ def noise_of_run(
 
     Its algorithm must be one that clients could compute.
     """
-    with watched_sums() as sums:
-        run_recorded(strategy, partitions, **options)
+    sums = run_recorded(strategy, partitions, **options).sums
     opened, algorithm = Opened(), strategy.algorithm
     state = algorithm.initial_state(None)
     for t in range(1, algorithm.n_rounds + 1):

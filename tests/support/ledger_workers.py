@@ -15,6 +15,7 @@ from flower_kmeans.privacy.ledger import (
     MemoryChangedError,
     StaleAnswerError,
 )
+from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.privacy.plan import calibrate
 from flower_kmeans.privacy.release import Release
 
@@ -56,6 +57,15 @@ def charge(ledger, answer, plan, limit):
             return ledger.charge(answer, price(plan), limit, version, kept)
         except MemoryChangedError:
             continue
+
+
+def unfinished(state_dir):
+    """Return the runs that a ledger has a memory of and that have not ended."""
+    db = sqlite3.connect(state_dir / FILE_NAME)
+    try:
+        return {run for (run,) in db.execute("SELECT run FROM runs WHERE given < 2")}
+    finally:
+        db.close()
 
 
 def race_for_budget(state_dir, barrier, results, runs, limit):

@@ -32,7 +32,7 @@ def widest():
         rng.normal(size=(250, 80)) * 1e5,
         rng.uniform(size=250) * 1e7,
         Ball(1e6, [0] * 80),
-        replace(result.report, notes=("a" * 300,)),
+        replace(result.report, warnings=("a" * 300,)),
     )
     names = [f"a_column_with_a_long_name_{i}" * (5 if i < 2 else 1) for i in range(80)]
     return html_report(result, columns=names, title="W" * 200)

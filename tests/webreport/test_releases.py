@@ -47,7 +47,7 @@ def test_the_noise_is_given_as_added_and_as_left(name, trust):
     assert added in text
     assert (left in text) == ("noise that clients added" in text) == removed
     rows = tables(root.the("section", id="rounds"))["Clients by round"]
-    assert rows[0][4] == "noise, of the planned"
+    assert rows[0][4] == "noise"
     assert {row[4] for row in rows[1:]} == {f"{math.sqrt(5 / (4 if removed else 3)):.4g}"}
 
 

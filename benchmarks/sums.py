@@ -1,0 +1,172 @@
+"""What secure sums cost: masks and shares side by side: ``python benchmarks/sums.py``.
+
+Times are the best of several repetitions in this run, in milliseconds of one thread. *client* is
+protecting one vector, under shares with sealing a part for each committee member; *member* is
+opening the seals of all clients' parts and adding them; *server* is adding all clients' words under
+masks, and opening the sum from all sum-shares under shares; *liars* is the same with as many false
+sum-shares as can be corrected; *reader* is taking the masks off the sum with a tenth of the clients
+missing at random. Agreeing on keys, one X25519 exchange for each pair of clients and session, has
+a separate column, since its result can be kept.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
+from flower_kmeans.secagg.base import SumContext, secure_sum
+from flower_kmeans.secagg.key_agreement import (
+    SEAL_BYTES,
+    agree,
+    public_key,
+    seal,
+    share_key,
+    unseal,
+)
+
+KEY = bytes(range(32))
+KINDS = ("masks", "shares")
+CLIENTS = (10, 100)
+WORDS = (64, 2112, 80_000)
+MISSING = 0.1
+TIMES = ("client", "agree", "member", "server", "liars", "reader")
+BYTES = ("sent", "received", "held")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of sum, a cohort and a length of vectors."""
+
+    kind: str
+    clients: int
+    words: int
+    run: int
+
+
+def best(action: Callable[[], object], seconds: float = 0.3) -> float:
+    """Return the shortest time of one call in milliseconds."""
+    times: list[float] = []
+    while sum(times) < seconds or len(times) < 3:
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return 1e3 * min(times)
+
+
+def tasks_of(options: Options) -> Iterator[Task]:
+    """Yield every run, all first runs before any second."""
+    for run in range(options.runs):
+        for clients in options.chosen("clients", CLIENTS, int):
+            for words in options.chosen("words", WORDS, int):
+                yield from (Task(kind, clients, words, run) for kind in KINDS)
+
+
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return milliseconds and bytes."""
+    found: dict[str, Any] = dict.fromkeys(SUITE.measures)
+    measured = masks if task.kind == "masks" else shares
+    return found | measured(task.clients, task.words)
+
+
+def vector_of(n_words: int) -> np.ndarray:
+    """Return a vector of words of any size that a round has."""
+    return np.random.default_rng(0).integers(-(2**40), 2**40, n_words)
+
+
+def masks(n_clients: int, n_words: int) -> dict[str, float]:
+    """Return what a masked sum costs."""
+    total, context = secure_sum("masks"), SumContext(KEY, n_words, n_clients, group_key=KEY)
+    vector = vector_of(n_words)
+    (part,) = total.protect(vector, context, 1, KEY)
+    scattered = np.random.default_rng(0).random(n_clients) >= MISSING
+    return {
+        "client": best(lambda: total.protect(vector, context, 1, KEY)),
+        "server": best(lambda: total.combine([part] * n_clients, context)),
+        "reader": best(lambda: total.open({0: part}, scattered, context)),
+        "sent": len(part),
+        "held": len(part),
+    }
+
+
+def shares(n_clients: int, n_words: int) -> dict[str, float]:
+    """Return what a shared sum costs."""
+    m, total = min(n_clients, MAX_POSITIONS), secure_sum("shares")
+    sharing = total.set_up(m, corrupt_positions(n_clients, max(1, n_clients // 10)), m)
+    assert sharing is not None
+    context = SumContext(KEY, n_words, n_clients, sharing=sharing)
+    vector, everyone = vector_of(n_words), np.ones(n_clients, dtype=bool)
+    public = public_key(KEY)
+
+    def protected() -> list[bytes]:
+        parts = total.protect(vector, context, 0, KEY)
+        keys = (share_key(KEY, KEY, 0, j, public, public) for j in range(m))
+        return [seal(key, part, KEY) for key, part in zip(keys, parts, strict=True)]
+
+    def added(sealed: bytes) -> bytes:
+        keys = (share_key(KEY, KEY, 0, 0, public, public) for _ in range(n_clients))
+        return total.combine((unseal(key, sealed, KEY) for key in keys), context)
+
+    def agreed() -> None:
+        for _ in range(m):
+            agree(KEY, public)
+
+    sealed = protected()
+    sums = dict(enumerate(total.protect(vector, context, 0, KEY)))
+    n_false = (m - sharing.threshold) // 2
+    false = sums | {j: sums[j + 1] for j in range(n_false)}
+    part_bytes = total.part_bytes(n_words, sharing) + SEAL_BYTES
+    return {
+        "client": best(protected),
+        "agree": best(agreed),
+        "member": best(lambda: added(sealed[0])),
+        "server": best(lambda: total.open(sums, everyone, context)),
+        "liars": best(lambda: total.open(false, everyone, context)),
+        "sent": m * part_bytes,
+        "received": n_clients * part_bytes,
+        "held": m * n_clients * part_bytes,
+    }
+
+
+def tables_of(rows: Sequence[Row], options: Options) -> str:
+    """Return the best times, bytes, and shares over masks."""
+    by = ("clients", "words", "kind")
+    found = {name: tables.grouped(rows, by, name) for name in (*TIMES, *BYTES)}
+    lines = []
+    for clients, words, kind in found["client"]:
+        line = [f"{clients}", f"{words}", kind]
+        for name in TIMES:
+            values = [value for value in found[name][clients, words, kind] if value is not None]
+            line.append(f"{min(values):.2f}" if values else "")
+        for name in BYTES:
+            value = found[name][clients, words, kind][0]
+            line.append("" if value is None else f"{value:,}")
+        for name in ("client", "sent"):
+            own, masked = (min(found[name][clients, words, which]) for which in (kind, "masks"))
+            line.append("" if kind == "masks" else f"{own / masked:.1f}")
+        lines.append(line)
+    head = ["clients", "words", "sum", *TIMES]
+    head += ["client sends", "member gets", "server holds", "times masks' ms", "bytes"]
+    return tables.markdown(head, lines, 3)
+
+
+SUITE = Suite(
+    "sums",
+    "Milliseconds and bytes of a masked and of a shared sum for a client, a committee member and "
+    "the server; the last columns are a client's under shares over the same under masks.",
+    Task,
+    {**dict.fromkeys(TIMES, float | None), **dict.fromkeys(BYTES, int | None)},
+    tasks_of,
+    measure,
+    tables_of,
+    runs=1,
+    alone=True,
+)
+
+
+if __name__ == "__main__":
+    script.main(SUITE, __doc__)
