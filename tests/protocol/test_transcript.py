@@ -1,4 +1,4 @@
-"""Contexts, tags, trees and the transcript: vectors, and that everything counts."""
+"""Contexts, tags, trees and the transcript: everything counts."""
 
 import hashlib
 import json
@@ -35,17 +35,10 @@ DOC_HASH, ROOT = bytes.fromhex(V["document_hash"]), bytes.fromhex(V["root"])
 COMMITTEE = bytes.fromhex(V["committee"]["hash"])
 
 
-def unhex(values):
-    return [bytes.fromhex(value) for value in values]
-
-
 def reference_hash(label, *parts):
     """The hash as the protocol's page writes it."""
     data = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
     return hashlib.sha256(b"flower-kmeans/2 " + label + b"\0" + data).digest()
-
-
-# ------------------------------------------------------------------------------ vectors
 
 
 def test_the_data_digest_is_the_documented_one():
