@@ -17,8 +17,8 @@ from weighing import WeighingGrid
 from flower_kmeans import ClientPolicy, PrivacyBudget, kmeans_client_app
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.federation.roster import write_group_key, write_members
+from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.strategies import GLloyd, KMeansStrategy, Lloyd
 
 N_CLIENTS = 5

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from flower_kmeans.federation.exchange import AT_ONCE
 from harness import KMEANS, SIMULATED, run_recorded
 
 from flower_kmeans import Box, PrivacyBudget, kmeans_client_app, simulate
 from flower_kmeans.federation.cohort import depth
-from flower_kmeans.federation.exchange import AT_ONCE
-from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.federation.messages import EnrolReply, LeadReply, OpenReply, Refusal, RoundReply
+from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import FastLloyd, GLloyd, Lloyd
 
 REPLIES = (EnrolReply, LeadReply, OpenReply, Refusal, RoundReply)

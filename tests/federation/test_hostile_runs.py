@@ -38,7 +38,6 @@ from flower_kmeans.client import kmeans_client_app
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.federation import coordinator, enrolment, seating
 from flower_kmeans.federation.codes import Code
-from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.federation.life import load_life
 from flower_kmeans.federation.member import Member
 from flower_kmeans.federation.messages import (
@@ -51,6 +50,7 @@ from flower_kmeans.federation.messages import (
 )
 from flower_kmeans.federation.transcript import Entry, first_hash, next_hash
 from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, Lloyd
 
 TRUSTS = ("oblivious-server", "distributed-noise", "trusted-server", "plain")
