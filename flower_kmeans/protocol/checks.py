@@ -129,7 +129,7 @@ def require_add_crowd(policy: ClientPolicy, document: RunDocument, n_survivors: 
 def require_peers(
     policy: ClientPolicy, run: Run, slots: list[int], keys: list[bytes], own: bytes
 ) -> None:
-    """Require that a key distributor of a round trip of its own serves enough clients."""
+    """Require that a key distributor serves enough clients, itself among them."""
     if not run.trust.is_blind or own not in keys:
         raise _policy("Expected this client's own key among the peers of a blind run.")
     _require_least(policy, run.document, len(slots), "peers")

@@ -7,6 +7,7 @@ because the root of its tree stands in every context (docs/protocol.md, sections
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from tempfile import SpooledTemporaryFile
 
 from flower_kmeans.errors import ConfigurationError
@@ -80,12 +81,17 @@ class Frame:
         """Digest of the committee's keys; zeros where nothing is protected."""
         return ZERO if self.committee is None else self.committee.digest
 
+    @cached_property
+    def committee_list(self) -> bytes:
+        """The committee's slots and keys as they travel; empty where nothing is protected."""
+        return b"" if self.committee is None else self.committee.encode()
+
     @property
     def committee_slots(self) -> tuple[int, ...]:
         """Slots of the committee in the order of its positions; of all clients without one."""
         return tuple(sorted(self.slots)) if self.committee is None else self.committee.slots
 
-    @property
+    @cached_property
     def present(self) -> dict[int, Participant]:
         """Clients of the committee that take part, by position."""
         return {

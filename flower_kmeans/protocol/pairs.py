@@ -66,7 +66,7 @@ class Pairs:
         self._ephemeral = session.ephemeral
         self._static = checks.static_secret(identity)
         self.public_key = key_agreement.public_key(session.ephemeral)
-        self._name = hashlib.sha256(self._ephemeral + self._static).digest()
+        self._name = hashlib.sha256(doc_hash + self._ephemeral + self._static).digest()
 
     @property
     def static(self) -> bytes:
