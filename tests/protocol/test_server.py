@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from cohorts import PROTECTED, SHARED, make_run
+from cohorts import PROTECTED, SHARED, Node, make_run
 from documents import BOX, TRUSTS
 from serving import LOST, Net, make_net
 
@@ -28,7 +28,7 @@ from flower_kmeans.errors import (
 )
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol.cohort import ShareStore
+from flower_kmeans.protocol.cohort import TAKEN, ShareStore
 from flower_kmeans.protocol.committee import drawn
 from flower_kmeans.protocol.messages import (
     Add,
@@ -551,12 +551,35 @@ def test_a_slot_goes_to_whoever_has_its_secret_key(trust: str, tmp_path: Path) -
 def test_of_two_nodes_with_one_lasting_key_the_first_has_the_slot(
     trust: str, tmp_path: Path
 ) -> None:
-    net = make_net(tmp_path, trust, n=5)
-    net.nodes[99] = type(net.nodes[3])(net.nodes[3].policy, net.nodes[3].records)
-    net.play()
-    assert net.server.proceedings.answers == [5] * T
-    assert net.results.keys() == {3, 10, 17, 24, 31}
-    assert [d.node_id for d in net.server.dropped] == [99]
+    for ledger in (False, True):  # with one, both nodes have one session too
+        net = make_net(_made(tmp_path / str(ledger)), trust, n=5, ledger=ledger)
+        net.nodes[99] = Node(net.nodes[3].policy, net.nodes[3].records)
+        net.play()
+        assert net.server.proceedings.answers == [5] * T
+        assert net.results.keys() == {3, 10, 17, 24, 31}
+        assert [(d.node_id, d.reason) for d in net.server.dropped] == [(99, TAKEN)]
+
+
+def test_a_key_of_another_client_is_not_accepted(tmp_path: Path) -> None:
+    for keys in ("roster", "relayed"):
+        net = make_net(_made(tmp_path / keys), "clients-only", keys, n=6)
+        seen: list[bytes] = []
+
+        def shows(request: Request, reply: Reply, *, seen: list[bytes] = seen) -> Reply:
+            if isinstance(reply, Enrolled):
+                seen.append(reply.public_key)
+            return reply
+
+        def copies(request: Request, reply: Reply, *, seen: list[bytes] = seen) -> Reply:
+            if isinstance(reply, Enrolled):
+                return replace(reply, public_key=seen[0])
+            return reply
+
+        net.nodes[3].change = shows
+        net.nodes[38].change = copies
+        net.play()
+        assert net.server.proceedings.answers == [5] * T
+        assert net.results.keys() == {3, 10, 17, 24, 31}
 
 
 def test_a_client_with_another_roster_takes_no_part(tmp_path: Path) -> None:
