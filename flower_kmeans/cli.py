@@ -406,7 +406,7 @@ def keygen(
         Path | None, typer.Option(help="With --check: the own key, which must be on the roster.")
     ] = None,
 ) -> None:
-    """Make clients' keys and the roster that pins them, or check a roster.
+    """Make keys for the named clients and the roster that pins them, or check a roster.
 
     The server may have the roster, and none of the keys. A client that makes its own key gives away
     its line of the roster only; the lines of all, in one order, are the roster of everybody.

@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from deployments import load_script
+from flower_kmeans.federation import release
 
 from flower_kmeans import strategies
 from flower_kmeans.bench.harness import Options, plan_of

@@ -7,6 +7,7 @@ because the root of its tree stands in every context (docs/protocol.md, sections
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from tempfile import SpooledTemporaryFile
 
 from flower_kmeans.errors import ConfigurationError
@@ -80,12 +81,17 @@ class Frame:
         """Digest of the committee's keys; zeros where nothing is protected."""
         return ZERO if self.committee is None else self.committee.digest
 
+    @cached_property
+    def committee_list(self) -> bytes:
+        """The committee's slots and keys as they travel; empty where nothing is protected."""
+        return b"" if self.committee is None else self.committee.encode()
+
     @property
     def committee_slots(self) -> tuple[int, ...]:
         """Slots of the committee in the order of its positions; of all clients without one."""
         return tuple(sorted(self.slots)) if self.committee is None else self.committee.slots
 
-    @property
+    @cached_property
     def present(self) -> dict[int, Participant]:
         """Clients of the committee that take part, by position."""
         return {
@@ -134,12 +140,17 @@ class Cohort:
     ----------
     clients : dict of int to Participant
         By node.
+    taken : set of int
+        Slots that have a client, now or from the next frame on.
     """
 
     def __init__(self, run: Run, roster: Roster | None) -> None:
         self._run, self._roster = run, roster
         self._slot_of = {} if roster is None else {key: i for i, key in enumerate(roster.keys)}
         self.clients: dict[int, Participant] = {}
+        self.taken: set[int] = set()
+        self._known: set[int] = set()
+        self._owners: dict[bytes, int] = {ZERO: -1}  # slots by the ephemeral keys of their clients
         self._waiting: dict[int, list[Participant]] = {}  # by slot, where another has it
         self._changes: dict[int, Participant] = {}  # by slot, for the next frame
         self._committee: tuple[int, ...] | None = None
@@ -148,19 +159,13 @@ class Cohort:
             self._committee = committee_of(roster, run.document.epoch)
 
     @property
-    def taken(self) -> set[int]:
-        """Slots that have a client, now or from the next frame on."""
-        return {client.slot for client in self.clients.values()} | self._changes.keys()
-
-    @property
     def n_slots(self) -> int:
         """Number of slots, taken or not."""
         return len(self.clients) if self._roster is None else len(self._roster.keys)
 
     def knows(self, node_id: int) -> bool:
         """Return whether a node has a slot, will have one, or waits for one."""
-        others = (self._changes.values(), *self._waiting.values())
-        return node_id in self.clients or any(p.node_id == node_id for o in others for p in o)
+        return node_id in self._known
 
     def slot_of(self, node_id: int) -> int:
         """Return a node's slot; -1 if it has none."""
@@ -174,8 +179,7 @@ class Cohort:
         str or None
             Why it has none.
         """
-        taken = self.taken
-        slot = 1 + max(taken, default=-1)
+        slot = len(self.taken)
         if self._roster is not None:
             slot = self._slot_of.get(reply.static, -1)
             if slot < 0:
@@ -194,9 +198,11 @@ class Cohort:
         )
         if not self._accepts(client):
             return MALFORMED
-        if slot in taken:
+        self._known.add(node_id)
+        if slot in self.taken:
             self._waiting.setdefault(slot, []).append(client)
             return TAKEN
+        self.taken.add(slot)
         self._changes[slot] = client
         return None
 
@@ -230,11 +236,8 @@ class Cohort:
         """Return whether a client's keys can stand in a committee's list, where each is once."""
         if not self._run.trust.is_protected:
             return True
-        others = [*self.clients.values(), *self._changes.values()]
-        return len(client.public_key) == len(ZERO) and client.public_key not in {
-            ZERO,
-            *(other.public_key for other in others if other.node_id != client.node_id),
-        }
+        owner = self._owners.setdefault(client.public_key, client.slot)
+        return len(client.public_key) == len(ZERO) and owner == client.slot
 
     def frame(self) -> tuple[Frame, set[int]]:
         """Take all changes and return the cohort as it is now, and the nodes that are new in it."""

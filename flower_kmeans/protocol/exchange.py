@@ -17,7 +17,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol.messages import Reply, Request, decode_reply
+from flower_kmeans.protocol.messages import Located, Reply, Request, decode_reply
 from flower_kmeans.protocol.wire import encode, from_content, to_content
 
 TYPES = {
@@ -120,7 +120,8 @@ class Exchange:
                 data = encode(request)
                 before, content, size = request, to_content(data), len(data)
             ttl = self._timeout + _TTL_MARGIN
-            yield Message(content, node_id, TYPES[kind], ttl=ttl, group_id=kind), size
+            group = f"{kind} {request.t}" if isinstance(request, Located) else kind
+            yield Message(content, node_id, TYPES[kind], ttl=ttl, group_id=group), size
 
     # ------------------------------------------------------------------ round trips
 

@@ -37,6 +37,11 @@ class GroupKey:
         """Whether there are envelopes of another distributor."""
         return bool(self._offers)
 
+    @property
+    def exists(self) -> bool:
+        """Whether some client can have the group key."""
+        return bool(self.envelopes or self._offers)
+
     def lacking(self, frame: Frame) -> list[Participant]:
         """Return the clients without an envelope, in the order of their slots."""
         return [c for c in frame.slots.values() if c.node_id not in self.envelopes]
@@ -108,7 +113,7 @@ class GroupKey:
         refused = list(node_ids)
         for node_id in refused:
             self.envelopes.pop(node_id, None)
-        if len(self.holders) < least and self._offers:
+        if refused and len(self.holders) < least and self._offers:
             held = {n: wrap for n, wrap in self.envelopes.items() if n in self.holders}
             self.envelopes = self._offers.pop(0) | held
         self._fill(refused)

@@ -82,7 +82,7 @@ N_REPEATS = 2
 """How often an `Add` is repeated for those who did not answer it."""
 _ADD_BYTES = 256 * 2**20  # of all that are under way at once
 _OVERHEAD = 2**20  # of a message, beside what grows with words and clients
-_PEER_BYTES = 64
+_PEER_BYTES = 80
 _PART_OVERHEAD = 32
 
 NO_ANSWER = "No answer in time."
@@ -165,6 +165,8 @@ class _Attempt:
 class _Adding:
     """What committee members are asked to add, and what they gave, by position."""
 
+    store: ShareStore
+    sharing: Sharing
     nodes: list[int]  # S, by slot
     tag: bytes
     skipped: set[int]  # positions that are not asked
@@ -487,7 +489,6 @@ class Server:
 
     def _located(self, frame: Frame, t: int, attempt: int, client: Participant) -> dict[str, Any]:
         """Return what `Ask` and `Add` have in common for one client."""
-        committee = frame.committee
         known = client.node_id in self._documented
         return {
             "doc_hash": self.run.doc_hash,
@@ -497,7 +498,7 @@ class Server:
             "root": frame.tree.root,
             "slot": client.slot,
             "path": frame.tree.path(client.slot),
-            "committee": b"" if committee is None else committee.encode(),
+            "committee": frame.committee_list,
             "tags": b"" if self._roster is None else frame.tags_for(client),
             "doc": b"" if known else self.run.data,
             "wrap_for": self._keys.wrap_for(client.node_id),
@@ -552,7 +553,10 @@ class Server:
                 peers=tuple(frame.peer(peer, client) for peer in wanted),
             )
         least = self.run.document.min_clients
-        self._enough = lambda: any(len(g.nodes) >= least for g in attempt.groups.values())
+        self._enough = lambda: (
+            any(len(group.nodes) >= least for group in attempt.groups.values())
+            and (not trust.is_blind or self._keys.exists)
+        )
         return attempt
 
     def _query_of(self, t: int) -> tuple[Query, bytes]:
@@ -673,15 +677,18 @@ class Server:
         """Close the round if enough clients answered one query; return whether it is closed."""
         tag = self._chosen_tag(attempt)
         nodes = sorted(attempt.groups[tag].nodes, key=self._cohort.slot_of) if tag else []
-        skipped = self._leave_out(attempt, nodes) if attempt.store is not None else set()
+        store, sharing, skipped = attempt.store, attempt.frame.sharing, set[int]()
+        if store is not None and sharing is not None:
+            skipped = self._leave_out(attempt, store, sharing, nodes)
         attempt.have = len(nodes)
         if len(nodes) < self.run.document.min_clients:
             return False
-        if attempt.store is None:
+        if store is not None and sharing is not None:
+            adding = _Adding(store, sharing, nodes, tag, skipped)
+            is_closed = self._add(attempt, adding, trip)
+        else:
             total = self._with_noise(attempt, tag)
             is_closed = self._settle(attempt, nodes, tag, {0: total})
-        else:
-            is_closed = self._add(attempt, _Adding(nodes, tag, skipped), trip)
         if not is_closed:
             self._lose(attempt)
         return True
@@ -703,22 +710,22 @@ class Server:
                 self._keys.forget(node_id)  # the tag is keyed, perhaps with another group key
         return tag
 
-    def _leave_out(self, attempt: _Attempt, nodes: list[int]) -> set[int]:
+    def _leave_out(
+        self, attempt: _Attempt, store: ShareStore, sharing: Sharing, nodes: list[int]
+    ) -> set[int]:
         """Remove dealers from ``nodes`` and return positions, until no share of these is missing.
 
         A dealer leaves the share of a position out if tag or key are wrong, so one of the two is
         not honest: whichever more of the others disagree with goes first.
         """
-        frame, store = attempt.frame, attempt.store
-        present, skipped = set(frame.present), set[int]()
-        if store is None or frame.sharing is None:
-            return skipped
+        frame, skipped = attempt.frame, set[int]()
+        present = set(frame.present)
         missing = {node_id: store.missing(node_id) & present for node_id in nodes}
         while any(missing.values()):
             counts = Counter(j for positions in missing.values() for j in positions)
             position, times = max(counts.items(), key=lambda item: (item[1], item[0]))
             dealer = max(missing, key=lambda node_id: (len(missing[node_id]), node_id))
-            spare = len(present) - len(skipped) > frame.sharing.threshold
+            spare = len(present) - len(skipped) > sharing.threshold
             if times >= len(missing[dealer]) and spare:
                 skipped.add(position)
                 client = frame.present[position]
@@ -820,11 +827,10 @@ class Server:
         that reported shares that do not open have added nothing: if these are enough, they are
         asked again without the dealers that were named.
         """
-        frame, sharing = attempt.frame, attempt.frame.sharing
-        if sharing is None:
-            return False
         for number in range(1 + N_REPEATS):
-            asked = [j for j in frame.present if j not in adding.skipped | adding.shares.keys()]
+            asked = [
+                j for j in attempt.frame.present if j not in adding.skipped | adding.shares.keys()
+            ]
             if not asked:
                 break
             self.proceedings.repeats += number > 0
@@ -832,16 +838,14 @@ class Server:
             if self.run.trust.is_blind and not self._agree_on_key(attempt, adding):
                 continue
             out = self._leave_out_named(attempt, adding)
-            enough = len(adding.shares) >= sharing.threshold
+            threshold = adding.sharing.threshold
+            enough = len(adding.shares) >= threshold
             if enough and self._settle(attempt, adding.nodes, adding.tag, adding.shares):
                 return True
             left = [node_id for node_id in adding.nodes if node_id not in out]
-            if (
-                out
-                and len(adding.named) >= sharing.threshold
-                and len(left) >= self.run.document.min_clients
-            ):
-                adding = _Adding(left, adding.tag, adding.skipped)
+            is_crowd = len(left) >= self.run.document.min_clients
+            if out and len(adding.named) >= threshold and is_crowd:
+                adding = _Adding(adding.store, adding.sharing, left, adding.tag, adding.skipped)
         return False
 
     def _ask_to_add(
@@ -850,14 +854,26 @@ class Server:
         """Send an `Add` to these positions, in parts if it is too much to send at once."""
         frame, present = attempt.frame, attempt.frame.present
         position_of = {client.node_id: j for j, client in present.items()}
-        size = len(adding.nodes) * (self._part_bytes(attempt.t, frame.sharing) + len(ZERO))
+        size = len(adding.nodes) * (self._part_bytes(attempt.t, adding.sharing) + len(ZERO))
         at_once = max(1, _ADD_BYTES // size)
-        spare = 1 + (frame.sharing.threshold if frame.sharing else 0)
+        survivors = self._survivors(attempt, adding.nodes)
+        slots = np.flatnonzero(survivors).tolist()
+        common: dict[str, Any] = {
+            "h": self._h,
+            "tag": adding.tag,
+            "survivors": pack_survivors(survivors),
+            "public_keys": b"".join(frame.slots[slot].public_key for slot in slots),
+        }
         for first in range(0, len(asked), at_once):
-            needed = spare - max(0, len(asked) - first - at_once)  # of what is asked by then
+            later = max(0, len(asked) - first - at_once)
+            needed = adding.sharing.threshold + 1 - later
             self._enough = lambda n=needed: len(adding.shares) >= n  # type: ignore[misc]
             requests = {
-                present[j].node_id: self._add_request(attempt, adding, j)
+                present[j].node_id: Add(
+                    **self._located(frame, attempt.t, attempt.number, present[j]),
+                    **common,
+                    sealed=tuple(adding.store.parts(j, adding.nodes)),
+                )
                 for j in asked[first : first + at_once]
             }
             for node_id, reply in self._take(attempt.t, self._send(trip, "add", requests), Added):
@@ -866,24 +882,8 @@ class Server:
                         self._keys.holders.add(node_id)
                     self._take_share(attempt, adding, position_of[node_id], reply)
 
-    def _add_request(self, attempt: _Attempt, adding: _Adding, position: int) -> Add:
-        frame, store = attempt.frame, attempt.store
-        client = frame.present[position]
-        survivors = self._survivors(attempt, adding.nodes)
-        parts = () if store is None else tuple(store.parts(position, adding.nodes))
-        return Add(
-            **self._located(frame, attempt.t, attempt.number, client),
-            h=self._h,
-            tag=adding.tag,
-            survivors=pack_survivors(survivors),
-            public_keys=b"".join(
-                frame.slots[slot].public_key for slot in np.flatnonzero(survivors).tolist()
-            ),
-            sealed=parts,
-        )
-
     def _take_share(self, attempt: _Attempt, adding: _Adding, position: int, reply: Reply) -> None:
-        length = self._part_bytes(attempt.t, attempt.frame.sharing)
+        length = self._part_bytes(attempt.t, adding.sharing)
         if isinstance(reply, Refusal) and reply.code == Code.KEY:
             if reply.slot is None:
                 adding.unopened.add(position)
@@ -907,7 +907,7 @@ class Server:
             ``False`` if too few have one: then all are asked again with another one, which only
             the first round allows.
         """
-        present, sharing = attempt.frame.present, attempt.frame.sharing
+        present = attempt.frame.present
         key_id, _ = max(
             Counter(adding.key_ids.values()).items(),
             key=lambda item: (item[1], item[0]),
@@ -917,8 +917,7 @@ class Server:
         without = others | adding.unopened
         possible = len(present) - len(adding.skipped) - len(without)
         if (
-            sharing is not None
-            and possible < sharing.threshold
+            possible < adding.sharing.threshold
             and attempt.t == 1
             and self._keys.has_offers
             and not adding.named
@@ -938,7 +937,7 @@ class Server:
         """Return the dealers that more members named than may be corrupt: in no sum any more."""
         frame, out = attempt.frame, set[int]()
         for slot, times in Counter(adding.named.values()).items():
-            if frame.sharing is None or times <= frame.sharing.n_corrupt or slot not in frame.slots:
+            if times <= adding.sharing.n_corrupt or slot not in frame.slots:
                 continue
             client = frame.slots[slot]
             if client.node_id in adding.nodes:

@@ -13,7 +13,7 @@ are multiplied.
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, ClassVar
@@ -109,13 +109,9 @@ class SharedSum(SecureSum):
         remaining, n_added = iter(parts), 0
         total = np.zeros((3, n_blocks), dtype=np.uint64)
         while chunk := list(islice(remaining, batch)):
-            for index, part in enumerate(chunk):
-                if len(part) != _WORD_BYTES * n_blocks:
-                    raise PartError(n_added + index)
-            shares = np.frombuffer(b"".join(chunk), dtype="<u8").reshape(len(chunk), n_blocks)
-            proper = _are_elements(shares)
+            shares, proper = _elements(chunk, n_blocks)
             if not proper.all():
-                raise PartError(n_added + int(np.argmin(proper.all(axis=1))))
+                raise PartError(n_added + int(np.argmin(proper)))
             for i, field in enumerate(_fields(shares)):
                 total[i] += field.sum(axis=0)
             n_added += len(chunk)
@@ -131,20 +127,14 @@ class SharedSum(SecureSum):
         that open the same sum-shares open the same sum. Malformed sum-shares are false ones.
         """
         sharing, n_blocks = _layout(context)
-        shares: dict[int, Words] = {}
-        liars: set[int] = set()
-        for position, part in sorted(combined.items()):
-            if 0 <= position < sharing.n_positions:
-                try:
-                    shares[position] = unpack(part, n_blocks)
-                except MessageError:
-                    liars.add(position)
-        if len(shares) < sharing.threshold:
+        positions = np.array([j for j in sorted(combined) if 0 <= j < sharing.n_positions], int)
+        shares, proper = _elements([combined[j] for j in positions.tolist()], n_blocks)
+        liars, positions = set(positions[~proper].tolist()), positions[proper]
+        if len(positions) < sharing.threshold:
             raise SumError(
-                f"Expected at least {sharing.threshold} sum-shares. Got {len(shares)} instead."
+                f"Expected at least {sharing.threshold} sum-shares. Got {len(positions)} instead."
             )
-        positions = np.array(list(shares))
-        values = _fields(np.stack(list(shares.values()))).astype(np.float64)
+        values = _fields(shares[proper]).astype(np.float64)
         true = _true_shares(positions + 1, values, sharing.threshold)
         liars.update(positions[~true].tolist())
         used = np.flatnonzero(true)[: sharing.threshold]
@@ -204,12 +194,10 @@ def unpack(data: bytes, length: int) -> Words:
     MessageError
         If there are more or fewer, or one of them is no element.
     """
-    if len(data) != _WORD_BYTES * length:
-        raise MessageError("A share has the wrong length.")
-    elements = np.frombuffer(data, dtype="<u8").astype(np.uint64)
-    if not _are_elements(elements).all():
-        raise MessageError("A share holds words that are no elements of the ring.")
-    return elements
+    elements, proper = _elements([data], length)
+    if not proper.all():
+        raise MessageError("A share has the wrong length, or words that are no elements.")
+    return elements.reshape(length)
 
 
 def uniform(key: bytes, stream: int, length: int) -> Integers:
@@ -242,6 +230,16 @@ def _joined(residues: NDArray[Any]) -> Words:
     first, second, third = residues.astype(np.uint64)
     joined: Words = first | second << np.uint64(_BITS) | third << np.uint64(2 * _BITS)
     return joined
+
+
+def _elements(parts: Sequence[bytes], length: int) -> tuple[Words, NDArray[np.bool_]]:
+    """Return the words of parts, shape (n_parts, length), and which parts are well formed."""
+    size = _WORD_BYTES * length
+    fit = np.array([len(part) == size for part in parts], dtype=np.bool_)
+    data = b"".join(part if len(part) == size else bytes(size) for part in parts)
+    elements = np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
+    elements = elements.reshape(len(parts), length)
+    return elements, fit & _are_elements(elements).all(axis=1)
 
 
 def _are_elements(elements: Words) -> NDArray[np.bool_]:

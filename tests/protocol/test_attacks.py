@@ -23,6 +23,7 @@ from malformed import second_encodings
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
 from flower_kmeans.errors import MessageError
+from flower_kmeans.privacy.ledger import MAX_UNANSWERED
 from flower_kmeans.protocol import checks, messages, transcript
 from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import (
@@ -963,6 +964,19 @@ def test_35_a_second_vote_in_a_new_session_with_a_ledger(start):
     with memory, mock.patch("flower_kmeans.protocol.client.LedgerMemory.load", lost_session):
         s.renew(0, s.ask(0, attempt=2))
     second = s.deal(attempt=2)
+    defended(s.add(0, second, attempt=2), Code.CONFLICT)
+
+
+def test_35_many_enrolments_do_not_drop_a_vote(start):
+    """The ledger forgets sessions that gave nothing. A member that only added has given a vote."""
+    s = start("distributed-noise", ledger=True)
+    first = s.deal(who=range(1, 7))
+    assert isinstance(s.add(0, first), Added)
+    for number in range(2 * MAX_UNANSWERED):
+        run = (1 + number).to_bytes(16, "big")
+        document = msgspec.structs.replace(s.document, run=run)
+        assert isinstance(s.nodes[0].send(Enrol(doc=encode(document))), Enrolled)
+    second = s.deal(attempt=2, who=range(1, 7))
     defended(s.add(0, second, attempt=2), Code.CONFLICT)
 
 

@@ -12,6 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from cohorts import PROTECTED, SHARED, Node, make_run
+from documents import BOX, TRUSTS
+from serving import LOST, Net, make_net
 
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
@@ -25,7 +28,7 @@ from flower_kmeans.errors import (
 )
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol.cohort import ShareStore
+from flower_kmeans.protocol.cohort import TAKEN, ShareStore
 from flower_kmeans.protocol.committee import drawn
 from flower_kmeans.protocol.messages import (
     Add,
@@ -46,8 +49,6 @@ from flower_kmeans.protocol.server import DIFFERS, MAX_RELAY, Server, planned_si
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode
 from flower_kmeans.version import __version__
-from tests.support.cohorts import BOX, PROTECTED, TRUSTS, make_run
-from tests.support.serving import LOST, Net, make_net
 
 T = 3
 ROUND_TRIPS = {
@@ -59,7 +60,6 @@ ROUND_TRIPS = {
 }
 MODES = [(trust, keys) for trust in PROTECTED for keys in ("roster", "relayed")]
 MODES += [(trust, "none") for trust in TRUSTS if trust not in PROTECTED]
-SHARED = [trust for trust in PROTECTED if trust_model(trust).has_committee]
 
 replace = msgspec.structs.replace
 
@@ -426,6 +426,17 @@ def test_a_trip_may_end_as_soon_as_there_is_enough(trust: str, keys: str, tmp_pa
         assert set(n_added.values()) <= {committee.threshold, committee.threshold + 1}
 
 
+def test_round_1_waits_for_a_key_distributor(tmp_path: Path) -> None:
+    for trust, answers in (("clients-only", [7, 3, 3]), ("oblivious-server", [3, 3, 3])):
+        net = make_net(_made(tmp_path / trust), trust, n=9).set_up()
+        net.hasty = net.backwards = True
+        for _ in range(T):
+            net.round()
+        net.finish()
+        assert net.server.proceedings.answers == answers
+        assert len(set(net.results.values())) == 1
+
+
 def test_whoever_most_others_cannot_share_with_is_left_out(tmp_path: Path) -> None:
     for change, answers in ((wrong_tags, 9), (skips_all, 8), (skips_one, 9)):
         directory = tmp_path / change.__name__
@@ -450,6 +461,22 @@ def test_a_dealer_whose_shares_do_not_open_is_named_once(trust: str, tmp_path: P
     assert net.server.proceedings.repeats == 1
     assert net.reasons("named") == {17: 1}
     assert len(net.trips) == ROUND_TRIPS[trust] + 1
+
+
+def test_where_no_position_can_be_missed_the_dealer_is_left_out(tmp_path: Path) -> None:
+    net = make_net(tmp_path, n=4)  # R 4
+    net.nodes[17].change = skips_one
+    net.play()
+    assert net.server.proceedings.answers == [3] * T
+    assert net.reasons("skipped") == {17: T}
+
+
+def test_without_a_spare_sum_share_the_checksum_word_finds_a_false_one(tmp_path: Path) -> None:
+    net = make_net(tmp_path, n=4)
+    net.nodes[17].change = _lies_in({2})
+    net.play()
+    assert net.server.proceedings.answers == [4, 0, 4]
+    assert net.reasons("liar") == {}
 
 
 def _seals_badly_to(positions: int) -> Callable[[Request, Reply], Reply]:
@@ -524,12 +551,35 @@ def test_a_slot_goes_to_whoever_has_its_secret_key(trust: str, tmp_path: Path) -
 def test_of_two_nodes_with_one_lasting_key_the_first_has_the_slot(
     trust: str, tmp_path: Path
 ) -> None:
-    net = make_net(tmp_path, trust, n=5)
-    net.nodes[99] = type(net.nodes[3])(net.nodes[3].policy, net.nodes[3].records)
-    net.play()
-    assert net.server.proceedings.answers == [5] * T
-    assert net.results.keys() == {3, 10, 17, 24, 31}
-    assert [d.node_id for d in net.server.dropped] == [99]
+    for ledger in (False, True):  # with one, both nodes have one session too
+        net = make_net(_made(tmp_path / str(ledger)), trust, n=5, ledger=ledger)
+        net.nodes[99] = Node(net.nodes[3].policy, net.nodes[3].records)
+        net.play()
+        assert net.server.proceedings.answers == [5] * T
+        assert net.results.keys() == {3, 10, 17, 24, 31}
+        assert [(d.node_id, d.reason) for d in net.server.dropped] == [(99, TAKEN)]
+
+
+def test_a_key_of_another_client_is_not_accepted(tmp_path: Path) -> None:
+    for keys in ("roster", "relayed"):
+        net = make_net(_made(tmp_path / keys), "clients-only", keys, n=6)
+        seen: list[bytes] = []
+
+        def shows(request: Request, reply: Reply, *, seen: list[bytes] = seen) -> Reply:
+            if isinstance(reply, Enrolled):
+                seen.append(reply.public_key)
+            return reply
+
+        def copies(request: Request, reply: Reply, *, seen: list[bytes] = seen) -> Reply:
+            if isinstance(reply, Enrolled):
+                return replace(reply, public_key=seen[0])
+            return reply
+
+        net.nodes[3].change = shows
+        net.nodes[38].change = copies
+        net.play()
+        assert net.server.proceedings.answers == [5] * T
+        assert net.results.keys() == {3, 10, 17, 24, 31}
 
 
 def test_a_client_with_another_roster_takes_no_part(tmp_path: Path) -> None:
@@ -548,7 +598,7 @@ def test_a_server_requires_the_roster_of_its_run(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="roster that the run document names"):
             Server(net.server.run, roster=roster)
     with pytest.raises(ConfigurationError, match="roster that the run document names"):
-        Server(make_run("plain"), roster=net.server._roster)
+        Server(make_run("plain", "none"), roster=net.server._roster)
 
 
 # ------------------------------------------------------------------------------ group keys
@@ -577,6 +627,39 @@ def test_a_distributor_of_two_group_keys_ends_no_run(
     assert len(set(net.results.values())) == 1
     assert net.server.proceedings.answers[-1] >= 8
     assert len(net.trips) <= ROUND_TRIPS[trust] + 2
+
+
+def test_the_next_distributors_envelopes_follow_those_that_do_not_open(tmp_path: Path) -> None:
+    net = make_net(tmp_path, "clients-only", n=9)
+    for node_id in (3, 10):
+        net.nodes[node_id].change = bad_envelopes
+    net.play()
+    adds = [request for kind, _, request, _ in net.log if kind == "add"]
+    assert [adds[9 * i].wrap_for.distributor.slot for i in range(3)] == [0, 1, 2]
+    assert net.trips[:6] == ["enrol", "ask", "add", "add", "add", "ask"]
+    assert net.server.proceedings.answers == [9] * T
+    assert len(net.results) == 9
+    net = make_net(_made(tmp_path / "masks"), "oblivious-server", n=9, max_attempts=3)
+    for node_id in (3, 10):
+        net.nodes[node_id].change = bad_envelopes
+    net.play()
+    assert net.trips[:6] == ["enrol", "keys", "ask", "ask", "ask", "ask"]
+    assert net.server.proceedings.attempts == 3 + T - 1
+    assert len(net.results) == 9
+
+
+@pytest.mark.parametrize(
+    ("trust", "answers"),
+    [("oblivious-server", [9, 8, 8, 8, 9, 9]), ("clients-only", [9, 8, 8, 9, 9, 9])],
+)
+def test_a_renewed_client_is_back_after_two_rounds_with_a_group_key(
+    trust: str, answers: list[int], tmp_path: Path
+) -> None:
+    net = make_net(tmp_path, trust, n=9, rounds=6).set_up().round()
+    net.nodes[31].restart()
+    for _ in range(5):
+        net.round()
+    assert net.server.proceedings.answers == answers
 
 
 def test_other_distributors_are_asked_if_none_replies(tmp_path: Path) -> None:
@@ -715,7 +798,7 @@ def test_entries_go_to_clients_that_lack_them_as_many_as_fit(
 
     cases = [(2**28, 4, [4, 1, 1], 0), (700, 5, [3, 2, 1], 0), (100, 9, [1, 1, 1], 3)]
     for room, missed, expected, more in cases:
-        most = 2**20 + 64 * 9 + room
+        most = 2**20 + 80 * 9 + room
         monkeypatch.setattr("flower_kmeans.protocol.server.MAX_MESSAGE", most)
         net = make_net(_made(tmp_path / str(room)), "oblivious-server", n=9, rounds=9, lossy=lossy)
         net.play()
@@ -914,7 +997,7 @@ def test_an_algorithm_that_only_the_server_steps_uses_its_public_seed(tmp_path: 
         algorithm = LloydAlgorithm(
             n_clusters=2, domain=BOX, budget=PrivacyBudget(epsilon=None), n_rounds=2
         )
-        server = Server(make_run("plain", algorithm=algorithm), seed=seed)
+        server = Server(make_run("plain", "none", algorithm=algorithm), seed=seed)
         assert server._generator(1) is None  # replayable: no randomness but the seed in its config
         queries.setdefault(seed, []).append(server.state.arrays["centroids"].tobytes())
     assert len({each for pair in queries.values() for each in pair}) == 1

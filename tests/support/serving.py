@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cohorts import Node, make_nodes, make_run
+
 from flower_kmeans.protocol.messages import Reply, Request
 from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.wire import encode
-from tests.support.cohorts import Node, make_nodes, make_run
 
 LOST = "No answer in time."
 Lossy = Callable[[int, str, int, int], str]
@@ -49,6 +50,8 @@ class Net:
     """Nodes that are not there when the run begins, and are invited in every later trip."""
     hasty: bool = False
     """Whether a trip ends as soon as the server has enough."""
+    backwards: bool = False
+    """Whether the last client answers first."""
 
     def trip(
         self, kind: str, requests: Mapping[int, Request], has_enough: Callable[[], bool]
@@ -57,8 +60,8 @@ class Net:
         self.trips.append(kind)
         if self.on_trip is not None:
             self.on_trip(kind)
-        for node_id, request in requests.items():
-            yield node_id, self._carry(kind, node_id, request)
+        for node_id in sorted(requests, reverse=self.backwards):
+            yield node_id, self._carry(kind, node_id, requests[node_id])
             if self.hasty and has_enough():
                 break
         if kind == "ask":
