@@ -28,7 +28,7 @@ from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, RoundInfo
 
 ROUNDS = 7
-WEIGHED = "round 3"  # the steady state: two rounds lie behind
+WEIGHED = "ask 3"  # the steady state: two rounds lie behind
 PRINTED = {
     "timesynth_10000_2_2": (3.03, 192, 10_500, 2.557e8),
     "timesynth_10000_2_5": (3.24, 384, None, None),
@@ -87,14 +87,14 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
     strategy.on_round = note
     app = kmeans_client_app(load, ClientPolicy.for_simulation())
-    grid = WeighingGrid(app, N_CLIENTS, lambda hop, client: hop == WEIGHED)
+    grid = WeighingGrid(app, N_CLIENTS, lambda trip, client: trip == WEIGHED)
     with task_identity():
         strategy.start(grid, timeout=600)
-    hop = grid.hops[WEIGHED]
+    trip = grid.trips[WEIGHED]
     return {
         "seconds": float(np.median(np.diff(ends))),
-        "total": sum(hop.asked) + sum(hop.answered),
-        "words": 2 * sum(hop.words),  # those that clients send, and as many that they are told
+        "total": sum(trip.asked) + sum(trip.answered),
+        "words": 2 * sum(trip.words),  # those that clients send, and as many that they are sent
     }
 
 

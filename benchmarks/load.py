@@ -1,11 +1,12 @@
-"""What many clients cost in one process: time, memory and a client's bytes.
+"""What many clients cost in one process: time, memory and everybody's bytes.
 
-    python benchmarks/load.py [--clients 1000 10000] [--rounds 7 28]
+    python benchmarks/load.py [--clients 100 1000] [--rounds 7] [--trust clients-only]
 
-Whole runs of FastLloyd under an oblivious server with relayed keys, each in a process of its own:
-seconds, the peak of resident memory beyond that of the imports, and the bytes that the last client
-was sent and sent, whole serialised Flower messages. Set-up is enrolment and keys. Of several runs
-the one with the shortest round counts. On Ray: ``load_ray.py`` and ``load_memory.py``.
+Whole runs of FastLloyd with relayed keys, each in a process of its own: round trips, seconds, the
+peak of resident memory beyond that of the imports, and the bytes of encoded messages in a round
+after the first: what a client sends, what a committee member is sent to add, and what the server
+passes on. Set-up is what comes before the first round. Of several runs the one with the shortest
+round counts. On Ray: ``load_ray.py`` and ``load_memory.py``.
 """
 
 import time
@@ -22,14 +23,17 @@ from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.protocol.in_process import task_identity
 
-CLIENTS = (1_000, 10_000)
-ROUNDS = (7, 28)
+CLIENTS = (100, 1_000)
+ROUNDS = (7,)
+TRUSTS = ("oblivious-server", "distributed-noise", "clients-only", "trusted-server")
+BYTES = ("client", "member", "server")
 
 
 @dataclass(frozen=True)
 class Task:
     """One run."""
 
+    trust: str
     clients: int
     rounds: int
     run: int
@@ -40,7 +44,8 @@ def tasks_of(options: Options) -> Iterator[Task]:
     for run in range(options.runs):
         for rounds in options.chosen("rounds", ROUNDS, int):
             for clients in options.chosen("clients", CLIENTS, int):
-                yield Task(clients, rounds, run)
+                for trust in options.chosen("trust", TRUSTS, str):
+                    yield Task(trust, clients, rounds, run)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
@@ -48,58 +53,62 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     size = Size(task.clients, rounds=task.rounds)
     before, ends = resident(), list[float]()
     started = time.perf_counter()
-    strategy = size.fastlloyd("relayed", lambda _: ends.append(time.perf_counter()))
+    strategy = size.fastlloyd("relayed", lambda _: ends.append(time.perf_counter()), task.trust)
     app = kmeans_client_app(size.load, ClientPolicy.for_simulation(), forget)
-    # The last client: the leader, who also relays the keys, is the first.
-    grid = WeighingGrid(app, size.clients, lambda hop, client: client == size.clients - 1)
+    grid = WeighingGrid(app, size.clients, lambda trip, client: False)
     with task_identity():
         strategy.start(grid)
     whole, seconds = time.perf_counter() - started, float(np.median(np.diff(ends)))
     most = peak()
-    first, second, last = (grid.hops[f"round {t}"] for t in (1, 2, size.rounds))
+    ask, add = (f"{kind} {size.rounds}" for kind in ("ask", "add"))
     return {
+        "trips": len(grid.pushes),
         "whole": whole,
         "set_up": ends[0] - started - seconds,
         "round": seconds,
         "peak": most - before,
-        "first_asked": first.asked[0],
-        "second_asked": second.asked[0],
-        "last_asked": last.asked[0],
-        "last_answered": last.answered[0],
+        "client": int(np.median(list(grid.answered[ask].values()))),
+        "member": max(grid.asked.get(add, {0: 0}).values()),
+        "server": sum(sum(grid.asked.get(name, {}).values()) for name in (ask, add)),
     }
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
-    """Return the best run of each size."""
-    best: dict[tuple[int, int], Row] = {}
+    """Return the best run of each size, and how much longer its rounds are than with masks."""
+    best: dict[tuple[int, int, str], Row] = {}
     for row in sorted(rows, key=lambda row: row["round"], reverse=True):
-        best[row["rounds"], row["clients"]] = row
-    lines = [
-        [
-            f"{row['clients']:,}",
-            str(row["rounds"]),
-            f"{row['whole']:.1f}",
-            f"{row['set_up']:.1f}",
-            f"{1e3 * row['round'] / row['clients']:.2f}",
-            f"{row['peak'] / 2**20:.0f}",
-            *(f"{row[name]:,}" for name in list(SUITE.measures)[4:]),
-        ]
-        for _, row in sorted(best.items())
-    ]
-    head = ["clients", "rounds", "run s", "set-up s", "round ms / client"]
-    head += ["peak MB beyond imports", "sent in round 1", "in round 2", "in the last"]
-    return tables.markdown([*head, "received in a round"], lines, 0)
+        best[row["rounds"], row["clients"], row["trust"]] = row
+    lines = []
+    for (rounds, clients, trust), row in sorted(best.items()):
+        masks = best.get((rounds, clients, TRUSTS[0]))
+        lines.append(
+            [
+                f"{clients:,}",
+                trust,
+                str(rounds),
+                str(row["trips"]),
+                f"{row['whole']:.1f}",
+                f"{row['set_up']:.1f}",
+                f"{1e3 * row['round'] / clients:.2f}",
+                "" if masks is None else f"{row['round'] / masks['round']:.2f}",
+                f"{row['peak'] / 2**20:.0f}",
+                *(f"{row[name]:,}" for name in BYTES),
+            ]
+        )
+    head = ["clients", "trust", "rounds", "round trips", "run s", "set-up s", "round ms / client"]
+    head += ["times that of masks", "peak MB beyond imports", "a client sends"]
+    return tables.markdown([*head, "a committee member is sent", "the server sends"], lines, (0, 1))
 
 
 SUITE = Suite(
     "load",
-    "Whole runs of FastLloyd with many clients in one process, with masks and noise; the run with "
-    "the shortest round. Bytes are whole messages that one client was sent, and that came from it.",
+    "Whole runs of FastLloyd with many clients in one process; the run with the shortest round. "
+    "Bytes are those of encoded messages in the last round.",
     Task,
     {
+        "trips": int,
         **dict.fromkeys(("whole", "set_up", "round"), float),
-        "peak": int,
-        **dict.fromkeys(("first_asked", "second_asked", "last_asked", "last_answered"), int),
+        **dict.fromkeys(("peak", *BYTES), int),
     },
     tasks_of,
     measure,

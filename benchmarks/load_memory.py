@@ -1,6 +1,6 @@
 """Memory of the server's process on Ray while rounds go by: ``python benchmarks/load_memory.py``.
 
-A short and a long run of FastLloyd under an oblivious server, each in a process of its own, which
+A short and a long run of FastLloyd under each trust model, each in a process of its own, which
 also holds Flower's SuperLink and the memories of all nodes. Beside it stands what all replies of a
 run would take if they were kept.
 """
@@ -15,6 +15,7 @@ from uniform_clients import Size, numbers
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
 
+TRUSTS = ("oblivious-server", "clients-only")
 AFTER = (1, 2, 7, 14, 28)
 """Rounds after which memory is shown."""
 
@@ -23,6 +24,7 @@ AFTER = (1, 2, 7, 14, 28)
 class Task:
     """One run."""
 
+    trust: str
     shape: str
     clients: int
     rounds: int
@@ -39,13 +41,14 @@ def tasks_of(options: Options) -> Iterator[Task]:
     for run in range(options.runs):
         for shape in options.chosen("shape", ("64x32",), str):
             for clients in options.chosen("clients", (1_000,), int):
-                for rounds in options.chosen("rounds", (7, 28), int):
-                    yield Task(shape, clients, rounds, run)
+                for trust in options.chosen("trust", TRUSTS, str):
+                    for rounds in options.chosen("rounds", (7, 28), int):
+                        yield Task(trust, shape, clients, rounds, run)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the bytes of the server's process after some of the rounds."""
-    resident = on_ray(size_of(vars(task)), "relayed", (PRIVATE,))[PRIVATE].resident
+    resident = on_ray(size_of(vars(task)), task.trust, (PRIVATE,))[PRIVATE].resident
     return {f"after_{t}": resident[t - 1] if t <= task.rounds else None for t in AFTER}
 
 
@@ -53,13 +56,20 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the memory of each run."""
     lines = [
         [
-            *(row["shape"], f"{row['clients']:,}", str(row["rounds"])),
+            *(row["trust"], row["shape"], f"{row['clients']:,}", str(row["rounds"])),
             *(_megabytes(row[name]) for name in SUITE.measures),
             _megabytes(row["rounds"] * row["clients"] * size_of(row).reply),
         ]
         for row in rows
     ]
-    head = ["k x d", "clients", "rounds", *(f"MB after round {t}" for t in AFTER), "replies, MB"]
+    head = [
+        "trust",
+        "k x d",
+        "clients",
+        "rounds",
+        *(f"MB after round {t}" for t in AFTER),
+        "replies, MB",
+    ]
     return tables.markdown(head, lines, 0)
 
 
@@ -70,7 +80,7 @@ def _megabytes(n: int | None) -> str:
 SUITE = Suite(
     "load-memory",
     "Resident memory of the server's process on Ray, with Flower's SuperLink and the memories of "
-    "all nodes, after rounds of FastLloyd under an oblivious server; and the bytes of all replies.",
+    "all nodes, after rounds of FastLloyd; and the bytes of all replies without protection.",
     Task,
     {f"after_{t}": int | None for t in AFTER},
     tasks_of,

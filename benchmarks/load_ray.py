@@ -1,11 +1,11 @@
 """What many clients cost on Ray, against FedAvg.
 
-    python benchmarks/load_ray.py [--clients 1000] [--keys relayed file] [--runs 3]
+    python benchmarks/load_ray.py [--clients 1000] [--trust clients-only] [--runs 3]
 
-Each run is one simulation: FastLloyd under an oblivious server and Flower's FedAvg, without and
+Each run is one simulation: FastLloyd under a trust model and Flower's FedAvg, without and
 with its evaluation (``FedAvg+``), in turn on the same nodes and workers (``ray_runs.py``). Three
 things are compared: a round (the median of a run's rounds after the first); the whole run, which is
-enrolment, keys, rounds and delivery here and the rounds alone there; and the seconds that the
+set-up, rounds and delivery here and the rounds alone there; and the seconds that the
 server's process computed in the whole run, which other work on the machine disturbs less.
 """
 
@@ -21,7 +21,7 @@ from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
 
 N_ROUNDS = 7
-KEYS = ("relayed", "file")
+TRUSTS = ("oblivious-server", "clients-only")
 PARTS = ("round", "whole", "computed")
 
 
@@ -31,7 +31,7 @@ class Task:
 
     shape: str
     clients: int
-    keys: str
+    trust: str
     run: int
 
 
@@ -40,13 +40,14 @@ def tasks_of(options: Options) -> Iterator[Task]:
     for run in range(options.runs):
         for shape in options.chosen("shape", ("15x2",), str):
             for clients in options.chosen("clients", (1_000,), int):
-                yield from (Task(shape, clients, keys, run) for keys in KEYS)
+                trusts = options.chosen("trust", TRUSTS, str)
+                yield from (Task(shape, clients, trust, run) for trust in trusts)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the seconds of all strategies; every second run has them in the other order."""
     size = Size(task.clients, *numbers(task.shape), rounds=N_ROUNDS)
-    costs = on_ray(size, task.keys, NAMES if task.run % 2 == 0 else NAMES[::-1])
+    costs = on_ray(size, task.trust, NAMES if task.run % 2 == 0 else NAMES[::-1])
     found: dict[str, float] = {}
     for name in NAMES:
         cost = costs[name]
@@ -64,19 +65,19 @@ def ratio(own: Sequence[float], other: Sequence[float]) -> str:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return medians of the runs, FastLloyd's beside FedAvg's, and their ratios."""
-    by = ("shape", "clients", "keys")
+    by = ("shape", "clients", "trust")
     found = {name: tables.grouped(rows, by, name) for name in SUITE.measures}
     lines = []
     for key in found[f"{PRIVATE} round"]:
-        shape, clients, keys = key
+        shape, clients, trust = key
         for name in (FEDAVG, FEDAVG_PLUS):
-            line = [*map(str, numbers(shape)), f"{clients:,}", keys, name]
+            line = [*map(str, numbers(shape)), f"{clients:,}", trust, name]
             for part in PARTS:
                 own, other = (found[f"{each} {part}"][key] for each in (PRIVATE, name))
                 middles = f"{statistics.median(own):.2f} : {statistics.median(other):.2f}"
                 line += [middles, ratio(own, other)]
             lines.append(line)
-    head = ["k", "d", "clients", "keys", "against", "round s", "round, ratio"]
+    head = ["k", "d", "clients", "trust", "against", "round s", "round, ratio"]
     head += ["run s", "whole run, ratio", "computed s", "computed, ratio"]
     return tables.markdown(head, lines, (3, 4))
 

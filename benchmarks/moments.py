@@ -2,7 +2,7 @@
 
 One whole run for each trust model, with few clients and few records, neither of which a message's
 size depends on but for a bit per client and a place in the cohort. Bytes are those of whole
-messages, the largest of a hop.
+messages, the largest of a round trip.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from weighing import Hop, WeighingGrid
+from weighing import Trip, WeighingGrid
 
 from flower_kmeans import Ball, ClientPolicy, PrivacyBudget, kmeans_client_app
 from flower_kmeans.bench import script, tables
@@ -22,48 +22,47 @@ from flower_kmeans.strategies import FedDPKMeans
 N_CLIENTS = 5
 N_LLOYD_ROUNDS = 1
 ROUNDS = range(1, 3 + N_LLOYD_ROUNDS + 1)  # three before them
-HOPS = {
+TRIPS = {
     "distributed-noise": (
         "enrol",
-        "lead",
-        *(f"{kind} {t}" for t in ROUNDS for kind in ("round", "open")),
-        f"finish {ROUNDS[-1]}",
+        *(f"{kind} {t}" for t in ROUNDS for kind in ("ask", "add")),
+        "finish",
     ),
-    "trusted-server": ("enrol", *(f"round {t}" for t in ROUNDS), f"finish {ROUNDS[-1]}"),
+    "trusted-server": ("enrol", *(f"ask {t}" for t in ROUNDS), "finish"),
 }
-"""Hops of a run, in their order."""
+"""Round trips of a run, in their order."""
 SIZES = ("trust", "columns", "clusters", "server_points")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One hop of a run."""
+    """One round trip of a run."""
 
     trust: str
     columns: int
     clusters: int
     server_points: int
-    hop: str
+    trip: str
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every hop of a run, run by run."""
+    """Yield every round trip of a run, run by run."""
     for d in options.chosen("columns", (784,), int):
         for k in options.chosen("clusters", (10,), int):
             for m in options.chosen("server_points", (100,), int):
                 yield from (
-                    Task(trust, d, k, m, hop) for trust, hops in HOPS.items() for hop in hops
+                    Task(trust, d, k, m, trip) for trust, trips in TRIPS.items() for trip in trips
                 )
 
 
 @lru_cache(maxsize=1)
-def hops_of(trust: str, d: int, k: int, m: int) -> dict[str, Hop]:
-    """Run it once, and return what its hops weigh.
+def trips_of(trust: str, d: int, k: int, m: int) -> dict[str, Trip]:
+    """Run it once, and return what its round trips weigh.
 
     Raises
     ------
     ValueError
-        If the run has other hops than it should, so that no hop is missing in a table.
+        If the run has other round trips than it should, so that none is missing in a table.
     """
     rng = np.random.default_rng(0)
     points = 0.1 * rng.normal(size=(m + N_CLIENTS, d))
@@ -85,19 +84,21 @@ def hops_of(trust: str, d: int, k: int, m: int) -> dict[str, Hop]:
     grid = WeighingGrid(app, N_CLIENTS)
     with task_identity():
         strategy.start(grid)
-    if tuple(grid.hops) != HOPS[trust]:
-        raise ValueError(f"Expected the hops {HOPS[trust]}. Got {tuple(grid.hops)} instead.")
-    return grid.hops
+    if tuple(grid.trips) != TRIPS[trust]:
+        raise ValueError(
+            f"Expected the round trips {TRIPS[trust]}. Got {tuple(grid.trips)} instead."
+        )
+    return grid.trips
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the largest messages of a hop, and how many answers are about as large."""
-    hop = hops_of(task.trust, task.columns, task.clusters, task.server_points)[task.hop]
-    largest = max(hop.answered)
+    """Return the largest messages of a round trip, and how many answers are about as large."""
+    trip = trips_of(task.trust, task.columns, task.clusters, task.server_points)[task.trip]
+    largest = max(trip.answered)
     return {
-        "asked": max(hop.asked),
+        "asked": max(trip.asked),
         "answered": largest,
-        "as_large": sum(size > 0.9 * largest for size in hop.answered),
+        "as_large": sum(size > 0.9 * largest for size in trip.answered),
     }
 
 
@@ -108,11 +109,11 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         trust, d, k, m = sizes
         told.append(f"`{trust}`, {d} columns, k = {k}, {m} server points, {N_CLIENTS} clients:")
         lines = [
-            [row["hop"], *(f"{row[name]:,}" for name in SUITE.measures)]
+            [row["trip"], *(f"{row[name]:,}" for name in SUITE.measures)]
             for row in rows
             if tuple(row[name] for name in SIZES) == sizes
         ]
-        head = ["hop", "to a client, bytes", "from a client, bytes", "answers as large"]
+        head = ["round trip", "to a client, bytes", "from a client, bytes", "answers as large"]
         told.append(tables.markdown(head, lines))
         told.append(f"d² words: {8 * d * d:,} bytes; d(d+1)/2 words: {4 * d * (d + 1):,}.")
     return "\n\n".join(told)
@@ -121,7 +122,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
 SUITE = Suite(
     "moments",
     "What the messages of FedDP-KMeans weigh with many columns: whole messages, the largest of a "
-    "hop, and how many answers are within a tenth of it.",
+    "round trip, and how many answers are within a tenth of it.",
     Task,
     {"asked": int, "answered": int, "as_large": int},
     tasks_of,

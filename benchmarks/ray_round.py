@@ -56,7 +56,7 @@ def tasks_of(options: Options) -> Iterator[Task]:
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the mean seconds of a round; strategies take turns in who is first."""
     names = (PRIVATE, FEDAVG) if task.run % 2 == 0 else (FEDAVG, PRIVATE)
-    costs = on_ray(size_of(task.shape, task.clients), "relayed", names)
+    costs = on_ray(size_of(task.shape, task.clients), "oblivious-server", names)
     return {
         "fastlloyd": float(np.mean(costs[PRIVATE].rounds)),
         "fedavg": float(np.mean(costs[FEDAVG].rounds)),

@@ -1,20 +1,18 @@
 """FastLloyd and Flower's FedAvg in turn on the nodes of one simulation, and what each run took.
 
 FedAvg's clients load the same records and send back, unchanged, an array of as many 8-byte numbers
-as a masked reply has. ``FedAvg`` has its evaluation switched off; ``FedAvg+`` is Flower's default,
-which also sends the arrays to all clients for evaluation after every round. ``load_ray.py``,
-``load_memory.py`` and ``ray_round.py`` are the suites on it.
+as a reply of FastLloyd has. ``FedAvg`` has its evaluation switched off; ``FedAvg+`` is Flower's
+default, which also sends the arrays to all clients for evaluation after every round.
+``load_ray.py``, ``load_memory.py`` and ``ray_round.py`` are the suites on it.
 """
 
 import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -25,7 +23,6 @@ from uniform_clients import Size, forget
 from weighing import resident
 
 from flower_kmeans import ClientPolicy, register_kmeans
-from flower_kmeans.federation.roster import write_group_key
 
 PRIVATE, FEDAVG, FEDAVG_PLUS = NAMES = ("FastLloyd", "FedAvg", "FedAvg+")
 
@@ -37,7 +34,7 @@ class Cost:
     Attributes
     ----------
     whole : float
-        Seconds: of FastLloyd enrolment, keys, rounds and delivery, of FedAvg the rounds alone.
+        Seconds: of FastLloyd set-up, rounds and delivery, of FedAvg the rounds alone.
     rounds : tuple of float
         Seconds of the rounds after the first, from the end of one to the end of the next.
     computed : float
@@ -56,9 +53,9 @@ class Cost:
 class Runs:
     """Runs on one grid, one after the other. Of FastLloyd there is one."""
 
-    def __init__(self, size: Size, keys: str) -> None:
+    def __init__(self, size: Size, trust: str) -> None:
         self.size = size
-        self._private = size.fastlloyd(keys, lambda _: self._tick())
+        self._private = size.fastlloyd("relayed", lambda _: self._tick(), trust)
         self._ends: list[float] = []
         self._resident: list[int] = []
 
@@ -107,14 +104,14 @@ def client_app(size: Size, policy: ClientPolicy) -> ClientApp:
     return app
 
 
-def on_ray(size: Size, keys: str, names: Iterable[str]) -> dict[str, Cost]:
+def on_ray(size: Size, trust: str, names: Iterable[str]) -> dict[str, Cost]:
     """Run strategies in turn in one simulation on Ray.
 
     Parameters
     ----------
     size : Size
-    keys : {"relayed", "file"}
-        Of FastLloyd.
+    trust : str
+        Trust model of FastLloyd.
     names : iterable of str
         Of `NAMES`, in the order in which they run.
     """
@@ -126,7 +123,7 @@ def on_ray(size: Size, keys: str, names: Iterable[str]) -> dict[str, Cost]:
         cloudpickle.register_pickle_by_value(sys.modules[module])
     costs: dict[str, Cost] = {}
     # Made before Ray forks its processes: a fork while another thread is inside BLAS can hang.
-    runs = Runs(size, keys)
+    runs = Runs(size, trust)
     server_app = ServerApp()
 
     @server_app.main()
@@ -135,15 +132,11 @@ def on_ray(size: Size, keys: str, names: Iterable[str]) -> dict[str, Cost]:
         for name in names:
             costs[name] = runs.cost(grid, name)
 
-    with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        policy = ClientPolicy.for_simulation()
-        if keys == "file":
-            write_group_key(Path(directory, "group.key"))
-            policy = replace(policy, group_key_file=str(Path(directory, "group.key")))
         run_simulation(
             server_app,
-            client_app(size, policy),
+            client_app(size, ClientPolicy.for_simulation()),
             num_supernodes=size.clients,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},

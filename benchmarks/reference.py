@@ -28,7 +28,6 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms import Query
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
 from flower_kmeans.privacy.plan import PrivacyPlan
@@ -41,7 +40,7 @@ _ATTEMPTS = 100
 def _noise(
     algorithm: FastLloydAlgorithm,
     plan: PrivacyPlan,
-    query: Query,
+    round_number: int,
     stream: Stream,
     *,
     seed: int,
@@ -53,7 +52,7 @@ def _noise(
     """
     if plan.mu is None:
         raise ValueError("The reference's noise is Gaussian.")
-    t, one = query.round, 2**algorithm.fraction_bits
+    t, one = round_number, 2**algorithm.fraction_bits
     root = math.sqrt(4 * algorithm.domain.n_features)
     base = math.sqrt(algorithm.n_rounds * (1 + root)) / plan.mu
     multiplier = {SUMS: base / math.sqrt(root), COUNTS: base}
@@ -121,7 +120,7 @@ def _varied(
     with ExitStack() as patches:
         if noise:
             draw = partial(_noise, seed=seed, one_radius=one_radius)
-            target = "flower_kmeans.federation.coordinator.server_noise"
+            target = "flower_kmeans.protocol.server.server_noise"
             patches.enter_context(patch(target, draw))
         if division is not None:
             module = "fastlloyd" if isinstance(strategy, FastLloyd) else "lloyd"

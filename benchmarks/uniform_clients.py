@@ -36,7 +36,12 @@ class Size:
         source = np.random.default_rng(int(context.node_config["partition-id"]))
         return source.uniform(-1, 1, (self.records, self.columns))
 
-    def fastlloyd(self, keys: str, on_round: Callable[[RoundInfo], None]) -> FastLloyd:
+    def fastlloyd(
+        self,
+        keys: str,
+        on_round: Callable[[RoundInfo], None],
+        trust: str = "oblivious-server",
+    ) -> FastLloyd:
         """Return the private strategy."""
         return FastLloyd(
             self.clusters,
@@ -46,6 +51,7 @@ class Size:
             n_clients=self.clients,
             n_rounds=self.rounds,
             relocation=False,  # whose replies are those of all Lloyd algorithms
+            trust=trust,
             keys=keys,  # type: ignore[arg-type]
             on_round=on_round,
         )

@@ -27,12 +27,12 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
-from flower_kmeans.protocol.removal import levels_up_to
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.privacy.report import Report
 from flower_kmeans.protocol.exchange import Exchange
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
+from flower_kmeans.protocol.removal import levels_up_to
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import KEYS, PROTOCOL, Horizontal, Run, RunDocument
 from flower_kmeans.protocol.server import Replies, Server, require_sizes

@@ -25,7 +25,6 @@ LEVELS = {
     "faults": 4,
     "client": 3,
     "clustering": 3,
-    "federation": 3,
     "protocol": 3,
     "algorithms": 2,
     "secagg": 1,

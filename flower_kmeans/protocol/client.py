@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -211,30 +211,22 @@ def _refusal(request: Request | None, error: Exception) -> Refusal:
     return Refusal(code=code, doc_hash=doc_hash, **fields)
 
 
+@dataclass(eq=False, repr=False)
 class _Conversation:
     """A client and one message of one run."""
 
-    _run: Run
-    _session: ClientSession
-    _pairs: Pairs
-
-    def __init__(
-        self,
-        policy: ClientPolicy,
-        memory: Memory,
-        load_records: Callable[[], ArrayLike],
-        on_result: Callable[[ClientResult], None] | None,
-        doc_hash: bytes,
-    ) -> None:
-        self._policy = policy
-        self._memory = memory
-        self._load_records = load_records
-        self._on_result = on_result
-        self._doc_hash = doc_hash
-        self._loaded: Records | None = None
-        self._committee: Committee | None = None
-        self._sharing: Sharing | None = None
-        self._identity: Identity | None = None
+    _policy: ClientPolicy
+    _memory: Memory
+    _load_records: Callable[[], ArrayLike]
+    _on_result: Callable[[ClientResult], None] | None
+    _doc_hash: bytes
+    _loaded: Records | None = None
+    _identity: Identity | None = None
+    _committee: Committee | None = None
+    _sharing: Sharing | None = None
+    _run: Run = field(init=False)
+    _session: ClientSession = field(init=False)
+    _pairs: Pairs = field(init=False)
 
     def reply(self, request: Request) -> Reply:
         """Answer a request, and keep what the session learned from it, also if it is refused."""
@@ -264,12 +256,11 @@ class _Conversation:
 
     def _public(self) -> dict[str, bytes]:
         """Return the session's public values, as an enrolment and a renewal hold them."""
-        epoch = self._run.document.epoch
         return {
             "commitment": self._session.commitment,
             "static": self._pairs.static,
             "public_key": self._pairs.public_key,
-            "tags": self._pairs.tags(epoch),
+            "tags": self._pairs.tags(self._run.document.epoch),
         }
 
     def _renewed(self) -> RefuseError:
@@ -305,8 +296,6 @@ class _Conversation:
                 self._identity = self._policy.read_identity()
             except ConfigurationError as error:
                 raise RefuseError(Code.KEY, str(error)) from None
-            if self._identity is None:
-                raise RefuseError(Code.KEY, "Expected roster_file in the policy. Got none.")
         checks.require_roster(self._identity, run.document)
         checks.require_room(self._memory, run)
         self._run = run
@@ -314,13 +303,13 @@ class _Conversation:
     def _begin(self, former: ClientSession | None) -> ClientSession:
         """Begin a session for a client that lost its memory, or whose records changed."""
         n_sessions = 1 if former is None else former.n_sessions + 1
+        if former is not None:
+            Pairs(self._doc_hash, former, self._identity).forget()
         try:
             checks.require_few_sessions(n_sessions)
         except RefuseError:
             self._memory.save(self._doc_hash, ClientSession(over=SPENT))
             raise
-        if former is not None:
-            Pairs(self._doc_hash, former, self._identity).forget()
         session = ClientSession.begin(self._doc_hash, self._run.data, n_sessions)
         session.commitment = ZERO
         if self._run.trust.commits_to_records:
@@ -377,10 +366,7 @@ class _Conversation:
 
     def _keys(self, request: Keys) -> Wrapped:
         self._resume(b"", otherwise=Code.STALE)
-        slots = [peer.slot for peer in request.peers]
-        keys = [peer.public_key for peer in request.peers]
-        checks.require_distinct(slots)
-        checks.require_peers(self._policy, self._run, slots, keys, self._pairs.public_key)
+        checks.require_peers(self._policy, self._run, request.peers, self._pairs.public_key)
         envelopes = self._wrap(request.peers)
         if sum(map(bool, envelopes)) < self._run.document.min_clients:
             raise RefuseError(Code.KEY, "Too few peers have the tags of their owners.")
@@ -388,7 +374,7 @@ class _Conversation:
 
     def _wrap(self, peers: tuple[Peer, ...]) -> tuple[bytes, ...]:
         session = self._session
-        checks.require_distinct([peer.slot for peer in peers])
+        checks.require_distinct(peers)
         if not session.group_secret and not session.drawn_secret:
             session.drawn_secret = token(KEY_BYTES)
         return self._pairs.wrap(session.group_secret or session.drawn_secret, peers)

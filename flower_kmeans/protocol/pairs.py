@@ -63,10 +63,11 @@ class Pairs:
     def __init__(self, doc_hash: bytes, session: ClientSession, identity: Identity | None) -> None:
         self._doc_hash = doc_hash
         self._identity = identity
-        self._ephemeral = session.ephemeral
-        self._static = checks.static_secret(identity)
-        self.public_key = key_agreement.public_key(session.ephemeral)
-        self._name = hashlib.sha256(self._ephemeral + self._static).digest()
+        static = checks.static_secret(identity)
+        self._ephemeral = key_agreement.load(session.ephemeral)
+        self._static = key_agreement.load(static) if static else b""
+        self.public_key = self._ephemeral.public_key().public_bytes_raw()
+        self._name = hashlib.sha256(doc_hash + session.ephemeral + static).digest()
 
     @property
     def static(self) -> bytes:

@@ -114,7 +114,7 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
         return self.min_clients - self.max_colluders
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """A run document with the objects that it describes.
 

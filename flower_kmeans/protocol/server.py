@@ -864,9 +864,11 @@ class Server:
             "survivors": pack_survivors(survivors),
             "public_keys": b"".join(frame.slots[slot].public_key for slot in slots),
         }
+        # One more than a sum needs shows a false share, but one client may always be silent.
+        possible = len(adding.shares) + len(asked) - 1
+        enough = max(adding.sharing.threshold, min(adding.sharing.threshold + 1, possible))
         for first in range(0, len(asked), at_once):
-            later = max(0, len(asked) - first - at_once)
-            needed = adding.sharing.threshold + 1 - later
+            needed = enough - max(0, len(asked) - first - at_once)
             self._enough = lambda n=needed: len(adding.shares) >= n  # type: ignore[misc]
             requests = {
                 present[j].node_id: Add(

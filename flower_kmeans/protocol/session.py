@@ -9,9 +9,10 @@ the run's last answer and last vote, which outlive it.
 import io
 import os
 import struct
+import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -100,7 +101,7 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
     @classmethod
     def begin(cls, doc_hash: bytes, document: bytes, n_sessions: int) -> "ClientSession":
-        """Return a new session with secrets of its own."""
+        """Return a session with new secrets."""
         return cls(
             secret=token(_SECRET_BYTES),
             ephemeral=token(_SECRET_BYTES),
@@ -164,41 +165,11 @@ def _forgotten(memory: bytes) -> bytes | None:
 # ------------------------------------------------------------------------------ memories
 
 
-class Memory(Protocol):
-    """Where the sessions of a client lie. A run is named by the hash of its document."""
-
-    def load(self, run: bytes) -> ClientSession | None:
-        """Return the session in a run, or ``None``."""
-
-    def save(self, run: bytes, session: ClientSession) -> None:
-        """Write a session in place of what was there, if it differs."""
-
-    def last_answer(self, run: bytes) -> LastAnswer | None:
-        """Return the last answer in a run, or ``None``."""
-
-    def last_vote(self, run: bytes) -> LastVote | None:
-        """Return the last vote in a run, or ``None``."""
-
-    def answer(
-        self, run: bytes, answer: LastAnswer, price: Price | None, session: ClientSession
-    ) -> None:
-        """Write an answer that is about to be sent, with its session, and charge it."""
-
-    def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
-        """Write a vote that is about to be sent, with its session."""
-
-    def require_room(self, run: bytes, price: Price) -> None:
-        """Require that a run fits into what all runs may cost, where that is known."""
-
-    def load_records(self, run: bytes, session: ClientSession) -> Records | None:
-        """Return the copy of the records that a session committed to, or ``None``."""
-
-    def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
-        """Keep a copy of the records that a session committed to, until the run is over."""
-
-
 class ContextMemory:
-    """Sessions in a context's state: lost with it, and no account of runs."""
+    """Sessions in a context's state: lost with it, and no account of runs.
+
+    A run is named by the hash of its document.
+    """
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
@@ -327,17 +298,20 @@ class LedgerMemory:
             return None
 
     def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
-        """Keep a copy of the records that a session committed to, in a file of its owner's."""
+        """Keep a copy of the records that a session committed to, in a private file."""
         path = _copy_file(self._directory, run, session)
-        part = path.with_suffix(".part")
         try:
-            part.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-            with os.fdopen(os.open(part, flags, 0o600), "wb") as file:
+            # Mode 0600 from the start, and a name that no other process of the node writes to.
+            number, part = tempfile.mkstemp(".part", f"{path.stem}.", self._directory)
+            with os.fdopen(number, "wb") as file:
                 file.write(_pack_records(records))
-            part.replace(path)
+            os.replace(part, path)
         except OSError as error:
             raise LedgerError(f"Records cannot be copied to {path}: {error.strerror}.") from None
+
+
+Memory = ContextMemory | LedgerMemory
+"""Where the sessions of a client lie."""
 
 
 # ------------------------------------------------------------------------------ copies of records

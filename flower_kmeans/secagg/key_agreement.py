@@ -30,7 +30,16 @@ def public_key(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def agree(secret: bytes, public: bytes) -> bytes:
+SecretKey = bytes | X25519PrivateKey
+"""32 bytes, or what they load to: loading costs as much as an exchange."""
+
+
+def load(secret: bytes) -> X25519PrivateKey:
+    """Return a secret key that is loaded, for many exchanges."""
+    return X25519PrivateKey.from_private_bytes(secret)
+
+
+def agree(secret: SecretKey, public: bytes) -> bytes:
     """Return the X25519 secret, 32 bytes, that a secret key and another's public key make.
 
     Raises
@@ -39,14 +48,17 @@ def agree(secret: bytes, public: bytes) -> bytes:
         If the public key is none, or one of the few points that give zeros with every secret key.
     """
     try:
-        own = X25519PrivateKey.from_private_bytes(secret)
+        own = load(secret) if isinstance(secret, bytes) else secret
         return own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise MessageError("A public key cannot be accepted.") from None
 
 
 def pair_secret(
-    own_ephemeral: bytes, other_ephemeral: bytes, own_static: bytes = b"", other_static: bytes = b""
+    own_ephemeral: SecretKey,
+    other_ephemeral: bytes,
+    own_static: SecretKey = b"",
+    other_static: bytes = b"",
 ) -> bytes:
     """Return what two client sessions have in common.
 
@@ -67,7 +79,7 @@ def pair_secret(
 
 
 def ownership_tag(
-    own_static_secret: bytes,
+    own_static_secret: SecretKey,
     other_static_public: bytes,
     doc_hash: bytes,
     from_slot: int,

@@ -22,8 +22,8 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 
 from flower_kmeans.errors import TooFewClientsError
-from flower_kmeans.federation.codes import Code
 from flower_kmeans.protocol.in_process import task_identity
+from flower_kmeans.protocol.messages import Code
 from flower_kmeans.strategies import FastLloyd
 
 ROOT = Path(__file__).parents[2]
