@@ -208,7 +208,7 @@ def summary(rows: Sequence[Row]) -> str:
     """Return the ranges of the cells' ratios, by epsilon and kind of noise."""
     lines = []
     for epsilon in sorted({row["epsilon"] for row in rows}, reverse=True):
-        here = [row for row in rows if row["epsilon"] == epsilon]
+        here = [row for row in rows if row["epsilon"] == epsilon and row["claimed_epsilon"]]
         gaussian = [row["ratio"] for row in here if not math.isnan(row["mu"])]
         others = [row["ratio"] for row in here if math.isnan(row["mu"])]
         for kind, ratios in (("all Gaussian", gaussian), ("partly Laplace", others)):

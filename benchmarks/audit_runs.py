@@ -6,7 +6,7 @@ or the first client's answers, as far as the shares that it holds open them.
 
 A repetition calls answers and noise themselves, and deals answers in shares where these are seen.
 Where updates are cheap, every repetition follows its own queries; otherwise it asks those of a
-recorded run again, which a server may (docs/threat-model.md, 18). A repetition has one noise, for
+recorded run again, which a server may. A repetition has one noise, for
 both neighbours.
 """
 
@@ -168,7 +168,9 @@ class Answers:
 
     @property
     def mu(self) -> float | None:
-        """The claimed mu; ``None`` where not all noise is Gaussian."""
+        """The claimed mu; ``None`` where not all noise is Gaussian, 0 where nothing may be seen."""
+        if self.setting.view == "below":
+            return 0.0
         return None if self.plan.mu is None else self.plan.mu * self.lost
 
     @property

@@ -27,7 +27,7 @@ LEVELS = {
     "clustering": 3,
     "protocol": 3,
     "algorithms": 2,
-    "secagg": 1,
+    "secagg": 2,
     "privacy": 1,
     "datasets": 1,
     "tables": 1,

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from flower_kmeans.algorithms import FastLloydAlgorithm, FedDPAlgorithm, Query
 from flower_kmeans.algorithms.base import _REGISTRY, UNUSABLE
 from flower_kmeans.domain import Ball, GridRecords
-from flower_kmeans.errors import MessageError
+from flower_kmeans.errors import ConfigurationError, MessageError
 from tests.algorithms.test_fixed_steps import (
     BALL,
     BOX,
@@ -196,3 +196,20 @@ def test_centroids_without_postprocessing_may_lie_in_twice_the_box():
     np.testing.assert_array_equal(high, widths)
     assert CASES["fastlloyd"]().query_ranges(1)["radius"][2] >= 1
     assert BALL.n_features == len(widths)
+
+
+# ------------------------------------------------------------------ what a sum must hold
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_sums_of_the_planned_records_must_fit_the_ring(name):
+    """2,000 records of 2^16 grid units: 2^27 without noise."""
+    algorithm = ALGORITHMS[name]()
+    algorithm.require_capacity(limit=2**62)
+    if algorithm.n_records is None:
+        algorithm.require_capacity(limit=1)  # nothing is known of the sums
+        return
+    with pytest.raises(ConfigurationError, match=r"below 2\^26, .*n_records=\d+ and noise"):
+        algorithm.require_capacity(limit=2**26)
+    with pytest.raises(ConfigurationError, match=r"below 2\^62, "):
+        algorithm.require_capacity(2.0**60, limit=2**62)
