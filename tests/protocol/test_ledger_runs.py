@@ -92,8 +92,8 @@ def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(
     node.records = node.records + 0.125
     renewed = cohort.send(1, cohort.ask_of(1, 1))
     assert code(renewed) == Code.RENEW
-    cohort.seat(1, renewed)
-    cohort.take_envelopes(0, cohort.send(0, cohort.keys_of(0)).envelopes, sorted(cohort.seats))
+    cohort.take(1, renewed)
+    cohort.take_envelopes(0, cohort.send(0, cohort.keys_of(0)).envelopes, sorted(cohort.enrolled))
     assert code(cohort.send(1, cohort.ask_of(1, 1))) == Code.CONFLICT  # was answered
     after = cohort.send(1, cohort.ask_of(1, 1, 2))
     assert isinstance(after, Answer)
@@ -364,7 +364,7 @@ def test_another_context_that_comes_in_between_is_a_conflict(tmp_path):
     second = cohort.ask_of(1)
     assert first.root != second.root
     node, replies = cohort.nodes[1], []
-    late = with_another(node, lambda: replies.append(node.send(second))).tell(first)
+    late = with_another(node, lambda: replies.append(node.send(second))).send(first)
     assert isinstance(replies[0], Answer)
     assert code(late) == Code.CONFLICT
 
@@ -373,7 +373,7 @@ def test_a_later_attempt_that_comes_in_between_makes_the_answer_stale(tmp_path):
     cohort = start(tmp_path).set_up()
     node, replies = cohort.nodes[1], []
     second = cohort.ask_of(1, 1, 2)
-    late = with_another(node, lambda: replies.append(node.send(second))).tell(cohort.ask_of(1))
+    late = with_another(node, lambda: replies.append(node.send(second))).send(cohort.ask_of(1))
     assert isinstance(replies[0], Answer)
     assert code(late) == Code.STALE
 
