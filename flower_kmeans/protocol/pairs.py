@@ -66,6 +66,7 @@ class Pairs:
         static = checks.static_secret(identity)
         self._ephemeral = key_agreement.load(session.ephemeral)
         self._static = key_agreement.load(static) if static else b""
+        self._lasting = self._static or (identity.secret if identity else b"")  # for tags
         self.public_key = self._ephemeral.public_key().public_bytes_raw()
         self._name = hashlib.sha256(doc_hash + session.ephemeral + static).digest()
 
@@ -91,12 +92,7 @@ class Pairs:
     def _tag(self, from_slot: int, to_slot: int, static: bytes, public_key: bytes) -> bytes:
         """Return the tag that this client, and the one with a lasting key, can make of a key."""
         return key_agreement.ownership_tag(
-            self._identity.secret if self._identity else b"",
-            static,
-            self._doc_hash,
-            from_slot,
-            to_slot,
-            public_key,
+            self._lasting, static, self._doc_hash, from_slot, to_slot, public_key
         )
 
     def require_owned(self, slot: int, public_key: bytes, tag: bytes) -> None:
