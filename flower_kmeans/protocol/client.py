@@ -532,10 +532,12 @@ class _Conversation:
         last = self._memory.last_answer(self._doc_hash)
         checks.require_not_stale(last, t)
         checks.require_attempt_order(last, t, request.attempt)
-        parts = self._protected(request, context, self._vector(query, context))
+        vector = self._vector(query, context)
+        parts = self._protected(request, context, vector)
         digest = hashlib.sha256(b"".join(parts)).digest()
         answer = LastAnswer(t, request.attempt, context, digest)
         checks.require_one_answer(last, answer)
+        session.answered = context + vector.astype("<i8").tobytes()
         self._write(lambda: self._memory.answer(self._doc_hash, answer, run.price, session))
         if run.trust.has_committee:
             return Answer(doc_hash=self._doc_hash, tag=tag, sealed=parts, envelopes=envelopes)
@@ -564,9 +566,7 @@ class _Conversation:
         vector = algorithm.flatten(algorithm.answer(query, grid), query.round)
         if run.trust.shares_noise:
             vector = vector + removal.client_noise(run, query.round, session.secret, context)
-        vector = np.append(vector, np.int64(1))
-        session.answered = context + vector.astype("<i8").tobytes()
-        return vector
+        return np.append(vector, np.int64(1))
 
     def _protected(self, request: Ask, context: bytes, vector: Integers) -> tuple[bytes, ...]:
         """Return a vector as it leaves the client: one part, or one for each position."""

@@ -656,6 +656,22 @@ def test_under_shares_nothing_shows_that_records_changed(
 
 
 @pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_refused_query_in_between_shows_no_change_of_records(
+    tmp_path: Path, ledger: bool, changed: bool
+) -> None:
+    """What was answered is kept although another query of the attempt was refused."""
+    cohort = Cohort(tmp_path, ledger=ledger).set_up()
+    first = cohort.deal(who=[0])[0]
+    if changed:
+        cohort.nodes[0].records = records_of(99)
+    arrays = {k: v.copy() for k, v in cohort.run.algorithm.query(cohort.state).arrays.items()}
+    next(iter(arrays.values())).flat[0] -= 1
+    assert code(cohort.deal(who=[0], query=encode_arrays(arrays))[0]) == Code.CONFLICT
+    assert cohort.deal(who=[0])[0] == first
+
+
+@pytest.mark.parametrize("ledger", [False, True])
 def test_a_client_that_commits_to_its_records_reads_them_once(tmp_path: Path, ledger: bool) -> None:
     """Whatever happens to the records: the run goes on with those of its beginning."""
     cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger).set_up()
