@@ -461,6 +461,9 @@ class _Conversation:
             raise RefuseError(Code.NEED)
         if entry.t > document.rounds or entry.attempt > document.max_attempts:
             raise MessageError("An entry belongs to no round of the run.")
+        # The transcript's hash covers one of them: the other would be different for each client.
+        if entry.words if self._run.trust.has_committee else entry.shares:
+            raise MessageError("An entry holds the sum of another trust model.")
         survivors = transcript.unpack_survivors(entry.survivors, min(entry.n_slots, MAX_SLOTS))
         checks.require_crowd(self._policy, document, int(survivors.sum()))
         query = encode_arrays(dict(self._run.algorithm.query(self._state()).arrays))

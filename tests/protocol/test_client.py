@@ -951,7 +951,9 @@ def test_entries_that_are_refused_leave_the_head_where_it_is(tmp_path: Path, tru
     if trust == "oblivious-server":
         refused += [((replace(two, words=b""),), Code.GARBAGE)]
         refused += [((replace(two, words=two.words + bytes(8)),), Code.GARBAGE)]
+        refused += [((replace(two, shares=((0, b"0"),)),), Code.BAD_MESSAGE)]
     else:
+        refused += [((replace(two, words=b"0"),), Code.BAD_MESSAGE)]
         refused += [((replace(two, packing=0),), Code.BAD_MESSAGE)]
         refused += [((replace(two, packing=6),), Code.BAD_MESSAGE)]
         refused += [((replace(two, packing=2),), Code.GARBAGE)]
