@@ -332,7 +332,9 @@ class _Conversation:
         if self._copies_records:
             self._loaded = self._memory.load_records(self._doc_hash, session)
             if self._loaded is not None:
-                return True
+                if checks.is_committed(session, self._commitment(session)):
+                    return True
+                self._loaded = None  # other software, or no copy of these records
         if not checks.is_committed(session, self._commitment(session)):
             return False
         if self._copies_records:  # the copy was lost

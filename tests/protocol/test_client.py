@@ -757,12 +757,28 @@ def test_without_a_copy_a_run_goes_on_with_changed_records(tmp_path: Path) -> No
     assert len({node.results[0].centroids.tobytes() for node in cohort.nodes}) == 1
 
 
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("ledger", [False, True])
 def test_other_software_is_another_commitment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: bool, copy: bool
 ) -> None:
-    cohort = Cohort(tmp_path, "oblivious-server", policy={"copy_records": False}).set_up()
+    """Other software may answer with another vector, which the same mask must not cover."""
+    cohort = Cohort(
+        tmp_path, "oblivious-server", ledger=ledger, policy={"copy_records": copy}
+    ).set_up()
     monkeypatch.setattr(client, "SOFTWARE", "flower-kmeans 9.9")
     assert code(cohort.deal(who=[0])[0]) == Code.RENEW
+
+
+def test_a_file_with_other_records_is_no_copy(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path, "oblivious-server", ledger=True).set_up()
+    node = cohort.nodes[0]
+    (path,) = Path(str(node.policy.state_dir)).glob("records*")
+    copy = path.read_bytes()
+    np.save(path, records_of(99))
+    assert isinstance(cohort.deal(who=[0])[0], Answer)
+    assert path.read_bytes() == copy
+    assert node.n_loads == 2
 
 
 # ------------------------------------------------------------------------------ keys
