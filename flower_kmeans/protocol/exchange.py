@@ -185,29 +185,44 @@ class Exchange:
             now = self._clock()
             if has_enough():
                 enough_since = now if enough_since is None else enough_since
-            if not queue:
-                waited_for = any(self._waits_for(sent.node_id) for sent in under_way.values())
-                since = pushed if enough_since is None else max(pushed, enough_since)
-                is_over = now >= since + _grace(seconds)
-                if waited_for and enough_since is None:
-                    is_over = False
-                elif not waited_for and enough_since is not None:
-                    is_over = True
-                if is_over:
-                    break
+            if not queue and self._is_over(under_way.values(), enough_since, pushed, now, seconds):
+                break
             if now >= started + self._timeout:
                 break
             if not arrived and under_way:
                 self._sleep(_SHORTEST_PAUSE)
         unanswered |= {message_id: sent.node_id for message_id, sent in under_way.items()}
-        self._close(kind, unanswered, pulls)
+        self._close(kind, unanswered, enough_since is not None, pulls)
 
-    def _close(self, kind: str, unanswered: Mapping[str, int], pulls: "_Pulls") -> None:
+    def _is_over(
+        self,
+        under_way: Iterable[_Sent],
+        enough_since: float | None,
+        pushed: float,
+        now: float,
+        seconds: list[float],
+    ) -> bool:
+        """Return whether a trip whose messages are all sent is over before its timeout."""
+        nodes = [sent.node_id for sent in under_way]
+        waits_for = any(map(self._waits_for, nodes))
+        if enough_since is not None:
+            return not waits_for or now >= max(pushed, enough_since) + _grace(seconds)
+        if waits_for:
+            return False
+        # Without those that missed a trip there are too few: each is given two chances.
+        if all(self._silences[node_id] >= _MOST_SILENCES for node_id in nodes):
+            return True
+        return now >= pushed + _grace(seconds)
+
+    def _close(
+        self, kind: str, unanswered: Mapping[str, int], had_enough: bool, pulls: "_Pulls"
+    ) -> None:
         """Remember who was silent; late replies to an enrolment are still welcome."""
         for message_id in pulls.lost(self._invited):
             del self._invited[message_id]
         for message_id, node_id in unanswered.items():
-            self._silences[node_id] += self._waits_for(node_id)
+            # A trip that had enough did not wait for who was missing before.
+            self._silences[node_id] += self._waits_for(node_id) or not had_enough
             self._missing.add(node_id)
             if kind == "enrol":
                 self._invited[message_id] = node_id

@@ -406,7 +406,7 @@ class Server:
             elif reply.doc_hash not in (self.run.doc_hash, None):
                 self._note(node_id, t, STRAY, "failed")
             elif isinstance(reply, Enrolled):
-                self._seat(node_id, t, reply)
+                self._give_slot(node_id, t, reply)
             elif node_id not in self._cohort.clients:
                 if isinstance(reply, Refusal):
                     self._note(node_id, t, Code(reply.code).sentence)
@@ -424,7 +424,7 @@ class Server:
             else:
                 self._note(node_id, t, MALFORMED, "failed")
 
-    def _seat(self, node_id: int, t: int, reply: Enrolled) -> None:
+    def _give_slot(self, node_id: int, t: int, reply: Enrolled) -> None:
         objection: str | None = TWICE
         if not self._cohort.knows(node_id):
             objection = self._cohort.take(node_id, reply) if self._takes_late else LATE
@@ -864,9 +864,11 @@ class Server:
             "survivors": pack_survivors(survivors),
             "public_keys": b"".join(frame.slots[slot].public_key for slot in slots),
         }
+        # One more than a sum needs shows a false share, but one client may always be silent.
+        possible = len(adding.shares) + len(asked) - 1
+        enough = max(adding.sharing.threshold, min(adding.sharing.threshold + 1, possible))
         for first in range(0, len(asked), at_once):
-            later = max(0, len(asked) - first - at_once)
-            needed = adding.sharing.threshold + 1 - later
+            needed = enough - max(0, len(asked) - first - at_once)
             self._enough = lambda n=needed: len(adding.shares) >= n  # type: ignore[misc]
             requests = {
                 present[j].node_id: Add(

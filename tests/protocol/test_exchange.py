@@ -327,6 +327,18 @@ def test_who_is_not_waited_for_is_given_a_grace_time_if_there_are_too_few_withou
     assert clock() - begin <= exchange.LEAST_GRACE + 1
 
 
+def test_who_was_silent_twice_is_not_waited_for_even_if_there_are_too_few():
+    clock = Clock()
+    grid = Nodes(clock, 3, lambda node, n: None if node == 2 else 1.0)
+    own = made(grid, clock, timeout=100.0)
+    seconds = []
+    for _ in range(4):
+        begin = clock()
+        assert len(go(own, grid.nodes, enough=3)) == 2
+        seconds.append(round(clock() - begin))
+    assert seconds == [100, 10, 1, 1]
+
+
 # --------------------------------------------------------------------------- late replies
 
 
