@@ -226,10 +226,10 @@ def replace_committee(scene, slots=None, keys=None):
 
 
 def test_09_an_epoch_beyond_the_last(start):
-    s = start(enrolled=False, epoch=15)
-    assert isinstance(s.nodes[0].tell(Enrol(doc=s.data)), Enrolled)
+    s = start(set_up=False, epoch=15)
+    assert isinstance(s.nodes[0].send(Enrol(doc=s.data)), Enrolled)
     beyond = s.data.replace(b"epoch\x0f", b"epoch\x10")
-    defended(s.nodes[0].tell(Enrol(doc=beyond)), Code.BAD_MESSAGE)
+    defended(s.nodes[0].send(Enrol(doc=beyond)), Code.BAD_MESSAGE)
 
 
 def test_09_run_ids_commitments_and_presence_do_not_move_the_committee(start):
@@ -249,7 +249,7 @@ def test_10_a_swapped_public_key_of_a_member(start, trust):
     """The server puts a key of its own in a member's position, perhaps to open it after a theft."""
     s = start(trust)
     secret, public = fresh_key()
-    s.seats[2] = replace(s.seats[2], public_key=public)
+    s.enrolled[2] = replace(s.enrolled[2], public_key=public)
     s.frame()
     reply = s.ask(0)
     assert isinstance(reply, Answer)
@@ -257,7 +257,7 @@ def test_10_a_swapped_public_key_of_a_member(start, trust):
     if reply.sealed[2]:
         raise SucceededError
     stolen = s.identity(2).secret
-    assert key_agreement.pair_secret(secret, s.seats[0].public_key, stolen, s.roster.keys[0])
+    assert key_agreement.pair_secret(secret, s.enrolled[0].public_key, stolen, s.roster.keys[0])
 
 
 @pytest.mark.parametrize("trust", SHARED)
@@ -267,7 +267,7 @@ def test_11_a_share_dealt_in_a_clients_name(start, trust):
     answers = s.deal()
     secret, public = fresh_key()
     context = s.context(1, 1, answers[3].tag)
-    member = s.seats[0].public_key
+    member = s.enrolled[0].public_key
     key = key_agreement.share_key(
         key_agreement.pair_secret(secret, member), context, 3, 0, public, member
     )
@@ -275,7 +275,7 @@ def test_11_a_share_dealt_in_a_clients_name(start, trust):
     zeros = np.zeros(sums.n_words, dtype=np.int64)
     forged = s.run.trust.sum.protect(zeros, sums, 3, bytes(32))[0]
     request = s.add_of(0, answers)
-    reply = s.nodes[0].tell(
+    reply = s.nodes[0].send(
         msgspec.structs.replace(
             request,
             public_keys=request.public_keys[:96] + public + request.public_keys[128:],
@@ -306,8 +306,8 @@ def test_12_shares_of_another_member_attempt_or_order(start, trust, keys):
         {"public_keys": request.public_keys[32:] + request.public_keys[:32]},
         {"tag": b"t" * 32},
     ):
-        defended(s.nodes[0].tell(msgspec.structs.replace(request, **changes)), Code.KEY)
-    assert isinstance(s.nodes[0].tell(request), Added)  # who names a dealer has not voted
+        defended(s.nodes[0].send(msgspec.structs.replace(request, **changes)), Code.KEY)
+    assert isinstance(s.nodes[0].send(request), Added)  # who names a dealer has not voted
 
 
 @pytest.mark.parametrize("trust", SHARED)
@@ -322,12 +322,12 @@ def test_12_shares_of_another_run(start, trust, keys):
 
 def slot_of_another(scene, i, slot):
     """Return a request to client ``i`` that gives it another client's slot."""
-    own = scene.seats[i]
+    own = scene.enrolled[i]
     leaves = [
         leaf(slot, own.commitment, own.static, own.public_key) if j == slot else EMPTY
         for j in range(scene.n_slots)
     ]
-    keys = [scene.seats[j].public_key for j in scene.committee().slots]
+    keys = [scene.enrolled[j].public_key for j in scene.committee().slots]
     keys[slot], keys[i] = own.public_key, b""
     tree = Tree(leaves)
     committee = replace_committee(scene, keys=tuple(keys))
@@ -354,9 +354,9 @@ def test_14_a_cohort_without_this_session(start, trust, keys):
     s = start(trust, keys)
     reply = s.ask(0, root=b"r" * 32)
     defended(reply, Code.RENEW)
-    seat = s.seats[0]
+    seat = s.enrolled[0]
     assert (reply.commitment, reply.public_key) == (seat.commitment, seat.public_key)
-    s.seats[0] = replace(seat, public_key=fresh_key()[1])
+    s.enrolled[0] = replace(seat, public_key=fresh_key()[1])
     s.frame()
     defended(s.ask(0), Code.RENEW)
 
@@ -511,16 +511,16 @@ WEAK = {
 @pytest.mark.parametrize("trust", SHARED)
 def test_18_a_weak_plan_or_few_clients(start, trust, name):
     changes, policy = WEAK[name]
-    s = start(trust, enrolled=False, policy=policy, **changes)
-    defended(s.nodes[0].tell(Enrol(doc=s.data)), Code.POLICY)
+    s = start(trust, set_up=False, policy=policy, **changes)
+    defended(s.nodes[0].send(Enrol(doc=s.data)), Code.POLICY)
 
 
 def test_18_relayed_keys_at_a_client_with_a_roster(start):
-    s = start("clients-only", enrolled=False)
+    s = start("clients-only", set_up=False)
     relayed = msgspec.structs.replace(s.document, keys="relayed", roster=None)
-    defended(s.nodes[0].tell(Enrol(doc=encode(relayed))), Code.POLICY)
-    other = start("clients-only", "relayed", enrolled=False)
-    defended(other.nodes[0].tell(Enrol(doc=s.data)), Code.POLICY, Code.KEY)
+    defended(s.nodes[0].send(Enrol(doc=encode(relayed))), Code.POLICY)
+    other = start("clients-only", "relayed", set_up=False)
+    defended(other.nodes[0].send(Enrol(doc=s.data)), Code.POLICY, Code.KEY)
 
 
 def test_18_a_policy_that_was_tightened_counts_at_once(start):
@@ -530,15 +530,15 @@ def test_18_a_policy_that_was_tightened_counts_at_once(start):
     for reply in (
         s.ask(0),
         s.add(0, answers),
-        s.nodes[0].tell(Finish(doc_hash=s.doc_hash)),
-        s.nodes[0].tell(Enrol(doc=s.data)),
+        s.nodes[0].send(Finish(doc_hash=s.doc_hash)),
+        s.nodes[0].send(Enrol(doc=s.data)),
     ):
         defended(reply, Code.POLICY)
 
 
 def test_18_another_document_under_a_runs_hash(start):
     s = start("clients-only")
-    other = start("clients-only", others=s, run=b"\1" * 16, enrolled=False)
+    other = start("clients-only", others=s, run=b"\1" * 16, set_up=False)
     s.nodes[0].restart()
     reply = s.ask(0, doc=other.data)
     if isinstance(reply, Refusal) and reply.code == Code.RENEW:  # it began a session for it
@@ -547,7 +547,7 @@ def test_18_another_document_under_a_runs_hash(start):
 
 
 def test_19_another_roster_or_beacon(start, tmp_path):
-    s = start("clients-only", enrolled=False)
+    s = start("clients-only", set_up=False)
     roster = s.roster
     for other in (
         Roster(roster.names, roster.keys, b"chosen later" * 3),
@@ -556,20 +556,20 @@ def test_19_another_roster_or_beacon(start, tmp_path):
         Roster(roster.names, (*roster.keys[:-1], fresh_key()[1]), roster.beacon),
     ):
         document = msgspec.structs.replace(s.document, roster=other.digest)
-        defended(s.nodes[0].tell(Enrol(doc=encode(document))), Code.POLICY)
+        defended(s.nodes[0].send(Enrol(doc=encode(document))), Code.POLICY)
 
 
 def test_19_one_poisoned_line_at_one_client(start, tmp_path):
     """A client that holds another key for an absent one takes part in no run of the others."""
-    s = start("oblivious-server", enrolled=False)
+    s = start("oblivious-server", set_up=False)
     listed = tmp_path / "poisoned.toml"
     lines = Path(s.nodes[0].policy.roster_file).read_text().splitlines()
     lines[-1] = f'm6 = "{fresh_key()[1].hex()}"'
     listed.write_text("\n".join(lines) + "\n")
     s.nodes[0].policy = replace(s.nodes[0].policy, roster_file=str(listed))
-    defended(s.nodes[0].tell(Enrol(doc=s.data)), Code.POLICY)
+    defended(s.nodes[0].send(Enrol(doc=s.data)), Code.POLICY)
     for node in s.nodes[1:]:
-        assert isinstance(node.tell(Enrol(doc=s.data)), Enrolled)
+        assert isinstance(node.send(Enrol(doc=s.data)), Enrolled)
 
 
 # ------------------------------------------------------------------------------ 20 to 24: entries
@@ -681,11 +681,11 @@ def test_24_equal_tags_as_an_oracle_for_a_word(start):
 
 @pytest.mark.parametrize("trust", PROTECTED)
 def test_24_commitments_do_not_show_that_records_changed(start, trust):
-    s = start(trust, enrolled=False)
+    s = start(trust, set_up=False)
     seen = set()
     for change in range(3):
         s.nodes[0].records = s.nodes[0].records * 0.9 + change / 100
-        reply = s.nodes[0].tell(Enrol(doc=s.data))
+        reply = s.nodes[0].send(Enrol(doc=s.data))
         assert isinstance(reply, Enrolled)
         seen.add(encode(reply))
     if len(seen) > 1:
@@ -693,11 +693,11 @@ def test_24_commitments_do_not_show_that_records_changed(start, trust):
 
 
 def test_24_without_a_copy_three_sessions_show_it_at_most(start):
-    s = start("oblivious-server", enrolled=False, policy={"copy_records": False})
+    s = start("oblivious-server", set_up=False, policy={"copy_records": False})
     seen = set()
     for _ in range(10):
         s.nodes[0].records = s.nodes[0].records * 0.9
-        reply = s.nodes[0].tell(Enrol(doc=s.data))
+        reply = s.nodes[0].send(Enrol(doc=s.data))
         seen.add(reply.commitment)
     if len(seen - {None}) > 3:
         raise SucceededError
@@ -873,9 +873,9 @@ def test_28_a_run_that_is_over(start, trust):
         s.round(t)
     request = s.ask_of(0, t=3)
     assert all(isinstance(reply, Finished) for reply in s.finish().values())
-    defended(s.nodes[0].tell(request), Code.STALE)
-    defended(s.nodes[0].tell(Enrol(doc=s.data)), Code.STALE)
-    assert isinstance(s.nodes[0].tell(Finish(doc_hash=s.doc_hash)), Finished)
+    defended(s.nodes[0].send(request), Code.STALE)
+    defended(s.nodes[0].send(Enrol(doc=s.data)), Code.STALE)
+    assert isinstance(s.nodes[0].send(Finish(doc_hash=s.doc_hash)), Finished)
     assert len(s.nodes[0].results) == 1
 
 
@@ -896,8 +896,8 @@ def test_30_many_runs(start):
     assert isinstance(s.ask(0), Answer)
     paid = 1
     for number in range(1, 6):
-        other = start(others=s, run=bytes([number]) * 16, enrolled=False)
-        reply = nodes[0].tell(Enrol(doc=other.data))
+        other = start(others=s, run=bytes([number]) * 16, set_up=False)
+        reply = nodes[0].send(Enrol(doc=other.data))
         if not isinstance(reply, Enrolled):
             defended(reply, Code.LEDGER)
             break
@@ -971,7 +971,7 @@ def test_35_many_enrolments_do_not_drop_a_vote(start):
     for number in range(2 * MAX_UNANSWERED):
         run = (1 + number).to_bytes(16, "big")
         document = msgspec.structs.replace(s.document, run=run)
-        assert isinstance(s.nodes[0].tell(Enrol(doc=encode(document))), Enrolled)
+        assert isinstance(s.nodes[0].send(Enrol(doc=encode(document))), Enrolled)
     second = s.deal(attempt=2, who=range(1, 7))
     defended(s.add(0, second, attempt=2), Code.CONFLICT)
 
@@ -993,7 +993,7 @@ def test_35_limit_without_a_ledger_a_lost_vote_counts_among_the_corrupt(start):
 def outsiders_wrap(scene, slot=2, tag=bytes(16)):
     """Return a group secret that a node without a lasting key offers to client 0."""
     secret, public = fresh_key()
-    own = scene.seats[0].public_key
+    own = scene.enrolled[0].public_key
     key = key_agreement.wrap_key(
         key_agreement.pair_secret(secret, own), scene.doc_hash, public, own
     )
@@ -1016,7 +1016,7 @@ def test_36_envelopes_go_to_owners_of_their_keys_only(start, trust):
     peers = [s.peer(i, 0) for i in range(7)]
     peers[3] = Peer(slot=3, public_key=public, tag=s.tag(3, 0))
     if trust == "oblivious-server":
-        reply = s.nodes[0].tell(Keys(doc_hash=s.doc_hash, peers=tuple(peers)))
+        reply = s.nodes[0].send(Keys(doc_hash=s.doc_hash, peers=tuple(peers)))
     else:
         reply = s.ask(0, peers=tuple(peers))
     assert isinstance(reply, Wrapped | Answer)
@@ -1030,7 +1030,7 @@ def test_36_a_key_distributor_needs_a_crowd_and_its_own_key(start):
     peers = [s.peer(i, 0) for i in range(7)]
 
     def keys(*peers):
-        return s.nodes[0].tell(Keys(doc_hash=s.doc_hash, peers=peers))
+        return s.nodes[0].send(Keys(doc_hash=s.doc_hash, peers=peers))
 
     assert isinstance(keys(*peers), Wrapped)
     defended(keys(*peers[1:]), Code.POLICY)
@@ -1077,13 +1077,16 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     stolen = [s.identity(i).secret for i in range(7)]
     for i in range(7):
         for j, sealed in enumerate(recorded[i].sealed):
-            for own, other in ((stolen[j], s.roster.keys[i]), (stolen[j], s.seats[i].public_key)):
+            for own, other in (
+                (stolen[j], s.roster.keys[i]),
+                (stolen[j], s.enrolled[i].public_key),
+            ):
                 for ikm in (
                     key_agreement.agree(own, other),
                     key_agreement.pair_secret(own, other, own, other),
                 ):
                     key = key_agreement.share_key(
-                        ikm, context, i, j, s.seats[i].public_key, s.seats[j].public_key
+                        ikm, context, i, j, s.enrolled[i].public_key, s.enrolled[j].public_key
                     )
                     with pytest.raises(MessageError):
                         key_agreement.unseal(key, sealed, context)
@@ -1116,9 +1119,9 @@ def test_38_refusals_depend_on_the_checksum_word_alone(start):
 
 @pytest.mark.parametrize("protocol", ["flower-kmeans/1", "flower-kmeans/3", "flower-kmeans/2 "])
 def test_39_a_downgrade(start, protocol):
-    s = start(enrolled=False)
+    s = start(set_up=False)
     other = msgspec.structs.replace(s.document, protocol=protocol)
-    defended(s.nodes[0].tell(Enrol(doc=encode(other))), Code.VERSION)
+    defended(s.nodes[0].send(Enrol(doc=encode(other))), Code.VERSION)
 
 
 @pytest.mark.parametrize("trust", PROTECTED)
@@ -1156,15 +1159,15 @@ def test_41_a_server_of_plain_sums_asks_to_add(start, trust):
     request = messages.Add(
         **at, h=ZERO, tag=ZERO, survivors=b"\x7f", public_keys=bytes(224), sealed=(b"x",) * 7
     )
-    defended(s.nodes[0].tell(request), Code.POLICY)
+    defended(s.nodes[0].send(request), Code.POLICY)
 
 
 def test_43_a_client_that_is_not_on_the_roster(start, tmp_path):
-    s = start("clients-only", enrolled=False)
+    s = start("clients-only", set_up=False)
     (key, _) = write_members(tmp_path / "outsider", ["outsider"])
     policy = replace(s.nodes[0].policy, member_key_file=str(key))
     s.nodes[0].policy = policy
-    defended(s.nodes[0].tell(Enrol(doc=s.data)), Code.KEY)
+    defended(s.nodes[0].send(Enrol(doc=s.data)), Code.KEY)
 
 
 def test_49_limit_more_than_tau_members_read_single_answers(start):

@@ -73,7 +73,7 @@ class World:
         elif kind == 2:
             reply = self.send(Enrol(doc=self.scene.data))
             if isinstance(reply, Enrolled):
-                self.scene.seat(0, reply)
+                self.scene.take(0, reply)
         elif kind == 3 and self.rollback and self.directory.exists():
             backup = self.directory.with_name(f"backup-{len(self.backups)}")
             shutil.copytree(self.directory, backup)

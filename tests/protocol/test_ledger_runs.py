@@ -59,8 +59,8 @@ def test_a_restart_before_every_message_changes_nothing(trust, tmp_path):
         for node in cohort.nodes:
             node.restart()
         if not (cohort.trust.is_blind and t == 1):  # whose envelope came with the first request
-            first = encode(cohort.nodes[2].tell(request))
-            assert encode(cohort.nodes[2].tell(request)) == first
+            first = encode(cohort.nodes[2].send(request))
+            assert encode(cohort.nodes[2].send(request)) == first
     session = cohort.nodes[2].session(cohort.doc_hash)
     assert (session.secret, session.ephemeral) == (former.secret, former.ephemeral)
     assert all(isinstance(reply, Finished) for reply in cohort.finish().values())
@@ -82,7 +82,7 @@ def test_attempts_and_changed_records_are_charged_once(trust, tmp_path):
         node.records = node.records + 0.125
         assert all(isinstance(r, Answer) for r in cohort.deal(1, attempt).values())
         assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
-    assert code(cohort.tell(1, cohort.ask_of(1, 1, 2))) == Code.STALE
+    assert code(cohort.send(1, cohort.ask_of(1, 1, 2))) == Code.STALE
 
 
 def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(tmp_path):
@@ -90,12 +90,12 @@ def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(
     before = cohort.deal(1)[1]
     node = cohort.nodes[1]
     node.records = node.records + 0.125
-    renewed = cohort.tell(1, cohort.ask_of(1, 1))
+    renewed = cohort.send(1, cohort.ask_of(1, 1))
     assert code(renewed) == Code.RENEW
     cohort.seat(1, renewed)
-    cohort.take_envelopes(0, cohort.tell(0, cohort.keys_of(0)).envelopes, sorted(cohort.seats))
-    assert code(cohort.tell(1, cohort.ask_of(1, 1))) == Code.CONFLICT  # was answered
-    after = cohort.tell(1, cohort.ask_of(1, 1, 2))
+    cohort.take_envelopes(0, cohort.send(0, cohort.keys_of(0)).envelopes, sorted(cohort.seats))
+    assert code(cohort.send(1, cohort.ask_of(1, 1))) == Code.CONFLICT  # was answered
+    after = cohort.send(1, cohort.ask_of(1, 1, 2))
     assert isinstance(after, Answer)
     assert after.words != before.words
     assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
@@ -105,11 +105,11 @@ def test_a_restored_backup_gives_the_same_bytes(tmp_path):
     cohort = start(tmp_path).set_up()
     node, request = cohort.nodes[1], cohort.ask_of(1)
     backup = file_of(node).read_bytes()
-    first = node.tell(request)
+    first = node.send(request)
     assert isinstance(first, Answer)
     file_of(node).write_bytes(backup)
     assert spent(node) == 0
-    assert node.tell(request) == first
+    assert node.send(request) == first
     assert spent(node) > 0
 
 
@@ -145,8 +145,8 @@ def test_the_end_erases_secrets_from_the_file_and_keeps_charge_answer_and_vote(t
         assert (vote is not None) == cohort.trust.has_committee
         assert vote is None or vote[0] == 3
     # The same document cannot be run again without a charge.
-    assert code(node.tell(Enrol(doc=cohort.run.data))) == Code.STALE
-    assert code(node.tell(cohort.ask_of(0, 1))) == Code.STALE
+    assert code(node.send(Enrol(doc=cohort.run.data))) == Code.STALE
+    assert code(node.send(cohort.ask_of(0, 1))) == Code.STALE
 
 
 @pytest.mark.parametrize("how", ["forget", "30 days"])
@@ -173,7 +173,7 @@ def test_a_run_that_failed_is_forgotten_and_stays_charged(how, tmp_path, monkeyp
         cohort.ask_of(0, 3),
         cohort.finish_of(0),  # it has no result, and does not say that it has
     ):
-        assert code(node.tell(request)) == Code.STALE
+        assert code(node.send(request)) == Code.STALE
     assert not node.results
     assert spent(node) == pytest.approx(cost(cohort.run, 2), rel=1e-9)
 
@@ -190,7 +190,7 @@ def test_enrolments_do_not_let_the_ledger_grow(tmp_path):
     for number in range(4 * MAX_UNANSWERED):
         run = number.to_bytes(16, "big")
         other = start(tmp_path, others=cohort, run=run, **padded(100_000))
-        assert isinstance(node.tell(Enrol(doc=other.run.data)), Enrolled)
+        assert isinstance(node.send(Enrol(doc=other.run.data)), Enrolled)
         sizes.append(file_of(node).stat().st_size)
     assert max(sizes) <= 1.3 * sizes[MAX_UNANSWERED]
     with Ledger(node.policy.state_dir) as ledger:
@@ -201,7 +201,7 @@ def test_enrolments_do_not_let_the_ledger_grow(tmp_path):
     assert all(isinstance(reply, Finished) for reply in cohort.finish().values())
     # A run whose session was dropped is not known any more.
     dropped = start(tmp_path, others=cohort, run=bytes(16), **padded(100_000))
-    assert code(node.tell(Finish(doc_hash=dropped.doc_hash, result=b""))) == Code.NEED
+    assert code(node.send(Finish(doc_hash=dropped.doc_hash, result=b""))) == Code.NEED
 
 
 def padded(n_bytes):
@@ -226,7 +226,7 @@ def test_runs_beyond_the_total_are_refused_before_records_are_read(tmp_path):
     assert not first.refusals + second.refusals
     for node in first.nodes:
         loads = node.n_loads
-        assert code(node.tell(Enrol(doc=third.run.data))) == Code.LEDGER
+        assert code(node.send(Enrol(doc=third.run.data))) == Code.LEDGER
         assert node.n_loads == loads
         assert node.session(third.doc_hash) is None
         assert spent(node) <= total
@@ -257,11 +257,11 @@ def test_a_total_that_is_tightened_during_a_run_holds_from_the_next_message_on(t
     for tight in ({"max_total_epsilon": whole * 0.999}, {"max_total_delta": 1e-30}):
         node.policy = replace(given, max_total_epsilon=whole * 1.001)
         node.policy = replace(node.policy, **tight)
-        assert code(cohort.tell(1, cohort.ask_of(1, 2))) == Code.LEDGER
+        assert code(cohort.send(1, cohort.ask_of(1, 2))) == Code.LEDGER
         assert (node.n_loads, spent(node)) == (loads, whole)
     # As much as the run costs, which was charged as a whole.
     node.policy = replace(given, max_total_epsilon=whole * 1.001)
-    assert isinstance(cohort.tell(1, cohort.ask_of(1, 2)), Answer)
+    assert isinstance(cohort.send(1, cohort.ask_of(1, 2)), Answer)
     assert spent(node) == whole
 
 
@@ -271,15 +271,15 @@ def test_a_ledger_that_cannot_be_used_allows_nothing(trust, tmp_path):
     node, other = cohort.nodes[1], start(tmp_path, trust, others=cohort)
     requests = (cohort.ask_of(1, 1), Enrol(doc=other.run.data))
     node.policy.state_dir.chmod(0o755)
-    assert [code(node.tell(request)) for request in requests] == [Code.LEDGER] * 2
+    assert [code(node.send(request)) for request in requests] == [Code.LEDGER] * 2
     node.policy.state_dir.chmod(0o700)
     kept = file_of(node).read_bytes()
     file_of(node).write_bytes(b"torn" * 500)
-    assert [code(node.tell(request)) for request in requests] == [Code.LEDGER] * 2
+    assert [code(node.send(request)) for request in requests] == [Code.LEDGER] * 2
     file_of(node).write_bytes(kept)
     with sqlite3.connect(file_of(node)) as db:
         db.execute("PRAGMA user_version = 2")
-    assert [code(node.tell(request)) for request in requests] == [Code.LEDGER] * 2
+    assert [code(node.send(request)) for request in requests] == [Code.LEDGER] * 2
 
 
 @pytest.mark.parametrize("torn", [b"{}", b"\x81", b"\xff" * 9])
@@ -287,14 +287,14 @@ def test_a_session_that_cannot_be_read_allows_nothing(torn, tmp_path):
     cohort = start(tmp_path).set_up()
     with sqlite3.connect(file_of(cohort.nodes[1])) as db:
         db.execute("UPDATE runs SET memory = ?", (torn,))
-    assert code(cohort.tell(1, cohort.ask_of(1, 1))) == Code.LEDGER
+    assert code(cohort.send(1, cohort.ask_of(1, 1))) == Code.LEDGER
 
 
 def test_a_policy_that_lost_its_ledger_refuses_the_rest_of_a_private_run(tmp_path):
     cohort = Cohort(tmp_path).set_up()
     node = cohort.nodes[1]
     node.policy = replace(node.policy, in_memory=False)
-    assert code(cohort.tell(1, cohort.ask_of(1, 1))) == Code.LEDGER
+    assert code(cohort.send(1, cohort.ask_of(1, 1))) == Code.LEDGER
 
 
 # --------------------------------------------------------------------------- processes
@@ -364,7 +364,7 @@ def test_another_context_that_comes_in_between_is_a_conflict(tmp_path):
     second = cohort.ask_of(1)
     assert first.root != second.root
     node, replies = cohort.nodes[1], []
-    late = with_another(node, lambda: replies.append(node.tell(second))).tell(first)
+    late = with_another(node, lambda: replies.append(node.send(second))).tell(first)
     assert isinstance(replies[0], Answer)
     assert code(late) == Code.CONFLICT
 
@@ -373,7 +373,7 @@ def test_a_later_attempt_that_comes_in_between_makes_the_answer_stale(tmp_path):
     cohort = start(tmp_path).set_up()
     node, replies = cohort.nodes[1], []
     second = cohort.ask_of(1, 1, 2)
-    late = with_another(node, lambda: replies.append(node.tell(second))).tell(cohort.ask_of(1))
+    late = with_another(node, lambda: replies.append(node.send(second))).tell(cohort.ask_of(1))
     assert isinstance(replies[0], Answer)
     assert code(late) == Code.STALE
 
@@ -396,11 +396,11 @@ def test_of_two_sums_at_once_one_gets_the_vote(tmp_path, monkeypatch):
 
     def later(ledger, *arguments):
         monkeypatch.setattr(Ledger, "vote", vote)
-        replies.append(node.tell(other))
+        replies.append(node.send(other))
         return vote(ledger, *arguments)
 
     monkeypatch.setattr(Ledger, "vote", later)
-    late = node.tell(one)
+    late = node.send(one)
     assert isinstance(replies[0], Added)
     assert code(late) == Code.CONFLICT
 
@@ -412,5 +412,5 @@ def test_a_memory_that_keeps_changing_is_no_answer(tmp_path, monkeypatch):
         raise MemoryChangedError
 
     monkeypatch.setattr(Ledger, "charge", changed)
-    assert code(cohort.tell(1, cohort.ask_of(1))) == Code.INTERNAL
+    assert code(cohort.send(1, cohort.ask_of(1))) == Code.INTERNAL
     assert spent(cohort.nodes[1]) == 0

@@ -34,7 +34,7 @@ class Scene(Cohort):
         As for `Cohort`.
     absent : iterable of int
         Clients that do not enrol.
-    enrolled : bool
+    set_up : bool
         Whether the others do at once.
     """
 
@@ -46,14 +46,14 @@ class Scene(Cohort):
         n: int = 7,
         *,
         absent: Iterable[int] = (),
-        enrolled: bool = True,
+        set_up: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(directory, trust, keys, n, **options)
         self.present: set[int] | None = None
         self.chosen: tuple[int, ...] = ()
         self.absent = set(absent)
-        if enrolled:
+        if set_up:
             self.enrol()
 
     @property
@@ -90,14 +90,14 @@ class Scene(Cohort):
         """Take a client's new session."""
         assert isinstance(reply, Refusal)
         assert reply.commitment is not None, reply
-        self.seat(i, reply)
+        self.take(i, reply)
 
     def wrap_again(self, i: int, by: int) -> None:
         """Let a client that has the group key seal it for one that began a new session."""
-        own, key = self.session(by), self.seats[i].public_key
+        own, key = self.session(by), self.enrolled[i].public_key
         statics = (self.identity(by).secret, self.roster.keys[i]) if self.roster else ()
         shared = key_agreement.pair_secret(own.ephemeral, key, *statics)
-        public = self.seats[by].public_key
+        public = self.enrolled[by].public_key
         seal_key = key_agreement.wrap_key(shared, self.doc_hash, public, key)
         self.envelopes[i] = (by, key_agreement.seal(seal_key, own.group_secret, self.doc_hash))
 
@@ -105,15 +105,15 @@ class Scene(Cohort):
 
     def ask_of(self, index: int, t: int = 1, attempt: int = 1, **changes: Any) -> Ask:
         if self.trust.has_committee and self.blind and not self.envelopes and t == 1:
-            peers = tuple(self.peer(i, index) for i in sorted(self.seats))
+            peers = tuple(self.peer(i, index) for i in sorted(self.enrolled))
             changes = {"peers": peers, **changes}
         return super().ask_of(index, t, attempt, **changes)
 
     def ask(self, i: int, t: int = 1, attempt: int = 1, **changes: Any) -> Reply:
-        return self.tell(i, self.ask_of(i, t, attempt, **changes))
+        return self.send(i, self.ask_of(i, t, attempt, **changes))
 
     def add(self, i: int, answers: Any, t: int = 1, attempt: int = 1, **changes: Any) -> Reply:
-        return self.tell(i, self.add_of(i, answers, t, attempt, **changes))
+        return self.send(i, self.add_of(i, answers, t, attempt, **changes))
 
     def deal(
         self, t: int = 1, attempt: int = 1, who: Iterable[int] | None = None, **changes: Any
@@ -124,7 +124,9 @@ class Scene(Cohort):
             assert isinstance(answer, Answer), (i, answer)
             self.have[i] = t - 1
         if self.blind and not self.envelopes:
-            self.take_envelopes(min(answers), answers[min(answers)].envelopes, sorted(self.seats))
+            self.take_envelopes(
+                min(answers), answers[min(answers)].envelopes, sorted(self.enrolled)
+            )
         return answers
 
     # ------------------------------------------------------------------ rounds
@@ -174,7 +176,7 @@ class Scene(Cohort):
 
     def pair_key(self, i: int, j: int, context: bytes, position: int) -> bytes:
         """Return the key of dealer i's share for committee member j, by the member's secrets."""
-        dealer, own = self.seats[i].public_key, self.session(j).ephemeral
+        dealer, own = self.enrolled[i].public_key, self.session(j).ephemeral
         statics = (self.identity(j).secret, self.roster.keys[i]) if self.roster else ()
         ikm = key_agreement.pair_secret(own, dealer, *statics)
         mine = key_agreement.public_key(own)
