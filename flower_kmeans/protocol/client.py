@@ -332,7 +332,9 @@ class _Conversation:
         if self._copies_records:
             self._loaded = self._memory.load_records(self._doc_hash, session)
             if self._loaded is not None:
-                return True
+                if checks.is_committed(session, self._commitment(session)):
+                    return True
+                self._loaded = None  # other software, or no copy of these records
         if not checks.is_committed(session, self._commitment(session)):
             return False
         if self._copies_records:  # the copy was lost
@@ -461,6 +463,9 @@ class _Conversation:
             raise RefuseError(Code.NEED)
         if entry.t > document.rounds or entry.attempt > document.max_attempts:
             raise MessageError("An entry belongs to no round of the run.")
+        # The transcript's hash covers one of them: the other would be different for each client.
+        if entry.words if self._run.trust.has_committee else entry.shares:
+            raise MessageError("An entry holds the sum of another trust model.")
         survivors = transcript.unpack_survivors(entry.survivors, min(entry.n_slots, MAX_SLOTS))
         checks.require_crowd(self._policy, document, int(survivors.sum()))
         query = encode_arrays(dict(self._run.algorithm.query(self._state()).arrays))
@@ -532,10 +537,12 @@ class _Conversation:
         last = self._memory.last_answer(self._doc_hash)
         checks.require_not_stale(last, t)
         checks.require_attempt_order(last, t, request.attempt)
-        parts = self._protected(request, context, self._vector(query, context))
+        vector = self._vector(query, context)
+        parts = self._protected(request, context, vector)
         digest = hashlib.sha256(b"".join(parts)).digest()
         answer = LastAnswer(t, request.attempt, context, digest)
         checks.require_one_answer(last, answer)
+        session.answered = context + vector.astype("<i8").tobytes()
         self._write(lambda: self._memory.answer(self._doc_hash, answer, run.price, session))
         if run.trust.has_committee:
             return Answer(doc_hash=self._doc_hash, tag=tag, sealed=parts, envelopes=envelopes)
@@ -564,9 +571,7 @@ class _Conversation:
         vector = algorithm.flatten(algorithm.answer(query, grid), query.round)
         if run.trust.shares_noise:
             vector = vector + removal.client_noise(run, query.round, session.secret, context)
-        vector = np.append(vector, np.int64(1))
-        session.answered = context + vector.astype("<i8").tobytes()
-        return vector
+        return np.append(vector, np.int64(1))
 
     def _protected(self, request: Ask, context: bytes, vector: Integers) -> tuple[bytes, ...]:
         """Return a vector as it leaves the client: one part, or one for each position."""

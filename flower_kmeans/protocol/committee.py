@@ -113,9 +113,10 @@ class Committee:
         MessageError
             If it is no list of at most 64 slots of the cohort, ascending, with different keys.
         """
-        rows = [data[start : start + _ROW_BYTES] for start in range(0, len(data), _ROW_BYTES)]
-        if not 1 <= len(rows) <= MAX_POSITIONS or len(rows[-1]) != _ROW_BYTES:
+        n_rows, rest = divmod(len(data), _ROW_BYTES)
+        if not 1 <= n_rows <= MAX_POSITIONS or rest:
             raise MessageError("The committee's list has the wrong length.")
+        rows = [data[start : start + _ROW_BYTES] for start in range(0, len(data), _ROW_BYTES)]
         slots = tuple(int.from_bytes(row[:4], "little") for row in rows)
         keys = tuple(b"" if row[4:] == _ABSENT else row[4:] for row in rows)
         if list(slots) != sorted(set(slots)) or slots[-1] >= n_slots:

@@ -183,7 +183,10 @@ def decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
         if len(value.data) != 8 * size:
             raise MessageError(_MALFORMED)
         flat = np.frombuffer(value.data, dtype=value.dtype)
-        array = flat.astype(flat.dtype.newbyteorder("=")).reshape(value.shape)
+        try:
+            array = flat.astype(flat.dtype.newbyteorder("=")).reshape(value.shape)
+        except ValueError:  # no memory has so many addresses, although the array is empty
+            raise MessageError(_MALFORMED) from None
         if not np.isfinite(array).all():
             raise MessageError(_MALFORMED)
         arrays[name] = array

@@ -191,7 +191,7 @@ def test_08_a_committee_that_the_server_chose(start):
     chosen = range(64)
     assert set(chosen) != set(s.committee().slots)
     s.frame(committee=chosen)
-    defended(s.ask(s.committee().slots[1]), Code.POLICY)
+    defended(s.ask(s.committee().slots[1], attempt=2), Code.POLICY)  # it may be the one above
 
 
 @pytest.mark.parametrize("trust", SHARED)

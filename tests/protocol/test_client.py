@@ -656,6 +656,22 @@ def test_under_shares_nothing_shows_that_records_changed(
 
 
 @pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_refused_query_in_between_shows_no_change_of_records(
+    tmp_path: Path, ledger: bool, changed: bool
+) -> None:
+    """What was answered is kept although another query of the attempt was refused."""
+    cohort = Cohort(tmp_path, ledger=ledger).set_up()
+    first = cohort.deal(who=[0])[0]
+    if changed:
+        cohort.nodes[0].records = records_of(99)
+    arrays = {k: v.copy() for k, v in cohort.run.algorithm.query(cohort.state).arrays.items()}
+    next(iter(arrays.values())).flat[0] -= 1
+    assert code(cohort.deal(who=[0], query=encode_arrays(arrays))[0]) == Code.CONFLICT
+    assert cohort.deal(who=[0])[0] == first
+
+
+@pytest.mark.parametrize("ledger", [False, True])
 def test_a_client_that_commits_to_its_records_reads_them_once(tmp_path: Path, ledger: bool) -> None:
     """Whatever happens to the records: the run goes on with those of its beginning."""
     cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger).set_up()
@@ -741,12 +757,28 @@ def test_without_a_copy_a_run_goes_on_with_changed_records(tmp_path: Path) -> No
     assert len({node.results[0].centroids.tobytes() for node in cohort.nodes}) == 1
 
 
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("ledger", [False, True])
 def test_other_software_is_another_commitment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: bool, copy: bool
 ) -> None:
-    cohort = Cohort(tmp_path, "oblivious-server", policy={"copy_records": False}).set_up()
+    """Other software may answer with another vector, which the same mask must not cover."""
+    cohort = Cohort(
+        tmp_path, "oblivious-server", ledger=ledger, policy={"copy_records": copy}
+    ).set_up()
     monkeypatch.setattr(client, "SOFTWARE", "flower-kmeans 9.9")
     assert code(cohort.deal(who=[0])[0]) == Code.RENEW
+
+
+def test_a_file_with_other_records_is_no_copy(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path, "oblivious-server", ledger=True).set_up()
+    node = cohort.nodes[0]
+    (path,) = Path(str(node.policy.state_dir)).glob("records*")
+    copy = path.read_bytes()
+    np.save(path, records_of(99))
+    assert isinstance(cohort.deal(who=[0])[0], Answer)
+    assert path.read_bytes() == copy
+    assert node.n_loads == 2
 
 
 # ------------------------------------------------------------------------------ keys
@@ -935,7 +967,9 @@ def test_entries_that_are_refused_leave_the_head_where_it_is(tmp_path: Path, tru
     if trust == "oblivious-server":
         refused += [((replace(two, words=b""),), Code.GARBAGE)]
         refused += [((replace(two, words=two.words + bytes(8)),), Code.GARBAGE)]
+        refused += [((replace(two, shares=((0, b"0"),)),), Code.BAD_MESSAGE)]
     else:
+        refused += [((replace(two, words=b"0"),), Code.BAD_MESSAGE)]
         refused += [((replace(two, packing=0),), Code.BAD_MESSAGE)]
         refused += [((replace(two, packing=6),), Code.BAD_MESSAGE)]
         refused += [((replace(two, packing=2),), Code.GARBAGE)]

@@ -1,6 +1,7 @@
 """Committees: who is in them, how many may be corrupt, and the list that travels."""
 
 import math
+import tracemalloc
 from fractions import Fraction
 
 import pytest
@@ -167,6 +168,17 @@ A, B = keys_of(2)
 def test_malformed_lists_are_refused(data):
     with pytest.raises(MessageError):
         Committee.decode(data, 9 if len(data) < 100 else 100, 1)
+
+
+def test_a_list_that_is_too_long_is_not_read():
+    data = bytes(36 * 2**16)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MessageError):
+            Committee.decode(data, 10, 1)
+        assert tracemalloc.get_traced_memory()[1] < 2**16
+    finally:
+        tracemalloc.stop()
 
 
 # ------------------------------------------------------------------------------ thresholds

@@ -357,6 +357,8 @@ def test_other_bytes_are_no_arrays(data):
 def test_empty_arrays_have_any_shape_with_a_zero():
     data = packed(shape=(0, 2**31 - 1, 2), data=b"")
     assert decode_arrays(data)["a"].shape == (0, 2**31 - 1, 2)
+    with pytest.raises(MessageError):  # but for those that no memory has
+        decode_arrays(packed(shape=(0, 2**31 - 1, 2**31 - 1), data=b""))
 
 
 def test_sizes_are_compared_before_anything_is_made():
