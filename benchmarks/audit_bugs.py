@@ -7,6 +7,7 @@ that is positive where only one of the neighbours can have given the sums. The s
 of the code as it is, where it must stay below the claim.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -14,8 +15,18 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from audit_cells import COLUMNS, COST, N_CLIENTS, PAPER, WEIGHTED, Cell, FloatArray
-from audit_runs import Answers, IntArray, Score, Views, log_likelihood
+from audit_cells import (
+    BELOW,
+    BEYOND,
+    COLUMNS,
+    COST,
+    N_CLIENTS,
+    PAPER,
+    WEIGHTED,
+    Cell,
+    FloatArray,
+)
+from audit_runs import KNOWN_KEY, Answers, IntArray, Score, Views, log_likelihood
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
@@ -33,11 +44,14 @@ from flower_kmeans.algorithms.feddp_plan import FedDPPlan
 from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
 from flower_kmeans.assignment import assign
 from flower_kmeans.domain import GridRecords
-from flower_kmeans.federation import coordinator, release
 from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
-from flower_kmeans.secagg import masks
+from flower_kmeans.protocol import noise as round_noise
+from flower_kmeans.protocol import removal, server
+from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg.base import Sharing
+from flower_kmeans.secagg.shares import SharedSum
 
 Patch = Callable[[], AbstractContextManager[object]]
 
@@ -85,7 +99,7 @@ Drawer = Callable[[Release, FloatArray, Stream], IntArray]
 
 def _drawing(drawer: Drawer) -> Patch:
     """Put another function in the place of the server's draw of one release."""
-    return lambda: mock.patch.object(release, "draw", drawer)
+    return lambda: mock.patch.object(round_noise, "draw", drawer)
 
 
 def _halved(each: Release, units: FloatArray, stream: Stream) -> IntArray:
@@ -115,7 +129,7 @@ def _too_many_shares() -> AbstractContextManager[object]:
     def drawer(each: Release, units: FloatArray, shares: int, stream: Stream) -> IntArray:
         return draw_share(each, units, N_CLIENTS, stream)
 
-    return mock.patch.object(release, "draw_share", drawer)
+    return mock.patch.object(round_noise, "draw_share", drawer)
 
 
 def _later_radius() -> AbstractContextManager[object]:
@@ -195,11 +209,33 @@ def _public_noise() -> AbstractContextManager[object]:
         def fresh(cls) -> Stream:
             return Stream.from_key(_PUBLIC_KEY)
 
-    return mock.patch.object(coordinator, "Stream", Seeded)
+    return mock.patch.object(server, "Stream", Seeded)
 
 
 def _public_shares() -> AbstractContextManager[object]:
-    return mock.patch.object(masks, "noise_key", return_value=_PUBLIC_KEY)
+    return mock.patch.object(removal, "noise_key", return_value=_PUBLIC_KEY)
+
+
+def _one_share_missing() -> AbstractContextManager[object]:
+    """Leave out the noise of the first client, the one that is attacked."""
+    real, calls = removal.noise_share, itertools.count()
+
+    def shares(algorithm: Algorithm, *given: Any) -> IntArray:
+        drawn = real(algorithm, *given)
+        return drawn if next(calls) % N_CLIENTS else np.zeros_like(drawn)
+
+    return mock.patch.object(removal, "noise_share", shares)
+
+
+def _known_share_key() -> AbstractContextManager[object]:
+    return mock.patch.object(key_agreement, "share_key", return_value=KNOWN_KEY)
+
+
+def _short_polynomials() -> AbstractContextManager[object]:
+    def short(self: SharedSum, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
+        return Sharing(n_positions, n_corrupt, n_corrupt, 1)
+
+    return mock.patch.object(SharedSum, "set_up", short)
 
 
 # --------------------------------------------------------------------------- guesses
@@ -284,6 +320,7 @@ _TRUSTED = "trusted-server"
 def bugs() -> list[Bug]:
     """Return all planted bugs."""
     glloyd, fast = Cell("GLloyd", _TRUSTED), Cell("FastLloyd", _TRUSTED)
+    hidden_shares = Cell("GLloyd", "clients-only")
     shared, hidden = Cell("GLloyd", "distributed-noise"), Cell("FastLloyd", "oblivious-server")
 
     def make(name: str, what: str, cell: Cell, patch: Patch, **more: Any) -> Bug:
@@ -301,6 +338,32 @@ def bugs() -> list[Bug]:
             "clients divide the noise by their number, colluders included",
             shared,
             _too_many_shares,
+        ),
+        make(
+            "a share of the noise missing",
+            "the first client adds no noise, others theirs",
+            shared,
+            _one_share_missing,
+            at_once=False,
+        ),
+        make(
+            "own noise missing",
+            "the first client adds no noise, and its answers are opened",
+            replace(hidden_shares, variant=BEYOND),
+            _one_share_missing,
+            at_once=False,
+        ),
+        make(
+            "share key known",
+            "shares are sealed under a key that the server knows",
+            replace(hidden_shares, variant=BELOW),
+            _known_share_key,
+        ),
+        make(
+            "threshold too small",
+            "polynomials hide an answer from f shares, and not from tau",
+            replace(hidden_shares, variant=BELOW),
+            _short_polynomials,
         ),
         make(
             "radius of the wrong round",

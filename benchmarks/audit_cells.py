@@ -10,7 +10,7 @@ held a radius away.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,8 +27,11 @@ CLIENT_RECORDS = 10
 MANY = 60
 """Records of the client that is attacked."""
 
-WITH_SERVER = "server and client"
-"""Variant in which the server is one of those who attack: it opens every client's answer."""
+BELOW = "below the threshold"
+"""Variant in which the server and as many committee members as the threshold allows look at one
+client's answers, in the shares that they hold."""
+BEYOND = "beyond the threshold"
+"""Variant in which so many committee members pool their shares that one client's answers open."""
 
 COALITION = "2 of 4 collude"
 """Variant with more clients, of which more than one collude."""
@@ -41,13 +44,26 @@ SEES = {
     "oblivious-server": "a client or reader of results: opens every sum with the group key, does "
     "not know the server's noise",
     "trusted-server": "a client or outsider: sees every noisy sum",
-    "distributed-noise": f"whoever sees every sum, and {COLLUDERS} of {N_CLIENTS} clients, whose "
-    "share of the noise it subtracts",
-    COALITION: "whoever sees every sum, and 2 of 4 clients, whose shares of the noise it subtracts",
-    WITH_SERVER: "the server together with a client, under `distributed-noise`: opens the attacked "
-    "client's own answers, which its own share of the noise covers; the claim is √M' μ",
+    "distributed-noise": f"the server, which opens every sum, and {COLLUDERS} of {N_CLIENTS} "
+    "clients, whose share of the noise it subtracts",
+    "clients-only": f"the server and {COLLUDERS} of {N_CLIENTS} clients, which open every sum and "
+    "subtract their own share of the noise",
+    COALITION: "the server and 2 of 4 clients, whose shares of the noise it subtracts",
+    BELOW: "the server, which holds all sealed shares of one client's answers, and as many "
+    "committee members as the threshold allows, who open their own; the claim is that they see "
+    "nothing, ε = 0",
+    BEYOND: "as many committee members as open a sum, with the shares of one client's answers, "
+    "which its own share of the noise covers; the claim is √M' μ",
 }
 
+
+SHARED = ("distributed-noise", "clients-only")
+_ALL = ("oblivious-server", *SHARED, "trusted-server")
+TRUSTS = dict.fromkeys(("FastLloyd", "GLloyd", "PEMeans", "HDPEMeans", "SynopsisKMeans"), _ALL) | {
+    "SuLloyd": ("oblivious-server", "trusted-server"),
+    "FedDPKMeans": ("distributed-noise", "trusted-server"),
+}
+"""Private trust models of every strategy."""
 
 PAPER = "paper, two rounds"
 """Variant without FastLloyd's relocation, in which each round's radius is the noise's unit."""
@@ -91,14 +107,15 @@ class Setting:
         The clients' records without what is attacked, in the user's units.
     target : ndarray of shape (n, d)
         What the first client holds beside them, or not.
-    alone : bool
-        Whether the first client's own answers are seen, and not the sums.
+    view : {"sums", "below", "beyond"}
+        Whether the sums are seen, or the first client's own answers in shares, of so few committee
+        members that these say nothing, or of so many that they open.
     """
 
     strategy: KMeansStrategy
     background: list[FloatArray]
     target: FloatArray
-    alone: bool = False
+    view: Literal["sums", "below", "beyond"] = "sums"
 
     def partitions(self, present: bool) -> list[FloatArray]:
         """Return the clients' records, with the target or without."""
@@ -108,7 +125,12 @@ class Setting:
     @property
     def shared(self) -> bool:
         """Whether the clients add the noise."""
-        return self.strategy.trust == "distributed-noise"
+        return self.strategy.trust_model.shares_noise
+
+    @property
+    def alone(self) -> bool:
+        """Whether the first client's own answers are seen, and not the sums."""
+        return self.view != "sums"
 
     @property
     def n_clients(self) -> int:
@@ -118,7 +140,7 @@ class Setting:
     @property
     def shares(self) -> int:
         """How many clients' shares make up the planned noise: M'."""
-        return self.n_clients - int(self.strategy.colluders)
+        return self.n_clients - int(self.strategy.max_colluders)
 
 
 def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
@@ -128,13 +150,17 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
     for epsilon in epsilons:
         for unit in ("record", "client"):
             for strategy in (*private, "SynopsisKMeans"):
-                for trust in getattr(strategies, strategy).TRUSTS:
+                for trust in TRUSTS[strategy]:
                     found.append(Cell(strategy, trust, unit, epsilon))
             found.append(Cell("FedDPKMeans", "trusted-server", unit, epsilon, "laplace"))
-            for trust in strategies.SuLloyd.TRUSTS if unit == "record" else ():
+            for trust in TRUSTS["SuLloyd"] if unit == "record" else ():
                 found.append(Cell("SuLloyd", trust, unit, epsilon, COLUMNS))
-            for strategy in ("GLloyd", "FedDPKMeans"):
-                found.append(Cell(strategy, "distributed-noise", unit, epsilon, WITH_SERVER))
+            for strategy, trust in (
+                ("GLloyd", "clients-only"),
+                ("FedDPKMeans", "distributed-noise"),
+            ):
+                for variant in (BELOW, BEYOND):
+                    found.append(Cell(strategy, trust, unit, epsilon, variant))
             found.append(Cell("GLloyd", "distributed-noise", unit, epsilon, COALITION))
             variants = [(name, COST) for name in ("FastLloyd", "GLloyd", "FedDPKMeans")]
             variants.append(("FedDPKMeans", RELATIVE))
@@ -154,13 +180,14 @@ def setting_of(cell: Cell) -> Setting:
         "min_clients": n_clients,
         "trust": cell.trust,
     }
-    if cell.trust == "distributed-noise":
-        options["colluders"] = colluders
+    if cell.trust in SHARED:
+        options["max_colluders"] = colluders
     if cell.variant == COST:
         options["cost"] = True
     budget = PrivacyBudget(cell.epsilon, DELTA, cell.unit)
     setting: Setting = _SETTINGS[cell.strategy](cell, budget, options)
-    return replace(setting, alone=cell.variant == WITH_SERVER)
+    views: dict[str, Literal["below", "beyond"]] = {BELOW: "below", BEYOND: "beyond"}
+    return replace(setting, view=views.get(cell.variant, "sums"))
 
 
 # --------------------------------------------------------------------------- strategies

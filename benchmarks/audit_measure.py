@@ -156,7 +156,7 @@ def attack(
         confidence=effort.confidence,
         mu_bound=float(mu_bound),
         epsilon_bound=bound,
-        ratio=bound / claimed,
+        ratio=bound / claimed if claimed else math.nan,
         verdict=DIFFERENT if sigmas > FEWEST_SIGMAS else verdict,
         seconds=time.monotonic() - began,
         adversary=cell.sees,

@@ -1,43 +1,42 @@
 """Runs of the privacy audit: recorded whole runs, repetitions of noise alone, and their scores.
 
 A recorded run is one through ``simulate``, strategy and client code, of which the adversary's view
-is kept: the opened sums of all rounds, less the noise shares of the clients that collude with it.
-Where the server attacks with a client, it is the first client's answers without their masks.
+is kept: the opened sums of all rounds, less the noise shares of the clients that collude with it;
+or the first client's answers, as far as the shares that it holds open them.
 
-A repetition calls answers and noise themselves. Where clients follow the queries from the sums,
-every repetition follows its own; where the server asks, it asks those of a recorded run again,
-which it may (docs/threat-model.md, 18). A repetition has one noise, for both neighbours.
+A repetition calls answers and noise themselves, and deals answers in shares where these are seen.
+Where updates are cheap, every repetition follows its own queries; otherwise it asks those of a
+recorded run again, which a server may (docs/threat-model.md, 18). A repetition has one noise, for
+both neighbours.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from audit_cells import DELTA, FloatArray, Setting
-from flwr.app import Message
 from numpy.typing import NDArray
 
-from flower_kmeans import simulate, simulation
+from flower_kmeans import simulate
 from flower_kmeans.algorithms import Query, State
 from flower_kmeans.algorithms.lloyd import LloydFamily
 from flower_kmeans.domain import GridRecords
-from flower_kmeans.federation import coordinator, release
-from flower_kmeans.federation.arrays import encode_arrays
-from flower_kmeans.federation.life import Life, load_life
-from flower_kmeans.federation.messages import RECORD_KEY
-from flower_kmeans.federation.transcript import first_hash, next_hash, question_hash, unpack_words
+from flower_kmeans.errors import MessageError
 from flower_kmeans.initialization import public_generator
 from flower_kmeans.privacy.audit import log_likelihood_ratio
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol.in_process import InProcessGrid
-from flower_kmeans.secagg import masks
-from flower_kmeans.secagg.ring import from_ring
+from flower_kmeans.protocol import client, removal, server
+from flower_kmeans.protocol import noise as round_noise
+from flower_kmeans.protocol.messages import Ask
+from flower_kmeans.secagg import key_agreement
+from flower_kmeans.secagg.base import Sharing, SumContext, secure_sum
 
 IntArray = NDArray[np.int64]
 
@@ -123,18 +122,18 @@ class Answers:
     def noise(self, query: Query) -> tuple[IntArray, IntArray]:
         """Draw a round's noise: what the adversary does not know of it, and what it knows."""
         if not self.setting.shared:
-            noise = release.server_noise(
-                self.algorithm, self.plan, query, coordinator.Stream.fresh()
+            drawn = round_noise.server_noise(
+                self.algorithm, self.plan, query.round, server.Stream.fresh()
             )
-            return noise, np.zeros_like(noise)
+            return drawn, np.zeros_like(drawn)
         context, shares = token(32), self.setting.shares
         drawn = [
-            release.noise_share(
+            removal.noise_share(
                 self.algorithm,
                 self.plan,
-                query,
+                query.round,
                 shares,
-                Stream.from_key(masks.noise_key(token(32), context)),
+                Stream.from_key(removal.noise_key(token(32), context)),
             )
             for _ in range(self.setting.n_clients)
         ]
@@ -147,16 +146,16 @@ class Answers:
         parties = self.setting.n_clients if self.setting.shared else 1
         drawn = np.zeros((parties, many, words), dtype=np.int64)
         places, shares = self.algorithm.places(query.round), self.setting.shares
-        for noise in drawn:
-            stream = coordinator.Stream.fresh()
+        for each_drawn in drawn:
+            stream = server.Stream.fresh()
             for each in self.plan.rounds[query.round - 1]:
                 own = np.concatenate([places[name] for name in each.blocks])
                 tiled = np.tile(units[own], many)
                 if self.setting.shared:
-                    found = release.draw_share(each, tiled, shares, stream)
+                    found = round_noise.draw_share(each, tiled, shares, stream)
                 else:
-                    found = release.draw(each, tiled, stream)
-                noise[:, own] = found.reshape(many, -1)
+                    found = round_noise.draw(each, tiled, stream)
+                each_drawn[:, own] = found.reshape(many, -1)
         unknown = shares if self.setting.shared and not self.setting.alone else 1
         return drawn[:unknown].sum(axis=0), drawn[unknown:].sum(axis=0)
 
@@ -174,7 +173,9 @@ class Answers:
 
     @property
     def epsilon(self) -> float:
-        """The claimed epsilon at the plan's delta."""
+        """The claimed epsilon at the plan's delta; 0 where nothing may be seen."""
+        if self.setting.view == "below":
+            return 0.0
         if self.mu is None or not self.setting.alone:
             return self.plan.epsilon()
         return epsilon_of_mu(self.mu, DELTA)
@@ -217,75 +218,171 @@ def log_likelihood(answers: Answers, views: Views) -> FloatArray:
     return total
 
 
+# --------------------------------------------------------------------------- shares
+
+KNOWN_KEY = bytes(64)
+"""The key that everybody knows: no share may be sealed under it."""
+_SECRETS = [bytes([i + 1]) * 32 for i in range(8)]
+_PUBLIC = [key_agreement.public_key(secret) for secret in _SECRETS]
+
+
+def held_by(setting: Setting) -> tuple[int, ...]:
+    """Return whose shares of the first client's answers are pooled: the last members'.
+
+    tau of them below the threshold, by the formula of docs/protocol.md, section 3; else all.
+    """
+    m, f = setting.n_clients, int(setting.strategy.max_colluders)
+    tau = f + 2 * (m - f) // 3
+    return tuple(range(m))[-tau:] if setting.view == "below" else tuple(range(m))
+
+
+def guessed(sums: SumContext, held: Mapping[int, bytes], sealed: Mapping[int, bytes]) -> IntArray:
+    """Return what an adversary makes of shares that it holds, and of others that are sealed.
+
+    It tries the key that everybody knows. With fewer shares than open a sum it takes the
+    polynomials for shorter than they are.
+    """
+    shares = dict(held)
+    for position, data in sealed.items():
+        try:
+            shares[position] = key_agreement.unseal(KNOWN_KEY, data, sums.digest)
+        except MessageError:
+            continue
+    sharing = sums.sharing
+    if sharing is not None and len(shares) < sharing.threshold:
+        fewer = Sharing(
+            sharing.n_positions,
+            sharing.n_corrupt,
+            len(shares) - sharing.packing,
+            sharing.packing,
+        )
+        sums = replace(sums, sharing=fewer)
+    alone = np.zeros(sums.n_slots, dtype=np.bool_)
+    alone[0] = True
+    vector: IntArray = secure_sum("shares").open(shares, alone, sums).vector
+    return vector[:-1]
+
+
+def dealt(setting: Setting, words: IntArray) -> IntArray:
+    """Return what the adversary makes of one vector that the first client deals, (words,)."""
+    m, f = setting.n_clients, int(setting.strategy.max_colluders)
+    kind, held = setting.strategy.trust_model.sum, held_by(setting)
+    sums = SumContext(token(32), len(words) + 1, m, sharing=kind.set_up(m, f, m))
+    parts = kind.protect(np.append(words, np.int64(1)), sums, 0, token(32))
+    sealed = {}
+    for position in set(range(m)) - set(held):
+        shared = key_agreement.pair_secret(_SECRETS[0], _PUBLIC[position])
+        keys = _PUBLIC[0], _PUBLIC[position]
+        key = key_agreement.share_key(shared, sums.digest, 0, position, *keys)
+        sealed[position] = key_agreement.seal(key, parts[position], sums.digest)
+    return guessed(sums, {position: parts[position] for position in held}, sealed)
+
+
+def in_shares(answers: Answers, views: Views) -> Views:
+    """Return views of the first client's answers as the adversary has them, in shares.
+
+    All repetitions of a round are dealt as one vector: each block has polynomials of its own.
+    """
+    rounds = range(1, answers.algorithm.n_rounds + 1)
+    ends = np.cumsum([answers.algorithm.words(number) for number in rounds])[:-1]
+    seen = [
+        dealt(answers.setting, words.ravel()).reshape(words.shape)
+        for words in np.split(views.residual, ends, axis=1)
+    ]
+    return Views(np.concatenate(seen, axis=1), views.change)
+
+
 # --------------------------------------------------------------------------- whole runs
 
 
-class _RecordingGrid(InProcessGrid):
-    """A grid that shows what its nodes remember."""
+@dataclass
+class _Record:
+    """What is kept of a whole run.
 
-    last: "_RecordingGrid"
+    Attributes
+    ----------
+    sums : dict of int to ndarray
+        The opened sums, by round.
+    states : dict of int to State
+        Before these.
+    noise : dict of (int, int) to ndarray
+        Every client's noise, by round and slot.
+    guesses : dict of int to ndarray
+        What the adversary makes of the first client's shares, by round.
+    """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        _RecordingGrid.last = self
-        self.answers: dict[bytes, bytes] = {}
+    setting: Setting
+    sums: dict[int, IntArray] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
+    noise: dict[tuple[int, int], IntArray] = field(default_factory=dict)
+    guesses: dict[int, IntArray] = field(default_factory=dict)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-        """Yield the replies, and keep the first client's masked answers by their context."""
-        for reply in super().pull_messages(message_ids):
-            record = reply.content[RECORD_KEY] if reply.has_content() else {}
-            if record.get("kind") == "round" and reply.metadata.src_node_id == min(self._contexts):
-                self.answers[record["ctx"]] = record["words"]
-            yield reply
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep what passes the functions of clients and server."""
+        kind, conversation = type(self.setting.strategy.algorithm), client._Conversation
+        update, protected = kind.update, conversation._protected
+        protect, client_noise = removal.protect, removal.client_noise
+        last: dict[str, Any] = {}
 
-    def lives(self, doc_hash: bytes) -> list[Life]:
-        """Return the clients' lives in a run."""
-        found = [load_life(context.state, doc_hash) for context in self._contexts.values()]
-        return [life for life in found if life is not None]
+        def updating(own: Any, state: State, answer: Any, *more: Any) -> State:
+            number = state.round + 1
+            self.sums.setdefault(number, own.flatten(answer, number))
+            self.states.setdefault(number, state)
+            return update(own, state, answer, *more)
+
+        def noising(*given: Any) -> IntArray:
+            last["noise"] = client_noise(*given)
+            return last["noise"]
+
+        def protecting(run: Any, vector: Any, sums: SumContext, *more: Any) -> tuple[bytes, ...]:
+            last["parts"], last["sums"] = protect(run, vector, sums, *more), sums
+            return last["parts"]
+
+        def sealing(own: Any, request: Ask, *more: Any) -> tuple[bytes, ...]:
+            sealed = protected(own, request, *more)
+            if "noise" in last:
+                self.noise[request.t, request.slot] = last["noise"]
+            if self.setting.alone and request.slot == 0:
+                held = held_by(self.setting)
+                own_shares = {position: last["parts"][position] for position in held}
+                others = {j: part for j, part in enumerate(sealed) if j not in held}
+                self.guesses[request.t] = guessed(last["sums"], own_shares, others)
+            return sealed
+
+        with ExitStack() as stack:
+            for target, name, replacement in (
+                (kind, "update", updating),
+                (removal, "client_noise", noising),
+                (removal, "protect", protecting),
+                (conversation, "_protected", sealing),
+            ):
+                stack.enter_context(mock.patch.object(target, name, replacement))
+            yield
 
 
 def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
     """Run the strategy over its clients, and return the queries and the adversary's view."""
-    lives: list[Life] = []
-
-    def remember(_: Any) -> None:
-        doc_hash = setting.strategy._run_state.run.document.doc_hash
-        lives[:] = _RecordingGrid.last.lives(doc_hash)  # before the delivery erases them
-
-    with mock.patch.object(simulation, "InProcessGrid", _RecordingGrid):
-        simulate(setting.strategy, setting.partitions(present), on_round=remember)
-    server = setting.strategy._run_state
-    document, answers = server.run.document, Answers(setting)
-    chain, state = first_hash(document.doc_hash), answers.start()
-    queries, residuals, changes = [], [], []
-    for closed in server.closed:
-        entry = closed.entry
-        context, words = entry.context(document.doc_hash, chain), entry.words
-        if document.is_masked:  # as every client does
-            key = masks.mask_key(lives[-1].group_key, context)
-            words = words - masks.correction(key, entry.survivors, len(words))
-        total, query = from_ring(words[:-1]), answers.algorithm.query(state)
+    record, answers = _Record(setting), Answers(setting)
+    with record.recording():
+        simulate(setting.strategy, setting.partitions(present))
+    state, queries, residuals, changes = answers.start(), [], [], []
+    for number in range(1, answers.algorithm.n_rounds + 1):
+        for name, array in record.states[number].arrays.items():
+            if not np.array_equal(array, state.arrays[name]):
+                raise RuntimeError("The states of the run are not those of the replay.")
+        total, query = record.sums[number], answers.algorithm.query(state)
         if setting.alone:
-            place = masks.mask(key, lives[0].index, entry.m, len(words))
-            sent = unpack_words(_RecordingGrid.last.answers[context]) - place
-            seen = from_ring(sent[:-1]) - answers.own_without(query)
+            seen = record.guesses[number] - answers.own_without(query)
         else:
             seen = total - answers.without(query)
-        if server.run.server_asks:
-            asked = question_hash(encode_arrays(query.arrays))
-            if asked != entry.question_hash:
-                raise RuntimeError("The queries that were asked are not those of the replay.")
-        known = np.zeros_like(total)
-        colluding = lives[setting.shares :] if setting.shared and not setting.alone else ()
-        for life in colluding:
-            stream = Stream.from_key(masks.noise_key(life.secret, context))
-            known += release.noise_share(
-                answers.algorithm, answers.plan, query, document.shares, stream
-            )
+            if setting.shared:  # the last clients collude
+                for slot in range(setting.shares, setting.n_clients):
+                    seen = seen - record.noise[number, slot]
         queries.append(query)
-        residuals.append(seen - known)
+        residuals.append(seen)
         changes.append(answers.change(query))
-        state, chain = answers.after(state, total), next_hash(chain, context, entry)
+        state = answers.after(state, total)
     return queries, Views(np.concatenate(residuals)[None], np.concatenate(changes)[None])
 
 
@@ -316,10 +413,14 @@ def repeated(
             for each in zip(*by_run, strict=True)
         ]
     if isinstance(answers.algorithm, LloydFamily):  # updates are cheap
-        return _following(answers, drawn)
-    noise = np.concatenate([unknown for unknown, _ in drawn], axis=1)
-    change = np.concatenate([answers.change(query) for query in queries])
-    return Views(noise, change), Views(noise + change, change)
+        views = _following(answers, drawn)
+    else:
+        unknown = np.concatenate([each for each, _ in drawn], axis=1)
+        change = np.concatenate([answers.change(query) for query in queries])
+        views = Views(unknown, change), Views(unknown + change, change)
+    if answers.setting.alone:
+        return in_shares(answers, views[0]), in_shares(answers, views[1])
+    return views
 
 
 def _following(answers: Answers, drawn: list[tuple[IntArray, IntArray]]) -> tuple[Views, Views]:

@@ -100,7 +100,7 @@ def usable_records(
 def named_columns(records: Any) -> tuple[str, ...] | None:
     """Return the names that a table gives its columns, or ``None`` if it has no such names.
 
-    What is no text is told by its type, which no name of a run is, and never by its value.
+    A name that is no text appears as its type, which no name of a run is, and never as its value.
     """
     # In this order: the `columns` of a pyarrow table are not names.
     for attribute in ("column_names", "columns"):
@@ -177,7 +177,7 @@ def as_number(cell: Any) -> float:
 def _row_by_row(records: Any, n_features: int) -> FloatArray | None:
     """Return records of any kind, with NaN where a row is malformed; ``None`` if they have no rows.
 
-    What has rows of its own is told by its type and shape, which no single record decides.
+    Whether an object has rows follows from its type and shape, which no single record decides.
     """
     if isinstance(records, np.ma.MaskedArray):
         return None

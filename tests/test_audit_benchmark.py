@@ -12,11 +12,12 @@ from unittest import mock
 import numpy as np
 import pytest
 from deployments import load_script
-from flower_kmeans.federation import release
 
 from flower_kmeans import strategies
 from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.privacy.calibration import epsilon_of_mu
+from flower_kmeans.protocol import noise as round_noise
+from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.strategies import KMeansStrategy
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -41,30 +42,37 @@ def parts(audit):
 # --------------------------------------------------------------------------- what is looked at
 
 
-def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(audit):
+def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(audit, parts):
     listed = {(cell.strategy, cell.trust, cell.unit) for cell in audit.cells()}
-    wanted = {
-        (name, trust, unit)
+    made = {
+        name: parts.setting_of(parts.Cell(name, "trusted-server")).strategy
         for name in strategies.__all__
-        if issubclass(kind := getattr(strategies, name), KMeansStrategy)
-        for trust in getattr(kind, "TRUSTS", ())
-        if trust != "plain"
+        if issubclass(getattr(strategies, name), KMeansStrategy)
+        if name not in ("KMeansStrategy", "Lloyd")
+    }
+    wanted = {
+        (name, trust.name, unit)
+        for name, strategy in made.items()
+        for trust in TRUST_MODELS.values()
+        if trust.objection(strategy.algorithm, strategy.plan) is None
         for unit in ("record", "client")
     }
-    assert len(wanted) >= 32
+    assert len(wanted) == 48
     assert listed == wanted
 
 
 CELLS = [
     ("FastLloyd", "oblivious-server", "record", ""),
     ("GLloyd", "distributed-noise", "record", ""),
-    ("GLloyd", "distributed-noise", "record", "server and client"),
+    ("GLloyd", "clients-only", "record", "beyond the threshold"),
     ("SuLloyd", "trusted-server", "client", ""),
     ("SuLloyd", "trusted-server", "record", "columns"),
-    ("FedDPKMeans", "distributed-noise", "client", "server and client"),
+    ("FedDPKMeans", "distributed-noise", "client", "beyond the threshold"),
     ("PEMeans", "trusted-server", "client", ""),
     ("SynopsisKMeans", "distributed-noise", "record", ""),
     ("SynopsisKMeans", "oblivious-server", "record", ""),
+    ("SynopsisKMeans", "clients-only", "record", ""),
+    ("PEMeans", "clients-only", "client", ""),
     ("GLloyd", "distributed-noise", "record", "2 of 4 collude"),
     ("FastLloyd", "trusted-server", "record", "cost"),
     ("FastLloyd", "trusted-server", "record", "weighted"),
@@ -83,10 +91,10 @@ def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(
 ):
     """With noise of one known size, views of recorded runs and of repetitions are exact."""
     setting = parts.setting_of(parts.Cell(strategy, trust, unit, variant=variant))
-    shares = 2 if trust == "distributed-noise" and variant != "server and client" else 1
+    shares = 2 if setting.shared and not setting.alone else 1
     with (
-        mock.patch.object(release, "draw", lambda each, units, _: constant(units)),
-        mock.patch.object(release, "draw_share", lambda each, units, n, _: constant(units)),
+        mock.patch.object(round_noise, "draw", lambda each, units, _: constant(units)),
+        mock.patch.object(round_noise, "draw_share", lambda each, units, n, _: constant(units)),
     ):
         questions, absent = parts.recorded(setting, False)
         _, present = parts.recorded(setting, True)
@@ -123,20 +131,38 @@ def test_variants_are_what_they_are_called(parts):
     (sums, _), *_ = answers_of("SuLloyd", "trusted-server", "columns").plan.rounds
     assert sums.parts == ((1.0, 16),)
     setting = answers_of("GLloyd", "distributed-noise", "2 of 4 collude").setting
-    assert (setting.n_clients, setting.shares, setting.strategy.colluders) == (4, 2, 2)
+    assert (setting.n_clients, setting.shares, setting.strategy.max_colluders) == (4, 2, 2)
 
 
 def constant(units):
     return np.full(len(units), SHARE, dtype=np.int64)
 
 
-def test_a_server_that_attacks_with_a_client_is_held_to_what_the_report_says(parts):
-    cell = parts.Cell("GLloyd", "distributed-noise", "record", 4.0, "server and client")
+def test_members_beyond_the_threshold_are_held_to_what_the_report_says(parts):
+    cell = parts.Cell("GLloyd", "clients-only", "record", 4.0, "beyond the threshold")
     answers = parts.Answers(parts.setting_of(cell))
     np.testing.assert_allclose(answers.mu, math.sqrt(2) * answers.plan.mu)
     assert answers.epsilon == epsilon_of_mu(answers.mu, answers.plan.budget.delta)
     sums = parts.Answers(parts.setting_of(replace(cell, variant="")))
     assert (sums.mu, sums.epsilon) == (sums.plan.mu, sums.plan.epsilon())
+
+
+def test_shares_below_the_threshold_say_nothing_and_all_of_them_open(parts):
+    """The same adversary, of the same vector: one member more, and it has every word."""
+    cell = parts.Cell("GLloyd", "clients-only", "record", 4.0, "below the threshold")
+    below = parts.setting_of(cell)
+    runs = parts.recorded.__globals__
+    beyond = replace(below, view="beyond")
+    assert (runs["held_by"](below), runs["held_by"](beyond)) == ((1, 2), (0, 1, 2))
+    words = np.arange(-500, 500)
+    np.testing.assert_array_equal(runs["dealt"](beyond, words), words)
+    found = [runs["dealt"](below, words) for _ in range(2)]
+    assert not (found[0] == words).any()
+    assert not (found[0] == found[1]).any()
+    assert (np.abs(found) > 2**40).mean() > 0.99  # uniform elements of the ring
+    line = parts.attack(cell, parts.Effort(500, 1, SURE))
+    assert (line.claimed_epsilon, line.epsilon_bound, line.verdict) == (0.0, 0.0, "below")
+    assert math.isnan(line.ratio)
 
 
 # --------------------------------------------------------------------------- bounds and bugs
@@ -168,6 +194,9 @@ CERTAIN = {
     "noise reused": 100,
     "server's seed known": 100,
     "clients' seed known": 100,
+    "own noise missing": 100,
+    "share key known": 400,
+    "threshold too small": 400,
 }
 
 

@@ -562,7 +562,7 @@ def report_of(trust, keys, **facts):
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_the_report_says_what_section_11_requires(trust, keys):
     section = (ROOT / "docs/protocol.md").read_text("utf-8").split("## 11")[1].split("## ")[0]
-    together, relayed, noise, one, blind = re.findall(r'"([^"]+)"', section)
+    together, relayed, noise, one, blind = re.findall(r'"([^"]+)"', " ".join(section.split()))
     text = "\n".join(report_of(trust, keys).statements)
     assert f"Trust model: {trust}. Keys: {keys}." in text
     assert (together.replace("c clients", "1 client") in text) == (trust in SHARED)

@@ -6,13 +6,13 @@ an attack of section 10; a test replaces it and shows that the attack then succe
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flower_kmeans.algorithms.base import Algorithm, Query
 from flower_kmeans.errors import BudgetError, ConfigurationError
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
-from flower_kmeans.protocol.messages import Code, Entry
+from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run, RunDocument
@@ -126,18 +126,16 @@ def require_add_crowd(policy: ClientPolicy, document: RunDocument, n_survivors: 
     _require_least(policy, document, n_survivors, "survivors to add")
 
 
-def require_peers(
-    policy: ClientPolicy, run: Run, slots: list[int], keys: list[bytes], own: bytes
-) -> None:
-    """Require that a key distributor of a round trip of its own serves enough clients."""
-    if not run.trust.is_blind or own not in keys:
+def require_peers(policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: bytes) -> None:
+    """Require that a key distributor serves enough clients, itself among them."""
+    if not run.trust.is_blind or own not in {peer.public_key for peer in peers}:
         raise _policy("Expected this client's own key among the peers of a blind run.")
-    _require_least(policy, run.document, len(slots), "peers")
+    _require_least(policy, run.document, len(peers), "peers")
 
 
-def require_distinct(slots: list[int]) -> None:
+def require_distinct(peers: Sequence[Peer]) -> None:
     """Require every peer once."""
-    if len(set(slots)) != len(slots):
+    if len({peer.slot for peer in peers}) != len(peers):
         raise _policy("Expected every peer once.")
 
 

@@ -366,10 +366,7 @@ class _Conversation:
 
     def _keys(self, request: Keys) -> Wrapped:
         self._resume(b"", otherwise=Code.STALE)
-        slots = [peer.slot for peer in request.peers]
-        keys = [peer.public_key for peer in request.peers]
-        checks.require_distinct(slots)
-        checks.require_peers(self._policy, self._run, slots, keys, self._pairs.public_key)
+        checks.require_peers(self._policy, self._run, request.peers, self._pairs.public_key)
         envelopes = self._wrap(request.peers)
         if sum(map(bool, envelopes)) < self._run.document.min_clients:
             raise RefuseError(Code.KEY, "Too few peers have the tags of their owners.")
@@ -377,7 +374,7 @@ class _Conversation:
 
     def _wrap(self, peers: tuple[Peer, ...]) -> tuple[bytes, ...]:
         session = self._session
-        checks.require_distinct([peer.slot for peer in peers])
+        checks.require_distinct(peers)
         if not session.group_secret and not session.drawn_secret:
             session.drawn_secret = token(KEY_BYTES)
         return self._pairs.wrap(session.group_secret or session.drawn_secret, peers)

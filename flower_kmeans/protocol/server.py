@@ -406,7 +406,7 @@ class Server:
             elif reply.doc_hash not in (self.run.doc_hash, None):
                 self._note(node_id, t, STRAY, "failed")
             elif isinstance(reply, Enrolled):
-                self._seat(node_id, t, reply)
+                self._give_slot(node_id, t, reply)
             elif node_id not in self._cohort.clients:
                 if isinstance(reply, Refusal):
                     self._note(node_id, t, Code(reply.code).sentence)
@@ -424,7 +424,7 @@ class Server:
             else:
                 self._note(node_id, t, MALFORMED, "failed")
 
-    def _seat(self, node_id: int, t: int, reply: Enrolled) -> None:
+    def _give_slot(self, node_id: int, t: int, reply: Enrolled) -> None:
         objection: str | None = TWICE
         if not self._cohort.knows(node_id):
             objection = self._cohort.take(node_id, reply) if self._takes_late else LATE

@@ -9,6 +9,7 @@ the run's last answer and last vote, which outlive it.
 import io
 import os
 import struct
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -100,7 +101,7 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
     @classmethod
     def begin(cls, doc_hash: bytes, document: bytes, n_sessions: int) -> "ClientSession":
-        """Return a new session with secrets of its own."""
+        """Return a session with new secrets."""
         return cls(
             secret=token(_SECRET_BYTES),
             ephemeral=token(_SECRET_BYTES),
@@ -297,15 +298,14 @@ class LedgerMemory:
             return None
 
     def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
-        """Keep a copy of the records that a session committed to, in a file of its owner's."""
+        """Keep a copy of the records that a session committed to, in a private file."""
         path = _copy_file(self._directory, run, session)
-        part = path.with_suffix(".part")
         try:
-            part.unlink(missing_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-            with os.fdopen(os.open(part, flags, 0o600), "wb") as file:
+            # Mode 0600 from the start, and a name that no other process of the node writes to.
+            number, part = tempfile.mkstemp(".part", f"{path.stem}.", self._directory)
+            with os.fdopen(number, "wb") as file:
                 file.write(_pack_records(records))
-            part.replace(path)
+            os.replace(part, path)
         except OSError as error:
             raise LedgerError(f"Records cannot be copied to {path}: {error.strerror}.") from None
 

@@ -1,4 +1,4 @@
-"""Masks that telescope over a cohort (docs/protocol.md, section 6).
+"""Masks that telescope over a cohort (docs/protocol.md, section 3).
 
 The client at slot ``i`` of ``M`` adds ``r_i = F(i) - F((i + 1) mod M) + [i = 0] G``, where F(0),
 ..., F(M - 1) and G are pseudo-random vectors modulo 2^64. Without the group key the masks are

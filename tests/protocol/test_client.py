@@ -120,8 +120,8 @@ def test_a_committee_drawn_from_a_roster(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path, "clients-only", n=66, rounds=1).set_up()
     inside = set(cohort.slots)
     assert len(inside) == 64
-    for seat in cohort.seats.values():
-        assert len(seat.tags) == 16 * (66 if seat.slot in inside else 64)
+    for own in cohort.enrolled.values():
+        assert len(own.tags) == 16 * (66 if own.slot in inside else 64)
     cohort.round(1)
     cohort.finish()
     assert not cohort.refusals
@@ -166,7 +166,7 @@ def test_a_repeated_request_gives_the_same_bytes(tmp_path: Path, trust: str, led
         answers = cohort.deal()
         if trust == "clients-only":
             peers = cohort.keys_of(0).peers
-            replies = cohort.tell(0, cohort.ask_of(0, peers=peers))
+            replies = cohort.send(0, cohort.ask_of(0, peers=peers))
             cohort.take_envelopes(0, replies.envelopes, range(5))
         twice(cohort.add_of(0, answers))
     elif trust != "oblivious-server":
@@ -202,7 +202,7 @@ def changed(cohort: Cohort, **document: Any) -> Enrol:
 
 def test_version(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
-    assert code(cohort.tell(0, changed(cohort, protocol="flower-kmeans/1"))) == Code.VERSION
+    assert code(cohort.send(0, changed(cohort, protocol="flower-kmeans/1"))) == Code.VERSION
     content = RecordDict({"kmeans": ConfigRecord({"v": 1, "m": b""})})
     node = cohort.nodes[0]
     reply = decode_reply(from_content(node.client.handle(content)))
@@ -254,7 +254,7 @@ def test_contents_are_answered_as_bytes_are(tmp_path: Path) -> None:
 )
 def test_policy(tmp_path: Path, trust: str, limit: dict[str, Any]) -> None:
     cohort = Cohort(tmp_path, trust, "relayed", n=1, policy=limit)
-    assert code(cohort.tell(0, Enrol(doc=cohort.run.data))) == Code.POLICY
+    assert code(cohort.send(0, Enrol(doc=cohort.run.data))) == Code.POLICY
     assert cohort.nodes[0].n_loads == 0
 
 
@@ -265,7 +265,7 @@ def test_a_policy_that_is_tightened_during_a_run_counts(tmp_path: Path) -> None:
     node = again.nodes[1]
     node.policy = _with(node, max_epsilon=0.1)
     assert code(again.deal(t=2, who=[1])[1]) == Code.POLICY
-    assert code(again.tell(1, again.finish_of(1))) == Code.POLICY
+    assert code(again.send(1, again.finish_of(1))) == Code.POLICY
 
 
 def _with(node: Node, **limits: Any) -> ClientPolicy:
@@ -276,9 +276,9 @@ def _with(node: Node, **limits: Any) -> ClientPolicy:
 def test_another_roster_or_other_keys(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     for fields in ({"roster": NOBODY}, {"keys": "relayed", "roster": None}):
-        assert code(cohort.tell(0, changed(cohort, **fields))) == Code.POLICY
+        assert code(cohort.send(0, changed(cohort, **fields))) == Code.POLICY
     relayed = Cohort(tmp_path / "relayed", keys="relayed")
-    assert code(relayed.tell(0, Enrol(doc=cohort.run.data))) == Code.POLICY
+    assert code(relayed.send(0, Enrol(doc=cohort.run.data))) == Code.POLICY
 
 
 def test_a_document_that_contradicts_itself(tmp_path: Path) -> None:
@@ -290,12 +290,12 @@ def test_a_document_that_contradicts_itself(tmp_path: Path) -> None:
         {"sampler": "other"},
         {"privacy": {**cohort.document.privacy, "n_records": 17}},
     ):
-        assert code(cohort.tell(0, changed(cohort, **fields))) == Code.POLICY, fields
+        assert code(cohort.send(0, changed(cohort, **fields))) == Code.POLICY, fields
 
 
 def test_no_ledger_and_a_ledger_without_room(tmp_path: Path) -> None:
     without = Cohort(tmp_path / "a", keys="relayed", n=1, policy={"in_memory": False})
-    assert code(without.tell(0, Enrol(doc=without.run.data))) == Code.LEDGER
+    assert code(without.send(0, Enrol(doc=without.run.data))) == Code.LEDGER
     assert without.nodes[0].n_loads == 0
     limits = {"max_total_epsilon": 1.2}
     first = Cohort(tmp_path, "plain", "relayed", n=3, ledger=True, policy=limits).play()
@@ -304,10 +304,10 @@ def test_no_ledger_and_a_ledger_without_room(tmp_path: Path) -> None:
     assert not first.refusals
     second = Cohort(tmp_path, others=first, keys="relayed")
     for index in range(3):
-        assert code(second.tell(index, Enrol(doc=second.run.data))) == Code.LEDGER
+        assert code(second.send(index, Enrol(doc=second.run.data))) == Code.LEDGER
     open_to_all = tmp_path / "state-client0"
     open_to_all.chmod(0o755)
-    assert code(first.tell(0, Enrol(doc=first.run.data))) == Code.LEDGER
+    assert code(first.send(0, Enrol(doc=first.run.data))) == Code.LEDGER
 
 
 def test_room_that_another_run_took_in_between(tmp_path: Path) -> None:
@@ -341,12 +341,12 @@ def test_whatever_load_data_raises_is_data(
         raise error
 
     node.records = fail
-    reply = cohort.tell(0, Enrol(doc=cohort.run.data))
+    reply = cohort.send(0, Enrol(doc=cohort.run.data))
     if trust == "oblivious-server":
         assert code(reply) == Code.DATA
         return
     assert isinstance(reply, Enrolled)
-    cohort.seat(0, reply)
+    cohort.take(0, reply)
     assert code(cohort.deal(who=[0])[0]) == Code.DATA
     assert node.session(cohort.doc_hash) is not None
     node.records = records_of(0)
@@ -377,7 +377,7 @@ def test_keys_that_cannot_be_read(tmp_path: Path) -> None:
     key.chmod(0o644)
     assert code(cohort.deal(who=[0])[0]) == Code.KEY
     key.unlink()
-    assert code(cohort.tell(0, Enrol(doc=cohort.run.data))) == Code.KEY
+    assert code(cohort.send(0, Enrol(doc=cohort.run.data))) == Code.KEY
     roster = Path(str(cohort.nodes[1].policy.roster_file))
     roster.write_text("not a roster")
     assert code(cohort.deal(who=[1])[1]) == Code.KEY
@@ -388,10 +388,10 @@ def test_a_client_that_knows_nothing_needs_the_document(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path, "clients-only").set_up()
     node = cohort.nodes[0]
     node.restart()
-    assert code(cohort.tell(0, cohort.ask_of(0, doc=b""))) == Code.NEED
-    assert code(cohort.tell(0, cohort.finish_of(0))) == Code.NEED
-    assert code(cohort.tell(0, cohort.keys_of(0))) == Code.STALE
-    assert code(cohort.tell(0, cohort.ask_of(0, doc=b"another"))) == Code.BAD_MESSAGE
+    assert code(cohort.send(0, cohort.ask_of(0, doc=b""))) == Code.NEED
+    assert code(cohort.send(0, cohort.finish_of(0))) == Code.NEED
+    assert code(cohort.send(0, cohort.keys_of(0))) == Code.STALE
+    assert code(cohort.send(0, cohort.ask_of(0, doc=b"another"))) == Code.BAD_MESSAGE
     assert node.session(cohort.doc_hash) is None
 
 
@@ -401,7 +401,7 @@ def test_a_query_exactly_where_the_server_asks(tmp_path: Path, trust: str) -> No
     query = cohort.query_data() if trust in BLIND else None
     assert code(cohort.deal(who=[0], query=query)[0]) == Code.BAD_MESSAGE
     result = encode_arrays({"centroids": np.zeros((2, 2))}) if trust in BLIND else None
-    assert code(cohort.tell(0, cohort.finish_of(0, result=result))) == Code.BAD_MESSAGE
+    assert code(cohort.send(0, cohort.finish_of(0, result=result))) == Code.BAD_MESSAGE
 
 
 @pytest.mark.parametrize("trust", [name for name in TRUSTS if name not in BLIND])
@@ -427,8 +427,8 @@ def test_queries_and_results_in_range(tmp_path: Path, trust: str) -> None:
         {**good, "counts": np.zeros(2, dtype=np.int64)},
     ):
         data = encode_arrays(result)
-        assert code(cohort.tell(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
-    assert isinstance(cohort.tell(0, cohort.finish_of(0, result=encode_arrays(good))), Finished)
+        assert code(cohort.send(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
+    assert isinstance(cohort.send(0, cohort.finish_of(0, result=encode_arrays(good))), Finished)
 
 
 @pytest.mark.parametrize("trust", PROTECTED)
@@ -438,25 +438,25 @@ def test_a_cohort_without_this_session(tmp_path: Path, trust: str, keys: str) ->
     cohort = Cohort(tmp_path, trust, keys).set_up()
     for changes in ({"root": NOBODY}, {"path": b""}):
         reply = cohort.deal(who=[0], **changes)[0]
-        seat = cohort.seats[0]
+        own = cohort.enrolled[0]
         assert reply == Refusal(
             code=Code.RENEW,
             doc_hash=cohort.doc_hash,
-            commitment=seat.commitment,
-            static=seat.static,
-            public_key=seat.public_key,
-            tags=seat.tags,
+            commitment=own.commitment,
+            static=own.static,
+            public_key=own.public_key,
+            tags=own.tags,
         )
-    cohort.seats[0].public_key = key_agreement.public_key(NOBODY)
+    cohort.enrolled[0].public_key = key_agreement.public_key(NOBODY)
     committee = cohort.committee().encode()
-    cohort.seats[0].public_key = seat.public_key
+    cohort.enrolled[0].public_key = own.public_key
     assert code(cohort.deal(who=[0], committee=committee)[0]) == Code.RENEW
 
 
 def test_one_client_at_two_slots(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path, keys="relayed").set_up()
     assert isinstance(cohort.deal(who=[0])[0], Answer)
-    first, second = cohort.seats[0], cohort.seats[1]
+    first, second = cohort.enrolled[0], cohort.enrolled[1]
     first.slot, second.slot = 1, 0
     assert code(cohort.deal(t=1, attempt=2, who=[0])[0]) == Code.CONFLICT
 
@@ -467,7 +467,7 @@ def test_slots_of_the_servers_choice(tmp_path: Path, trust: str) -> None:
     for changes in ({"slot": 1}, {"n_slots": 6}, {"n_slots": 2}, {"t": 4}, {"attempt": 3}):
         assert code(cohort.deal(who=[0], **changes)[0]) == Code.POLICY, changes
     huge = cohort.ask_of(0, n_slots=2**20)
-    assert code(cohort.tell(0, huge)) in (Code.POLICY, Code.BAD_MESSAGE)
+    assert code(cohort.send(0, huge)) in (Code.POLICY, Code.BAD_MESSAGE)
 
 
 def test_committees(tmp_path: Path) -> None:
@@ -606,14 +606,14 @@ def test_a_session_that_begins_anew_has_another_key_and_the_same_rules(tmp_path:
     assert after is not None
     assert after.secret != before.secret
     assert reply.public_key == key_agreement.public_key(after.ephemeral)
-    cohort.seat(0, reply)
+    cohort.take(0, reply)
     assert isinstance(cohort.deal(who=[0], attempt=2)[0], Answer)
 
 
 def test_last_answer_and_vote_outlive_a_session_in_a_ledger(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path, ledger=True).set_up()
     answers = cohort.deal(attempt=2)
-    assert isinstance(cohort.tell(0, cohort.add_of(0, answers, attempt=2)), Added)
+    assert isinstance(cohort.send(0, cohort.add_of(0, answers, attempt=2)), Added)
     node = cohort.nodes[0]
     with Ledger(str(node.policy.state_dir)) as ledger:  # the session is lost, the rest is not
         found = ledger.load(cohort.doc_hash)
@@ -622,16 +622,16 @@ def test_last_answer_and_vote_outlive_a_session_in_a_ledger(tmp_path: Path) -> N
         other.commitment = ZERO
         ledger.save(cohort.doc_hash, found[0], encode(other))
     reply = cohort.deal(who=[0], attempt=2)[0]
-    cohort.seat(0, reply)
+    cohort.take(0, reply)
     assert code(cohort.deal(who=[0], attempt=1)[0]) == Code.STALE
     assert code(cohort.deal(who=[0], attempt=2)[0]) == Code.CONFLICT
     answers = cohort.deal(t=1, attempt=2, who=[1, 2, 3, 4])
     answers = {i: a for i, a in answers.items() if isinstance(a, Answer)}
     assert not answers  # another cohort in the same attempt
     again = cohort.deal(t=2)
-    assert code(cohort.tell(0, cohort.add_of(0, again, t=1))) == Code.CONFLICT
-    assert isinstance(cohort.tell(0, cohort.add_of(0, again, t=2)), Added)
-    assert code(cohort.tell(0, cohort.add_of(0, again, t=1))) == Code.STALE
+    assert code(cohort.send(0, cohort.add_of(0, again, t=1))) == Code.CONFLICT
+    assert isinstance(cohort.send(0, cohort.add_of(0, again, t=2)), Added)
+    assert code(cohort.send(0, cohort.add_of(0, again, t=1))) == Code.STALE
 
 
 @pytest.mark.parametrize("trust", SHARED)
@@ -645,7 +645,7 @@ def test_under_shares_nothing_shows_that_records_changed(
     changes = (node.records, records_of(99), records_of(7, 3), np.zeros((0, 2)), [["n/a", 1.0]])
     for records in (*changes, None):
         node.records = records
-        enrolled.add(encode(cohort.tell(0, Enrol(doc=cohort.run.data))))
+        enrolled.add(encode(cohort.send(0, Enrol(doc=cohort.run.data))))
         answers.add(encode(cohort.deal(t=1, who=[0])[0]))
     assert len(enrolled) == len(answers) == 1
     assert node.n_loads == 1
@@ -662,8 +662,8 @@ def test_a_client_that_commits_to_its_records_reads_them_once(tmp_path: Path, le
     node = cohort.nodes[0]
     first = cohort.deal(who=[0])[0]
     node.records = records_of(99)
-    enrolled = cohort.tell(0, Enrol(doc=cohort.run.data))
-    assert enrolled.commitment == cohort.seats[0].commitment
+    enrolled = cohort.send(0, Enrol(doc=cohort.run.data))
+    assert enrolled.commitment == cohort.enrolled[0].commitment
     assert cohort.deal(who=[0])[0] == first
     assert cohort.round(1) == [0, 1, 2, 3, 4]
     node.records = None
@@ -704,11 +704,11 @@ def test_without_a_copy_a_server_sees_three_changes_of_records(
         tmp_path, "oblivious-server", ledger=ledger, policy={"copy_records": False}
     ).set_up()
     node = cohort.nodes[0]
-    seen = [cohort.seats[0].commitment]
+    seen = [cohort.enrolled[0].commitment]
     for index in range(90, 100):
         node.records = records_of(index)
         for _ in range(2):
-            reply = cohort.tell(0, Enrol(doc=cohort.run.data))
+            reply = cohort.send(0, Enrol(doc=cohort.run.data))
             if isinstance(reply, Enrolled):
                 seen.append(reply.commitment)
             else:
@@ -716,6 +716,17 @@ def test_without_a_copy_a_server_sees_three_changes_of_records(
     assert len(set(seen)) == checks.MAX_SESSIONS == 3
     assert code(cohort.deal(who=[0])[0]) == Code.STALE
     assert not list(tmp_path.rglob("records-*"))
+
+
+def test_records_are_loaded_once_per_message_at_most(tmp_path: Path) -> None:
+    cohort = Cohort(tmp_path, "oblivious-server", policy={"copy_records": False}).set_up()
+    node = cohort.nodes[1]
+    assert node.n_loads == 1
+    assert isinstance(cohort.deal(who=[1])[1], Answer)
+    assert node.n_loads == 2
+    shared = Cohort(tmp_path / "shared").set_up()
+    shared.round(1)
+    assert [node.n_loads for node in shared.nodes] == [1] * 5
 
 
 def test_without_a_copy_a_run_goes_on_with_changed_records(tmp_path: Path) -> None:
@@ -747,12 +758,12 @@ def test_a_key_distributor_serves_peers_with_the_tags_of_their_owners(
 ) -> None:
     cohort = Cohort(tmp_path, "oblivious-server", keys).set_up()
     request = cohort.keys_of(0)
-    reply = cohort.tell(0, request)
+    reply = cohort.send(0, request)
     assert [len(envelope) for envelope in reply.envelopes] == [48] * 5
     peers = list(request.peers)
     peers[2] = msgspec.structs.replace(peers[2], tag=bytes(16))
     peers[3] = msgspec.structs.replace(peers[3], public_key=bytes(32))
-    changed = cohort.tell(0, msgspec.structs.replace(request, peers=tuple(peers)))
+    changed = cohort.send(0, msgspec.structs.replace(request, peers=tuple(peers)))
     left_out = {2, 3} if keys == "roster" else {3}
     for i, (before, after) in enumerate(zip(reply.envelopes, changed.envelopes, strict=True)):
         assert after == (b"" if i in left_out else before)
@@ -769,10 +780,10 @@ def test_a_key_distributor_needs_its_own_key_and_enough_others(tmp_path: Path) -
         ((*peers, peers[1]), Code.POLICY),
         ((*wrong, *peers[3:]), Code.KEY),
     ):
-        reply = cohort.tell(0, msgspec.structs.replace(request, peers=some))
+        reply = cohort.send(0, msgspec.structs.replace(request, peers=some))
         assert code(reply) == expected
     sighted = Cohort(tmp_path / "sighted").set_up()
-    assert code(sighted.tell(0, sighted.keys_of(0))) == Code.POLICY
+    assert code(sighted.send(0, sighted.keys_of(0))) == Code.POLICY
 
 
 def test_who_has_the_group_key_passes_it_on(tmp_path: Path) -> None:
@@ -781,7 +792,7 @@ def test_who_has_the_group_key_passes_it_on(tmp_path: Path) -> None:
     reply = cohort.deal(t=2, who=[3], peers=cohort.keys_of(3).peers)[3]
     cohort.take_envelopes(3, reply.envelopes, range(5))
     cohort.nodes[1].restart()
-    cohort.seat(1, cohort.deal(t=2, who=[1])[1])
+    cohort.take(1, cohort.deal(t=2, who=[1])[1])
     reply = cohort.deal(t=2, who=[3], attempt=2, peers=(cohort.peer(1, 3),))[3]
     cohort.take_envelopes(3, reply.envelopes, [1])
     cohort.have[1] = 0
@@ -795,14 +806,14 @@ def test_another_group_key_only_before_the_first_entry(tmp_path: Path, keys: str
     cohort = Cohort(tmp_path, "oblivious-server", keys).set_up()
     node = cohort.nodes[0]
     first = cohort.deal(who=[0])[0]
-    other = cohort.tell(1, cohort.keys_of(1))
+    other = cohort.send(1, cohort.keys_of(1))
     wrap = Wrap(distributor=cohort.peer(1, 0), envelope=other.envelopes[0])
     second = cohort.deal(who=[0], attempt=2, wrap_for=wrap)[0]
     assert isinstance(second, Answer)
     assert second.tag != first.tag
     node.restart()
-    cohort.seat(0, cohort.tell(0, Enrol(doc=cohort.run.data)))
-    cohort.take_envelopes(1, cohort.tell(1, cohort.keys_of(1)).envelopes, range(5))
+    cohort.take(0, cohort.send(0, Enrol(doc=cohort.run.data)))
+    cohort.take_envelopes(1, cohort.send(1, cohort.keys_of(1)).envelopes, range(5))
     cohort.round(1)
     assert isinstance(cohort.deal(t=2, who=[0])[0], Answer)
     before = node.session(cohort.doc_hash)
@@ -845,7 +856,7 @@ def test_clients_only_answers_round_one_without_a_group_key(tmp_path: Path) -> N
     cohort = Cohort(tmp_path, "clients-only").set_up()
     answers = cohort.deal()
     assert all(isinstance(answer, Answer) for answer in answers.values())
-    assert code(cohort.tell(0, cohort.add_of(0, answers))) == Code.NEED
+    assert code(cohort.send(0, cohort.add_of(0, answers))) == Code.NEED
 
 
 def test_entries_without_a_group_key_are_not_followed(tmp_path: Path) -> None:
@@ -855,7 +866,7 @@ def test_entries_without_a_group_key_are_not_followed(tmp_path: Path) -> None:
     node = cohort.nodes[0]
     node.restart()
     reply = cohort.deal(who=[0], entries=())[0]
-    cohort.seat(0, reply)
+    cohort.take(0, reply)
     reply = cohort.deal(who=[0], wrap_for=None, entries=tuple(cohort.entries))[0]
     assert code(reply) == Code.NEED
     session = node.session(cohort.doc_hash)
@@ -868,8 +879,8 @@ def test_a_wrong_tag_or_key_costs_its_owner_a_share_and_nobody_else(
     tmp_path: Path, keys: str
 ) -> None:
     cohort = Cohort(tmp_path, n=6, keys=keys).set_up()
-    cohort.seats[3].public_key = bytes([1] + [0] * 31)  # of small order
-    cohort.seats[4].tags = bytes(len(cohort.seats[4].tags))
+    cohort.enrolled[3].public_key = bytes([1] + [0] * 31)  # of small order
+    cohort.enrolled[4].tags = bytes(len(cohort.enrolled[4].tags))
     cohort.nodes[3].restart()
     reply = cohort.deal(who=[0])[0]
     assert isinstance(reply, Answer)
@@ -967,7 +978,7 @@ def test_an_entry_is_opened_once_for_all_clients_of_a_process(
     assert len(calls) == 1
     replay._known.clear()
     cohort.nodes[0].restart()
-    cohort.seat(0, cohort.deal(t=2, who=[0])[0])
+    cohort.take(0, cohort.deal(t=2, who=[0])[0])
     cohort.have[0] = 0
     reply = cohort.deal(t=2, who=[1], attempt=2, peers=(cohort.peer(0, 1),))[1]
     cohort.take_envelopes(1, reply.envelopes, [0])
@@ -1014,25 +1025,25 @@ def test_sums_to_add(tmp_path: Path) -> None:
         ({**few, "survivors": b"\x03"}, Code.POLICY),
         ({"t": 9}, Code.POLICY),
     ):
-        reply = cohort.tell(0, msgspec.structs.replace(good, **changes))
+        reply = cohort.send(0, msgspec.structs.replace(good, **changes))
         assert code(reply) == expected, changes
-    assert isinstance(cohort.tell(0, good), Added)
+    assert isinstance(cohort.send(0, good), Added)
     masked = Cohort(tmp_path / "masked", "oblivious-server").set_up()
     request = masked.add_of(
         0, {i: Answer(doc_hash=ZERO, tag=ZERO, sealed=(b"",) * 5) for i in range(5)}
     )
-    assert code(masked.tell(0, request)) == Code.POLICY
+    assert code(masked.send(0, request)) == Code.POLICY
     assert masked.nodes[0].n_loads == 1
 
 
 def test_only_committee_members_add(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path, n=66, rounds=1).set_up()
-    outside = next(i for i, seat in cohort.seats.items() if seat.slot not in cohort.slots)
+    outside = next(i for i, own in cohort.enrolled.items() if own.slot not in cohort.slots)
     inside = cohort.by_slot()[cohort.slots[0]]
     answers = cohort.deal(who=range(4))
     request = cohort.add_of(inside, answers)
     request = msgspec.structs.replace(request, **cohort.at(outside, 1))
-    assert code(cohort.tell(outside, request)) == Code.POLICY
+    assert code(cohort.send(outside, request)) == Code.POLICY
 
 
 @pytest.mark.parametrize("ledger", [False, True])
@@ -1040,14 +1051,14 @@ def test_one_sum_of_a_round(tmp_path: Path, ledger: bool) -> None:
     cohort = Cohort(tmp_path, n=6, ledger=ledger).set_up()
     first, second = cohort.deal(), cohort.deal(attempt=2)
     request = cohort.add_of(0, first)
-    assert isinstance(cohort.tell(0, request), Added)
+    assert isinstance(cohort.send(0, request), Added)
     fewer = {i: first[i] for i in range(5)}
     for other in (cohort.add_of(0, fewer), cohort.add_of(0, second, attempt=2)):
-        assert code(cohort.tell(0, other)) == Code.CONFLICT
-    assert isinstance(cohort.tell(0, request), Added)
+        assert code(cohort.send(0, other)) == Code.CONFLICT
+    assert isinstance(cohort.send(0, request), Added)
     later = cohort.deal(t=2)
-    assert isinstance(cohort.tell(0, cohort.add_of(0, later, t=2)), Added)
-    assert code(cohort.tell(0, request)) == Code.STALE
+    assert isinstance(cohort.send(0, cohort.add_of(0, later, t=2)), Added)
+    assert code(cohort.send(0, request)) == Code.STALE
 
 
 @pytest.mark.parametrize(
@@ -1060,10 +1071,10 @@ def test_who_names_a_dealer_has_not_voted(tmp_path: Path, spoilt: Callable[[byte
     answers[3] = msgspec.structs.replace(
         answers[3], sealed=tuple(spoilt(share) for share in answers[3].sealed)
     )
-    reply = cohort.tell(0, cohort.add_of(0, answers))
+    reply = cohort.send(0, cohort.add_of(0, answers))
     assert reply == Refusal(code=Code.KEY, doc_hash=cohort.doc_hash, slot=3)
     del answers[3]
-    assert isinstance(cohort.tell(0, cohort.add_of(0, answers)), Added)
+    assert isinstance(cohort.send(0, cohort.add_of(0, answers)), Added)
 
 
 def test_a_share_of_valid_seal_and_wrong_length_names_its_dealer(tmp_path: Path) -> None:
@@ -1073,17 +1084,17 @@ def test_a_share_of_valid_seal_and_wrong_length_names_its_dealer(tmp_path: Path)
     keys = [Path(str(node.policy.member_key_file)).read_bytes() for node in cohort.nodes]
     dealer = cohort.nodes[3].session(cohort.doc_hash)
     assert dealer is not None
-    seat = cohort.seats[0]
+    own = cohort.enrolled[0]
     shared = key_agreement.pair_secret(
-        dealer.ephemeral, seat.public_key, keys[3], cohort.seats[0].static
+        dealer.ephemeral, own.public_key, keys[3], cohort.enrolled[0].static
     )
     key = key_agreement.share_key(
-        shared, context, 3, 0, cohort.seats[3].public_key, seat.public_key
+        shared, context, 3, 0, cohort.enrolled[3].public_key, own.public_key
     )
     for share in (bytes(7), b"\xff" * 8 * 7):
         sealed = (key_agreement.seal(key, share, context), *answers[3].sealed[1:])
         answers[3] = msgspec.structs.replace(answers[3], sealed=sealed)
-        reply = cohort.tell(0, cohort.add_of(0, answers))
+        reply = cohort.send(0, cohort.add_of(0, answers))
         assert reply == Refusal(code=Code.KEY, doc_hash=cohort.doc_hash, slot=3)
 
 
@@ -1092,9 +1103,9 @@ def test_an_add_for_another_history(tmp_path: Path) -> None:
     cohort.round(1)
     answers = cohort.deal(t=2)
     request = cohort.add_of(0, answers, t=2)
-    assert code(cohort.tell(0, msgspec.structs.replace(request, h=NOBODY))) == Code.CONFLICT
-    assert code(cohort.tell(0, msgspec.structs.replace(request, t=1))) == Code.STALE
-    reply = cohort.tell(0, request)
+    assert code(cohort.send(0, msgspec.structs.replace(request, h=NOBODY))) == Code.CONFLICT
+    assert code(cohort.send(0, msgspec.structs.replace(request, t=1))) == Code.STALE
+    reply = cohort.send(0, request)
     assert isinstance(reply, Added)
     session = cohort.nodes[0].session(cohort.doc_hash)
     assert session is not None
@@ -1126,8 +1137,8 @@ def test_on_result_is_called_again_if_it_failed(
         assert decode_reply(reply) == Finished(doc_hash=cohort.doc_hash)
         assert len(calls) == expected
     assert code(cohort.deal(t=3, who=[0])[0]) == Code.STALE
-    assert code(cohort.tell(0, Enrol(doc=cohort.run.data))) == Code.STALE
-    assert code(cohort.tell(0, cohort.keys_of(0))) == Code.STALE
+    assert code(cohort.send(0, Enrol(doc=cohort.run.data))) == Code.STALE
+    assert code(cohort.send(0, cohort.keys_of(0))) == Code.STALE
 
 
 def test_a_result_that_nobody_keeps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -1147,7 +1158,7 @@ def test_an_end_before_the_last_entry(tmp_path: Path, trust: str) -> None:
     cohort = Cohort(tmp_path, trust).set_up()
     for t in (1, 2):
         cohort.round(t)
-    assert code(cohort.tell(0, cohort.finish_of(0))) == Code.NEED
+    assert code(cohort.send(0, cohort.finish_of(0))) == Code.NEED
     assert isinstance(cohort.deal(t=3, who=[0])[0], Answer)
 
 
@@ -1197,12 +1208,12 @@ def test_lasting_keys_and_memories_of_afterwards_open_nothing_recorded(
 
     # A thief of all lasting keys tries every secret that two recorded public keys make.
     statics = [Path(str(node.policy.member_key_file)).read_bytes() for node in cohort.nodes]
-    publics = [cohort.seats[i].public_key for i in range(5)]
-    keys = [*publics, *(seat.static for seat in cohort.seats.values())]
+    publics = [cohort.enrolled[i].public_key for i in range(5)]
+    keys = [*publics, *(own.static for own in cohort.enrolled.values())]
     agreed = {key_agreement.agree(static, key) for static in statics for key in keys}
     stolen = [*agreed, *(one + two for one in agreed for two in agreed)]
     real = key_agreement.pair_secret(
-        sessions[0].ephemeral, publics[1], statics[0], cohort.seats[1].static
+        sessions[0].ephemeral, publics[1], statics[0], cohort.enrolled[1].static
     )
     if cohort.trust.has_committee:
 
@@ -1257,9 +1268,9 @@ def test_a_refusal_holds_its_code_alone(tmp_path: Path) -> None:
     for reply in (
         cohort.deal(who=[0])[0],
         cohort.deal(who=[0], n_slots=1)[0],
-        cohort.tell(0, Finish(doc_hash=cohort.doc_hash)),
-        cohort.tell(0, Keys(doc_hash=cohort.doc_hash, peers=())),
-        cohort.tell(0, cohort.ask_of(0, tags=b"")),
+        cohort.send(0, Finish(doc_hash=cohort.doc_hash)),
+        cohort.send(0, Keys(doc_hash=cohort.doc_hash, peers=())),
+        cohort.send(0, cohort.ask_of(0, tags=b"")),
     ):
         assert reply == Refusal(code=reply.code, doc_hash=cohort.doc_hash)
 

@@ -46,7 +46,7 @@ class World:
             directory, trust, keys, n=5, ledger=ledger, policy={"copy_records": seed % 2 == 0}
         )
         self.node, self.ledger, self.rollback = self.scene.nodes[0], ledger, rollback
-        self.directory = directory / "ledger-0"
+        self.directory = self.node.policy.state_dir
         self.backups: list[object] = []
         self.requests: list[bytes] = []
         self.histories: list[tuple[Entry, ...]] = [()]
@@ -73,9 +73,8 @@ class World:
         elif kind == 2:
             reply = self.send(Enrol(doc=self.scene.data))
             if isinstance(reply, Enrolled):
-                self.scene.seats[0] = reply
-                self.scene.frame()
-        elif kind == 3 and self.rollback and self.ledger and self.directory.exists():
+                self.scene.seat(0, reply)
+        elif kind == 3 and self.rollback and self.directory.exists():
             backup = self.directory.with_name(f"backup-{len(self.backups)}")
             shutil.copytree(self.directory, backup)
             self.backups.append(backup)
@@ -88,13 +87,13 @@ class World:
     def send(self, request, data=None):
         data = encode(request) if data is None else data
         self.requests.append(data)
-        reply = decode_reply(self.node.handle(data))
+        reply = decode_reply(self.node.answer(data))
         self.codes[type(reply).__name__ + (Code(reply.code).name if is_refusal(reply) else "")] += 1
         if is_refusal(reply):
             assert reply.code != Code.INTERNAL, request
             if reply.code == Code.RENEW:
                 self.scene.renew(0, reply)
-                if self.scene.blind and 1 in self.scene.wraps:
+                if self.scene.blind and 1 in self.scene.envelopes:
                     self.scene.wrap_again(0, by=1)
         elif isinstance(request, Ask):
             self.answered(request, reply)
@@ -140,7 +139,7 @@ class World:
         survivors[[0, *rng.sample(range(1, s.n_slots), 2)]] = True
         h = self.node.session(s.doc_hash).h
         digest = transcript.round_context(
-            s.doc_hash, t, attempt, s.n_slots, s.tree.root, s.committee.digest, h, reply.tag
+            s.doc_hash, t, attempt, s.n_slots, s.tree().root, s.committee().digest, h, reply.tag
         )
         n_words = s.document.words[t - 1]
         key = mask_key(SumContext(digest, n_words, s.n_slots, s.group_key(1)))
@@ -151,8 +150,8 @@ class World:
             t=t,
             attempt=attempt,
             n_slots=s.n_slots,
-            root=s.tree.root,
-            committee=s.committee.digest,
+            root=s.tree().root,
+            committee=s.committee().digest,
             tag=reply.tag,
             survivors=transcript.pack_survivors(survivors),
             words=words.astype("<u8").tobytes(),
@@ -181,7 +180,7 @@ class World:
     def near(self):
         if self.requests:
             data = near_bytes(self.rng, self.rng.choice(self.requests))
-            reply = decode_reply(self.node.handle(data))
+            reply = decode_reply(self.node.answer(data))
             assert not is_refusal(reply) or reply.code != Code.INTERNAL
             try:
                 request = decode_request(data)
@@ -196,7 +195,7 @@ def is_refusal(reply):
     return isinstance(reply, Refusal)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("ledger", [True, False])
 @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
@@ -207,7 +206,7 @@ def test_one_sum_of_a_round_and_one_answer_of_a_context(tmp_path, seed, keys, le
     assert all(len(sent) == 1 for sent in world.answers.values())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("rollback", [True, False])
 def test_no_mask_covers_two_vectors(tmp_path, seed, keys, rollback):
@@ -237,7 +236,7 @@ def test_worlds_reach_what_they_are_for(tmp_path):
 
 def broken(tmp_path, trust, rollback, *stand_ins):
     """Return whether any of some worlds without checks has two votes or two vectors."""
-    for seed in range(12):
+    for seed in range(1, 121, 2):  # no copies of records, which would hide a change
         directory = tmp_path / str(seed)
         directory.mkdir()
         with ExitStack() as stack:

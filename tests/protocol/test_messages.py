@@ -90,26 +90,6 @@ def name(value):
 # ------------------------------------------------------------------------------ vectors
 
 
-@pytest.mark.parametrize(
-    ("vector", "decoder", "kind"),
-    [
-        ("enrol", decode_request, Enrol),
-        ("ask", decode_request, Ask),
-        ("add", decode_request, Add),
-        ("finish", decode_request, Finish),
-        ("enrolled", decode_reply, Enrolled),
-        ("answer", decode_reply, Answer),
-        ("added", decode_reply, Added),
-        ("refusal", decode_reply, Refusal),
-        ("entry", lambda data: decode(data, Entry), Entry),
-    ],
-)
-def test_the_vectors_are_read_and_written(vector, decoder, kind):
-    message = decoder(BYTES[vector])
-    assert type(message) is kind
-    assert encode(message) == BYTES[vector]
-
-
 def test_the_vectors_say_what_the_names_mean():
     ask, add = decode_request(BYTES["ask"]), decode_request(BYTES["add"])
     assert ask.doc_hash.hex() == VECTORS["document_hash"]

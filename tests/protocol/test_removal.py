@@ -161,6 +161,7 @@ def test_no_part_is_narrower_than_two_grid_units(variance, expected):
     """A level that would make one is left out of a round, and its noise is not removed."""
     least = min(release.noise_multiplier for release in RUN.plan.rounds[0])
     units = np.full(N_WORDS - 1, math.sqrt(variance) / least)
+    usable.cache_clear()
     with mock.patch.object(FastLloydAlgorithm, "units", return_value=units):
         numbers = usable(RUN, 1)
         assert numbers == expected
@@ -173,6 +174,7 @@ def test_no_part_is_narrower_than_two_grid_units(variance, expected):
         )  # fmt: skip
         assert opened.factor == pytest.approx(math.sqrt(M / numbers[-1]))
         np.testing.assert_array_equal(opened.vector[:-1], kept_noise(range(M), context, 3))
+    usable.cache_clear()
 
 
 # ------------------------------------------------------------------------------ noise of sums
@@ -341,26 +343,26 @@ def test_a_false_share_of_a_key_is_corrected():
         assert opened.liars == ((3,) if wrong[:length] != found[3][:length] else ())
 
 
-def test_a_malformed_part_is_named_also_where_its_key_is():
-    """Else a dealer could make honest members look as if they gave false shares."""
+def test_a_malformed_part_is_named():
     context = context_of()
     parts = [dealt_by(slot, context)[0] for slot in range(M)]
-    length, whole, size = removal._lengths(RUN, context)
-    for wrong in (
-        parts[2][:-1],
-        parts[2] + b"\0",
-        b"\xff" * length + parts[2][length:],
-        parts[2][: whole - size] + b"\xff" * size,
-        b"",
-    ):
+    length, _, _ = removal._lengths(RUN, context)
+    for wrong in (parts[2][:-1], parts[2] + b"\0", b"\xff" * length + parts[2][length:], b""):
         with pytest.raises(PartError) as caught:
             combine(RUN, [*parts[:2], wrong, *parts[3:]], context, M)
         assert caught.value.index == 2
-    # A key of a level that is not reached is nobody's.
-    below = parts[2][: whole - size] + b"\xff" * size
-    assert combine(RUN, [parts[0], below], context, 2) == combine(
-        RUN, [parts[0], parts[2]], context, 2
-    )
+
+
+def test_malformed_shares_of_a_key_leave_its_noise_and_make_no_member_a_liar():
+    context = context_of()
+    _, whole, size = removal._lengths(RUN, context)
+    dealings = [dealt_by(slot, context) for slot in range(M)]
+    honest = open_sum(RUN, 1, combined(dealings, context), survivors_of(M), context)
+    dealings[2] = tuple(part[: whole - size] + b"\xff" * size for part in dealings[2])
+    opened = open_sum(RUN, 1, combined(dealings, context), survivors_of(M), context)
+    assert opened.liars == honest.liars == ()
+    assert opened.factor > honest.factor
+    assert (opened.vector[:-1] != honest.vector[:-1]).any()
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4), st.integers(0, M))

@@ -34,7 +34,7 @@ def votes(cohort: Cohort, answers: dict, orders):
         cohort.nodes[index].state = copy.deepcopy(before[index])
         for chosen in order:
             request = cohort.add_of(index, {i: answers[i] for i in chosen})
-            found[index, order, chosen] = cohort.tell(index, request)
+            found[index, order, chosen] = cohort.send(index, request)
     return found
 
 

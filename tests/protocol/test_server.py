@@ -371,7 +371,7 @@ def test_no_refusal_ends_a_run(trust: str, code: Code, tmp_path: Path) -> None:
     def refuse(request: Request, reply: Reply) -> Reply:
         return Refusal(code=code, doc_hash=request.doc_hash)
 
-    for kinds in ((Enrol,), (Keys,), (Ask,), (Add,), (Ask, Add)):
+    for kinds in ((Enrol,), (Keys, Ask), (Add,)):
         name = "".join(kind.__name__ for kind in kinds)
         (tmp_path / name).mkdir()
         net = make_net(tmp_path / name, trust, n=9)
@@ -437,7 +437,7 @@ def test_round_1_waits_for_a_key_distributor(tmp_path: Path) -> None:
         assert len(set(net.results.values())) == 1
 
 
-def test_whoever_most_others_cannot_share_with_is_left_out(tmp_path: Path) -> None:
+def test_clients_that_others_cannot_share_with_are_left_out(tmp_path: Path) -> None:
     for change, answers in ((wrong_tags, 9), (skips_all, 8), (skips_one, 9)):
         directory = tmp_path / change.__name__
         directory.mkdir()
@@ -505,6 +505,40 @@ def test_bad_seals_to_some_members_end_one_round(trust: str, tmp_path: Path) -> 
     assert net.reasons("named") == {59: 1}
 
 
+@pytest.mark.parametrize("trust", SHARED)
+def test_few_members_that_name_a_dealer_cost_no_vote(trust: str, tmp_path: Path) -> None:
+    asked: Counter[int] = Counter()
+
+    def lossy(node_id: int, kind: str, t: int, attempt: int) -> str:
+        asked[node_id] += kind == "add"
+        return "reply" * (kind == "add" and node_id == 73 and asked[73] == 1)
+
+    net = make_net(tmp_path, trust, n=12, lossy=lossy)  # f 1, R 10: two of 12 may be missing
+    net.nodes[80].change = _seals_badly_to(2)
+    completes(net)
+    assert net.server.proceedings.answers == [12, 11, 11]
+    assert net.server.proceedings.repeats == 1
+    assert net.reasons("named") == {80: 1}
+
+
+@pytest.mark.parametrize("trust", SHARED)
+def test_one_member_that_names_a_dealer_costs_it_nothing(trust: str, tmp_path: Path) -> None:
+    net = make_net(tmp_path, trust, n=9)
+    net.nodes[59].change = names_others
+    net.play()
+    assert net.server.proceedings.answers == [9] * T
+    assert net.reasons("named") == {}
+
+
+def test_sum_shares_of_another_length_are_not_passed_on(tmp_path: Path) -> None:
+    net = make_net(tmp_path, "clients-only", n=9)
+    net.nodes[59].change = long_share
+    net.play()
+    entries = [e for _, _, q, _ in net.log for e in getattr(q, "entries", ())]
+    assert {len(entry.shares) for entry in entries} == {8}
+    assert net.reasons("failed") == {59: T}
+
+
 def test_a_lost_round_is_an_iteration_less(tmp_path: Path) -> None:
     def lossy(node_id: int, kind: str, t: int, attempt: int) -> str:
         return "reply" if (kind, t) == ("add", 2) and node_id > 10 else ""
@@ -535,7 +569,7 @@ def _impostor(net: Net, impostor: int, owner: int) -> None:
 
 
 @pytest.mark.parametrize("trust", PROTECTED)
-def test_a_slot_goes_to_whoever_has_its_secret_key(trust: str, tmp_path: Path) -> None:
+def test_a_slot_goes_to_the_owner_of_its_secret_key(trust: str, tmp_path: Path) -> None:
     net = make_net(tmp_path, trust, n=9)
     _impostor(net, 3, 31)
     net.play()

@@ -249,16 +249,19 @@ def test_files_of_records_are_their_owners_alone(ledger: Ledger, tmp_path: Path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_file_that_a_process_left_behind_is_replaced(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_file_that_a_process_left_behind_goes_with_its_session(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     memory, session = LedgerMemory(ledger, LIMIT, tmp_path / "state"), begun()
     saved(memory, session)
     (path,) = files(tmp_path)
-    target = tmp_path / "elsewhere"
-    target.write_bytes(b"mine")
-    path.with_suffix(".part").symlink_to(target)
+    left = path.with_suffix(".abc.part")
+    left.write_bytes(b"half a copy")
     saved(memory, session)
-    assert target.read_bytes() == b"mine"
-    assert files(tmp_path) == [path]
+    assert files(tmp_path) == sorted([path, left])
+    session.end(DELIVERED)
+    memory.save(RUN, session)
+    assert not files(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [b"", b"text", b"\x93NUMPY\x01\x00"])

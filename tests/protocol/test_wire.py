@@ -1,9 +1,7 @@
 """One encoding of everything that travels, and every other one is refused."""
 
-import json
 import math
 import tracemalloc
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -30,7 +28,6 @@ from flower_kmeans.protocol.wire import (
 )
 
 MiB = 2**20
-VECTORS = json.loads((Path(__file__).with_name("vectors.json")).read_text())
 
 
 class Inner(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Real clients and a small honest server in memory, for tests of single messages and of attacks.
 
-The server is as simple as it can be: it sends every message at once and drops whoever refuses. A
-test takes its messages apart, changes fields and sends them to a client.
+The server is as simple as it can be: it sends every message at once and leaves out a client that
+refuses. A test takes its messages apart, changes fields and sends them to a client.
 """
 
 import itertools
@@ -101,7 +101,7 @@ class Node:
         """Return the reply to an encoded request."""
         return self.client.answer_bytes(data)
 
-    def tell(self, request: Request) -> Reply:
+    def send(self, request: Request) -> Reply:
         """Send a request."""
         reply = decode_reply(self.answer(encode(request)))
         return reply if self.change is None else self.change(request, reply)
@@ -172,7 +172,7 @@ def make_nodes(
 
 
 @dataclass
-class Seat:
+class Session:
     """What a server knows of a client session."""
 
     slot: int
@@ -229,7 +229,7 @@ class Cohort:
             self.run.trust,
             self.run.doc_hash,
         )
-        self.seats: dict[int, Seat] = {}
+        self.enrolled: dict[int, Session] = {}
         self.state: State = self.run.algorithm.initial_state(None)
         self.h = transcript.first_hash(self.doc_hash)
         self.entries: list[Entry] = []
@@ -242,17 +242,17 @@ class Cohort:
 
     # ------------------------------------------------------------------ sending
 
-    def tell(self, index: int, request: Request) -> Reply:
+    def send(self, index: int, request: Request) -> Reply:
         """Send one request and record what travels."""
-        reply = self.nodes[index].tell(request)
+        reply = self.nodes[index].send(request)
         self.log += [(index, encode(request)), (index, encode(reply))]
         if isinstance(reply, Refusal):
             self.refusals.append((index, reply))
         return reply
 
-    def tell_all(self, requests: dict[int, Any]) -> dict[int, Any]:
+    def send_all(self, requests: dict[int, Any]) -> dict[int, Any]:
         self.n_round_trips += 1
-        return {index: self.tell(index, request) for index, request in requests.items()}
+        return {index: self.send(index, request) for index, request in requests.items()}
 
     # ------------------------------------------------------------------ slots
 
@@ -262,41 +262,43 @@ class Cohort:
 
     @property
     def n_slots(self) -> int:
-        return len(self.roster) if self.roster and self.has_roster else len(self.seats)
+        return len(self.roster) if self.roster and self.has_roster else len(self.enrolled)
 
-    def seat(self, index: int, reply: Any) -> None:
+    def take(self, index: int, reply: Any) -> None:
         """Take up a client session's public values, of an enrolment or a renewal."""
-        slot = len(self.seats)
-        if index in self.seats:
-            slot = self.seats[index].slot
-            if self.seats[index].public_key != reply.public_key:
+        slot = len(self.enrolled)
+        if index in self.enrolled:
+            slot = self.enrolled[index].slot
+            if self.enrolled[index].public_key != reply.public_key:
                 self.envelopes.pop(index, None)
         elif self.roster is not None and self.has_roster:
             slot = self.roster.keys.index(reply.static)
-        self.seats[index] = Seat(slot, reply.commitment, reply.static, reply.public_key, reply.tags)
+        self.enrolled[index] = Session(
+            slot, reply.commitment, reply.static, reply.public_key, reply.tags
+        )
 
     def set_up(self, who: Iterable[int] | None = None) -> "Cohort":
         """Enrol clients, all unless they are named, and distribute the group key if need be."""
         indices = range(len(self.nodes)) if who is None else who
-        for index, reply in self.tell_all({i: Enrol(doc=self.run.data) for i in indices}).items():
+        for index, reply in self.send_all({i: Enrol(doc=self.run.data) for i in indices}).items():
             if isinstance(reply, Enrolled):
-                self.seat(index, reply)
+                self.take(index, reply)
         if self.trust.is_blind and not self.trust.has_committee:
-            first = min(i for i, seat in self.seats.items() if seat.slot in self.slots)
-            reply = self.tell_all({first: self.keys_of(first)})[first]
+            first = min(i for i, own in self.enrolled.items() if own.slot in self.slots)
+            reply = self.send_all({first: self.keys_of(first)})[first]
             if isinstance(reply, Wrapped):
-                self.take_envelopes(first, reply.envelopes, sorted(self.seats))
+                self.take_envelopes(first, reply.envelopes, sorted(self.enrolled))
         return self
 
     def set_up_late(self, index: int) -> None:
         """Enrol a client during the run."""
-        reply = self.tell(index, Enrol(doc=self.run.data))
+        reply = self.send(index, Enrol(doc=self.run.data))
         assert isinstance(reply, Enrolled)
-        self.seat(index, reply)
+        self.take(index, reply)
 
     def by_slot(self) -> dict[int, int]:
         """Return the client of each slot that is taken."""
-        return {seat.slot: index for index, seat in self.seats.items()}
+        return {own.slot: index for index, own in self.enrolled.items()}
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -310,7 +312,8 @@ class Cohort:
     def committee(self) -> Committee:
         by_slot = self.by_slot()
         keys = tuple(
-            self.seats[by_slot[slot]].public_key if slot in by_slot else b"" for slot in self.slots
+            self.enrolled[by_slot[slot]].public_key if slot in by_slot else b""
+            for slot in self.slots
         )
         return Committee(self.slots, keys, self.n_slots, self.document.max_colluders)
 
@@ -321,7 +324,7 @@ class Cohort:
     def tree(self) -> Tree:
         by_slot = self.by_slot()
         return Tree(
-            self.seats[by_slot[slot]].leaf if slot in by_slot else EMPTY
+            self.enrolled[by_slot[slot]].leaf if slot in by_slot else EMPTY
             for slot in range(self.n_slots)
         )
 
@@ -329,18 +332,18 @@ class Cohort:
 
     def tag(self, owner: int, reader: int) -> bytes:
         """Return the tag of a client's key for another client."""
-        seat, slot = self.seats[owner], self.seats[reader].slot
-        everywhere = self.n_slots <= 64 or seat.slot in self.slots
+        own, slot = self.enrolled[owner], self.enrolled[reader].slot
+        everywhere = self.n_slots <= 64 or own.slot in self.slots
         place = slot if everywhere else self.slots.index(slot)
-        return seat.tags[16 * place : 16 * (place + 1)]
+        return own.tags[16 * place : 16 * (place + 1)]
 
     def peer(self, owner: int, reader: int) -> Peer:
-        seat = self.seats[owner]
-        return Peer(slot=seat.slot, public_key=seat.public_key, tag=self.tag(owner, reader))
+        own = self.enrolled[owner]
+        return Peer(slot=own.slot, public_key=own.public_key, tag=self.tag(owner, reader))
 
     def keys_of(self, index: int, who: Sequence[int] | None = None) -> Keys:
         """Return the request to a key distributor."""
-        who = sorted(self.seats) if who is None else who
+        who = sorted(self.enrolled) if who is None else who
         return Keys(doc_hash=self.doc_hash, peers=tuple(self.peer(i, index) for i in who))
 
     def take_envelopes(
@@ -361,9 +364,9 @@ class Cohort:
     def at(self, index: int, t: int, attempt: int = 1) -> dict[str, Any]:
         """Return what `Ask` and `Add` have in common."""
         values: dict[str, Any] = {"doc_hash": self.doc_hash, "t": t, "attempt": attempt}
-        tree, seat = self.tree(), self.seats[index]
-        values |= {"n_slots": self.n_slots, "root": tree.root, "slot": seat.slot}
-        values |= {"path": tree.path(seat.slot), "doc": self.run.data}
+        tree, own = self.tree(), self.enrolled[index]
+        values |= {"n_slots": self.n_slots, "root": tree.root, "slot": own.slot}
+        values |= {"path": tree.path(own.slot), "doc": self.run.data}
         if self.trust.is_protected:
             by_slot = self.by_slot()
             values["committee"] = self.committee().encode()
@@ -393,8 +396,8 @@ class Cohort:
         self, t: int = 1, attempt: int = 1, who: Iterable[int] | None = None, **changes: Any
     ) -> dict[int, Any]:
         """Ask clients for their answers, and return all replies."""
-        indices = sorted(self.seats) if who is None else who
-        return {i: self.tell(i, self.ask_of(i, t, attempt, **changes)) for i in indices}
+        indices = sorted(self.enrolled) if who is None else who
+        return {i: self.send(i, self.ask_of(i, t, attempt, **changes)) for i in indices}
 
     def add_of(
         self,
@@ -405,13 +408,13 @@ class Cohort:
         **changes: Any,
     ) -> Add:
         """Return an honest request for the sum-share of these answers, with fields changed."""
-        who = sorted(answers, key=lambda i: self.seats[i].slot)
-        position = self.slots.index(self.seats[index].slot)
+        who = sorted(answers, key=lambda i: self.enrolled[i].slot)
+        position = self.slots.index(self.enrolled[index].slot)
         values = {
             "h": self.h if self.trust.is_blind else ZERO,
             "tag": next(iter(answers.values())).tag,
             "survivors": self.bitmap(who),
-            "public_keys": b"".join(self.seats[i].public_key for i in who),
+            "public_keys": b"".join(self.enrolled[i].public_key for i in who),
             "sealed": tuple(answers[i].sealed[position] for i in who),
         }
         return Add(**{**self.at(index, t, attempt), **values, **changes})
@@ -419,7 +422,7 @@ class Cohort:
     def bitmap(self, who: Iterable[int]) -> bytes:
         """Return the bitmap of clients' slots."""
         survivors = np.zeros(self.n_slots, dtype=np.bool_)
-        survivors[[self.seats[i].slot for i in who]] = True
+        survivors[[self.enrolled[i].slot for i in who]] = True
         return transcript.pack_survivors(survivors)
 
     def context(self, t: int, attempt: int, tag: bytes) -> bytes:
@@ -441,14 +444,14 @@ class Cohort:
     def round(self, t: int) -> list[int]:
         """Play one round; return the clients in its sum."""
         for attempt in range(1, self.document.max_attempts + 1):
-            missing = [i for i in sorted(self.seats) if i not in self.envelopes]
-            requests = {i: self.ask_of(i, t, attempt) for i in sorted(self.seats)}
+            missing = [i for i in sorted(self.enrolled) if i not in self.envelopes]
+            requests = {i: self.ask_of(i, t, attempt) for i in sorted(self.enrolled)}
             distributor = self._distributor(missing)
             if distributor is not None:
                 peers = tuple(self.peer(i, distributor) for i in missing)
                 old = requests[distributor]
                 requests[distributor] = msgspec.structs.replace(old, peers=peers)
-            replies = self.tell_all(requests)
+            replies = self.send_all(requests)
             for index, reply in replies.items():
                 if isinstance(reply, Answer):
                     self.have[index] = t - 1
@@ -464,7 +467,7 @@ class Cohort:
                 self._combine(t, attempt, answers)
             for index, reply in replies.items():  # this attempt's cohort was that before
                 if code(reply) == Code.RENEW:
-                    self.seat(index, reply)
+                    self.take(index, reply)
             if is_enough:
                 return sorted(answers)
         raise AssertionError(f"Round {t} has too few answers: {self.refusals}")
@@ -472,8 +475,8 @@ class Cohort:
     def _distributor(self, missing: list[int]) -> int | None:
         if not self.trust.is_blind or not missing:
             return None
-        able = [i for i in sorted(self.seats) if i not in missing] or sorted(self.seats)
-        in_committee = [i for i in able if self.seats[i].slot in self.slots]
+        able = [i for i in sorted(self.enrolled) if i not in missing] or sorted(self.enrolled)
+        in_committee = [i for i in able if self.enrolled[i].slot in self.slots]
         return in_committee[0]
 
     @staticmethod
@@ -490,9 +493,9 @@ class Cohort:
         by_slot = self.by_slot()
         members = [by_slot[slot] for slot in self.slots if slot in by_slot]
         requests = {i: self.add_of(i, answers, t, attempt) for i in members}
-        replies = self.tell_all(requests)
+        replies = self.send_all(requests)
         shares = {
-            self.slots.index(self.seats[i].slot): reply.share
+            self.slots.index(self.enrolled[i].slot): reply.share
             for i, reply in replies.items()
             if isinstance(reply, Added)
         }
@@ -564,7 +567,7 @@ class Cohort:
 
     def finish(self) -> dict[int, Any]:
         """End the run at all clients."""
-        return self.tell_all({i: self.finish_of(i) for i in sorted(self.seats)})
+        return self.send_all({i: self.finish_of(i) for i in sorted(self.enrolled)})
 
 
 def code(reply: Reply) -> Code | None:
