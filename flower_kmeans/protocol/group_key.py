@@ -105,7 +105,7 @@ class GroupKey:
                 self.envelopes[node_id] = self._spare[node_id].pop(0)
 
     def refused(self, node_ids: Iterable[int], least: int) -> None:
-        """Take that envelopes did not open.
+        """Record that envelopes did not open.
 
         Clients that are left without one get one from a holder. If there are fewer holders than
         ``least``, all others get the next distributor's instead.
@@ -124,7 +124,7 @@ class GroupKey:
         self.envelopes = self._offers.pop(0)
 
     def forget(self, node_id: int) -> None:
-        """Take that a client lacks the group key, and that its envelopes do not open."""
+        """Record that a client lacks the group key, and that its envelopes do not open."""
         self.holders.discard(node_id)
         self._spare.pop(node_id, None)
         for made in (self.envelopes, *self._offers):

@@ -197,7 +197,7 @@ class Server:
     incidents : list of Dropped
         Everything that was not an orderly reply.
     dropped : list of Dropped
-        Which clients a round went on without, and the last incident that explains it. Round 0 is
+        Clients that a round went on without, and the last incident that explains it. Round 0 is
         the enrolment, ``n_rounds + 1`` the delivery.
     delivered : set of int
         Nodes that have the result.

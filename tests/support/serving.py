@@ -75,9 +75,9 @@ class Net:
         if fate == "request":
             self.log.append((kind, node_id, request, None))
             return LOST
-        reply = self.nodes[node_id].tell(request)
+        reply = self.nodes[node_id].send(request)
         if fate == "twice":
-            reply = self.nodes[node_id].tell(request)
+            reply = self.nodes[node_id].send(request)
         self.log.append((kind, node_id, request, reply))
         return LOST if fate == "reply" else reply
 
