@@ -1,4 +1,4 @@
-"""What must hold after any fault: the right result, one charge a run, no mask twice, no leak."""
+"""What must hold after any fault: the right result, one charge per run, fresh keys, no leak."""
 
 import base64
 import json
@@ -85,11 +85,9 @@ def ledger_complaints(
     """
     complaints = []
     for i, state_dir in enumerate(state_dirs):
-        runs, most, total = charged(state_dir, delta)
+        runs, total = charged(state_dir, delta)
         if runs != n_runs:
             complaints.append(f"node {i} charged {runs} runs instead of {n_runs}")
-        if most > 1:
-            complaints.append(f"node {i} answered a round as {most} members")
         # Less where a node missed a round: what the run did not use has come back.
         if n_runs == 1 and not 0 < total <= epsilon * 1.001:
             complaints.append(f"node {i} is charged epsilon {total:.4g} instead of {epsilon:g}")
@@ -98,38 +96,40 @@ def ledger_complaints(
     return complaints
 
 
-def charged(state_dir: Path, delta: float) -> tuple[int, int, float]:
-    """Return a ledger's number of runs, most members of a round, and epsilon of all charges."""
+def charged(state_dir: Path, delta: float) -> tuple[int, float]:
+    """Return in how many runs a ledger charged answers, and epsilon of all charges."""
     if not (state_dir / FILE_NAME).exists():
-        return 0, 0, 0.0
+        return 0, 0.0
     with sqlite3.connect(f"file:{state_dir / FILE_NAME}?mode=ro", uri=True) as database:
-        (runs,) = database.execute("SELECT COUNT(*) FROM runs").fetchone()
-        members = database.execute(
-            "SELECT COUNT(DISTINCT member) FROM answers GROUP BY run, round"
-        ).fetchall()
+        (runs,) = database.execute("SELECT COUNT(round) FROM runs").fetchone()
     database.close()
     with Ledger(state_dir) as ledger:
-        return runs, max((count for (count,) in members), default=0), ledger.epsilon(delta)
+        return runs, ledger.epsilon(delta)
 
 
-def mask_complaints(sent: Iterable[Sent]) -> list[str]:
+def secrecy_complaints(sent: Iterable[Sent]) -> list[str]:
     """Return what is wrong with the ciphertexts, all that were ever made.
 
-    One mask is for one node and context: it may hide one vector only, however often that is sent.
-    No two different ciphertexts may share a mask, whoever sent them.
+    An attempt at a round has one answer, and a round one sum-share, however often they are sent:
+    with two of them the server could subtract. No two different ciphertexts may share a mask.
     """
     by_place: dict[tuple[int, str], set[bytes]] = defaultdict(set)
     for line in sent:
         if line["words"]:
-            by_place[line["node"], line["ctx"]].add(base64.b64decode(line["words"]))
+            number = f"{line['attempt']} " if line["kind"] == "ask" else ""
+            place = f"{line['kind']} {number}of round {line['t']} of run {line['run'][:8]}"
+            by_place[line["node"], place].add(base64.b64decode(line["words"]))
     if not by_place:
         return ["there is no ciphertext"]
     complaints = [
-        f"node {node} sent {len(words)} ciphertexts in one context"
-        for (node, _), words in by_place.items()
+        f"node {node} sent {len(words)} ciphertexts for {place}"
+        for (node, place), words in by_place.items()
         if len(words) > 1
     ]
-    vectors = [np.frombuffer(one, "<u8") for words in by_place.values() for one in words]
+    # Sealed shares may have any length; whole words are compared.
+    vectors = [
+        np.frombuffer(one, "<u8", len(one) // 8) for words in by_place.values() for one in words
+    ]
     for first, second in combinations(vectors, 2):
         length = min(len(first), len(second))
         difference = (first[:length] - second[:length]).astype(np.int64)  # modulo 2^64

@@ -21,13 +21,14 @@ COMPLETED, FAILED = "finished:completed", "finished:failed"
 ROUNDS = 4
 VICTIM = 2  # the node that the fault is about; the others are survivors
 WITNESS = 0  # a survivor that can be told to wait, so that a round is still open when it must be
-SECRET = "a record says 271828.182845"  # what a client's exception tells  # noqa: S105
+SECRET = "a record says 271828.182845"  # in the text of a client's exception  # noqa: S105
 _TTL_MARGIN = 10.0  # of the strategy: its messages live so much longer than its timeout
 _HOLDS = [{"action": "hold", "t": 3}, {"action": "hold", "t": ROUNDS}]
 _LET_IN = "SuperNode ID:"  # in a node's log, when the SuperLink has let it in
 _LONG = 43_200.0  # Flower's own: 12 hours
 _STALE = 4  # the code of a refusal
-_SENDING = 8.0  # seconds that an answer needs from the client's process to the server
+_SENDING = 8.0  # seconds that an answer needs at most from the client's process to the server
+_ARRIVING = 4.0  # less than the grace time, in which the others must answer
 _RESTART_PAUSE = 2.0
 
 
@@ -60,6 +61,7 @@ class Stage:
     running: Deployment
     processes: KeptProcesses
     timeout: float
+    config: Mapping[str, Any] = field(default_factory=dict)
     relay: Relay | None = None
     runs: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -85,9 +87,9 @@ class Stage:
         n = len(self.runs) + 1
         settings = {
             "n-rounds": ROUNDS,
-            "min-clients": 2,
             "timeout": self.timeout,
             "report": str(self.report(n)),
+            **self.config,
             **(config or {}),
         }
         self._begun = time.monotonic()
@@ -115,14 +117,15 @@ class Stage:
         (self.hooks(node) / f"go-{t}").touch()
 
     def asked(self, node: int, t: int) -> list[checks.Sent]:
-        """Return a node's answers to questions of a round."""
-        return [line for line in checks.sent_by(self.hooks(node)) if line["t"] == t]
+        """Return what a node replied to `ask` in a round."""
+        lines = checks.sent_by(self.hooks(node))
+        return [line for line in lines if (line["kind"], line["t"]) == ("ask", t)]
 
     def wait_answered(self, node: int, t: int) -> None:
-        """Wait until a node has answered a question of a round, and that has arrived."""
+        """Wait until a node has answered in a round, and that has arrived."""
         what = f"An answer of node {node} in round {t}"
         self.wait_until(lambda: bool(self.asked(node, t)), 2 * self.timeout, what)
-        self.sleep(_SENDING)
+        self.sleep(_ARRIVING)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass while the processes are watched."""
@@ -170,8 +173,8 @@ def undisturbed(stage: Stage) -> None:
             rounds.append([end - begin for begin, end in pairwise(times)])
     start, answer, rest = (median(column) for column in zip(*rounds, strict=True))
     stage.notes.append(
-        f"of a round, in the median: {start:.1f} s until the client's process has started and got "
-        f"the question, {answer:.1f} s to answer, {rest:.1f} s until the next question is asked"
+        f"of a round, in the median: {start:.1f} s until the client's process has started and has "
+        f"the request, {answer:.1f} s to answer, {rest:.1f} s until the next round is asked for"
     )
 
 
@@ -209,13 +212,30 @@ def supernode_killed(stage: Stage) -> None:
     _until_back(stage, killed)
 
 
-def supernode_late(stage: Stage, ttl: float = 0.0) -> None:
-    """Kill a SuperNode, ask it again, and start it when that question has expired, or would have.
+def supernode_killed_before_add(stage: Stage) -> None:
+    """Kill a SuperNode after its answer has arrived, before it is asked to add; start it again.
 
-    In the last round it is asked the same once more.
+    Where no committee adds, its answer alone must count.
+    """
+    stage.plan({WITNESS: [{"action": "hold", "t": 2}, *_HOLDS]})
+    stage.begin_run()
+    stage.wait_held(WITNESS, 2)
+    stage.wait_answered(VICTIM, 2)
+    stage.processes.kill(f"supernode{VICTIM}")
+    killed = time.time()
+    stage.let_go(WITNESS, 2)
+    stage.restart(f"supernode{VICTIM}")
+    _until_back(stage, killed)
+
+
+def supernode_late(stage: Stage, ttl: float = 0.0) -> None:
+    """Kill a SuperNode, and start it when a repeated request has expired, or would have.
+
+    In the last round it is sent the same request once more.
     """
     last = ROUNDS + 1
-    stage.plan({VICTIM: [{"action": "hold", "t": 2}], WITNESS: _HOLDS})
+    holds = [*_HOLDS, {"action": "hold", "t": last}]
+    stage.plan({VICTIM: [{"action": "hold", "t": 2}], WITNESS: holds})
     stage.begin_run({"n-rounds": last, "replay": 1, "ttl": ttl})
     stage.wait_held(VICTIM, 2)
     stage.processes.kill(f"supernode{VICTIM}")
@@ -228,22 +248,22 @@ def supernode_late(stage: Stage, ttl: float = 0.0) -> None:
     before = stage.processes.log(name).count(_LET_IN)
     stage.restart(name)
 
-    def is_back() -> bool:  # and has been given what waited for it
+    def is_back() -> bool:  # and has received what waited for it
         if ttl:
             return len(stage.asked(VICTIM, 2)) > 1
         return stage.processes.log(name).count(_LET_IN) > before
 
-    # What a node is asked while it is away is withdrawn: it must be there before the last round.
+    # What a node is sent while it is away is withdrawn: it must be there before the last round.
     stage.wait_held(WITNESS, ROUNDS)
     end = stage.asked(WITNESS, ROUNDS)[0]["created"] + stage.timeout - _SENDING
     stage.wait_until(lambda: is_back() or time.time() > end, stage.timeout + 5, "Round 4")
     stage.sleep(4)  # a node asks for messages every 3 seconds
     stage.let_go(WITNESS, ROUNDS)
-    stage.end_run()
+    _finish_with_all(stage, last)
 
 
 def stale_messages(stage: Stage) -> None:
-    """Do the same with a question that lives for 12 hours."""
+    """Do the same with a request that lives for 12 hours."""
     supernode_late(stage, ttl=_LONG)
 
 
@@ -310,11 +330,11 @@ def _until_back(stage: Stage, since: float) -> None:
     _finish_with_all(stage)
 
 
-def _finish_with_all(stage: Stage) -> None:
+def _finish_with_all(stage: Stage, last: int = ROUNDS) -> None:
     """Keep the last round open until the node is back in it."""
-    stage.wait_held(WITNESS, ROUNDS)
-    stage.wait_answered(VICTIM, ROUNDS)
-    stage.let_go(WITNESS, ROUNDS)
+    stage.wait_held(WITNESS, last)
+    stage.wait_answered(VICTIM, last)
+    stage.let_go(WITNESS, last)
     stage.end_run()
 
 
@@ -326,26 +346,33 @@ def _late_answer(stage: Stage) -> list[str]:
     return [] if stage.asked(VICTIM, 2) else ["the slow client made no answer"]
 
 
+def _counted(stage: Stage) -> list[str]:
+    """Require that an answer counts although its node died before the sum was made."""
+    report = json.loads(stage.report(len(stage.runs)).read_text("utf-8"))
+    everyone = len(stage.running.results)
+    return [] if report["answers"][1] == everyone else ["the answer of the dead node was lost"]
+
+
 def _expired(stage: Stage) -> list[str]:
-    """Require that a node was not given a question that had expired."""
+    """Require that a node did not receive a request that had expired."""
     answered = [line for line in stage.asked(VICTIM, 2) if line["code"] == 0]
-    return [] if len(answered) == 1 else ["the node was given an expired question"]
+    return [] if len(answered) == 1 else ["the node received an expired request"]
 
 
 def _repeated(stage: Stage) -> list[str]:
-    """Require that a stale question gave the same bytes again, and then a refusal as stale."""
+    """Require that a stale request gave the same bytes again, and then a refusal as stale."""
     lines = stage.asked(VICTIM, 2)
     again = sum(line["code"] == 0 for line in lines) - 1
     refused = sum(line["code"] == _STALE for line in lines)
     stage.notes.append(f"{again} time the same bytes again, {refused} time refused as stale")
     if again < 1 or len({line["words"] for line in lines if line["code"] == 0}) != 1:
-        return ["a stale question was not answered with the same bytes"]
-    return [] if refused else ["a question that came after its round was not refused"]
+        return ["a stale request was not answered with the same bytes"]
+    return [] if refused else ["a request that came after its round was not refused"]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault and what must come of it.
+    """A fault and what must follow.
 
     Attributes
     ----------
@@ -359,6 +386,8 @@ class Fault:
         How the runs must end, in Flower's words, first run first.
     with_relay : bool
         Whether the node reaches the SuperLink through a relay.
+    policy : mapping
+        Further settings of the nodes' policies.
     also : callable
         Returns what else is wrong, where this fault has more to show.
     """
@@ -368,15 +397,18 @@ class Fault:
     returns: bool = True
     statuses: tuple[str, ...] = (COMPLETED,)
     with_relay: bool = False
+    policy: Mapping[str, Any] = field(default_factory=dict)
     also: Callable[[Stage], list[str]] = lambda _: []
 
 
 FAULTS = {
     "undisturbed": Fault(undisturbed),
-    "client-raises": Fault(client_raises, missed=(2,)),
+    # With a copy of the records they would be read once, at the enrolment.
+    "client-raises": Fault(client_raises, missed=(2,), policy={"copy_records": False}),
     "client-killed": Fault(client_killed, missed=(2,), returns=False),
     "slow-client": Fault(slow_client, missed=(2,), also=_late_answer),
     "supernode-killed": Fault(supernode_killed, missed=(2,)),
+    "supernode-killed-before-add": Fault(supernode_killed_before_add, also=_counted),
     "supernode-late": Fault(supernode_late, missed=(2, 3, 4), also=_expired),
     "stale-messages": Fault(stale_messages, missed=(2, 3, 4), also=_repeated),
     "superlink-killed": Fault(superlink_killed, statuses=(FAILED, COMPLETED)),

@@ -1,7 +1,8 @@
 """Every fault on a real deployment, checked, and a table of what each did.
 
-One SuperLink and three SuperNodes are set up anew for every fault. The transport is that of the
-installed Flower; interpreters of other environments add theirs, and work at the same time.
+One SuperLink and its SuperNodes are set up anew for every fault: three under oblivious-server, five
+under clients-only, of which four can add. The transport is that of the installed Flower;
+interpreters of other environments add theirs, and work at the same time.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import fault_checks as checks
@@ -26,7 +28,9 @@ from numpy.typing import NDArray
 from relay import Relay
 
 HOOKS = Path(__file__).resolve().parent / "fault_app"
-TIMEOUT = 45.0  # seconds; an answer takes some 6 where nothing else runs
+TIMEOUT = 45.0  # seconds; an answer takes some 4 where nothing else runs
+# Nodes of a deployment, and the fewest that a round needs: while one is away and one waits, fewer.
+TRUSTS = {"oblivious-server": (3, 2), "clients-only": (5, 4)}
 
 
 @dataclass
@@ -35,13 +39,13 @@ class Outcome:
 
     Attributes
     ----------
-    fault, transport : str
+    fault, trust, transport : str
     statuses : list of str
         How the runs ended, in Flower's words.
     seconds : list of float
         How long each run took, from ``flwr run`` to its end.
     dropped : list of str
-        Who was dropped when and why, by the last run's report.
+        Which nodes were dropped when and why, by the last run's report.
     incidents : int
         How many entries its ``incidents`` has.
     charged : str
@@ -54,6 +58,7 @@ class Outcome:
     """
 
     fault: str
+    trust: str
     transport: str
     statuses: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -70,8 +75,10 @@ def transport() -> str:
     return f"{version('flwr')}, {'gRPC' if fleet_is_grpc() else 'HTTP'}"
 
 
-def run_fault(name: str, directory: Path, timeout: float = TIMEOUT) -> Outcome:
-    """Set a deployment up, produce one fault, check what came of it and take all down.
+def run_fault(
+    name: str, directory: Path, trust: str = "oblivious-server", timeout: float = TIMEOUT
+) -> Outcome:
+    """Set a deployment up, produce one fault, check what followed and take all down.
 
     Parameters
     ----------
@@ -79,11 +86,14 @@ def run_fault(name: str, directory: Path, timeout: float = TIMEOUT) -> Outcome:
         One of ``FAULTS``.
     directory : Path
         An empty directory.
+    trust : str
+        One of ``TRUSTS``.
     timeout : float
-        Seconds that the strategy waits for the answers to one question.
+        Seconds after which a round trip ends in any case.
     """
-    fault, outcome = FAULTS[name], Outcome(name, transport())
-    partitions = example_partitions()
+    fault, outcome = FAULTS[name], Outcome(name, trust, transport())
+    n_nodes, least = TRUSTS[trust]
+    partitions = example_partitions(n_nodes)
     for i in range(len(partitions)):
         (directory / f"hooks{i}").mkdir()
         (directory / f"hooks{i}" / "faults.json").write_text("[]", "utf-8")
@@ -103,13 +113,14 @@ def run_fault(name: str, directory: Path, timeout: float = TIMEOUT) -> Outcome:
                 directory,
                 partitions,
                 app=_hooked_app(directory / "app"),
-                policy={"min_clients": 2},
+                policy={"min_clients": 2, "trusts": [trust], **fault.policy},
                 settings={"hooks": str(directory / "hooks{node}")},
                 processes=processes,
                 route=route,
             )
         )
-        stage = Stage(running, processes, timeout, relays[0] if relays else None)
+        config = {"trust": trust, "min-clients": least}
+        stage = Stage(running, processes, timeout, config, relays[0] if relays else None)
         fault.play(stage)
         outcome.statuses = running.statuses()
     outcome.seconds = [round(seconds, 1) for seconds in stage.runs]
@@ -123,7 +134,7 @@ def run_fault(name: str, directory: Path, timeout: float = TIMEOUT) -> Outcome:
 def _check(
     outcome: Outcome, fault: Fault, stage: Stage, partitions: Sequence[NDArray[np.float64]]
 ) -> None:
-    """Fill in what the files of a deployment tell."""
+    """Fill in what the files of a deployment show."""
     directory, results = stage.running.directory, stage.running.results
     sent = [checks.sent_by(stage.hooks(i)) for i in range(len(results))]
     every = [line for lines in sent for line in lines]
@@ -138,9 +149,9 @@ def _check(
     complain(checks.ledger_complaints(states, len(fault.statuses), epsilon, delta))
     accounts = [checks.charged(state, delta) for state in states]
     outcome.charged = "; ".join(
-        dict.fromkeys(f"{runs} (ε {total:.3g})" for runs, _, total in accounts)
+        dict.fromkeys(f"{runs} (ε {total:.3g})" for runs, total in accounts)
     )
-    complain(checks.mask_complaints(every))
+    complain(checks.secrecy_complaints(every))
     outcome.ciphertexts = "{} made, {} differ".format(*checks.n_ciphertexts(every))
     servers = [
         *directory.glob("report*"),  # each as JSON and as a page
@@ -181,16 +192,19 @@ def _hooked_app(path: Path) -> Path:
 def table(outcomes: Iterable[Outcome]) -> str:
     """Return outcomes as a Markdown table, each beside the undisturbed run of its transport."""
     outcomes = list(outcomes)
-    plain = {one.transport: one.seconds for one in outcomes if one.fault == "undisturbed"}
+    plain = {
+        (one.trust, one.transport): one.seconds for one in outcomes if one.fault == "undisturbed"
+    }
     lines = [
-        "| fault | flwr | the run | seconds (undisturbed) | the report's `dropped` | "
+        "| fault | trust | flwr | the run | seconds (undisturbed) | the report's `dropped` | "
         "runs that each ledger charged | ciphertexts | checks |",
-        "|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for one in outcomes:
-        usual = ", ".join(f"{s:.0f}" for s in plain.get(one.transport, [])) or "-"
+        usual = ", ".join(f"{s:.0f}" for s in plain.get((one.trust, one.transport), [])) or "-"
         cells = [
             one.fault,
+            one.trust,
             one.transport,
             ", then ".join(status.removeprefix("finished:") for status in one.statuses),
             f"{' + '.join(f'{s:.0f}' for s in one.seconds)} ({usual})",
@@ -203,25 +217,32 @@ def table(outcomes: Iterable[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _run_here(names: Sequence[str], directory: Path, timeout: float) -> list[Outcome]:
+def _run_here(
+    names: Sequence[str], trusts: Sequence[str], directory: Path, timeout: float
+) -> list[Outcome]:
     outcomes = []
-    for name in names:
-        place = directory / f"{transport().replace(', ', '-')}-{name}"
+    for trust, name in product(trusts, names):
+        place = directory / f"{transport().replace(', ', '-')}-{trust}-{name}"
         place.mkdir(parents=True)
         begun = time.monotonic()
         try:
-            outcome = run_fault(name, place.resolve(), timeout)
+            outcome = run_fault(name, place.resolve(), trust, timeout)
         except Exception as error:
-            outcome = Outcome(name, transport(), complaints=[f"{type(error).__name__}: {error}"])
+            failed = [f"{type(error).__name__}: {error}"]
+            outcome = Outcome(name, trust, transport(), complaints=failed)
         outcomes.append(outcome)
-        state = "; ".join(outcome.complaints) or "passed"
-        print(f"{name} ({transport()}): {state}, {time.monotonic() - begun:.0f} s", flush=True)
+        state, seconds = "; ".join(outcome.complaints) or "passed", time.monotonic() - begun
+        print(f"{name} ({trust}, {transport()}): {state}, {seconds:.0f} s", flush=True)
     return outcomes
 
 
 @contextmanager
 def _running_there(
-    pythons: Sequence[str], names: Sequence[str], directory: Path, timeout: float
+    pythons: Sequence[str],
+    names: Sequence[str],
+    trusts: Sequence[str],
+    directory: Path,
+    timeout: float,
 ) -> Iterator[Callable[[], list[Outcome]]]:
     """Run the same with other interpreters at the same time; yield what awaits their outcomes."""
     outputs = [directory / f"outcomes-{i}.json" for i in range(len(pythons))]
@@ -230,6 +251,8 @@ def _running_there(
         options = [
             "--faults",
             ",".join(names),
+            "--trust",
+            ",".join(trusts),
             "--directory",
             str(directory),
             "--json",
@@ -255,6 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run faults and print their table; end with 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--faults", help=f"by default all: {', '.join(FAULTS)}")
+    parser.add_argument("--trust", help=f"by default all: {', '.join(TRUSTS)}")
     parser.add_argument(
         "--flwr-python",
         action="append",
@@ -262,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="PATH",
         help="the Python of another environment, with another Flower; may be repeated",
     )
-    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="of one question, seconds")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="of one round trip, seconds")
     parser.add_argument("--directory", type=Path, help="default: a temporary one")
     parser.add_argument("--markdown", type=Path, help="write the table here, too")
     parser.add_argument("--json", type=Path, help="write all outcomes here, too")
@@ -271,10 +295,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = options.faults.split(",") if options.faults else list(FAULTS)
     if unknown := set(names) - set(FAULTS):
         parser.error(f"Expected faults from {list(FAULTS)}. Got {sorted(unknown)} instead.")
+    trusts = options.trust.split(",") if options.trust else list(TRUSTS)
+    if unknown := set(trusts) - set(TRUSTS):
+        parser.error(f"Expected trust from {list(TRUSTS)}. Got {sorted(unknown)} instead.")
     directory = options.directory or Path(tempfile.mkdtemp(prefix="flower-kmeans-faults-"))
     directory.mkdir(parents=True, exist_ok=True)
-    with _running_there(options.flwr_python, names, directory, options.timeout) as rest:
-        outcomes = _run_here(names, directory, options.timeout) + rest()
+    work = names, trusts, directory, options.timeout
+    with _running_there(options.flwr_python, *work) as rest:
+        outcomes = _run_here(*work) + rest()
     text = table(outcomes)
     print(text)
     print(f"Logs, reports and ledgers are in {directory}")

@@ -1,9 +1,9 @@
 """Test only: the deployment's client app, which keeps what it sends and misbehaves when told to.
 
 Two settings come in ``--node-config`` beside the app's: ``hooks``, a directory of the test's. In it
-lie ``faults.json``, the list of faults, each with the round of the message that it spoils, and
-``sent.jsonl``, one line per answered message with every masked word that it holds. The line is on
-the disk before the answer leaves, so nothing that was ever sent is missing from it.
+lie ``faults.json``, the list of faults, each with the round of the request that it spoils, and
+``sent.jsonl``, one line per answered message with all protected words or shares that it holds. The
+line is on the disk before the answer leaves, so nothing that was ever sent is missing from it.
 """
 
 import base64
@@ -16,11 +16,22 @@ from typing import Any
 import client_app
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
 
 from flower_kmeans import kmeans_client_app
+from flower_kmeans.datasets import Table
+from flower_kmeans.protocol.messages import (
+    Added,
+    Answer,
+    Ask,
+    Located,
+    Refusal,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+)
+from flower_kmeans.protocol.wire import from_content
 
-_RECORD = "kmeans"
 _POLL = 0.05
 _LONGEST = 600.0
 
@@ -53,10 +64,15 @@ def _hold(hooks: Path, t: int) -> None:
         time.sleep(_POLL)
 
 
-def _keep(
-    hooks: Path, message: Message, t: int, attempt: int, asked: float, reply: Message
-) -> None:
-    record = reply.content[_RECORD]
+def _protected(reply: Reply) -> bytes:
+    """Return what a reply holds of the records, all of it encrypted."""
+    if isinstance(reply, Answer):
+        return reply.words or b"".join(reply.sealed)
+    return reply.share if isinstance(reply, Added) else b""
+
+
+def _keep(hooks: Path, message: Message, asked: float, request: Request, reply: Reply) -> None:
+    t, attempt = (request.t, request.attempt) if isinstance(request, Located) else (0, 0)
     line = {
         "node": message.metadata.dst_node_id,
         "message": message.metadata.message_id,
@@ -64,13 +80,12 @@ def _keep(
         "ttl": message.metadata.ttl,
         "asked": asked,
         "answered": time.time(),
-        "kind": str(message.content[_RECORD]["kind"]),
+        "kind": request.__struct_config__.tag,
+        "run": request.doc_hash.hex(),
         "t": t,
         "attempt": attempt,
-        "doc_hash": bytes(message.content[_RECORD]["doc_hash"]).hex(),
-        "code": int(record["code"]),
-        "ctx": bytes(record.get("ctx", b"")).hex(),
-        "words": base64.b64encode(bytes(record.get("words", b""))).decode(),
+        "code": reply.code if isinstance(reply, Refusal) else 0,
+        "words": base64.b64encode(_protected(reply)).decode(),
     }
     with (hooks / "sent.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -85,17 +100,16 @@ class _FaultyApp(ClientApp):
         """Answer one message as the app does; then misbehave."""
         begun = time.time()
         hooks = Path(str(context.node_config["hooks"]))
-        asked = message.content[_RECORD]
-        is_round = asked["kind"] == "round"
-        t, attempt = (int(asked[name]) if is_round else 0 for name in ("t", "attempt"))
+        request = decode_request(from_content(message.content))
+        t = request.t if isinstance(request, Ask) else 0
 
-        def load_data(context: Context) -> NDArray[Any]:
+        def load_data(context: Context) -> Table:
             for fault in _faults(hooks, "raise", t):
                 raise RuntimeError(fault["text"])
             return client_app.load_data(context)
 
         reply = kmeans_client_app(load_data, on_result=client_app.on_result)(message, context)
-        _keep(hooks, message, t, attempt, begun, reply)
+        _keep(hooks, message, begun, request, decode_reply(from_content(reply.content)))
         for fault in _faults(hooks, "sleep", t):
             time.sleep(max(0.0, message.metadata.created_at + fault["until"] - time.time()))
         for _ in _faults(hooks, "hold", t):

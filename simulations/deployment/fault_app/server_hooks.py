@@ -20,7 +20,7 @@ class _RepeatingGrid:
 
     def __init__(self, grid: Grid, n_rounds: int, ttl: float) -> None:
         self._grid = grid
-        self._last = str(n_rounds)
+        self._last = f"ask {n_rounds}"
         self._ttl = ttl
         self._asked: dict[str, Message] = {}
         self._unanswered: list[Message] = []
@@ -39,6 +39,8 @@ class _RepeatingGrid:
         # Made anew, because a node is given what was made first.
         sent = [self._copy(message, message.metadata.ttl) for message in listed]
         ids = list(self._grid.push_messages(sent))
+        for message, copy in zip(listed, sent, strict=True):
+            message.metadata.__dict__["_message_id"] = copy.metadata.message_id
         self._asked = dict(zip(ids, sent, strict=True))
         if sent[0].metadata.group_id == self._last:
             self._push_again()
