@@ -16,12 +16,14 @@ NAMES = (
     "client-killed",
     "slow-client",
     "supernode-killed",
+    "supernode-killed-before-add",
     "supernode-late",
     "stale-messages",
     "superlink-killed",
     "network-silent",
     "network-refused",
 )
+TRUSTS = ("oblivious-server", "clients-only")
 DELTA = 1e-6
 
 
@@ -36,22 +38,32 @@ def checks(scripts):
 
 
 @pytest.mark.deployment
+@pytest.mark.parametrize("trust", TRUSTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_fault_costs_nothing_but_time(scripts, tmp_path, name):
-    outcome = scripts("faults").run_fault(name, tmp_path)
+def test_a_fault_costs_nothing_but_time(scripts, tmp_path, name, trust):
+    outcome = scripts("faults").run_fault(name, tmp_path, trust)
     assert outcome.complaints == []
 
 
 def test_every_fault_is_tested(scripts):
     assert {"undisturbed", *NAMES} == set(scripts("fault_runs").FAULTS)
+    assert set(TRUSTS) == set(scripts("faults").TRUSTS)
 
 
-# --------------------------------------------------------------------------- masks
+# --------------------------------------------------------------------------- ciphertexts
 
 
-def sent(node, ctx, words):
-    words = np.asarray(words, dtype="<u8").tobytes()
-    return {"node": node, "ctx": ctx, "words": base64.b64encode(words).decode()}
+def sent(node, words, t=1, attempt=1, kind="ask"):
+    """Return the line of a protected answer, or of a sum-share."""
+    data = base64.b64encode(np.asarray(words, dtype="<u8").tobytes()).decode()
+    return {
+        "node": node,
+        "run": "ab" * 32,
+        "kind": kind,
+        "t": t,
+        "attempt": attempt,
+        "words": data,
+    }
 
 
 def mask(length=10):
@@ -59,32 +71,50 @@ def mask(length=10):
 
 
 def test_fresh_masks_pass(checks):
-    lines = [sent(node, f"c{t}", mask()) for node in range(3) for t in range(4)]
-    assert checks.mask_complaints([*lines, lines[5]]) == []  # the same bytes again are nothing new
-    assert checks.n_ciphertexts([*lines, lines[5]]) == (13, 12)
+    lines = [sent(node, mask(), t) for node in range(3) for t in range(4)]
+    lines += [sent(node, mask(), t, kind="add") for node in range(3) for t in range(4)]
+    # The same bytes again are nothing new.
+    assert checks.secrecy_complaints([*lines, lines[5]]) == []
+    assert checks.n_ciphertexts([*lines, lines[5]]) == (25, 24)
 
 
-def test_another_answer_in_one_context_is_found(checks):
-    lines = [sent(1, "c", mask()), sent(2, "c", mask()), sent(1, "c", mask())]
-    assert checks.mask_complaints(lines) == ["node 1 sent 2 ciphertexts in one context"]
+def test_bytes_that_are_no_whole_words_are_compared_too(checks):
+    lines = [sent(node, mask()) for node in range(3)]
+    for line in lines:
+        line["words"] = base64.b64encode(base64.b64decode(line["words"])[:-3]).decode()
+    assert checks.secrecy_complaints(lines) == []
+    lines[1]["words"] = lines[0]["words"]
+    assert checks.secrecy_complaints(lines) == ["two ciphertexts share a mask"]
 
 
-@pytest.mark.parametrize(("node", "ctx"), [(1, "d"), (2, "c"), (2, "d")])
-def test_a_mask_used_twice_is_found(checks, node, ctx):
+def test_another_answer_to_one_attempt_is_found(checks):
+    lines = [sent(1, mask()), sent(2, mask()), sent(1, mask()), sent(1, mask(), attempt=2)]
+    found = "node 1 sent 2 ciphertexts for ask 1 of round 1 of run abababab"
+    assert checks.secrecy_complaints(lines) == [found]
+
+
+def test_another_sum_share_of_a_round_is_found(checks):
+    lines = [sent(1, mask(), attempt=n, kind="add") for n in (1, 2)]
+    found = "node 1 sent 2 ciphertexts for add of round 1 of run abababab"
+    assert checks.secrecy_complaints(lines) == [found]
+
+
+@pytest.mark.parametrize(("node", "t"), [(1, 2), (2, 1), (2, 2)])
+def test_a_mask_used_twice_is_found(checks, node, t):
     rng = np.random.default_rng(0)
     once, again = (rng.integers(0, 2**40, 10).astype(np.uint64) for _ in range(2))
     one = mask()
-    lines = [sent(1, "c", once + one), sent(node, ctx, again + one), sent(0, "e", mask())]
-    assert checks.mask_complaints(lines) == ["two ciphertexts share a mask"]
-    lines[1] = sent(node, ctx, again + mask())
-    assert checks.mask_complaints(lines) == []
+    lines = [sent(1, once + one), sent(node, again + one, t), sent(0, mask())]
+    assert checks.secrecy_complaints(lines) == ["two ciphertexts share a mask"]
+    lines[1] = sent(node, again + mask(), t)
+    assert checks.secrecy_complaints(lines) == []
 
 
 def test_answers_without_a_mask_are_found(checks):
     rng = np.random.default_rng(0)
-    lines = [sent(0, f"c{i}", rng.integers(0, 2**40, 10).astype(np.uint64)) for i in range(12)]
-    assert "the bytes of the ciphertexts are not uniform" in checks.mask_complaints(lines)
-    assert checks.mask_complaints([]) == ["there is no ciphertext"]
+    lines = [sent(0, rng.integers(0, 2**40, 10).astype(np.uint64), t) for t in range(12)]
+    assert "the bytes of the ciphertexts are not uniform" in checks.secrecy_complaints(lines)
+    assert checks.secrecy_complaints([]) == ["there is no ciphertext"]
 
 
 # --------------------------------------------------------------------------- ledgers and files
@@ -92,26 +122,25 @@ def test_answers_without_a_mask_are_found(checks):
 
 def test_a_ledger_that_charged_twice_is_found(checks, tmp_path):
     plan = gaussian_plan(rounds=2)
-    states = [tmp_path / name for name in ("good", "twice", "again")]
+    states = [tmp_path / name for name in ("good", "twice")]
     answers = {
-        "good": [answer_of(t=1), answer_of(t=1), answer_of(t=2)],
+        "good": [answer_of(t=1), answer_of(t=1), answer_of(t=1, attempt=2), answer_of(t=2)],
         "twice": [answer_of(run=1), answer_of(run=2)],
-        "again": [answer_of(t=1), answer_of(t=1, attempt=2, member=2)],
     }
     for state in states:
         with Ledger(state) as ledger:
             for answer in answers[state.name]:
                 charge(ledger, answer, plan, Limit(100.0, DELTA))
+    with Ledger(states[0]) as ledger:
+        ledger.save(bytes([9]) * 32, 0, b"an enrolment alone is no charge")
     epsilon = plan.epsilon()
     assert checks.ledger_complaints(states[:1], 1, epsilon, DELTA) == []
     found = checks.ledger_complaints([*states, tmp_path / "none"], 1, epsilon, DELTA)
     assert [text.split(" is charged")[0] for text in found] == [
         "node 1 charged 2 runs instead of 1",
         "node 1",
-        "node 2 answered a round as 2 members",
+        "node 2 charged 0 runs instead of 1",
         "node 2",
-        "node 3 charged 0 runs instead of 1",
-        "node 3",
     ]
     assert checks.ledger_complaints(states[1:2], 2, epsilon, DELTA) == []
 
@@ -156,24 +185,28 @@ def test_results_that_differ_lack_or_are_wrong_are_found(checks, scripts, tmp_pa
 
 def test_the_table_sets_faults_beside_undisturbed_runs(scripts):
     faults = scripts("faults")
-    plain = faults.Outcome("undisturbed", "1.0, gRPC", ["finished:completed"], [60.0])
+    trust, other = TRUSTS
+    plain = faults.Outcome("undisturbed", trust, "1.0, gRPC", ["finished:completed"], [60.0])
+    slower = faults.Outcome("undisturbed", other, "1.0, gRPC", ["finished:completed"], [90.0])
     failed = faults.Outcome(
         "superlink-killed",
+        trust,
         "1.0, gRPC",
         ["finished:failed", "finished:completed"],
         [31.0, 64.4],
         complaints=["node 1 has no result"],
     )
-    lines = faults.table([plain, failed]).splitlines()
-    assert [line.count("|") for line in lines] == [lines[0].count("|")] * 4
+    lines = faults.table([plain, failed, slower]).splitlines()
+    assert [line.count("|") for line in lines] == [lines[0].count("|")] * 5
     assert "| failed, then completed | 31 + 64 (60) | nobody |" in lines[3]
     assert lines[3].endswith("| FAILED: node 1 has no result |")
     assert lines[2].endswith("| passed |")
 
 
-def test_an_unknown_fault_is_an_error(scripts, capsys):
+@pytest.mark.parametrize("option", ["--faults", "--trust"])
+def test_an_unknown_fault_or_trust_model_is_an_error(scripts, capsys, option):
     with pytest.raises(SystemExit):
-        scripts("faults").main(["--faults", "earthquake"])
+        scripts("faults").main([option, "earthquake"])
     assert "earthquake" in capsys.readouterr().err
 
 
