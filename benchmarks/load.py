@@ -2,8 +2,9 @@
 
     python benchmarks/load.py [--clients 100 1000] [--rounds 7] [--trust clients-only]
 
-Whole runs of FastLloyd with relayed keys, each in a process of its own: round trips, seconds, the
-peak of resident memory beyond that of the imports, and the bytes of encoded messages in a round
+Whole runs of FastLloyd with relayed keys, each in a process of its own: round trips, seconds of
+one processor (which other work on the machine disturbs less than those of a clock), the peak of
+resident memory beyond that of the imports, and the bytes of encoded messages in a round
 after the first: what a client sends, what a committee member is sent to add, and what the server
 passes on. Set-up is what comes before the first round. Of several runs the one with the shortest
 round counts. On Ray: ``load_ray.py`` and ``load_memory.py``.
@@ -49,16 +50,16 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Run FastLloyd once; return seconds and bytes."""
+    """Run FastLloyd once; return seconds of the processor and bytes."""
     size = Size(task.clients, rounds=task.rounds)
     before, ends = resident(), list[float]()
-    started = time.perf_counter()
-    strategy = size.fastlloyd("relayed", lambda _: ends.append(time.perf_counter()), task.trust)
+    started = time.process_time()
+    strategy = size.fastlloyd("relayed", lambda _: ends.append(time.process_time()), task.trust)
     app = kmeans_client_app(size.load, ClientPolicy.for_simulation(), forget)
     grid = WeighingGrid(app, size.clients, lambda trip, client: False)
     with task_identity():
         strategy.start(grid)
-    whole, seconds = time.perf_counter() - started, float(np.median(np.diff(ends)))
+    whole, seconds = time.process_time() - started, float(np.median(np.diff(ends)))
     most = peak()
     ask, add = (f"{kind} {size.rounds}" for kind in ("ask", "add"))
     return {
@@ -95,15 +96,20 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
                 *(f"{row[name]:,}" for name in BYTES),
             ]
         )
-    head = ["clients", "trust", "rounds", "round trips", "run s", "set-up s", "round ms / client"]
-    head += ["times that of masks", "peak MB beyond imports", "a client sends"]
+    head = ["clients", "trust", "rounds", "round trips", "run CPU s", "set-up CPU s"]
+    head += [
+        "round CPU ms / client",
+        "times that of masks",
+        "peak MB beyond imports",
+        "a client sends",
+    ]
     return tables.markdown([*head, "a committee member is sent", "the server sends"], lines, (0, 1))
 
 
 SUITE = Suite(
     "load",
-    "Whole runs of FastLloyd with many clients in one process; the run with the shortest round. "
-    "Bytes are those of encoded messages in the last round.",
+    "Whole runs of FastLloyd with many clients in one process, in seconds of one processor; the "
+    "run with the shortest round. Bytes are those of encoded messages in the last round.",
     Task,
     {
         "trips": int,

@@ -1,8 +1,8 @@
 """Memory of the server's process on Ray while rounds go by: ``python benchmarks/load_memory.py``.
 
 A short and a long run of FastLloyd under each trust model, each in a process of its own, which
-also holds Flower's SuperLink and the memories of all nodes. Beside it stands what all replies of a
-run would take if they were kept.
+also holds Flower's SuperLink and the memories of all nodes. Beside it stand the peak, and what all
+vectors of a run would take if they were kept: shares of them are about ten times as large.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,8 +48,9 @@ def tasks_of(options: Options) -> Iterator[Task]:
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the bytes of the server's process after some of the rounds."""
-    resident = on_ray(size_of(vars(task)), task.trust, (PRIVATE,))[PRIVATE].resident
-    return {f"after_{t}": resident[t - 1] if t <= task.rounds else None for t in AFTER}
+    cost = on_ray(size_of(vars(task)), task.trust, (PRIVATE,))[PRIVATE]
+    after = {f"after_{t}": cost.resident[t - 1] if t <= task.rounds else None for t in AFTER}
+    return {**after, "peak": cost.peak, "whole": cost.whole, "computed": cost.computed}
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
@@ -57,8 +58,11 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     lines = [
         [
             *(row["trust"], row["shape"], f"{row['clients']:,}", str(row["rounds"])),
-            *(_megabytes(row[name]) for name in SUITE.measures),
+            *(_megabytes(row[f"after_{t}"]) for t in AFTER),
+            _megabytes(row["peak"]),
             _megabytes(row["rounds"] * row["clients"] * size_of(row).reply),
+            f"{row['whole']:.0f}",
+            f"{row['computed']:.0f}",
         ]
         for row in rows
     ]
@@ -68,7 +72,10 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         "clients",
         "rounds",
         *(f"MB after round {t}" for t in AFTER),
-        "replies, MB",
+        "peak MB",
+        "vectors, MB",
+        "run s",
+        "of it the server's process computed",
     ]
     return tables.markdown(head, lines, 0)
 
@@ -80,9 +87,14 @@ def _megabytes(n: int | None) -> str:
 SUITE = Suite(
     "load-memory",
     "Resident memory of the server's process on Ray, with Flower's SuperLink and the memories of "
-    "all nodes, after rounds of FastLloyd; and the bytes of all replies without protection.",
+    "all nodes, after rounds of FastLloyd, and the most of it; the bytes of all vectors of all "
+    "clients, as numbers of 8 bytes; and seconds of the run.",
     Task,
-    {f"after_{t}": int | None for t in AFTER},
+    {
+        **{f"after_{t}": int | None for t in AFTER},
+        "peak": int,
+        **dict.fromkeys(("whole", "computed"), float),
+    },
     tasks_of,
     measure,
     tables_of,

@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from uniform_clients import Size, forget
-from weighing import resident
+from weighing import peak, resident
 
 from flower_kmeans import ClientPolicy, register_kmeans
 
@@ -42,12 +42,15 @@ class Cost:
         machine disturbs less.
     resident : tuple of int
         Bytes of the server's process after each round.
+    peak : int
+        Most bytes that it ever had.
     """
 
     whole: float
     rounds: tuple[float, ...]
     computed: float
     resident: tuple[int, ...]
+    peak: int
 
 
 class Runs:
@@ -69,7 +72,8 @@ class Runs:
             self._fedavg(grid, self.size.rounds, evaluation=name == FEDAVG_PLUS)
         whole = time.perf_counter() - started
         rounds = tuple(map(float, np.diff(self._ends)))
-        return Cost(whole, rounds, time.process_time() - computed, tuple(self._resident))
+        computed = time.process_time() - computed
+        return Cost(whole, rounds, computed, tuple(self._resident), peak())
 
     def warm_up(self, grid: Grid) -> None:
         """Let the workers start, and import everything, in a run that does not count."""

@@ -199,7 +199,9 @@ def test_strategies_run_in_turn_on_the_same_nodes(script, in_turn):
 def costs(script, **seconds):
     cost = script("ray_runs").Cost
     return {
-        name.replace("_", "+"): cost(10 * s, (s, s, 4 * s), 2 * s, (5 * 2**20, 6 * 2**20))
+        name.replace("_", "+"): cost(
+            10 * s, (s, s, 4 * s), 2 * s, (5 * 2**20, 6 * 2**20), 7 * 2**20
+        )
         for name, s in seconds.items()
     }
 
@@ -259,7 +261,7 @@ def test_runs_on_ray_are_compared_run_by_run(script, monkeypatch):
 def test_memory_is_shown_after_some_rounds(script, monkeypatch):
     module = script("load_memory")
     resident = tuple(t * 2**20 for t in range(1, 29))
-    one = script("ray_runs").Cost(1.0, (), 1.0, resident)
+    one = script("ray_runs").Cost(9.0, (), 5.0, resident, 77 * 2**20)
     monkeypatch.setattr(module, "on_ray", lambda size, trust, names: {names[0]: one})
     rows = measured(module.SUITE, plan_of(module.SUITE, Options(1)).tasks)
     short, long, *_ = cells(module.tables_of(rows, Options(1)))
@@ -274,7 +276,10 @@ def test_memory_is_shown_after_some_rounds(script, monkeypatch):
         "7",
         "",
         "",
+        "77",
         f"{7 * replies:.0f}",
+        "9",
+        "5",
     ]
     assert long[4:9] == ["1", "2", "7", "14", "28"]
 
