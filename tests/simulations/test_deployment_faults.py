@@ -84,7 +84,7 @@ def test_bytes_that_are_no_whole_words_are_compared_too(checks):
         line["words"] = base64.b64encode(base64.b64decode(line["words"])[:-3]).decode()
     assert checks.secrecy_complaints(lines) == []
     lines[1]["words"] = lines[0]["words"]
-    assert checks.secrecy_complaints(lines) == ["two ciphertexts share a mask"]
+    assert "two ciphertexts share a mask" in checks.secrecy_complaints(lines)
 
 
 def test_another_answer_to_one_attempt_is_found(checks):
