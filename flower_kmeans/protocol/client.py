@@ -7,7 +7,7 @@ announced sum opens to.
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,7 +23,7 @@ from flower_kmeans.domain import Domain, GridRecords, usable_records
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import checks, messages, removal, transcript
+from flower_kmeans.protocol import checks, messages, removal, transcript, wire
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee, announced_sharing
@@ -35,17 +35,17 @@ from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import MAX_SLOTS, Run, UnacceptableRunError, open_run, verify_plan
 from flower_kmeans.protocol.session import ClientSession, LedgerMemory, Memory, Records
 from flower_kmeans.protocol.transcript import ZERO
-from flower_kmeans.protocol.wire import (
-    VersionError,
-    decode_arrays,
-    encode,
-    encode_arrays,
-    from_content,
-    to_content,
-)
+from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, SumError
-from flower_kmeans.secagg.key_agreement import KEY_BYTES, TAG_BYTES, seal, share_key, unseal
+from flower_kmeans.secagg.key_agreement import (
+    KEY_BYTES,
+    TAG_BYTES,
+    seal,
+    share_key,
+    sum_share_key,
+    unseal,
+)
 from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
@@ -102,10 +102,10 @@ class Client:
     def handle(self, content: RecordDict) -> RecordDict:
         """Answer one message. Never raises: an error leaves as a code, its text stays here."""
         try:
-            data = from_content(content)
+            data = wire.from_content(content)
         except Exception as error:
-            return to_content(encode(_refusal(None, error)))
-        return to_content(self.answer_bytes(data))
+            return wire.to_content(encode(_refusal(None, error)))
+        return wire.to_content(self.answer_bytes(data))
 
     def answer_bytes(self, data: bytes) -> bytes:
         """Answer one encoded message with an encoded reply. Never raises."""
@@ -131,7 +131,7 @@ class Client:
 
 
 _CODES: tuple[tuple[type[Exception], Code], ...] = (
-    (VersionError, Code.VERSION),
+    (wire.VersionError, Code.VERSION),
     (MessageError, Code.BAD_MESSAGE),
     (UnacceptableRunError, Code.POLICY),
     (ledgers.StaleAnswerError, Code.STALE),
@@ -194,11 +194,9 @@ class _Conversation:
 
     def _enrol(self, request: messages.Enrol) -> messages.Enrolled:
         self._resume(request.doc)
+        ledger, public = self._policy.state_dir is not None, self._public()
         return messages.Enrolled(
-            doc_hash=self._doc_hash,
-            **self._public(),
-            ledger=self._policy.state_dir is not None,
-            software=SOFTWARE,
+            doc_hash=self._doc_hash, **public, ledger=ledger, software=SOFTWARE
         )
 
     def _public(self) -> dict[str, bytes]:
@@ -440,13 +438,10 @@ class _Conversation:
         """Return the sum-shares of an entry that open, by their positions."""
         found = {}
         for position, sealed in entry.shares:
-            if position >= sharing.n_positions:
-                continue
-            key = key_agreement.sum_share_key(
-                sums.group_key, sums.digest, position, entry.survivors
-            )
-            with suppress(MessageError):
-                found[position] = unseal(key, sealed, sums.digest)
+            if position < sharing.n_positions:
+                key = sum_share_key(sums.group_key, sums.digest, position, entry.survivors)
+                with suppress(MessageError):
+                    found[position] = unseal(key, sealed, sums.digest)
         return found
 
     # ------------------------------------------------------------------ answers
@@ -561,7 +556,7 @@ class _Conversation:
         checks.require_one_vote(last, vote)
         checks.require_no_later_vote(last, request.t)
         sums = self._sums(context, request, self._sharing)
-        shares = (self._share(request, n, i, position, sums) for n, i in enumerate(dealers))
+        shares = self._shares(request, dealers, position, context)
         try:
             share = removal.combine(run, shares, sums, len(dealers))
         except PartError as error:
@@ -569,27 +564,25 @@ class _Conversation:
         self._memory.vote(self._doc_hash, vote, session)
         if not run.trust.is_blind:
             return messages.Added(doc_hash=self._doc_hash, share=share)
-        group_key = sums.group_key
-        key = key_agreement.sum_share_key(group_key, context, position, request.survivors)
-        return messages.Added(
-            doc_hash=self._doc_hash,
-            share=seal(key, share, context),
-            key_id=key_agreement.key_id(group_key, self._doc_hash),
-        )
+        key = sum_share_key(sums.group_key, context, position, request.survivors)
+        share = seal(key, share, context)
+        key_id = key_agreement.key_id(sums.group_key, self._doc_hash)
+        return messages.Added(doc_hash=self._doc_hash, share=share, key_id=key_id)
 
-    def _share(
-        self, request: messages.Add, number: int, dealer: int, position: int, sums: SumContext
-    ) -> bytes:
-        """Return a dealer's share."""
-        public_key = request.public_keys[KEY_BYTES * number : KEY_BYTES * (number + 1)]
-        try:
-            shared = self._pairs.secret(dealer, public_key)
-            key = share_key(
-                shared, sums.digest, dealer, position, public_key, self._pairs.public_key
-            )
-            return unseal(key, request.sealed[number], sums.digest)
-        except MessageError:
-            raise _named(dealer) from None
+    def _shares(
+        self, request: messages.Add, dealers: list[int], position: int, context: bytes
+    ) -> Iterator[bytes]:
+        """Yield the dealers' shares for this member's position."""
+        pairs = self._pairs
+        for n, (dealer, sealed) in enumerate(zip(dealers, request.sealed, strict=True)):
+            public_key = request.public_keys[KEY_BYTES * n : KEY_BYTES * (n + 1)]
+            try:
+                shared = pairs.secret(dealer, public_key)
+                key = share_key(shared, context, dealer, position, public_key, pairs.public_key)
+                share = unseal(key, sealed, context)
+            except MessageError:
+                raise _named(dealer) from None
+            yield share
 
     # ------------------------------------------------------------------ results
 

@@ -255,11 +255,10 @@ class ClientPolicy:
         except KMeansError:
             yield "Expected domain as a box or a ball. Got something else instead."
             return
-        if self.domain is not None:
-            found = difference(self.domain, domain)
-            if found is not None:
-                name, pinned, got = found
-                yield _expected(f"domain as it is pinned, with {name} {pinned}", got)
+        found = None if self.domain is None else difference(self.domain, domain)
+        if found is not None:
+            name, pinned, got = found
+            yield _expected(f"domain as it is pinned, with {name} {pinned}", got)
         if self.columns is not None and self.columns != domain.columns:
             yield _expected(f"columns={list(self.columns)} in domain", domain.columns)
 
@@ -289,15 +288,8 @@ class ClientPolicy:
 def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
     """Return the policy that accepts only what both accept.
 
-    The paths are the operator's. An app may repeat them, or leave them out, but not name others:
-    another ledger would be another account, and another key file admits other runs.
-
-    Parameters
-    ----------
-    operator : ClientPolicy
-        Of the node.
-    app : ClientPolicy
-        Of the code that runs on it.
+    The paths are those of the node's operator. An app may repeat them, or leave them out, but not
+    name others: another ledger would be another account, and another key file admits other runs.
 
     Raises
     ------

@@ -14,28 +14,16 @@ from flower_kmeans.errors import ConfigurationError
 def read_values(
     path: str | os.PathLike[str], known: Collection[str], paths: Collection[str]
 ) -> dict[str, Any]:
-    """Return the settings that a policy file states.
+    """Return the settings of a policy file, whose types and ranges are not checked otherwise.
 
-    Parameters
-    ----------
-    path : path
-        A TOML file that nobody but its owner may write.
-    known : collection of str
-        Names of all settings.
-    paths : collection of str
-        Settings that are paths; relative ones are taken from the file's own directory.
-
-    Returns
-    -------
-    dict
-        Settings by name: lists as tuples, ``domain`` as a Box or a Ball. Their types and ranges
-        are not checked otherwise.
+    Lists become tuples, ``domain`` a Box or a Ball. Relative ``paths`` are taken from the file's
+    own directory.
 
     Raises
     ------
     ConfigurationError
         If the file cannot be read, is another user's, may be written by others than its owner, is
-        not TOML, or has a setting that is not known.
+        not TOML, or has a setting that is not ``known``.
     """
     values = parse_toml(read_file(path, "policy file"), f"policy file {path}")
     unknown = sorted(set(values) - set(known))

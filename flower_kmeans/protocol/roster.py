@@ -150,8 +150,8 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
     names : sequence of str
         In the order of the clients' slots.
     beacon : str, optional
-        The roster's beacon, in hexadecimal digits. Whoever knows it before the keys are made could
-        choose keys by it; a roster of more than 64 clients cannot be used without one.
+        In hexadecimal digits. Anyone who knows it before the keys are made could choose keys by it;
+        a roster of more than 64 clients cannot be used without one.
 
     Returns
     -------
@@ -161,8 +161,8 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
     Raises
     ------
     ConfigurationError
-        If the beacon is none, if a name is no file's name, or differs from another in case at most,
-        or if one of the files exists already: then nothing is written.
+        If the beacon is none, a name is no file's name or differs from another in case at most, or
+        one of the files exists already: then nothing is written.
     """
     wrong = [name for name in names if not _NAME.fullmatch(name) or name == BEACON]
     # Some disks take a.key and A.key for one file, and the second key would find the first's.

@@ -105,27 +105,20 @@ def unpack_session(data: bytes) -> ClientSession:
 
 
 def forget_unfinished(ledger: Ledger) -> int:
-    """Erase all that is secret of runs that did not end here, and end them.
+    """Erase all that is secret of runs that did not end here, end them, and return their number.
 
     For runs that failed or were stopped: nobody sends their clients ``finish``. What was answered
     stays charged, and what was reserved for further rounds comes back. A run that goes on after all
     is refused as over (STALE), as is every session that cannot be read. Copies of records are
     removed when the client handles its next message, or by `remove_copies`.
-
-    Returns
-    -------
-    int
-        Number of runs that were forgotten.
     """
     return ledger.end_all(_forgotten)
 
 
 def _forgotten(memory: bytes) -> bytes | None:
-    try:
+    with suppress(LedgerError):  # what cannot be read may hold secrets all the same
         if unpack_session(memory).over:
             return None
-    except LedgerError:  # which may hold secrets all the same
-        pass
     return encode(ClientSession(over=FORGOTTEN))
 
 
@@ -284,12 +277,12 @@ def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> 
     name = "?" * 64 if run is None else run.hex()
     for path in directory.glob(f"records-{name}-{'?' * 64}.*"):
         with suppress(OSError, ValueError):
-            found = ledger.load(bytes.fromhex(path.name.split("-")[1]))
+            _, data = ledger.load(bytes.fromhex(path.name.split("-")[1])) or (0, b"")
             try:
-                session = ClientSession() if found is None else unpack_session(found[1])
+                commitment = unpack_session(data).commitment
             except LedgerError:
-                session = ClientSession()
-            if not session.commitment or session.commitment.hex() not in path.name:
+                commitment = b""
+            if not commitment or commitment.hex() not in path.name:
                 path.unlink()
 
 
