@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flower_kmeans.algorithms.base import Algorithm, Query
-from flower_kmeans.errors import BudgetError, ConfigurationError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
 from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
@@ -25,15 +25,9 @@ MAX_SESSIONS = 3
 
 
 class RefuseError(Exception):
-    """Ends the handling of a message with a code, and a reason that stays in the client's log.
+    """Ends the handling of a message with a code, and with further fields of the refusal.
 
-    Parameters
-    ----------
-    code : Code
-    reason : str
-        For the log; the code's sentence by default.
-    fields : mapping, optional
-        Further fields of the refusal that is sent.
+    The reason stays in the client's log; it is the code's sentence by default.
     """
 
     def __init__(
@@ -82,10 +76,7 @@ def require_roster(identity: Identity | None, document: RunDocument) -> None:
 def require_room(memory: Memory, run: Run) -> None:
     """Require that the ledger has room for a run."""
     if run.price is not None:
-        try:
-            memory.require_room(run.doc_hash, run.price)
-        except BudgetError as error:
-            raise RefuseError(Code.LEDGER, str(error)) from None
+        memory.require_room(run.doc_hash, run.price)
 
 
 def is_committed(session: ClientSession, commitment: bytes) -> bool:
@@ -236,13 +227,7 @@ def require_next_round(session: ClientSession, t: int) -> None:
 
 
 def require_range(algorithm: Algorithm, query: Query) -> None:
-    """Require a query that keeps the algorithm's rules, under which its units hold.
-
-    Raises
-    ------
-    MessageError
-        If it breaks one.
-    """
+    """Require a query that keeps the algorithm's rules, under which its units hold."""
     algorithm.check_query(query)
 
 

@@ -13,7 +13,7 @@ import pytest
 from cohorts import BLIND, KEYS, PROTECTED, SHARED, Cohort, Node, code, records_of
 from documents import BOX, TRUSTS
 from flwr.app import ConfigRecord, RecordDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm
@@ -209,6 +209,7 @@ def test_version(tmp_path: Path) -> None:
     assert code(reply) == Code.VERSION
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_get_a_code(data: bytes) -> None:
     node = Node(ClientPolicy(), records_of(0))
