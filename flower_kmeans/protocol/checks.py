@@ -74,9 +74,18 @@ def require_policy(policy: ClientPolicy, run: Run) -> None:
 
 
 def require_roster(identity: Identity | None, document: RunDocument) -> None:
-    """Require the client's own roster and beacon where the run names a roster."""
-    if identity is not None and document.roster != identity.roster.digest:
+    """Require the client's own roster and beacon where the run names a roster.
+
+    And no level of the noise beyond what its clients reach: a level that no sum has would only
+    make the part of a noise share narrow that stays in any case.
+    """
+    if identity is None:
+        return
+    if document.roster != identity.roster.digest:
         raise _policy("Expected the digest of this client's own roster. Got another.")
+    most = len(identity.roster) - document.max_colluders
+    if any(level > most for level in document.levels):
+        raise _policy(f"Expected levels up to {most} with this client's own roster. Got more.")
 
 
 def require_room(memory: Memory, run: Run) -> None:

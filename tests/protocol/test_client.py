@@ -281,6 +281,15 @@ def test_another_roster_or_other_keys(tmp_path: Path) -> None:
     assert code(relayed.send(0, Enrol(doc=cohort.run.data))) == Code.POLICY
 
 
+def test_levels_of_noise_that_no_sum_of_the_roster_reaches(tmp_path: Path) -> None:
+    """They would leave a client next to no noise before those who open its answer alone."""
+    cohort = Cohort(tmp_path)
+    for levels in ((3,), (4,), (3, 4)):
+        assert isinstance(cohort.send(0, changed(cohort, levels=levels)), Enrolled)
+    for levels in ((5,), (4, 5), (10**5,)):
+        assert code(cohort.send(0, changed(cohort, levels=levels))) == Code.POLICY
+
+
 def test_a_document_that_contradicts_itself(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path)
     for fields in (
