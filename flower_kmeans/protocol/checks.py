@@ -15,7 +15,7 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
 from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
-from flower_kmeans.protocol.run import Run, RunDocument
+from flower_kmeans.protocol.run import MAX_SLOTS, Run, RunDocument
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote, Memory
 from flower_kmeans.protocol.transcript import root_from
 from flower_kmeans.secagg.base import Integers, Sharing
@@ -143,9 +143,9 @@ def require_peers(policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: by
 
 
 def require_distinct(peers: Sequence[Peer]) -> None:
-    """Require every peer once."""
-    if len({peer.slot for peer in peers}) != len(peers):
-        raise _policy("Expected every peer once.")
+    """Require every peer once, and no more of them than a cohort has: each costs an exchange."""
+    if len(peers) > MAX_SLOTS or len({peer.slot for peer in peers}) != len(peers):
+        raise _policy(f"Expected every peer once, and at most {MAX_SLOTS} of them.")
 
 
 def _require_least(policy: ClientPolicy, document: RunDocument, n: int, what: str) -> None:
