@@ -625,7 +625,13 @@ optional
                 "Expected roster_file with keys='roster': the file of the clients' public keys. "
                 "Got None."
             )
-        return Roster.from_file(self.roster_file)
+        roster = Roster.from_file(self.roster_file)
+        if self.n_clients is not None and self.n_clients > len(roster):
+            raise ConfigurationError(
+                f"Expected n_clients of at most {len(roster)}, the clients in roster_file. "
+                f"Got {self.n_clients} instead."
+            )
+        return roster
 
     def _started_with(self, initial: NDArray[Any] | None) -> Algorithm:
         """Return the algorithm with the start's public initial centroids, if it was given any."""

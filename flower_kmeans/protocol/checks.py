@@ -15,7 +15,7 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
 from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
-from flower_kmeans.protocol.run import Run, RunDocument
+from flower_kmeans.protocol.run import MAX_SLOTS, Run, RunDocument
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote, Memory
 from flower_kmeans.protocol.transcript import root_from
 from flower_kmeans.secagg.base import Integers, Sharing
@@ -68,9 +68,18 @@ def require_policy(policy: ClientPolicy, run: Run) -> None:
 
 
 def require_roster(identity: Identity | None, document: RunDocument) -> None:
-    """Require the client's own roster and beacon where the run names a roster."""
-    if identity is not None and document.roster != identity.roster.digest:
+    """Require the client's own roster and beacon where the run names a roster.
+
+    And no level of the noise beyond what its clients reach: a level that no sum has would only
+    make the part of a noise share narrow that stays in any case.
+    """
+    if identity is None:
+        return
+    if document.roster != identity.roster.digest:
         raise _policy("Expected the digest of this client's own roster. Got another.")
+    most = len(identity.roster) - document.max_colluders
+    if any(level > most for level in document.levels):
+        raise _policy(f"Expected levels up to {most} with this client's own roster. Got more.")
 
 
 def require_room(memory: Memory, run: Run) -> None:
@@ -125,9 +134,9 @@ def require_peers(policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: by
 
 
 def require_distinct(peers: Sequence[Peer]) -> None:
-    """Require every peer once."""
-    if len({peer.slot for peer in peers}) != len(peers):
-        raise _policy("Expected every peer once.")
+    """Require every peer once, and no more of them than a cohort has: each costs an exchange."""
+    if len(peers) > MAX_SLOTS or len({peer.slot for peer in peers}) != len(peers):
+        raise _policy(f"Expected every peer once, and at most {MAX_SLOTS} of them.")
 
 
 def _require_least(policy: ClientPolicy, document: RunDocument, n: int, what: str) -> None:

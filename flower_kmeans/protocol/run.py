@@ -230,6 +230,8 @@ def _objection(run: Run) -> str | None:
     before = (document.noise_shares, *document.levels)
     if any(b <= a for a, b in zip(before, document.levels, strict=False)):
         return "Expected ascending levels."
+    if max(document.levels, default=0) > MAX_SLOTS:
+        return "Expected levels that a cohort can reach."
     return None
 
 
