@@ -255,7 +255,8 @@ class _Conversation:
         session = ClientSession.begin(self._doc_hash, self._run.data, n_sessions)
         session.commitment = ZERO
         if self._run.trust.commits_to_records:
-            session.commitment = self._commitment(session)
+            session.digest = transcript.data_digest(self._records())
+            session.commitment = self._commitment(session, session.digest)
         self._memory.save(self._doc_hash, session)
         if self._copies_records:
             self._memory.save_records(self._doc_hash, session, self._records())
@@ -268,23 +269,26 @@ class _Conversation:
         return self._run.trust.commits_to_records and self._policy.copy_records
 
     def _is_committed(self, session: ClientSession) -> bool:
-        """Return whether the records are those that the session committed to."""
+        """Return whether records and software are those that the session committed to.
+
+        A copy has the session's commitment in its name, so it is not hashed again.
+        """
         if not self._run.trust.commits_to_records:
             return True
-        if self._copies_records:
+        if self._copies_records and checks.is_committed(
+            session, self._commitment(session, session.digest)
+        ):
             self._loaded = self._memory.load_records(self._doc_hash, session)
             if self._loaded is not None:
-                if checks.is_committed(session, self._commitment(session)):
-                    return True
-                self._loaded = None  # other software, or no copy of these records
-        if not checks.is_committed(session, self._commitment(session)):
+                return True
+        digest = transcript.data_digest(self._records())
+        if not checks.is_committed(session, self._commitment(session, digest)):
             return False
         if self._copies_records:  # the copy was lost
             self._memory.save_records(self._doc_hash, session, self._records())
         return True
 
-    def _commitment(self, session: ClientSession) -> bytes:
-        digest = transcript.data_digest(self._records())
+    def _commitment(self, session: ClientSession, digest: bytes) -> bytes:
         return transcript.commitment(session.secret, self._doc_hash, SOFTWARE.encode(), digest)
 
     def _records(self) -> Records:

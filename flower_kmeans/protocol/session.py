@@ -55,6 +55,7 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     secret: bytes = b""  # z: 32 random bytes that never leave the client
     ephemeral: bytes = b""  # secret half of the session's ephemeral key
     commitment: bytes = b""  # to secret, software and records, public; zeros where there is none
+    digest: bytes = b""  # of the records that it committed to
     document: bytes = b""  # the accepted run document
     slot: int = -1  # in the cohort; -1 until known
     n_sessions: int = 1  # that the client began in this run, this one included

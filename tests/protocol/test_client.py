@@ -783,12 +783,30 @@ def test_other_software_is_another_commitment(
     assert code(cohort.deal(who=[0])[0]) == Code.RENEW
 
 
-def test_a_file_with_other_records_is_no_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("ledger", [False, True])
+def test_with_a_copy_records_are_hashed_once_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: bool, copy: bool
+) -> None:
+    hashed = []
+    digest = client.transcript.data_digest
+    monkeypatch.setattr(
+        client.transcript, "data_digest", lambda records: hashed.append(1) or digest(records)
+    )
+    policy = {"copy_records": copy}
+    cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger, rounds=3, policy=policy).set_up()
+    for t in (1, 2, 3):
+        assert len(cohort.round(t)) == 5
+    cohort.finish()
+    assert len(hashed) == 5 if copy else len(hashed) >= 5 * 4
+
+
+def test_a_damaged_file_is_no_copy(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path, "oblivious-server", ledger=True).set_up()
     node = cohort.nodes[0]
     (path,) = Path(str(node.policy.state_dir)).glob("records*")
     copy = path.read_bytes()
-    np.save(path, records_of(99))
+    path.write_bytes(copy[:100])
     assert isinstance(cohort.deal(who=[0])[0], Answer)
     assert path.read_bytes() == copy
     assert node.n_loads == 2
