@@ -5,6 +5,7 @@ requests per node and hands them to a `Trip`, which carries them and yields the 
 checks what a server does about faults, and none of it costs privacy: one sum of a round opens.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -1040,6 +1041,12 @@ def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
         sizes["relay"] = n_slots * n_positions * part
     if trust.is_blind:
         sizes["ask"] = clients + (n_positions if sharing is not None else 1) * part
+    else:
+        algorithm, rounds = run.algorithm, range(1, document.rounds + 1)
+        sizes["ask"] += max(
+            sum(8 * math.prod(shape) for shape, _, _ in algorithm.query_ranges(t).values())
+            for t in rounds
+        )
     return sizes
 
 
