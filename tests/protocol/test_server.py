@@ -48,6 +48,7 @@ from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.server import DIFFERS, MAX_RELAY, Server, planned_sizes, require_sizes
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
+from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.version import __version__
 
 T = 3
@@ -861,7 +862,7 @@ def test_the_document_goes_to_those_that_have_not_answered(tmp_path: Path) -> No
 
 
 def test_large_shares_lie_on_disk(tmp_path: Path) -> None:
-    store, size = ShareStore(8, 2**17), 2**17
+    store, size = ShareStore(Sharing(8, 1, 2, 1), 2**17), 2**17
     dealt = {dealer: [bytes([dealer + j]) * size for j in range(8)] for dealer in range(3)}
     tracemalloc.start()
     for dealer in range(60):  # 60 MiB
