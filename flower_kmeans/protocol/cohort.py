@@ -120,27 +120,13 @@ class Frame:
 
 
 class Cohort:
-    """The clients of a run.
-
-    Parameters
-    ----------
-    run : Run
-    roster : Roster, optional
-        Of a run with ``keys="roster"``.
-
-    Attributes
-    ----------
-    clients : dict of int to Participant
-        By node.
-    taken : set of int
-        Slots that have a client, now or from the next frame on.
-    """
+    """The clients of a run; the roster is that of ``keys="roster"``."""
 
     def __init__(self, run: Run, roster: Roster | None) -> None:
         self._run, self._roster = run, roster
         self._slot_of = {} if roster is None else {key: i for i, key in enumerate(roster.keys)}
-        self.clients: dict[int, Participant] = {}
-        self.taken: set[int] = set()
+        self.clients: dict[int, Participant] = {}  # by node
+        self.taken: set[int] = set()  # slots that have a client, now or from the next frame on
         self._known: set[int] = set()
         self._owners: dict[bytes, int] = {ZERO: -1}  # slots by the ephemeral keys of their clients
         self._waiting: dict[int, list[Participant]] = {}  # by slot, where another has it
@@ -162,10 +148,7 @@ class Cohort:
     def take(self, node_id: int, reply: Enrolled) -> str | None:
         """Give a client the slot of its key, or the next one, from the next frame on.
 
-        Returns
-        -------
-        str or None
-            Why it has none.
+        It returns why the client has none, or ``None``.
         """
         slot = len(self.taken)
         if self._roster is not None:

@@ -146,20 +146,7 @@ class Exchange:
 
         The trip ends when all have answered that are waited for, at the end of the grace time
         after enough have, or at the timeout. Replies to earlier trips are ignored, but for
-        enrolments.
-
-        Parameters
-        ----------
-        kind : {"enrol", "keys", "ask", "add", "finish"}
-        requests : mapping of int to Request
-            By node; each is encoded when it is sent.
-        has_enough : callable
-            Whether the server could go on without further replies.
-
-        Yields
-        ------
-        tuple of (int, Reply or str)
-            Node, and its reply or why there is no orderly one.
+        enrolments. It is a `server.Trip`; a request is encoded when it is sent.
         """
         queue, under_way, unanswered = deque(requests), dict[str, _Sent](), dict[str, int]()
         seconds: list[float] = []

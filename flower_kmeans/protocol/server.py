@@ -171,18 +171,13 @@ class Server:
     ----------
     run : Run
         With a roster beyond 64 slots its epoch may be another one after `set_up`.
-    proceedings : Proceedings
-    incidents : list of Dropped
-        Everything that was not an orderly reply.
-    dropped : list of Dropped
-        Clients that a round went on without, and the last incident that explains it. Round 0 is
-        the enrolment, ``n_rounds + 1`` the delivery.
+    incidents, dropped : list of Dropped
+        Everything that was not an orderly reply; and clients that a round went on without, with the
+        last incident that explains it. Round 0 is the enrolment, ``n_rounds + 1`` the delivery.
     delivered : set of int
         Nodes that have the result.
-    head : int
-        Rounds that are closed.
-    n_opened : int
-        The last round whose sum the server has opened; 0 where it is blind.
+    head, n_opened : int
+        Rounds that are closed; the last one whose sum the server has opened, 0 where it is blind.
     state : State
         The algorithm's state after all rounds that are closed; that before round 1 where the server
         is blind.
@@ -246,11 +241,6 @@ class Server:
 
     def set_up(self, node_ids: Iterable[int], trip: Trip) -> None:
         """Enrol the clients, give them slots, and choose the committee and the group key.
-
-        Parameters
-        ----------
-        node_ids : iterable of int
-        trip : Trip
 
         Raises
         ------
@@ -944,14 +934,7 @@ def encode_result(run: Run, state: State) -> bytes:
 
 
 def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
-    """Return the largest messages of a run in bytes, by their kind, and the ``relay`` of a round.
-
-    Parameters
-    ----------
-    run : Run
-    n_clients : int
-        Number of slots.
-    """
+    """Return the largest messages in bytes, by their kind, and the ``relay`` of a round."""
     document, trust, sharing, n_parts = run.document, run.trust, None, 1
     n_slots = max(n_clients, document.min_clients)
     if trust.has_committee:
