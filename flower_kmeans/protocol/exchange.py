@@ -176,7 +176,8 @@ class Exchange:
             now = self._clock()
             if has_enough():
                 enough_since = now if enough_since is None else enough_since
-            if not queue and self._is_over(under_way.values(), enough_since, pushed, now, seconds):
+            is_late = now >= max(pushed, enough_since or pushed) + _grace(seconds)
+            if not queue and self._is_over(under_way.values(), enough_since is not None, is_late):
                 break
             if now >= started + self._timeout:
                 break
@@ -185,25 +186,15 @@ class Exchange:
         unanswered |= {message_id: sent.node_id for message_id, sent in under_way.items()}
         self._close(kind, unanswered, enough_since is not None)
 
-    def _is_over(
-        self,
-        under_way: Iterable[_Sent],
-        enough_since: float | None,
-        pushed: float,
-        now: float,
-        seconds: list[float],
-    ) -> bool:
+    def _is_over(self, under_way: Iterable[_Sent], had_enough: bool, is_late: bool) -> bool:
         """Return whether a trip whose messages are all sent is over before its timeout."""
         nodes = [sent.node_id for sent in under_way]
         waits_for = any(map(self._waits_for, nodes))
-        if enough_since is not None:
-            return not waits_for or now >= max(pushed, enough_since) + _grace(seconds)
-        if waits_for:
-            return False
+        if had_enough:
+            return is_late or not waits_for
         # Without those that missed a trip there are too few: each is given two chances.
-        if all(self._silences[node_id] >= _MOST_SILENCES for node_id in nodes):
-            return True
-        return now >= pushed + _grace(seconds)
+        are_silent = all(self._silences[node_id] >= _MOST_SILENCES for node_id in nodes)
+        return not waits_for and (is_late or are_silent)
 
     def _close(self, kind: str, unanswered: Mapping[str, int], had_enough: bool) -> None:
         """Remember who was silent; late replies to an enrolment are still welcome."""
