@@ -40,7 +40,7 @@ WAVE_BYTES = 128 * 2**20
 """A wave is at most this large; the next is pushed when no more than that is under way."""
 _MOST_SILENCES = 2
 _PULLS = 8  # per look; more if the look at all would take longer than the longest turn
-_MOST_PULLS = 64  # under way at once: so many slow uploads hold up nobody else
+_MOST_PULLS = 64  # under way for one trip: fewer slow uploads hold up nobody else
 _LONGEST_TURN = LEAST_GRACE / 2
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _NODE_POLL = 0.5
@@ -276,9 +276,11 @@ class _Pulls:
         if self._known_lost is not None:
             self._ids = ids
             return
-        free = sorted(set(ids) - self._fetching, key=lambda each: self._looked.get(each, 0))
+        self._looked = {each: self._looked.get(each, 0) for each in ids}
+        free = sorted(self._looked.keys() - self._fetching, key=self._looked.__getitem__)
         at_once = max(_PULLS, math.ceil(len(free) * _LONGEST_PAUSE / _LONGEST_TURN))
-        for message_id in free[: min(at_once, _MOST_PULLS - len(self._fetching))]:
+        room = _MOST_PULLS - len(self._looked.keys() & self._fetching)
+        for message_id in free[: min(at_once, room)]:
             self._n_looks += 1
             self._looked[message_id] = self._n_looks
             self._fetching.add(message_id)
@@ -299,9 +301,10 @@ class _Pulls:
         while not self._fetched.empty():
             message_id, messages = self._fetched.get()
             self._fetching.discard(message_id)
-            if isinstance(messages, Exception):
+            if not isinstance(messages, Exception):
+                yield from messages
+            elif message_id in self._looked:  # otherwise nobody waits for it any more
                 raise messages
-            yield from messages
 
     def lost(self, ids: Iterable[str]) -> set[str]:
         """Return which of these messages will not be answered, as far as the grid knows."""

@@ -488,8 +488,8 @@ def test_many_slow_uploads_hold_up_nobody_else(uploads):
     grid = uploads(clock, 100, slow=range(60))
     own = made(grid, clock)
     assert set(go(own, grid.nodes, enough=30)) == {(node, FINISHED) for node in range(60, 100)}
-    assert len(go(own, range(60, 100))) == 40  # threads that still wait are not waited for
-    grid.complete.set()
+    # Those that are still uploading neither hold up the next trip nor take the place of others.
+    assert set(go(own, grid.nodes, enough=30)) == {(node, FINISHED) for node in range(60, 100)}
 
 
 def test_what_is_being_fetched_is_not_fetched_again_in_the_next_trip(uploads):
@@ -526,3 +526,24 @@ def test_what_goes_wrong_in_a_pull_ends_the_trip(uploads):
     grid.pull_messages = broken
     with pytest.raises(ConnectionError, match="the link is gone"):
         go(made(grid, clock), grid.nodes)
+
+
+def test_what_goes_wrong_in_a_pull_of_an_earlier_trip_does_not_end_a_later_one(uploads):
+    clock = Clock(pause=0.002)
+    grid = uploads(clock, 3)
+    pull, failed = grid.pull_messages, threading.Event()
+
+    def broken(ids):
+        if ids == ["2/0"]:
+            grid.complete.wait(30)
+            failed.set()
+            raise ConnectionError("the link is gone")
+        return pull(ids)
+
+    grid.pull_messages = broken
+    own = made(grid, clock)
+    assert len(go(own, grid.nodes, enough=2)) == 2
+    grid.complete.set()
+    assert failed.wait(30)
+    time.sleep(0.05)
+    assert len(go(own, [0, 1])) == 2
