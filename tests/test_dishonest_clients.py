@@ -398,7 +398,7 @@ def test_the_finish_of_a_dishonest_client_is_its_own_loss(play):
 # ------------------------------------------------------------------------------ without the rules
 
 
-def nothing_left_out(self, attempt, *rest):
+def nothing_left_out(self):
     return set()
 
 
@@ -413,9 +413,9 @@ SERVER = "flower_kmeans.protocol.server"
     ("lie", "target", "stand_in"),
     [
         (shifted_share, "flower_kmeans.secagg.shares._true_shares", believe),
-        (wrong_tags, f"{SERVER}.Server._leave_out", nothing_left_out),
-        (no_seals, f"{SERVER}.Server._leave_out", nothing_left_out),
-        (nonsense_seals, f"{SERVER}.Server._leave_out_named", nothing_left_out),
+        (wrong_tags, f"{SERVER}._Adding.leave_out", nothing_left_out),
+        (no_seals, f"{SERVER}._Adding.leave_out", nothing_left_out),
+        (nonsense_seals, f"{SERVER}._Adding._leave_out_named", nothing_left_out),
         (raises, f"{SERVER}.N_REPEATS", -1),
     ],
     ids=["reed-solomon", "empty shares", "no shares", "named dealers", "repeats"],
