@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.privacy.noise import draw, draw_part, draw_share, sampler_name
+from flower_kmeans.privacy.noise import draw, draw_share, sampler_name
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
 
@@ -49,29 +49,6 @@ def noise_share(
         plan,
         round_number,
         lambda release, units: draw_share(release, units, shares, stream),
-    )
-
-
-def noise_part(
-    algorithm: Algorithm,
-    plan: PrivacyPlan,
-    round_number: int,
-    shares: int,
-    more_shares: int,
-    stream: Stream,
-) -> NDArray[np.int64]:
-    """Return the part of a client's noise that is removed where ``more_shares`` are in a sum.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units, in the order of the round's layout.
-    """
-    return _round_noise(
-        algorithm,
-        plan,
-        round_number,
-        lambda release, units: draw_part(release, units, shares, more_shares, stream),
     )
 
 

@@ -62,6 +62,12 @@ class Sharing:
         """R = tau + k: sum-shares that open a sum."""
         return self.privacy + self.packing
 
+    def blocks(self, vector: Integers) -> Integers:
+        """Return the blocks of a vector as columns, shape (k, n_blocks), filled up with zeros."""
+        filled = np.zeros(self.packing * -(-len(vector) // self.packing), dtype=np.int64)
+        filled[: len(vector)] = vector
+        return filled.reshape(self.packing, -1)
+
 
 @dataclass(frozen=True)
 class SumContext:

@@ -89,15 +89,13 @@ class SharedSum(SecureSum):
         Equal calls give equal shares. Another vector or another context has other polynomials.
         """
         sharing, n_blocks = _layout(context)
-        privacy, packing = sharing.privacy, sharing.packing
+        privacy = sharing.privacy
         data = self.encode(vector)
         key = kdf(secret, context.digest + hashlib.sha256(data).digest(), b"polynomial")
-        padded = np.zeros(packing * n_blocks, dtype=np.int64)
-        padded[: context.n_words] = vector
         free = _uniform_words(key, privacy * n_blocks).reshape(privacy, n_blocks)
         known = np.empty((3, sharing.threshold, n_blocks))
         known[:, :privacy] = _fields(free)
-        known[:, privacy:] = to_residues(padded.reshape(packing, n_blocks))
+        known[:, privacy:] = to_residues(sharing.blocks(vector))
         nodes = (*range(1, privacy + 1), *_secret_points(sharing))
         rest = _evaluate(nodes, tuple(range(privacy + 1, sharing.n_positions + 1)), known)
         return tuple(row.astype("<u8").tobytes() for part in (free, _joined(rest)) for row in part)
