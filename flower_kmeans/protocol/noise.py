@@ -37,13 +37,7 @@ def server_noise(
 def noise_share(
     algorithm: Algorithm, plan: PrivacyPlan, round_number: int, shares: int, stream: Stream
 ) -> NDArray[np.int64]:
-    """Return one client's share of a round's noise: its variance is the plan's over ``shares``.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units, in the order of the round's layout.
-    """
+    """Return one client's share of a round's noise, as `server_noise`: of the variance a share."""
     return _round_noise(
         algorithm,
         plan,
@@ -53,14 +47,7 @@ def noise_share(
 
 
 def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
-    """Return what a run document calls the samplers of a plan's noise.
-
-    Parameters
-    ----------
-    plan : PrivacyPlan
-    shared : bool
-        Whether clients add the noise in shares.
-    """
+    """Return what a run document calls the samplers of a plan's noise, which clients may share."""
     if not plan.is_private:
         return NONE
     return "+".join(sorted({sampler_name(release, shared) for release in plan.releases}))

@@ -62,19 +62,9 @@ class CleanSum:
 def levels_up_to(shares: int, most: int) -> tuple[int, ...]:
     """Return for how many honest answers parts of the noise are removed.
 
-    Parameters
-    ----------
-    shares : int
-        M': the fewest honest answers.
-    most : int
-        How many there are if every client answers.
-
-    Returns
-    -------
-    tuple of int
-        At most `MAX_LEVELS` numbers above ``shares``, ascending, the last of them ``most``, in
-        steps of about one ratio: the noise that honest clients leave exceeds the plan by about the
-        root of that ratio at most, and by nothing if all of them answer.
+    At most `MAX_LEVELS` numbers above ``shares`` = M', ascending, in steps of about one ratio. The
+    last is ``most``: how many there are if every client answers. So the noise that honest clients
+    leave exceeds the plan by about the root of that ratio at most, and by nothing if all answer.
     """
     ratio = max(min(most, MAX_SLOTS), shares) / shares
     steps = (round(shares * ratio ** (i / MAX_LEVELS)) for i in range(1, MAX_LEVELS + 1))
@@ -90,11 +80,8 @@ def reached(document: RunDocument, n_survivors: int) -> int:
 def usable(run: Run, round_number: int) -> tuple[int, ...]:
     """Return the numbers of shares between which a round's noise is divided into parts.
 
-    Returns
-    -------
-    tuple of int
-        M', and the document's levels without those that would make a part, or what is left of a
-        share, narrower than two grid units: a sum of such parts is not the planned noise.
+    They are M', and the document's levels without those that would make a part, or what is left of
+    a share, narrower than two grid units: a sum of such parts is not the planned noise.
     """
     document = run.document
     chosen = [document.noise_shares]
@@ -124,21 +111,9 @@ def usable(run: Run, round_number: int) -> tuple[int, ...]:
 
 
 def client_noise(run: Run, round_number: int, secret: bytes, context: bytes) -> Integers:
-    """Return a client's whole share of a round's noise.
+    """Return a client's whole share of a round's noise, shape (words,), int64, in grid units.
 
-    Parameters
-    ----------
-    run : Run
-    round_number : int
-    secret : bytes
-        z, the secret of its session.
-    context : bytes
-        Context of the round and attempt, 32 bytes.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units.
+    It depends on the secret of the client's session and the context of the round and attempt.
     """
     n_levels, numbers = len(run.document.levels), usable(run, round_number)
     stream = Stream.from_key(noise_key(secret, context))
@@ -155,15 +130,7 @@ def protect(
     """Return a vector's parts as the secure sum makes them, with those of the keys behind it.
 
     All are one dealing. Each key begins a new block, and blocks are shared independently.
-
-    Parameters
-    ----------
-    run : Run
-    vector : ndarray of shape (n_words,), int64
-    context : SumContext
-    slot : int
-    secret : bytes
-        As for `SecureSum.protect`.
+    Parameters are those of `SecureSum.protect`.
     """
     sharing, n_levels = context.sharing, len(run.document.levels)
     if sharing is not None and n_levels:
@@ -193,11 +160,6 @@ def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: 
     context : SumContext
     n_survivors : int
         How many clients the announced sum holds.
-
-    Raises
-    ------
-    PartError
-        If a part is malformed; it says which.
     """
     secure_sum, n_parts = run.trust.sum, reached(run.document, n_survivors)
     length, size = _lengths(run, context)
@@ -226,20 +188,13 @@ def open_sum(
 ) -> CleanSum:
     """Open a sum and subtract the noise beyond the plan, as far as its keys open.
 
-    Parameters
-    ----------
-    run : Run
-    round_number : int
-        Of the round.
-    combined : mapping of int to bytes
-        Results of `combine` by position.
-    survivors : ndarray of shape (n_slots,), bool
-    context : SumContext
+    Parameters are those of `SecureSum.open`; ``combined`` holds results of `combine` by position.
+    A key that does not open leaves its client's noise in the sum.
 
     Raises
     ------
     SumError
-        If the sum does not open. A key that does not open leaves its client's noise in the sum.
+        If the sum does not open.
     """
     n_survivors = int(np.count_nonzero(survivors))
     n_parts = reached(run.document, n_survivors)
