@@ -314,11 +314,16 @@ def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bo
         for i, prime in enumerate(PRIMES):
             combined = _combination(values[i], weights[i].astype(np.float64), prime)
             true &= _decode(points, combined, degree, prime)
-        if 2 * np.count_nonzero(~true) > len(true) - degree:  # of all primes together
-            raise SumError("Too many sum-shares are false.")
+        _require_few(~true, degree)  # of all primes together
         if _fit(points[true], values[:, true], degree):
             return true
     raise SumError("The sum-shares lie on no polynomials.")
+
+
+def _require_few(false: NDArray[np.bool_], degree: int) -> None:
+    """Require so few false shares that the others determine them."""
+    if 2 * np.count_nonzero(false) > len(false) - degree:
+        raise SumError("Too many sum-shares are false.")
 
 
 def _fit(points: Integers, values: Floats, degree: int) -> bool:
