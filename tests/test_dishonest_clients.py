@@ -32,8 +32,9 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.server import DIFFERS, FALSE_SHARE, NAMED
 from flower_kmeans.protocol.wire import encode, from_content, to_content
-from flower_kmeans.secagg.shares import PRIMES, pack, unpack
+from flower_kmeans.secagg.shares import PRIMES
 from flower_kmeans.strategies import GLloyd
+from tests.support.ring import pack, unpack
 
 BOX = Box([0.0, 0.0], [1.0, 1.0])
 N = 9  # R = 7 sum-shares open: one false one is corrected
