@@ -76,7 +76,7 @@ def reached(document: RunDocument, n_survivors: int) -> int:
     return sum(level <= n_survivors - document.max_colluders for level in document.levels)
 
 
-@lru_cache(maxsize=64)  # clients of one process share a run
+@lru_cache(maxsize=2)  # clients of one process are in one round
 def usable(run: Run, round_number: int) -> tuple[int, ...]:
     """Return the numbers of shares between which a round's noise is divided into parts.
 
