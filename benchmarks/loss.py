@@ -167,7 +167,7 @@ def cluster(data: Data, task: Task) -> tuple[FloatArray, bool]:
     )
     order = np.random.default_rng(task.run).permutation(n)
     result = simulate(strategy, np.array_split(data.records[order], N_CLIENTS))
-    return result.centroids, any("max_candidates" in note for note in result.report.notes)
+    return result.centroids, any("max_candidates" in note for note in result.report.warnings)
 
 
 def _diffprivlib(data: Data, task: Task, largest: float) -> FloatArray:

@@ -8,6 +8,7 @@ round trips of a small message are timed in turn by Flower's ``send_and_receive`
 strategies' own polling. The installed Flower decides which protocol the node speaks.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -130,7 +131,9 @@ def main() -> None:
     if "--deployed" not in sys.argv:
         script.main(SUITE, __doc__)
         return
-    n = int(sys.argv[sys.argv.index("--deployed") + 1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--deployed", type=int, required=True, help="round trips to time")
+    n = parser.parse_args().deployed
     print(f"flwr {version('flwr')}, one node, {n} round trips each way of waiting:")
     print(show(deployed(n)))
 

@@ -106,13 +106,8 @@ def with_kmeans(
 ) -> ClientApp:
     """Return a ClientApp that clusters privately and routes everything else to another app.
 
-    For apps that refuse decorators: those made from ``client_fn``, as every NumPyClient is.
-    See `register_kmeans` for the other parameters.
-
-    Parameters
-    ----------
-    app : ClientApp
-        The app that keeps answering all other messages.
+    For apps that refuse decorators: those made from ``client_fn``, as every NumPyClient is. ``app``
+    keeps answering all other messages; see `register_kmeans` for the other parameters.
     """
     if not isinstance(app, ClientApp):
         raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
@@ -159,15 +154,11 @@ def _handler(
     return handle
 
 
-def _is_misspelt(key: str) -> bool:
-    """Return whether an operator seems to have meant the policy file, and named it otherwise."""
-    return key != POLICY_FILE and key.strip().lower().startswith("policy")
-
-
 def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
     """Return what a node accepts: its operator's file, tightened by the app; nothing on errors."""
     name = context.node_config.get(POLICY_FILE)
-    misspelt = sorted(key for key in context.node_config if _is_misspelt(key))
+    begun = sorted(k for k in context.node_config if k.strip().lower().startswith("policy"))
+    misspelt = [key for key in begun if key != POLICY_FILE]
     if name is None and not misspelt:
         return ClientPolicy() if own is None else own
     try:

@@ -30,7 +30,7 @@ from flower_kmeans.client import (
 )
 from flower_kmeans.clustering import Clustering
 from flower_kmeans.domain import check_records
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
+from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.files import open_private
 from flower_kmeans.privacy.randomness import token
@@ -38,6 +38,7 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo
+from flower_kmeans.strategies._checks import require_type
 
 Engine = Literal["in-process", "ray"]
 Records = list[NDArray[np.float64]]
@@ -89,36 +90,26 @@ def simulate(
     TooFewClientsError, RunError
         If the run could not be completed.
     """
-    if not isinstance(strategy, KMeansStrategy):
-        raise ConfigurationTypeError(
-            "Expected strategy as one of flower_kmeans.strategies. "
-            f"Got {type(strategy).__name__} instead."
-        )
+    require_type("strategy", strategy, KMeansStrategy, "one of flower_kmeans.strategies")
     if engine not in ("in-process", "ray"):
         raise ConfigurationError(
             f"Expected engine in ('in-process', 'ray'). Got {engine!r} instead."
         )
     records = _checked_partitions(strategy, partitions)
     _check_faults(faults, len(records), strategy)
-    if policy is not None and not isinstance(policy, ClientPolicy):
-        raise ConfigurationTypeError(
-            f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
-        )
-    if policy is not None and policy.state_dir is not None:
+    require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
+    accepted = ClientPolicy.for_simulation() if policy is None else policy
+    if accepted.state_dir is not None:
         raise ConfigurationError(
             "Expected policy without a state_dir: a ledger belongs to one node, and simulated "
             "clients share their policy. Got one with a state_dir instead."
         )
-    if policy is not None and (policy.member_key_file or policy.roster_file) is not None:
+    if (accepted.member_key_file or accepted.roster_file) is not None:
         raise ConfigurationError(
             "Expected policy without a roster_file and a member_key_file: simulated clients share "
             "their policy, and keys='roster' makes a roster for them. Got one of the two instead."
         )
-    if on_round is not None and not callable(on_round):
-        raise ConfigurationTypeError(
-            f"Expected on_round as a callable. Got {type(on_round).__name__} instead."
-        )
-    accepted = ClientPolicy.for_simulation() if policy is None else policy
+    require_type("on_round", on_round, Callable | None, "a callable")
     run = _run_in_process if engine == "in-process" else _run_on_ray
     own_on_round = strategy.on_round
     strategy.on_round = on_round or own_on_round
@@ -134,11 +125,7 @@ def simulate(
 
 
 def _checked_partitions(strategy: KMeansStrategy, partitions: Sequence[ArrayLike]) -> Records:
-    if not isinstance(partitions, list | tuple):
-        raise ConfigurationTypeError(
-            "Expected partitions as a list of arrays, one per client. "
-            f"Got {type(partitions).__name__} instead."
-        )
+    require_type("partitions", partitions, list | tuple, "a list of arrays, one per client")
     if not partitions:
         raise ConfigurationError("Expected partitions for at least one client. Got 0 instead.")
     if strategy.n_clients is not None and strategy.n_clients != len(partitions):
@@ -155,15 +142,9 @@ def _checked_partitions(strategy: KMeansStrategy, partitions: Sequence[ArrayLike
 
 
 def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: KMeansStrategy) -> None:
-    if not isinstance(faults, list | tuple):
-        raise ConfigurationTypeError(
-            f"Expected faults as a list of Fault. Got {type(faults).__name__} instead."
-        )
+    require_type("faults", faults, list | tuple, "a list of Fault")
     for fault in faults:
-        if not isinstance(fault, Fault):
-            raise ConfigurationTypeError(
-                f"Expected faults as a list of Fault. Got {type(fault).__name__} instead."
-            )
+        require_type("faults", fault, Fault, "a list of Fault")
         if fault.client >= n_clients:
             raise ConfigurationError(
                 f"Expected faults of clients below {n_clients}. Got client={fault.client} instead."

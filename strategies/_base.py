@@ -34,16 +34,17 @@ from flower_kmeans.protocol.exchange import Exchange
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
 from flower_kmeans.protocol.removal import levels_up_to
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import KEYS, PROTOCOL, Horizontal, Run, RunDocument
+from flower_kmeans.protocol.run import KEYS, MAX_ATTEMPTS, PROTOCOL, Horizontal, Run, RunDocument
 from flower_kmeans.protocol.server import Replies, Server, require_sizes
 from flower_kmeans.protocol.trust import PLAIN, TrustModel, trust_model
 from flower_kmeans.strategies._checks import (
     FinishedRun,
-    checked_attempts,
     checked_count,
     initial_centroids,
     no_clip,
     require_clip,
+    require_count,
+    require_empty,
     require_trust,
     require_type,
     result_of,
@@ -185,10 +186,8 @@ optional
         require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
         if keys not in KEYS:
             raise ConfigurationError(f"Expected keys in {KEYS}. Got {keys!r} instead.")
-        if roster_file is not None:
-            require_type("roster_file", roster_file, str | PathLike, "a path")
-        if on_round is not None:
-            require_type("on_round", on_round, Callable, "a callable")
+        require_type("roster_file", roster_file, str | PathLike | None, "a path")
+        require_type("on_round", on_round, Callable | None, "a callable")
         self.n_clusters = n_clusters
         self.n_records = n_records
         self.domain = domain
@@ -200,7 +199,8 @@ optional
         self.min_clients, self.max_colluders = self._checked_crowd()
         self.keys: Keys = keys if self.trust_model.is_protected else "none"
         self.roster_file = roster_file
-        self.max_attempts = checked_attempts(max_attempts)
+        require_count("max_attempts", max_attempts, MAX_ATTEMPTS)
+        self.max_attempts = max_attempts
         self.seed = seed
         self.on_round = on_round
         if initial is not None:
@@ -368,8 +368,7 @@ optional
         RunError
             If the run ended otherwise.
         """
-        if initial_arrays is not None:
-            require_type("initial_arrays", initial_arrays, ArrayRecord, "an ArrayRecord")
+        require_type("initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord")
         self._check_start(num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
         self._timeout, self._exchange, self._server = timeout, None, None
         log(INFO, "Starting %s strategy:", type(self).__name__)
@@ -401,11 +400,7 @@ optional
     ) -> Iterable[Message]:
         """Return the messages of one round; in round 1, set up the cohort first."""
         self._refuse_wrapper()
-        if len(config):
-            raise ConfigurationError(
-                "Expected an empty train_config: what clients need is in the run document. "
-                f"Got {len(config)} entries instead."
-            )
+        require_empty("train_config", config)
         if server_round == 1:
             self._set_up(grid, arrays)
         due = self._running.head + 1
@@ -428,9 +423,9 @@ optional
             The centroids after this round where the server knows them, else ``None``; and always
             ``None`` for metrics.
         """
+        server = self._running
         self._close_round(server_round, self._talk.replies(replies, self._sent))
-        opened = self._running.n_opened == server_round
-        return (self._visible_arrays() if opened else None), None
+        return (self._visible_arrays() if server.n_opened == server_round else None), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -568,10 +563,8 @@ optional
         evaluate_fn: object,
     ) -> None:
         self._refuse_wrapper()
-        if num_rounds is not None:
-            require_type("num_rounds", num_rounds, int, "an integer")
-        if evaluate_fn is not None:
-            require_type("evaluate_fn", evaluate_fn, Callable, "a callable")
+        require_type("num_rounds", num_rounds, int | None, "an integer")
+        require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
         if num_rounds is not None and num_rounds != self.algorithm.n_rounds:
             raise ConfigurationError(
                 f"Expected num_rounds={self.algorithm.n_rounds} as planned, or None. "
@@ -580,12 +573,8 @@ optional
         require_type("timeout", timeout, int | float, "a number of seconds")
         if not timeout > 0:
             raise ConfigurationError(f"Expected timeout > 0 seconds. Got {timeout} instead.")
-        for name, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
-            if config is not None and len(config):
-                raise ConfigurationError(
-                    f"Expected an empty {name}: what clients need is in the run document. "
-                    f"Got {len(config)} entries instead."
-                )
+        require_empty("train_config", train_config)
+        require_empty("evaluate_config", evaluate_config)
         if evaluate_fn is not None:
             self._require_sight()
 
@@ -625,7 +614,13 @@ optional
                 "Expected roster_file with keys='roster': the file of the clients' public keys. "
                 "Got None."
             )
-        return Roster.from_file(self.roster_file)
+        roster = Roster.from_file(self.roster_file)
+        if self.n_clients is not None and self.n_clients > len(roster):
+            raise ConfigurationError(
+                f"Expected n_clients of at most {len(roster)}, the clients in roster_file. "
+                f"Got {self.n_clients} instead."
+            )
+        return roster
 
     def _started_with(self, initial: NDArray[Any] | None) -> Algorithm:
         """Return the algorithm with the start's public initial centroids, if it was given any."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
@@ -17,7 +17,6 @@ from flower_kmeans.errors import (
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.report import Report
-from flower_kmeans.protocol.run import MAX_ATTEMPTS
 from flower_kmeans.protocol.trust import TRUST_MODELS, TrustModel, trust_model
 
 
@@ -29,13 +28,30 @@ def require_type(name: str, value: object, kind: Any, expected: str) -> None:
         )
 
 
+def require_empty(name: str, config: ConfigRecord | None) -> None:
+    """Require that a run is started without a configuration for its clients."""
+    if config is not None and len(config):
+        raise ConfigurationError(
+            f"Expected an empty {name}: what clients need is in the run document. "
+            f"Got {len(config)} entries instead."
+        )
+
+
 def checked_count(name: str, value: int | None) -> int | None:
     """Return a count that is at least 1, or ``None``."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"Expected {name} as an integer >= 1. Got {value!r} instead.")
+    if value is not None:
+        require_count(name, value)
     return value
+
+
+def require_count(name: str, value: int, most: int | None = None) -> None:
+    """Require an integer that is at least 1, and at most ``most``."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_count or (most is not None and value > most):
+        expected = ">= 1" if most is None else f"from 1 to {most}"
+        raise ConfigurationError(
+            f"Expected {name} as an integer {expected}. Got {value!r} instead."
+        )
 
 
 def require_clip(
@@ -43,20 +59,7 @@ def require_clip(
 ) -> None:
     """Require that what makes an algorithm has the parameters of one that clips clients.
 
-    Parameters
-    ----------
-    algorithm : callable
-        A class, or what calls one; where it passes on any keywords, those of the class decide.
-    strategy : str
-        How the message calls it.
-    privacy : PrivacyBudget
-    clip : float or None
-        What the user gave.
-
-    Raises
-    ------
-    ConfigurationError
-        If it has no ``n_clients`` or no ``clip``.
+    It is a class, or what calls one; where it passes on any keywords, those of the class decide.
     """
     parameters = inspect.signature(algorithm).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
@@ -79,33 +82,12 @@ def no_clip(strategy: str) -> ConfigurationError:
     )
 
 
-def checked_attempts(value: int) -> int:
-    """Return the largest number of attempts at a round."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ATTEMPTS:
-        raise ConfigurationError(
-            f"Expected max_attempts as an integer from 1 to {MAX_ATTEMPTS}. Got {value!r} instead."
-        )
-    return value
-
-
 def require_trust(
     trust: TrustModel, algorithm: Algorithm, plan: PrivacyPlan, strategy: str
 ) -> None:
     """Require that an algorithm runs under a trust model.
 
-    Parameters
-    ----------
-    trust : TrustModel
-    algorithm : Algorithm
-    plan : PrivacyPlan
-        The algorithm's.
-    strategy : str
-        How the message calls it.
-
-    Raises
-    ------
-    ConfigurationError
-        With the reason and the trust models that would do.
+    The error holds the reason and the trust models that would do.
     """
     objection = trust.objection(algorithm, plan)
     if objection is not None:
@@ -119,10 +101,7 @@ def require_trust(
 def require_reader(cost: bool, trust: TrustModel) -> None:
     """Require that the server may see the cost, if it is to be released.
 
-    Raises
-    ------
-    ObliviousServerError
-        If it may not: the release would cost privacy and nobody would report it.
+    Otherwise the release would cost privacy and nobody would report it.
     """
     if cost and trust.is_blind:
         raise ObliviousServerError(
@@ -146,18 +125,8 @@ class FinishedRun(Protocol):
 def result_of(initial: Any, privacy: PrivacyBudget) -> tuple[Any, Report | None]:
     """Return initial centroids, and the report of the run that they are the result of, if any.
 
-    Parameters
-    ----------
-    initial : array-like or FinishedRun
-    privacy : PrivacyBudget
-        Of the run that starts from them.
-
-    Raises
-    ------
-    ObliviousServerError
-        If the run's server must not see its result: initial centroids are public.
-    ConfigurationError
-        If the two runs protect different units.
+    Initial centroids are public, so that run's server must see its result; and both runs must
+    protect the same unit.
     """
     report = getattr(initial, "report", None)
     if not isinstance(report, Report):

@@ -1,30 +1,18 @@
 """What a strategy's report says of a run: taken from its server's proceedings."""
 
+from copy import copy
+
 from flower_kmeans.privacy.report import Report
 from flower_kmeans.protocol.server import Server
 
 
 def update(report: Report, server: Server, seconds: float) -> None:
-    """Bring a report up to date with its run.
-
-    Parameters
-    ----------
-    report : Report
-    server : Server
-    seconds : float
-        Since the start of the run.
-    """
-    proceedings, algorithm = server.proceedings, server.run.algorithm
-    report.seconds = seconds
-    report.n_clients, report.n_slots = server.n_clients, proceedings.n_slots
-    report.n_rounds = server.head
-    report.ledger = server.all_keep_ledgers
-    report.committee = proceedings.committee
-    report.answers = list(proceedings.answers)
-    report.noise_factors = list(proceedings.noise_factors)
-    report.lost_rounds = list(proceedings.lost_rounds)
-    report.attempts, report.repeats = proceedings.attempts, proceedings.repeats
-    report.round_trips = proceedings.round_trips
+    """Bring a report up to date with its run; the seconds are those since its start."""
+    algorithm = server.run.algorithm
+    for name, value in vars(server.proceedings).items():
+        setattr(report, name, copy(value))
+    report.seconds, report.n_rounds = seconds, server.head
+    report.n_clients, report.ledger = server.n_clients, server.all_keep_ledgers
     report.dropped, report.incidents = list(server.dropped), list(server.incidents)
     if server.n_opened:
         report.warnings = tuple(algorithm.notes(server.state))

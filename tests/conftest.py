@@ -3,6 +3,10 @@
 import logging
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no stopwatch", deadline=None)
+settings.load_profile("no stopwatch")
 
 
 @pytest.fixture

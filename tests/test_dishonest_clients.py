@@ -32,8 +32,9 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.server import DIFFERS, FALSE_SHARE, NAMED
 from flower_kmeans.protocol.wire import encode, from_content, to_content
-from flower_kmeans.secagg.shares import PRIMES, pack, unpack
+from flower_kmeans.secagg.shares import PRIMES
 from flower_kmeans.strategies import GLloyd
+from tests.support.ring import pack, unpack
 
 BOX = Box([0.0, 0.0], [1.0, 1.0])
 N = 9  # R = 7 sum-shares open: one false one is corrected
@@ -398,7 +399,7 @@ def test_the_finish_of_a_dishonest_client_is_its_own_loss(play):
 # ------------------------------------------------------------------------------ without the rules
 
 
-def nothing_left_out(self, attempt, *rest):
+def nothing_left_out(self):
     return set()
 
 
@@ -413,9 +414,9 @@ SERVER = "flower_kmeans.protocol.server"
     ("lie", "target", "stand_in"),
     [
         (shifted_share, "flower_kmeans.secagg.shares._true_shares", believe),
-        (wrong_tags, f"{SERVER}.Server._leave_out", nothing_left_out),
-        (no_seals, f"{SERVER}.Server._leave_out", nothing_left_out),
-        (nonsense_seals, f"{SERVER}.Server._leave_out_named", nothing_left_out),
+        (wrong_tags, f"{SERVER}._Adding.leave_out", nothing_left_out),
+        (no_seals, f"{SERVER}._Adding.leave_out", nothing_left_out),
+        (nonsense_seals, f"{SERVER}._Adding._leave_out_named", nothing_left_out),
         (raises, f"{SERVER}.N_REPEATS", -1),
     ],
     ids=["reed-solomon", "empty shares", "no shares", "named dealers", "repeats"],

@@ -48,7 +48,7 @@ def test_a_fifth_drops_in_every_round(skew):
     by_round = [[fault.client for fault in faults if fault.round == t] for t in range(7)]
     assert [len(set(clients)) for clients in by_round] == [0, 4, 4, 4, 4, 4, 0]
     assert len({tuple(sorted(clients)) for clients in by_round[1:6]}) > 1
-    assert {(fault.kind, fault.hop) for fault in faults} == {("drop", "answer")}
+    assert {(fault.kind, fault.trip) for fault in faults} == {("drop", "ask")}
 
 
 def test_settings_are_what_they_say(skew):

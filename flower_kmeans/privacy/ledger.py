@@ -83,14 +83,10 @@ class MemoryChangedError(KMeansError):
 
 @dataclass(frozen=True)
 class Limit:
-    """What all runs together may cost.
+    """What all runs together may cost, also where runs were chosen after earlier results.
 
-    Attributes
-    ----------
-    epsilon, delta : float
-        All releases ever charged must meet this epsilon at this delta together, also where runs
-        were chosen after earlier results: for clients if all of their runs protect clients, else
-        for single records.
+    All releases ever charged must meet this epsilon at this delta together: for clients if all
+    runs protect clients, else for single records.
     """
 
     epsilon: float
@@ -203,13 +199,7 @@ class Ledger:
     def save(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace a run's memory and return its new version.
 
-        Parameters
-        ----------
-        run : bytes
-            Hash of the run document.
-        version : int
-            The version that was read; 0 if there was none.
-        memory : bytes
+        ``version`` is the one that was read; 0 if there was none.
 
         Raises
         ------
@@ -269,16 +259,8 @@ class Ledger:
     def end_all(self, change: Callable[[bytes], bytes | None]) -> int:
         """End runs in one transaction: replace their memories, and give back what they left.
 
-        Parameters
-        ----------
-        change : callable
-            Returns what replaces the memory of a run that ends now, or ``None`` for any other run,
-            which is left as it is.
-
-        Returns
-        -------
-        int
-            How many were replaced.
+        ``change`` returns what replaces the memory of a run that ends now, or ``None`` for any
+        other run, which is left as it is. The number of runs that ended is returned.
         """
         with self._exclusive():
             rows = self._db.execute(
@@ -326,20 +308,9 @@ class Ledger:
 
         It is on the disk when this returns: send the answer then, and not before.
 
-        Parameters
-        ----------
-        answer : Answer
-        price : Price or None
-            The run's price, of its verified plan; ``None`` for a run without privacy.
-        limit : Limit
-            Checked only if the answer is charged; what was charged before is not refused.
-        version, memory : int, bytes
-            As in `save`.
-
-        Returns
-        -------
-        int
-            The memory's new version.
+        ``price`` is the run's, of its verified plan; ``None`` for a run without privacy. The limit
+        is checked only if the answer is charged; what was charged before is not refused. The rest
+        is as in `save`.
 
         Raises
         ------
@@ -371,20 +342,8 @@ class Ledger:
     def vote(self, run: bytes, round: int, variant: bytes, version: int, memory: bytes) -> int:  # noqa: A002
         """Write down which sum of a round the client adds its shares for, with the memory.
 
-        Parameters
-        ----------
-        run : bytes
-            Hash of the run document.
-        round : int
-        variant : bytes
-            Hash of the sum: of its context, its parts and their clients.
-        version, memory : int, bytes
-            As in `save`.
-
-        Returns
-        -------
-        int
-            The memory's new version.
+        ``variant`` is the hash of the sum: of its context, its parts and their clients. The rest is
+        as in `save`.
 
         Raises
         ------
@@ -472,15 +431,7 @@ class Ledger:
 def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
     """Return what all that is charged or reserved costs at a delta; change nothing on the disk.
 
-    Parameters
-    ----------
-    state_dir : path
-    delta : float
-
-    Returns
-    -------
-    float or None
-        ``None`` if there is no ledger yet, and one can be made.
+    ``None`` is returned if there is no ledger yet, and one can be made.
 
     Raises
     ------

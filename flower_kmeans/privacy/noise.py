@@ -16,9 +16,11 @@ time depends on the noise (by far less than a network's jitter); the values of r
 here.
 """
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import mpmath
@@ -45,7 +47,6 @@ _GUARD_BITS = 40
 
 _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
-_Words = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,22 @@ def _laplace_tail(x: Any) -> Any:
 
 _GAUSSIAN = _Law(lambda tail: -ndtri(tail), _gaussian_tail, _gaussian_inverse)
 _LAPLACE = _Law(lambda tail: -np.log(2 * tail), _laplace_tail, lambda tail: -mpmath.log(2 * tail))
+
+
+class _Words:
+    """The next words of streams, one stream after the other, and what refines them."""
+
+    def __init__(self, streams: Sequence[Stream], counts: Sequence[int]) -> None:
+        self._streams, self._ends = streams, list(accumulate(counts))
+        self.taken = np.concatenate(
+            [stream.words(n) for stream, n in zip(streams, counts, strict=True)]
+        )
+
+    def branch(self, index: int) -> Iterator[int]:
+        """Yield the words that refine the one at an index."""
+        number = bisect_right(self._ends, index)
+        stream = self._streams[number]
+        return stream.branch(stream.position - self._ends[number] + index)
 
 
 class _Uniform:
@@ -180,21 +197,39 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
         If a variance is negative, not finite, or above 2^111.
     """
     checked = _checked("variance", variance, 2 * MAX_SCALE**2)
-    noise = np.zeros(checked.shape, dtype=np.int64)
-    pending = np.flatnonzero(checked)
+    drawn: _Integers = discrete_gaussians(checked[None], [stream])[0]
+    return drawn
+
+
+def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Integers:
+    """Draw `discrete_gaussian` of each stream, all at once: short draws cost far less so.
+
+    Parameters
+    ----------
+    variances : ndarray of shape (n, m), float64
+        Those of each stream, as for `discrete_gaussian`.
+    streams : sequence of n Stream
+
+    Returns
+    -------
+    ndarray of shape (n, m), int64
+    """
+    flat = _checked("variances", variances.reshape(-1), 2 * MAX_SCALE**2)
+    noise = np.zeros(flat.shape, dtype=np.int64)
+    pending = np.flatnonzero(flat)
     while pending.size:
-        here = checked[pending]
-        start = stream.position
-        words = stream.words(2 * pending.size)
-        negative, heads = _sign_and_head(words[0::2])
+        here = flat[pending]
+        counts = np.bincount(pending // variances.shape[1], minlength=len(streams))
+        words = _Words(streams, (2 * counts).tolist())
+        negative, heads = _sign_and_head(words.taken[0::2])
         scale = np.floor(np.sqrt(here)) + 1
-        size = _magnitudes(_LAPLACE, scale, 0.0, heads, stream, start, 2)
-        taken = _accepted(size, scale, here, words[1::2], stream, start)
+        size = _magnitudes(_LAPLACE, scale, 0.0, heads, words, 2)
+        taken = _accepted(size, scale, here, words)
         # Zero has one sign only, or it would come twice as often.
         taken &= ~(negative & (size == 0))
         noise[pending[taken]] = np.where(negative, -size, size)[taken]
         pending = pending[~taken]
-    return noise
+    return noise.reshape(variances.shape)
 
 
 SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
@@ -299,14 +334,12 @@ def share_variance(release: Release, units: _Floats, shares: int) -> _Floats:
     return np.where(scale > 0, _upwards(whole / shares), 0.0)
 
 
-def draw_part(
-    release: Release, units: _Floats, shares: int, more_shares: int, stream: Stream
-) -> _Integers:
-    """Draw a part of a noise share that is removed once more shares are in the sum.
+def part_variance(release: Release, units: _Floats, shares: int, more_shares: int) -> _Floats:
+    """Return the variances of a part of a noise share that is removed from sums of more shares.
 
-    A discrete Gaussian. Its variance and that of one of ``more_shares`` shares add up to that of
-    one of ``shares`` shares, or to a little more, so what is left of a share is never narrower
-    than planned (docs/guarantees: Distributed noise).
+    A part and one of ``more_shares`` shares add up to the variance of one of ``shares`` shares, or
+    to a little more, so what is left of a share is never narrower than planned (docs/guarantees:
+    Distributed noise).
 
     Parameters
     ----------
@@ -316,18 +349,12 @@ def draw_part(
         Public units of the release's coordinates, in grid units.
     shares, more_shares : int
         How many shares make the planned noise with the part, and without it.
-    stream : Stream
-        Source of the words.
 
     Returns
     -------
-    ndarray of shape (m,), int64
+    ndarray of shape (m,), float64
+        In squared grid units.
     """
-    return discrete_gaussian(part_variance(release, units, shares, more_shares), stream)
-
-
-def part_variance(release: Release, units: _Floats, shares: int, more_shares: int) -> _Floats:
-    """Return the variances of `draw_part`, in squared grid units."""
     kept = share_variance(release, units, more_shares)
     return np.where(kept > 0, _upwards(share_variance(release, units, shares) - kept), 0.0)
 
@@ -370,15 +397,17 @@ def _checked(name: str, values: _Floats, largest: float = MAX_SCALE) -> _Floats:
     return array
 
 
-def _sign_and_head(words: _Words) -> tuple[NDArray[np.bool_], _Words]:
+def _sign_and_head(
+    words: NDArray[np.uint64],
+) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
     """Split words into a fair sign and the 63 leading bits of the magnitude's uniform."""
     return (words & np.uint64(1)).astype(bool), words >> np.uint64(1)
 
 
 def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
-    start = stream.position
-    negative, heads = _sign_and_head(stream.words(scale.size))
-    size = _magnitudes(law, scale, 0.5, heads, stream, start, 1)
+    words = _Words([stream], [scale.size])
+    negative, heads = _sign_and_head(words.taken)
+    size = _magnitudes(law, scale, 0.5, heads, words, 1)
     return np.where(negative, -size, size)
 
 
@@ -386,12 +415,11 @@ def _magnitudes(
     law: _Law,
     scale: _Floats,
     offset: float,
-    heads: _Words,
-    stream: Stream,
-    start: int,
+    heads: NDArray[np.uint64],
+    words: _Words,
     stride: int,
 ) -> _Integers:
-    """Return floor(scale |X| + offset), X of the law; head i sits at start + stride i."""
+    """Return floor(scale |X| + offset), X of the law; head i is of word stride i."""
     head = heads.astype(np.float64)
     # The uniform of tail probabilities lies in [head, head + 1) / 2^64, below 1/2.
     x = law.inverse((head + 0.5) * 2.0**-64)
@@ -403,7 +431,7 @@ def _magnitudes(
     unsettled &= scale > 0
     size = np.floor(np.where(unsettled, 0.0, value)).astype(np.int64)
     for i in np.flatnonzero(unsettled):
-        uniform = _Uniform(int(heads[i]), 64, stream.branch(start + stride * int(i)))
+        uniform = _Uniform(int(heads[i]), 64, words.branch(stride * int(i)))
         size[i] = _settled_magnitude(law, float(scale[i]), offset, uniform)
     return size
 
@@ -434,8 +462,6 @@ def _accepted(
     scale: _Floats,
     variance: _Floats,
     words: _Words,
-    stream: Stream,
-    start: int,
 ) -> NDArray[np.bool_]:
     """Return whether uniform < exp(-(size - variance / scale)^2 / (2 variance))."""
     # Divided first: squares of large scales stay far from overflow, and errors stay relative to
@@ -446,11 +472,12 @@ def _accepted(
     away = ratio - std / scale
     exponent = away * away / 2
     chance = np.exp(-exponent)
-    uniform = (words.astype(np.float64) + 0.5) * 2.0**-64
+    last = words.taken[1::2]
+    uniform = (last.astype(np.float64) + 0.5) * 2.0**-64
     error = chance * (_FLOAT_ERROR * (1 + ratio * ratio)) + uniform * 2.0**-50 + 2.0**-62
     taken: NDArray[np.bool_] = uniform < chance
     for i in np.flatnonzero(np.abs(uniform - chance) <= error):
-        refined = _Uniform(int(words[i]), 64, stream.branch(start + 2 * int(i) + 1))
+        refined = _Uniform(int(last[i]), 64, words.branch(2 * int(i) + 1))
         taken[i] = _settled_acceptance(int(size[i]), int(scale[i]), float(variance[i]), refined)
     return taken
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flower_kmeans.algorithms.base import Algorithm, Query
-from flower_kmeans.errors import BudgetError, ConfigurationError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
 from flower_kmeans.protocol.messages import Code, Entry, Peer
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
-from flower_kmeans.protocol.run import Run, RunDocument
+from flower_kmeans.protocol.run import MAX_SLOTS, Run, RunDocument
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote, Memory
 from flower_kmeans.protocol.transcript import root_from
 from flower_kmeans.secagg.base import Integers, Sharing
@@ -25,15 +25,9 @@ MAX_SESSIONS = 3
 
 
 class RefuseError(Exception):
-    """Ends the handling of a message with a code, and a reason that stays in the client's log.
+    """Ends the handling of a message with a code, and with further fields of the refusal.
 
-    Parameters
-    ----------
-    code : Code
-    reason : str
-        For the log; the code's sentence by default.
-    fields : mapping, optional
-        Further fields of the refusal that is sent.
+    The reason stays in the client's log; it is the code's sentence by default.
     """
 
     def __init__(
@@ -74,18 +68,24 @@ def require_policy(policy: ClientPolicy, run: Run) -> None:
 
 
 def require_roster(identity: Identity | None, document: RunDocument) -> None:
-    """Require the client's own roster and beacon where the run names a roster."""
-    if identity is not None and document.roster != identity.roster.digest:
+    """Require the client's own roster and beacon where the run names a roster.
+
+    And no level of the noise beyond what its clients reach: a level that no sum has would only
+    make the part of a noise share narrow that stays in any case.
+    """
+    if identity is None:
+        return
+    if document.roster != identity.roster.digest:
         raise _policy("Expected the digest of this client's own roster. Got another.")
+    most = len(identity.roster) - document.max_colluders
+    if any(level > most for level in document.levels):
+        raise _policy(f"Expected levels up to {most} with this client's own roster. Got more.")
 
 
 def require_room(memory: Memory, run: Run) -> None:
     """Require that the ledger has room for a run."""
     if run.price is not None:
-        try:
-            memory.require_room(run.doc_hash, run.price)
-        except BudgetError as error:
-            raise RefuseError(Code.LEDGER, str(error)) from None
+        memory.require_room(run.doc_hash, run.price)
 
 
 def is_committed(session: ClientSession, commitment: bytes) -> bool:
@@ -134,9 +134,9 @@ def require_peers(policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: by
 
 
 def require_distinct(peers: Sequence[Peer]) -> None:
-    """Require every peer once."""
-    if len({peer.slot for peer in peers}) != len(peers):
-        raise _policy("Expected every peer once.")
+    """Require every peer once, and no more of them than a cohort has: each costs an exchange."""
+    if len(peers) > MAX_SLOTS or len({peer.slot for peer in peers}) != len(peers):
+        raise _policy(f"Expected every peer once, and at most {MAX_SLOTS} of them.")
 
 
 def _require_least(policy: ClientPolicy, document: RunDocument, n: int, what: str) -> None:
@@ -236,13 +236,7 @@ def require_next_round(session: ClientSession, t: int) -> None:
 
 
 def require_range(algorithm: Algorithm, query: Query) -> None:
-    """Require a query that keeps the algorithm's rules, under which its units hold.
-
-    Raises
-    ------
-    MessageError
-        If it breaks one.
-    """
+    """Require a query that keeps the algorithm's rules, under which its units hold."""
     algorithm.check_query(query)
 
 

@@ -7,9 +7,9 @@ announced sum opens to.
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,81 +17,35 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import ArrayLike, NDArray
 
+from flower_kmeans import errors
 from flower_kmeans.algorithms.base import Algorithm, Query, State
 from flower_kmeans.domain import Domain, GridRecords, usable_records
-from flower_kmeans.errors import (
-    BudgetError,
-    ConfigurationError,
-    KMeansError,
-    LedgerError,
-    MessageError,
-)
-from flower_kmeans.privacy.ledger import (
-    AnotherAnswerError,
-    Ledger,
-    Limit,
-    MemoryChangedError,
-    StaleAnswerError,
-)
+from flower_kmeans.errors import MessageError
+from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import checks, removal, transcript
+from flower_kmeans.protocol import checks, messages, removal, transcript, wire
+from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee, announced_sharing
-from flower_kmeans.protocol.messages import (
-    Add,
-    Added,
-    Answer,
-    Ask,
-    Code,
-    Enrol,
-    Enrolled,
-    Entry,
-    Finish,
-    Finished,
-    Keys,
-    Located,
-    Peer,
-    Refusal,
-    Reply,
-    Request,
-    Wrap,
-    Wrapped,
-    decode_request,
-)
+from flower_kmeans.protocol.messages import Code, Entry, Request
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.replay import followed
 from flower_kmeans.protocol.roster import Identity
-from flower_kmeans.protocol.run import (
-    MAX_SLOTS,
-    Run,
-    UnacceptableRunError,
-    open_run,
-    verify_plan,
-)
-from flower_kmeans.protocol.session import (
-    DELIVERED,
-    SPENT,
-    ClientSession,
-    ContextMemory,
-    LastAnswer,
-    LastVote,
-    LedgerMemory,
-    Memory,
-    Records,
-)
+from flower_kmeans.protocol.run import MAX_SLOTS, Run, UnacceptableRunError, open_run, verify_plan
+from flower_kmeans.protocol.session import ClientSession, LedgerMemory, Memory, Records
 from flower_kmeans.protocol.transcript import ZERO
-from flower_kmeans.protocol.wire import (
-    VersionError,
-    decode_arrays,
-    encode,
-    encode_arrays,
-    from_content,
-    to_content,
-)
+from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, SumError
-from flower_kmeans.secagg.key_agreement import KEY_BYTES, TAG_BYTES
+from flower_kmeans.secagg.key_agreement import (
+    KEY_BYTES,
+    TAG_BYTES,
+    seal,
+    share_key,
+    sum_share_key,
+    unseal,
+)
 from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
@@ -101,6 +55,7 @@ log = logging.getLogger("flower_kmeans.client")
 
 Result = tuple[NDArray[np.float64], NDArray[np.float64]]
 """Centroids (k, d) in the user's units, and noisy sizes (k,)."""
+Parts = tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -122,6 +77,7 @@ class ClientResult:
     run: str
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Client:
     """One client, for any number of messages.
 
@@ -138,120 +94,109 @@ class Client:
         if the client was interrupted before it had written down that the run is over.
     """
 
-    def __init__(
-        self,
-        policy: ClientPolicy,
-        state: RecordDict,
-        load_records: Callable[[], ArrayLike],
-        on_result: Callable[[ClientResult], None] | None = None,
-    ) -> None:
-        self._policy = policy
-        self._state = state
-        self._load_records = load_records
-        self._on_result = on_result
+    policy: ClientPolicy
+    state: RecordDict
+    load_records: Callable[[], ArrayLike]
+    on_result: Callable[[ClientResult], None] | None = None
 
     def handle(self, content: RecordDict) -> RecordDict:
         """Answer one message. Never raises: an error leaves as a code, its text stays here."""
         try:
-            data = from_content(content)
+            data = wire.from_content(content)
         except Exception as error:
-            return to_content(encode(_refusal(None, error)))
-        return to_content(self.answer_bytes(data))
+            return wire.to_content(encode(_refusal(None, error)))
+        return wire.to_content(self.answer_bytes(data))
 
     def answer_bytes(self, data: bytes) -> bytes:
         """Answer one encoded message with an encoded reply. Never raises."""
         request: Request | None = None
         try:
-            request = decode_request(data)
+            request = messages.decode_request(data)
             return encode(self._remembering(request))
         except Exception as error:
             return encode(_refusal(request, error))
 
-    def _remembering(self, request: Request) -> Reply:
+    def _remembering(self, request: Request) -> messages.Reply:
         """Answer from the memory that the policy names, which no answer leaves behind."""
-        policy = self._policy
+        policy = self.policy
         if policy.state_dir is None:
-            return self._answer(request, ContextMemory(self._state))
-        with Ledger(policy.state_dir) as ledger:
-            limit = Limit(policy.max_total_epsilon, policy.max_total_delta)
+            return _Conversation(self, sessions.ContextMemory(self.state), request).reply()
+        with ledgers.Ledger(policy.state_dir) as ledger:
+            limit = ledgers.Limit(policy.max_total_epsilon, policy.max_total_delta)
             memory = LedgerMemory(ledger, limit, policy.state_dir)
             for _ in range(_TRIES):
-                try:
-                    return self._answer(request, memory)
-                except MemoryChangedError:
-                    continue
+                with suppress(ledgers.MemoryChangedError):
+                    return _Conversation(self, memory, request).reply()
         raise RefuseError(Code.INTERNAL, "The memory of the run kept changing.")
 
-    def _answer(self, request: Request, memory: Memory) -> Reply:
-        return _Conversation(
-            self._policy, memory, self._load_records, self._on_result, request.doc_hash
-        ).reply(request)
+
+_CODES: tuple[tuple[type[Exception], Code], ...] = (
+    (wire.VersionError, Code.VERSION),
+    (MessageError, Code.BAD_MESSAGE),
+    (UnacceptableRunError, Code.POLICY),
+    (ledgers.StaleAnswerError, Code.STALE),
+    (ledgers.AnotherAnswerError, Code.CONFLICT),
+    (SumError, Code.GARBAGE),
+    (errors.BudgetError, Code.LEDGER),
+    (errors.LedgerError, Code.LEDGER),
+)
 
 
-def _refusal(request: Request | None, error: Exception) -> Refusal:
+def _refusal(request: Request | None, error: Exception) -> messages.Refusal:
     """Return what is sent for an error, and log why; the log holds public values only."""
-    doc_hash = None if request is None else request.doc_hash
-    code, cause = Code.INTERNAL, None
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), Code.INTERNAL)
     fields: Mapping[str, Any] = {}
     if isinstance(error, RefuseError):
-        code, fields, cause = error.code, error.fields, error.__cause__
-    elif isinstance(error, VersionError):
-        code = Code.VERSION
-    elif isinstance(error, MessageError):
-        code = Code.BAD_MESSAGE
-    elif isinstance(error, BudgetError | LedgerError):
-        code = Code.LEDGER
+        code, fields = error.code, error.fields
     if code is Code.INTERNAL:
         log.error("A message could not be answered.", exc_info=error)
     elif request is None:
         log.warning("Refused a message (%s): %s", code.name, error)
     else:
         kind, run = request.__struct_config__.tag, request.doc_hash.hex()[:8]
+        cause = error.__cause__ if isinstance(error, RefuseError) else None
         log.warning("Refused '%s' of run %s (%s): %s", kind, run, code.name, error, exc_info=cause)
-    return Refusal(code=code, doc_hash=doc_hash, **fields)
+    doc_hash = None if request is None else request.doc_hash
+    return messages.Refusal(code=code, doc_hash=doc_hash, **fields)
 
 
-@dataclass(eq=False, repr=False)
 class _Conversation:
     """A client and one message of one run."""
 
-    _policy: ClientPolicy
-    _memory: Memory
-    _load_records: Callable[[], ArrayLike]
-    _on_result: Callable[[ClientResult], None] | None
-    _doc_hash: bytes
-    _loaded: Records | None = None
-    _identity: Identity | None = None
-    _committee: Committee | None = None
-    _sharing: Sharing | None = None
-    _run: Run = field(init=False)
-    _session: ClientSession = field(init=False)
-    _pairs: Pairs = field(init=False)
+    _run: Run  # these three once there are any
+    _session: ClientSession
+    _pairs: Pairs
 
-    def reply(self, request: Request) -> Reply:
-        """Answer a request, and keep what the session learned from it, also if it is refused."""
-        handlers: Mapping[type[Request], Callable[..., Reply]] = {
-            Enrol: self._enrol,
-            Keys: self._keys,
-            Ask: self._ask,
-            Add: self._add,
-            Finish: self._finish,
+    def __init__(self, client: Client, memory: Memory, request: Request) -> None:
+        self._client, self._policy, self._memory = client, client.policy, memory
+        self._request, self._doc_hash = request, request.doc_hash
+        self._loaded: Records | None = None
+        self._identity: Identity | None = None
+        self._committee: Committee | None = None
+        self._sharing: Sharing | None = None
+
+    def reply(self) -> messages.Reply:
+        """Answer the request, and keep what the session learned from it, also if it is refused."""
+        handlers: Mapping[type[Request], Callable[..., messages.Reply]] = {
+            messages.Enrol: self._enrol,
+            messages.Keys: self._keys,
+            messages.Ask: self._ask,
+            messages.Add: self._add,
+            messages.Finish: self._finish,
         }
         try:
-            return handlers[type(request)](request)
+            return handlers[type(self._request)](self._request)
         finally:
             if hasattr(self, "_session"):
                 self._memory.save(self._doc_hash, self._session)
 
     # ------------------------------------------------------------------ documents, sessions
 
-    def _enrol(self, request: Enrol) -> Enrolled:
+    def _enrol(self, request: messages.Enrol) -> messages.Enrolled:
         self._resume(request.doc)
-        return Enrolled(
-            doc_hash=self._doc_hash,
-            **self._public(),
-            ledger=self._policy.state_dir is not None,
-            software=SOFTWARE,
+        ledger, public = self._policy.state_dir is not None, self._public()
+        return messages.Enrolled(
+            doc_hash=self._doc_hash, **public, ledger=ledger, software=SOFTWARE
         )
 
     def _public(self) -> dict[str, bytes]:
@@ -284,17 +229,14 @@ class _Conversation:
     def _accept(self, data: bytes, *, is_new: bool) -> None:
         """Compare a run with the policy of this moment: its operator may have tightened it."""
         checks.require_hash(data, self._doc_hash)
-        try:
-            run = open_run(data)
-            checks.require_policy(self._policy, run)
-            if is_new:
-                verify_plan(data)
-        except UnacceptableRunError as error:
-            raise RefuseError(Code.POLICY, str(error)) from None
+        run = open_run(data)
+        checks.require_policy(self._policy, run)
+        if is_new:
+            verify_plan(data)
         if run.document.keys == "roster":
             try:
                 self._identity = self._policy.read_identity()
-            except ConfigurationError as error:
+            except errors.ConfigurationError as error:
                 raise RefuseError(Code.KEY, str(error)) from None
         checks.require_roster(self._identity, run.document)
         checks.require_room(self._memory, run)
@@ -308,12 +250,13 @@ class _Conversation:
         try:
             checks.require_few_sessions(n_sessions)
         except RefuseError:
-            self._memory.save(self._doc_hash, ClientSession(over=SPENT))
+            self._memory.save(self._doc_hash, ClientSession(over=sessions.SPENT))
             raise
         session = ClientSession.begin(self._doc_hash, self._run.data, n_sessions)
         session.commitment = ZERO
         if self._run.trust.commits_to_records:
-            session.commitment = self._commitment(session)
+            session.digest = transcript.data_digest(self._records())
+            session.commitment = self._commitment(session, session.digest)
         self._memory.save(self._doc_hash, session)
         if self._copies_records:
             self._memory.save_records(self._doc_hash, session, self._records())
@@ -326,23 +269,26 @@ class _Conversation:
         return self._run.trust.commits_to_records and self._policy.copy_records
 
     def _is_committed(self, session: ClientSession) -> bool:
-        """Return whether the records are those that the session committed to."""
+        """Return whether records and software are those that the session committed to.
+
+        A copy has the session's commitment in its name, so it is not hashed again.
+        """
         if not self._run.trust.commits_to_records:
             return True
-        if self._copies_records:
+        if self._copies_records and checks.is_committed(
+            session, self._commitment(session, session.digest)
+        ):
             self._loaded = self._memory.load_records(self._doc_hash, session)
             if self._loaded is not None:
-                if checks.is_committed(session, self._commitment(session)):
-                    return True
-                self._loaded = None  # other software, or no copy of these records
-        if not checks.is_committed(session, self._commitment(session)):
+                return True
+        digest = transcript.data_digest(self._records())
+        if not checks.is_committed(session, self._commitment(session, digest)):
             return False
         if self._copies_records:  # the copy was lost
             self._memory.save_records(self._doc_hash, session, self._records())
         return True
 
-    def _commitment(self, session: ClientSession) -> bytes:
-        digest = transcript.data_digest(self._records())
+    def _commitment(self, session: ClientSession, digest: bytes) -> bytes:
         return transcript.commitment(session.secret, self._doc_hash, SOFTWARE.encode(), digest)
 
     def _records(self) -> Records:
@@ -351,9 +297,9 @@ class _Conversation:
             return self._loaded
         domain = self._run.algorithm.domain
         try:
-            loaded = self._load_records()
+            loaded = self._client.load_records()
             records, n_null = usable_records(loaded, domain.n_features, domain.columns)
-        except KMeansError as error:  # whose text holds no record's value
+        except errors.KMeansError as error:  # whose text holds no record's value
             raise RefuseError(Code.DATA, str(error)) from None
         except BaseException as error:  # some libraries raise what is no Exception
             raise RefuseError(Code.DATA) from error
@@ -366,22 +312,22 @@ class _Conversation:
 
     # ------------------------------------------------------------------ group keys
 
-    def _keys(self, request: Keys) -> Wrapped:
+    def _keys(self, request: messages.Keys) -> messages.Wrapped:
         self._resume(b"", otherwise=Code.STALE)
         checks.require_peers(self._policy, self._run, request.peers, self._pairs.public_key)
         envelopes = self._wrap(request.peers)
         if sum(map(bool, envelopes)) < self._run.document.min_clients:
             raise RefuseError(Code.KEY, "Too few peers have the tags of their owners.")
-        return Wrapped(doc_hash=self._doc_hash, envelopes=envelopes)
+        return messages.Wrapped(doc_hash=self._doc_hash, envelopes=envelopes)
 
-    def _wrap(self, peers: tuple[Peer, ...]) -> tuple[bytes, ...]:
+    def _wrap(self, peers: tuple[messages.Peer, ...]) -> Parts:
         session = self._session
         checks.require_distinct(peers)
         if not session.group_secret and not session.drawn_secret:
             session.drawn_secret = token(KEY_BYTES)
         return self._pairs.wrap(session.group_secret or session.drawn_secret, peers)
 
-    def _take_group_key(self, wrap: Wrap | None) -> None:
+    def _take_group_key(self, wrap: messages.Wrap | None) -> None:
         """Take the run's group key; another one only before the first entry."""
         session = self._session
         if session.group_secret and (wrap is None or session.head > 0):
@@ -400,7 +346,7 @@ class _Conversation:
 
     # ------------------------------------------------------------------ what ask and add share
 
-    def _take_slot(self, request: Located) -> None:
+    def _take_slot(self, request: messages.Located) -> None:
         """Check the attempt, and the client's slot in its cohort and committee."""
         run, session = self._run, self._session
         checks.require_attempt(run.document, request.t, request.attempt)
@@ -423,18 +369,18 @@ class _Conversation:
             raise self._renewed()
         self._committee, self._sharing = committee, checks.require_sharing(committee, run)
 
-    def _round_context(self, request: Located, h: bytes, tag: bytes) -> bytes:
+    def _round_context(self, request: messages.Located, h: bytes, tag: bytes) -> bytes:
         com = ZERO if self._committee is None else self._committee.digest
         t, attempt = request.t, request.attempt
         return transcript.round_context(
             self._doc_hash, t, attempt, request.n_slots, request.root, com, h, tag
         )
 
-    def _sum_context(
-        self, digest: bytes, n_slots: int, t: int, sharing: Sharing | None
+    def _sums(
+        self, digest: bytes, of: Entry | messages.Located, sharing: Sharing | None
     ) -> SumContext:
-        n_words = self._run.document.words[t - 1]
-        return SumContext(digest, n_words, n_slots, self._group_key, sharing)
+        n_words = self._run.document.words[of.t - 1]
+        return SumContext(digest, n_words, of.n_slots, self._group_key, sharing)
 
     # ------------------------------------------------------------------ entries
 
@@ -482,12 +428,9 @@ class _Conversation:
         algorithm, total = self._run.algorithm, self._run.trust.sum
         colluders = self._run.document.max_colluders
         sharing = announced_sharing(total, entry.n_slots, colluders, entry.packing)
-        sums = self._sum_context(context, entry.n_slots, entry.t, sharing)
+        sums = self._sums(context, entry, sharing)
         combined = {0: entry.words} if sharing is None else self._sum_shares(entry, sums, sharing)
-        try:
-            opened = total.open(combined, survivors, sums).vector
-        except SumError as error:
-            raise RefuseError(Code.GARBAGE, str(error)) from None
+        opened = total.open(combined, survivors, sums).vector
         n_survivors = int(survivors.sum())
         checks.require_checksum(opened, n_survivors)
         answered = n_survivors / entry.n_slots
@@ -499,22 +442,19 @@ class _Conversation:
         """Return the sum-shares of an entry that open, by their positions."""
         found = {}
         for position, sealed in entry.shares:
-            if position >= sharing.n_positions:
-                continue
-            key = key_agreement.sum_share_key(
-                sums.group_key, sums.digest, position, entry.survivors
-            )
-            with suppress(MessageError):
-                found[position] = key_agreement.unseal(key, sealed, sums.digest)
+            if position < sharing.n_positions:
+                key = sum_share_key(sums.group_key, sums.digest, position, entry.survivors)
+                with suppress(MessageError):
+                    found[position] = unseal(key, sealed, sums.digest)
         return found
 
     # ------------------------------------------------------------------ answers
 
-    def _ask(self, request: Ask) -> Answer:
+    def _ask(self, request: messages.Ask) -> messages.Answer:
         self._resume(request.doc)
         run, session, t = self._run, self._session, request.t
         self._take_slot(request)
-        envelopes: tuple[bytes, ...] = ()
+        envelopes: Parts = ()
         if run.trust.is_blind:
             if request.query is not None:
                 raise MessageError("Expected no query where clients compute it.")
@@ -540,23 +480,14 @@ class _Conversation:
         vector = self._vector(query, context)
         parts = self._protected(request, context, vector)
         digest = hashlib.sha256(b"".join(parts)).digest()
-        answer = LastAnswer(t, request.attempt, context, digest)
+        answer = sessions.LastAnswer(t, request.attempt, context, digest)
         checks.require_one_answer(last, answer)
         session.answered = context + vector.astype("<i8").tobytes()
-        self._write(lambda: self._memory.answer(self._doc_hash, answer, run.price, session))
-        if run.trust.has_committee:
-            return Answer(doc_hash=self._doc_hash, tag=tag, sealed=parts, envelopes=envelopes)
-        return Answer(doc_hash=self._doc_hash, tag=tag, words=parts[0], envelopes=envelopes)
-
-    @staticmethod
-    def _write(write: Callable[[], None]) -> None:
-        """Write down what is about to be sent; another process may have sent something else."""
-        try:
-            write()
-        except StaleAnswerError:
-            raise RefuseError(Code.STALE) from None
-        except AnotherAnswerError:
-            raise RefuseError(Code.CONFLICT) from None
+        self._memory.answer(self._doc_hash, answer, run.price, session)
+        words, sealed = (b"", parts) if run.trust.has_committee else (parts[0], ())
+        return messages.Answer(
+            doc_hash=self._doc_hash, tag=tag, words=words, sealed=sealed, envelopes=envelopes
+        )
 
     def _vector(self, query: Query, context: bytes) -> Integers:
         """Return one client's integers for a round: statistic, noise share, checksum word.
@@ -573,41 +504,33 @@ class _Conversation:
             vector = vector + removal.client_noise(run, query.round, session.secret, context)
         return np.append(vector, np.int64(1))
 
-    def _protected(self, request: Ask, context: bytes, vector: Integers) -> tuple[bytes, ...]:
+    def _protected(self, request: messages.Ask, context: bytes, vector: Integers) -> Parts:
         """Return a vector as it leaves the client: one part, or one for each position."""
-        run, committee = self._run, self._committee
-        sums = self._sum_context(context, request.n_slots, request.t, self._sharing)
-        parts = removal.protect(run, vector, sums, request.slot, self._session.secret)
-        if committee is None or not run.trust.has_committee:
+        sums = self._sums(context, request, self._sharing)
+        parts = removal.protect(self._run, vector, sums, request.slot, self._session.secret)
+        committee = self._committee
+        if committee is None or not self._run.trust.has_committee:
             return parts
         n_tags = len(committee.slots) if self._identity is not None else 0
         if len(request.tags) != TAG_BYTES * n_tags:
             raise MessageError("Expected a tag for each position of the committee.")
-        return tuple(
-            self._sealed(committee, position, request.tags, part, context)
-            for position, part in enumerate(parts)
-        )
-
-    def _sealed(
-        self, committee: Committee, position: int, tags: bytes, part: bytes, context: bytes
-    ) -> bytes:
-        """Return a share sealed for a position; empty where nobody is, or not the key's owner."""
-        slot, member = committee.slots[position], committee.public_keys[position]
-        tag, pairs = tags[TAG_BYTES * position : TAG_BYTES * (position + 1)], self._pairs
-        if not member:
-            return b""
-        try:
-            pairs.require_owned(slot, member, tag)
-            shared = pairs.secret(slot, member)
-        except MessageError:  # it costs that member the share, and not this client the answer
-            return b""
-        own = self._session.slot
-        key = key_agreement.share_key(shared, context, own, position, pairs.public_key, member)
-        return key_agreement.seal(key, part, context)
+        pairs, sealed = self._pairs, []
+        members = zip(committee.slots, committee.public_keys, parts, strict=True)
+        for position, (slot, member, part) in enumerate(members):
+            tag = request.tags[TAG_BYTES * position : TAG_BYTES * (position + 1)]
+            try:
+                shared = pairs.secret(slot, member, tag) if member else b""
+            except MessageError:  # it costs that member the share, and not this client the answer
+                shared = b""
+            if shared:
+                key = share_key(shared, context, request.slot, position, pairs.public_key, member)
+                part = seal(key, part, context)
+            sealed.append(part if shared else b"")
+        return tuple(sealed)
 
     # ------------------------------------------------------------------ sum-shares
 
-    def _add(self, request: Add) -> Added:
+    def _add(self, request: messages.Add) -> messages.Added:
         self._resume(request.doc)
         run, session = self._run, self._session
         if not run.trust.has_committee:
@@ -632,57 +555,55 @@ class _Conversation:
         variant = transcript.variant_hash(
             context, request.survivors, request.public_keys, request.sealed
         )
-        vote = LastVote(request.t, variant)
+        vote = sessions.LastVote(request.t, variant)
         last = self._memory.last_vote(self._doc_hash)
         checks.require_one_vote(last, vote)
         checks.require_no_later_vote(last, request.t)
-        sums = self._sum_context(context, request.n_slots, request.t, self._sharing)
-        shares = (self._share(request, n, i, position, sums) for n, i in enumerate(dealers))
+        sums = self._sums(context, request, self._sharing)
+        shares = self._shares(request, dealers, position, context)
         try:
             share = removal.combine(run, shares, sums, len(dealers))
         except PartError as error:
             raise _named(dealers[error.index]) from None
-        self._write(lambda: self._memory.vote(self._doc_hash, vote, session))
+        self._memory.vote(self._doc_hash, vote, session)
         if not run.trust.is_blind:
-            return Added(doc_hash=self._doc_hash, share=share)
-        group_key = sums.group_key
-        key = key_agreement.sum_share_key(group_key, context, position, request.survivors)
-        return Added(
-            doc_hash=self._doc_hash,
-            share=key_agreement.seal(key, share, context),
-            key_id=key_agreement.key_id(group_key, self._doc_hash),
-        )
+            return messages.Added(doc_hash=self._doc_hash, share=share)
+        key = sum_share_key(sums.group_key, context, position, request.survivors)
+        share = seal(key, share, context)
+        key_id = key_agreement.key_id(sums.group_key, self._doc_hash)
+        return messages.Added(doc_hash=self._doc_hash, share=share, key_id=key_id)
 
-    def _share(
-        self, request: Add, number: int, dealer: int, position: int, sums: SumContext
-    ) -> bytes:
-        """Return a dealer's share."""
-        public_key = request.public_keys[KEY_BYTES * number : KEY_BYTES * (number + 1)]
-        try:
-            shared = self._pairs.secret(dealer, public_key)
-            key = key_agreement.share_key(
-                shared, sums.digest, dealer, position, public_key, self._pairs.public_key
-            )
-            return key_agreement.unseal(key, request.sealed[number], sums.digest)
-        except MessageError:
-            raise _named(dealer) from None
+    def _shares(
+        self, request: messages.Add, dealers: list[int], position: int, context: bytes
+    ) -> Iterator[bytes]:
+        """Yield the dealers' shares for this member's position."""
+        pairs = self._pairs
+        for n, (dealer, sealed) in enumerate(zip(dealers, request.sealed, strict=True)):
+            public_key = request.public_keys[KEY_BYTES * n : KEY_BYTES * (n + 1)]
+            try:
+                shared = pairs.secret(dealer, public_key)
+                key = share_key(shared, context, dealer, position, public_key, pairs.public_key)
+                share = unseal(key, sealed, context)
+            except MessageError:
+                raise _named(dealer) from None
+            yield share
 
     # ------------------------------------------------------------------ results
 
-    def _finish(self, request: Finish) -> Finished:
+    def _finish(self, request: messages.Finish) -> messages.Finished:
         former = self._memory.load(self._doc_hash)
         if former is None:
             raise RefuseError(Code.NEED)
-        if former.over != DELIVERED:  # else a repeated request
+        if former.over != sessions.DELIVERED:  # else a repeated request
             checks.require_not_over(former)
             self._accept(former.document, is_new=False)
             self._go_on(former)
             if self._deliver(self._result(request)):
                 self._pairs.forget()
-                self._session.end(DELIVERED)
-        return Finished(doc_hash=self._doc_hash)
+                self._session.end(sessions.DELIVERED)
+        return messages.Finished(doc_hash=self._doc_hash)
 
-    def _result(self, request: Finish) -> Result | None:
+    def _result(self, request: messages.Finish) -> Result | None:
         """Return the result that follows from the entries, or that the server sends."""
         run = self._run
         if not run.trust.is_blind:
@@ -706,11 +627,11 @@ class _Conversation:
         run = self._run.document.run.hex()
         if result is None:
             return True
-        if self._on_result is None:
+        if self._client.on_result is None:
             log.warning("Run %s has a result, but no on_result keeps it.", run)
             return True
         try:
-            self._on_result(ClientResult(*result, run))
+            self._client.on_result(ClientResult(*result, run))
         except BaseException:  # the reply must not show anything about the result
             log.exception("on_result failed; it is called again if the server repeats 'finish'.")
             return False

@@ -6,16 +6,25 @@ because the root of its tree stands in every context (docs/protocol.md, sections
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from tempfile import SpooledTemporaryFile
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
+from flower_kmeans.protocol.committee import (
+    MAX_POSITIONS,
+    Committee,
+    corrupt_positions,
+    drawn,
+)
 from flower_kmeans.protocol.messages import Enrolled, Peer, Refusal
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import MAX_SLOTS, Run
+from flower_kmeans.protocol.run import EPOCHS, MAX_SLOTS, Run
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
 from flower_kmeans.secagg.base import Sharing
 
@@ -32,49 +41,26 @@ _IN_MEMORY = 2**20  # bytes of shares for one receiver; more go to a temporary f
 
 @dataclass(frozen=True)
 class Participant:
-    """A client with a slot: what it sent when its session began.
-
-    Attributes
-    ----------
-    node_id, slot : int
-    commitment, static, public_key, tags : bytes
-        As in `Enrolled`.
-    ledger : bool
-    software : str
-    """
+    """A client with a slot."""
 
     node_id: int
     slot: int
-    commitment: bytes
-    static: bytes
-    public_key: bytes
-    tags: bytes = b""
-    ledger: bool = False
-    software: str = ""
+    public: Enrolled
+    """What it sent when its session began."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The cohort of one attempt.
-
-    Attributes
-    ----------
-    n_slots : int
-        M.
-    slots : dict of int to Participant
-        Whose slots are taken.
-    tree : Tree
-    committee : Committee, optional
-        Where vectors leave their clients protected.
-    sharing : Sharing, optional
-        Where the committee adds; ``None`` there too if too few of it are present.
-    """
+    """The cohort of one attempt."""
 
     n_slots: int
     slots: dict[int, Participant]
+    """Whose slots are taken, in their order."""
     tree: Tree
     committee: Committee | None = None
+    """Where vectors leave their clients protected."""
     sharing: Sharing | None = None
+    """Where the committee adds; ``None`` there too if too few of it are present."""
 
     @property
     def digest(self) -> bytes:
@@ -100,22 +86,28 @@ class Frame:
             if slot in self.slots
         }
 
+    def bits(self, slots: Sequence[int]) -> NDArray[np.bool_]:
+        """Return which slots are among these, (n_slots,) bool."""
+        bits = np.zeros(self.n_slots, dtype=np.bool_)
+        bits[slots] = True
+        return bits
+
     def tag(self, sender: Participant, receiver: Participant) -> bytes:
         """Return the tag of a sender's ephemeral key for a receiver; empty if it sent none.
 
         Committee members send tags for all slots, the others for the committee's.
         """
-        index: int | None = receiver.slot
-        if self.committee is None or len(sender.tags) != TAG_BYTES * self.n_slots:
-            index = None
-            if self.committee and len(sender.tags) == TAG_BYTES * len(self.committee.slots):
-                index = self.committee.position_of(receiver.slot)
-        return b"" if index is None else sender.tags[TAG_BYTES * index : TAG_BYTES * (index + 1)]
+        tags, index = sender.public.tags, None
+        if self.committee and len(tags) == TAG_BYTES * self.n_slots:
+            index = receiver.slot
+        elif self.committee and len(tags) == TAG_BYTES * len(self.committee.slots):
+            index = self.committee.position_of(receiver.slot)
+        return b"" if index is None else tags[TAG_BYTES * index : TAG_BYTES * (index + 1)]
 
     def peer(self, sender: Participant, receiver: Participant) -> Peer:
         """Return a client as it is passed on to another one."""
         tag = self.tag(sender, receiver)
-        return Peer(slot=sender.slot, public_key=sender.public_key, tag=tag)
+        return Peer(slot=sender.slot, public_key=sender.public.public_key, tag=tag)
 
     def tags_for(self, receiver: Participant) -> bytes:
         """Return the committee's tags for a receiver, in the order of positions."""
@@ -128,27 +120,13 @@ class Frame:
 
 
 class Cohort:
-    """The clients of a run.
-
-    Parameters
-    ----------
-    run : Run
-    roster : Roster, optional
-        Of a run with ``keys="roster"``.
-
-    Attributes
-    ----------
-    clients : dict of int to Participant
-        By node.
-    taken : set of int
-        Slots that have a client, now or from the next frame on.
-    """
+    """The clients of a run; the roster is that of ``keys="roster"``."""
 
     def __init__(self, run: Run, roster: Roster | None) -> None:
         self._run, self._roster = run, roster
         self._slot_of = {} if roster is None else {key: i for i, key in enumerate(roster.keys)}
-        self.clients: dict[int, Participant] = {}
-        self.taken: set[int] = set()
+        self.clients: dict[int, Participant] = {}  # by node
+        self.taken: set[int] = set()  # slots that have a client, now or from the next frame on
         self._known: set[int] = set()
         self._owners: dict[bytes, int] = {ZERO: -1}  # slots by the ephemeral keys of their clients
         self._waiting: dict[int, list[Participant]] = {}  # by slot, where another has it
@@ -167,17 +145,10 @@ class Cohort:
         """Return whether a node has a slot, will have one, or waits for one."""
         return node_id in self._known
 
-    def slot_of(self, node_id: int) -> int:
-        """Return a node's slot; -1 if it has none."""
-        return self.clients[node_id].slot if node_id in self.clients else -1
-
     def take(self, node_id: int, reply: Enrolled) -> str | None:
         """Give a client the slot of its key, or the next one, from the next frame on.
 
-        Returns
-        -------
-        str or None
-            Why it has none.
+        It returns why the client has none, or ``None``.
         """
         slot = len(self.taken)
         if self._roster is not None:
@@ -186,16 +157,7 @@ class Cohort:
                 return STRANGER
         elif slot == MAX_SLOTS:
             return FULL
-        client = Participant(
-            node_id,
-            slot,
-            reply.commitment,
-            reply.static,
-            reply.public_key,
-            reply.tags,
-            reply.ledger,
-            reply.software,
-        )
+        client = Participant(node_id, slot, reply)
         if not self._accepts(client):
             return MALFORMED
         self._known.add(node_id)
@@ -209,14 +171,15 @@ class Cohort:
     def renew(self, node_id: int, refusal: Refusal) -> bool:
         """Take a client's new session, from the next frame on; return whether it is acceptable."""
         before = self.clients[node_id]
-        if refusal.commitment is None or refusal.static != before.static:
+        if refusal.commitment is None or refusal.static != before.public.static:
             return False
-        client = replace(
-            before,
+        public = msgspec.structs.replace(
+            before.public,
             commitment=refusal.commitment,
             public_key=refusal.public_key,
             tags=refusal.tags,
         )
+        client = Participant(node_id, before.slot, public)
         if self._accepts(client):
             self._changes[client.slot] = client
             return True
@@ -236,8 +199,32 @@ class Cohort:
         """Return whether a client's keys can stand in a committee's list, where each is once."""
         if not self._run.trust.is_protected:
             return True
-        owner = self._owners.setdefault(client.public_key, client.slot)
-        return len(client.public_key) == len(ZERO) and owner == client.slot
+        key = client.public.public_key
+        return len(key) == len(ZERO) and self._owners.setdefault(key, client.slot) == client.slot
+
+    def can_add(self, epoch: int | None = None) -> bool:
+        """Return whether a committee can add although one more of it is missing, or it is whole.
+
+        It is that of the run document's epoch or of another one.
+        """
+        document, trust = self._run.document, self._run.trust
+        if self._roster is None or not trust.has_committee:
+            return True
+        slots = committee_of(self._roster, document.epoch if epoch is None else epoch)
+        n_present = len(self.taken.intersection(slots))
+        if n_present == len(slots):
+            return True
+        try:
+            f = corrupt_positions(self.n_slots, document.max_colluders)
+            return trust.sum.set_up(len(slots), f, n_present - 1) is not None
+        except ConfigurationError:
+            return False
+
+    def better_epoch(self) -> int | None:
+        """Return an epoch whose committee can add, if that of the run document cannot."""
+        if self.can_add():
+            return None
+        return next((epoch for epoch in range(EPOCHS) if self.can_add(epoch)), None)
 
     def frame(self) -> tuple[Frame, set[int]]:
         """Take all changes and return the cohort as it is now, and the nodes that are new in it."""
@@ -251,9 +238,10 @@ class Cohort:
 
     def _framed(self, slots: dict[int, Participant]) -> Frame:
         n_slots, document, trust = self.n_slots, self._run.document, self._run.trust
+        public = {slot: client.public for slot, client in slots.items()}
         tree = Tree(
-            leaf(i, slots[i].commitment, slots[i].static, slots[i].public_key)
-            if i in slots
+            leaf(i, each.commitment, each.static, each.public_key)
+            if (each := public.get(i))
             else EMPTY
             for i in range(n_slots)
         )
@@ -263,7 +251,7 @@ class Cohort:
             # At random: clients that pool what they know could be the first to come.
             order = sorted(range(n_slots), key=lambda slot: token(16))
             self._committee = tuple(sorted(order[:MAX_POSITIONS]))
-        keys = tuple(slots[i].public_key if i in slots else b"" for i in self._committee)
+        keys = tuple(public[i].public_key if i in public else b"" for i in self._committee)
         committee = Committee(self._committee, keys, n_slots, document.max_colluders)
         try:
             sharing = committee.sharing(trust.sum)
@@ -284,36 +272,36 @@ class ShareStore:
 
     Parameters
     ----------
-    n_positions : int
+    sharing : Sharing
     part_bytes : int
         Length of a sealed share. A share of another length counts as none.
     """
 
-    def __init__(self, n_positions: int, part_bytes: int) -> None:
-        self._part_bytes = part_bytes
+    def __init__(self, sharing: Sharing, part_bytes: int) -> None:
+        self.sharing, self._part_bytes = sharing, part_bytes
         self._files = [
             SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (`close` closes them)
-            for _ in range(n_positions)
+            for _ in range(sharing.n_positions)
         ]
         self._starts: list[dict[int, int]] = [{} for _ in self._files]
 
-    def put(self, node_id: int, sealed: Sequence[bytes]) -> None:
+    def put(self, slot: int, sealed: Sequence[bytes]) -> None:
         """Keep a dealer's shares."""
         if len(sealed) != len(self._files):
             return
         for part, file, starts in zip(sealed, self._files, self._starts, strict=True):
             if len(part) == self._part_bytes:
-                starts[node_id] = file.seek(0, 2)
+                starts[slot] = file.seek(0, 2)
                 file.write(part)
 
-    def missing(self, node_id: int) -> set[int]:
+    def missing(self, slot: int) -> set[int]:
         """Return the positions for which a dealer gave no share."""
-        return {j for j, starts in enumerate(self._starts) if node_id not in starts}
+        return {j for j, starts in enumerate(self._starts) if slot not in starts}
 
-    def parts(self, position: int, node_ids: Iterable[int]) -> Iterator[bytes]:
+    def parts(self, position: int, slots: Iterable[int]) -> Iterator[bytes]:
         """Yield the shares of dealers for a position."""
-        for node_id in node_ids:
-            self._files[position].seek(self._starts[position][node_id])
+        for slot in slots:
+            self._files[position].seek(self._starts[position][slot])
             yield self._files[position].read(self._part_bytes)
 
     def close(self) -> None:

@@ -25,18 +25,8 @@ _ROW_BYTES = 4 + KEY_BYTES
 def corrupt_positions(n_slots: int, max_colluders: int) -> int:
     """Return f: how many positions of a committee may be corrupt.
 
-    Parameters
-    ----------
-    n_slots : int
-        M: slots of the cohort.
-    max_colluders : int
-        How many of them may collude.
-
-    Returns
-    -------
-    int
-        All colluders in a committee of all slots. Beyond 64 slots the least number that one of 16
-        random draws of 64 exceeds with a probability of at most 2^-40, in exact integers.
+    All colluders in a committee of all slots. Beyond 64 slots the least number that one of 16
+    random draws of 64 exceeds with a probability of at most 2^-40, in exact integers.
     """
     if n_slots <= MAX_POSITIONS:
         return max_colluders
@@ -58,16 +48,9 @@ def roster_digest(keys: tuple[bytes, ...], beacon: bytes) -> bytes:
 
 @lru_cache(maxsize=8)
 def drawn(keys: tuple[bytes, ...], beacon: bytes, epoch: int) -> tuple[int, ...]:
-    """Return the slots, ascending, of a roster's committee.
+    """Return the slots, ascending, of one of the 16 committees of a roster, by its keys' slots.
 
-    Parameters
-    ----------
-    keys : tuple of bytes
-        The roster's public keys by slot.
-    beacon : bytes
-        A public random value that was fixed after all keys were.
-    epoch : int
-        Which of 16 committees.
+    The beacon is a public random value that was fixed after all keys were.
     """
     digest = roster_digest(keys, beacon)
     order = sorted(
@@ -99,14 +82,7 @@ class Committee:
 
     @classmethod
     def decode(cls, data: bytes, n_slots: int, max_colluders: int) -> "Committee":
-        """Return the committee that a list of slots and keys names.
-
-        Parameters
-        ----------
-        data : bytes
-            What `encode` returns.
-        n_slots, max_colluders : int
-            From the request and the run document.
+        """Return the committee that a list of slots and keys, as `encode` returns it, names.
 
         Raises
         ------
@@ -172,16 +148,8 @@ def announced_sharing(
 ) -> Sharing | None:
     """Return how vectors were shared in a round that an entry announces.
 
-    An entry names no absent clients, so it says what the packing was. With a wrong packing the sum
-    does not open.
-
-    Parameters
-    ----------
-    secure_sum : SecureSum
-    n_slots, max_colluders : int
-        From the entry and the run document.
-    packing : int
-        k, from the entry.
+    An entry names no absent clients, so it says what the packing k was. With a wrong packing the
+    sum does not open.
 
     Raises
     ------

@@ -5,6 +5,7 @@ there. A client that is silent costs at most the grace time, twice; after that i
 waited for.
 """
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -38,7 +39,9 @@ WAVE = 100
 WAVE_BYTES = 128 * 2**20
 """A wave is at most this large; the next is pushed when no more than that is under way."""
 _MOST_SILENCES = 2
-_PULLS = 8  # at once: a pull of one id costs a request, a pull of many waits for the slowest
+_PULLS = 8  # per look; more if the look at all would take longer than the longest turn
+_MOST_PULLS = 64  # under way for one trip: fewer slow uploads hold up nobody else
+_LONGEST_TURN = LEAST_GRACE / 2
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _NODE_POLL = 0.5
 _TTL_MARGIN = 10.0
@@ -83,6 +86,7 @@ class Exchange:
         self._silences: Counter[int] = Counter()
         self._missing: set[int] = set()
         self._invited: dict[str, int] = {}
+        self._pulls = _Pulls(grid)
 
     def wait_for_nodes(self, n_nodes: int) -> list[int]:
         """Return the ids of the nodes, as soon as there are so many or the timeout is over."""
@@ -142,24 +146,10 @@ class Exchange:
 
         The trip ends when all have answered that are waited for, at the end of the grace time
         after enough have, or at the timeout. Replies to earlier trips are ignored, but for
-        enrolments.
-
-        Parameters
-        ----------
-        kind : {"enrol", "keys", "ask", "add", "finish"}
-        requests : mapping of int to Request
-            By node; each is encoded when it is sent.
-        has_enough : callable
-            Whether the server could go on without further replies.
-
-        Yields
-        ------
-        tuple of (int, Reply or str)
-            Node, and its reply or why there is no orderly one.
+        enrolments. It is a `server.Trip`; a request is encoded when it is sent.
         """
         queue, under_way, unanswered = deque(requests), dict[str, _Sent](), dict[str, int]()
         seconds: list[float] = []
-        pulls = _Pulls(self._grid)
         started = pushed = look = self._clock()
         enough_since: float | None = None
         while queue or under_way:
@@ -168,57 +158,47 @@ class Exchange:
                 under_way |= self._push(self._next_wave(kind, queue, requests))
                 pushed = look = now = self._clock()
             if now >= look:
-                pulls.start([*under_way, *self._invited])
+                self._pulls.start([*under_way, *self._invited])
                 look = now + min(max(_SHORTEST_PAUSE, (now - pushed) / 2), _LONGEST_PAUSE)
             arrived = False
-            for message in pulls.arrived():
+            for message in self._pulls.arrived():
                 arrived, reply_to = True, message.metadata.reply_to_message_id
                 sent = under_way.pop(reply_to, None)
                 if sent is not None:
+                    look = now  # more may be there
                     seconds.append(self._clock() - sent.at)
                     self._missing.discard(sent.node_id)
                     yield sent.node_id, read(message)
                 elif reply_to in self._invited:
                     yield self._invited.pop(reply_to), read(message)
-            for message_id in pulls.lost(under_way):
+            for message_id in self._pulls.lost(under_way):
                 unanswered[message_id] = under_way.pop(message_id).node_id
             now = self._clock()
             if has_enough():
                 enough_since = now if enough_since is None else enough_since
-            if not queue and self._is_over(under_way.values(), enough_since, pushed, now, seconds):
+            is_late = now >= max(pushed, enough_since or pushed) + _grace(seconds)
+            if not queue and self._is_over(under_way.values(), enough_since is not None, is_late):
                 break
             if now >= started + self._timeout:
                 break
             if not arrived and under_way:
                 self._sleep(_SHORTEST_PAUSE)
         unanswered |= {message_id: sent.node_id for message_id, sent in under_way.items()}
-        self._close(kind, unanswered, enough_since is not None, pulls)
+        self._close(kind, unanswered, enough_since is not None)
 
-    def _is_over(
-        self,
-        under_way: Iterable[_Sent],
-        enough_since: float | None,
-        pushed: float,
-        now: float,
-        seconds: list[float],
-    ) -> bool:
+    def _is_over(self, under_way: Iterable[_Sent], had_enough: bool, is_late: bool) -> bool:
         """Return whether a trip whose messages are all sent is over before its timeout."""
         nodes = [sent.node_id for sent in under_way]
         waits_for = any(map(self._waits_for, nodes))
-        if enough_since is not None:
-            return not waits_for or now >= max(pushed, enough_since) + _grace(seconds)
-        if waits_for:
-            return False
+        if had_enough:
+            return is_late or not waits_for
         # Without those that missed a trip there are too few: each is given two chances.
-        if all(self._silences[node_id] >= _MOST_SILENCES for node_id in nodes):
-            return True
-        return now >= pushed + _grace(seconds)
+        are_silent = all(self._silences[node_id] >= _MOST_SILENCES for node_id in nodes)
+        return not waits_for and (is_late or are_silent)
 
-    def _close(
-        self, kind: str, unanswered: Mapping[str, int], had_enough: bool, pulls: "_Pulls"
-    ) -> None:
+    def _close(self, kind: str, unanswered: Mapping[str, int], had_enough: bool) -> None:
         """Remember who was silent; late replies to an enrolment are still welcome."""
-        for message_id in pulls.lost(self._invited):
+        for message_id in self._pulls.lost(self._invited):
             del self._invited[message_id]
         for message_id, node_id in unanswered.items():
             # A trip that had enough did not wait for who was missing before.
@@ -277,33 +257,41 @@ def _has_room(under_way: Iterable[_Sent], since: float) -> bool:
 
 
 class _Pulls:
-    """Fetches replies of one trip from a grid."""
+    """Fetches replies from a grid, for all trips of a run."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._known_lost = getattr(grid, "known_lost", None)
         self._ids: list[str] = []
+        self._looked: dict[str, int] = {}  # the number of the last look at an id
+        self._n_looks = 0
         self._fetching: set[str] = set()
-        self._fetched: SimpleQueue[tuple[list[str], list[Message] | Exception]] = SimpleQueue()
+        self._fetched: SimpleQueue[tuple[str, list[Message] | Exception]] = SimpleQueue()
 
     def start(self, ids: list[str]) -> None:
-        """Begin to look for replies to these messages."""
+        """Begin to look for replies to these messages: for those first that wait longest.
+
+        Each id is pulled alone, because a pull of several is held up by the slowest upload.
+        """
         if self._known_lost is not None:
             self._ids = ids
             return
-        free = [message_id for message_id in ids if message_id not in self._fetching]
-        size = -(-len(free) // _PULLS)
-        for first in range(0, len(free), max(1, size)):
-            chunk = free[first : first + size]
-            self._fetching.update(chunk)
+        self._looked = {each: self._looked.get(each, 0) for each in ids}
+        free = sorted(self._looked.keys() - self._fetching, key=self._looked.__getitem__)
+        at_once = max(_PULLS, math.ceil(len(free) * _LONGEST_PAUSE / _LONGEST_TURN))
+        room = _MOST_PULLS - len(self._looked.keys() & self._fetching)
+        for message_id in free[: min(at_once, room)]:
+            self._n_looks += 1
+            self._looked[message_id] = self._n_looks
+            self._fetching.add(message_id)
             # A daemon: the process may end while a node is still uploading.
-            threading.Thread(target=self._fetch, args=(chunk,), daemon=True).start()
+            threading.Thread(target=self._fetch, args=(message_id,), daemon=True).start()
 
-    def _fetch(self, ids: list[str]) -> None:
+    def _fetch(self, message_id: str) -> None:
         try:
-            self._fetched.put((ids, list(self._grid.pull_messages(ids))))
+            self._fetched.put((message_id, list(self._grid.pull_messages([message_id]))))
         except Exception as error:
-            self._fetched.put((ids, error))
+            self._fetched.put((message_id, error))
 
     def arrived(self) -> Iterator[Message]:
         """Yield the replies that are there."""
@@ -311,11 +299,12 @@ class _Pulls:
         if ids:
             yield from self._grid.pull_messages(ids)
         while not self._fetched.empty():
-            ids, messages = self._fetched.get()
-            self._fetching.difference_update(ids)
-            if isinstance(messages, Exception):
+            message_id, messages = self._fetched.get()
+            self._fetching.discard(message_id)
+            if not isinstance(messages, Exception):
+                yield from messages
+            elif message_id in self._looked:  # otherwise nobody waits for it any more
                 raise messages
-            yield from messages
 
     def lost(self, ids: Iterable[str]) -> set[str]:
         """Return which of these messages will not be answered, as far as the grid knows."""

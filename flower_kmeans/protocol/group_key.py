@@ -7,7 +7,7 @@ group keys, so the server uses those of one, and the next one's if hardly anybod
 from collections.abc import Iterable, Sequence
 
 from flower_kmeans.protocol.cohort import Frame, Participant
-from flower_kmeans.protocol.messages import Peer, Wrap
+from flower_kmeans.protocol.messages import Wrap
 
 N_DISTRIBUTORS = 3
 ENVELOPE_BYTES = 48
@@ -16,19 +16,11 @@ Envelopes = dict[int, Wrap]
 
 
 class GroupKey:
-    """The envelopes of a run's group key.
-
-    Attributes
-    ----------
-    holders : set of int
-        Nodes that have the group key.
-    envelopes : dict of int to Wrap
-        What opens to the group key, by node.
-    """
+    """The envelopes of a run's group key."""
 
     def __init__(self) -> None:
-        self.holders: set[int] = set()
-        self.envelopes: Envelopes = {}
+        self.holders: set[int] = set()  # nodes that have the group key
+        self.envelopes: Envelopes = {}  # what opens to it, by node
         self._offers: list[Envelopes] = []  # of other group keys
         self._spare: dict[int, list[Wrap]] = {}  # of this group key
 
@@ -47,14 +39,7 @@ class GroupKey:
         return [c for c in frame.slots.values() if c.node_id not in self.envelopes]
 
     def distributors(self, frame: Frame, but: set[int]) -> list[Participant]:
-        """Return the committee members that seal the group secret.
-
-        Parameters
-        ----------
-        frame : Frame
-        but : set of int
-            Nodes that are not asked.
-        """
+        """Return the committee members that seal the group secret, ``but`` for these nodes."""
         members = [c for c in frame.present.values() if c.node_id not in but]
         if self.envelopes:
             members = [c for c in members if c.node_id in self.holders]
@@ -77,21 +62,18 @@ class GroupKey:
         """
         if len(envelopes) != len(wanted) or not any(envelopes):
             return []
-        made: Envelopes = {}
-        without = []
-        for client, envelope in zip(wanted, envelopes, strict=True):
-            if len(envelope) == ENVELOPE_BYTES:
-                peer: Peer = frame.peer(distributor, client)
-                made[client.node_id] = Wrap(distributor=peer, envelope=envelope)
-            else:
-                without.append(client)
+        made = {
+            client.node_id: Wrap(distributor=frame.peer(distributor, client), envelope=envelope)
+            for client, envelope in zip(wanted, envelopes, strict=True)
+            if len(envelope) == ENVELOPE_BYTES
+        }
         if self.envelopes:  # the distributor is a holder: its envelopes hold the same secret
             for node_id, wrap in made.items():
                 self._spare.setdefault(node_id, []).append(wrap)
             self._fill(made)
         else:
             self._offers.append(made)
-        return without
+        return [client for client in wanted if client.node_id not in made]
 
     def accept_offer(self) -> None:
         """Use the envelopes of the distributor that made most, unless some are in use."""

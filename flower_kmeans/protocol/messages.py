@@ -215,24 +215,12 @@ Reply = Enrolled | Wrapped | Answer | Added | Finished | Refusal
 
 
 def decode_request(data: bytes) -> Request:
-    """Return the request that bytes encode.
-
-    Raises
-    ------
-    MessageError
-        If they are none, or not in the one encoding.
-    """
+    """Return the request that bytes encode; a `MessageError` if they encode none."""
     request: Request = decode(data, Request)
     return request
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Return the reply that bytes encode.
-
-    Raises
-    ------
-    MessageError
-        If they are none, or not in the one encoding.
-    """
+    """Return the reply that bytes encode; a `MessageError` if they encode none."""
     reply: Reply = decode(data, Reply)
     return reply

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.privacy.noise import draw, draw_part, draw_share, sampler_name
+from flower_kmeans.privacy.noise import draw, draw_share, sampler_name
 from flower_kmeans.privacy.plan import PrivacyPlan, Release
 from flower_kmeans.privacy.randomness import Stream
 
@@ -37,13 +37,7 @@ def server_noise(
 def noise_share(
     algorithm: Algorithm, plan: PrivacyPlan, round_number: int, shares: int, stream: Stream
 ) -> NDArray[np.int64]:
-    """Return one client's share of a round's noise: its variance is the plan's over ``shares``.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units, in the order of the round's layout.
-    """
+    """Return one client's share of a round's noise, as `server_noise`: of the variance a share."""
     return _round_noise(
         algorithm,
         plan,
@@ -52,38 +46,8 @@ def noise_share(
     )
 
 
-def noise_part(
-    algorithm: Algorithm,
-    plan: PrivacyPlan,
-    round_number: int,
-    shares: int,
-    more_shares: int,
-    stream: Stream,
-) -> NDArray[np.int64]:
-    """Return the part of a client's noise that is removed where ``more_shares`` are in a sum.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units, in the order of the round's layout.
-    """
-    return _round_noise(
-        algorithm,
-        plan,
-        round_number,
-        lambda release, units: draw_part(release, units, shares, more_shares, stream),
-    )
-
-
 def sampler_of(plan: PrivacyPlan, shared: bool) -> str:
-    """Return what a run document calls the samplers of a plan's noise.
-
-    Parameters
-    ----------
-    plan : PrivacyPlan
-    shared : bool
-        Whether clients add the noise in shares.
-    """
+    """Return what a run document calls the samplers of a plan's noise, which clients may share."""
     if not plan.is_private:
         return NONE
     return "+".join(sorted({sampler_name(release, shared) for release in plan.releases}))

@@ -52,12 +52,7 @@ _cache = _Cache()
 class Pairs:
     """What one client session has in common with each other client.
 
-    Parameters
-    ----------
-    doc_hash : bytes
-    session : ClientSession
-    identity : Identity, optional
-        Who the client is on its own roster; ``None`` where keys are relayed.
+    ``identity`` says who the client is on its own roster; it is ``None`` where keys are relayed.
     """
 
     def __init__(self, doc_hash: bytes, session: ClientSession, identity: Identity | None) -> None:
@@ -67,13 +62,9 @@ class Pairs:
         self._ephemeral = key_agreement.load(session.ephemeral)
         self._static = key_agreement.load(static) if static else b""
         self._lasting = self._static or (identity.secret if identity else b"")  # for tags
+        self.static = b"" if identity is None else identity.public
         self.public_key = self._ephemeral.public_key().public_bytes_raw()
         self._name = hashlib.sha256(doc_hash + session.ephemeral + static).digest()
-
-    @property
-    def static(self) -> bytes:
-        """The client's lasting public key; empty where keys are relayed."""
-        return b"" if self._identity is None else self._identity.public
 
     def tags(self, epoch: int) -> bytes:
         """Return the tags of the session's ephemeral key.
@@ -121,14 +112,17 @@ class Pairs:
             raise MessageError("The roster has no such slot.")
         return self._identity.roster.keys[slot]
 
-    def secret(self, slot: int, public_key: bytes) -> bytes:
+    def secret(self, slot: int, public_key: bytes, tag: bytes | None = None) -> bytes:
         """Return the secret with the client at a slot, of ephemeral and lasting keys.
 
         Raises
         ------
         MessageError
-            If the key is not acceptable, or the roster has no such slot.
+            If the key is not acceptable, the roster has no such slot, or a tag is given and is not
+            the owner's.
         """
+        if tag is not None:
+            self.require_owned(slot, public_key, tag)
         other = self._static_of(slot) if self._static else b""
         return _cache.get(
             self._name,
@@ -136,16 +130,13 @@ class Pairs:
             lambda: key_agreement.pair_secret(self._ephemeral, public_key, self._static, other),
         )
 
-    # ------------------------------------------------------------------ group secrets
-
     def wrap(self, secret: bytes, peers: tuple[Peer, ...]) -> tuple[bytes, ...]:
         """Return a group secret sealed for each peer; empty for one whose tag or key is wrong."""
         return tuple(self._wrap(secret, peer) for peer in peers)
 
     def _wrap(self, secret: bytes, peer: Peer) -> bytes:
         try:
-            self.require_owned(peer.slot, peer.public_key, peer.tag)
-            shared = self.secret(peer.slot, peer.public_key)
+            shared = self.secret(peer.slot, peer.public_key, peer.tag)
         except MessageError:  # it costs that peer its envelope, and nobody else
             return b""
         key = key_agreement.wrap_key(shared, self._doc_hash, self.public_key, peer.public_key)
@@ -159,12 +150,9 @@ class Pairs:
         MessageError
             If tag, key or envelope are not a key distributor's for this session.
         """
-        distributor = wrap.distributor
-        self.require_owned(distributor.slot, distributor.public_key, distributor.tag)
-        shared = self.secret(distributor.slot, distributor.public_key)
-        key = key_agreement.wrap_key(
-            shared, self._doc_hash, distributor.public_key, self.public_key
-        )
+        by = wrap.distributor
+        shared = self.secret(by.slot, by.public_key, by.tag)
+        key = key_agreement.wrap_key(shared, self._doc_hash, by.public_key, self.public_key)
         return key_agreement.unseal(key, wrap.envelope, self._doc_hash)
 
     def forget(self) -> None:

@@ -1,7 +1,7 @@
 """What a client agrees to answer: checked before anything is computed or sent."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -26,27 +26,26 @@ from flower_kmeans.protocol.trust import (
     TRUST_MODELS,
 )
 
-_TYPES: dict[str, tuple[Any, str]] = {
-    "trusts": (list | tuple, "a tuple of str"),
-    "max_epsilon": (int | float, "a number"),
-    "max_delta": (int | float, "a number"),
-    "max_total_epsilon": (int | float, "a number"),
-    "max_total_delta": (int | float, "a number"),
-    "min_clients": (int, "an integer"),
-    "max_rounds": (int, "an integer"),
-    "max_attempts": (int, "an integer"),
-    "max_colluders": (int, "an integer"),
-    "algorithms": (list | tuple | None, "a tuple of str or None"),
-    "domain": (Box | Ball | None, "a Box, a Ball or None"),
-    "units": (list | tuple, "a tuple of str"),
-    "roster_file": (str | os.PathLike | None, "a path or None"),
-    "member_key_file": (str | os.PathLike | None, "a path or None"),
-    "state_dir": (str | os.PathLike | None, "a path or None"),
-    "in_memory": (bool, "a bool"),
-    "copy_records": (bool, "a bool"),
-}
 UNITS: tuple[str, ...] = get_args(Unit)
 _PATHS = ("roster_file", "member_key_file", "state_dir")
+_EPSILONS = ("max_epsilon", "max_total_epsilon")
+_DELTAS = ("max_delta", "max_total_delta")
+_COUNTS = ("min_clients", "max_rounds", "max_attempts", "max_colluders")
+_FLAGS = ("in_memory", "copy_records")
+_TYPES: tuple[tuple[tuple[str, ...], Any, str], ...] = (
+    (("trusts", "units"), list | tuple, "a tuple of str"),
+    (("algorithms",), list | tuple | None, "a tuple of str or None"),
+    (_EPSILONS + _DELTAS, int | float, "a number"),
+    (_COUNTS, int, "an integer"),
+    (("domain",), Box | Ball | None, "a Box, a Ball or None"),
+    (_PATHS, str | os.PathLike | None, "a path or None"),
+    (_FLAGS, bool, "a bool"),
+)
+_RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (_EPSILONS, lambda value: value > 0, "> 0"),
+    (_DELTAS, lambda value: 0 <= value < 1, "in [0, 1)"),
+    (_COUNTS, lambda value: value >= 1, ">= 1"),
+)
 _SHOWN = 200  # characters of a document's value in a client's log
 
 
@@ -127,13 +126,14 @@ class ClientPolicy:
     copy_records: bool = True
 
     def __post_init__(self) -> None:
-        for name, (kind, expected) in _TYPES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
-                raise ConfigurationTypeError(
-                    f"Expected {name} as {expected}. Got {type(value).__name__} instead."
-                )
-        for name in ("trusts", "algorithms", "units"):
+        for names, kind, expected in _TYPES:
+            for name in names:
+                value = getattr(self, name)
+                if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
+                    raise ConfigurationTypeError(
+                        f"Expected {name} as {expected}. Got {type(value).__name__} instead."
+                    )
+        for name in ("trusts", "units", "algorithms"):
             if not all(isinstance(item, str) for item in getattr(self, name) or ()):
                 raise ConfigurationTypeError(f"Expected {name} as a tuple of str.")
         for name, known in (("trusts", tuple(TRUST_MODELS)), ("units", UNITS)):
@@ -141,23 +141,16 @@ class ClientPolicy:
             if unknown:
                 raise ConfigurationError(f"Expected {name} from {known}. Got {unknown} instead.")
         object.__setattr__(self, "columns", self._pinned_columns())
-        for name in ("max_epsilon", "max_total_epsilon"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"Expected {name} > 0. Got {getattr(self, name)} instead.")
-        for name in ("max_delta", "max_total_delta"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigurationError(
-                    f"Expected {name} in [0, 1). Got {getattr(self, name)} instead."
-                )
+        for names, is_in, text in _RANGES:
+            for name in names:
+                if not is_in(getattr(self, name)):
+                    raise ConfigurationError(
+                        f"Expected {name} {text}. Got {getattr(self, name)} instead."
+                    )
         if (self.roster_file is None) != (self.member_key_file is None):
             raise ConfigurationError(
                 "Expected roster_file and member_key_file together, or neither. Got one of them."
             )
-        for name in ("min_clients", "max_rounds", "max_attempts", "max_colluders"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(
-                    f"Expected {name} >= 1. Got {getattr(self, name)} instead."
-                )
 
     def _pinned_columns(self) -> tuple[str, ...] | None:
         """Return the names that `columns` or `domain` give, which may not contradict each other."""
@@ -262,11 +255,10 @@ class ClientPolicy:
         except KMeansError:
             yield "Expected domain as a box or a ball. Got something else instead."
             return
-        if self.domain is not None:
-            found = difference(self.domain, domain)
-            if found is not None:
-                name, pinned, got = found
-                yield _expected(f"domain as it is pinned, with {name} {pinned}", got)
+        found = None if self.domain is None else difference(self.domain, domain)
+        if found is not None:
+            name, pinned, got = found
+            yield _expected(f"domain as it is pinned, with {name} {pinned}", got)
         if self.columns is not None and self.columns != domain.columns:
             yield _expected(f"columns={list(self.columns)} in domain", domain.columns)
 
@@ -296,15 +288,8 @@ class ClientPolicy:
 def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
     """Return the policy that accepts only what both accept.
 
-    The paths are the operator's. An app may repeat them, or leave them out, but not name others:
-    another ledger would be another account, and another key file admits other runs.
-
-    Parameters
-    ----------
-    operator : ClientPolicy
-        Of the node.
-    app : ClientPolicy
-        Of the code that runs on it.
+    The paths are those of the node's operator. An app may repeat them, or leave them out, but not
+    name others: another ledger would be another account, and another key file admits other runs.
 
     Raises
     ------
@@ -313,46 +298,32 @@ def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
     """
     for name in _PATHS:
         theirs, ours = getattr(app, name), getattr(operator, name)
-        if theirs is not None and (ours is None or not _same_path(theirs, ours)):
-            raise ConfigurationError(
-                f"Expected {name} of the app as in the operator's policy file, or None. "
-                "Got another path instead."
-            )
-    domain, columns = operator.domain or app.domain, operator.columns or app.columns
-    if domain and app.domain and difference(domain, app.domain):
-        raise ConfigurationError(
-            "Expected domain of the app as in the operator's policy file, or None. "
-            "Got other bounds instead."
-        )
+        if theirs is not None and (ours is None or not _is_same_path(theirs, ours)):
+            raise _another(name, "another path")
+    if operator.domain and app.domain and difference(operator.domain, app.domain):
+        raise _another("domain", "other bounds")
+    columns = operator.columns or app.columns
     if app.columns not in (None, columns):
-        raise ConfigurationError(
-            "Expected columns of the app as in the operator's policy file, or None. "
-            "Got other names instead."
-        )
-    algorithms = operator.algorithms if app.algorithms is None else app.algorithms
-    if operator.algorithms is not None:
-        algorithms = tuple(name for name in operator.algorithms if name in (algorithms or ()))
-    return replace(
-        operator,
-        trusts=tuple(trust for trust in operator.trusts if trust in app.trusts),
-        max_epsilon=min(operator.max_epsilon, app.max_epsilon),
-        max_delta=min(operator.max_delta, app.max_delta),
-        min_clients=max(operator.min_clients, app.min_clients),
-        max_rounds=min(operator.max_rounds, app.max_rounds),
-        max_attempts=min(operator.max_attempts, app.max_attempts),
-        max_colluders=max(operator.max_colluders, app.max_colluders),
-        algorithms=algorithms,
-        domain=domain,
-        columns=columns,
-        units=tuple(unit for unit in operator.units if unit in app.units),
-        in_memory=operator.in_memory and app.in_memory,
-        max_total_epsilon=min(operator.max_total_epsilon, app.max_total_epsilon),
-        max_total_delta=min(operator.max_total_delta, app.max_total_delta),
-        copy_records=operator.copy_records and app.copy_records,
+        raise _another("columns", "other names")
+    tightened: dict[str, Any] = {"domain": operator.domain or app.domain, "columns": columns}
+    for name in (*_EPSILONS, *_DELTAS, "max_rounds", "max_attempts", *_FLAGS):
+        tightened[name] = min(getattr(operator, name), getattr(app, name))
+    for name in ("min_clients", "max_colluders"):
+        tightened[name] = max(getattr(operator, name), getattr(app, name))
+    for name in ("trusts", "units", "algorithms"):
+        ours, theirs = getattr(operator, name), getattr(app, name)
+        both = ours if theirs is None else theirs
+        tightened[name] = both if ours is None else tuple(x for x in ours if x in both)
+    return replace(operator, **tightened)
+
+
+def _another(name: str, got: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"Expected {name} of the app as in the operator's policy file, or None. Got {got} instead."
     )
 
 
-def _same_path(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
+def _is_same_path(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
     return os.path.realpath(first) == os.path.realpath(second)
 
 

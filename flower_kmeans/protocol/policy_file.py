@@ -9,41 +9,23 @@ from typing import Any
 
 from flower_kmeans.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.secagg.key_agreement import KEY_BYTES
 
 
 def read_values(
     path: str | os.PathLike[str], known: Collection[str], paths: Collection[str]
 ) -> dict[str, Any]:
-    """Return the settings that a policy file states.
+    """Return the settings of a policy file, whose types and ranges are not checked otherwise.
 
-    Parameters
-    ----------
-    path : path
-        A TOML file that nobody but its owner may write.
-    known : collection of str
-        Names of all settings.
-    paths : collection of str
-        Settings that are paths; relative ones are taken from the file's own directory.
-
-    Returns
-    -------
-    dict
-        Settings by name: lists as tuples, ``domain`` as a Box or a Ball. Their types and ranges
-        are not checked otherwise.
+    Lists become tuples, ``domain`` a Box or a Ball. Relative ``paths`` are taken from the file's
+    own directory.
 
     Raises
     ------
     ConfigurationError
         If the file cannot be read, is another user's, may be written by others than its owner, is
-        not TOML, or has a setting that is not known.
+        not TOML, or has a setting that is not ``known``.
     """
-    path = Path(path)
-    content = read_unwritable(path, "policy file")
-    try:
-        values: dict[str, Any] = tomllib.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise ConfigurationError(f"The policy file {path} is not TOML: {error}.") from None
+    values = parse_toml(read_file(path, "policy file"), f"policy file {path}")
     unknown = sorted(set(values) - set(known))
     if unknown:
         raise ConfigurationError(
@@ -51,75 +33,12 @@ def read_values(
         )
     for name, value in values.items():
         if name in paths and isinstance(value, str):
-            values[name] = str(path.resolve().parent / value)
+            values[name] = str(Path(path).resolve().parent / value)
         elif name == "domain":
             values[name] = _domain_of(value)
         elif isinstance(value, list):
             values[name] = tuple(value)
     return values
-
-
-def read_key(path: str | os.PathLike[str], name: str) -> bytes:
-    """Return the content of a key file: 32 bytes that only its owner can read.
-
-    Parameters
-    ----------
-    path : path
-    name : str
-        The setting that names the file, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be read, is another user's, has another length than 32 bytes, or is
-        open to others.
-    """
-    path = Path(path)
-    mode, content = _read(path, name)
-    if mode & 0o077:
-        raise ConfigurationError(f"Expected {name} {path} with mode 0600. Got {mode:04o} instead.")
-    if len(content) != KEY_BYTES:
-        raise ConfigurationError(
-            f"Expected {name} {path} of {KEY_BYTES} bytes. Got {len(content)} instead."
-        )
-    return content
-
-
-def read_unwritable(path: Path, name: str) -> bytes:
-    """Return the content of a file that others may read, but not write.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be read, is another user's, or may be written by others.
-    """
-    mode, content = _read(path, name)
-    if mode & 0o022:
-        raise ConfigurationError(
-            f"Expected the {name} {path} to be writable by its owner alone. "
-            f"Got mode {mode:04o} instead."
-        )
-    return content
-
-
-def _read(path: Path, name: str) -> tuple[int, bytes]:
-    """Return mode and content of one and the same file, whose owner is this user or root."""
-    try:
-        with path.open("rb") as file:
-            facts, content = os.fstat(file.fileno()), file.read()
-    except OSError as error:
-        raise ConfigurationError(f"The {name} {path} cannot be read: {error.strerror}.") from None
-    if facts.st_uid not in (0, _user()):
-        raise ConfigurationError(
-            f"Expected the {name} {path} to belong to this user or to root. "
-            f"Got user id {facts.st_uid} instead."
-        )
-    return stat.S_IMODE(facts.st_mode), content
-
-
-def _user() -> int:
-    """Return the id of the user whose process this is."""
-    return os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
 
 
 def _domain_of(values: Any) -> Domain:
@@ -135,3 +54,40 @@ def _domain_of(values: Any) -> Domain:
         "Expected domain in a policy file as a table of lower, upper and perhaps scale, or of "
         "radius and center. Got something else instead."
     )
+
+
+def parse_toml(content: bytes, what: str) -> dict[str, Any]:
+    """Return the values of a TOML file, which messages name as ``what``."""
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"The {what} is not TOML: {error}.") from None
+
+
+def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = False) -> bytes:
+    """Return the content of a file that others may not write, or, if it is secret, not even read.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, is another user's, or is open to others.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:  # mode and content are those of one and the same file
+            facts, content = os.fstat(file.fileno()), file.read()
+    except OSError as error:
+        raise ConfigurationError(f"The {name} {path} cannot be read: {error.strerror}.") from None
+    own = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
+    if facts.st_uid not in (0, own):
+        raise ConfigurationError(
+            f"Expected the {name} {path} to belong to this user or to root. "
+            f"Got user id {facts.st_uid} instead."
+        )
+    mode = stat.S_IMODE(facts.st_mode)
+    if mode & (0o077 if is_secret else 0o022):
+        wanted = (
+            "with mode 0600. Got" if is_secret else "to be writable by its owner alone. Got mode"
+        )
+        raise ConfigurationError(f"Expected the {name} {path} {wanted} {mode:04o} instead.")
+    return content

@@ -19,37 +19,39 @@ Callers use three functions in place of the secure sum's own. Without levels the
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.privacy.noise import MIN_SHARE_STD, part_variance, share_variance
+from flower_kmeans.privacy.noise import (
+    MIN_SHARE_STD,
+    discrete_gaussians,
+    part_variance,
+    share_variance,
+)
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol.noise import noise_part, noise_share
+from flower_kmeans.protocol.noise import noise_share
 from flower_kmeans.protocol.run import MAX_LEVELS, MAX_SLOTS, Run, RunDocument
 from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, SumError
-from flower_kmeans.secagg.hashing import H, kdf, u32
+from flower_kmeans.secagg.hashing import H, kdf
 from flower_kmeans.secagg.key_agreement import noise_key
 
 KEY_WORDS = 5
 _KEY_WORD_BYTES = 7
 _KEY_BYTES = 32
+_BATCH_WORDS = 2**16  # of noise that is drawn at a time
 
 
 @dataclass(frozen=True)
 class CleanSum:
     """An opened sum without the noise beyond the plan.
 
-    Attributes
-    ----------
-    vector : ndarray of shape (n_words,), int64
-    liars : tuple of int
-        Positions whose sum-shares were false.
-    factor : float
-        Standard deviation of the noise in it, over the planned one; 1 if clients add no noise.
+    ``factor`` is the standard deviation of the noise in it over the planned one; 1 if clients add
+    no noise. The rest is as in `Opened`.
     """
 
     vector: Integers = field(repr=False)
@@ -60,19 +62,9 @@ class CleanSum:
 def levels_up_to(shares: int, most: int) -> tuple[int, ...]:
     """Return for how many honest answers parts of the noise are removed.
 
-    Parameters
-    ----------
-    shares : int
-        M': the fewest honest answers.
-    most : int
-        How many there are if every client answers.
-
-    Returns
-    -------
-    tuple of int
-        At most `MAX_LEVELS` numbers above ``shares``, ascending, the last of them ``most``, in
-        steps of about one ratio: the noise that honest clients leave exceeds the plan by about the
-        root of that ratio at most, and by nothing if all of them answer.
+    At most `MAX_LEVELS` numbers above ``shares`` = M', ascending, in steps of about one ratio. The
+    last is ``most``: how many there are if every client answers. So the noise that honest clients
+    leave exceeds the plan by about the root of that ratio at most, and by nothing if all answer.
     """
     ratio = max(min(most, MAX_SLOTS), shares) / shares
     steps = (round(shares * ratio ** (i / MAX_LEVELS)) for i in range(1, MAX_LEVELS + 1))
@@ -84,15 +76,12 @@ def reached(document: RunDocument, n_survivors: int) -> int:
     return sum(level <= n_survivors - document.max_colluders for level in document.levels)
 
 
-@lru_cache(maxsize=64)  # clients of one process share a run
+@lru_cache(maxsize=2)  # clients of one process are in one round
 def usable(run: Run, round_number: int) -> tuple[int, ...]:
     """Return the numbers of shares between which a round's noise is divided into parts.
 
-    Returns
-    -------
-    tuple of int
-        M', and the document's levels without those that would make a part, or what is left of a
-        share, narrower than two grid units: a sum of such parts is not the planned noise.
+    They are M', and the document's levels without those that would make a part, or what is left of
+    a share, narrower than two grid units: a sum of such parts is not the planned noise.
     """
     document = run.document
     chosen = [document.noise_shares]
@@ -122,59 +111,41 @@ def usable(run: Run, round_number: int) -> tuple[int, ...]:
 
 
 def client_noise(run: Run, round_number: int, secret: bytes, context: bytes) -> Integers:
-    """Return a client's whole share of a round's noise.
+    """Return a client's whole share of a round's noise, shape (words,), int64, in grid units.
 
-    Parameters
-    ----------
-    run : Run
-    round_number : int
-    secret : bytes
-        z, the secret of its session.
-    context : bytes
-        Context of the round and attempt, 32 bytes.
-
-    Returns
-    -------
-    ndarray of shape (words,), int64
-        In grid units.
+    It depends on the secret of the client's session and the context of the round and attempt.
     """
-    n_levels = len(run.document.levels)
-    numbers = usable(run, round_number)
+    n_levels, numbers = len(run.document.levels), usable(run, round_number)
     stream = Stream.from_key(noise_key(secret, context))
     noise = noise_share(run.algorithm, run.plan, round_number, numbers[-1], stream)
     if n_levels:
         key = part_key(secret, context, n_levels, n_levels)
-        noise += _removable_noise(run, round_number, context, numbers, key, n_levels)
+        noise += _removable_noise(run, round_number, context, [key], n_levels)
     return noise
 
 
 def protect(
     run: Run, vector: Integers, context: SumContext, slot: int, secret: bytes
 ) -> tuple[bytes, ...]:
-    """Return a vector's parts as the secure sum makes them, each followed by those of the keys.
+    """Return a vector's parts as the secure sum makes them, with those of the keys behind it.
 
-    Parameters
-    ----------
-    run : Run
-    vector : ndarray of shape (n_words,), int64
-    context : SumContext
-    slot : int
-    secret : bytes
-        As for `SecureSum.protect`.
+    All are one dealing. Each key begins a new block, and blocks are shared independently.
+    Parameters are those of `SecureSum.protect`.
     """
-    dealings = [run.trust.sum.protect(vector, context, slot, secret)]
-    n_levels = len(run.document.levels)
-    for n_parts in range(1, n_levels + 1):
-        words = _to_words(part_key(secret, context.digest, n_levels, n_parts))
-        dealings.append(run.trust.sum.protect(words, _key_context(context, n_parts), slot, secret))
-    return tuple(map(b"".join, zip(*dealings, strict=True)))
+    sharing, n_levels = context.sharing, len(run.document.levels)
+    if sharing is not None and n_levels:
+        keys = (part_key(secret, context.digest, n_levels, n + 1) for n in range(n_levels))
+        pieces = [vector, *map(_to_words, keys)]
+        vector = np.concatenate([sharing.blocks(piece) for piece in pieces], axis=1).reshape(-1)
+        context = replace(context, n_words=len(vector))
+    return run.trust.sum.protect(vector, context, slot, secret)
 
 
 def part_bytes(run: Run, n_words: int, sharing: Sharing | None) -> int:
     """Return the length of a part of a vector, keys included, in bytes."""
     length = run.trust.sum.part_bytes(n_words, sharing)
-    for _ in run.document.levels:
-        length += run.trust.sum.part_bytes(KEY_WORDS, sharing)
+    if run.document.levels:
+        length += len(run.document.levels) * run.trust.sum.part_bytes(KEY_WORDS, sharing)
     return length
 
 
@@ -189,24 +160,20 @@ def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: 
     context : SumContext
     n_survivors : int
         How many clients the announced sum holds.
-
-    Raises
-    ------
-    PartError
-        If a part is malformed; it says which.
     """
     secure_sum, n_parts = run.trust.sum, reached(run.document, n_survivors)
-    if not run.document.levels:
-        return secure_sum.combine(parts, context)
-    length, whole, size = _lengths(run, context)
-    vectors, keys = [], []
-    for index, part in enumerate(parts):
-        if len(part) != whole:
-            raise PartError(index)
-        vectors.append(part[:length])
-        if n_parts:  # the server finds out which of them are false
-            keys.append(part[length + size * (n_parts - 1) : length + size * n_parts])
-    return secure_sum.combine(vectors, context) + b"".join(keys)
+    length, size = _lengths(run, context)
+    whole, keys = length + size * len(run.document.levels), list[bytes]()
+
+    def vectors() -> Iterable[bytes]:
+        for index, part in enumerate(parts):
+            if len(part) != whole:
+                raise PartError(index)
+            if n_parts:  # the server finds out which of them are false
+                keys.append(part[length + size * (n_parts - 1) : length + size * n_parts])
+            yield part[:length]
+
+    return secure_sum.combine(vectors(), context) + b"".join(keys)
 
 
 # ------------------------------------------------------------------------------ the server's side
@@ -221,44 +188,61 @@ def open_sum(
 ) -> CleanSum:
     """Open a sum and subtract the noise beyond the plan, as far as its keys open.
 
-    Parameters
-    ----------
-    run : Run
-    round_number : int
-        Of the round.
-    combined : mapping of int to bytes
-        Results of `combine` by position.
-    survivors : ndarray of shape (n_slots,), bool
-    context : SumContext
+    Parameters are those of `SecureSum.open`; ``combined`` holds results of `combine` by position.
+    A key that does not open leaves its client's noise in the sum.
 
     Raises
     ------
     SumError
-        If the sum does not open. A key that does not open leaves its client's noise in the sum.
+        If the sum does not open.
     """
     n_survivors = int(np.count_nonzero(survivors))
     n_parts = reached(run.document, n_survivors)
     if not n_parts:
         opened = run.trust.sum.open(combined, survivors, context)
         return CleanSum(opened.vector, opened.liars, _factor(run, n_survivors))
-    length, _, size = _lengths(run, context)
+    length, _ = _lengths(run, context)
     sums = {position: part[:length] for position, part in combined.items()}
     opened = run.trust.sum.open(sums, survivors, context)
-    numbers = usable(run, round_number)
-    vector, n_keys = opened.vector.copy(), 0
-    for client in range(n_survivors):
-        place = slice(length + size * client, length + size * (client + 1))
-        shares = {j: part[place] for j, part in combined.items() if j not in opened.liars}
-        try:
-            words = run.trust.sum.open(shares, survivors, _key_context(context, n_parts)).vector
-            key = _from_words(words)
-        except (SumError, OverflowError):  # its dealer, or members, sent something else
-            continue
-        vector[:-1] -= _removable_noise(run, round_number, context.digest, numbers, key, n_parts)
-        n_keys += 1
+    shares = {j: part[length:] for j, part in combined.items() if j not in opened.liars}
+    keys = _opened_keys(run, shares, n_survivors, survivors, context)
+    vector = opened.vector.copy()
+    vector[:-1] -= _removable_noise(run, round_number, context.digest, keys, n_parts)
     most = (run.document.noise_shares, *run.document.levels)[n_parts]
-    left = max(number for number in numbers if number <= most)
-    return CleanSum(vector, opened.liars, _factor(run, n_survivors - n_keys, n_keys / left))
+    left = max(number for number in usable(run, round_number) if number <= most)
+    factor = _factor(run, n_survivors - len(keys), len(keys) / left)
+    return CleanSum(vector, opened.liars, factor)
+
+
+def _opened_keys(
+    run: Run,
+    shares: Mapping[int, bytes],
+    n_keys: int,
+    survivors: NDArray[np.bool_],
+    context: SumContext,
+) -> list[bytes]:
+    """Return the keys that open. Halves are tried if not all do, so a false key costs no other."""
+    size, packing = _lengths(run, context)[1], context.sharing.packing if context.sharing else 1
+    n_words = packing * (size // 8) * n_keys
+    try:
+        opened = run.trust.sum.open(shares, survivors, replace(context, n_words=n_words))
+    except SumError:  # a dealer, or members, sent something else
+        if n_keys == 1:
+            return []
+        half = n_keys // 2
+        first = {j: share[: half * size] for j, share in shares.items()}
+        second = {j: share[half * size :] for j, share in shares.items()}
+        return [
+            *_opened_keys(run, first, half, survivors, context),
+            *_opened_keys(run, second, n_keys - half, survivors, context),
+        ]
+    keys = []
+    for blocks in opened.vector.reshape(packing, n_keys, -1).swapaxes(0, 1):
+        try:
+            keys.append(_from_words(blocks.reshape(-1)[:KEY_WORDS]))
+        except OverflowError:
+            continue
+    return keys
 
 
 def _factor(run: Run, n_whole: int, variance: float = 0.0) -> float:
@@ -284,30 +268,48 @@ def _key_below(key: bytes) -> bytes:
 
 
 def _removable_noise(
-    run: Run, round_number: int, context: bytes, numbers: tuple[int, ...], key: bytes, n_parts: int
+    run: Run, round_number: int, context: bytes, keys: Sequence[bytes], n_parts: int
 ) -> Integers:
-    """Return the sum of the first parts of a client's noise, given their key."""
+    """Return the sum of the first parts of clients' noise, given each client's key of them."""
     noise = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
-    for level in reversed(run.document.levels[:n_parts]):
-        if level in numbers:
-            fewer = numbers[numbers.index(level) - 1]
-            stream = Stream.from_key(noise_key(key, context))
-            noise += noise_part(run.algorithm, run.plan, round_number, fewer, level, stream)
-        key = _key_below(key)
+    numbers, levels = usable(run, round_number), run.document.levels[:n_parts]
+    n_drawn = sum(level in numbers for level in levels)
+    batch = max(1, _BATCH_WORDS // (n_drawn * len(noise) or 1))
+    for start in range(0, len(keys), batch):
+        streams = []
+        for key in keys[start : start + batch]:
+            for level in reversed(levels):
+                if level in numbers:
+                    streams.append(Stream.from_key(noise_key(key, context)))
+                key = _key_below(key)
+        for coordinates, variances in _part_variances(run, round_number):
+            each = np.tile(variances[:n_drawn][::-1], (len(keys[start : start + batch]), 1))
+            noise[coordinates] += discrete_gaussians(each, streams).sum(axis=0)
     return noise
 
 
-def _key_context(context: SumContext, n_parts: int) -> SumContext:
-    digest = H(b"noise part key", context.digest, u32(n_parts))
-    return replace(context, digest=digest, n_words=KEY_WORDS)
+@lru_cache(maxsize=2)  # clients of one process are in one round
+def _part_variances(
+    run: Run, round_number: int
+) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:
+    """Return each release's words, and their variances (n_parts, n_words) in each usable part."""
+    units, places = run.algorithm.units(round_number), run.algorithm.places(round_number)
+    found = []
+    for release in run.plan.rounds[round_number - 1]:
+        here = np.concatenate([places[name] for name in release.blocks])
+        steps = pairwise(usable(run, round_number))
+        rows = [part_variance(release, units[here], fewer, more) for fewer, more in steps]
+        found.append((here, np.array(rows).reshape(-1, len(here))))
+    return found
 
 
-def _lengths(run: Run, context: SumContext) -> tuple[int, int, int]:
-    """Return the bytes of a vector's part, of it with the keys' parts, and of one key's part."""
-    sharing, secure_sum = context.sharing, run.trust.sum
-    length = secure_sum.part_bytes(context.n_words, sharing)
-    size = secure_sum.part_bytes(KEY_WORDS, sharing)
-    return length, length + size * len(run.document.levels), size
+def _lengths(run: Run, context: SumContext) -> tuple[int, int]:
+    """Return the bytes of a vector's part, and of one key's behind it."""
+    secure_sum = run.trust.sum
+    return (
+        secure_sum.part_bytes(context.n_words, context.sharing),
+        secure_sum.part_bytes(KEY_WORDS, context.sharing),
+    )
 
 
 def _to_words(key: bytes) -> Integers:

@@ -5,12 +5,12 @@ a second. Both depend on nothing but their arguments, so their result can stand 
 with equal arguments. Nothing else rests on it: without it, everybody computes the same state.
 """
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
 from flower_kmeans.protocol.session import ClientSession
+from flower_kmeans.secagg.hashing import H
 
 _MOST = 4  # clients of one process are rarely in more rounds of more runs at once
 _known: OrderedDict[bytes, bytes] = OrderedDict()
@@ -20,22 +20,11 @@ _lock = Lock()
 def followed(
     session: ClientSession, group_key: bytes, entry: bytes, follow: Callable[[], bytes]
 ) -> bytes:
-    """Return the state after an entry.
+    """Return the state after an encoded entry: what ``follow`` returns, unless it raises.
 
-    Parameters
-    ----------
-    session : ClientSession
-        Its transcript hash names the run and all entries before, its state what they opened to.
-    group_key : bytes
-        Opens the entry.
-    entry : bytes
-        Encoding of the entry.
-    follow : callable
-        Opens the entry and returns the encoded state after it. What it raises is not kept.
+    The session's hash names the run and all entries before, its state what they opened to.
     """
-    digest = hashlib.sha256(session.h + group_key + len(entry).to_bytes(8, "little") + entry)
-    digest.update(session.state)
-    key = digest.digest()
+    key = H(b"followed", session.h, group_key, entry, session.state)
     with _lock:  # clients in other threads wait for the first one's
         if key in _known:
             _known.move_to_end(key)

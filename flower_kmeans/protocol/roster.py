@@ -8,7 +8,6 @@ committee has.
 
 import os
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -17,7 +16,7 @@ from pathlib import Path
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS, roster_digest
-from flower_kmeans.protocol.policy_file import read_key, read_unwritable
+from flower_kmeans.protocol.policy_file import parse_toml, read_file
 from flower_kmeans.secagg.key_agreement import KEY_BYTES, agree, public_key
 
 ROSTER_FILE = "roster.toml"
@@ -29,20 +28,12 @@ _BEACON = re.compile(r"([0-9a-f]{2}){16,64}")
 
 @dataclass(frozen=True)
 class Roster:
-    """Names and X25519 public keys of all clients, in the order of their slots.
-
-    Attributes
-    ----------
-    names : tuple of str
-    keys : tuple of bytes
-        32 bytes each, all different.
-    beacon : bytes
-        Public random value that was fixed after all keys were; empty where no committee is drawn.
-    """
+    """Names and X25519 public keys (32 bytes, all different) of all clients, by slot."""
 
     names: tuple[str, ...]
     keys: tuple[bytes, ...] = field(repr=False)
     beacon: bytes = b""
+    """Public random value that was fixed after all keys were; empty where no committee is drawn."""
 
     def __len__(self) -> int:
         """Return the number of slots, whether their clients are present or not."""
@@ -64,43 +55,38 @@ class Roster:
             anything but names with public keys, each key once, and a beacon, or lacks the beacon
             where there are more than 64 clients.
         """
-        return _parse(Path(path), read_unwritable(Path(path), "roster_file"))
+        return _parse(f"roster_file {path}", read_file(path, "roster_file"))
 
 
 # A client reads its roster for every message; the check of each key takes a tenth of a millisecond.
 @lru_cache(maxsize=4)
-def _parse(path: Path, content: bytes) -> Roster:
-    try:
-        values = tomllib.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise ConfigurationError(f"The roster_file {path} is not TOML: {error}.") from None
+def _parse(file: str, content: bytes) -> Roster:
+    values = parse_toml(content, file)
     beacon = values.pop(BEACON, "")
     if beacon != "":
-        _require_beacon(beacon, f"the roster_file {path}")
+        _require_beacon(beacon, f"the {file}")
     for name, value in values.items():
         if not isinstance(value, str) or not _PUBLIC.fullmatch(value):
             raise ConfigurationError(
-                f"Expected {name} in the roster_file {path} as a public key of 64 lower-case "
+                f"Expected {name} in the {file} as a public key of 64 lower-case "
                 "hexadecimal digits. Got something else instead."
             )
     publics = tuple(bytes.fromhex(value) for value in values.values())
     if not publics:
-        raise ConfigurationError(f"Expected clients in the roster_file {path}. Got none.")
+        raise ConfigurationError(f"Expected clients in the {file}. Got none.")
     if len(set(publics)) != len(publics):
-        raise ConfigurationError(
-            f"Expected every public key once in the roster_file {path}. Got one twice."
-        )
+        raise ConfigurationError(f"Expected every public key once in the {file}. Got one twice.")
     for name, public in zip(values, publics, strict=True):
         try:
             agree(bytes(KEY_BYTES), public)
         except MessageError:
             raise ConfigurationError(
-                f"Expected {name} in the roster_file {path} as an X25519 public key. "
+                f"Expected {name} in the {file} as an X25519 public key. "
                 "Got a point that gives the same secret to everybody."
             ) from None
     if len(publics) > MAX_POSITIONS and not beacon:
         raise ConfigurationError(
-            f"Expected a beacon in the roster_file {path}, for it has more than {MAX_POSITIONS} "
+            f"Expected a beacon in the {file}, for it has more than {MAX_POSITIONS} "
             f"clients. Got none: add a line {BEACON} with a public random value that was fixed "
             "after all keys were."
         )
@@ -117,18 +103,7 @@ def _require_beacon(beacon: object, where: str) -> None:
 
 @dataclass(frozen=True)
 class Identity:
-    """A client's own secret key, and its slot on its own roster.
-
-    Attributes
-    ----------
-    roster : Roster
-    secret : bytes
-        The client's lasting X25519 secret key, 32 bytes.
-    public : bytes
-        The public half.
-    slot : int
-        Where it stands on the roster.
-    """
+    """A client's own lasting X25519 key, and its slot on its own roster."""
 
     roster: Roster
     secret: bytes = field(repr=False)
@@ -147,7 +122,12 @@ def read_identity(
         If a file cannot be used, or the client's key is not on the roster.
     """
     roster = Roster.from_file(roster_file)
-    secret = read_key(member_key_file, "member_key_file")
+    secret = read_file(member_key_file, "member_key_file", is_secret=True)
+    if len(secret) != KEY_BYTES:
+        raise ConfigurationError(
+            f"Expected member_key_file {member_key_file} of {KEY_BYTES} bytes. "
+            f"Got {len(secret)} instead."
+        )
     public = public_key(secret)
     if public not in roster.keys:
         raise ConfigurationError(
@@ -170,8 +150,8 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
     names : sequence of str
         In the order of the clients' slots.
     beacon : str, optional
-        The roster's beacon, in hexadecimal digits. Whoever knows it before the keys are made could
-        choose keys by it; a roster of more than 64 clients cannot be used without one.
+        In hexadecimal digits. Anyone who knows it before the keys are made could choose keys by it;
+        a roster of more than 64 clients cannot be used without one.
 
     Returns
     -------
@@ -181,8 +161,8 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
     Raises
     ------
     ConfigurationError
-        If the beacon is none, if a name is no file's name, or differs from another in case at most,
-        or if one of the files exists already: then nothing is written.
+        If the beacon is none, a name is no file's name or differs from another in case at most, or
+        one of the files exists already: then nothing is written.
     """
     wrong = [name for name in names if not _NAME.fullmatch(name) or name == BEACON]
     # Some disks take a.key and A.key for one file, and the second key would find the first's.
@@ -201,31 +181,20 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
         files[directory / f"{name}.key"] = (secret, 0o600)
         lines.append(f'{name} = "{public_key(secret).hex()}"\n')
     files[directory / ROSTER_FILE] = ("".join(lines).encode(), 0o644)
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"The directory {directory} cannot be made: {error.strerror}."
-        ) from None
-    _write_all(files)
-    return list(files)
-
-
-def _write_all(files: dict[Path, tuple[bytes, int]]) -> None:
-    """Write new files, and none if one of them exists: a key that is in use would be lost."""
-    for path in files:
+    for path in files:  # a key that is in use would be lost
         if path.exists():
             raise ConfigurationError(
                 f"Expected no file {path}: it was left as it is. Choose another place for new keys."
             )
-    for path, (content, mode) in files.items():
-        try:
+    path = directory
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path, (content, mode) in files.items():
             # Never open to others, not even between its creation and a chmod.
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 os.fchmod(descriptor, mode)
-        except OSError as error:
-            raise ConfigurationError(
-                f"The file {path} cannot be written: {error.strerror}."
-            ) from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
+    return list(files)

@@ -118,13 +118,7 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
 class Run:
     """A run document with the objects that it describes.
 
-    Attributes
-    ----------
-    document : RunDocument
-    algorithm : Algorithm
-    plan : PrivacyPlan
-        As the document announces it; `verify_plan` compares it with one's own computation.
-    trust : TrustModel
+    The plan is the announced one; `verify_plan` compares it with one's own computation.
     """
 
     document: RunDocument
@@ -230,6 +224,8 @@ def _objection(run: Run) -> str | None:
     before = (document.noise_shares, *document.levels)
     if any(b <= a for a, b in zip(before, document.levels, strict=False)):
         return "Expected ascending levels."
+    if max(document.levels, default=0) > MAX_SLOTS:
+        return "Expected levels that a cohort can reach."
     return None
 
 
@@ -260,18 +256,11 @@ def verify_plan(data: bytes) -> None:
 
 
 def _plans_agree(announced: PrivacyPlan, own: PrivacyPlan) -> bool:
-    if (announced.n_records, announced.n_clients) != (own.n_records, own.n_clients):
-        return False
-    if len(announced.rounds) != len(own.rounds):
-        return False
-    for theirs, ours in zip(announced.rounds, own.rounds, strict=True):
-        if len(theirs) != len(ours):
-            return False
-        for a, b in zip(theirs, ours, strict=True):
-            if a != replace(b, noise_multiplier=a.noise_multiplier):
-                return False
-            if not math.isclose(
-                a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE
-            ):
-                return False
-    return True
+    def shape(plan: PrivacyPlan) -> tuple[Any, ...]:
+        return plan.n_records, plan.n_clients, [len(releases) for releases in plan.rounds]
+
+    return shape(announced) == shape(own) and all(
+        a == replace(b, noise_multiplier=a.noise_multiplier)
+        and math.isclose(a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE)
+        for a, b in zip(announced.releases, own.releases, strict=True)
+    )

@@ -5,6 +5,7 @@ requests per node and hands them to a `Trip`, which carries them and yields the 
 checks what a server does about faults, and none of it costs privacy: one sum of a round opens.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -13,9 +14,8 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import Query, State
+from flower_kmeans.algorithms.base import State
 from flower_kmeans.errors import (
     ConfigurationError,
     MessageError,
@@ -35,7 +35,6 @@ from flower_kmeans.protocol.cohort import (
     Frame,
     Participant,
     ShareStore,
-    committee_of,
 )
 from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
 from flower_kmeans.protocol.group_key import GroupKey
@@ -58,7 +57,7 @@ from flower_kmeans.protocol.messages import (
 )
 from flower_kmeans.protocol.noise import server_noise
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import EPOCHS, Run
+from flower_kmeans.protocol.run import Run
 from flower_kmeans.protocol.transcript import (
     ZERO,
     entry_context,
@@ -69,7 +68,7 @@ from flower_kmeans.protocol.transcript import (
     round_context,
 )
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
-from flower_kmeans.secagg.base import Sharing, SumContext, SumError
+from flower_kmeans.secagg.base import SumContext, SumError
 from flower_kmeans.secagg.hashing import u64
 
 Kind = Literal["enrol", "keys", "ask", "add", "finish"]
@@ -110,40 +109,31 @@ class Trip(Protocol):
 
 @dataclass
 class Proceedings:
-    """How a run went, beside `Server.incidents`; nothing here follows from records.
-
-    Attributes
-    ----------
-    n_slots : int
-        M, in the last round.
-    committee : CommitteeReport, optional
-        Where a committee adds: that of the last round.
-    answers : list of int
-        |S| of each round that is closed; 0 for a lost one.
-    noise_factors : list of float
-        Where noise beyond the plan is removed, for each of these rounds: standard deviation of the
-        noise in the sum over the planned one; 0 for a lost round.
-    lost_rounds : list of int
-        Rounds whose sum could not be opened, which the run went on without.
-    attempts, repeats, round_trips : int
-        Attempts at all rounds, repeats of an `Add`, and all round trips.
-    """
+    """How a run went, beside `Server.incidents`; nothing here follows from records."""
 
     n_slots: int = 0
+    """M, in the last round."""
     committee: CommitteeReport | None = None
+    """That of the last round, where a committee adds."""
     answers: list[int] = field(default_factory=list)
+    """|S| of each round that is closed; 0 for a lost one."""
     noise_factors: list[float] = field(default_factory=list)
+    """Where noise beyond the plan is removed: for each of these rounds, the standard deviation of
+    the noise in the sum over the planned one; 0 for a lost round."""
     lost_rounds: list[int] = field(default_factory=list)
+    """Rounds whose sum could not be opened, which the run went on without."""
     attempts: int = 0
+    """At all rounds together."""
     repeats: int = 0
+    """Of an `Add`."""
     round_trips: int = 0
 
 
 @dataclass
 class _Group:
-    """The answers with one tag: who sent them and, without a committee, their sum."""
+    """The answers with one tag: whose they are and, without a committee, their sum."""
 
-    nodes: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
     total: bytes = b""
 
 
@@ -154,26 +144,14 @@ class _Attempt:
     t: int
     number: int
     frame: Frame
+    query: bytes | None  # where the server sees the sums, with its tag
+    tag: bytes | None
+    part_bytes: int  # of one part of an answer, sealed where it is a share
     store: ShareStore | None  # where a committee adds
-    wanted: list[Participant] = field(default_factory=list)  # whose envelopes are asked for
+    wanted: list[Participant]  # whose envelopes are asked for
     requests: dict[int, Ask] = field(default_factory=dict)
     groups: dict[bytes, _Group] = field(default_factory=dict)  # by tag
     have: int = 0  # how many answers can be added up
-
-
-@dataclass
-class _Adding:
-    """What committee members are asked to add, and what they gave, by position."""
-
-    store: ShareStore
-    sharing: Sharing
-    nodes: list[int]  # S, by slot
-    tag: bytes
-    skipped: set[int]  # positions that are not asked
-    shares: dict[int, bytes] = field(default_factory=dict)
-    key_ids: dict[int, bytes] = field(default_factory=dict)
-    named: dict[int, int] = field(default_factory=dict)  # the slot that a position named
-    unopened: set[int] = field(default_factory=set)  # positions whose envelope did not open
 
 
 class Server:
@@ -193,18 +171,13 @@ class Server:
     ----------
     run : Run
         With a roster beyond 64 slots its epoch may be another one after `set_up`.
-    proceedings : Proceedings
-    incidents : list of Dropped
-        Everything that was not an orderly reply.
-    dropped : list of Dropped
-        Clients that a round went on without, and the last incident that explains it. Round 0 is
-        the enrolment, ``n_rounds + 1`` the delivery.
+    incidents, dropped : list of Dropped
+        Everything that was not an orderly reply; and clients that a round went on without, with the
+        last incident that explains it. Round 0 is the enrolment, ``n_rounds + 1`` the delivery.
     delivered : set of int
         Nodes that have the result.
-    head : int
-        Rounds that are closed.
-    n_opened : int
-        The last round whose sum the server has opened; 0 where it is blind.
+    head, n_opened : int
+        Rounds that are closed; the last one whose sum the server has opened, 0 where it is blind.
     state : State
         The algorithm's state after all rounds that are closed; that before round 1 where the server
         is blind.
@@ -245,7 +218,6 @@ class Server:
         self._entries: list[Entry] = []
         self._sizes: list[int] = []
         self._h = first_hash(run.doc_hash) if run.trust.is_blind else ZERO
-        self._query: tuple[Query, bytes] | None = None
         self._attempt: _Attempt | None = None
         self._enough: Callable[[], bool] = lambda: False
 
@@ -257,7 +229,9 @@ class Server:
     @property
     def all_keep_ledgers(self) -> bool:
         """Whether every client stated that it keeps a ledger, which only they can know."""
-        return bool(self._cohort.clients) and all(c.ledger for c in self._cohort.clients.values())
+        return bool(self._cohort.clients) and all(
+            client.public.ledger for client in self._cohort.clients.values()
+        )
 
     def has_enough(self) -> bool:
         """Return whether the round trip that is under way could end with what has come."""
@@ -267,11 +241,6 @@ class Server:
 
     def set_up(self, node_ids: Iterable[int], trip: Trip) -> None:
         """Enrol the clients, give them slots, and choose the committee and the group key.
-
-        Parameters
-        ----------
-        node_ids : iterable of int
-        trip : Trip
 
         Raises
         ------
@@ -284,7 +253,7 @@ class Server:
         """
         nodes = sorted(node_ids)
         self._enrol(nodes, trip)
-        epoch = self._better_epoch()
+        epoch = self._cohort.better_epoch()
         if epoch is not None:
             document = msgspec.structs.replace(self.run.document, epoch=epoch)
             self._begin(replace(self.run, document=document))
@@ -309,34 +278,10 @@ class Server:
 
     def _enrol(self, nodes: Iterable[int], trip: Trip) -> None:
         cohort, least = self._cohort, self.run.document.min_clients
-        self._enough = lambda: (
-            len(cohort.taken) >= least and self._is_enough(cohort.taken, self.run.document.epoch)
-        )
+        self._enough = lambda: len(cohort.taken) >= least and cohort.can_add()
         requests = dict.fromkeys(nodes, Enrol(doc=self.run.data))
         for _ in self._take(0, self._send(trip, "enrol", requests), Enrolled):
             pass
-
-    def _is_enough(self, taken: set[int], epoch: int) -> bool:
-        """Return whether a committee can add although one more of it is missing, or it is whole."""
-        if self._roster is None or not self.run.trust.has_committee:
-            return True
-        n_slots, colluders = len(self._roster.keys), self.run.document.max_colluders
-        slots = committee_of(self._roster, epoch)
-        present = len(taken.intersection(slots))
-        if present == len(slots):
-            return True
-        try:
-            f = corrupt_positions(n_slots, colluders)
-            return self.run.trust.sum.set_up(len(slots), f, present - 1) is not None
-        except ConfigurationError:
-            return False
-
-    def _better_epoch(self) -> int | None:
-        """Return an epoch whose committee has enough members, if that of the document has not."""
-        taken = self._cohort.taken
-        if self._is_enough(taken, self.run.document.epoch):
-            return None
-        return next((epoch for epoch in range(EPOCHS) if self._is_enough(taken, epoch)), None)
 
     def _make_group_key(self, frame: Frame, trip: Trip) -> None:
         """Let key distributors make the group key in a round trip; ask others if none replies."""
@@ -358,14 +303,14 @@ class Server:
             }
             for node_id, reply in self._take(0, self._send(trip, "keys", requests), Wrapped):
                 if isinstance(reply, Wrapped) and node_id in requests:
-                    self._offer(frame, node_id, reply.envelopes, everyone)
+                    self._offer(frame, node_id, reply, everyone)
         self._keys.accept_offer()
 
     def _offer(
-        self, frame: Frame, node_id: int, envelopes: Sequence[bytes], wanted: Sequence[Participant]
+        self, frame: Frame, node_id: int, reply: Wrapped | Answer, wanted: Sequence[Participant]
     ) -> None:
         distributor = self._cohort.clients[node_id]
-        for client in self._keys.offer(frame, distributor, envelopes, wanted):
+        for client in self._keys.offer(frame, distributor, reply.envelopes, wanted):
             self._cohort.give_up(client.slot)
 
     def join(self, node_ids: Iterable[int]) -> dict[int, Enrol]:
@@ -445,19 +390,18 @@ class Server:
             self._heads[node_id] = sent if sent < len(self._entries) else 0
 
     def _note(self, node_id: int, t: int, reason: str, kind: IncidentKind = "refused") -> None:
+        slot, software, ledger = -1, "", False
         client = self._cohort.clients.get(node_id)
-        if client is None:
-            self.incidents.append(Dropped(-1, node_id, t, reason, kind))
-        else:
-            self.incidents.append(
-                Dropped(client.slot, node_id, t, reason, kind, client.software, client.ledger)
-            )
+        if client is not None:
+            slot, software, ledger = client.slot, client.public.software, client.public.ledger
+        self.incidents.append(Dropped(slot, node_id, t, reason, kind, software, ledger))
 
     def _note_dropped(self, t: int, node_ids: Iterable[int]) -> None:
         """Record that a round went on without these nodes, each with the last incident."""
         last = {incident.node_id: incident for incident in self.incidents if incident.round == t}
         for node_id in node_ids:
-            slot = self._cohort.slot_of(node_id)
+            client = self._cohort.clients.get(node_id)
+            slot = -1 if client is None else client.slot
             silent = Dropped(slot, node_id, t, NO_ANSWER, "silent")
             self.dropped.append(last.get(node_id, silent))
 
@@ -473,34 +417,34 @@ class Server:
             self._keys.forget(node_id)
             self._heads.pop(node_id, None)
         self.proceedings.n_slots = frame.n_slots
-        sharing, document = frame.sharing, self.run.document
+        sharing, roster = frame.sharing, self._roster
         if sharing is not None:
-            drawn = self._roster is not None and len(self._roster.keys) > len(frame.committee_slots)
+            is_drawn = roster is not None and frame.n_slots > sharing.n_positions
             self.proceedings.committee = CommitteeReport(
                 slots=frame.committee_slots,
                 n_present=len(frame.present),
                 n_corrupt=sharing.n_corrupt,
                 privacy=sharing.privacy,
                 packing=sharing.packing,
-                epoch=document.epoch if drawn else None,
-                beacon=self._roster.beacon.hex() if drawn and self._roster else "",
+                epoch=self.run.document.epoch if is_drawn else None,
+                beacon=roster.beacon.hex() if roster is not None and is_drawn else "",
             )
         return frame
 
-    def _located(self, frame: Frame, t: int, attempt: int, client: Participant) -> dict[str, Any]:
+    def _located(self, attempt: _Attempt, client: Participant) -> dict[str, Any]:
         """Return what `Ask` and `Add` have in common for one client."""
-        known = client.node_id in self._documented
+        frame = attempt.frame
         return {
             "doc_hash": self.run.doc_hash,
-            "t": t,
-            "attempt": attempt,
+            "t": attempt.t,
+            "attempt": attempt.number,
             "n_slots": frame.n_slots,
             "root": frame.tree.root,
             "slot": client.slot,
             "path": frame.tree.path(client.slot),
             "committee": frame.committee_list,
             "tags": b"" if self._roster is None else frame.tags_for(client),
-            "doc": b"" if known else self.run.data,
+            "doc": b"" if client.node_id in self._documented else self.run.data,
             "wrap_for": self._keys.wrap_for(client.node_id),
         }
 
@@ -526,50 +470,46 @@ class Server:
         RunError
             If the query has no encoding, or clients would refuse it.
         """
-        self._attempt = self._open_attempt(1)
+        query = None if self.run.trust.is_blind else self._encoded_query()
+        self._attempt = self._open_attempt(1, query)
         self.proceedings.round_trips += 1
         return self._attempt.requests
 
-    def _open_attempt(self, number: int) -> _Attempt:
-        t, trust, frame = self.head + 1, self.run.trust, self._next_frame()
-        store = None
-        if trust.has_committee:
-            store = ShareStore(len(frame.committee_slots), self._part_bytes(t, frame.sharing))
-        attempt = _Attempt(t, number, frame, store)
+    def _encoded_query(self) -> bytes:
+        """Return the next round's query, the same in all attempts, as it travels."""
+        query = self.run.algorithm.query(self.state)
+        try:
+            data = encode_arrays(dict(query.arrays))
+            self.run.algorithm.check_query(query)
+        except MessageError as error:
+            raise RunError(f"Round {query.round} cannot be asked for. {error}") from None
+        return data
+
+    def _open_attempt(self, number: int, query: bytes | None) -> _Attempt:
+        run, frame, t = self.run, self._next_frame(), self.head + 1
+        tag = None if query is None else query_tag(ZERO, ZERO, query)
+        size, store = removal.part_bytes(run, run.document.words[t - 1], frame.sharing), None
+        if frame.sharing is not None:
+            size += SEAL_BYTES
+            store = ShareStore(frame.sharing, size)
+        wanted = self._keys.lacking(frame) if run.trust.is_blind else []
+        chosen = self._keys.distributors(frame, self._differing) if wanted else []
+        attempt = _Attempt(t, number, frame, query, tag, size, store, wanted)
         self.proceedings.attempts += 1
-        query = None if trust.is_blind else self._query_of(t)[1]
-        distributors: set[int] = set()
-        if trust.is_blind:
-            attempt.wanted = self._keys.lacking(frame)
-            chosen = self._keys.distributors(frame, self._differing) if attempt.wanted else []
-            distributors = {client.node_id for client in chosen}
         for client in frame.slots.values():
-            node_id = client.node_id
-            wanted = attempt.wanted if node_id in distributors else []
-            attempt.requests[node_id] = Ask(
-                **self._located(frame, t, number, client),
+            peers = wanted if client in chosen else []
+            attempt.requests[client.node_id] = Ask(
+                **self._located(attempt, client),
                 query=query,
-                entries=self._lacking(node_id),
-                peers=tuple(frame.peer(peer, client) for peer in wanted),
+                entries=self._lacking(client.node_id),
+                peers=tuple(frame.peer(peer, client) for peer in peers),
             )
-        least = self.run.document.min_clients
+        least = run.document.min_clients
         self._enough = lambda: (
-            any(len(group.nodes) >= least for group in attempt.groups.values())
-            and (not trust.is_blind or self._keys.exists)
+            any(len(group.slots) >= least for group in attempt.groups.values())
+            and (not run.trust.is_blind or self._keys.exists)
         )
         return attempt
-
-    def _query_of(self, t: int) -> tuple[Query, bytes]:
-        """Return the query of a round, the same in all of its attempts, and its encoding."""
-        if self._query is None or self._query[0].round != t:
-            query = self.run.algorithm.query(self.state)
-            try:
-                data = encode_arrays(dict(query.arrays))
-                self.run.algorithm.check_query(query)
-            except MessageError as error:
-                raise RunError(f"Round {t} cannot be asked for. {error}") from None
-            self._query = query, data
-        return self._query
 
     def _generator(self, number: int) -> np.random.Generator | None:
         """Return the randomness of one step; none where clients could take the same step."""
@@ -596,7 +536,7 @@ class Server:
                 break
             if attempt.number == self.run.document.max_attempts:
                 raise self._too_few(attempt)
-            attempt = self._open_attempt(attempt.number + 1)
+            attempt = self._open_attempt(attempt.number + 1, attempt.query)
             replies = self._send(trip, "ask", attempt.requests)
         self._attempt = None
 
@@ -611,7 +551,7 @@ class Server:
     def _collect(self, attempt: _Attempt, replies: Replies) -> None:
         unopened = []
         for node_id, reply in self._take(attempt.t, replies, Answer):
-            if isinstance(reply, Answer) and node_id in attempt.requests:
+            if isinstance(reply, Answer):
                 self._take_answer(attempt, node_id, reply)
             elif isinstance(reply, Refusal) and reply.code == Code.KEY:
                 unopened.append(node_id)
@@ -621,42 +561,36 @@ class Server:
 
     def _take_answer(self, attempt: _Attempt, node_id: int, reply: Answer) -> None:
         """Keep one answer, where it may count."""
-        request, trust, t = attempt.requests[node_id], self.run.trust, attempt.t
-        self._heads[node_id] = t - 1
+        request, slot = attempt.requests[node_id], self._cohort.clients[node_id].slot
+        self._heads[node_id] = attempt.t - 1
         if request.wrap_for is not None:
             self._keys.holders.add(node_id)
         if request.peers:
-            self._offer(attempt.frame, node_id, reply.envelopes, attempt.wanted)
+            self._offer(attempt.frame, node_id, reply, attempt.wanted)
         if node_id in self._banned:
             return
         group = attempt.groups.setdefault(reply.tag, _Group())
-        if trust.is_blind or reply.tag == self._tag(t):
+        if attempt.tag in (None, reply.tag):
             if attempt.store is not None:
-                attempt.store.put(node_id, reply.sealed)
-            elif not self._add_up(attempt, reply):
-                self._note(node_id, t, MALFORMED, "failed")
+                attempt.store.put(slot, reply.sealed)
+            elif not self._add_up(attempt, group, reply):
+                self._note(node_id, attempt.t, MALFORMED, "failed")
                 return
-        group.nodes.append(node_id)
+        group.slots.append(slot)
 
-    def _add_up(self, attempt: _Attempt, reply: Answer) -> bool:
+    def _add_up(self, attempt: _Attempt, group: _Group, reply: Answer) -> bool:
         """Add words to the sum of their group as they arrive; return whether they are well-formed.
 
         A checksum word in the clear must be 1: no client could detect it in the sum.
         """
-        secure_sum, context = self.run.trust.sum, self._sum_context(attempt, reply.tag)
-        if len(reply.words) != self._part_bytes(attempt.t, None):
+        secure_sum = self.run.trust.sum
+        if len(reply.words) != attempt.part_bytes:
             return False
         if not secure_sum.is_protected and reply.words[-8:] != u64(1):
             return False
-        group = attempt.groups[reply.tag]
         parts = [group.total, reply.words] if group.total else [reply.words]
-        group.total = secure_sum.combine(parts, context)
+        group.total = secure_sum.combine(parts, self._sum_context(attempt, reply.tag))
         return True
-
-    def _part_bytes(self, t: int, sharing: Sharing | None) -> int:
-        """Return the length of one part of an answer, sealed where it is a share."""
-        length = removal.part_bytes(self.run, self.run.document.words[t - 1], sharing)
-        return length if sharing is None else length + SEAL_BYTES
 
     def _sum_context(self, attempt: _Attempt, tag: bytes) -> SumContext:
         frame, t = attempt.frame, attempt.t
@@ -667,82 +601,40 @@ class Server:
         n_words = self.run.document.words[t - 1]
         return SumContext(digest, n_words, frame.n_slots, sharing=frame.sharing)
 
-    def _tag(self, t: int) -> bytes:
-        """Return the tag of the query that the server asks."""
-        return query_tag(ZERO, ZERO, self._query_of(t)[1])
-
     # ------------------------------------------------------------------ closing a round
 
     def _close(self, attempt: _Attempt, trip: Trip) -> bool:
         """Close the round if enough clients answered one query; return whether it is closed."""
-        tag = self._chosen_tag(attempt)
-        nodes = sorted(attempt.groups[tag].nodes, key=self._cohort.slot_of) if tag else []
-        store, sharing, skipped = attempt.store, attempt.frame.sharing, set[int]()
-        if store is not None and sharing is not None:
-            skipped = self._leave_out(attempt, store, sharing, nodes)
-        attempt.have = len(nodes)
-        if len(nodes) < self.run.document.min_clients:
+        tag, slots = self._choose(attempt)
+        adding = None
+        if attempt.store is not None:
+            adding = _Adding(self, attempt, attempt.store, tag, slots)
+            adding.leave_out()
+        attempt.have = len(slots)
+        if len(slots) < self.run.document.min_clients:
             return False
-        if store is not None and sharing is not None:
-            adding = _Adding(store, sharing, nodes, tag, skipped)
-            is_closed = self._add(attempt, adding, trip)
+        if adding is not None:
+            has_sum = adding.run(trip)
         else:
-            total = self._with_noise(attempt, tag)
-            is_closed = self._settle(attempt, nodes, tag, {0: total})
-        if not is_closed:
+            has_sum = self._settle(attempt, tag, slots, {0: self._with_noise(attempt, tag)})
+        if not has_sum:
             self._lose(attempt)
         return True
 
-    def _chosen_tag(self, attempt: _Attempt) -> bytes:
-        """Return the tag whose answers are added up; note the clients with another one."""
-        groups = attempt.groups
+    def _choose(self, attempt: _Attempt) -> tuple[bytes, list[int]]:
+        """Return the tag whose answers are added up, and their slots; note all other clients."""
+        groups, slots = attempt.groups, attempt.frame.slots
         if not groups:
-            return b""
-        if self.run.trust.is_blind:
-            tag = max(groups, key=lambda each: (len(groups[each].nodes), each))
-        else:
-            tag = self._tag(attempt.t)
-            groups.setdefault(tag, _Group())
-        self._differing = {n for each in groups if each != tag for n in groups[each].nodes}
+            return b"", []
+        tag = attempt.tag or max(groups, key=lambda each: (len(groups[each].slots), each))
+        self._differing = {
+            slots[slot].node_id for each in groups if each != tag for slot in groups[each].slots
+        }
         for node_id in sorted(self._differing):
             self._note(node_id, attempt.t, DIFFERS, "differs")
             if self._has_early_key and attempt.t == 1:
                 self._keys.forget(node_id)  # the tag is keyed, perhaps with another group key
-        return tag
-
-    def _leave_out(
-        self, attempt: _Attempt, store: ShareStore, sharing: Sharing, nodes: list[int]
-    ) -> set[int]:
-        """Remove dealers from ``nodes`` and return positions, until no share of these is missing.
-
-        A dealer leaves the share of a position out if tag or key are wrong, so one of the two is
-        not honest: whichever more of the others disagree with goes first.
-        """
-        frame, skipped = attempt.frame, set[int]()
-        present = set(frame.present)
-        missing = {node_id: store.missing(node_id) & present for node_id in nodes}
-        while any(missing.values()):
-            counts = Counter(j for positions in missing.values() for j in positions)
-            position, times = max(counts.items(), key=lambda item: (item[1], item[0]))
-            dealer = max(missing, key=lambda node_id: (len(missing[node_id]), node_id))
-            spare = len(present) - len(skipped) > sharing.threshold
-            if times >= len(missing[dealer]) and spare:
-                skipped.add(position)
-                client = frame.present[position]
-                self._note(client.node_id, attempt.t, SKIPPED, "skipped")
-                self._cohort.give_up(client.slot)
-                for positions in missing.values():
-                    positions.discard(position)
-            else:
-                del missing[dealer]
-                nodes.remove(dealer)
-                self._note(dealer, attempt.t, SKIPPED, "skipped")
-        return skipped
-
-    def _survivors(self, attempt: _Attempt, nodes: Iterable[int]) -> NDArray[np.bool_]:
-        survivors = np.zeros(attempt.frame.n_slots, dtype=np.bool_)
-        survivors[[self._cohort.slot_of(node_id) for node_id in nodes]] = True
-        return survivors
+        return tag, sorted(groups[tag].slots) if tag in groups else []
 
     def _with_noise(self, attempt: _Attempt, tag: bytes) -> bytes:
         """Return a sum with the server's noise. It is drawn once: an entry is never replaced."""
@@ -754,17 +646,14 @@ class Server:
         return run.trust.sum.combine([total, part], self._sum_context(attempt, tag))
 
     def _settle(
-        self, attempt: _Attempt, nodes: Sequence[int], tag: bytes, combined: Mapping[int, bytes]
+        self, attempt: _Attempt, tag: bytes, slots: Sequence[int], combined: Mapping[int, bytes]
     ) -> bool:
         """Close a round with its sum: in an entry for clients, or in the state where it is seen.
 
-        Returns
-        -------
-        bool
-            Whether the sum opens, as far as the server sees it.
+        It returns whether the sum opens, as far as the server sees it.
         """
         t, frame, run = attempt.t, attempt.frame, self.run
-        survivors = self._survivors(attempt, nodes)
+        survivors = frame.bits(slots)
         if run.trust.is_blind:
             by_committee = frame.sharing is not None
             entry = Entry(
@@ -788,18 +677,19 @@ class Server:
                 opened = removal.open_sum(run, t, combined, survivors, context)
             except SumError:
                 return False
-            if int(opened.vector[-1]) != len(nodes):
+            if int(opened.vector[-1]) != len(slots):
                 return False
             for position in opened.liars:
                 self._note(frame.present[position].node_id, t, FALSE_SHARE, "liar")
             if run.document.levels:
                 self.proceedings.noise_factors.append(opened.factor)
-            answer = run.algorithm.unflatten(opened.vector[:-1], t, len(nodes) / frame.n_slots)
+            answer = run.algorithm.unflatten(opened.vector[:-1], t, len(slots) / frame.n_slots)
             self.state = run.algorithm.update(self.state, answer, self._generator(t))
             self.n_opened = t
         self.head = t
-        self.proceedings.answers.append(len(nodes))
-        self._note_dropped(t, sorted(self._cohort.clients.keys() - set(nodes)))
+        self.proceedings.answers.append(len(slots))
+        left_out = (client for slot, client in frame.slots.items() if slot not in slots)
+        self._note_dropped(t, sorted(client.node_id for client in left_out))
         return True
 
     def _lose(self, attempt: _Attempt) -> None:
@@ -817,138 +707,6 @@ class Server:
         self.proceedings.answers.append(0)
         if self.run.document.levels:
             self.proceedings.noise_factors.append(0.0)
-
-    # ------------------------------------------------------------------ adding shares
-
-    def _add(self, attempt: _Attempt, adding: _Adding, trip: Trip) -> bool:
-        """Let the committee add the shares of the survivors; return whether the round has its sum.
-
-        Who did not answer is asked again with the same request, which costs no privacy. Members
-        that reported shares that do not open have added nothing: if these are enough, they are
-        asked again without the dealers that were named.
-        """
-        for number in range(1 + N_REPEATS):
-            asked = [
-                j for j in attempt.frame.present if j not in adding.skipped | adding.shares.keys()
-            ]
-            if not asked:
-                break
-            self.proceedings.repeats += number > 0
-            self._ask_to_add(attempt, adding, asked, trip)
-            if self.run.trust.is_blind and not self._agree_on_key(attempt, adding):
-                continue
-            out = self._leave_out_named(attempt, adding)
-            threshold = adding.sharing.threshold
-            enough = len(adding.shares) >= threshold
-            if enough and self._settle(attempt, adding.nodes, adding.tag, adding.shares):
-                return True
-            left = [node_id for node_id in adding.nodes if node_id not in out]
-            is_crowd = len(left) >= self.run.document.min_clients
-            if out and len(adding.named) >= threshold and is_crowd:
-                adding = _Adding(adding.store, adding.sharing, left, adding.tag, adding.skipped)
-        return False
-
-    def _ask_to_add(
-        self, attempt: _Attempt, adding: _Adding, asked: Sequence[int], trip: Trip
-    ) -> None:
-        """Send an `Add` to these positions, in parts if it is too much to send at once."""
-        frame, present = attempt.frame, attempt.frame.present
-        position_of = {client.node_id: j for j, client in present.items()}
-        size = len(adding.nodes) * (self._part_bytes(attempt.t, adding.sharing) + len(ZERO))
-        at_once = max(1, _ADD_BYTES // size)
-        survivors = self._survivors(attempt, adding.nodes)
-        slots = np.flatnonzero(survivors).tolist()
-        common: dict[str, Any] = {
-            "h": self._h,
-            "tag": adding.tag,
-            "survivors": pack_survivors(survivors),
-            "public_keys": b"".join(frame.slots[slot].public_key for slot in slots),
-        }
-        # One more than a sum needs shows a false share, but one client may always be silent.
-        possible = len(adding.shares) + len(asked) - 1
-        enough = max(adding.sharing.threshold, min(adding.sharing.threshold + 1, possible))
-        for first in range(0, len(asked), at_once):
-            needed = enough - max(0, len(asked) - first - at_once)
-            self._enough = lambda n=needed: len(adding.shares) >= n  # type: ignore[misc]
-            requests = {
-                present[j].node_id: Add(
-                    **self._located(frame, attempt.t, attempt.number, present[j]),
-                    **common,
-                    sealed=tuple(adding.store.parts(j, adding.nodes)),
-                )
-                for j in asked[first : first + at_once]
-            }
-            for node_id, reply in self._take(attempt.t, self._send(trip, "add", requests), Added):
-                if node_id in requests:
-                    if isinstance(reply, Added) and requests[node_id].wrap_for is not None:
-                        self._keys.holders.add(node_id)
-                    self._take_share(attempt, adding, position_of[node_id], reply)
-
-    def _take_share(self, attempt: _Attempt, adding: _Adding, position: int, reply: Reply) -> None:
-        length = self._part_bytes(attempt.t, adding.sharing)
-        if isinstance(reply, Refusal) and reply.code == Code.KEY:
-            if reply.slot is None:
-                adding.unopened.add(position)
-            else:
-                adding.named[position] = reply.slot
-        elif isinstance(reply, Added):
-            adding.unopened.discard(position)
-            # What is false where the server opens is found then.
-            if self.run.trust.is_blind and len(reply.share) != length:
-                node_id = attempt.frame.present[position].node_id
-                self._note(node_id, attempt.t, MALFORMED, "failed")
-            else:
-                adding.shares[position], adding.key_ids[position] = reply.share, reply.key_id
-
-    def _agree_on_key(self, attempt: _Attempt, adding: _Adding) -> bool:
-        """Keep the sum-shares under the group key that most members have.
-
-        Returns
-        -------
-        bool
-            ``False`` if too few have one: then all are asked again with another one, which only
-            the first round allows.
-        """
-        present = attempt.frame.present
-        key_id, _ = max(
-            Counter(adding.key_ids.values()).items(),
-            key=lambda item: (item[1], item[0]),
-            default=(b"", 0),
-        )
-        others = {j for j, other in adding.key_ids.items() if other != key_id}
-        without = others | adding.unopened
-        possible = len(present) - len(adding.skipped) - len(without)
-        if (
-            possible < adding.sharing.threshold
-            and attempt.t == 1
-            and self._keys.has_offers
-            and not adding.named
-        ):
-            self._keys.start_over()
-            for found in (adding.shares, adding.key_ids, adding.unopened):
-                found.clear()
-            return False
-        for position in others:
-            del adding.shares[position], adding.key_ids[position]
-            self._keys.forget(present[position].node_id)
-        self._keys.holders -= {present[j].node_id for j in adding.unopened}
-        self._keys.refused((present[j].node_id for j in adding.unopened), 0)
-        return True
-
-    def _leave_out_named(self, attempt: _Attempt, adding: _Adding) -> set[int]:
-        """Return the dealers that more members named than may be corrupt: in no sum any more."""
-        frame, out = attempt.frame, set[int]()
-        for slot, times in Counter(adding.named.values()).items():
-            if times <= adding.sharing.n_corrupt or slot not in frame.slots:
-                continue
-            client = frame.slots[slot]
-            if client.node_id in adding.nodes:
-                out.add(client.node_id)
-                if client.node_id not in self._banned:
-                    self._note(client.node_id, attempt.t, NAMED, "named")
-                    self._cohort.give_up(slot)
-        self._banned |= out
-        return out
 
     # ------------------------------------------------------------------ delivery
 
@@ -994,6 +752,165 @@ class Server:
         self._note_dropped(after, sorted(self._cohort.clients.keys() - self.delivered))
 
 
+class _Adding:
+    """How the committee adds the shares of one attempt, and what its members gave, by position."""
+
+    def __init__(
+        self, server: Server, attempt: _Attempt, store: ShareStore, tag: bytes, slots: list[int]
+    ) -> None:
+        self._server, self._attempt, self._store, self._tag = server, attempt, store, tag
+        self._slots = slots  # S
+        self._frame, self._keys = attempt.frame, server._keys
+        self._is_blind = server.run.trust.is_blind
+        self._threshold = store.sharing.threshold
+        self._skipped: set[int] = set()  # positions that are not asked
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._shares: dict[int, bytes] = {}
+        self._key_ids: dict[int, bytes] = {}
+        self._named: dict[int, int] = {}  # the slot that a position named
+        self._unopened: set[int] = set()  # positions whose envelope did not open
+
+    def _note(self, client: Participant, reason: str, kind: IncidentKind) -> None:
+        self._server._note(client.node_id, self._attempt.t, reason, kind)
+
+    def leave_out(self) -> None:
+        """Remove dealers from the slots and skip positions, until no share of these is missing.
+
+        A dealer leaves the share of a position out if tag or key are wrong, so one of the two is
+        not honest: whichever more of the others disagree with goes first.
+        """
+        frame = self._frame
+        missing = {slot: self._store.missing(slot) & frame.present.keys() for slot in self._slots}
+        while any(missing.values()):
+            counts = Counter(j for positions in missing.values() for j in positions)
+            position, times = max(counts.items(), key=lambda item: (item[1], item[0]))
+            dealer = max(missing, key=lambda slot: (len(missing[slot]), frame.slots[slot].node_id))
+            is_spare = len(frame.present) - len(self._skipped) > self._threshold
+            if times >= len(missing[dealer]) and is_spare:
+                self._skipped.add(position)
+                self._note(frame.present[position], SKIPPED, "skipped")
+                self._server._cohort.give_up(frame.present[position].slot)
+                for positions in missing.values():
+                    positions.discard(position)
+            else:
+                del missing[dealer]
+                self._slots.remove(dealer)
+                self._note(frame.slots[dealer], SKIPPED, "skipped")
+
+    def run(self, trip: Trip) -> bool:
+        """Let the committee add the shares of the survivors; return whether the round has its sum.
+
+        Who did not answer is asked again with the same request, which costs no privacy. Members
+        that reported shares that do not open have added nothing: if these are enough, they are
+        asked again without the dealers that were named.
+        """
+        server = self._server
+        for number in range(1 + N_REPEATS):
+            done = self._skipped | self._shares.keys()
+            asked = [position for position in self._frame.present if position not in done]
+            if not asked:
+                break
+            server.proceedings.repeats += number > 0
+            self._ask(asked, trip)
+            if self._is_blind and not self._agree_on_key():
+                continue
+            out = self._leave_out_named()
+            if len(self._shares) >= self._threshold and server._settle(
+                self._attempt, self._tag, self._slots, self._shares
+            ):
+                return True
+            left = [slot for slot in self._slots if slot not in out]
+            is_crowd = len(left) >= server.run.document.min_clients
+            if out and len(self._named) >= self._threshold and is_crowd:
+                self._slots = left
+                self._start_over()
+        return False
+
+    def _ask(self, asked: Sequence[int], trip: Trip) -> None:
+        """Send an `Add` to these positions, in parts if it is too much to send at once."""
+        server, attempt, frame = self._server, self._attempt, self._frame
+        at_once = max(1, _ADD_BYTES // (len(self._slots) * (attempt.part_bytes + len(ZERO))))
+        survivors = pack_survivors(frame.bits(self._slots))
+        public_keys = b"".join(frame.slots[slot].public.public_key for slot in self._slots)
+        # One more than a sum needs shows a false share, but one client may always be silent.
+        possible = len(self._shares) + len(asked) - 1
+        enough = max(self._threshold, min(self._threshold + 1, possible))
+        for first in range(0, len(asked), at_once):
+            needed = enough - max(0, len(asked) - first - at_once)
+            server._enough = lambda n=needed: len(self._shares) >= n  # type: ignore[misc]
+            part = {frame.present[j].node_id: j for j in asked[first : first + at_once]}
+            requests = {
+                node_id: Add(
+                    **server._located(attempt, frame.present[j]),
+                    h=server._h,
+                    tag=self._tag,
+                    survivors=survivors,
+                    public_keys=public_keys,
+                    sealed=tuple(self._store.parts(j, self._slots)),
+                )
+                for node_id, j in part.items()
+            }
+            for node_id, reply in server._take(
+                attempt.t, server._send(trip, "add", requests), Added
+            ):
+                if node_id in requests:
+                    if isinstance(reply, Added) and requests[node_id].wrap_for is not None:
+                        self._keys.holders.add(node_id)
+                    self._take_share(part[node_id], reply)
+
+    def _take_share(self, position: int, reply: Reply) -> None:
+        if isinstance(reply, Refusal) and reply.code == Code.KEY:
+            if reply.slot is None:
+                self._unopened.add(position)
+            else:
+                self._named[position] = reply.slot
+        elif isinstance(reply, Added):
+            self._unopened.discard(position)
+            # What is false where the server opens is found then.
+            if self._is_blind and len(reply.share) != self._attempt.part_bytes:
+                self._note(self._frame.present[position], MALFORMED, "failed")
+            else:
+                self._shares[position], self._key_ids[position] = reply.share, reply.key_id
+
+    def _agree_on_key(self) -> bool:
+        """Keep the sum-shares under the group key that most members have.
+
+        It returns ``False`` if too few have one: then all are asked again with another one, which
+        only the first round allows.
+        """
+        times = Counter(self._key_ids.values())
+        key_id = max(times, key=lambda each: (times[each], each), default=b"")
+        others = {j for j, other in self._key_ids.items() if other != key_id}
+        n_without = len(self._skipped) + len(others | self._unopened)
+        too_few = len(self._frame.present) - n_without < self._threshold
+        if too_few and self._attempt.t == 1 and self._keys.has_offers and not self._named:
+            self._keys.start_over()
+            self._start_over()
+            return False
+        for position in others:
+            del self._shares[position], self._key_ids[position]
+            self._keys.forget(self._frame.present[position].node_id)
+        unopened = {self._frame.present[position].node_id for position in self._unopened}
+        self._keys.holders -= unopened
+        self._keys.refused(unopened, 0)
+        return True
+
+    def _leave_out_named(self) -> set[int]:
+        """Return the dealers that more members named than may be corrupt: in no sum any more."""
+        out = set[int]()
+        for slot, times in Counter(self._named.values()).items():
+            if times > self._store.sharing.n_corrupt and slot in self._slots:
+                out.add(slot)
+                client = self._frame.slots[slot]
+                if client.node_id not in self._server._banned:
+                    self._server._banned.add(client.node_id)
+                    self._note(client, NAMED, "named")
+                    self._server._cohort.give_up(slot)
+        return out
+
+
 def encode_result(run: Run, state: State) -> bytes:
     """Return the result of a run as it travels.
 
@@ -1017,29 +934,25 @@ def encode_result(run: Run, state: State) -> bytes:
 
 
 def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
-    """Return the largest messages of a run in bytes, by their kind, and the ``relay`` of a round.
-
-    Parameters
-    ----------
-    run : Run
-    n_clients : int
-        Number of slots.
-    """
-    document, trust = run.document, run.trust
-    n_slots, n_words = max(n_clients, document.min_clients), max(document.words)
-    n_positions = min(n_slots, MAX_POSITIONS)
-    sharing = None
+    """Return the largest messages in bytes, by their kind, and the ``relay`` of a round."""
+    document, trust, sharing, n_parts = run.document, run.trust, None, 1
+    n_slots = max(n_clients, document.min_clients)
     if trust.has_committee:
+        n_parts = min(n_slots, MAX_POSITIONS)
         f = corrupt_positions(n_slots, document.max_colluders)
-        sharing = trust.sum.set_up(n_positions, f, n_positions)
-    part = removal.part_bytes(run, n_words, sharing) + _PART_OVERHEAD
+        sharing = trust.sum.set_up(n_parts, f, n_parts)
+    part = removal.part_bytes(run, max(document.words), sharing) + _PART_OVERHEAD
     clients = _OVERHEAD + _PEER_BYTES * n_slots
-    sizes = {"ask": clients, "answer": clients + part}
-    if sharing is not None:
-        sizes |= {"answer": clients + n_positions * part, "add": clients + n_slots * part}
-        sizes["relay"] = n_slots * n_positions * part
+    sizes = {"ask": clients, "answer": clients + n_parts * part}
     if trust.is_blind:
-        sizes["ask"] = clients + (n_positions if sharing is not None else 1) * part
+        sizes["ask"] += n_parts * part
+    else:
+        queries = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
+        sizes["ask"] += max(
+            sum(8 * math.prod(shape) for shape, _, _ in query.values()) for query in queries
+        )
+    if trust.has_committee:
+        sizes |= {"add": clients + n_slots * part, "relay": n_slots * n_parts * part}
     return sizes
 
 

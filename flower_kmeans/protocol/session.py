@@ -8,11 +8,10 @@ the run's last answer and last vote, which outlive it.
 
 import io
 import os
-import struct
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,10 +26,9 @@ from flower_kmeans.protocol.transcript import first_hash
 from flower_kmeans.protocol.wire import decode, encode
 
 DELIVERED, FORGOTTEN, SPENT = 1, 2, 3
+"""How a run is over: with its result, unfinished and erased, or after too many sessions."""
 _PREFIX = "kmeans."
 _SECRET_BYTES = 32
-_ANSWER = struct.Struct("<II32s32s")
-_VOTE = struct.Struct("<I32s")
 
 Records = NDArray[np.float64]
 
@@ -52,52 +50,22 @@ class LastVote(NamedTuple):
 
 
 class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """One session of a client in one run.
+    """One session of a client in one run."""
 
-    Attributes
-    ----------
-    secret : bytes
-        z: 32 random bytes that never leave the client.
-    ephemeral : bytes
-        Secret half of the session's ephemeral key.
-    commitment : bytes
-        Public commitment to secret, software and records; zeros where there is none.
-    document : bytes
-        The accepted run document.
-    slot : int
-        Slot in the cohort; -1 until known.
-    n_sessions : int
-        How many sessions the client began in this run, this one included.
-    group_secret : bytes
-        From which the group key is derived; empty until known.
-    drawn_secret : bytes
-        The group secret that this session offers as a key distributor; empty until asked.
-    head : int
-        Number of entries that were followed.
-    h : bytes
-        The transcript's hash at the head.
-    state : bytes
-        Arrays of the algorithm's state at the head, encoded; empty at the start.
-    answered : bytes
-        Context and vector of the last answer, for requests that repeat it.
-    over : int
-        1 (`DELIVERED`) when the result was delivered, 2 (`FORGOTTEN`) when an unfinished run was
-        erased, 3 (`SPENT`) after too many sessions. Nothing secret is left then.
-    """
-
-    secret: bytes = b""
-    ephemeral: bytes = b""
-    commitment: bytes = b""
-    document: bytes = b""
-    slot: int = -1
-    n_sessions: int = 1
-    group_secret: bytes = b""
-    drawn_secret: bytes = b""
-    head: int = 0
-    h: bytes = b""
-    state: bytes = b""
-    answered: bytes = b""
-    over: int = 0
+    secret: bytes = b""  # z: 32 random bytes that never leave the client
+    ephemeral: bytes = b""  # secret half of the session's ephemeral key
+    commitment: bytes = b""  # to secret, software and records, public; zeros where there is none
+    digest: bytes = b""  # of the records that it committed to
+    document: bytes = b""  # the accepted run document
+    slot: int = -1  # in the cohort; -1 until known
+    n_sessions: int = 1  # that the client began in this run, this one included
+    group_secret: bytes = b""  # from which the group key is derived; empty until known
+    drawn_secret: bytes = b""  # the group secret that it offers as a key distributor
+    head: int = 0  # number of entries that were followed
+    h: bytes = b""  # the transcript's hash at the head
+    state: bytes = b""  # the algorithm's arrays at the head, encoded; empty at the start
+    answered: bytes = b""  # context and vector of the last answer, for requests that repeat it
+    over: int = 0  # DELIVERED, FORGOTTEN or SPENT: nothing secret is left then
 
     @classmethod
     def begin(cls, doc_hash: bytes, document: bytes, n_sessions: int) -> "ClientSession":
@@ -138,27 +106,20 @@ def unpack_session(data: bytes) -> ClientSession:
 
 
 def forget_unfinished(ledger: Ledger) -> int:
-    """Erase all that is secret of runs that did not end here, and end them.
+    """Erase all that is secret of runs that did not end here, end them, and return their number.
 
     For runs that failed or were stopped: nobody sends their clients ``finish``. What was answered
     stays charged, and what was reserved for further rounds comes back. A run that goes on after all
     is refused as over (STALE), as is every session that cannot be read. Copies of records are
     removed when the client handles its next message, or by `remove_copies`.
-
-    Returns
-    -------
-    int
-        Number of runs that were forgotten.
     """
     return ledger.end_all(_forgotten)
 
 
 def _forgotten(memory: bytes) -> bytes | None:
-    try:
+    with suppress(LedgerError):  # what cannot be read may hold secrets all the same
         if unpack_session(memory).over:
             return None
-    except LedgerError:  # which may hold secrets all the same
-        pass
     return encode(ClientSession(over=FORGOTTEN))
 
 
@@ -166,24 +127,21 @@ def _forgotten(memory: bytes) -> bytes | None:
 
 
 class ContextMemory:
-    """Sessions in a context's state: lost with it, and no account of runs.
-
-    A run is named by the hash of its document.
-    """
+    """Sessions in a context's state, by the hash of the run document: lost with it, no account."""
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
 
-    def _get(self, run: bytes, name: str) -> bytes:
+    def _values(self, run: bytes) -> dict[str, Any]:
         record = self._state.get(_PREFIX + run.hex())
-        value = record.get(name, b"") if isinstance(record, ConfigRecord) else b""
+        return dict(record) if isinstance(record, ConfigRecord) else {}
+
+    def _get(self, run: bytes, name: str) -> bytes:
+        value = self._values(run).get(name)
         return value if isinstance(value, bytes) else b""
 
     def _set(self, run: bytes, **values: bytes) -> None:
-        key = _PREFIX + run.hex()
-        record = self._state.get(key)
-        old = dict(record) if isinstance(record, ConfigRecord) else {}
-        self._state[key] = ConfigRecord({**old, **values})
+        self._state[_PREFIX + run.hex()] = ConfigRecord({**self._values(run), **values})
 
     def load(self, run: bytes) -> ClientSession | None:
         """Return the session in a run, or ``None``."""
@@ -199,22 +157,22 @@ class ContextMemory:
     def last_answer(self, run: bytes) -> LastAnswer | None:
         """Return the last answer in a run, or ``None``."""
         data = self._get(run, "answer")
-        return LastAnswer(*_ANSWER.unpack(data)) if data else None
+        return msgspec.msgpack.decode(data, type=LastAnswer) if data else None
 
     def last_vote(self, run: bytes) -> LastVote | None:
         """Return the last vote in a run, or ``None``."""
         data = self._get(run, "vote")
-        return LastVote(*_VOTE.unpack(data)) if data else None
+        return msgspec.msgpack.decode(data, type=LastVote) if data else None
 
     def answer(
         self, run: bytes, answer: LastAnswer, price: Price | None, session: ClientSession
     ) -> None:
         """Write an answer with its session; nothing is charged."""
-        self._set(run, session=encode(session), answer=_ANSWER.pack(*answer))
+        self._set(run, session=encode(session), answer=encode(answer))
 
     def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
         """Write a vote with its session."""
-        self._set(run, session=encode(session), vote=_VOTE.pack(*vote))
+        self._set(run, session=encode(session), vote=encode(vote))
 
     def require_room(self, run: bytes, price: Price) -> None:
         """Accept: there is no account."""
@@ -222,9 +180,8 @@ class ContextMemory:
     def load_records(self, run: bytes, session: ClientSession) -> Records | None:
         """Return the copy of the records that a session committed to, or ``None``."""
         data = self._get(run, "copy")
-        if not data or data[:_SECRET_BYTES] != session.commitment:
-            return None
-        return _unpack_records(data[_SECRET_BYTES:])
+        is_its_own = data[:_SECRET_BYTES] == session.commitment
+        return _unpack_records(data[_SECRET_BYTES:]) if is_its_own else None
 
     def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
         """Keep a copy of the records that a session committed to, until the run is over."""
@@ -275,9 +232,8 @@ class LedgerMemory:
     ) -> None:
         """Write an answer with its session, and what it costs, in one transaction."""
         data = encode(session)
-        version = self._ledger.charge(
-            Answer(run, *answer), price, self._limit, self._read[run][0], data
-        )
+        version, _ = self._read[run]
+        version = self._ledger.charge(Answer(run, *answer), price, self._limit, version, data)
         self._read[run] = version, data
 
     def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
@@ -318,25 +274,16 @@ Memory = ContextMemory | LedgerMemory
 
 
 def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> None:
-    """Remove the copies of records that no session of the ledger needs any more.
-
-    Parameters
-    ----------
-    directory : Path
-        The ledger's.
-    ledger : Ledger
-    run : bytes, optional
-        The only run to look at.
-    """
+    """Remove the copies of records, of one run or all, that no session in a ledger needs."""
     name = "?" * 64 if run is None else run.hex()
     for path in directory.glob(f"records-{name}-{'?' * 64}.*"):
         with suppress(OSError, ValueError):
-            found = ledger.load(bytes.fromhex(path.name.split("-")[1]))
+            _, data = ledger.load(bytes.fromhex(path.name.split("-")[1])) or (0, b"")
             try:
-                session = ClientSession() if found is None else unpack_session(found[1])
+                commitment = unpack_session(data).commitment
             except LedgerError:
-                session = ClientSession()
-            if not session.commitment or session.commitment.hex() not in path.name:
+                commitment = b""
+            if not commitment or commitment.hex() not in path.name:
                 path.unlink()
 
 

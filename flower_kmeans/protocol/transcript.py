@@ -37,13 +37,7 @@ def data_digest(records: NDArray[np.float64]) -> bytes:
 def commitment(secret: bytes, doc_hash: bytes, software: bytes, digest: bytes) -> bytes:
     """Return the public commitment of a client session to its secret, its software and its data.
 
-    Parameters
-    ----------
-    secret : bytes
-        The session's 32 random bytes. They never leave the client; without them the commitment
-        says nothing about the data.
-    doc_hash, software, digest : bytes
-        Hash of the run document, version of the client's software, `data_digest`.
+    The secret never leaves the client; without it the commitment says nothing about the data.
     """
     return hmac.digest(kdf(secret, doc_hash, b"commit"), software + digest, "sha256")
 
@@ -131,16 +125,9 @@ def unpack_survivors(bitmap: bytes, n_slots: int) -> NDArray[np.bool_]:
 
 
 def query_tag(key: bytes, h: bytes, query: bytes) -> bytes:
-    """Return the tag of a query and of what it follows from.
+    """Return the tag of a query's encoded arrays and of the transcript's hash that it follows from.
 
-    Parameters
-    ----------
-    key : bytes
-        `key_agreement.query_key` of the group key; `ZERO` where the query is public.
-    h : bytes
-        Transcript hash before the round; `ZERO` where the server asks.
-    query : bytes
-        The query's arrays, encoded.
+    The key is `key_agreement.query_key`; key and hash are `ZERO` where the server asks.
     """
     return hmac.digest(key, h + query, "sha256")
 
@@ -173,16 +160,8 @@ def first_hash(doc_hash: bytes) -> bytes:
 
 def entry_context(doc_hash: bytes, h: bytes, entry: Entry) -> bytes:
     """Return the context of an announced sum, given the transcript's hash before it."""
-    return round_context(
-        doc_hash,
-        entry.t,
-        entry.attempt,
-        entry.n_slots,
-        entry.root,
-        entry.committee,
-        h,
-        entry.tag,
-    )
+    e = entry
+    return round_context(doc_hash, e.t, e.attempt, e.n_slots, e.root, e.committee, h, e.tag)
 
 
 def next_hash(h: bytes, context: bytes, entry: Entry) -> bytes:

@@ -17,21 +17,14 @@ from numpy.typing import NDArray
 VERSION = b"flower-kmeans/2 "
 DIGEST_BYTES = 32
 
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
+u32 = struct.Struct("<I").pack
+"""An integer in [0, 2^32) as four bytes, little-endian."""
+u64 = struct.Struct("<Q").pack
+"""An integer in [0, 2^64) as eight bytes, little-endian."""
+
 _COUNTER = struct.Struct(">QQ")
 _WORD_BYTES = 8
 _BLOCK_BYTES = 16
-
-
-def u32(value: int) -> bytes:
-    """Return an integer in [0, 2^32) as four bytes, little-endian."""
-    return _U32.pack(value)
-
-
-def u64(value: int) -> bytes:
-    """Return an integer in [0, 2^64) as eight bytes, little-endian."""
-    return _U64.pack(value)
 
 
 def H(label: bytes, *parts: bytes | memoryview) -> bytes:  # noqa: N802 (the protocol's name)
@@ -53,7 +46,7 @@ def H(label: bytes, *parts: bytes | memoryview) -> bytes:  # noqa: N802 (the pro
     """
     digest = hashlib.sha256(VERSION + label + b"\0")
     for part in parts:
-        digest.update(_U64.pack(len(part)))
+        digest.update(u64(len(part)))
         digest.update(part)
     return digest.digest()
 

@@ -60,14 +60,7 @@ def pair_secret(
     own_static: SecretKey = b"",
     other_static: bytes = b"",
 ) -> bytes:
-    """Return what two client sessions have in common.
-
-    Parameters
-    ----------
-    own_ephemeral, other_ephemeral : bytes
-        Own secret key and the other's public key, of these sessions.
-    own_static, other_static : bytes
-        With a roster: own lasting secret key and the other's lasting public key.
+    """Return what two client sessions have in common; with a roster, of lasting keys too.
 
     Raises
     ------
@@ -88,18 +81,8 @@ def ownership_tag(
 ) -> bytes:
     """Return the tag, 16 bytes, by which an owner of a lasting key vouches for an ephemeral one.
 
-    Both clients compute the same tag: one makes it, the other compares.
-
-    Parameters
-    ----------
-    own_static_secret, other_static_public : bytes
-        Own lasting secret key, the other client's lasting public key.
-    doc_hash : bytes
-        Hash of the run document.
-    from_slot, to_slot : int
-        Slot of the ephemeral key's owner, and of the client that checks the tag.
-    public_key : bytes
-        The ephemeral public key.
+    Both clients compute the same tag: the owner, at ``from_slot``, makes it; the one at ``to_slot``
+    compares.
 
     Raises
     ------
@@ -121,16 +104,8 @@ def share_key(
 ) -> bytes:
     """Return the key, 64 bytes, under which a dealer's share travels to a committee member.
 
-    Parameters
-    ----------
-    ikm : bytes
-        `pair_secret` of dealer and member.
-    context : bytes
-        Context of the round and attempt.
-    slot, position : int
-        The dealer's slot, the member's position in the committee.
-    dealer_public, member_public : bytes
-        Their ephemeral public keys.
+    It depends on `pair_secret` of the two, the context of the round and attempt, the dealer's slot,
+    the member's position in the committee, and their ephemeral public keys.
     """
     label = b"share " + u32(slot) + u32(position) + dealer_public + member_public
     return kdf(ikm, context, label, _SEAL_KEY_BYTES)
@@ -181,16 +156,9 @@ def noise_key(session_secret: bytes, context: bytes) -> bytes:
 def seal(key: bytes, data: bytes, associated: bytes) -> bytes:
     """Return encrypted and authenticated data, 16 bytes longer (AES-SIV, RFC 5297).
 
-    There is no nonce that could repeat: equal data under one key gives equal bytes, no more.
-
-    Parameters
-    ----------
-    key : bytes
-        64 bytes.
-    data : bytes
-        At least one byte.
-    associated : bytes
-        What the data belongs to; it is authenticated and does not travel.
+    There is no nonce that could repeat: equal data under one key of 64 bytes gives equal bytes, no
+    more. The associated bytes say what the data belongs to: they are authenticated, and do not
+    travel. Empty data cannot be sealed.
     """
     return AESSIV(key).encrypt(data, [associated])
 

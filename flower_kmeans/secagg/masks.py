@@ -7,7 +7,7 @@ survivors cancel up to the ends of its cyclic runs: removing them costs 2 vector
 more, making one costs 2 or 3, whatever M is.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -17,9 +17,7 @@ from flower_kmeans.secagg.base import (
     Integers,
     Opened,
     SecureSum,
-    Sharing,
     SumContext,
-    add_words,
     opened_words,
     register_secure_sum,
 )
@@ -42,10 +40,6 @@ class MaskedSum(SecureSum):
         words += vector.view(np.uint64)
         return (words.astype("<u8").tobytes(),)
 
-    def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
-        """Return the masked sum."""
-        return add_words(parts, context.n_words).astype("<u8").tobytes()
-
     def open(
         self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
     ) -> Opened:
@@ -54,10 +48,6 @@ class MaskedSum(SecureSum):
         words -= correction(mask_key(context), survivors, context.n_words)
         return Opened(words.view(np.int64))
 
-    def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
-        """Return eight bytes for each word."""
-        return 8 * n_words
-
 
 def mask_key(context: SumContext) -> bytes:
     """Return the key of all masks of one context (round, attempt, cohort, transcript)."""
@@ -65,23 +55,7 @@ def mask_key(context: SumContext) -> bytes:
 
 
 def mask(key: bytes, slot: int, n_slots: int, n_words: int) -> NDArray[np.uint64]:
-    """Return the mask of one client.
-
-    Parameters
-    ----------
-    key : bytes
-        `mask_key` of the context.
-    slot : int
-        The client's slot, 0..n_slots-1.
-    n_slots : int
-        M: slots of the cohort.
-    n_words : int
-        Number of words.
-
-    Returns
-    -------
-    ndarray of shape (n_words,), uint64
-    """
+    """Return the mask of the client at a slot, shape (n_words,), uint64, under `mask_key`."""
     draw = word_drawer(key, n_words)
     result = draw(slot).copy()
     result -= draw((slot + 1) % n_slots)
@@ -91,21 +65,9 @@ def mask(key: bytes, slot: int, n_slots: int, n_words: int) -> NDArray[np.uint64
 
 
 def correction(key: bytes, survivors: NDArray[np.bool_], n_words: int) -> NDArray[np.uint64]:
-    """Return the sum of the masks of all survivors.
+    """Return the sum of the survivors' masks, shape (n_words,), uint64.
 
-    Parameters
-    ----------
-    key : bytes
-        `mask_key` of the context.
-    survivors : ndarray of shape (n_slots,), bool
-        Slots whose masks are added.
-    n_words : int
-        Number of words.
-
-    Returns
-    -------
-    ndarray of shape (n_words,), uint64
-        Made of two vectors for each cyclic run of survivors, and G if slot 0 is among them.
+    It is made of two vectors for each cyclic run of survivors, and G if slot 0 is among them.
     """
     draw = word_drawer(key, n_words)
     result = np.zeros(n_words, dtype=np.uint64)

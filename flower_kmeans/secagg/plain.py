@@ -1,6 +1,6 @@
 """No protection: the server, which is trusted, sees every vector."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -10,9 +10,7 @@ from flower_kmeans.secagg.base import (
     Integers,
     Opened,
     SecureSum,
-    Sharing,
     SumContext,
-    add_words,
     opened_words,
     register_secure_sum,
 )
@@ -31,16 +29,8 @@ class PlainSum(SecureSum):
         """Return the vector's bytes."""
         return (self.encode(vector),)
 
-    def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
-        """Return the sum modulo 2^64."""
-        return add_words(parts, context.n_words).astype("<u8").tobytes()
-
     def open(
         self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
     ) -> Opened:
         """Return the words of the sum."""
         return Opened(opened_words(combined, context).view(np.int64))
-
-    def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
-        """Return eight bytes for each word."""
-        return 8 * n_words

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.secagg.base import (
     Integers,
@@ -45,7 +45,6 @@ _ELEMENT = np.uint64(2**63 - 1)  # the three fields of an element
 _WORD_BYTES = 8
 _EXACT_TERMS = 2**11  # products of residues whose sum is exact in float64
 _BATCH_ELEMENTS = 2**17  # elements that are added up at a time
-_TOO_MANY = "Too many sum-shares are false."
 _DECODINGS = 8  # a false share passes a random combination once in two million
 
 Floats = NDArray[np.float64]
@@ -89,15 +88,13 @@ class SharedSum(SecureSum):
         Equal calls give equal shares. Another vector or another context has other polynomials.
         """
         sharing, n_blocks = _layout(context)
-        privacy, packing = sharing.privacy, sharing.packing
+        privacy = sharing.privacy
         data = self.encode(vector)
         key = kdf(secret, context.digest + hashlib.sha256(data).digest(), b"polynomial")
-        padded = np.zeros(packing * n_blocks, dtype=np.int64)
-        padded[: context.n_words] = vector
         free = _uniform_words(key, privacy * n_blocks).reshape(privacy, n_blocks)
         known = np.empty((3, sharing.threshold, n_blocks))
         known[:, :privacy] = _fields(free)
-        known[:, privacy:] = to_residues(padded.reshape(packing, n_blocks))
+        known[:, privacy:] = to_residues(sharing.blocks(vector))
         nodes = (*range(1, privacy + 1), *_secret_points(sharing))
         rest = _evaluate(nodes, tuple(range(privacy + 1, sharing.n_positions + 1)), known)
         return tuple(row.astype("<u8").tobytes() for part in (free, _joined(rest)) for row in part)
@@ -181,25 +178,6 @@ def from_residues(residues: NDArray[Any]) -> Integers:
     return value
 
 
-def pack(residues: NDArray[Any]) -> bytes:
-    """Return elements of the ring, residues of shape (3, n), as words of eight bytes."""
-    return _joined(residues).astype("<u8").tobytes()
-
-
-def unpack(data: bytes, length: int) -> Words:
-    """Return the words of so many elements of the ring.
-
-    Raises
-    ------
-    MessageError
-        If there are more or fewer, or one of them is no element.
-    """
-    elements, proper = _elements([data], length)
-    if not proper.all():
-        raise MessageError("A share has the wrong length, or words that are no elements.")
-    return elements.reshape(length)
-
-
 def uniform(key: bytes, stream: int, length: int) -> Integers:
     """Return uniform elements, residues of shape (3, length): the words of a stream that are any.
 
@@ -257,19 +235,9 @@ def _column(values: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def _evaluate(nodes: tuple[int, ...], points: tuple[int, ...], values: Floats) -> Floats:
-    """Return the values at points of the polynomials of least degree through nodes.
+    """Return the residues (3, n_points, n_blocks) of the polynomials of least degree at points.
 
-    Parameters
-    ----------
-    nodes : tuple of int
-    points : tuple of int
-        None of the nodes.
-    values : ndarray of shape (3, n_nodes, n_blocks), float64
-        Residues at the nodes.
-
-    Returns
-    -------
-    ndarray of shape (3, n_points, n_blocks), float64
+    Their values (3, n_nodes, n_blocks) at the nodes are given. No point is a node.
     """
     result = np.empty((3, len(points), values.shape[2]))
     for i, prime in enumerate(PRIMES):
@@ -332,20 +300,9 @@ def _inverses(values: Integers, prime: int) -> Integers:
 
 
 def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bool_]:
-    """Return which shares lie on polynomials below a degree, the same shares in every block.
+    """Return which shares, residues (3, n, n_blocks), lie on polynomials below a degree R.
 
-    Parameters
-    ----------
-    points : ndarray of shape (n,), int64
-    values : ndarray of shape (3, n, n_blocks), float64
-        Residues of the shares.
-    degree : int
-        R: at least so many are true.
-
-    Raises
-    ------
-    SumError
-        If more than ``(n - R) // 2`` shares are false.
+    They are the same in every block. A `SumError` if more than ``(n - R) // 2`` shares are false.
     """
     if _fit(points, values, degree):
         return np.ones(len(points), dtype=np.bool_)
@@ -366,7 +323,7 @@ def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bo
 def _require_few(false: NDArray[np.bool_], degree: int) -> None:
     """Require so few false shares that the others determine them."""
     if 2 * np.count_nonzero(false) > len(false) - degree:
-        raise SumError(_TOO_MANY)
+        raise SumError("Too many sum-shares are false.")
 
 
 def _fit(points: Integers, values: Floats, degree: int) -> bool:
@@ -393,12 +350,7 @@ def _decode(points: Integers, values: Integers, degree: int, prime: int) -> NDAr
     Peterson's decoding of Reed-Solomon codes. Let L be a polynomial that is zero at the points of
     all false values. L times the values lies on a polynomial too: some of its syndromes are zero.
     So the coefficients of L are in the kernel of a Hankel matrix of the values' syndromes, and any
-    vector of that kernel is such an L.
-
-    Raises
-    ------
-    SumError
-        If more than ``(n - degree) // 2`` values are false.
+    vector of that kernel is such an L. A `SumError` if more than ``(n - degree) // 2`` are false.
     """
     most = (len(points) - degree) // 2
     terms, syndromes = values * _weights(points, prime) % prime, []

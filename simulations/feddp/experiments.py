@@ -297,7 +297,7 @@ def measure(task: Task, options: Options, source: "Source", setting: Setting) ->
         "epsilon_told": math.nan if report is None else float(report.epsilon or math.nan),
         "delta": math.nan if report is None else float(report.delta or math.nan),
         "seconds": round(seconds, 2),
-        "notes": "" if report is None else " ".join(report.notes),
+        "notes": "" if report is None else " ".join(report.warnings),
     }
 
 

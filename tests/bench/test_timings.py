@@ -7,7 +7,7 @@ from suites import cells, measured
 from flower_kmeans.bench.harness import Options, plan_of
 
 
-@pytest.mark.parametrize("name", ["client_step", "fit", "masks", "noise", "scaling", "update"])
+@pytest.mark.parametrize("name", ["client_step", "fit", "noise", "scaling", "update"])
 def test_time_is_measured_by_one_process(script, name):
     suite = script(name).SUITE
     assert suite.alone
@@ -96,21 +96,17 @@ def test_whole_fits_and_the_memory_of_an_answer(script, monkeypatch):
         assert f"{type(strategy).__name__}, {strategy.trust}" == name
 
 
-def test_masks_and_bytes(script, monkeypatch):
-    masks = script("masks")
-    monkeypatch.setattr(masks, "best", lambda action, seconds=0.3: action() is None or 2.0)
-    monkeypatch.setattr(masks, "SHAPES", ((3, 2),))
-    monkeypatch.setattr(masks, "COHORTS", (10, 2_000))
-    tasks = plan_of(masks.SUITE, Options(1)).tasks
-    assert [task.part for task in tasks] == ["time", "time", "reply", "request", "request"]
-    rows = measured(masks.SUITE, tasks)
-    rows.append({**rows[0], "run": 1, "mask": 0.5})
-    tables = masks.tables_of(rows, Options(1)).split("\n\n")
-    times, reply, requests = (cells(table) for table in tables[1::2])
-    assert times[0] == ["3", "2", "10", "10", "0.500", "2.000", "2.000", "2.00"]
-    assert times[1][-1] == "4.00"  # of 1,000 vectors, times 2
-    ((k, d, payload, serialised, extra, with_array),) = reply
-    assert (k, d, payload) == ("3", "2", str(8 * (3 * 3 + 1)))
-    assert int(serialised) == int(payload) + int(extra) < int(with_array)
-    assert [row[:3] for row in requests] == [["3", "2", "10"], ["3", "2", "2000"]]
-    assert int(requests[0][3]) < int(requests[1][3])  # a bit for each client, and a longer path
+def test_masks_and_shares(script, monkeypatch):
+    sums = script("sums")
+    monkeypatch.setattr(sums, "best", lambda action, seconds=0.3: action() is None or 2.0)
+    options = Options(1, only=(("clients", ("10",)), ("words", ("64",))))
+    tasks = plan_of(sums.SUITE, options).tasks
+    assert [task.kind for task in tasks] == ["masks", "shares"]
+    rows = measured(sums.SUITE, tasks)
+    masks, shares = rows
+    assert masks["sent"] == 8 * 64
+    assert shares["sent"] == 10 * (8 * 64 + 16)  # a sealed share for each position: k = 1
+    rows.append({**shares, "run": 1, "client": 1.0})
+    first, second = cells(sums.tables_of(rows, options))
+    assert (first[:4], first[-2:]) == (["10", "64", "masks", "2.00"], ["", ""])
+    assert (second[:4], second[-2:]) == (["10", "64", "shares", "1.00"], ["0.5", "10.3"])

@@ -17,8 +17,8 @@ from flower_kmeans.privacy import noise
 from flower_kmeans.privacy.noise import (
     SAMPLERS,
     discrete_gaussian,
+    discrete_gaussians,
     draw,
-    draw_part,
     draw_share,
     part_variance,
     rounded_gaussian,
@@ -249,14 +249,14 @@ def test_a_share_in_parts_has_the_law_of_a_share():
     """At the least widths: two grid units for a part, and for what is left when it is removed."""
     unit = np.full(20_000, math.sqrt(4 * 8) / 3)
     rest = draw_share(GAUSSIAN, unit, 8, Stream.from_key(KEYS[0]))
-    part = draw_part(GAUSSIAN, unit, 4, 8, Stream.from_key(KEYS[1]))
+    part = discrete_gaussian(part_variance(GAUSSIAN, unit, 4, 8), Stream.from_key(KEYS[1]))
     limit = 12
     for draws, std in [(rest, 2.0), (part, 2.0), (rest + part, 8**0.5)]:
         assert fit(draws, mass("discrete-gaussian/1", std, limit), limit) > SIGNIFICANCE
         for factor in (2 / 3, 3 / 2):
             wrong = mass("discrete-gaussian/1", std * factor, 6)
             assert fit(draws, wrong, 6) < 1e-12
-    assert not draw_part(GAUSSIAN, np.zeros(9), 4, 8, Stream.fresh()).any()
+    assert not part_variance(GAUSSIAN, np.zeros(9), 4, 8).any()
 
 
 def test_a_share_is_a_function_of_its_key():
@@ -307,3 +307,16 @@ def test_the_largest_scale_fits_int64():
         assert 2.0**53 < np.abs(drawn).mean() < 2.0**57
     # The farthest that the fast path can reach.
     assert -ndtri(2.0**-44) * 2.0**55 < 2.0**63
+
+
+@pytest.mark.parametrize("error", [noise._FLOAT_ERROR, 1e9])
+def test_draws_of_many_streams_at_once_are_those_of_each(error, monkeypatch):
+    """Also where each draw is settled exactly, with further words from its branch."""
+    monkeypatch.setattr(noise, "_FLOAT_ERROR", error)
+    variances = np.array([[4.0, 0.0, 1e4, 7.5], [0.0] * 4, [1e9, 16.0, 4.0, 0.0]])
+    together = discrete_gaussians(variances, [Stream.from_key(key) for key in KEYS[:3]])
+    for row, drawn, key in zip(variances, together, KEYS, strict=False):
+        np.testing.assert_array_equal(drawn, discrete_gaussian(row, Stream.from_key(key)))
+    assert discrete_gaussians(np.zeros((0, 4)), []).shape == (0, 4)
+    with pytest.raises(ConfigurationError, match="must be within"):
+        discrete_gaussians(-variances, [Stream.fresh()] * 3)

@@ -47,6 +47,7 @@ from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement, shares
 from flower_kmeans.secagg.base import SumContext
+from tests.support import ring
 
 KEYS = ("roster", "relayed")
 
@@ -720,10 +721,10 @@ def dealt():
 
 def false_in(part, prime):
     """Return a share whose first element is another one modulo one of the primes."""
-    elements = shares.unpack(part, len(part) // 8)
+    elements = ring.unpack(part, len(part) // 8)
     residues = np.stack([elements >> np.uint64(21 * i) & np.uint64(2**21 - 1) for i in range(3)])
     residues[prime, 0] = (residues[prime, 0] + np.uint64(1)) % np.uint64(shares.PRIMES[prime])
-    return shares.pack(residues)
+    return ring.pack(residues)
 
 
 def opened(parts, context, vector):

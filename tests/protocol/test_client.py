@@ -13,7 +13,7 @@ import pytest
 from cohorts import BLIND, KEYS, PROTECTED, SHARED, Cohort, Node, code, records_of
 from documents import BOX, TRUSTS
 from flwr.app import ConfigRecord, RecordDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm
@@ -21,6 +21,7 @@ from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.domain import GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError
+from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import checks, client, pairs, removal, replay
 from flower_kmeans.protocol.client import Client, ClientResult
 from flower_kmeans.protocol.messages import (
@@ -33,8 +34,10 @@ from flower_kmeans.protocol.messages import (
     Finish,
     Finished,
     Keys,
+    Peer,
     Refusal,
     Wrap,
+    Wrapped,
     decode_reply,
 )
 from flower_kmeans.protocol.policy import ClientPolicy
@@ -209,6 +212,7 @@ def test_version(tmp_path: Path) -> None:
     assert code(reply) == Code.VERSION
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_get_a_code(data: bytes) -> None:
     node = Node(ClientPolicy(), records_of(0))
@@ -279,6 +283,15 @@ def test_another_roster_or_other_keys(tmp_path: Path) -> None:
         assert code(cohort.send(0, changed(cohort, **fields))) == Code.POLICY
     relayed = Cohort(tmp_path / "relayed", keys="relayed")
     assert code(relayed.send(0, Enrol(doc=cohort.run.data))) == Code.POLICY
+
+
+def test_levels_of_noise_that_no_sum_of_the_roster_reaches(tmp_path: Path) -> None:
+    """They would leave a client next to no noise before those who open its answer alone."""
+    cohort = Cohort(tmp_path)
+    for levels in ((3,), (4,), (3, 4)):
+        assert isinstance(cohort.send(0, changed(cohort, levels=levels)), Enrolled)
+    for levels in ((5,), (4, 5), (10**5,)):
+        assert code(cohort.send(0, changed(cohort, levels=levels))) == Code.POLICY
 
 
 def test_a_document_that_contradicts_itself(tmp_path: Path) -> None:
@@ -770,12 +783,30 @@ def test_other_software_is_another_commitment(
     assert code(cohort.deal(who=[0])[0]) == Code.RENEW
 
 
-def test_a_file_with_other_records_is_no_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("ledger", [False, True])
+def test_with_a_copy_records_are_hashed_once_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: bool, copy: bool
+) -> None:
+    hashed = []
+    digest = client.transcript.data_digest
+    monkeypatch.setattr(
+        client.transcript, "data_digest", lambda records: hashed.append(1) or digest(records)
+    )
+    policy = {"copy_records": copy}
+    cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger, rounds=3, policy=policy).set_up()
+    for t in (1, 2, 3):
+        assert len(cohort.round(t)) == 5
+    cohort.finish()
+    assert len(hashed) == 5 if copy else len(hashed) >= 5 * 4
+
+
+def test_a_damaged_file_is_no_copy(tmp_path: Path) -> None:
     cohort = Cohort(tmp_path, "oblivious-server", ledger=True).set_up()
     node = cohort.nodes[0]
     (path,) = Path(str(node.policy.state_dir)).glob("records*")
     copy = path.read_bytes()
-    np.save(path, records_of(99))
+    path.write_bytes(copy[:100])
     assert isinstance(cohort.deal(who=[0])[0], Answer)
     assert path.read_bytes() == copy
     assert node.n_loads == 2
@@ -816,6 +847,21 @@ def test_a_key_distributor_needs_its_own_key_and_enough_others(tmp_path: Path) -
         assert code(reply) == expected
     sighted = Cohort(tmp_path / "sighted").set_up()
     assert code(sighted.send(0, sighted.keys_of(0))) == Code.POLICY
+
+
+def test_a_key_distributor_serves_no_more_peers_than_a_cohort_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cohort = Cohort(tmp_path, "oblivious-server", "relayed", n=4).set_up()
+    request = cohort.keys_of(0)
+    others = tuple(Peer(slot=i, public_key=token(32)) for i in range(4, 7))
+    more = msgspec.structs.replace(request, peers=(*request.peers, *others))
+    monkeypatch.setattr(checks, "MAX_SLOTS", 6)
+    assert isinstance(cohort.send(0, request), Wrapped)
+    assert code(cohort.send(0, more)) == Code.POLICY
+    assert code(cohort.deal(who=[0], peers=more.peers)[0]) == Code.POLICY
+    monkeypatch.setattr(checks, "MAX_SLOTS", 7)
+    assert isinstance(cohort.send(0, more), Wrapped)
 
 
 def test_who_has_the_group_key_passes_it_on(tmp_path: Path) -> None:

@@ -471,12 +471,49 @@ def test_a_slow_upload_does_not_hold_up_the_others(uploads):
     assert {node for node, _ in go(own, [1, 3, 4, 5])} == {1, 3, 4, 5}
 
 
-def test_many_replies_take_few_requests(uploads):
+@pytest.mark.parametrize("n_nodes", [9, 20, 150])
+def test_one_slow_upload_holds_up_nobody_in_a_cohort_of_any_size(uploads, n_nodes):
     clock = Clock(pause=0.002)
-    grid = uploads(clock, 120)
-    assert len(go(made(grid, clock), grid.nodes)) == 120
-    assert max(len(ids) for ids in grid.pulls) >= 10
-    assert len(grid.pulls) < 8 * 20
+    slow = n_nodes // 2
+    grid = uploads(clock, n_nodes, slow={slow})
+    begin, got = clock(), {}
+    for node, _ in made(grid, clock).trip("ask", requests(grid.nodes), lambda: len(got) >= 5):
+        got[node] = clock() - begin
+    assert set(got) == set(grid.nodes) - {slow}
+    assert all(len(ids) == 1 for ids in grid.pulls)
+
+
+def test_many_slow_uploads_hold_up_nobody_else(uploads):
+    clock = Clock(pause=0.002)
+    grid = uploads(clock, 100, slow=range(60))
+    own = made(grid, clock)
+    assert set(go(own, grid.nodes, enough=30)) == {(node, FINISHED) for node in range(60, 100)}
+    # Those that are still uploading neither hold up the next trip nor take the place of others.
+    assert set(go(own, grid.nodes, enough=30)) == {(node, FINISHED) for node in range(60, 100)}
+
+
+def test_what_is_being_fetched_is_not_fetched_again_in_the_next_trip(uploads):
+    clock = Clock(pause=0.002)
+    grid = uploads(clock, 4, slow={3})
+    own = made(grid, clock)
+    assert len(go(own, grid.nodes, enough=3, kind="enrol", request=ENROL)) == 3
+    assert set(own.invited) == {3}
+    assert len(go(own, [0, 1, 2])) == 3
+    grid.complete.set()
+    grid.seconds = lambda node, n: 5.0
+    assert (3, ENROLLED) in go(own, [0, 1, 2])
+    assert Counter(i for ids in grid.pulls for i in ids)["3/0"] < 60
+    assert not own.invited
+
+
+def test_the_number_of_requests_is_bounded(uploads):
+    clock = Clock(pause=0.002)
+    for n_nodes, most in ((4, 16), (200, 40)):  # a second
+        grid = uploads(clock, n_nodes, seconds=lambda node, n: None)
+        begin = clock()
+        assert go(made(grid, clock, timeout=20.0), grid.nodes) == []
+        assert len(grid.pulls) <= (most + 8) * (clock() - begin)
+        assert {i for ids in grid.pulls for i in ids} == set(grid.under_way)
 
 
 def test_what_goes_wrong_in_a_pull_ends_the_trip(uploads):
@@ -489,3 +526,24 @@ def test_what_goes_wrong_in_a_pull_ends_the_trip(uploads):
     grid.pull_messages = broken
     with pytest.raises(ConnectionError, match="the link is gone"):
         go(made(grid, clock), grid.nodes)
+
+
+def test_what_goes_wrong_in_a_pull_of_an_earlier_trip_does_not_end_a_later_one(uploads):
+    clock = Clock(pause=0.002)
+    grid = uploads(clock, 3)
+    pull, failed = grid.pull_messages, threading.Event()
+
+    def broken(ids):
+        if ids == ["2/0"]:
+            grid.complete.wait(30)
+            failed.set()
+            raise ConnectionError("the link is gone")
+        return pull(ids)
+
+    grid.pull_messages = broken
+    own = made(grid, clock)
+    assert len(go(own, grid.nodes, enough=2)) == 2
+    grid.complete.set()
+    assert failed.wait(30)
+    time.sleep(0.05)
+    assert len(go(own, [0, 1])) == 2

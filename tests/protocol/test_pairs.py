@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.errors import MessageError
@@ -118,6 +118,7 @@ def test_peers_with_wrong_keys_or_tags_get_no_envelope() -> None:
     assert of(0, relayed=True).wrap(b"g" * 32, (small,)) == (b"",)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=48, max_size=48))
 def test_any_other_envelope_is_an_error(envelope: bytes) -> None:
     with pytest.raises(MessageError):

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 from documents import TRUSTS, make_document
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
@@ -191,6 +191,7 @@ _RUNS = [
 ]
 
 
+@settings(deadline=None)
 @given(_policies, _policies)
 def test_the_tightest_policy_accepts_what_both_accept(operator, app):
     if operator.state_dir is None and app.state_dir is not None:

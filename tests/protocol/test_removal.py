@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -12,9 +14,10 @@ from scipy import stats
 
 from flower_kmeans import Box, Fault, PrivacyBudget, simulate
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
+from flower_kmeans.privacy.noise import discrete_gaussian, part_variance
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol import removal
-from flower_kmeans.protocol.noise import noise_part, noise_share, sampler_of
+from flower_kmeans.protocol.noise import _round_noise, noise_share, sampler_of
 from flower_kmeans.protocol.removal import (
     client_noise,
     combine,
@@ -104,11 +107,10 @@ def survivors_of(n):
 def kept_noise(slots, context, n_parts, run=RUN):
     """Return what is left of the clients' noise if so many parts of each are removed."""
     total = np.zeros(N_WORDS - 1, dtype=np.int64)
-    numbers = usable(run, 1)
     for slot in slots:
         key = part_key(secret_of(slot), context.digest, len(run.document.levels), n_parts)
         total += client_noise(run, 1, secret_of(slot), context.digest)
-        total -= removal._removable_noise(run, 1, context.digest, numbers, key, n_parts)
+        total -= removal._removable_noise(run, 1, context.digest, [key], n_parts)
     return total
 
 
@@ -146,6 +148,11 @@ def test_parts_are_reached_by_honest_answers():
     assert found == [0, 1, 2, 2, 3, 3, 3]
 
 
+def forget_variances():
+    usable.cache_clear()
+    removal._part_variances.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("variance", "expected"),
     [
@@ -161,7 +168,7 @@ def test_no_part_is_narrower_than_two_grid_units(variance, expected):
     """A level that would make one is left out of a round, and its noise is not removed."""
     least = min(release.noise_multiplier for release in RUN.plan.rounds[0])
     units = np.full(N_WORDS - 1, math.sqrt(variance) / least)
-    usable.cache_clear()
+    forget_variances()
     with mock.patch.object(FastLloydAlgorithm, "units", return_value=units):
         numbers = usable(RUN, 1)
         assert numbers == expected
@@ -174,7 +181,7 @@ def test_no_part_is_narrower_than_two_grid_units(variance, expected):
         )  # fmt: skip
         assert opened.factor == pytest.approx(math.sqrt(M / numbers[-1]))
         np.testing.assert_array_equal(opened.vector[:-1], kept_noise(range(M), context, 3))
-    usable.cache_clear()
+    forget_variances()
 
 
 # ------------------------------------------------------------------------------ noise of sums
@@ -255,6 +262,10 @@ def test_a_key_gives_those_below_and_none_above():
     assert part_key(secret, bytes(32), 4, 4) != keys[4] != part_key(b"1" * 32, context, 4, 4)
 
 
+def part_of(stream, fewer, more, release, units):
+    return discrete_gaussian(part_variance(release, units, fewer, more), stream)
+
+
 def test_a_share_is_made_as_the_protocol_says():
     """A base under the session's key, and parts under keys of a chain, bound to the context."""
     secret, context = bytes(range(32)), b"c" * 32
@@ -262,7 +273,8 @@ def test_a_share_is_made_as_the_protocol_says():
     expected = noise_share(*given, 5, Stream.from_key(noise_key(secret, context)))
     for n, (fewer, more) in enumerate(itertools.pairwise((1, *LEVELS)), 1):
         key = part_key(secret, context, len(LEVELS), n)
-        expected += noise_part(*given, fewer, more, Stream.from_key(noise_key(key, context)))
+        stream = Stream.from_key(noise_key(key, context))
+        expected += _round_noise(*given, partial(part_of, stream, fewer, more))
     np.testing.assert_array_equal(client_noise(RUN, 1, secret, context), expected)
 
 
@@ -288,13 +300,11 @@ def test_each_level_and_each_context_has_separate_shares():
     contexts = context_of(), context_of(b"\1" * 32)
     found = set()
     for context in contexts:
-        key_contexts = [removal._key_context(context, n) for n in (1, 2, 3)]
-        found |= {key_context.digest for key_context in key_contexts} | {context.digest}
-        length, _, size = removal._lengths(RUN, context)
+        length, size = removal._lengths(RUN, context)
         for part in dealt_by(0, context):
             keys = [part[length + size * n : length + size * (n + 1)] for n in range(3)]
             found |= set(keys)
-    assert len(found) == 2 * 4 + 2 * M * 3
+    assert len(found) == 2 * M * 3
 
 
 # ------------------------------------------------------------------------------ faults
@@ -303,18 +313,16 @@ def test_each_level_and_each_context_has_separate_shares():
 def test_a_dealer_whose_key_does_not_open_keeps_its_noise_and_costs_nobody_else():
     context = context_of(sharing=SPARE)
     dealings = [dealt_by(slot, context) for slot in range(M)]
-    length, _, size = removal._lengths(RUN, context)
-    rng = np.random.default_rng(0)
+    length, size = removal._lengths(RUN, context)
+    rng, key_context = np.random.default_rng(0), replace(context, n_words=removal.KEY_WORDS)
     spoilt = []
     for part in dealings[2]:  # on no polynomial
-        random = SUM.protect(
-            rng.integers(0, 99, 5), removal._key_context(context, 3), 0, rng.bytes(32)
-        )
+        random = SUM.protect(rng.integers(0, 99, 5), key_context, 0, rng.bytes(32))
         spoilt.append(part[: length + 2 * size] + random[0])
     dealings[2] = tuple(spoilt)
     other = removal._to_words(bytes(32))
     other[1] = 2**60  # of no key
-    wrong = SUM.protect(other, removal._key_context(context, 3), 0, bytes(32))
+    wrong = SUM.protect(other, key_context, 0, bytes(32))
     dealings[4] = tuple(
         part[: length + 2 * size] + key for part, key in zip(dealings[4], wrong, strict=True)
     )
@@ -329,7 +337,7 @@ def test_a_false_share_of_a_key_is_corrected():
     context = context_of(sharing=SPARE)
     found = combined([dealt_by(slot, context) for slot in range(M)], context)
     expected = open_sum(RUN, 1, found, survivors_of(M), context)
-    length, _, _ = removal._lengths(RUN, context)
+    length, _ = removal._lengths(RUN, context)
     for wrong in (
         found[3][:length] + bytes(len(found[3]) - length),  # false in the keys alone
         found[3][:length],
@@ -346,7 +354,7 @@ def test_a_false_share_of_a_key_is_corrected():
 def test_a_malformed_part_is_named():
     context = context_of()
     parts = [dealt_by(slot, context)[0] for slot in range(M)]
-    length, _, _ = removal._lengths(RUN, context)
+    length, _ = removal._lengths(RUN, context)
     for wrong in (parts[2][:-1], parts[2] + b"\0", b"\xff" * length + parts[2][length:], b""):
         with pytest.raises(PartError) as caught:
             combine(RUN, [*parts[:2], wrong, *parts[3:]], context, M)
@@ -355,7 +363,8 @@ def test_a_malformed_part_is_named():
 
 def test_malformed_shares_of_a_key_leave_its_noise_and_make_no_member_a_liar():
     context = context_of()
-    _, whole, size = removal._lengths(RUN, context)
+    _, size = removal._lengths(RUN, context)
+    whole = part_bytes(RUN, N_WORDS, SHARING)
     dealings = [dealt_by(slot, context) for slot in range(M)]
     honest = open_sum(RUN, 1, combined(dealings, context), survivors_of(M), context)
     dealings[2] = tuple(part[: whole - size] + b"\xff" * size for part in dealings[2])

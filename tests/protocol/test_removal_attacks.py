@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,13 +46,13 @@ def context_of(cohort: Cohort, answers: dict):
 
 def opened_keys(cohort, context, replies: dict[int, Added], n_parts: int):
     """Return the keys that open, by their client's place in the sum that was added for."""
-    length, _, size = removal._lengths(cohort.run, context)
+    length, size = removal._lengths(cohort.run, context)
     keys = {}
     for client in range(M):
         place = slice(length + size * client, length + size * (client + 1))
         given = {cohort.slots.index(i): reply.share[place] for i, reply in replies.items()}
         try:
-            key_context = removal._key_context(context, n_parts)
+            key_context = replace(context, n_words=removal.KEY_WORDS)
             words = cohort.trust.sum.open(given, np.ones(M, bool), key_context).vector
             keys[client] = removal._from_words(words)
         except (SumError, OverflowError):
@@ -69,7 +70,7 @@ def test_every_split_of_the_votes_opens_keys_of_no_larger_sum(cohort: Cohort) ->
         assert isinstance(first, Added)
         assert code(second) == Code.CONFLICT
     context = context_of(cohort, answers)
-    length, _, size = removal._lengths(cohort.run, context)
+    length, size = removal._lengths(cohort.run, context)
     for split in itertools.product(orders, repeat=M):
         large = {i: replies[i, o, LARGE] for i, o in enumerate(split) if o == orders[0]}
         small = {i: replies[i, o, SMALL] for i, o in enumerate(split) if o == orders[1]}
@@ -94,10 +95,10 @@ def test_without_the_vote_the_attack_would_succeed(cohort: Cohort, monkeypatch) 
     keys = opened_keys(cohort, context, large, 2)
     assert set(keys) == set(range(M))
     # What is left is three shares made for five: 3/5 of the planned variance, 2/5 without one.
-    numbers, given = removal.usable(run, 1), (run.algorithm, run.plan, 1)
+    given = run.algorithm, run.plan, 1
     for i in SMALL:
         secret = cohort.nodes[i].session(cohort.doc_hash).secret
         noise = removal.client_noise(run, 1, secret, context.digest)
-        noise -= removal._removable_noise(run, 1, context.digest, numbers, keys[i], 2)
+        noise -= removal._removable_noise(run, 1, context.digest, [keys[i]], 2)
         stream = Stream.from_key(noise_key(secret, context.digest))
         np.testing.assert_array_equal(noise, noise_share(*given, 5, stream))

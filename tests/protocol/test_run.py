@@ -111,6 +111,7 @@ BAD = [
     ("distributed-noise", {"levels": (2,)}, "ascending levels"),
     ("distributed-noise", {"levels": (4, 4)}, "ascending levels"),
     ("distributed-noise", {"levels": (5, 4)}, "ascending levels"),
+    ("distributed-noise", {"levels": (2**17 + 1,)}, "levels that a cohort can reach"),
     (SHARED, {"privacy": {}}, "parameters"),
     (SHARED, {"body": Horizontal(algorithm={}, domain=BOX.to_config())}, "parameters"),
     (SHARED, {"body": Horizontal(algorithm={"name": "x"}, domain={})}, "parameters"),

@@ -47,7 +47,8 @@ from flower_kmeans.protocol.messages import (
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.server import DIFFERS, MAX_RELAY, Server, planned_sizes, require_sizes
 from flower_kmeans.protocol.trust import trust_model
-from flower_kmeans.protocol.wire import MAX_MESSAGE, encode
+from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
+from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.version import __version__
 
 T = 3
@@ -861,7 +862,7 @@ def test_the_document_goes_to_those_that_have_not_answered(tmp_path: Path) -> No
 
 
 def test_large_shares_lie_on_disk(tmp_path: Path) -> None:
-    store, size = ShareStore(8, 2**17), 2**17
+    store, size = ShareStore(Sharing(8, 1, 2, 1), 2**17), 2**17
     dealt = {dealer: [bytes([dealer + j]) * size for j in range(8)] for dealer in range(3)}
     tracemalloc.start()
     for dealer in range(60):  # 60 MiB
@@ -906,6 +907,21 @@ def test_a_run_whose_messages_are_too_long_is_not_planned() -> None:
     require_sizes(with_words("oblivious-server", 80_000), 10_000)
     with pytest.raises(ConfigurationError, match="one 'ask' message"):
         require_sizes(with_words("oblivious-server", MAX_MESSAGE // 8), 10)
+
+
+def test_the_query_of_a_sighted_run_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = PrivacyBudget(epsilon=None)
+    algorithm = LloydAlgorithm(n_clusters=900, domain=BOX, budget=budget, n_rounds=2)
+    run = make_run("plain", "none", algorithm=algorithm)
+    query = algorithm.query(algorithm.initial_state(None))
+    size = len(encode_arrays(dict(query.arrays)))
+    assert size > 8 * 900 * 2
+    n_slots = max(3, run.document.min_clients)
+    assert size - 500 <= planned_sizes(run, 3)["ask"] - 2**20 - 80 * n_slots <= size
+    require_sizes(run, 3)
+    monkeypatch.setattr("flower_kmeans.protocol.server.MAX_MESSAGE", 2**20 + size // 2)
+    with pytest.raises(ConfigurationError, match="one 'ask' message"):
+        require_sizes(run, 3)
 
 
 def test_a_cohort_that_is_larger_than_planned_ends_the_run_before_anything_is_asked(

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.errors import LedgerError
@@ -85,11 +85,13 @@ SESSIONS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(SESSIONS)
 def test_a_session_survives_its_encoding(session: ClientSession) -> None:
     assert unpack_session(encode(session)) == session
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=80))
 def test_bytes_that_are_no_session_are_an_error(data: bytes) -> None:
     try:
@@ -103,6 +105,7 @@ def test_an_erased_session_is_over() -> None:
     assert unpack_session(b"").over == FORGOTTEN
 
 
+@settings(deadline=None)
 @given(SESSIONS)
 def test_repr_shows_no_bytes(session: ClientSession) -> None:
     assert repr(session) == (
@@ -111,6 +114,7 @@ def test_repr_shows_no_bytes(session: ClientSession) -> None:
     assert str(session) == repr(session)
 
 
+@settings(deadline=None)
 @given(SESSIONS)
 def test_a_session_that_ended_holds_nothing(session: ClientSession) -> None:
     session.end(DELIVERED)

@@ -55,7 +55,8 @@ from flower_kmeans.secagg.key_agreement import (
     unseal,
     wrap_key,
 )
-from flower_kmeans.secagg.shares import PRIMES, from_residues, pack, to_residues, uniform, unpack
+from flower_kmeans.secagg.shares import PRIMES, from_residues, to_residues, uniform
+from tests.support.ring import pack, unpack
 
 VECTORS = json.loads(Path(__file__).with_name("vectors.json").read_text())
 M = 5

@@ -17,11 +17,10 @@ from flower_kmeans.secagg.shares import (
     PRIMES,
     RING,
     from_residues,
-    pack,
     to_residues,
     uniform,
-    unpack,
 )
+from tests.support.ring import pack, unpack
 
 SUM = secure_sum("shares")
 EVERYONE = np.ones(5, dtype=bool)

@@ -102,7 +102,7 @@ def test_firewalls_are_the_pages_table(namespaces, monkeypatch, grpc):
     between = {row for row in rows_of_ports(grpc) if "same machine" not in row[1]}
     assert {(row[0], row[2]) for row in between if row[1] == "SuperLink"} == {
         *(("nodes", port) for node in nodes for port in node.reaches),
-        *(("whoever registers nodes and submits runs", port) for port in operator.reaches),
+        *(("operator who registers nodes and submits runs", port) for port in operator.reaches),
     }
     assert {row[1] for row in between} == {"SuperLink"}
     assert set(link.serves) == {row[2] for row in between}

@@ -606,6 +606,12 @@ def test_a_roster_run_names_the_roster(tmp_path):
         ConfigurationError,
         "roster_file with keys='roster'",
     )
+    refused(
+        lambda grid: make(keys="roster", roster_file=roster, n_clients=6).start(grid),
+        grid_of(),
+        ConfigurationError,
+        "n_clients of at most 5",
+    )
 
 
 def test_only_a_sighted_server_sends_queries():
