@@ -26,6 +26,7 @@ _SMALL = 1 << 48
 _SMALL_WORDS = 3
 _CHANCE = 1e-9
 _RECORDS = 20
+_PLAIN = 8  # characters; a number as plain as 0.0 is found anywhere
 
 Sent = dict[str, Any]
 
@@ -162,7 +163,9 @@ def leak_complaints(
                 values.append(result["centroids"])
     needles = [text.encode() for text in texts]
     for value in np.concatenate([np.ravel(part) for part in values]):
-        needles += [np.float64(value).tobytes(), repr(float(value)).encode()]
+        digits = repr(float(value)).encode()
+        if len(digits) > _PLAIN:
+            needles += [np.float64(value).tobytes(), digits]
     complaints = []
     for path in files:
         content = path.read_bytes()

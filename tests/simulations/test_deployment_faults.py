@@ -147,12 +147,12 @@ def test_a_ledger_that_charged_twice_is_found(checks, tmp_path):
 
 def test_what_must_not_be_in_a_file_is_found(checks, tmp_path):
     result, clean = tmp_path / "result.npz", tmp_path / "clean.log"
-    np.savez(result, centroids=np.array([[0.123456789, 2.5e-3]]), counts=np.array([1.0]))
-    clean.write_text("nothing")
+    np.savez(result, centroids=np.array([[0.123456789, 2.5125e-3, 0.0]]), counts=np.array([1.0]))
+    clean.write_text("nothing but 0.0")
     records = [np.array([[1.23456789, 9.87654321]])]
     leaks = {
         "bytes": np.float64(0.123456789).tobytes(),
-        "digits": b"centroid 0.0025 here",
+        "digits": b"centroid 0.0025125 here",
         "record": b"[9.87654321]",
         "text": b"RuntimeError: secret",
     }
