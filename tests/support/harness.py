@@ -250,7 +250,13 @@ def without_noise() -> Iterator[None]:
     def zeros(algorithm: Any, plan: Any, round_number: int, sampler: Any) -> Any:
         return np.zeros(algorithm.words(round_number), dtype=np.int64)
 
-    with mock.patch("flower_kmeans.protocol.noise._round_noise", zeros):
+    def no_parts(run: Any, round_number: int, *_: Any) -> Any:
+        return np.zeros(run.algorithm.words(round_number), dtype=np.int64)
+
+    with (
+        mock.patch("flower_kmeans.protocol.noise._round_noise", zeros),
+        mock.patch("flower_kmeans.protocol.removal._removable_noise", no_parts),
+    ):
         yield
 
 
