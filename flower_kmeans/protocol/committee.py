@@ -81,6 +81,7 @@ class Committee:
     max_colluders: int
 
     @classmethod
+    @lru_cache(maxsize=4)  # clients of one process are sent the same list
     def decode(cls, data: bytes, n_slots: int, max_colluders: int) -> "Committee":
         """Return the committee that a list of slots and keys, as `encode` returns it, names.
 
