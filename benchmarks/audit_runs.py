@@ -283,7 +283,7 @@ def dealt(setting: Setting, words: IntArray) -> IntArray:
 def in_shares(answers: Answers, views: Views) -> Views:
     """Return views of the first client's answers as the adversary has them, in shares.
 
-    All repetitions of a round are dealt as one vector: each block has polynomials of its own.
+    All repetitions of a round are dealt as one vector: each block has separate polynomials.
     """
     rounds = range(1, answers.algorithm.n_rounds + 1)
     ends = np.cumsum([answers.algorithm.words(number) for number in rounds])[:-1]

@@ -2,7 +2,7 @@
 
     python benchmarks/load.py [--clients 100 1000] [--rounds 7] [--trust clients-only]
 
-Whole runs of FastLloyd with relayed keys, each in a process of its own: round trips, seconds of
+Whole runs of FastLloyd with relayed keys, each in a separate process: round trips, seconds of
 one processor (which other work on the machine disturbs less than those of a clock), the peak of
 resident memory beyond that of the imports, and the bytes of encoded messages in a round
 after the first: what a client sends, what a committee member is sent to add, and what the server

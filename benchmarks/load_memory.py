@@ -1,6 +1,6 @@
 """Memory of the server's process on Ray while rounds go by: ``python benchmarks/load_memory.py``.
 
-A short and a long run of FastLloyd under each trust model, each in a process of its own, which
+A short and a long run of FastLloyd under each trust model, each in a separate process, which
 also holds Flower's SuperLink and the memories of all nodes. Beside it stand the peak, and what all
 vectors of a run would take if they were kept: shares of them are about ten times as large.
 """

@@ -194,7 +194,7 @@ def _member(partition: int) -> str:
 
 
 def _client_app(load_data: LoadData, policy: ClientPolicy, on_result: OnResult) -> ClientApp:
-    """Return the app of all clients; with a roster, each has a key of its own."""
+    """Return the app of all clients; with a roster, each has a separate key."""
     if policy.roster_file is None:
         return kmeans_client_app(load_data, policy, on_result)
     return _RosterApp(load_data, policy, on_result)

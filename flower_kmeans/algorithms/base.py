@@ -192,7 +192,7 @@ class Algorithm(ABC):
     def record_units(self, round_number: int) -> FloatArray:
         """Return the public scale of every word of a round's statistic, for one record.
 
-        They are known before the run: whoever adds noise needs no query.
+        They are known before the run, so adding noise needs no query.
 
         Returns
         -------
@@ -438,7 +438,7 @@ def require_capacity(bound: float, limit: int = LIMIT, explanation: str = "") ->
     Raises
     ------
     ConfigurationError
-        If ``bound`` is not below ``limit``, or is no number.
+        If ``bound`` is not below ``limit``, or is NaN.
     """
     # NaN compares as False, so it is refused with the rest.
     if 0 <= bound < limit:

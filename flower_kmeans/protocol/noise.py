@@ -1,4 +1,4 @@
-"""The noise of one round, for whoever adds it."""
+"""The noise of one round, as the server or the clients add it."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -238,7 +238,7 @@ class ClientPolicy:
             if PLAIN.name not in self.trusts:
                 yield _expected("a private run, for trusts lacks 'plain'", "epsilon=None")
             return
-        # Not turned around: NaN is no number that either limit admits.
+        # Not turned around: neither limit admits NaN.
         if not epsilon <= self.max_epsilon:
             yield _expected(f"epsilon <= max_epsilon={self.max_epsilon:g}", epsilon)
         if not delta <= self.max_delta:

@@ -1,7 +1,7 @@
 """A whole deployment on this machine: one SuperLink and three SuperNodes, each process a real one.
 
 Everything that docs/deploy.md sets up on several machines is set up here on 127.0.0.1, in a
-directory of its own: certificates, node keys, members' keys and their roster, the processes, one
+separate directory: certificates, node keys, members' keys and their roster, the processes, one
 run. Then all of it is stopped. The commands are the page's.
 """
 

@@ -247,7 +247,7 @@ def test_09_run_ids_commitments_and_presence_do_not_move_the_committee(start):
 
 @pytest.mark.parametrize("trust", SHARED)
 def test_10_a_swapped_public_key_of_a_member(start, trust):
-    """The server puts a key of its own in a member's position, perhaps to open it after a theft."""
+    """The server puts its key in a member's position, perhaps to open it after a theft."""
     s = start(trust)
     secret, public = fresh_key()
     s.enrolled[2] = replace(s.enrolled[2], public_key=public)

@@ -57,7 +57,7 @@ def test_private_work_needs_a_ledger_or_in_memory(tmp_path):
 
 
 class Announced(Run):
-    """A run with any guarantee: plans whose epsilon is no number cannot be made."""
+    """A run with any guarantee: plans whose epsilon is NaN cannot be made."""
 
     @cached_property
     def guarantee(self):
