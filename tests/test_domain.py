@@ -4,13 +4,13 @@ import math
 import pickle
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.domain import (
     Ball,
     Box,
@@ -27,6 +27,7 @@ from flower_kmeans.errors import (
     DataError,
     KMeansError,
 )
+from flower_kmeans.protocol.wire import decode, encode
 
 BOX = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0])
 COMMON = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0], scale="common")
@@ -153,7 +154,7 @@ class TestDomains:
 
     @pytest.mark.parametrize("domain", DOMAINS)
     def test_equal_domains_compare_hash_and_travel(self, domain):
-        config = parse_canonical(canonical_bytes(domain.to_config()))
+        config = decode(encode(domain.to_config()), dict[str, Any])
         again = domain_from_config(config)
         assert again == domain
         assert hash(again) == hash(domain)
@@ -168,7 +169,7 @@ class TestDomains:
         assert named.columns == names
         assert named != domain
         assert difference(named, domain) is None
-        config = parse_canonical(canonical_bytes(named.to_config()))
+        config = decode(encode(named.to_config()), dict[str, Any])
         assert config == domain.to_config() | {"columns": list(names)}
         assert domain_from_config(config) == named
         assert "columns" not in domain.to_config()  # documents without names hash as they did

@@ -1,13 +1,13 @@
 """Parameters of FedDP-KMeans: checks, the run document, and how the privacy is shared."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import FedDPAlgorithm, algorithm_from_config
 from flower_kmeans.algorithms.feddp_releases import LAPLACE_RELEASES, RELEASES
-from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.errors import (
     BudgetError,
@@ -18,6 +18,7 @@ from flower_kmeans.errors import (
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.protocol.noise import check_shares
+from flower_kmeans.protocol.wire import decode, encode
 
 BUDGET = PrivacyBudget(1.0)
 DATA = np.random.default_rng(0).uniform(0, 1, (12, 4))
@@ -178,7 +179,7 @@ VARIANTS = [
 @pytest.mark.parametrize("domain", [BOX, Ball(2.0, [0.5] * 4)])
 def test_an_algorithm_survives_its_configuration(options, domain):
     algorithm = build(domain=domain, **options)
-    config = parse_canonical(canonical_bytes(algorithm.to_config()))
+    config = decode(encode(algorithm.to_config()), dict[str, Any])
     again = algorithm_from_config(config, domain, algorithm.budget)
     assert type(again) is FedDPAlgorithm
     assert again == algorithm

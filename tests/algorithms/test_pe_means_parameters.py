@@ -1,6 +1,7 @@
 """Parameters of PE-means: checks, the paper's heuristics, the cap, and the run document."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from flower_kmeans.algorithms import (
 )
 from flower_kmeans.algorithms.lloyd import MAX_PACKING, MAX_WORDS
 from flower_kmeans.algorithms.pe_means import NOTES
-from flower_kmeans.canonical import canonical_bytes, parse_canonical
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
+from flower_kmeans.protocol.wire import decode, encode
 
 BUDGET = PrivacyBudget(1.0)
 CLIENTS = PrivacyBudget(1.0, unit="client")
@@ -152,7 +153,7 @@ def test_algorithms_survive_the_document(cls, unit):
     algorithm = build(
         4, 20, PrivacyBudget(1.0, unit=unit), cls=cls, seed=9, n_vote_rounds=5, **clients
     )
-    config = parse_canonical(canonical_bytes(algorithm.to_config()))
+    config = decode(encode(algorithm.to_config()), dict[str, Any])
     again = algorithm_from_config(config, algorithm.domain, algorithm.budget)
     assert (type(again), again, hash(again)) == (cls, algorithm, hash(algorithm))
     assert again.plan() == algorithm.plan()

@@ -2,18 +2,20 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import SynopsisAlgorithm, algorithm_from_config
 from flower_kmeans.algorithms.synopsis_schedule import RELEASES, Schedule
-from flower_kmeans.canonical import canonical_bytes, parse_canonical, real_to_text
+from flower_kmeans.canonical import real_to_text
 from flower_kmeans.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.protocol.noise import check_shares
+from flower_kmeans.protocol.wire import decode, encode
 
 BUDGET = PrivacyBudget(1.0)
 CLIENTS = PrivacyBudget(1.0, unit="client")
@@ -174,7 +176,7 @@ VARIANTS = [
 @pytest.mark.parametrize("domain", [Box([0] * 4, [1, 2, 3, 4]), BALL])
 def test_an_algorithm_survives_its_configuration(options, domain):
     algorithm = build(domain=domain, **options)
-    config = parse_canonical(canonical_bytes(algorithm.to_config()))
+    config = decode(encode(algorithm.to_config()), dict[str, Any])
     again = algorithm_from_config(config, domain, algorithm.budget)
     assert type(again) is SynopsisAlgorithm
     assert again == algorithm

@@ -2,18 +2,20 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from flower_kmeans.canonical import canonical_bytes, real_to_text
+from flower_kmeans.canonical import real_to_text
 from flower_kmeans.errors import BudgetError, ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate, plan_from_config
+from flower_kmeans.protocol.wire import decode, encode
 
 TABLE = json.loads(Path(__file__).with_name("tensorflow_privacy_table.json").read_text())
 
@@ -196,7 +198,7 @@ def test_describe_names_every_release_and_the_composition():
 @pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED])
 def test_config_round_trip(budget, rounds):
     plan = calibrate(budget, rounds, 1000)
-    config = json.loads(canonical_bytes(plan.to_config()))
+    config = decode(encode(plan.to_config()), dict[str, Any])
     assert plan_from_config(config) == plan
 
 
