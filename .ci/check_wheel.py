@@ -1,4 +1,4 @@
-"""Check that a wheel holds every module of the package and its type marker, and nothing else."""
+"""Check that a wheel holds every module of the package and its data, and nothing else."""
 
 import sys
 import zipfile
@@ -12,7 +12,8 @@ def main(wheel: str) -> int:
     names = set(zipfile.ZipFile(wheel).namelist())
     package = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "flower_kmeans").rglob("*.py")
+        for ending in ("py", "j2", "css")
+        for path in (ROOT / "flower_kmeans").rglob(f"*.{ending}")
         if "strategies" not in path.parts
     }
     package |= {

@@ -30,7 +30,7 @@ def tables() -> str:
     """Return all commands with their options, in Markdown."""
     from typer.main import get_command
 
-    from flower_kmeans.cli import app
+    from flower_kmeans.cli.app import app
 
     lines: list[str] = []
     for name, command in sorted(get_command(app).commands.items()):

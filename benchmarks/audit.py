@@ -4,9 +4,10 @@
 
 Every line is a membership attack on a cell of ``audit_cells.py``: of every run its adversary sees
 the whole transcript, and guesses whether the target was there. Counted guesses give a lower bound
-on mu with a confidence (``flower_kmeans/privacy/audit.py``), and at the plan's delta on epsilon,
+on mu with a confidence (``audit_bounds.py``), and at the plan's delta on epsilon,
 which must stay below the claim. The planted bugs of ``audit_bugs.py`` must exceed it; the code as
-it is, attacked in the same way, must not. docs/audit.md says who attacks, and what this can show.
+it is, attacked in the same way, must not. docs/tables/audit.md says who attacks, docs/audit.md
+what this can show.
 
 ``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both. Written to
 ``--output``: runs.csv (one row per attack, as soon as it is done: the same command goes on where it

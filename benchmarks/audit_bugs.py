@@ -38,12 +38,11 @@ from flower_kmeans.algorithms import (
     fastlloyd,
     synopsis,
 )
-from flower_kmeans.algorithms.base import Algorithm
-from flower_kmeans.algorithms.cells import CellSums, cell_sums
-from flower_kmeans.algorithms.feddp_plan import FedDPPlan
-from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
-from flower_kmeans.assignment import assign
-from flower_kmeans.domain import GridRecords
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Algorithm
+from flower_kmeans.algorithms.feddp import FedDPAlgorithm
+from flower_kmeans.algorithms.numerics.assignment import assign
+from flower_kmeans.algorithms.numerics.cells import CellSums, cell_sums
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
@@ -134,7 +133,7 @@ def _too_many_shares() -> AbstractContextManager[object]:
 
 def _later_radius() -> AbstractContextManager[object]:
     return mock.patch.object(
-        FastLloydAlgorithm, "_sum_unit", lambda self, number: float(self.radius_of(2))
+        FastLloydAlgorithm, "_sum_sensitivity", lambda self, number: float(self.radius_of(2))
     )
 
 
@@ -159,22 +158,27 @@ def _far_records_twice() -> AbstractContextManager[object]:
 
 
 def _short_norms() -> AbstractContextManager[object]:
-    units = FedDPPlan._block_units
+    units = FedDPAlgorithm.block_sensitivities
 
-    def shorter(self: FedDPPlan, number: int) -> dict[str, float]:
+    def shorter(self: FedDPAlgorithm, number: int) -> dict[str, float]:
         found = units(self, number)
         return found | {COST: found[COST] / 4}
 
-    return mock.patch.object(FedDPPlan, "_block_units", shorter)
+    return mock.patch.object(FedDPAlgorithm, "block_sensitivities", shorter)
 
 
 def _slacks(module: Any, of: Callable[[FloatArray], FloatArray]) -> AbstractContextManager[object]:
     """Put a function of the squared length of each offset in place of slacks."""
 
     def unbounded(
-        records: GridRecords, centers: IntArray, radii: IntArray, bits: int, weighted: bool = False
+        records: GridRecords,
+        centers: IntArray,
+        radii: IntArray,
+        bits: int,
+        *rest: Any,
+        **options: Any,
     ) -> CellSums:
-        found = cell_sums(records, centers, radii, bits, weighted)
+        found = cell_sums(records, centers, radii, bits, *rest, **options)
         slacks = np.zeros(len(radii), np.int64)
         for block in records.blocks(2**15):
             labels, d2 = assign(block, centers)

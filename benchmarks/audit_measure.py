@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+from audit_bounds import epsilon_lower_bound, mu_lower_bound
 from audit_cells import DELTA, Cell, FloatArray, setting_of
 from audit_runs import Answers, Score, Views, log_likelihood, recorded, repeated
 
-from flower_kmeans.privacy.audit import epsilon_lower_bound, mu_lower_bound
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 
 BELOW, ABOVE, DIFFERENT = "below", "ABOVE THE CLAIM", "RECORDED RUNS DIFFER"
@@ -35,7 +35,7 @@ class Line:
         Recorded runs that were guessed right.
     sigmas : float
         How far the recorded scores lie from those of the repetitions; NaN where that cannot be
-        told, because scores are infinite, always the same, or no likelihood ratios.
+        decided, because scores are infinite, always the same, or no likelihood ratios.
     attained : float
         Part of the plan's cost that the neighbours attain in the recorded runs.
     threshold : float

@@ -19,16 +19,16 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from audit_bounds import log_likelihood_ratio
 from audit_cells import DELTA, FloatArray, Setting
 from numpy.typing import NDArray
 
 from flower_kmeans import simulate
 from flower_kmeans.algorithms import Query, State
 from flower_kmeans.algorithms.lloyd import LloydFamily
-from flower_kmeans.domain import GridRecords
+from flower_kmeans.algorithms.numerics.initialization import public_generator
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
-from flower_kmeans.initialization import public_generator
-from flower_kmeans.privacy.audit import log_likelihood_ratio
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.noise import sampler_name
 from flower_kmeans.privacy.randomness import Stream, token
@@ -142,7 +142,7 @@ class Answers:
 
     def noises(self, query: Query, many: int) -> tuple[IntArray, IntArray]:
         """Draw a round's noise so many times at once: (many, words) of either kind."""
-        units, words = self.algorithm.units(query.round), self.algorithm.words(query.round)
+        units, words = self.algorithm.sensitivities(query.round), self.algorithm.words(query.round)
         parties = self.setting.n_clients if self.setting.shared else 1
         drawn = np.zeros((parties, many, words), dtype=np.int64)
         places, shares = self.algorithm.places(query.round), self.setting.shares
@@ -187,7 +187,7 @@ class Answers:
         """Samplers with their words among those of all rounds, and the scales of the noise."""
         found, start = [], 0
         for number in range(1, self.algorithm.n_rounds + 1):
-            units = self.algorithm.units(number)
+            units = self.algorithm.sensitivities(number)
             places = self.algorithm.places(number)
             for each in self.plan.rounds[number - 1]:
                 words = np.concatenate([places[name] for name in each.blocks])

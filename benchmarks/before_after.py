@@ -68,8 +68,8 @@ def server_points(n: int, d: int, k: int) -> Any:
 def client_step(n: int, d: int, k: int, *, radius: bool = False) -> Callable[[], object]:
     """Return a call of one client's statistic over all of its records."""
     from flower_kmeans import Box
-    from flower_kmeans.assignment import cluster_sums
-    from flower_kmeans.domain import GridRecords
+    from flower_kmeans.algorithms.numerics.assignment import cluster_sums
+    from flower_kmeans.data.domain import GridRecords
 
     fraction_bits = 16
     grid = GridRecords(records_of(n, d, k), Box(-np.ones(d), np.ones(d)), fraction_bits)

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from flower_kmeans.assignment import cluster_sums
+from flower_kmeans.algorithms.numerics.assignment import cluster_sums
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.domain import Box, GridRecords
+from flower_kmeans.data.domain import Box, GridRecords
 
 FRACTION_BITS = 16
 # Records, clusters, columns. The first two carry the aims: 1.2 and 2 times scikit-learn's time.

@@ -35,8 +35,13 @@ from skew import case_of as clustered
 from sklearn.cluster import KMeans
 
 from flower_kmeans import Ball, PrivacyBudget
-from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
-from flower_kmeans.algorithms.pe_means_parameters import LIFT_COUNTS, LIFT_SUMS, VOTES
+from flower_kmeans.algorithms.pe_means import (
+    LIFT_COUNTS,
+    LIFT_SUMS,
+    VOTES,
+    HDPEMeansAlgorithm,
+    PEMeansAlgorithm,
+)
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.data import Data

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms import Algorithm, Query, State, Statistic
-from flower_kmeans.domain import GridRecords
-from flower_kmeans.initialization import public_generator
+from flower_kmeans.algorithms.numerics.initialization import public_generator
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
 

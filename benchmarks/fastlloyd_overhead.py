@@ -24,7 +24,7 @@ from flower_kmeans.bench import tables
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.bench.script import main
 from flower_kmeans.client import ClientPolicy, kmeans_client_app
-from flower_kmeans.protocol.in_process import task_identity
+from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, RoundInfo
 
 ROUNDS = 7

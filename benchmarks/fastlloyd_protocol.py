@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flower_kmeans import Box, PrivacyBudget, simulate, strategies
 from flower_kmeans.bench.data import to_unit_box
 from flower_kmeans.bench.harness import Options, Task
-from flower_kmeans.clustering import Clustering
+from flower_kmeans.report.clustering import Clustering
 
 FloatArray = NDArray[np.float64]
 

@@ -27,7 +27,7 @@ from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.data import Data
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.domain import GridRecords
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.strategies import FastLloyd, KMeansStrategy, PEMeans, SynopsisKMeans
 
 N_CLIENTS = 2

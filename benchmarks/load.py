@@ -22,7 +22,7 @@ from weighing import WeighingGrid, peak, resident
 from flower_kmeans import ClientPolicy, kmeans_client_app
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.protocol.in_process import task_identity
+from flower_kmeans.simulation.in_process import task_identity
 
 CLIENTS = (100, 1_000)
 ROUNDS = (7,)

@@ -16,7 +16,7 @@ from weighing import Trip, WeighingGrid
 from flower_kmeans import Ball, ClientPolicy, PrivacyBudget, kmeans_client_app
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.protocol.in_process import task_identity
+from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.strategies import FedDPKMeans
 
 N_CLIENTS = 5
@@ -104,19 +104,19 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return a table for each run."""
-    told = []
+    parts = []
     for sizes in tables.unique(tuple(row[name] for name in SIZES) for row in rows):
         trust, d, k, m = sizes
-        told.append(f"`{trust}`, {d} columns, k = {k}, {m} server points, {N_CLIENTS} clients:")
+        parts.append(f"`{trust}`, {d} columns, k = {k}, {m} server points, {N_CLIENTS} clients:")
         lines = [
             [row["trip"], *(f"{row[name]:,}" for name in SUITE.measures)]
             for row in rows
             if tuple(row[name] for name in SIZES) == sizes
         ]
         head = ["round trip", "to a client, bytes", "from a client, bytes", "answers as large"]
-        told.append(tables.markdown(head, lines))
-        told.append(f"d² words: {8 * d * d:,} bytes; d(d+1)/2 words: {4 * d * (d + 1):,}.")
-    return "\n\n".join(told)
+        parts.append(tables.markdown(head, lines))
+        parts.append(f"d² words: {8 * d * d:,} bytes; d(d+1)/2 words: {4 * d * (d + 1):,}.")
+    return "\n\n".join(parts)
 
 
 SUITE = Suite(

@@ -22,7 +22,7 @@ from flower_kmeans.bench import tables
 from flower_kmeans.bench.data import to_unit_ball
 from flower_kmeans.bench.harness import Options, Row, Suite, seed_of
 from flower_kmeans.bench.script import main
-from flower_kmeans.domain import Ball
+from flower_kmeans.data.domain import Ball
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.budget import PrivacyBudget
 

@@ -25,7 +25,7 @@ from flower_kmeans.bench import plots, tables
 from flower_kmeans.bench.data import to_unit_ball
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.bench.script import main
-from flower_kmeans.domain import Ball, GridRecords
+from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.budget import PrivacyBudget
 

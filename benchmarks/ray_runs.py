@@ -80,7 +80,7 @@ class Runs:
         self._fedavg(grid, 1, evaluation=False)
 
     def _fedavg(self, grid: Grid, n_rounds: int, *, evaluation: bool) -> None:
-        def tell(server_round: int, _: ArrayRecord) -> None:
+        def tick(server_round: int, _: ArrayRecord) -> None:
             if server_round:  # 0 is before the first round
                 self._tick()
 
@@ -92,7 +92,7 @@ class Runs:
             min_available_nodes=clients,
         )
         arrays = ArrayRecord([np.zeros(self.size.reply // 8)])
-        strategy.start(grid, arrays, num_rounds=n_rounds, evaluate_fn=tell)
+        strategy.start(grid, arrays, num_rounds=n_rounds, evaluate_fn=tick)
 
     def _tick(self) -> None:
         self._ends.append(time.perf_counter())

@@ -28,8 +28,8 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.algorithms.base import COUNTS, SUMS
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
-from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.strategies import FastLloyd, GLloyd, KMeansStrategy, SuLloyd

@@ -26,7 +26,7 @@ from weighing import WeighingGrid
 from flower_kmeans import ClientPolicy, PrivacyBudget, kmeans_client_app
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.protocol.in_process import task_identity
+from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.strategies import GLloyd, KMeansStrategy, Lloyd
 
 N_CLIENTS = 5
@@ -105,7 +105,7 @@ SUITE = Suite(
 
 def deployed(n: int) -> dict[str, list[float]]:
     """Return the seconds of round trips of one node in a deployment, by the way of waiting."""
-    sys.path.insert(0, str(HERE.parent / "simulations" / "deployment"))
+    sys.path.insert(0, str(HERE.parent / "tests" / "deployment"))
     from loopback import deployment
 
     with tempfile.TemporaryDirectory() as name:

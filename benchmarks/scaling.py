@@ -71,11 +71,11 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     )
     ends: list[float] = []
 
-    def tell(_: RoundInfo) -> None:
+    def tick(_: RoundInfo) -> None:
         ends.append(time.perf_counter())
 
     started = time.perf_counter()
-    simulate(strategy, np.array_split(records, task.clients), on_round=tell)
+    simulate(strategy, np.array_split(records, task.clients), on_round=tick)
     total = time.perf_counter() - started
     return {"total": total, "round": float(np.median(np.diff(ends)))}
 

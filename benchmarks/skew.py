@@ -32,8 +32,8 @@ from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.data import Data
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.faults import Fault
 from flower_kmeans.metrics import nicv
+from flower_kmeans.simulation.faults import Fault
 from flower_kmeans.strategies import KMeansStrategy
 
 METHODS = ("SynopsisKMeans", "PEMeans", "FastLloyd")

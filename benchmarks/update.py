@@ -18,7 +18,7 @@ from flower_kmeans.algorithms import FastLloydAlgorithm, PEMeansAlgorithm, Synop
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.data import to_unit_ball
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.domain import GridRecords
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
 

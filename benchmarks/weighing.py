@@ -7,9 +7,9 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.common.serde import message_to_proto
 
-from flower_kmeans.protocol.in_process import InProcessGrid
 from flower_kmeans.protocol.messages import Answer, decode_reply
 from flower_kmeans.protocol.wire import RECORD, from_content
+from flower_kmeans.simulation.in_process import InProcessGrid
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The client's side for a Flower project: three lines beside what an app already does."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
@@ -10,10 +10,12 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import ArrayLike
 
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.protocol.client import Client, ClientResult
+from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.policy import ClientPolicy, tightest
+from flower_kmeans.protocol.results import ClientResult
 
 LoadData = Callable[[Context], ArrayLike]
+LoadIds = Callable[[Context], Iterable[object]]
 OnResult = Callable[[ClientResult, Context], None]
 
 ACTION = "kmeans"
@@ -26,14 +28,17 @@ __all__ = ["ClientPolicy", "ClientResult", "kmeans_client_app", "register_kmeans
 
 
 def kmeans_client_app(
-    load_data: LoadData, policy: ClientPolicy | None = None, on_result: OnResult | None = None
+    load_data: LoadData,
+    policy: ClientPolicy | None = None,
+    on_result: OnResult | None = None,
+    load_ids: LoadIds | None = None,
 ) -> ClientApp:
     """Return a ClientApp that takes part in private clustering and does nothing else.
 
     See `register_kmeans` for the parameters.
     """
     app = ClientApp()
-    register_kmeans(app, load_data, policy, on_result)
+    register_kmeans(app, load_data, policy, on_result, load_ids)
     return app
 
 
@@ -42,6 +47,7 @@ def register_kmeans(
     load_data: LoadData,
     policy: ClientPolicy | None = None,
     on_result: OnResult | None = None,
+    load_ids: LoadIds | None = None,
     mods: Sequence[Mod] = (),
 ) -> None:
     """Add private clustering to a ClientApp, beside the actions that it has.
@@ -54,29 +60,29 @@ def register_kmeans(
         ``load_data(context)`` returns the client's records, an array-like of shape (n, d) in the
         user's units, with NaN for what is missing. It must not raise because of a single record,
         whose presence a refusal would show: read files with `load_table(..., malformed="nan")`.
-        Whatever it raises ends in the refusal DATA. It is called once per answer, so it must be
-        cheap; where clients commit to their records (``oblivious-server``), once per run, unless
-        the policy forbids a copy: then for every message, and it must return the same records in
-        the same order throughout a run.
+        It is called once per answer, so it must be cheap. Where clients commit to their records
+        (``oblivious-server``) it is called once per run; if the policy forbids a copy, for every
+        message, and must then return the same records in the same order throughout a run.
     policy : ClientPolicy, optional
         What this client accepts. The default accepts no private run, because it names no ledger.
         Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it
-        can only tighten that (`tightest`), and the default leaves it as it is. Any other key that
-        begins with ``policy`` is taken for a misspelling, and every run is refused.
+        can only tighten that (`tightest`). Any other key that begins with ``policy`` is taken for a
+        misspelling, and every run is refused.
     on_result : callable, optional
         ``on_result(result, context)`` is called once per finished run with a `ClientResult`, and
         again on a repeated ``finish`` if it failed or was interrupted.
+    load_ids : callable, optional
+        ``load_ids(context)`` returns one id for each record, in order. Only runs over parties that
+        hold different columns (`VerticalKMeans`) use them: party 0 compares digests with its own.
     mods : sequence of Mod
         App-level mods of ``app`` that may see the messages of private runs. Any other is refused:
         it could change or copy them.
 
     Raises
     ------
-    ConfigurationError
-        If the app was made from ``client_fn``, has mods that would see our messages, or has
-        actions of this name already.
-    ConfigurationTypeError
-        If an argument has the wrong type.
+    ConfigurationError, ConfigurationTypeError
+        If the app was made from ``client_fn``, has other mods that would see our messages, or has
+        actions of this name already; if an argument has the wrong type.
     """
     if not isinstance(app, ClientApp):
         raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
@@ -87,7 +93,7 @@ def register_kmeans(
             "see, and could change, the messages of a private run. "
             f"Got {len(unlisted)} of them; give them to single actions instead."
         )
-    handler = _handler(load_data, policy, on_result)
+    handler = _handler(load_data, policy, on_result, load_ids)
     try:
         for register in (app.train, app.query, app.evaluate):
             register(ACTION)(handler)
@@ -103,6 +109,7 @@ def with_kmeans(
     load_data: LoadData,
     policy: ClientPolicy | None = None,
     on_result: OnResult | None = None,
+    load_ids: LoadIds | None = None,
 ) -> ClientApp:
     """Return a ClientApp that clusters privately and routes everything else to another app.
 
@@ -111,7 +118,7 @@ def with_kmeans(
     """
     if not isinstance(app, ClientApp):
         raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
-    return _RoutingClientApp(app, kmeans_client_app(load_data, policy, on_result))
+    return _RoutingClientApp(app, kmeans_client_app(load_data, policy, on_result, load_ids))
 
 
 class _RoutingClientApp(ClientApp):
@@ -119,8 +126,7 @@ class _RoutingClientApp(ClientApp):
 
     def __init__(self, app: ClientApp, kmeans_app: ClientApp) -> None:
         super().__init__()
-        self._app = app
-        self._kmeans_app = kmeans_app
+        self._app, self._kmeans_app = app, kmeans_app
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Route one message by its type."""
@@ -129,14 +135,18 @@ class _RoutingClientApp(ClientApp):
 
 
 def _handler(
-    load_data: LoadData, policy: ClientPolicy | None, on_result: OnResult | None
+    load_data: LoadData,
+    policy: ClientPolicy | None,
+    on_result: OnResult | None,
+    load_ids: LoadIds | None,
 ) -> Callable[[Message, Context], Message]:
     if policy is not None and not isinstance(policy, ClientPolicy):
         raise ConfigurationTypeError(
             f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
         )
-    for name, function in (("load_data", load_data), ("on_result", on_result)):
-        if not callable(function) and (name, function) != ("on_result", None):
+    given = {"load_data": load_data, "on_result": on_result, "load_ids": load_ids}
+    for name, function in given.items():
+        if not callable(function) and (name == "load_data" or function is not None):
             raise ConfigurationTypeError(
                 f"Expected {name} as a callable. Got {type(function).__name__} instead."
             )
@@ -147,6 +157,7 @@ def _handler(
             context.state,
             lambda: load_data(context),
             None if on_result is None else lambda result: on_result(result, context),
+            None if load_ids is None else lambda: load_ids(context),
         )
         content = message.content if message.has_content() else RecordDict()
         return Message(client.handle(content), reply_to=message)

@@ -25,7 +25,7 @@ class BudgetError(ConfigurationError):
 
 
 class ObliviousServerError(ConfigurationError):
-    """Something was asked of the server that it must never learn."""
+    """Something was requested from the server that it must never learn."""
 
 
 class RunError(KMeansError, RuntimeError):

@@ -7,13 +7,7 @@ from flower_kmeans.errors import ConfigurationError
 
 
 def require(module: str, purpose: str, extra: str = "simulation") -> ModuleType:
-    """Import an optional package, or say which extra brings it.
-
-    Raises
-    ------
-    ConfigurationError
-        If the package is not installed.
-    """
+    """Import an optional package, or raise an error that names the extra which brings it."""
     try:
         return import_module(module)
     except ImportError:

@@ -4,21 +4,13 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from flower_kmeans.errors import ConfigurationError
+
 _FORMULA = ("=", "+", "-", "@")
 
 
 def open_private(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a new file that its owner alone may read and write, in place of what was there.
-
-    Parameters
-    ----------
-    path : path
-
-    Returns
-    -------
-    binary file
-        Of mode 0600, whatever the mode of a file that it replaces.
-    """
+    """Open a new binary file, its owner's alone to read and write, in place of what was there."""
     Path(path).unlink(missing_ok=True)
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
 
@@ -41,3 +33,17 @@ def csv_name(text: str) -> str:
     """
     shown = printable(text)
     return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
+
+
+def prepare_directory(output: Path) -> None:
+    """Create the directory for results, and require that it can be written to."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        probe = output / ".writable"
+        probe.touch()
+        probe.unlink(missing_ok=True)  # another command may have removed it
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected output to be a directory that can be written to. "
+            f"Got {output} instead: {error.strerror}."
+        ) from None

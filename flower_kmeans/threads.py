@@ -1,4 +1,4 @@
-"""Rows shared out over threads of our own, with BLAS kept to one thread in each."""
+"""Sums over rows on several threads, with BLAS kept to one thread in each."""
 
 import os
 import threading
@@ -25,19 +25,9 @@ _limit: Any = None
 def sum_in_parts(n_rows: int, work: int, part: Callable[[int, int], IntArrays]) -> IntArrays:
     """Return the sum of what a function gives for ranges of rows, on as many threads as BLAS uses.
 
-    The sums are of integers, so they do not depend on how many ranges there are.
-
-    Parameters
-    ----------
-    n_rows : int
-    work : int
-        Of all rows, in products: few are not worth a second thread.
-    part : callable of (start, stop), to a tuple of int64 arrays
-        Sums over the rows from ``start`` to ``stop``. Every call returns arrays of its own.
-
-    Returns
-    -------
-    tuple of int64 arrays
+    ``part`` returns sums over the rows from a start to a stop, in new arrays. They are of integers,
+    so the result does not depend on how many ranges there are. ``work`` is that of all rows, in
+    products: little is not worth a second thread.
     """
     workers = min(blas_threads(), 1 + work // _WORK_PER_THREAD, max(1, n_rows))
     edges = [n_rows * i // workers for i in range(workers + 1)]

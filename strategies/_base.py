@@ -6,30 +6,33 @@ the same result as our own ``start``, which also takes replies as they arrive, d
 silent clients, and invites late ones.
 """
 
+import inspect
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
-from logging import INFO
+from inspect import Signature
+from logging import INFO, WARNING
 from os import PathLike
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
-from flower_kmeans.domain import Ball, Box, Domain
-from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
+from flower_kmeans.algorithms.released import note_on_noise
+from flower_kmeans.data.domain import Ball, Box, Domain
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
+from flower_kmeans.parameters import check_arguments, choice, instance, require_type, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.privacy.report import Report
 from flower_kmeans.protocol.exchange import Exchange
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
 from flower_kmeans.protocol.removal import levels_up_to
@@ -37,19 +40,22 @@ from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import KEYS, MAX_ATTEMPTS, PROTOCOL, Horizontal, Run, RunDocument
 from flower_kmeans.protocol.server import Replies, Server, require_sizes
 from flower_kmeans.protocol.trust import PLAIN, TrustModel, trust_model
+from flower_kmeans.report.clustering import FinishedRun
+from flower_kmeans.report.report import Report
 from flower_kmeans.strategies._checks import (
-    FinishedRun,
-    checked_count,
     initial_centroids,
     no_clip,
-    require_clip,
-    require_count,
+    read_roster,
+    refuse_wrapper,
     require_empty,
+    require_reader,
+    require_round,
+    require_start,
     require_trust,
-    require_type,
     result_of,
+    unseen,
 )
-from flower_kmeans.strategies._reporting import update
+from flower_kmeans.strategies._declared import describe, own_parameters
 
 Keys = Literal["roster", "relayed", "none"]
 
@@ -57,6 +63,7 @@ _DEFAULT_TIMEOUT = 3600.0
 _FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
 _CLIENTS_PER_COLLUDER = 10
+_PATH, _CALLABLE = instance(str | PathLike, "a path"), instance(Callable, "a callable")
 
 
 @dataclass(frozen=True)
@@ -71,37 +78,17 @@ class RoundInfo:
     seconds: float
 
 
-class CommonOptions(TypedDict, total=False):
-    """Options that all strategies share; see `KMeansStrategy`."""
-
-    n_clients: int | None
-    trust: str | None
-    n_rounds: int | Literal["auto"]
-    min_clients: int | None
-    seed: int
-    fraction_bits: int
-    clip: float | None
-    initial: ArrayLike | FinishedRun | None
-    keys: Literal["relayed", "roster"]
-    roster_file: str | PathLike[str] | None
-    max_attempts: int
-    max_colluders: int | None
-    on_round: Callable[[RoundInfo], None] | None
-
-
 class KMeansStrategy(Strategy):
     """Base of the library's strategies.
 
-    A strategy names its default trust model (``TRUST``), and whether it takes initial centroids.
-    Under which trust models it runs follows from its algorithm (`TrustModel.objection`). Where the
-    server sees the sums, it sends the queries and the result, and computes each from the sum
-    before, with its own algorithm object: what that holds beside the parameters of its
-    ``to_config`` never leaves the server.
+    A strategy names the class of its algorithm (``ALGORITHM``) and its default trust model
+    (``TRUST``); it takes the algorithm's parameters beside those that all strategies share. Under
+    which trust models it runs follows from the algorithm (`TrustModel.objection`). Where the server
+    sees the sums, it computes each query and the result from the sum before, with its own algorithm
+    object: what that holds beside the parameters of its ``to_config`` never leaves the server.
 
     Parameters
     ----------
-    algorithm : callable
-        Makes the strategy's algorithm from the parameters that concern it.
     n_clusters : int
     domain : Box or Ball
         Public bounds of the records, in the user's units. Records outside are clipped.
@@ -110,23 +97,23 @@ class KMeansStrategy(Strategy):
         ``unit="client"`` each client is protected with all of its records, and ``n_clients`` is
         required: delta is chosen from it.
     n_records : int, optional
-        Public planning figure for the number of records of all clients together, never counted
-        from the data. Private strategies require it.
+        Planned number of records of all clients together: public, and never counted from the
+        data. Private strategies require it.
     n_clients : int, optional
         Public number of clients; the start waits for them.
     trust : {"clients-only", "distributed-noise", "oblivious-server", "trusted-server", "plain"}, \
 optional
         Trust model: who adds the noise and who sees the sums (docs/threat-model.md). Default: the
         strategy's ``TRUST``, ``"plain"`` without privacy.
-    n_rounds : int or "auto", default: "auto"
-        Number of rounds; "auto" follows the papers' rules from public figures.
+    n_rounds : int or "auto"
+        Number of rounds; "auto" follows the papers' rules from public numbers.
     min_clients : int, optional
         Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1 without
         privacy, and 0.8 ``n_clients`` where clients share the noise.
-    seed : int, default: 0
+    seed : int
         Public randomness only (the initial centroids, or what the server draws to compute its
         queries); noise and keys never depend on it.
-    fraction_bits : int, default: 16
+    fraction_bits : int
         Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release;
@@ -136,18 +123,18 @@ optional
         Public initial centroids in the user's units, instead of those that the algorithm makes. Of
         an earlier run (a `Clustering`, or a strategy after its start) they are its centroids, and
         the report adds what it cost: ``report.together``.
-    keys : {"relayed", "roster"}, default: "relayed"
+    keys : {"relayed", "roster"}
         Where the clients' keys come from: relayed by the server, which protects against a passive
         server only, or pinned in a roster that every client holds.
     roster_file : path, optional
         The roster, which holds public keys only; required to start with ``keys="roster"``.
-    max_attempts : int, default: 2
-        How often a round with too few answers is asked for, 1 to 3. One sum of a round opens,
-        whatever the number of attempts.
+    max_attempts : int
+        Most attempts at a round with too few answers, 1 to 3. Only one sum of a round is
+        unmasked or reconstructed, whatever their number.
     max_colluders : int, optional
         How many clients may work together, also with the server, and learn the noisy sums alone.
         Under ``"oblivious-server"`` the server and one client together see every answer. Default:
-        where a committee adds the sums, a tenth of ``n_clients``, at least 1; otherwise 1.
+        a tenth of ``n_clients`` where a committee adds the sums, but at least 1; otherwise 1.
     on_round : callable, optional
         Called with a `RoundInfo` after each round.
 
@@ -157,82 +144,96 @@ optional
         If a parameter is out of range, or parameters contradict each other.
     """
 
+    ALGORITHM: ClassVar[type[Algorithm]]
     TRUST: ClassVar[str]
-    TAKES_INITIAL: ClassVar[bool] = True
+    ROUNDS: ClassVar[str] = "n_rounds"
+    """The algorithm's parameter that ``n_rounds`` is."""
+    OMITS: ClassVar[tuple[str, ...]] = ()
+    """Parameters of the algorithm that only run documents hold, or that it always refuses."""
+    __signature__: ClassVar[Signature]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if hasattr(cls, "ALGORITHM"):
+            describe(cls, KMeansStrategy)
 
     def __init__(
         self,
-        algorithm: Callable[..., Algorithm],
         n_clusters: int,
-        domain: Domain,
-        privacy: PrivacyBudget,
-        n_records: int | None,
+        domain: Annotated[Domain, instance(Box | Ball, "a Box or a Ball")],
+        privacy: Annotated[PrivacyBudget, instance(PrivacyBudget, "a PrivacyBudget")],
+        n_records: int | None = None,
         *,
-        n_clients: int | None = None,
+        n_clients: Annotated[int | None, whole(1)] = None,
         trust: str | None = None,
         n_rounds: int | Literal["auto"] = "auto",
-        min_clients: int | None = None,
+        min_clients: Annotated[int | None, whole(1)] = None,
         seed: int = 0,
         fraction_bits: int = 16,
         clip: float | None = None,
         initial: ArrayLike | FinishedRun | None = None,
-        keys: Literal["relayed", "roster"] = "relayed",
-        roster_file: str | PathLike[str] | None = None,
-        max_attempts: int = 2,
-        max_colluders: int | None = None,
-        on_round: Callable[[RoundInfo], None] | None = None,
+        keys: Annotated[Literal["relayed", "roster"], choice(*KEYS)] = "relayed",
+        roster_file: Annotated[str | PathLike[str] | None, _PATH] = None,
+        max_attempts: Annotated[int, whole(1, MAX_ATTEMPTS)] = 2,
+        max_colluders: Annotated[int | None, whole(1)] = None,
+        on_round: Annotated[Callable[[RoundInfo], None] | None, _CALLABLE] = None,
+        **parameters: Any,
     ) -> None:
-        require_type("domain", domain, Box | Ball, "a Box or a Ball")
-        require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
-        if keys not in KEYS:
-            raise ConfigurationError(f"Expected keys in {KEYS}. Got {keys!r} instead.")
-        require_type("roster_file", roster_file, str | PathLike | None, "a path")
-        require_type("on_round", on_round, Callable | None, "a callable")
+        checked = check_arguments(KMeansStrategy.__init__, locals())
+        unknown = parameters.keys() - own_parameters(type(self)).keys()
+        if unknown:
+            raise ConfigurationTypeError(
+                f"{type(self).__name__} takes no parameter {min(unknown)!r}. "
+                f"It takes {', '.join(self.__signature__.parameters)}."
+            )
         self.n_clusters = n_clusters
         self.n_records = n_records
         self.domain = domain
         self.privacy = privacy
         default = self.TRUST if privacy.is_private else PLAIN.name
         self.trust_model: TrustModel = trust_model(default if trust is None else trust)
-        self.n_clients = checked_count("n_clients", n_clients)
-        self._given = min_clients, max_colluders
+        self.n_clients: int | None = checked["n_clients"]
+        self._given_crowd = checked["min_clients"], checked["max_colluders"]
         self.min_clients, self.max_colluders = self._checked_crowd()
         self.keys: Keys = keys if self.trust_model.is_protected else "none"
         self.roster_file = roster_file
-        require_count("max_attempts", max_attempts, MAX_ATTEMPTS)
-        self.max_attempts = max_attempts
+        self.max_attempts: int = checked["max_attempts"]
         self.seed = seed
         self.on_round = on_round
         if initial is not None:
             self._check_initial("initial")
         initial, self._earlier = result_of(initial, privacy)
-        self._given_initial = initial
-        # Only what was asked for: an algorithm need not have these parameters.
-        further: dict[str, Any] = {} if initial is None else {"initial": initial}
+        parameters[self.ROUNDS] = n_rounds
+        # Only what was given: an algorithm need not have these parameters.
+        if initial is not None:
+            parameters["initial"] = initial
         if privacy.protects_clients or clip is not None:
-            require_clip(algorithm, type(self).__name__, privacy, clip)
-            further |= {"n_clients": self.n_clients, "clip": clip}
-        self._make_algorithm = partial(
-            algorithm,
+            if not {"n_clients", "clip"} <= inspect.signature(self.ALGORITHM).parameters.keys():
+                raise no_clip(type(self).__name__, privacy, clip)
+            parameters |= {"n_clients": self.n_clients, "clip": clip}
+        elif self.ALGORITHM.bounds_clients:
+            parameters["n_clients"] = self.n_clients
+        self._given_initial = initial
+        self._make_algorithm: Callable[..., Algorithm] = partial(
+            self.ALGORITHM,
             n_clusters=n_clusters,
             domain=domain,
             budget=privacy,
             n_records=n_records,
-            n_rounds=n_rounds,
             seed=seed,
             fraction_bits=fraction_bits,
-            **further,
+            **parameters,
         )
         self.algorithm = self._planned = self._make_algorithm()
-        if privacy.protects_clients and getattr(self.algorithm, "clip", None) is None:
-            raise no_clip(type(self).__name__)
         self.plan = self.algorithm.plan()
         require_trust(self.trust_model, self.algorithm, self.plan, type(self).__name__)
+        require_reader(parameters.get("cost", False), self.trust_model)
         if self.trust_model.shares_noise:
             check_shares(self.algorithm, self.plan, self.min_clients - self.max_colluders)
         self.algorithm.require_capacity(self.added_noise_factor, self.trust_model.sum.limit)
-        if self.n_clients is not None:
+        if self.n_clients is not None:  # else the messages' sizes are known at the start
             require_sizes(self._run(self.algorithm, None), self.n_clients)
+        self._note()
         self._timeout = _DEFAULT_TIMEOUT
         self._exchange: Exchange | None = None
         self._server: Server | None = None
@@ -242,13 +243,7 @@ optional
 
     @contextmanager
     def expecting(self, n_clients: int) -> Iterator[None]:
-        """Run with a known number of clients where none was given, and its default min_clients.
-
-        Parameters
-        ----------
-        n_clients : int
-            Ignored if the strategy was made for a number of clients.
-        """
+        """Run with this number of clients where none was given, and its default min_clients."""
         before = self.n_clients, self.min_clients, self.max_colluders
         self.n_clients = self.n_clients or n_clients
         try:
@@ -268,8 +263,8 @@ optional
 
     def _checked_crowd(self) -> tuple[int, int]:
         """Return ``min_clients`` and ``max_colluders``, as they were given or by default."""
-        min_clients, max_colluders = self._given
-        least = checked_count("min_clients", min_clients) or self._default_min_clients()
+        min_clients, max_colluders = self._given_crowd
+        least = min_clients or self._default_min_clients()
         if self.n_clients is not None and least > self.n_clients:
             raise ConfigurationError(
                 f"Expected min_clients <= n_clients={self.n_clients}. Got {least} instead."
@@ -277,7 +272,7 @@ optional
         # Masks protect against clients alone, whatever their number: there it is only announced.
         clients = (self.n_clients or least) if self.trust_model.has_committee else 1
         default = max(1, clients // _CLIENTS_PER_COLLUDER)
-        most = checked_count("max_colluders", max_colluders) or default
+        most = max_colluders or default
         if self.trust_model.is_protected and most >= least:
             raise ConfigurationError(
                 f"Expected max_colluders < min_clients={least} under trust={self.trust!r}: a sum "
@@ -311,7 +306,7 @@ optional
             max_colluders=self.max_colluders,
             min_clients=self.min_clients,
             max_attempts=self.max_attempts,
-            words=tuple(algorithm.words(t) + 1 for t in rounds),
+            words=tuple(algorithm.words(t) + 1 for t in rounds),  # one more: the checksum
             privacy=self.plan.to_config(),
             share_variance=f"1/{self.min_clients - self.max_colluders}" if shared else NONE,
             levels=self._levels,
@@ -337,18 +332,16 @@ optional
         Parameters
         ----------
         grid : Grid
-            From the ServerApp.
         initial_arrays : ArrayRecord, optional
-            Public initial centroids in the user's units, one array of shape
-            (n_clusters, n_features); without them the algorithm makes its own. An error where it
-            always does.
+            Public initial centroids in the user's units, as one array (n_clusters, n_features),
+            where the strategy takes ``initial``.
         num_rounds : int, optional
-            Must be the planned number of rounds if given: the plan is fixed before data is seen.
-        timeout : float, default: 3600
+            The planned number of rounds, if given: the plan is fixed before data is seen.
+        timeout : float
             Seconds after which a round trip ends in any case. It ends earlier when all clients
             have replied, or at the end of the grace time after enough of them have.
         train_config, evaluate_config : ConfigRecord, optional
-            Must be empty: everything that clients need is in the run document.
+            Empty: everything that clients need is in the run document.
         evaluate_fn : callable, optional
             Called with the round and the centroids, where the server may see them and there are
             some.
@@ -356,30 +349,38 @@ optional
         Returns
         -------
         Result
-            With ``arrays["centroids"]`` and ``arrays["counts"]`` where the trust model lets the
-            server see them, and no arrays otherwise.
+            With the arrays "centroids", "counts" and, where sizes have bounds, "weights", if the
+            trust model lets the server see them; no arrays otherwise.
 
         Raises
         ------
         ConfigurationError
-            If an argument contradicts the plan, or asks an oblivious server for centroids.
+            If an argument contradicts the plan, or an oblivious server would see centroids.
         TooFewClientsError
             If fewer than ``min_clients`` clients answered a round in all attempts.
         RunError
             If the run ended otherwise.
         """
         require_type("initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord")
-        self._check_start(num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+        require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
+        require_start(self.n_rounds, num_rounds, timeout, train_config, evaluate_config)
+        if evaluate_fn is not None:
+            self._require_sight()
         self._timeout, self._exchange, self._server = timeout, None, None
         log(INFO, "Starting %s strategy:", type(self).__name__)
-        result = Result()
-        evaluated = 0
-        if evaluate_fn is not None and initial_arrays is not None:
-            _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, initial_arrays))
+        result, evaluated = Result(), 0
+
+        def keep(number: int, arrays: ArrayRecord) -> None:
+            metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[number] = metrics
+
+        if initial_arrays is not None:
+            keep(0, initial_arrays)
         self._set_up(grid, ArrayRecord() if initial_arrays is None else initial_arrays)
         exchange, server = self._talk, self._running
         for t in range(1, self.n_rounds + 1):
-            if t > 1:
+            if t > 1:  # nodes that connected after the start
                 invited = set(exchange.invited)
                 late = [node for node in sorted(grid.get_node_ids()) if node not in invited]
                 exchange.invite(server.join(late))
@@ -387,8 +388,7 @@ optional
             if evaluate_fn is not None and server.n_opened != evaluated:
                 evaluated, visible = server.n_opened, self._visible_arrays()
                 if visible is not None:  # an algorithm may have no centroids in its first rounds
-                    metrics = evaluate_fn(evaluated, visible)
-                    _keep(result.evaluate_metrics_serverapp, evaluated, metrics)
+                    keep(evaluated, visible)
         requests = server.finish_requests()
         self._close_run(exchange.trip("finish", requests, lambda: bool(server.delivered)))
         result.arrays = self._visible_arrays() or ArrayRecord()
@@ -399,30 +399,18 @@ optional
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of one round; in round 1, set up the cohort first."""
-        self._refuse_wrapper()
+        refuse_wrapper(self)
         require_empty("train_config", config)
         if server_round == 1:
             self._set_up(grid, arrays)
-        due = self._running.head + 1
-        if server_round != due or server_round > self.n_rounds:
-            raise ConfigurationError(
-                f"Expected rounds 1 to {self.n_rounds} in their order, round "
-                f"{min(due, self.n_rounds)} next. Got {server_round} instead."
-            )
+        require_round(server_round, self._running.head, self.n_rounds)
         self._sent = self._talk.messages("ask", self._running.ask())
         return self._sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the answers up, with further round trips as the trust model needs them.
-
-        Returns
-        -------
-        tuple
-            The centroids after this round where the server knows them, else ``None``; and always
-            ``None`` for metrics.
-        """
+        """Add the answers up; return the centroids where the server knows them, and no metrics."""
         server = self._running
         self._close_round(server_round, self._talk.replies(replies, self._sent))
         return (self._visible_arrays() if server.n_opened == server_round else None), None
@@ -431,7 +419,7 @@ optional
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the delivery of the result after the last round, and nothing before."""
-        self._refuse_wrapper()
+        refuse_wrapper(self)
         if server_round != self.n_rounds:
             return []
         self._sent = self._talk.messages("finish", self._running.finish_requests())
@@ -447,7 +435,7 @@ optional
 
     def summary(self) -> None:
         """Log the configuration of the strategy."""
-        self._refuse_wrapper()
+        refuse_wrapper(self)
         log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self.n_clusters, self.n_rounds)
         log(INFO, "\t├──> Trust: %s (keys: %s)", self.trust, self.keys)
         log(INFO, "\t├──> Clients: at least %s", self.min_clients)
@@ -456,6 +444,8 @@ optional
             log(INFO, "\t└──> Privacy: (%.4g, %.3g) per %s", epsilon, delta, self.privacy.unit)
         else:
             log(INFO, "\t└──> Privacy: NOT PRIVATE")
+        for note in self.plan.notes:
+            log(WARNING, note)
 
     # ------------------------------------------------------------------ results
 
@@ -483,11 +473,11 @@ optional
 
     @property
     def noise_factor(self) -> float:
-        """By how much the noise will exceed the planned one if all clients answer every round.
+        """Standard deviation of the noise over the planned one, if all clients always answer.
 
-        Above 1 only where clients share the noise, and ``n_clients`` (or, if it was not given,
-        ``min_clients``) add a share. Where the server sees the sums, noise beyond the plan is
-        removed but for the shares of ``max_colluders`` (docs/guarantees.md, "Distributed noise").
+        Above 1 only where clients share the noise. Where the server sees the sums, noise beyond
+        the plan is removed but for the shares of ``max_colluders`` (docs/guarantees.md,
+        "Distributed noise").
         """
         if not self._levels:
             return self.added_noise_factor
@@ -495,7 +485,7 @@ optional
 
     @property
     def added_noise_factor(self) -> float:
-        """The same of the noise that clients add, before what is beyond the plan is removed."""
+        """The same before noise beyond the plan is removed."""
         if not self.trust_model.shares_noise:
             return 1.0
         clients = self.n_clients or self.min_clients
@@ -526,11 +516,19 @@ optional
         ObliviousServerError
             Where clients open the sums: the server must never see them.
         """
-        self._require_sight()
-        arrays = self._visible_arrays()
-        if arrays is None:
-            raise RunError("There are no centroids before a round is finished.")
-        return arrays["centroids"].numpy()
+        return self._visible("centroids")["centroids"].numpy()
+
+    @property
+    def weights(self) -> NDArray[np.float64] | None:
+        """Weights of the clusters, (n_clusters,), as in a `Clustering`; ``None`` without bounds.
+
+        Raises
+        ------
+        ObliviousServerError
+            Where clients open the sums: the server must never see them.
+        """
+        arrays = self._visible("weights")
+        return arrays["weights"].numpy() if "weights" in arrays else None
 
     # ------------------------------------------------------------------ inside
 
@@ -546,43 +544,30 @@ optional
             raise RunError("The run has not started: round 1 must be configured first.")
         return self._exchange
 
+    def _note(self) -> None:
+        """Write into the plan what its reader should know before a run of so many clients."""
+        if self.algorithm.size_bounds is None or self.n_records is None:
+            return
+        noise = (self.algorithm.size_noise or 0.0) * self.noise_factor
+        note = note_on_noise(noise, self.n_records, self.n_clusters)
+        self.plan = replace(self.plan, notes=() if note is None else (note,))
+
     def _require_sight(self) -> None:
         """Refuse what only a server that sees the sums could give."""
         if self.trust_model.is_blind:
-            raise ObliviousServerError(
-                f"Expected no request for centroids at the server under trust={self.trust!r}: the "
-                "server must never see the result. Take them from a client's on_result."
-            )
-
-    def _check_start(
-        self,
-        num_rounds: int | None,
-        timeout: float,
-        train_config: ConfigRecord | None,
-        evaluate_config: ConfigRecord | None,
-        evaluate_fn: object,
-    ) -> None:
-        self._refuse_wrapper()
-        require_type("num_rounds", num_rounds, int | None, "an integer")
-        require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
-        if num_rounds is not None and num_rounds != self.algorithm.n_rounds:
-            raise ConfigurationError(
-                f"Expected num_rounds={self.algorithm.n_rounds} as planned, or None. "
-                f"Got {num_rounds} instead."
-            )
-        require_type("timeout", timeout, int | float, "a number of seconds")
-        if not timeout > 0:
-            raise ConfigurationError(f"Expected timeout > 0 seconds. Got {timeout} instead.")
-        require_empty("train_config", train_config)
-        require_empty("evaluate_config", evaluate_config)
-        if evaluate_fn is not None:
-            self._require_sight()
+            raise unseen(self.trust)
 
     def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Enrol the clients, and give them slots and keys."""
         self._started = time.monotonic()
         self.algorithm = self._started_with(initial_centroids(arrays))
-        roster = self._roster()
+        roster = read_roster(self.keys, self.roster_file)
+        if roster is not None and (self.n_clients or 0) > len(roster):
+            raise ConfigurationError(
+                f"Expected n_clients of at most {len(roster)}, the clients in roster_file. "
+                f"Got {self.n_clients} instead."
+            )
+        self._note()
         run = self._run(self.algorithm, roster)
         require_sizes(run, max(self.n_clients or 0, self.min_clients, len(roster or ())))
         server = self._server = Server(run, seed=self.seed, roster=roster)
@@ -606,22 +591,6 @@ optional
         with self._reporting():
             server.set_up(nodes, exchange.trip)
 
-    def _roster(self) -> Roster | None:
-        if self.keys != "roster":
-            return None
-        if self.roster_file is None:
-            raise ConfigurationError(
-                "Expected roster_file with keys='roster': the file of the clients' public keys. "
-                "Got None."
-            )
-        roster = Roster.from_file(self.roster_file)
-        if self.n_clients is not None and self.n_clients > len(roster):
-            raise ConfigurationError(
-                f"Expected n_clients of at most {len(roster)}, the clients in roster_file. "
-                f"Got {self.n_clients} instead."
-            )
-        return roster
-
     def _started_with(self, initial: NDArray[Any] | None) -> Algorithm:
         """Return the algorithm with the start's public initial centroids, if it was given any."""
         if initial is None:
@@ -635,7 +604,7 @@ optional
 
     def _check_initial(self, name: str) -> None:
         """Refuse initial centroids where the algorithm always makes its own."""
-        if not self.TAKES_INITIAL:
+        if "initial" not in inspect.signature(self.ALGORITHM).parameters:
             raise ConfigurationError(
                 f"Expected no {name}: {type(self).__name__} makes its own initial centroids. "
                 "Got some."
@@ -647,7 +616,19 @@ optional
         try:
             yield
         finally:
-            update(self.report, self._running, time.monotonic() - self._started)
+            report, server = self.report, self._running
+            # Copies: a report that a user keeps must not change when the server goes on.
+            for name, value in vars(server.proceedings).items():
+                setattr(report, name, copy(value))
+            report.seconds, report.n_rounds = time.monotonic() - self._started, server.head
+            report.n_clients, report.ledger = server.n_clients, server.all_keep_ledgers
+            report.dropped, report.incidents = list(server.dropped), list(server.incidents)
+            algorithm = server.run.algorithm
+            if server.n_opened:
+                report.warnings = tuple(algorithm.warnings(server.state))
+            if server.n_opened == server.run.document.rounds:
+                report.cost = algorithm.cost_estimate(server.state, server.noise_factor)
+                report.sizes = algorithm.sizes(server.state, server.noise_factor)
 
     def _close_round(self, t: int, replies: Replies) -> None:
         server, report = self._running, self.report
@@ -667,32 +648,22 @@ optional
         if not server.delivered:
             raise RunError("No client confirmed the delivery of the result.")
 
+    def _visible(self, name: str) -> ArrayRecord:
+        """Return the result so far for a caller that asks for one of its arrays."""
+        self._require_sight()
+        arrays = self._visible_arrays()
+        if arrays is None:
+            raise RunError(f"There are no {name} before a round is finished.")
+        return arrays
+
     def _visible_arrays(self) -> ArrayRecord | None:
         server = self._running
         if self.trust_model.is_blind or not server.n_opened:
             return None
         state = server.state
-        centroids, counts = self.algorithm.centroids(state), self.algorithm.counts(state)
-        if centroids is None or counts is None:
-            return None
-        record = ArrayRecord([centroids, counts])
-        return ArrayRecord(dict(zip(("centroids", "counts"), record.values(), strict=True)))
-
-    def _refuse_wrapper(self) -> None:
-        """Refuse to be wrapped, as Flower's own privacy wrappers would do.
-
-        They clip and noise arrays that this strategy never sends, and would report a guarantee
-        that nobody gives. A wrapper is known by its calling the hooks of the strategy it holds.
-        """
-        frame = sys._getframe(2)
-        caller = frame.f_locals.get("self")
-        if caller is not self and isinstance(caller, Strategy):
-            raise ConfigurationError(
-                f"Expected {type(self).__name__} to be driven directly. Got it wrapped in "
-                f"{type(caller).__name__}, whose privacy does not apply to it."
-            )
-
-
-def _keep(metrics: dict[int, MetricRecord], number: int, record: MetricRecord | None) -> None:
-    if record is not None:
-        metrics[number] = record
+        arrays = {
+            name: Array(array)
+            for name in ("centroids", "counts", "weights")
+            if (array := getattr(self.algorithm, name)(state)) is not None
+        }
+        return ArrayRecord(arrays) if {"centroids", "counts"} <= arrays.keys() else None

@@ -1,31 +1,21 @@
 """Checks of a strategy's arguments; each error is one sentence."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any, Protocol
+import sys
+from os import PathLike
+from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import Algorithm
-from flower_kmeans.errors import (
-    ConfigurationError,
-    ConfigurationTypeError,
-    ObliviousServerError,
-)
+from flower_kmeans.errors import ConfigurationError, ObliviousServerError
+from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.privacy.report import Report
+from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.trust import TRUST_MODELS, TrustModel, trust_model
-
-
-def require_type(name: str, value: object, kind: Any, expected: str) -> None:
-    """Require the type of a parameter."""
-    if not isinstance(value, kind):
-        raise ConfigurationTypeError(
-            f"Expected {name} as {expected}. Got {type(value).__name__} instead."
-        )
+from flower_kmeans.report.report import Report
 
 
 def require_empty(name: str, config: ConfigRecord | None) -> None:
@@ -37,58 +27,68 @@ def require_empty(name: str, config: ConfigRecord | None) -> None:
         )
 
 
-def checked_count(name: str, value: int | None) -> int | None:
-    """Return a count that is at least 1, or ``None``."""
-    if value is not None:
-        require_count(name, value)
-    return value
-
-
-def require_count(name: str, value: int, most: int | None = None) -> None:
-    """Require an integer that is at least 1, and at most ``most``."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if not is_count or (most is not None and value > most):
-        expected = ">= 1" if most is None else f"from 1 to {most}"
+def require_start(
+    n_rounds: int,
+    num_rounds: int | None,
+    timeout: float,
+    train_config: ConfigRecord | None,
+    evaluate_config: ConfigRecord | None,
+) -> None:
+    """Require that the arguments of a start do not contradict the plan."""
+    require_type("num_rounds", num_rounds, int | None, "an integer")
+    if num_rounds is not None and num_rounds != n_rounds:
         raise ConfigurationError(
-            f"Expected {name} as an integer {expected}. Got {value!r} instead."
+            f"Expected num_rounds={n_rounds} as planned, or None. Got {num_rounds} instead."
+        )
+    require_type("timeout", timeout, int | float, "a number of seconds")
+    if not timeout > 0:
+        raise ConfigurationError(f"Expected timeout > 0 seconds. Got {timeout} instead.")
+    require_empty("train_config", train_config)
+    require_empty("evaluate_config", evaluate_config)
+
+
+def refuse_wrapper(strategy: Strategy) -> None:
+    """Refuse that a strategy is wrapped, as Flower's own privacy wrappers would do."""
+    # They clip arrays that this strategy never sends, and would report a guarantee that nobody
+    # gives. A wrapper calls the hooks of the strategy that it holds: this is called in a hook.
+    frame = sys._getframe(2)
+    caller = frame.f_locals.get("self")
+    if caller is not strategy and isinstance(caller, Strategy):
+        raise ConfigurationError(
+            f"Expected {type(strategy).__name__} to be driven directly. Got it wrapped in "
+            f"{type(caller).__name__}, whose privacy does not apply to it."
         )
 
 
-def require_clip(
-    algorithm: Callable[..., Any], strategy: str, privacy: PrivacyBudget, clip: float | None
-) -> None:
-    """Require that what makes an algorithm has the parameters of one that clips clients.
+def read_roster(keys: str, roster_file: str | PathLike[str] | None) -> Roster | None:
+    """Return the roster that a run needs, or ``None`` where it needs none."""
+    if keys != "roster":
+        return None
+    if roster_file is None:
+        raise ConfigurationError(
+            "Expected roster_file with keys='roster': the file of the clients' public keys. "
+            "Got None."
+        )
+    return Roster.from_file(roster_file)
 
-    It is a class, or what calls one; where it passes on any keywords, those of the class decide.
-    """
-    parameters = inspect.signature(algorithm).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return
-    if {"n_clients", "clip"} <= set(parameters):
-        return
+
+def no_clip(strategy: str, privacy: PrivacyBudget, clip: float | None) -> ConfigurationError:
+    """Return the error of a request for clipping to an algorithm that has none."""
     if privacy.protects_clients:
-        raise no_clip(strategy)
-    raise ConfigurationError(
+        return ConfigurationError(
+            f"Expected a budget with unit='record' for {strategy}, whose algorithm does not clip "
+            "what a client adds. Got unit='client' instead."
+        )
+    return ConfigurationError(
         f"Expected clip=None for {strategy}, which does not clip what a client adds. "
         f"Got clip={clip!r} instead."
-    )
-
-
-def no_clip(strategy: str) -> ConfigurationError:
-    """Return the error of an algorithm that cannot protect whole clients."""
-    return ConfigurationError(
-        f"Expected a budget with unit='record' for {strategy}, whose algorithm does not clip what "
-        "a client adds. Got unit='client' instead."
     )
 
 
 def require_trust(
     trust: TrustModel, algorithm: Algorithm, plan: PrivacyPlan, strategy: str
 ) -> None:
-    """Require that an algorithm runs under a trust model.
-
-    The error holds the reason and the trust models that would do.
-    """
+    """Require that an algorithm runs under a trust model, or name those that would do."""
     objection = trust.objection(algorithm, plan)
     if objection is not None:
         fitting = [n for n, each in TRUST_MODELS.items() if not each.objection(algorithm, plan)]
@@ -99,10 +99,8 @@ def require_trust(
 
 
 def require_reader(cost: bool, trust: TrustModel) -> None:
-    """Require that the server may see the cost, if it is to be released.
-
-    Otherwise the release would cost privacy and nobody would report it.
-    """
+    """Require that the server may see the cost, if it is to be released."""
+    # Otherwise the release would cost privacy and nobody would report it.
     if cost and trust.is_blind:
         raise ObliviousServerError(
             f"Expected cost=False under trust={trust.name!r}: the report that states the cost is "
@@ -110,27 +108,12 @@ def require_reader(cost: bool, trust: TrustModel) -> None:
         )
 
 
-class FinishedRun(Protocol):
-    """What a run left: a `Clustering`, or a strategy after its start."""
-
-    @property
-    def centroids(self) -> NDArray[np.float64]:
-        """Centroids in the user's units, (n_clusters, n_features)."""
-
-    @property
-    def report(self) -> Report:
-        """The run's report."""
-
-
 def result_of(initial: Any, privacy: PrivacyBudget) -> tuple[Any, Report | None]:
-    """Return initial centroids, and the report of the run that they are the result of, if any.
-
-    Initial centroids are public, so that run's server must see its result; and both runs must
-    protect the same unit.
-    """
+    """Return initial centroids, and the report of the run that they are the result of, if any."""
     report = getattr(initial, "report", None)
     if not isinstance(report, Report):
         return initial, None
+    # Initial centroids are public: with them, a blind server could solve for the noise it added.
     if trust_model(report.trust).is_blind:
         raise ObliviousServerError(
             "Expected initial centroids that the server may see. Got the result of a run under "
@@ -154,3 +137,21 @@ def initial_centroids(arrays: ArrayRecord) -> NDArray[Any] | None:
             f"Got {len(arrays)} arrays instead."
         )
     return next(iter(arrays.values())).numpy()
+
+
+def require_round(number: int, head: int, n_rounds: int) -> None:
+    """Require that Flower's loop configures the round after the last one that is closed."""
+    due = head + 1
+    if number != due or number > n_rounds:
+        raise ConfigurationError(
+            f"Expected rounds 1 to {n_rounds} in their order, round {min(due, n_rounds)} next. "
+            f"Got {number} instead."
+        )
+
+
+def unseen(trust: str) -> ObliviousServerError:
+    """Return the error of a request for centroids at a server that must not see them."""
+    return ObliviousServerError(
+        f"Expected no request for centroids at the server under trust={trust!r}: the server must "
+        "never see the result. Take them from a client's on_result."
+    )

@@ -1,24 +1,18 @@
 """Lloyd's algorithm with absolute sums: exact, with Laplace noise, with Gaussian noise."""
 
-from functools import partial
-from typing import Unpack
+from typing import Any
 
-from flower_kmeans.algorithms.lloyd import (
-    GLloydAlgorithm,
-    LloydAlgorithm,
-    SuLloydAlgorithm,
-)
-from flower_kmeans.domain import Domain
+from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm, SuLloydAlgorithm
+from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
-from flower_kmeans.strategies._checks import require_reader
+from flower_kmeans.strategies._base import KMeansStrategy
 
 
 class Lloyd(KMeansStrategy):
     """Lloyd's algorithm, exact and NOT PRIVATE: the server sees every client's sums.
 
-    Records are clipped to the domain here too. Beside what `KMeansStrategy` takes:
+    Records are clipped to the domain here too.
 
     Parameters
     ----------
@@ -26,7 +20,9 @@ class Lloyd(KMeansStrategy):
         ``PrivacyBudget(epsilon=None)``, which is the default; anything else is refused.
     """
 
+    ALGORITHM = LloydAlgorithm
     TRUST = "plain"
+    OMITS = ("cost",)
 
     def __init__(
         self,
@@ -34,7 +30,7 @@ class Lloyd(KMeansStrategy):
         domain: Domain,
         privacy: PrivacyBudget | None = None,
         n_records: int | None = None,
-        **options: Unpack[CommonOptions],
+        **options: Any,
     ) -> None:
         budget = PrivacyBudget(epsilon=None) if privacy is None else privacy
         if isinstance(budget, PrivacyBudget) and budget.is_private:
@@ -42,13 +38,13 @@ class Lloyd(KMeansStrategy):
                 "Expected PrivacyBudget(epsilon=None) for Lloyd, which is not private. "
                 f"Got epsilon={budget.epsilon} instead; use FastLloyd, GLloyd or SuLloyd."
             )
-        super().__init__(LloydAlgorithm, n_clusters, domain, budget, n_records, **options)
+        super().__init__(n_clusters, domain, budget, n_records, **options)
 
 
 class SuLloyd(KMeansStrategy):
     """Lloyd's algorithm with Laplace noise (Su, Cao, Li, Bertino & Jin, 2016).
 
-    Takes what `KMeansStrategy` takes. Laplace noise has no shares, so the server must add it.
+    Laplace noise has no shares, so the server must add it.
 
     Notes
     -----
@@ -58,29 +54,13 @@ class SuLloyd(KMeansStrategy):
     own: 1.2, 2.2 and 4.2 times less noise in 2, 16 and 64 columns.
     """
 
+    ALGORITHM = SuLloydAlgorithm
     TRUST = "oblivious-server"
-
-    def __init__(
-        self,
-        n_clusters: int,
-        domain: Domain,
-        privacy: PrivacyBudget,
-        n_records: int | None = None,
-        **options: Unpack[CommonOptions],
-    ) -> None:
-        super().__init__(SuLloydAlgorithm, n_clusters, domain, privacy, n_records, **options)
+    OMITS = ("cost",)
 
 
 class GLloyd(KMeansStrategy):
     """Lloyd's algorithm with Gaussian noise (FastLloyd's paper, Appendix B.1).
-
-    Beside what `KMeansStrategy` takes:
-
-    Parameters
-    ----------
-    cost : bool, default: False
-        Whether the last round also releases the cost: ``report.cost``. Not where the server sees
-        no sums: nobody could report it.
 
     Notes
     -----
@@ -88,18 +68,5 @@ class GLloyd(KMeansStrategy):
     the l2 bound of the domain and counts of sensitivity 1, composed exactly.
     """
 
+    ALGORITHM = GLloydAlgorithm
     TRUST = "oblivious-server"
-
-    def __init__(
-        self,
-        n_clusters: int,
-        domain: Domain,
-        privacy: PrivacyBudget,
-        n_records: int | None = None,
-        *,
-        cost: bool = False,
-        **options: Unpack[CommonOptions],
-    ) -> None:
-        algorithm = partial(GLloydAlgorithm, cost=cost)
-        super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
-        require_reader(cost, self.trust_model)

@@ -1,13 +1,7 @@
 """SynopsisKMeans: k-means from a private synopsis of the records."""
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Unpack
-
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
-from flower_kmeans.domain import Domain
-from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.strategies._base import CommonOptions, KMeansStrategy
+from flower_kmeans.strategies._base import KMeansStrategy
 
 
 class SynopsisKMeans(KMeansStrategy):
@@ -20,18 +14,12 @@ class SynopsisKMeans(KMeansStrategy):
 
     A ``Box`` stands for the ball around it, so a `Ball` that fits the records is better.
     ``n_rounds`` is ``"auto"``: rounds have different tasks, and their number follows from
-    ``n_records``, ``n_clusters``, the columns and the budget. Beside what `KMeansStrategy` takes:
+    ``n_records``, ``n_clusters``, the columns and the budget.
 
-    Parameters
-    ----------
-    clips : mapping of str to float, optional
-        With ``unit="client"``: records' worth of one client by release, in place of ``clip``,
-        whose default is the root of ``n_records / n_clients`` here.
-
-    Raises
-    ------
-    ConfigurationError
-        If a parameter is out of range, or parameters contradict each other.
+    With ``min_size`` or ``max_size`` the result has weights: a record x is in the cluster with the
+    least ``|x - c_j|^2 - w_j``, and ``size_report`` has the noisy sizes of these clusters. The run
+    aims at the bounds and cannot promise them. They take four more rounds and a tenth of mu^2;
+    ``min_size`` is at most ``n_records / n_clusters``, and ``max_size`` at least that.
 
     Notes
     -----
@@ -49,20 +37,23 @@ class SynopsisKMeans(KMeansStrategy):
     ... )
     >>> strategy.trust, strategy.n_rounds
     ('distributed-noise', 8)
+
+    With bounds on the sizes of clusters:
+
+    >>> import numpy as np
+    >>> from flower_kmeans import simulate
+    >>> rng = np.random.default_rng(0)
+    >>> records = rng.normal(size=(3000, 2)) + np.repeat([[0, 0], [8, 0]], [2400, 600], axis=0)
+    >>> strategy = SynopsisKMeans(
+    ...     2, Ball(12.0, [4, 0]), PrivacyBudget(1.0), 3000, n_clients=5, min_size=1200
+    ... )
+    >>> result = simulate(strategy, np.array_split(records, 5))
+    >>> bool(np.bincount(result.predict(records)).min() > 1000)
+    True
+    >>> bool(np.bincount(result.predict(records, nearest=True)).min() < 1000)
+    True
     """
 
+    ALGORITHM = SynopsisAlgorithm
     TRUST = "distributed-noise"
-    TAKES_INITIAL = False
-
-    def __init__(
-        self,
-        n_clusters: int,
-        domain: Domain,
-        privacy: PrivacyBudget,
-        n_records: int | None = None,
-        *,
-        clips: Mapping[str, float] | None = None,
-        **options: Unpack[CommonOptions],
-    ) -> None:
-        algorithm = partial(SynopsisAlgorithm, clips=clips)
-        super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)
+    OMITS = ("schedule",)

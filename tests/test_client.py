@@ -21,21 +21,17 @@ from flower_kmeans import (
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, TooFewClientsError
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.ledger import Ledger
-from flower_kmeans.protocol.in_process import task_identity
 from flower_kmeans.protocol.messages import (
     Ask,
     Code,
     Enrol,
     Enrolled,
-    Keys,
-    Peer,
     Refusal,
-    Wrapped,
     decode_reply,
     decode_request,
 )
 from flower_kmeans.protocol.wire import encode, from_content, to_content
-from flower_kmeans.secagg.key_agreement import public_key
+from flower_kmeans.simulation.in_process import task_identity
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans
 
 PARTS = [np.random.default_rng(i).random((20, 2)) for i in range(4)]
@@ -74,10 +70,19 @@ def enrolment(run=None):
     return to_content(encode(Enrol(doc=run.data)))
 
 
+BOX = Box([0, 0], [1, 1])
+
+
+def run_on(grid, budget=1.0, n_rounds=2, **options):
+    """Run FastLloyd and return its strategy."""
+    budget = budget if isinstance(budget, PrivacyBudget) else PrivacyBudget(budget)
+    strategy = FastLloyd(2, BOX, budget, 80, n_rounds=n_rounds, **options)
+    strategy.start(grid, timeout=60)
+    return strategy
+
+
 def run_through(app):
-    strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
-    strategy.start(RecordingGrid(app, 4), timeout=60)
-    return strategy.report
+    return run_on(RecordingGrid(app, 4)).report
 
 
 def own_app():
@@ -99,16 +104,10 @@ def test_actions_stand_beside_those_of_the_app():
     register_kmeans(app, load, SIMULATED)
     assert app(message("train"), context()).content["own"]["train"] == 1
     assert app(message("query.other"), context()).content["own"]["query"] == 1
-    reply = decoded(app(message("query.kmeans", enrolment()), context()).content)
-    assert isinstance(reply, Enrolled)
+    for category in ("train", "query", "evaluate"):
+        reply = app(message(f"{category}.kmeans", enrolment()), context())
+        assert isinstance(decoded(reply.content), Enrolled)
     assert run_through(app).answers == [4, 4]
-
-
-@pytest.mark.parametrize("category", ["train", "query", "evaluate"])
-def test_every_category_is_registered(category):
-    app = kmeans_client_app(load, SIMULATED)
-    reply = app(message(f"{category}.kmeans", enrolment()), context())
-    assert isinstance(decoded(reply.content), Enrolled)
 
 
 def test_an_app_of_client_fn_is_wrapped():
@@ -131,36 +130,29 @@ def test_a_wrapped_app_keeps_answering_everything_else():
             return Message(RecordDict(), reply_to=msg)
 
     app = with_kmeans(Own(), load, SIMULATED)
-    for kind in ("train", "evaluate", "query.other", "train.kmeans2"):
-        app(message(kind), context())
-    assert calls == ["train", "evaluate", "query.other", "train.kmeans2"]
-    app(message("train.kmeans", enrolment()), context())
-    assert len(calls) == 4
+    kinds = ["train", "evaluate", "query.other", "train.kmeans2"]
+    for kind in (*kinds, "train.kmeans"):
+        app(message(kind, enrolment()), context())
+    assert calls == kinds
 
 
-def spy(msg, ctx, call_next):
-    SEEN.append(msg.metadata.message_type)
-    return call_next(msg, ctx)
+def test_mods_of_the_app_are_refused_unless_listed_or_wrapped():
+    seen = []
 
+    def spy(msg, ctx, call_next):
+        seen.append(msg.metadata.message_type)
+        return call_next(msg, ctx)
 
-SEEN = []
-
-
-def test_mods_of_the_app_are_refused_unless_listed():
     with pytest.raises(ConfigurationError, match="mods"):
         register_kmeans(ClientApp(mods=[spy]), load)
+    with_kmeans(ClientApp(mods=[spy]), load, SIMULATED)(
+        message("query.kmeans", enrolment()), context()
+    )
+    assert not seen
     app = ClientApp(mods=[spy])
     register_kmeans(app, load, SIMULATED, mods=[spy])
-    SEEN.clear()
     app(message("query.kmeans", enrolment()), context())
-    assert SEEN == ["query.kmeans"]
-
-
-def test_mods_of_a_wrapped_app_do_not_see_our_messages():
-    app = with_kmeans(ClientApp(mods=[spy]), load, SIMULATED)
-    SEEN.clear()
-    app(message("query.kmeans", enrolment()), context())
-    assert not SEEN
+    assert seen == ["query.kmeans"]
 
 
 def test_a_second_registration_is_refused():
@@ -179,6 +171,8 @@ def test_a_second_registration_is_refused():
         ("policy", lambda: kmeans_client_app(load, "strict")),
         ("policy", lambda: with_kmeans(ClientApp(), load, {"max_epsilon": 1})),
         ("on_result", lambda: kmeans_client_app(load, None, "result.npz")),
+        ("load_ids", lambda: kmeans_client_app(load, None, None, ["a", "b"])),
+        ("load_ids", lambda: with_kmeans(ClientApp(), load, None, None, "ids.csv")),
     ],
 )
 def test_arguments_of_wrong_types_are_one_sentence(match, call):
@@ -192,11 +186,8 @@ def test_without_a_policy_private_runs_are_refused():
         run_through(kmeans_client_app(load))
 
 
-@pytest.mark.parametrize("policy", [None, SIMULATED, ClientPolicy(max_epsilon=0.5)])
-@pytest.mark.parametrize("kind", ["train.kmeans", "query.kmeans", "evaluate.kmeans"])
-def test_messages_of_others_get_a_code_and_no_error(policy, kind):
-    app = kmeans_client_app(load, policy)
-    reply = app(message(kind), context())
+def test_messages_of_others_get_a_code_and_no_error():
+    reply = kmeans_client_app(load)(message("train.kmeans"), context())
     assert not reply.has_error()
     assert decoded(reply.content) == Refusal(code=Code.BAD_MESSAGE)
 
@@ -230,8 +221,11 @@ def test_a_reply_is_built_from_nothing():
 # --------------------------------------------------------------------------- the operator's file
 
 
-def enrol_with(app, run=None, **node_config):
-    reply = app(message("query.kmeans", enrolment(run)), context(**node_config))
+def enrol_with(policy=None, run=None, /, **node_config):
+    """Return the code of a refusal, or None if a client with such an app takes part."""
+    reply = kmeans_client_app(load, policy)(
+        message("query.kmeans", enrolment(run)), context(**node_config)
+    )
     assert not reply.has_error()
     answer = decoded(reply.content)
     return None if isinstance(answer, Enrolled) else answer.code
@@ -246,25 +240,24 @@ def policy_file(tmp_path, text):
 
 def test_a_file_of_the_operators_decides(tmp_path):
     file = policy_file(tmp_path, 'state_dir = "state"')
-    assert enrol_with(kmeans_client_app(load)) == Code.LEDGER
-    assert enrol_with(kmeans_client_app(load), **file) is None
+    assert enrol_with() == Code.LEDGER
+    assert enrol_with(**file) is None
     assert (tmp_path / "state").is_dir()
     file = policy_file(tmp_path, 'state_dir = "state"\nmax_epsilon = 0.5')
-    assert enrol_with(kmeans_client_app(load), **file) == Code.POLICY
+    assert enrol_with(**file) == Code.POLICY
 
 
 def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
     file = policy_file(tmp_path, 'state_dir = "state"')
-    assert enrol_with(kmeans_client_app(load, ClientPolicy()), **file) is None
-    strict = kmeans_client_app(load, ClientPolicy(min_clients=4))
-    assert enrol_with(strict, **file) == Code.POLICY
+    assert enrol_with(ClientPolicy(), **file) is None
+    assert enrol_with(ClientPolicy(min_clients=4), **file) == Code.POLICY
     # What simulations accept is as much as the file accepts.
-    assert enrol_with(kmeans_client_app(load, SIMULATED), **file) is None
+    assert enrol_with(SIMULATED, **file) is None
     weak = make_run("trusted-server", "none")
-    assert enrol_with(kmeans_client_app(load, SIMULATED), weak) is None
-    assert enrol_with(kmeans_client_app(load, SIMULATED), weak, **file) == Code.POLICY
+    assert enrol_with(SIMULATED, weak) is None
+    assert enrol_with(SIMULATED, weak, **file) == Code.POLICY
     file = policy_file(tmp_path, "")  # no ledger: the app's in_memory does not help
-    assert enrol_with(kmeans_client_app(load, SIMULATED), **file) == Code.LEDGER
+    assert enrol_with(SIMULATED, **file) == Code.LEDGER
 
 
 @pytest.mark.parametrize(
@@ -273,7 +266,7 @@ def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
 def test_a_file_that_cannot_be_followed_refuses_every_run(text, tmp_path, caplog):
     file = policy_file(tmp_path, text)
     for run in (None, make_run("plain", "none")):
-        assert enrol_with(kmeans_client_app(load, SIMULATED), run, **file) == Code.POLICY
+        assert enrol_with(SIMULATED, run, **file) == Code.POLICY
     assert "policy" in caplog.text
 
 
@@ -281,54 +274,28 @@ def test_a_file_that_cannot_be_followed_refuses_every_run(text, tmp_path, caplog
 def test_a_file_that_is_not_there_refuses_every_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "missing.toml").write_text('state_dir = "state"')  # a path must be absolute
-    node_config = {"policy-file": name}
-    assert enrol_with(kmeans_client_app(load, SIMULATED), **node_config) == Code.POLICY
+    assert enrol_with(SIMULATED, **{"policy-file": name}) == Code.POLICY
 
 
-@pytest.mark.parametrize(
-    "key", ["policy", "policy_file", "Policy-File", "policyfile", "policy-files", " policy-file"]
-)
+@pytest.mark.parametrize("key", ["policy", "policy_file", "Policy-File", " policy-file"])
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_misspelt_policy_file_refuses_every_run(key, beside, tmp_path, caplog):
     file = policy_file(tmp_path, 'state_dir = "state"')
     node_config = {key: file["policy-file"], **(file if beside else {})}
     for run in (None, make_run("plain", "none")):
-        assert enrol_with(kmeans_client_app(load, SIMULATED), run, **node_config) == Code.POLICY
-        assert enrol_with(kmeans_client_app(load), run, **node_config) == Code.POLICY
+        assert enrol_with(SIMULATED, run, **node_config) == Code.POLICY
+        assert enrol_with(None, run, **node_config) == Code.POLICY
     assert key in caplog.text
     assert "policy-file" in caplog.text
     other = {"data": "/policy", "my-policy": "1"}  # what an app may name as it likes
-    assert enrol_with(kmeans_client_app(load, SIMULATED), **other) is None
+    assert enrol_with(SIMULATED, **other) is None
 
 
 def test_an_app_with_another_ledger_than_the_files_is_refused(tmp_path):
     file = policy_file(tmp_path, 'state_dir = "state"')
-    app = kmeans_client_app(load, ClientPolicy(state_dir=tmp_path / "other"))
-    assert enrol_with(app, **file) == Code.POLICY
-    same = kmeans_client_app(load, ClientPolicy(state_dir=tmp_path / "state"))
-    assert enrol_with(same, **file) is None
+    assert enrol_with(ClientPolicy(state_dir=tmp_path / "other"), **file) == Code.POLICY
+    assert enrol_with(ClientPolicy(state_dir=tmp_path / "state"), **file) is None
     assert not (tmp_path / "other").exists()
-
-
-def test_a_policy_that_broke_during_a_run_refuses_the_rest_of_it(tmp_path):
-    file = policy_file(tmp_path, 'state_dir = "state"')
-    app = kmeans_client_app(load)
-    run = make_run("oblivious-server", "relayed")
-
-    def ask(content):
-        return decoded(app(message("query.kmeans", content), context(**file)).content)
-
-    keys = [ask(enrolment(run)).public_key, *(public_key(bytes([i]) * 32) for i in (1, 2))]
-    peers = tuple(Peer(slot=i, public_key=key) for i, key in enumerate(keys))
-    request = to_content(encode(Keys(doc_hash=run.doc_hash, peers=peers)))
-    assert isinstance(ask(request), Wrapped)
-    file = policy_file(tmp_path, 'state_dir = "state"\nmax_rounds = 1')
-    assert [ask(content).code for content in (enrolment(run), request)] == [Code.POLICY] * 2
-    file = policy_file(tmp_path, "broken")
-    assert [ask(content).code for content in (enrolment(run), request)] == [
-        Code.POLICY,
-        Code.STALE,
-    ]
 
 
 class OwnFiles(RecordingGrid):
@@ -345,29 +312,23 @@ class OwnFiles(RecordingGrid):
 def test_nodes_with_files_and_ledgers_run_until_their_budget_is_spent(tmp_path):
     grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
     for _ in range(2):
-        strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
-        strategy.start(grid, timeout=60)
-        assert strategy.report.answers == [4, 4]
-        assert strategy.report.ledger is True
-        assert any(
-            "Every client states that it keeps" in text for text in strategy.report.statements
-        )
+        report = run_on(grid).report
+        assert report.answers == [4, 4]
+        assert report.ledger is True
+        assert any("Every client states that it keeps" in text for text in report.statements)
     assert not any(len(state) for state in grid.states.values())
-    strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=2)
     with pytest.raises(TooFewClientsError, match="ledger"):
-        strategy.start(grid, timeout=60)
+        run_on(grid)
 
 
 def test_ledgers_charge_an_initialisation_and_the_run_that_starts_from_it(tmp_path):
     """What they charge is what the second report says both cost together."""
-    grid, box = OwnFiles(kmeans_client_app(load), tmp_path, 4), Box([0, 0], [1, 1])
+    grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
     points = np.random.default_rng(0).random((20, 2))
     options = {"n_clients": 4, "min_clients": 3, "keys": "relayed"}
-    first = FedDPKMeans(2, box, PrivacyBudget(0.6), 80, server_data=points, n_rounds=0, **options)
+    first = FedDPKMeans(2, BOX, PrivacyBudget(0.6), 80, server_data=points, n_rounds=0, **options)
     first.start(grid, timeout=60)
-    second = FastLloyd(2, box, PrivacyBudget(0.9), 80, n_rounds=2, initial=first, **options)
-    second.start(grid, timeout=60)
-    together = second.report.together
+    together = run_on(grid, 0.9, initial=first, **options).report.together
     assert 0.9 < together.epsilon() < 1.5
     for i in range(4):
         with Ledger(tmp_path / f"node-{i}" / "state") as ledger:
@@ -376,15 +337,11 @@ def test_ledgers_charge_an_initialisation_and_the_run_that_starts_from_it(tmp_pa
 
 def test_beside_a_run_for_records_a_run_for_clients_costs_what_one_record_moves(tmp_path):
     """Of 20 records' worth that count, one is a twentieth."""
-    grid, box = OwnFiles(kmeans_client_app(load), tmp_path, 4), Box([0, 0], [1, 1])
-    options = {"n_rounds": 2, "min_clients": 3}
-    clients = PrivacyBudget(0.9, unit="client")
-    first = FastLloyd(2, box, clients, 80, n_clients=4, **options)
-    first.start(grid, timeout=60)
+    grid = OwnFiles(kmeans_client_app(load), tmp_path, 4)
+    first = run_on(grid, PrivacyBudget(0.9, unit="client"), n_clients=4, min_clients=3)
     with Ledger(tmp_path / "node-1" / "state") as ledger:
         assert ledger.epsilon(1e-6) == pytest.approx(0.9, rel=1e-9)  # for clients
-    second = FastLloyd(2, box, PrivacyBudget(0.9), 80, **options)
-    second.start(grid, timeout=60)
+    second = run_on(grid, 0.9, min_clients=3)
     assert first.clip == 20
     least = epsilon_of_mu(math.hypot(second.plan.mu, first.plan.mu / 20), 1e-6)
     with Ledger(tmp_path / "node-1" / "state") as ledger:
@@ -414,9 +371,7 @@ def test_a_file_that_is_tightened_during_a_run_holds_from_the_next_message_on(
             policy_file(tmp_path / "node-1", f'state_dir = "state"\n{tightened}')
 
     grid.on_push = on_push
-    strategy = FastLloyd(2, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 80, n_rounds=3, min_clients=3)
-    strategy.start(grid, timeout=60)
-    report = strategy.report
+    report = run_on(grid, n_rounds=3, min_clients=3).report
     assert report.answers == [4, 3, 3]
     (node,) = {entry.node_id for entry in report.dropped}
     assert node == list(grid.states)[1]

@@ -1,49 +1,35 @@
 """Imports point downwards only, and Flower's internals are touched in one file."""
 
 import ast
+import importlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+import flower_kmeans
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "flower_kmeans"
 
 # A room may import rooms of lower numbers, and its own. Within a number, only what is listed.
 LEVELS = {
-    "cli": 5,
-    "bench": 5,
-    "check": 5,
-    "choice": 5,
-    "output": 5,
-    "webreport": 5,
-    "picture": 5,
-    "source": 5,
-    "simulation": 5,
-    "strategies": 4,
-    "faults": 4,
-    "client": 3,
-    "clustering": 3,
-    "protocol": 3,
-    "algorithms": 2,
-    "secagg": 2,
-    "privacy": 1,
-    "datasets": 1,
-    "tables": 1,
-    "metrics": 1,
-    "baselines": 1,
-    "console": 0,
-    "extras": 0,
-    "files": 0,
-    "domain": 0,
-    "records": 0,
-    "assignment": 0,
-    "threads": 0,
-    "initialization": 0,
-    "canonical": 0,
-    "errors": 0,
-    "version": 0,
+    name: level
+    for level, names in enumerate(
+        (
+            "data extras files threads canonical parameters errors version",
+            "metrics baselines privacy",
+            "algorithms secagg vertical",
+            "report",
+            "client protocol",
+            "strategies",
+            "simulation",
+            "cli bench",
+        )
+    )
+    for name in names.split()
 }
 MODULES = sorted(
     path
@@ -59,17 +45,36 @@ def name_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
+@cache
+def tree(path):
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path):
     """Return every module that a file imports, also inside functions and type checks."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path} has a relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-            found.add(node.module)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
+
+
+def importing(*prefixes):
+    """Return the names of the modules that import a package."""
+    return {
+        name_of(path)
+        for path in MODULES
+        if any(f"{module}.".startswith(prefixes) for module in imports(path))
+    }
+
+
+def assert_in_process(code):
+    """Run code in a new interpreter."""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
 
 
 def room(module):
@@ -81,16 +86,13 @@ def of(name):
     return [path for path in MODULES if room(name_of(path)) == name]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_point_downwards(path):
-    own = room(name_of(path))
-    if own is None or own == "__init__":
-        return
-    assert own in LEVELS, f"{own} needs a place in the layers"
-    for module in imports(path):
-        other = room(module)
-        if other in LEVELS and other != own:
-            assert LEVELS[other] <= LEVELS[own], f"{own} must not import {other}"
+def test_imports_point_downwards():
+    for path in MODULES:
+        own = room(name_of(path))
+        if own not in (None, "__init__"):
+            assert own in LEVELS, f"{own} needs a place in the layers"
+            others = {room(module) for module in imports(path)} & set(LEVELS)
+            assert all(LEVELS[other] <= LEVELS[own] for other in others), (path, others)
 
 
 def test_rooms_of_one_level_do_not_import_each_other_in_circles():
@@ -108,21 +110,20 @@ def test_rooms_of_one_level_do_not_import_each_other_in_circles():
     assert not [a for a, found in reachable.items() if a in found]
 
 
-@pytest.mark.parametrize("name", ["algorithms", "privacy", "secagg", "assignment", "domain"])
-def test_the_mathematics_knows_nothing_of_flower(name):
-    assert of(name)
-    for path in of(name):
-        assert not [module for module in imports(path) if module.split(".")[0] == "flwr"]
+def test_the_mathematics_knows_nothing_of_flower():
+    knowing = {name.split(".")[1] for name in importing("flwr.")}
+    assert not knowing & {"algorithms", "privacy", "secagg", "vertical", "data", "report"}
 
 
 @pytest.mark.parametrize(
     ("name", "forbidden"),
     [
-        ("secagg", {"algorithms", "domain", "assignment", "federation", "protocol"}),
-        ("privacy", {"algorithms", "protocol", "strategies", "secagg", "domain"}),
-        ("algorithms", {"protocol", "strategies", "client"}),
-        ("protocol", {"strategies", "client", "simulation", "faults"}),
-        ("client", {"strategies", "simulation", "faults"}),
+        ("secagg", {"algorithms", "data", "protocol"}),
+        ("privacy", {"algorithms", "protocol", "strategies", "secagg", "data"}),
+        ("algorithms", {"protocol", "strategies", "client", "secagg"}),
+        ("vertical", {"algorithms", "protocol", "strategies", "client", "data"}),
+        ("protocol", {"strategies", "client", "simulation"}),
+        ("client", {"strategies", "simulation"}),
     ],
 )
 def test_rooms_know_nothing_of_these(name, forbidden):
@@ -130,71 +131,87 @@ def test_rooms_know_nothing_of_these(name, forbidden):
         assert not {room(module) for module in imports(path)} & forbidden
 
 
-def test_flowers_internals_are_touched_in_one_file():
-    internal = ("flwr.supercore", "flwr.superlink", "flwr.supernode", "flwr.server.", "flwr.proto")
-    touching = {
+@pytest.mark.parametrize(
+    ("prefixes", "module"),
+    [
+        (
+            [f"flwr.{x}." for x in ("supercore", "superlink", "supernode", "server", "proto")],
+            "simulation.in_process",
+        ),
+        (["tenseal."], "vertical.engine"),
+        (["secrets.", "random."], None),
+    ],
+)
+def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module):
+    assert importing(*prefixes) == ({f"flower_kmeans.{module}"} if module else set())
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [("vertical.parties", {"tenseal", "flwr"}), ("strategies", {"ortools"})],
+)
+def test_large_packages_are_imported_when_they_are_used(modules, absent):
+    solving = [name_of(path) for path in MODULES if '"ortools.' in path.read_text()]
+    assert solving == ["flower_kmeans.algorithms.constrained"]
+    assert_in_process(
+        f"import sys, flower_kmeans.{modules}; "
+        f"assert not {absent} & {{name.split('.')[0] for name in sys.modules}}"
+    )
+
+
+def test_only_one_module_reads_the_operating_systems_randomness():
+    reading = {
         name_of(path)
         for path in MODULES
-        if any(module.startswith(internal) for module in imports(path))
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("urandom", "getrandom")
     }
-    assert touching == {"flower_kmeans.protocol.in_process"}
-
-
-def test_only_one_module_asks_the_operating_system_for_randomness():
-    sources = ("secrets", "random")
-    for path in MODULES:
-        tree = ast.parse(path.read_text())
-        asks = [module for module in imports(path) if module.split(".")[0] in sources]
-        asks += [
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and node.attr in ("urandom", "getrandom")
-        ]
-        if name_of(path) != "flower_kmeans.privacy.randomness":
-            assert not asks, name_of(path)
-        else:
-            assert asks
+    assert reading == {"flower_kmeans.privacy.randomness"}
 
 
 def test_no_generator_of_numpy_makes_keys_or_noise():
     """Seeded generators are for public randomness only, where clients must agree."""
-    allowed = {"initialization", "datasets", "metrics", "source", "bench"}
+    allowed = {"algorithms.numerics.initialization", "data.datasets", "metrics", "cli.inputs"}
     for path in MODULES:
-        calls = [
-            ast.unparse(node.func)
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Call) and "random." in ast.unparse(node.func)
-        ]
-        if room(name_of(path)) not in allowed:
-            assert not [call for call in calls if "np.random" in call], name_of(path)
+        name = name_of(path).removeprefix("flower_kmeans.")
+        if name not in allowed and room(name_of(path)) != "bench":
+            calls = [node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+            assert not [call for call in calls if "np.random." in ast.unparse(call)], name
 
 
 def test_inputs_are_not_checked_by_assertions():
     """They vanish under python -O."""
     for path in MODULES:
-        assert not [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
+        assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree(path))), path
 
 
 def test_the_package_loads_lazily():
-    code = (
+    assert_in_process(
         "import sys, flower_kmeans; "
         "assert 'flwr' not in sys.modules and 'numpy' not in sys.modules; "
         "flower_kmeans.Box; assert 'flwr' not in sys.modules; "
         "assert set(flower_kmeans.__all__) == set(dir(flower_kmeans)); "
         "[getattr(flower_kmeans, name) for name in flower_kmeans.__all__]"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    assert not hasattr(flower_kmeans, "no_such_name")
 
 
-def test_unknown_names_are_attribute_errors():
-    import flower_kmeans
+def test_public_names_are_where_the_documents_import_them():
+    names = {*importlib.import_module("flower_kmeans.strategies").__all__}
+    wanted = "Lloyd SuLloyd GLloyd FastLloyd FedDPKMeans KFed PEMeans HDPEMeans SynopsisKMeans"
+    assert {*wanted.split(), "ConstrainedLloyd", "VerticalKMeans"} <= names
 
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = flower_kmeans.no_such_name
+
+def test_no_name_of_a_package_hides_its_module():
+    for path in MODULES:
+        if path.stem not in ("__init__", "__main__"):
+            package, _, name = name_of(path).rpartition(".")
+            module = importlib.import_module(f"{package}.{name}")
+            assert getattr(importlib.import_module(package), name) is module
 
 
 CLOCKS = {"time", "datetime"}
-SERVER_SIDE = {"exchange", "in_process"}
+SERVER_SIDE = {"exchange"}
 
 
 def test_no_rule_of_a_client_reads_a_clock():

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from flower_kmeans import threads
-from flower_kmeans.algorithms.cells import cell_sums
-from flower_kmeans.algorithms.projection import Projection, lifted_sums, second_moments
-from flower_kmeans.assignment import cluster_sums
-from flower_kmeans.domain import Ball, GridRecords
+from flower_kmeans.algorithms.numerics.assignment import cluster_sums
+from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.algorithms.numerics.projection import Projection, lifted_sums, second_moments
+from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.threads import sum_in_parts
 
 
@@ -25,31 +25,27 @@ def three_threads(monkeypatch):
     return switch
 
 
-@pytest.mark.parametrize("n_rows", [0, 1, 2, 3, 10])
-def test_every_row_is_in_one_part(three_threads, n_rows):
-    three_threads()
-    parts = []
+def record_parts(n_rows, work):
+    """Return the ranges and threads of the parts, and how often each row was in one."""
+    parts, idents = [], set()
 
     def part(start, stop):
         parts.append((start, stop))
-        rows = np.arange(start, stop)
-        return np.array([rows.sum()]), np.bincount(rows, minlength=n_rows)
-
-    total, times = sum_in_parts(n_rows, 100, part)
-    assert len(parts) == max(1, min(3, n_rows))
-    assert total.tolist() == [n_rows * (n_rows - 1) // 2]
-    assert times.tolist() == [1] * n_rows
-
-
-def test_little_work_takes_no_second_thread():
-    idents = set()
-
-    def part(start, stop):
         idents.add(threading.get_ident())
-        return (np.zeros(1, dtype=np.int64),)
+        return (np.bincount(np.arange(start, stop), minlength=n_rows),)
 
-    sum_in_parts(1_000, 1_000, part)
-    assert idents == {threading.get_ident()}
+    (times,) = sum_in_parts(n_rows, work, part)
+    return parts, idents, times.tolist()
+
+
+@pytest.mark.parametrize("n_rows", [0, 1, 2, 3, 10])
+def test_every_row_is_in_one_part_and_little_work_takes_no_second_thread(three_threads, n_rows):
+    own = {threading.get_ident()}
+    assert record_parts(n_rows, 1_000) == ([(0, n_rows)], own, [1] * n_rows)
+    three_threads()
+    parts, _, times = record_parts(n_rows, 100)
+    assert len(parts) == max(1, min(3, n_rows))
+    assert times == [1] * n_rows
 
 
 def test_an_error_of_one_part_is_the_callers(three_threads):
@@ -64,7 +60,7 @@ def test_an_error_of_one_part_is_the_callers(three_threads):
         sum_in_parts(9, 9, part)
 
 
-def questions():
+def statistics():
     rng = np.random.default_rng(5)
     bits, d = 12, 4
     centers = rng.integers(-(2**bits), 2**bits, (6, d))
@@ -80,16 +76,16 @@ def questions():
     }
 
 
-@pytest.mark.parametrize("name", questions())
+@pytest.mark.parametrize("name", statistics())
 @pytest.mark.parametrize("n", [1, 2, 1_003])
 def test_threads_change_no_statistic(three_threads, name, n):
-    ask = questions()[name]
+    statistic = statistics()[name]
     data = np.random.default_rng(n).normal(0, 0.6, (n, 4))  # some outside the ball
     records = GridRecords(data, Ball(1.0, np.zeros(4)), 12)
-    expected = ask(records)
+    expected = statistic(records)
     assert all(array.any() for array in expected)
     three_threads()
-    for found, array in zip(ask(records), expected, strict=True):
+    for found, array in zip(statistic(records), expected, strict=True):
         np.testing.assert_array_equal(found, array)
 
 

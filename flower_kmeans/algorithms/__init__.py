@@ -6,6 +6,9 @@ from flower_kmeans.algorithms.base import Query as Query
 from flower_kmeans.algorithms.base import State as State
 from flower_kmeans.algorithms.base import Statistic as Statistic
 from flower_kmeans.algorithms.base import algorithm_from_config as algorithm_from_config
+from flower_kmeans.algorithms.constrained import (
+    ConstrainedLloydAlgorithm as ConstrainedLloydAlgorithm,
+)
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm as FastLloydAlgorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm as FedDPAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm as GLloydAlgorithm
@@ -14,3 +17,4 @@ from flower_kmeans.algorithms.lloyd import SuLloydAlgorithm as SuLloydAlgorithm
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm as HDPEMeansAlgorithm
 from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm as PEMeansAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm as SynopsisAlgorithm
+from flower_kmeans.algorithms.vertical import VerticalAlgorithm as VerticalAlgorithm

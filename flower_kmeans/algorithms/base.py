@@ -10,18 +10,34 @@ An answer is the ``statistic`` of the client's records, clipped where whole clie
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.clipping import clip_factor, move_of_a_record, shortened
-from flower_kmeans.domain import Domain, GridRecords
+from flower_kmeans.algorithms.client_clipping import (
+    client_clip,
+    clip_factor,
+    move_of_a_record,
+    shortened,
+)
+from flower_kmeans.algorithms.numerics.assignment import check_exactness
+from flower_kmeans.algorithms.numerics.postprocess import scaled
+from flower_kmeans.algorithms.released import CostEstimate, SizeReport
+from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.parameters import (
+    AUTO,
+    LARGEST,
+    POSITIVE,
+    check_parameters,
+    read_parameters,
+    whole,
+    write_parameters,
+)
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.plan import PrivacyPlan, Release
-from flower_kmeans.privacy.report import CostEstimate
+from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -35,18 +51,23 @@ UNUSABLE = "The query of a round is not one of its algorithm."
 LIMIT = 2**63
 """Below which absolute values sums of 64-bit words are exact."""
 
+MAX_CLUSTERS = 10_000
+MAX_ROUNDS = 1_000
+MAX_WORDS = 2**22
+"""Words of a round: 32 MiB of a message, and a few times that of a client's memory."""
+MAX_RUN_WORDS = 2**27
+"""Words of all rounds: a gigabyte that each client sends."""
+OVERFLOW_PROBABILITY = 1e-9
+
+SUMS = "sums"
+COUNTS = "counts"
+MIN_COUNT = 1.0
+"""Fewest (noisy) records of a cluster whose sum is divided by them; public, the same for all."""
+
 
 @dataclass(frozen=True)
 class Block:
-    """A named array of a round's statistic.
-
-    Attributes
-    ----------
-    name : str
-    shape : tuple of int
-    exponent : int
-        An integer ``i`` of the block stands for the value ``i * 2**-exponent``.
-    """
+    """A named array of a round's statistic; an integer ``i`` means ``i * 2**-exponent``."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,58 +81,49 @@ class Block:
 
 @dataclass(frozen=True)
 class Statistic:
-    """What one client answers, or the noisy sum of all answers.
-
-    Attributes
-    ----------
-    blocks : mapping of str to ndarray
-        Integer arrays (int64), named as the blocks of the round's layout.
-    answered : float
-        Of a sum: the part of the run's places whose answers are in it, in (0, 1]. It is public.
-    """
+    """What one client answers, or the noisy sum of all answers: int64 arrays by block."""
 
     blocks: Mapping[str, IntArray]
     answered: float = 1.0
+    """Of a sum, public: its participation, in (0, 1]."""
+    n_answers: int | None = None
+    """Of a sum, public: how many clients' answers are in it, where that is known."""
 
 
 @dataclass(frozen=True)
 class State:
-    """All that an algorithm knows after a number of rounds.
-
-    Attributes
-    ----------
-    round : int
-        Rounds that are done.
-    arrays : mapping of str to ndarray
-        Of dtype int64 if the algorithm is replayable: clients keep them between messages.
-    """
+    """All that an algorithm knows after a number of rounds."""
 
     round: int
+    """Rounds that are done."""
     arrays: Mapping[str, NDArray[Any]]
+    """Of dtype int64 if the algorithm is replayable: clients keep them between messages."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """All that a client must know to answer a round.
-
-    Attributes
-    ----------
-    round : int
-        Counted from 1.
-    arrays : mapping of str to ndarray
-    """
+    """All that a client must know to answer a round; rounds count from 1."""
 
     round: int
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
 class Algorithm(ABC):
     """A clustering algorithm as a sequence of additive queries.
 
     Implementations are frozen, hashable dataclasses of public parameters, complete when
-    constructed: every parameter is checked there, before anything is sent or spent. One that
-    supports ``unit="client"`` has the parameters ``n_clients`` and ``clip`` (``client_clip`` checks
-    them), and keeps the latter as ``clip``.
+    constructed: every parameter is checked there, before anything is sent or spent.
+
+    ``n_records`` and ``n_clients`` are public planning numbers. The former is required with a
+    private budget; the latter with one of ``unit="client"``, and refused otherwise. There ``clip``
+    is how many records' worth of one client count in each release. The grid's step is
+    ``2**-fraction_bits`` of the scaled domain.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If a parameter is out of range, parameters contradict each other, or sums could overflow.
     """
 
     name: ClassVar[str]
@@ -125,42 +137,151 @@ class Algorithm(ABC):
     processor.
     """
 
-    clips_together: ClassVar[bool] = False
+    vertical: ClassVar[bool] = False
+    """Whether its records are split by columns among parties (trust model "vertical")."""
+
+    has_joint_clipping: ClassVar[bool] = False
     """Whether all releases of a round are shortened by one factor, the least that one of them
     needs, and not each by its own."""
 
+    bounds_clients: ClassVar[bool] = False
+    """Whether ``n_clients`` bounds what a client adds, and is given with ``unit="record"`` too."""
+
+    possible_warnings: ClassVar[tuple[str, ...]] = ()
+    """What the report can say of a run, in fixed sentences. The state's ``flags``, one for each,
+    are not 0 where a remark holds."""
+
+    n_clusters: Annotated[int, whole(1, MAX_CLUSTERS)]
     domain: Domain
-    n_clusters: int
-    n_rounds: int
-    fraction_bits: int
     budget: PrivacyBudget
-    clip: float | None
-    """How many records' worth of one client count in each release; ``None`` without clipping."""
+    _: KW_ONLY
+    n_records: Annotated[int | None, whole(1, LARGEST), "given"] = None
+    n_clients: Annotated[int | None, whole(1, LARGEST), "clients"] = None
+    clip: Annotated[float | None, POSITIVE, "clients"] = None
+    n_rounds: Annotated[int, whole(1, MAX_ROUNDS, auto=True)] = AUTO
+    seed: Annotated[int, whole(0, LARGEST)] = 0
+    fraction_bits: Annotated[int, whole(1, 25)] = 16
+
+    def __post_init__(self) -> None:
+        """Check what is declared, and resolve clip and budget; subclasses check the rest."""
+        check_parameters(self)
+        n_records, budget = self.n_records, self.budget
+        if n_records is None and budget.is_private:
+            raise ConfigurationError(
+                "n_records is required with a private budget: a public total number of records, "
+                "from which noise and rounds are planned. Got None."
+            )
+        if n_records is not None and self.n_clusters > n_records:
+            raise ConfigurationError(
+                f"Expected n_clusters of at most n_records={n_records}. "
+                f"Got {self.n_clusters} instead."
+            )
+        n_clients = None if self.bounds_clients else self.n_clients
+        self._put(clip=client_clip(budget, n_records, n_clients, self.clip))
+        # A default delta depends on the number of units: of what the budget protects.
+        n_units = self.n_clients if budget.protects_clients else n_records
+        self._put(budget=budget if n_units is None else budget.resolved(n_units))
+        check_exactness(self.domain.n_features, self.fraction_bits)
+
+    def _put(self, **attributes: Any) -> None:
+        """Set attributes while the object is made; it is frozen afterwards."""
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)
+
+    def _require_clipping(self, clips: tuple[tuple[str, float], ...]) -> None:
+        """Require that clips of single releases are given only where clients are clipped."""
+        if clips and self.clip is None:
+            raise ConfigurationError(
+                "Expected clips=None unless the budget is private with unit='client'. "
+                f"Got clips for {[name for name, _ in clips]}."
+            )
 
     @abstractmethod
     def layout(self, round_number: int) -> tuple[Block, ...]:
         """Return the blocks of a round's statistic (rounds count from 1), in their order."""
 
     @abstractmethod
-    def plan(self) -> PrivacyPlan:
-        """Return what each round releases, calibrated to the budget; needs no data."""
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases, with noise multipliers relative to those of other rounds."""
 
     @abstractmethod
-    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
-        """Require that no word of a noisy sum can overflow the ring (docs/guarantees.md, Ring).
+    def block_sensitivities(self, round_number: int) -> Mapping[str, float]:
+        """Return by how much one record changes each of a round's blocks, in grid units.
 
-        Parameters
-        ----------
-        noise_factor : float, default: 1
-            By how much the noise may exceed the plan's, where more clients add shares than had to.
-        limit : int, default: 2**63
-            Below which absolute values the secure sum is exact.
-
-        Raises
-        ------
-        ConfigurationError
-            With the numbers, if sums and noise do not fit.
+        Of second moments, that of the diagonal. For data sets that differ in one record, the
+        difference of the statistics divided by these has norm at most 1, jointly over the blocks of
+        each release and in its norm. They are public before the run: adding noise needs no query.
         """
+
+    def plan(self) -> PrivacyPlan:
+        """Return what each round releases, calibrated to the budget; needs no records."""
+        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
+        n_clients = None if self.clip is None else self.n_clients
+        return calibrate(self.budget, rounds, self.n_records, n_clients)
+
+    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
+        """Require that no word of a sum can reach the limit, but with probability 1e-9.
+
+        ``noise_factor`` is by how much the noise may exceed the plan's, where more clients add
+        noise shares than had to (docs/guarantees.md, "Fixed point" and "Distributed noise"). Below
+        the limit the secure sum is exact.
+        """
+        if self.n_records is None:
+            return
+        rounds = range(1, self.n_rounds + 1)
+        # A union bound over both tails of all words of the run.
+        logarithm = math.log(2 * sum(map(self.words, rounds)) / OVERFLOW_PROBABILITY)
+        tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
+        most = max(self.n_records, self.n_clients or 0)
+
+        def check(name: str, unit: float, noise: float) -> None:
+            require_capacity(
+                most * unit + noise,
+                limit,
+                f"They come from n_records={self.n_records} and noise of up to {noise:.3g} units "
+                f"in the release {name!r} at fraction_bits={self.fraction_bits}: take fewer "
+                "fraction_bits or a larger epsilon.",
+            )
+
+        for number, releases in enumerate(self.plan().rounds, start=1):
+            sensitivities = self.block_sensitivities(number)
+            if not releases:  # without noise a word is a sum of records alone
+                check("sums", max(sensitivities.values()), 0.0)
+            for release in releases:
+                # No word of a record exceeds its unit, which all words of a release have together.
+                unit = max(sensitivities[name] for name in release.blocks)
+                noise = release.noise_multiplier * unit * tails[release.mechanism]
+                check(release.name, unit, noise * noise_factor * self.clip_of(release))
+
+    def noise_of(self, round_number: int) -> dict[str, float]:
+        """Return the planned standard deviation of the noise in each block, in grid units.
+
+        That of second moments is of their diagonal.
+        """
+        if not self.budget.is_private:
+            return dict.fromkeys((block.name for block in self.layout(round_number)), 0.0)
+        sensitivities, found = self.block_sensitivities(round_number), {}
+        for release in self.plan().rounds[round_number - 1]:
+            spread = math.sqrt(2.0) if release.mechanism == "laplace" else 1.0
+            for name in release.blocks:
+                scale = release.noise_multiplier * self.clip_of(release) * spread
+                found[name] = scale * sensitivities[name]
+        return found
+
+    def _require_visible_clips(self) -> None:
+        """Require that a clipped client can still change every word by a step of the grid."""
+        if self.clip is None:
+            return
+        for number in range(1, self.n_rounds + 1):
+            sensitivities = self.block_sensitivities(number)
+            for release in self.releases(number):
+                least = min(sensitivities[name] for name in release.blocks)
+                if least > 0 and self.clip_of(release) * least < 1:
+                    raise ConfigurationError(
+                        f"Expected a clip of the release {release.name!r} of at least "
+                        f"{1 / least:.3g}, one step of the grid. "
+                        f"Got {self.clip_of(release)!r} instead."
+                    )
 
     @abstractmethod
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
@@ -179,6 +300,7 @@ class Algorithm(ABC):
 
         A client's own query is so never refused.
         """
+        # Noise may lead anywhere, and a client must be able to answer what follows from it.
         number = state.round + 1
         return Query(
             number,
@@ -188,78 +310,45 @@ class Algorithm(ABC):
             },
         )
 
-    @abstractmethod
-    def record_units(self, round_number: int) -> FloatArray:
-        """Return the public scale of every word of a round's statistic, for one record.
+    def record_sensitivities(self, round_number: int) -> FloatArray:
+        """Return the sensitivity of every word of a round, (words,) float64, for one record.
 
-        They are known before the run, so adding noise needs no query.
-
-        Returns
-        -------
-        ndarray of shape (words,), float64
-            In grid units, in layout order. For data sets that differ in one record, the difference
-            of the statistics divided by these units has norm at most 1, jointly over the blocks of
-            each release of the plan and in that release's norm.
+        In grid units, in layout order: `block_sensitivities`, unless words of a block differ.
         """
+        sensitivities, layout = self.block_sensitivities(round_number), self.layout(round_number)
+        return np.concatenate([np.full(block.size, sensitivities[block.name]) for block in layout])
 
-    def units(self, round_number: int) -> FloatArray:
-        """Return the scale of every word of a round's noise: ``record_units`` times the clips.
+    def sensitivities(self, round_number: int) -> FloatArray:
+        """Return the noise scale of every word of a round, (words,) float64.
 
-        Returns
-        -------
-        ndarray of shape (words,), float64
-            As ``record_units``, but for the answers, and for data sets that differ in whatever the
-            budget protects: one record, or all records of one client.
-
-        Raises
-        ------
-        ConfigurationError
-            If the budget protects clients and the algorithm has no ``clip``.
+        As `record_sensitivities`, times the clips: for answers, and for data sets that differ in
+        what the budget protects, one record or all records of one client.
         """
-        units = self.record_units(round_number)
-        if self._clip() is None:
-            return units
-        places = self.places(round_number)
-        for release in self.releases(round_number):
-            for name in release.blocks:
-                units[places[name]] *= self.clip_of(release)
-        return units
+        sensitivities = self.record_sensitivities(round_number)
+        if self._clip() is not None:
+            for release, words in self.release_words(round_number):
+                sensitivities[words] *= self.clip_of(release)
+        return sensitivities
 
     def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping.
-
-        ``clip`` for all of them, unless a subclass has others.
-        """
+        """Return how many records' worth of one client count in a release; 1 without clipping."""
         clip = self._clip()
         return 1.0 if clip is None else clip
 
-    def releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases, for their norms and blocks: their multipliers may be relative.
-
-        Where a plan takes long to calibrate, a subclass says it without one: clients ask in every
-        round.
-        """
-        return self.plan().rounds[round_number - 1]
-
     def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
-        """Return by how much one record of a client moves its part of each of a round's releases.
+        """Return by how much one record of a client that stays moves each of a round's releases.
 
-        For a budget that protects clients, and a client that stays. In the units of the noise and
-        in the norm of each release (docs/guarantees.md, "Client-level privacy"); at most 2, the way
-        from one end of the clip to the other.
+        For a budget that protects clients; over the noise scale and in the norm of each release
+        (docs/guarantees.md, "Client-level privacy").
         """
-        releases, units = self.releases(round_number), self.units(round_number)
-        places = self.places(round_number)
+        sensitivities = self.sensitivities(round_number)
         parts = [
-            (units[np.concatenate([places[name] for name in release.blocks])], release.norm)
-            for release in releases
+            (sensitivities[words], release.norm, 1.0 / self.clip_of(release))
+            for release, words in self.release_words(round_number)
         ]
-        steps = [1.0 / self.clip_of(release) for release in releases]
-        shared = max(steps) if self.clips_together and len(releases) > 1 else None
-        return tuple(
-            move_of_a_record(part, norm, step, shared)
-            for (part, norm), step in zip(parts, steps, strict=True)
-        )
+        joint = self.has_joint_clipping and len(parts) > 1
+        shared = max(step for *_, step in parts) if joint else None
+        return tuple(move_of_a_record(part, norm, step, shared) for part, norm, step in parts)
 
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
@@ -269,52 +358,45 @@ class Algorithm(ABC):
         """Return what a client adds to a round's sum: its statistic, clipped for ``unit="client"``.
 
         Then each release, in its norm and jointly over its blocks, is scaled to at most 1 in
-        ``units`` and truncated toward zero (docs/guarantees.md, "Client-level privacy"); where the
-        algorithm ``clips_together``, by the least factor of the round. A word that no release
-        covers has no noise, so it is 0.
-
-        Raises
-        ------
-        ConfigurationError
-            If the budget protects clients and the algorithm has no ``clip``.
+        `sensitivities` and truncated toward zero (docs/guarantees.md, "Client-level privacy"); with
+        ``has_joint_clipping``, by the least factor of the round. A word that no release covers has
+        no noise, so it is 0.
         """
         statistic = self.statistic(query, records)
         if self._clip() is None:
             return statistic
-        units = self.units(query.round)
+        sensitivities = self.sensitivities(query.round)
         vector = self.flatten(statistic, query.round)
-        clipped, places = np.zeros_like(vector), self.places(query.round)
-        parts = []
-        for release in self.releases(query.round):
-            words = np.concatenate([places[name] for name in release.blocks])
-            parts.append((words, clip_factor(vector[words], units[words], release.norm)))
+        clipped = np.zeros_like(vector)
+        parts = [
+            (words, clip_factor(vector[words], sensitivities[words], release.norm))
+            for release, words in self.release_words(query.round)
+        ]
+        # A joint factor keeps a client's means where they are: sums and counts shrink alike.
         least = min((factor for _, factor in parts), default=1.0)
         for words, factor in parts:
-            kept = least if self.clips_together else factor
-            clipped[words] = shortened(vector[words], units[words], kept)
+            kept = least if self.has_joint_clipping else factor
+            clipped[words] = shortened(vector[words], sensitivities[words], kept)
         return self.unflatten(clipped, query.round)
 
     def _clip(self) -> float | None:
         """Return ``clip`` if clients are protected; an algorithm that has none must not go on."""
         if not self.budget.protects_clients:
             return None
-        clip = getattr(self, "clip", None)
-        if clip is None:
+        if self.clip is None:
             raise ConfigurationError(
                 f"Expected a budget with unit='record' for {type(self).__name__}, which does not "
                 "clip what a client adds. Got unit='client' instead."
             )
-        return float(clip)
+        return self.clip
 
     def check_query(self, query: Query) -> None:
         """Require the arrays of the round, with their shapes, as int64 and within their ranges.
 
-        Raises
-        ------
-        MessageError
-            If a query is no such one; without a word about its values.
+        Otherwise there is a MessageError, without a word about values.
         """
         number, arrays = query.round, query.arrays
+        # Not isinstance: True is an int too, and would name a round that nobody planned.
         if type(number) is not int or not 1 <= number <= self.n_rounds:
             raise MessageError(UNUSABLE)
         ranges = self.query_ranges(number)
@@ -327,18 +409,21 @@ class Algorithm(ABC):
             if array.shape != shape or (array < low).any() or (array > high).any():
                 raise MessageError(UNUSABLE)
 
-    def notes(self, state: State) -> tuple[str, ...]:
+    def require_packages(self) -> None:  # noqa: B027 - most need none
+        """Require the optional packages that a client's answer needs; by default none."""
+
+    def warnings(self, state: State) -> tuple[str, ...]:
         """Return what the run's reader should know about how it went, from released values only."""
-        return ()
+        flags = state.arrays["flags"] if self.possible_warnings else ()
+        return tuple(
+            text for text, holds in zip(self.possible_warnings, flags, strict=True) if holds
+        )
 
     def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
-        """Return the cost at the centroids, if the last round released what tells it.
+        """Return the inertia at the centroids after the last round, from released values.
 
-        Parameters
-        ----------
-        state : State
-        noise_factor : float, default: 1
-            By how much the noise's standard deviation exceeded the plan's (distributed noise).
+        ``None`` unless the algorithm has ``cost=True``. ``noise_factor`` is by how much the noise's
+        standard deviation exceeded the plan's (distributed noise).
         """
         return None
 
@@ -348,8 +433,8 @@ class Algorithm(ABC):
     ) -> State:
         """Return the state after the noisy sum of all answers.
 
-        Total: it accepts any integers. Noise makes every word possible, and an error here would
-        tell others about words that nobody may see. ``rng`` is for algorithms that are not
+        Total: it accepts any integers. Noise makes every word possible, and an error would reveal
+        something about words that nobody may see. ``rng`` is for algorithms that are not
         replayable.
         """
 
@@ -357,28 +442,56 @@ class Algorithm(ABC):
         """Return the state after a round whose sum was lost; ``None`` if it cannot be missed."""
         return None
 
-    @abstractmethod
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d), or ``None`` if there are none yet."""
+        if "centroids" not in state.arrays:
+            return None
+        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
 
-    @abstractmethod
     def counts(self, state: State) -> FloatArray | None:
-        """Return the noisy cluster sizes of the last round, (k,), or ``None`` before it."""
+        """Return the noisy cluster sizes of the last round, (k,), or ``None`` before any."""
+        if "counts" not in state.arrays:
+            return None
+        return scaled(state.arrays["counts"], self.fraction_bits)
 
-    @abstractmethod
+    @property
+    def size_bounds(self) -> tuple[int, int | None] | None:
+        """Least and largest size of a cluster (0 and ``None`` where there is no such bound).
+
+        ``None`` unless results have weights and sizes.
+        """
+        return None
+
+    @property
+    def size_noise(self) -> float | None:
+        """Planned standard deviation of a released size's noise, in records; ``None`` likewise."""
+        return None
+
+    def weights(self, state: State) -> FloatArray | None:
+        """Return the weights of the power diagram whose cells are the clusters, (k,).
+
+        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``. In squared user's
+        units where all columns have one scale, else in those of the scaled domain; ``None`` where
+        a record belongs to its nearest centroid.
+        """
+        return None
+
+    def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
+        """Return the clusters' sizes after the last round; ``None`` without bounds on them.
+
+        ``noise_factor`` is that of `cost_estimate`.
+        """
+        return None
+
     def to_config(self) -> dict[str, Any]:
         """Return the parameters for a run document, without domain and budget."""
+        return {"name": self.name, **write_parameters(self, self.clip is not None)}
 
     @classmethod
-    @abstractmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
-        """Return the algorithm that ``to_config`` described.
-
-        Raises
-        ------
-        ConfigurationError, ConfigurationTypeError, MessageError
-            If a parameter is missing, unknown or not acceptable.
-        """
+        """Return the algorithm that ``to_config`` described, or raise if it cannot be one."""
+        values = read_parameters(cls, config, budget.protects_clients)
+        return cls(domain=domain, budget=budget, **values)
 
     def words(self, round_number: int) -> int:
         """Return the number of words of a round's statistic."""
@@ -391,6 +504,14 @@ class Algorithm(ABC):
             places[block.name] = np.arange(start, start + block.size)
             start += block.size
         return places
+
+    def release_words(self, round_number: int) -> list[tuple[Release, NDArray[np.intp]]]:
+        """Return a round's releases, each with where its words are in the round's vector."""
+        places = self.places(round_number)
+        return [
+            (release, np.concatenate([places[name] for name in release.blocks]))
+            for release in self.releases(round_number)
+        ]
 
     def flatten(self, statistic: Statistic, round_number: int) -> IntArray:
         """Return a statistic as one vector, (words,) int64, in layout order."""
@@ -405,40 +526,30 @@ class Algorithm(ABC):
             parts.append(array.reshape(-1))
         return np.concatenate(parts)
 
-    def unflatten(self, vector: IntArray, round_number: int, answered: float = 1.0) -> Statistic:
-        """Return the statistic that ``flatten`` wrote as a vector (words,) int64.
-
-        ``answered`` is the part of the run's places whose answers are in it.
-        """
+    def unflatten(
+        self,
+        vector: IntArray,
+        round_number: int,
+        answered: float = 1.0,
+        n_answers: int | None = None,
+    ) -> Statistic:
+        """Return the statistic of a vector (words,) int64, with the `Statistic`'s other fields."""
         words = self.words(round_number)
         if vector.shape != (words,) or vector.dtype != np.int64:
             raise ValueError(
                 f"Expected {words} words of int64. "
                 f"Got {vector.dtype} of shape {vector.shape} instead."
             )
-        blocks, start = {}, 0
-        for block in self.layout(round_number):
-            blocks[block.name] = vector[start : start + block.size].reshape(block.shape)
-            start += block.size
-        return Statistic(blocks, answered)
+        layout = self.layout(round_number)
+        parts = np.split(vector, np.cumsum([block.size for block in layout])[:-1])
+        blocks = {b.name: part.reshape(b.shape) for b, part in zip(layout, parts, strict=True)}
+        return Statistic(blocks, answered, n_answers)
 
 
 def require_capacity(bound: float, limit: int = LIMIT, explanation: str = "") -> None:
-    """Require that sums up to a bound are exact.
+    """Require that a sum with words up to ``bound``, noise included, stays below ``limit``.
 
-    Parameters
-    ----------
-    bound : int or float
-        Largest absolute value that a word of a sum can take, noise included.
-    limit : int, default: 2**63
-        Below which absolute values the secure sum is exact.
-    explanation : str
-        Where the bound comes from; it ends the error's message.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``bound`` is not below ``limit``, or is NaN.
+    The explanation of the bound ends the error's message.
     """
     # NaN compares as False, so it is refused with the rest.
     if 0 <= bound < limit:
@@ -464,13 +575,7 @@ def register(algorithm: AlgorithmType) -> AlgorithmType:
 def algorithm_from_config(
     config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
 ) -> Algorithm:
-    """Return the algorithm that a run document describes.
-
-    Raises
-    ------
-    ConfigurationError, ConfigurationTypeError, MessageError
-        If the name is unknown, or a parameter is missing, unknown or not acceptable.
-    """
+    """Return the algorithm that a run document describes, or raise if it is not acceptable."""
     name = config.get("name")
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ConfigurationError(f"Expected the name of an algorithm in {sorted(_REGISTRY)}.")

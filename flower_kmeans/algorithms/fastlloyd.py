@@ -13,13 +13,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import mpmath
 import numpy as np
-from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import (
+    COUNTS,
+    MIN_COUNT,
+    SUMS,
     Block,
     FloatArray,
     IntArray,
@@ -29,19 +31,15 @@ from flower_kmeans.algorithms.base import (
     Statistic,
     register,
 )
-from flower_kmeans.algorithms.cells import cell_sums
-from flower_kmeans.algorithms.cost import COST, squared_distances
 from flower_kmeans.algorithms.lloyd import (
-    COUNTS,
     FEWEST_AUTO_ROUNDS,
-    MIN_COUNT,
-    SUMS,
     TARGET_ERROR,
     LloydFamily,
-    Rounds,
     auto_rounds,
 )
-from flower_kmeans.algorithms.postprocess import (
+from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.algorithms.numerics.cost import COST
+from flower_kmeans.algorithms.numerics.postprocess import (
     clip_rows,
     into_domain,
     quotients,
@@ -54,15 +52,10 @@ from flower_kmeans.algorithms.relocation import (
     public_directions,
     relocated,
 )
-from flower_kmeans.assignment import cluster_sums
-from flower_kmeans.canonical import real_from_text, real_to_text
-from flower_kmeans.domain import Domain, GridRecords, row_sums
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.data.domain import Domain, GridRecords, row_sums
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.parameters import FLAG, POSITIVE, choice
 from flower_kmeans.privacy.plan import Release
-
-RADII = ("step", "constant")
-POSTPROCESSES = ("fold", "truncate", "none")
 
 NEARNESS = "nearness"
 """Name of the block of 1 - |u|^2, u an offset over the radius."""
@@ -79,7 +72,7 @@ _FREE_BOXES = 2  # the wider grid has one bit more
 
 
 @register
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class FastLloydAlgorithm(LloydFamily):
     """Radius-constrained Lloyd with Gaussian noise on relative sums and counts.
 
@@ -88,6 +81,10 @@ class FastLloydAlgorithm(LloydFamily):
     unit, is exactly mu-GDP (docs/guarantees.md, "Lloyd family, one round"). With relocation, sums
     are in units of the round's radius, and one record changes sums and nearness by at most 1
     together (the same, "FastLloyd's relocation").
+
+    ``alpha`` is the radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section
+    5.6); ``relocation=False`` is the paper's algorithm. All other parameters are documented by
+    `strategies.FastLloyd`.
 
     Parameters
     ----------
@@ -114,51 +111,12 @@ class FastLloydAlgorithm(LloydFamily):
     HAS_COST: ClassVar[bool] = True
     RELATIVE: ClassVar[bool] = True
 
-    alpha: float
-    radius: Literal["step", "constant"]
-    postprocess: Literal["fold", "truncate", "none"]
-    relocation: bool
-
-    def __init__(
-        self,
-        n_clusters: int,
-        domain: Domain,
-        budget: PrivacyBudget,
-        *,
-        n_records: int | None = None,
-        n_clients: int | None = None,
-        clip: float | None = None,
-        n_rounds: Rounds = "auto",
-        seed: int = 0,
-        fraction_bits: int = 16,
-        initial: ArrayLike | None = None,
-        cost: bool = False,
-        alpha: float = 0.8,
-        radius: Literal["step", "constant"] = "step",
-        postprocess: Literal["fold", "truncate", "none"] = "fold",
-        relocation: bool = True,
-    ) -> None:
-        object.__setattr__(self, "alpha", _positive("alpha", alpha))
-        object.__setattr__(self, "radius", _choice("radius", radius, RADII))
-        object.__setattr__(self, "postprocess", _choice("postprocess", postprocess, POSTPROCESSES))
-        if not isinstance(relocation, bool):
-            raise ConfigurationTypeError(
-                f"relocation must be a bool, got {type(relocation).__name__}."
-            )
-        object.__setattr__(self, "relocation", relocation)
-        super().__init__(
-            n_clusters,
-            domain,
-            budget,
-            n_records=n_records,
-            n_clients=n_clients,
-            clip=clip,
-            n_rounds=n_rounds,
-            seed=seed,
-            fraction_bits=fraction_bits,
-            initial=initial,
-            cost=cost,
-        )
+    alpha: Annotated[float, POSITIVE] = 0.8
+    radius: Annotated[Literal["step", "constant"], choice("step", "constant")] = "step"
+    postprocess: Annotated[
+        Literal["fold", "truncate", "none"], choice("fold", "truncate", "none")
+    ] = "fold"
+    relocation: Annotated[bool, FLAG] = True
 
     def radius_of(self, round_number: int) -> int:
         """Return the radius of a round (from 1) in whole grid units.
@@ -183,10 +141,7 @@ class FastLloydAlgorithm(LloydFamily):
         return State(0, {**state.arrays, "radius": np.array([self.radius_of(1)])})
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
-        """Return the arrays of a query: ``centroids``, (k, d), and with relocation a radius, (1,).
-
-        Both in grid units.
-        """
+        """Return ``centroids``, (k, d), and with relocation a ``radius``, (1,), in grid units."""
         ranges = super().query_ranges(round_number)
         if not self.relocation:
             return ranges
@@ -195,33 +150,20 @@ class FastLloydAlgorithm(LloydFamily):
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return sums of offsets from the centroids, and counts.
 
-        Without relocation, of records within the radius. The test compares integers, so the offset
-        of a kept record is no longer than the radius. With relocation, of all records: offsets over
-        the radius, clipped to length 1, and what their squares leave of 1. Below the signal of
+        Without relocation, of records within the radius. With relocation, of all records: offsets
+        over the radius, clipped to length 1, and what their squares leave of 1. Below the signal of
         `WEIGHTED_BELOW` each offset is multiplied by the root of 1 plus its nearness.
         """
-        centroids, number = query.arrays["centroids"], query.round
-        if self.postprocess == "none":
+        if self.postprocess == "none":  # distances to centroids outside of the box stay exact
             records = _WiderGrid(records)
-        if self.relocation:
-            radii = np.full(self.n_clusters, query.arrays["radius"][0])
-            weighted = self._is_weighted(number)
-            found = cell_sums(records, centroids, radii, self.fraction_bits, weighted)
-            blocks = {
-                SUMS: found.sums,
-                NEARNESS: found.slacks,
-                COUNTS: found.counts << self.fraction_bits,
-            }
-            if self._has_cost(number):
-                blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])  # 1 - (1 - |u|^2)
-            return Statistic(blocks)
-        radius = self.radius_of(number)
-        sums, counts = cluster_sums(records, centroids, radius * radius)
-        relative = sums - counts[:, None] * centroids
-        blocks = {SUMS: relative, COUNTS: counts << self.fraction_bits}
-        if self._has_cost(number):
-            total = squared_distances(records, centroids, self.largest_cost, radius * radius)
-            blocks[COST] = np.array([total], dtype=np.int64)
+        if not self.relocation:
+            return super().statistic(query, records)
+        q, radii = self.fraction_bits, np.full(self.n_clusters, query.arrays["radius"][0])
+        weighted = self._is_weighted(query.round)
+        found = cell_sums(records, query.arrays["centroids"], radii, q, weighted)
+        blocks = {SUMS: found.sums, NEARNESS: found.slacks, COUNTS: found.counts << q}
+        if self._has_cost(query.round):
+            blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])  # 1 - (1 - |u|^2)
         return Statistic(blocks)
 
     def update(
@@ -246,6 +188,7 @@ class FastLloydAlgorithm(LloydFamily):
         centroids = self._into_domain(old + to_grid(clipped))
         arrays = {"counts": counts.copy(), **self._kept_for_cost(number, old, answer)}
         if self.relocation:
+            # Not after the last round: sizes and cost are of the centroids that are released.
             if number < self.n_rounds:
                 centroids, radius = self._relocated(number, centroids, clipped, radius, answer)
             arrays["radius"] = np.array([radius])
@@ -282,13 +225,9 @@ class FastLloydAlgorithm(LloydFamily):
         return following, self._next_radius(radius, nearness, sizes, noise[SUMS])
 
     def _next_radius(
-        self,
-        radius: int,
-        nearness: FloatArray,
-        sizes: FloatArray,
-        nearness_noise: float,
+        self, radius: int, nearness: FloatArray, sizes: FloatArray, nearness_noise: float
     ) -> int:
-        """Return the radius that the mean square of a round's clipped offsets asks for."""
+        """Return the radius that follows from the mean square of a round's clipped offsets."""
         # Clipped clients make up fewer records than there are, and only counts show how many.
         # Records that are missing otherwise look far away, which makes the radius a little longer.
         if self.n_records is None or self.clip is not None:
@@ -302,25 +241,8 @@ class FastLloydAlgorithm(LloydFamily):
             0.0,
         )
         wanted = RADIUS_FACTOR * radius * math.sqrt(min(part, 1.0))
+        # At least 1: a radius of 0 would divide by nothing, and be outside of the query's range.
         return max(min(math.floor(wanted), self._radius), 1)
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the parameters for a run document; the number of rounds is the resolved one."""
-        return {
-            **super().to_config(),
-            "alpha": real_to_text(self.alpha),
-            "radius": self.radius,
-            "postprocess": self.postprocess,
-            "relocation": self.relocation,
-        }
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
-        """Return the algorithm that ``to_config`` described."""
-        extra = frozenset({"alpha", "radius", "postprocess", "relocation"})
-        values = cls._parameters(config, domain, budget, extra)
-        values["alpha"] = real_from_text(values["alpha"])
-        return cls(domain=domain, budget=budget, **values)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
@@ -378,24 +300,29 @@ class FastLloydAlgorithm(LloydFamily):
             Release(COUNTS, "gaussian", "l2", share * ratio, (COUNTS,)),
         )
 
-    def _sum_unit(self, round_number: int) -> float:
+    def _sum_sensitivity(self, round_number: int) -> float:
         one = 2**self.fraction_bits
         return float(one if self.relocation else self.radius_of(round_number))
 
-    def _block_units(self, round_number: int) -> dict[str, float]:
-        units = super()._block_units(round_number)
+    def block_sensitivities(self, round_number: int) -> dict[str, float]:
+        """Return by how much one record changes each block at most."""
+        sensitivities = super().block_sensitivities(round_number)
         if self.relocation:
-            units[NEARNESS] = float(2**self.fraction_bits)
-        return units
+            sensitivities[NEARNESS] = float(2**self.fraction_bits)
+        return sensitivities
 
     @property
-    def _rounds_cost_up(self) -> bool:
-        return self.relocation  # it is what slacks, which are rounded downward, leave of the counts
+    def _cost_rounding(self) -> int:
+        # With relocation it is what slacks, which are rounded downward, leave of the counts.
+        return -1 if self.relocation else 1
 
     def _sum_scale(self, state: State) -> float:
         if not self.relocation:
             return 1.0
         return float(state.arrays["radius"][0]) * 2.0**-self.fraction_bits
+
+    def _reach(self, round_number: int) -> int | None:
+        return self.radius_of(round_number)
 
     def _into_domain(self, points: IntArray) -> IntArray:
         if self.postprocess == "fold":
@@ -406,10 +333,7 @@ class FastLloydAlgorithm(LloydFamily):
 
     @property
     def largest_cost(self) -> int:
-        """What one record can add to the cost: the squared radius, in squared grid units.
-
-        With relocation, 1 on the grid of squared offsets over the squared radius.
-        """
+        """The squared radius; with relocation, 1 on the grid of squares over that of the radius."""
         if self.relocation:
             return int(4**self.fraction_bits)
         return self.radius_of(self.n_rounds) ** 2
@@ -456,17 +380,3 @@ class _WiderGrid(GridRecords):
 
     def read(self, start: int, out: FloatArray, scratch: FloatArray | None = None) -> None:
         self._inner.read(start, out, scratch)
-
-
-def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__}.")
-    if not 0 < value < math.inf:
-        raise ConfigurationError(f"Expected {name} positive and finite. Got {value!r} instead.")
-    return float(value)
-
-
-def _choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        raise ConfigurationError(f"Expected {name} in {list(choices)}. Got {value!r} instead.")
-    return value

@@ -6,61 +6,58 @@ and all counts by one (docs/guarantees.md, "Lloyd family, one round").
 """
 
 import math
-import operator
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import mpmath
 import numpy as np
-from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import (
-    LIMIT,
+    COUNTS,
+    MAX_CLUSTERS,
+    MAX_RUN_WORDS,
+    MAX_WORDS,
+    MIN_COUNT,
+    SUMS,
+    Algorithm,
     Block,
-    FloatArray,
     IntArray,
     Query,
     Range,
     State,
     Statistic,
     register,
-    require_capacity,
 )
-from flower_kmeans.algorithms.clipping import client_clip
-from flower_kmeans.algorithms.cost import COST, squared_distances
-from flower_kmeans.algorithms.costed import COUNTS as COUNTS
-from flower_kmeans.algorithms.costed import MIN_COUNT as MIN_COUNT
-from flower_kmeans.algorithms.costed import SUMS as SUMS
-from flower_kmeans.algorithms.costed import CostOfLastRound
-from flower_kmeans.algorithms.postprocess import fold, quotients, to_grid
-from flower_kmeans.algorithms.projection import squared_bound
-from flower_kmeans.assignment import check_exactness, cluster_sums
-from flower_kmeans.canonical import array_from_text, array_to_text, real_from_text, real_to_text
-from flower_kmeans.domain import Ball, Domain, GridRecords
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.initialization import sphere_packing
+from flower_kmeans.algorithms.numerics.assignment import cluster_sums
+from flower_kmeans.algorithms.numerics.cost import (
+    COST,
+    COST_SHARE,
+    LastRound,
+    in_users_units,
+    lost_by_rounding,
+    squared_distances,
+)
+from flower_kmeans.algorithms.numerics.initialization import sphere_packing
+from flower_kmeans.algorithms.numerics.postprocess import fold, quotients, to_grid
+from flower_kmeans.algorithms.numerics.projection import squared_bound
+from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.canonical import array_from_text, array_to_text
+from flower_kmeans.data.domain import Ball, Domain, GridRecords
+from flower_kmeans.data.records import check_records
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.parameters import FLAG, Kind, integer, is_auto, read_parameters
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
-from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import MAX_PARTS
-from flower_kmeans.records import check_records
 
-Rounds = int | Literal["auto"]
-
-MAX_CLUSTERS = 10_000
-MAX_ROUNDS = 1_000
-MAX_WORDS = 2**22
-"""Words of a round: 32 MiB of a message, and a few times that of a client's memory."""
-MAX_RUN_WORDS = 2**27
-"""Words of all rounds: a gigabyte that each client sends."""
 MAX_PACKING = 2**33
 """k^2 d of a sphere packing, which compares all pairs of points: up to a quarter of a minute."""
 MOST_AUTO_ROUNDS = 7
 FEWEST_AUTO_ROUNDS = 2
-OVERFLOW_PROBABILITY = 1e-9
 MAX_WIDTHS = 16
 """Different half widths of the columns that SuLloyd accounts for one by one."""
 
@@ -70,121 +67,50 @@ RHO = 0.225
 TARGET_ERROR = 0.004
 """Squared error per round that the automatic number of rounds accepts (Su et al.)."""
 
+_POINTS = Kind(lambda _, value: value, array_to_text)  # what is checked depends on k and d
 
-@dataclass(frozen=True, init=False)
-class LloydFamily(CostOfLastRound):
-    """What all Lloyd algorithms share: parameters, their checks, and sums and counts.
+
+@dataclass(frozen=True, kw_only=True)
+class LloydFamily(Algorithm):
+    """What all Lloyd algorithms share: parameters, their checks, sums and counts, and the cost.
 
     Parameters
     ----------
-    n_clusters : int
-        k, at most 10,000.
-    domain : Box or Ball
-        Public bounds and scaling.
-    budget : PrivacyBudget
-        For the whole run.
-    n_records : int, optional
-        Public planning figure for the total number of records. Required with a private budget.
-    n_clients : int, optional
-        Public planning figure for the number of clients. Required with a private budget of
-        ``unit="client"``, and refused otherwise.
-    clip : float, optional
-        With ``unit="client"`` only: how many records' worth of one client count in each release.
-        Default: ``n_records / n_clients``.
     n_rounds : int or "auto"
         T; ``"auto"`` is the papers' rule. N enters it only over the noise's standard deviation,
         which with ``unit="client"`` is ``clip`` times that of one record: ``n_records / clip``
         takes the place of N there.
-    seed : int
-        Public randomness of the initial centroids, in [0, 2**53).
-    fraction_bits : int
-        q; the grid's step is ``2**-q`` of the scaled domain.
     initial : array-like of shape (k, d), optional
         Public initial centroids in the user's units; sphere packing otherwise.
     cost : bool
-        Whether the last round also releases what `cost_estimate` needs; Gaussian noise only.
-
-    Raises
-    ------
-    ConfigurationError, ConfigurationTypeError
-        If a parameter is out of range, parameters contradict each other, or sums could overflow.
+        Whether the last round also releases the cost, for ``report.cost``; Gaussian noise only, and
+        where the server sees the sums. A state holds its integers alone, so that every client has
+        the same one; `cost_estimate` follows from them (docs/guarantees.md, "Metrics that may
+        leave").
+    n_clusters, domain, budget, n_records, n_clients, clip, seed, fraction_bits
+        As for all algorithms.
     """
 
     replayable: ClassVar[bool] = True
+    HAS_COST: ClassVar[bool] = False
+    """Whether the algorithm can release the cost."""
+    RELATIVE: ClassVar[bool] = False
+    """Whether sums and cost are of offsets from the centroids before, or from the origin."""
 
-    n_clusters: int
-    domain: Domain
-    budget: PrivacyBudget
-    n_records: int | None
-    n_clients: int | None
-    clip: float | None
-    n_rounds: int
-    seed: int
-    fraction_bits: int
-    initial: tuple[tuple[float, ...], ...] | None
-    cost: bool
+    initial: Annotated[tuple[tuple[float, ...], ...] | None, _POINTS, "given"] = None
+    cost: Annotated[bool, FLAG, "given"] = False
 
-    def __init__(
-        self,
-        n_clusters: int,
-        domain: Domain,
-        budget: PrivacyBudget,
-        *,
-        n_records: int | None = None,
-        n_clients: int | None = None,
-        clip: float | None = None,
-        n_rounds: Rounds = "auto",
-        seed: int = 0,
-        fraction_bits: int = 16,
-        initial: ArrayLike | None = None,
-        cost: bool = False,
-    ) -> None:
-        put = object.__setattr__  # the dataclass is frozen from here on
-        put(self, "n_clusters", integer("n_clusters", n_clusters, 1, MAX_CLUSTERS))
-        put(self, "domain", domain)
-        put(self, "n_records", planned_records(n_records, self.n_clusters, budget))
-        if n_clients is not None:
-            n_clients = integer("n_clients", n_clients, 1, 2**53 - 1)
-        put(self, "clip", client_clip(budget, self.n_records, n_clients, clip))
-        put(self, "n_clients", n_clients)
-        n_units = n_clients if budget.protects_clients else self.n_records
-        put(self, "budget", budget if n_units is None else budget.resolved(n_units))
-        put(self, "seed", integer("seed", seed, 0, 2**53 - 1))
-        put(self, "fraction_bits", integer("fraction_bits", fraction_bits, 1, 25))
-        check_exactness(domain.n_features, self.fraction_bits)
-        put(self, "initial", _initial(initial, self.n_clusters, domain.n_features))
-        put(self, "cost", cost)
-        self._check_cost()
-        self._check_size()
-        self._check_parameters()
-        rounds = self._auto_rounds() if isinstance(n_rounds, str) else n_rounds
-        if isinstance(n_rounds, str) and n_rounds != "auto":
+    def __post_init__(self) -> None:
+        """Check every parameter, and choose the number of rounds where that is left to it."""
+        super().__post_init__()
+        self._put(initial=_initial(self.initial, self.n_clusters, self.domain.n_features))
+        if self.cost and not self.HAS_COST:
             raise ConfigurationError(
-                f"Expected n_rounds as an integer or 'auto'. Got {n_rounds!r}."
+                f"Expected cost=False for {self.name!r}, which does not release the cost. "
+                "Got cost=True instead."
             )
-        put(self, "n_rounds", integer("n_rounds", rounds, 1, MAX_ROUNDS))
-        words = self.n_rounds * self.words(1)
-        if words > MAX_RUN_WORDS:
-            raise ConfigurationError(
-                f"Expected n_rounds so that each client sends at most {MAX_RUN_WORDS} words. "
-                f"Got n_rounds={self.n_rounds}, which are {words} words."
-            )
-        self._require_visible_clip()
-        self.require_capacity()
-        _ = self._initial_grid  # placing the centroids can fail too
-
-    # ------------------------------------------------------------------ what subclasses say
-
-    @abstractmethod
-    def _auto_rounds(self) -> int:
-        """Return the papers' number of rounds."""
-
-    def _check_parameters(self) -> None:
-        """Check what a subclass adds; called before the number of rounds is known."""
-
-    def _check_size(self) -> None:
-        """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
         k, d = self.n_clusters, self.domain.n_features
+        # Sizes of hours and gigabytes are refused: a client makes what a run document describes.
         if k * (d + 1) > MAX_WORDS:
             raise ConfigurationError(
                 f"Expected n_clusters and columns with k (d + 1) <= {MAX_WORDS} words. "
@@ -195,32 +121,73 @@ class LloydFamily(CostOfLastRound):
                 f"Expected n_clusters and columns with k^2 d <= {MAX_PACKING} where no initial "
                 f"centroids are given. Got n_clusters={k} and {d} columns instead."
             )
+        self._check_parameters()
+        if is_auto(self.n_rounds):
+            self._put(n_rounds=self._auto_rounds())
+        words = self.n_rounds * self.words(1)
+        if words > MAX_RUN_WORDS:
+            raise ConfigurationError(
+                f"Expected n_rounds so that each client sends at most {MAX_RUN_WORDS} words. "
+                f"Got n_rounds={self.n_rounds}, which are {words} words."
+            )
+        if self.cost and self.block_sensitivities(self.n_rounds)[COST] < 1:
+            raise ConfigurationError(
+                f"Expected a radius whose square is at least one grid step of 2^-"
+                f"{self.fraction_bits} with cost=True. Got a smaller one."
+            )
+        self._require_visible_clips()
+        self.require_capacity()
+        _ = self._initial_grid  # placing the centroids can fail too
+
+    @abstractmethod
+    def _auto_rounds(self) -> int:
+        """Return the paper's number of rounds."""
+
+    @abstractmethod
+    def _releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's other releases with multipliers relative to those of other rounds."""
+
+    def _sum_sensitivity(self, round_number: int) -> float:
+        """Return by how much one record can change the sums, in grid units."""
+        return self.domain.l2_bound(self.fraction_bits)
+
+    def _check_parameters(self) -> None:
+        """Check what a subclass adds; called before the number of rounds is known."""
+
+    def _reach(self, round_number: int) -> int | None:
+        """Return the radius of a round's offsets; ``None`` where sums are of records."""
+        return None
 
     def _into_domain(self, points: IntArray) -> IntArray:
-        """Return the centroids (k, d) that the next round uses."""
+        """Return the centroids (k, d) that the next round uses: reflected at the walls."""
         return self._into_ball(fold(points, self._half_widths))
 
-    # ------------------------------------------------------------------ the contract
-
     def layout(self, round_number: int) -> tuple[Block, ...]:
-        """Return sums (k, d) and counts (k,), both on the grid of ``2**-fraction_bits``.
+        """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if asked for.
 
-        And the cost, (1,), in the last round if it was asked for.
-
-        One grid for both is simpler than two, and shares of distributed noise need a standard
-        deviation of some grid units also for counts.
+        One grid for all is simpler than several, and noise shares of counts too need a standard
+        deviation of some grid units.
         """
-        k, d = self.n_clusters, self.domain.n_features
-        sums, counts = (
-            Block(SUMS, (k, d), self.fraction_bits),
-            Block(COUNTS, (k,), self.fraction_bits),
-        )
-        return (sums, counts, *self._cost_blocks(round_number))
+        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        blocks = Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)
+        return (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
 
-    def plan(self) -> PrivacyPlan:
-        """Return what each round releases, calibrated to the budget."""
-        rounds = tuple(self.releases(t) for t in range(1, self.n_rounds + 1))
-        return calibrate(self.budget, rounds, self.n_records, self.n_clients)
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases with noise multipliers relative to those of other rounds.
+
+        The cost has a share of 0.02 of mu^2 beside 1 for all others.
+        """
+        found = self._releases(round_number)
+        if not self._has_cost(round_number):
+            return found
+        # fsum: clients compare the plan that they compute with the server's, bit by bit.
+        others = math.fsum(
+            1 / release.noise_multiplier**2
+            for t in range(1, self.n_rounds + 1)
+            for release in self._releases(t)
+        )
+        multiplier = 1 / math.sqrt(COST_SHARE * others)
+        return (*found, Release(COST, "gaussian", "l2", multiplier, (COST,)))
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the given initial centroids, or those of sphere packing. ``rng`` is not used."""
@@ -231,20 +198,23 @@ class LloydFamily(CostOfLastRound):
         limit = self._free_boxes * self._half_widths
         return {"centroids": ((self.n_clusters, self.domain.n_features), -limit, limit)}
 
-    def record_units(self, round_number: int) -> FloatArray:
-        """Return the sensitivities to one record, for every word of a round."""
-        units, layout = self._block_units(round_number), self.layout(round_number)
-        return np.concatenate([np.full(block.size, units[block.name]) for block in layout])
+    def block_sensitivities(self, round_number: int) -> dict[str, float]:
+        """Return the unit of every block of a round, in grid units and for one record."""
+        sensitivities = {
+            SUMS: self._sum_sensitivity(round_number),
+            COUNTS: float(2**self.fraction_bits),
+        }
+        if self._has_cost(round_number):
+            sensitivities[COST] = float(self.largest_cost >> self.fraction_bits)
+        return sensitivities
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         """Return each cluster's sum and number of records; zeros for clusters without records."""
-        centroids = query.arrays["centroids"]
-        sums, counts = cluster_sums(records, centroids)
+        radius = self._reach(query.round)
+        largest = self.largest_cost if self._has_cost(query.round) else None
+        sums, counts, squares = summed(records, query.arrays["centroids"], radius, largest)
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
-        if self._has_cost(query.round):
-            total = squared_distances(records, np.zeros_like(centroids[:1]), self.largest_cost)
-            blocks[COST] = np.array([total], dtype=np.int64)
-        return Statistic(blocks)
+        return Statistic(blocks if largest is None else {**blocks, COST: squares})
 
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
@@ -262,126 +232,63 @@ class LloydFamily(CostOfLastRound):
         """Return the same centroids: a lost round is an iteration less."""
         return State(state.round + 1, state.arrays)
 
-    def centroids(self, state: State) -> FloatArray:
-        """Return the centroids in the user's units, (k, d)."""
-        grid = state.arrays["centroids"].astype(np.float64)
-        return self.domain.from_unit(grid * 2.0**-self.fraction_bits)
-
-    def counts(self, state: State) -> FloatArray | None:
-        """Return the noisy cluster sizes of the last round, (k,), or ``None`` before it."""
-        if "counts" not in state.arrays:
+    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+        """Return what `Algorithm` says, from the integers of the last round."""
+        arrays, q, step = state.arrays, self.fraction_bits, 2.0**-self.fraction_bits
+        if COST not in arrays:
             return None
-        return np.asarray(state.arrays["counts"].astype(np.float64) * 2.0**-self.fraction_bits)
-
-    def to_config(self) -> dict[str, Any]:
-        """Return the parameters for a run document; the number of rounds is the resolved one."""
-        config: dict[str, Any] = {
-            "name": self.name,
-            "n_clusters": self.n_clusters,
-            "n_rounds": self.n_rounds,
-            "seed": self.seed,
-            "fraction_bits": self.fraction_bits,
-        }
-        if self.n_records is not None:
-            config["n_records"] = self.n_records
-        if self.clip is not None:
-            config |= {"n_clients": self.n_clients, "clip": real_to_text(self.clip)}
-        if self.initial is not None:
-            config["initial"] = array_to_text(self.initial)
-        if self.cost:
-            config["cost"] = True
-        return config
+        means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, MIN_COUNT)
+        counts = arrays[COUNTS] * step
+        noise, unit = self.noise_of(self.n_rounds), self._sum_scale(state)
+        square, lost = unit * unit, self._cost_rounding * lost_by_rounding(counts, step)
+        last = LastRound(
+            q=(float(arrays[COST][0]) * step + lost) * square,
+            sums=arrays[SUMS] * (step * unit),
+            counts=counts,
+            references=arrays["before"] * step if self.RELATIVE else np.zeros_like(means),
+            after=arrays["centroids"] * step,
+            quotients=means * (step * unit),
+            usable=usable,
+            noise=(noise[COST] * step * square, noise[SUMS] * step * unit, noise[COUNTS] * step),
+            step=step,
+        )
+        return in_users_units(last.value, last.bias, last.error, self.domain, noise_factor)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described."""
-        return cls(domain=domain, budget=budget, **cls._parameters(config, domain, budget))
-
-    @classmethod
-    def _parameters(
-        cls,
-        config: Mapping[str, Any],
-        domain: Domain,
-        budget: PrivacyBudget,
-        extra: frozenset[str] = frozenset(),
-    ) -> dict[str, Any]:
-        """Return constructor arguments of a configuration with exactly the expected fields."""
-        required = {"name", "n_clusters", "n_rounds", "seed", "fraction_bits"} | extra
-        if budget.protects_clients:
-            required |= {"n_clients", "clip"}
-        if not required <= set(config) <= required | {"n_records", "initial", "cost"}:
-            raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
-        values = {name: value for name, value in config.items() if name != "name"}
-        if "cost" in values and values["cost"] is not True:
-            raise ConfigurationTypeError("cost must be left out of a run document, or be true.")
-        if isinstance(values["n_rounds"], str):
-            raise ConfigurationTypeError("n_rounds must be an integer in a run document.")
-        if "clip" in values:
-            values["clip"] = real_from_text(values["clip"])
+        values = read_parameters(cls, config, budget.protects_clients)
         if "initial" in values:
             k = integer("n_clusters", values["n_clusters"], 1, MAX_CLUSTERS)
             values["initial"] = array_from_text(values["initial"], (k, domain.n_features))
-        return values
+        return cls(domain=domain, budget=budget, **values)
 
-    # ------------------------------------------------------------------ details
+    def _has_cost(self, round_number: int) -> bool:
+        return self.cost and round_number == self.n_rounds
 
-    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
-        """Require that no word of a sum can reach the limit, but with probability 1e-9.
+    def _kept_for_cost(
+        self, round_number: int, before: IntArray, answer: Statistic
+    ) -> dict[str, IntArray]:
+        """Return what `cost_estimate` needs of the last round beside its result."""
+        if not self._has_cost(round_number):
+            return {}
+        # Copies: the answer's blocks are parts of a vector that its owner may use again.
+        kept = {name: answer.blocks[name].copy() for name in (SUMS, COST)}
+        return {**kept, "before": before.copy()} if self.RELATIVE else kept
 
-        Parameters
-        ----------
-        noise_factor : float
-            By how much more the noise may deviate than planned, as it does where every client adds
-            a share (docs/guarantees.md, "Fixed point" and "Distributed noise").
-        limit : int
-            Below which absolute values the secure sum is exact.
+    @property
+    def _cost_rounding(self) -> int:
+        """1 where what a record adds to the cost is rounded downward to the grid, -1 upward."""
+        return 1
 
-        Raises
-        ------
-        ConfigurationError
-            If ``n_records`` records and the noise do not fit.
-        """
-        if self.n_records is None:
-            return
-        one = 2**self.fraction_bits
-        draws = (self.n_clusters * (self.domain.n_features + 1) + 1) * self.n_rounds
-        noise = 0.0
-        for number, releases in enumerate(self.plan().rounds, start=1):
-            units = self._block_units(number)
-            for release in releases if self.budget.is_private else ():
-                unit = max(units[block] for block in release.blocks) * (self.clip or 1.0)
-                noise = max(noise, release.noise_multiplier * unit * _tail(release, draws))
-        # A record moves a coordinate by the largest offset at most, and a count by 1. Clipping only
-        # takes away from that.
-        most = (1 + self._free_boxes) * one + 0.5
-        if self.cost:
-            most = max(most, float(self.largest_cost >> self.fraction_bits))
-        bound = self.n_records * most + noise * noise_factor
-        require_capacity(
-            bound,
-            limit,
-            f"They come from n_records={self.n_records} and noise of up to "
-            f"{noise * noise_factor:.3g} units at fraction_bits={self.fraction_bits}: take fewer "
-            "fraction_bits or a larger epsilon.",
-        )
-
-    def _require_visible_clip(self) -> None:
-        """Require that a clipped client can still change every word by a step of the grid."""
-        least = min(min(self._block_units(t).values()) for t in range(1, self.n_rounds + 1))
-        if least < 1:
-            raise ConfigurationError(
-                f"Expected a radius whose square is at least one grid step of 2^-"
-                f"{self.fraction_bits} with cost=True. Got a smaller one."
-            )
-        if self.clip is not None and self.clip * least < 1:
-            raise ConfigurationError(
-                f"Expected clip of at least {1 / least:.3g}, one grid step of 2^-"
-                f"{self.fraction_bits}. Got {self.clip!r} instead."
-            )
+    def _sum_scale(self, state: State) -> float:
+        """Return the scaled units in one of the last round's sums; 1 unless they are shortened."""
+        return 1.0
 
     @property
     def _planning_records(self) -> float | None:
-        """N of the papers' rules for T, which depend on N over the noise's standard deviation."""
+        """N of the papers' rules for T."""
+        # N enters them only over the noise's standard deviation, which has the clip as a factor.
         if self.n_records is None or self.clip is None:
             return self.n_records
         return self.n_records / self.clip
@@ -405,6 +312,7 @@ class LloydFamily(CostOfLastRound):
         if self.initial is not None:
             unit = self.domain.to_unit(np.array(self.initial))
             return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
+        # A packing takes seconds, and simulated clients of a process all need the same one.
         packed = _packed(self.n_clusters, tuple(self._half_widths.tolist()), self.seed)
         return self._into_ball(packed)
 
@@ -424,7 +332,7 @@ class LloydFamily(CostOfLastRound):
 
 
 @register
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class LloydAlgorithm(LloydFamily):
     """Lloyd's algorithm, exact: the centroids are those of the pooled records. Not private."""
 
@@ -444,12 +352,9 @@ class LloydAlgorithm(LloydFamily):
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         return ()
 
-    def _sum_unit(self, round_number: int) -> float:
-        return self.domain.l2_bound(self.fraction_bits)
-
 
 @register
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class GLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on absolute sums and counts.
 
@@ -478,12 +383,9 @@ class GLloydAlgorithm(LloydFamily):
             Release(COUNTS, "gaussian", "l2", math.sqrt(spread / (2 * RHO)), (COUNTS,)),
         )
 
-    def _sum_unit(self, round_number: int) -> float:
-        return self.domain.l2_bound(self.fraction_bits)
-
 
 @register
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class SuLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Laplace noise on absolute sums and counts (Su et al. 2016).
 
@@ -501,20 +403,20 @@ class SuLloydAlgorithm(LloydFamily):
         if self.budget.epsilon is None or n_records is None:
             return MOST_AUTO_ROUNDS
         k, d = self.n_clusters, self.domain.n_features
-        spread = d + _count_share(d)
+        spread = d + count_share(d)
         error = math.sqrt(500 * k**3 * spread * spread * spread) / n_records
         return limited(self.budget.epsilon / error)
 
     def _releases(self, round_number: int) -> tuple[Release, ...]:
         d, parts = self.domain.n_features, self._columns
         # Su et al.'s ratio of the epsilons, whichever unit the sums have.
-        sums = self.domain.l1_bound(self.fraction_bits) / (d * self._sum_unit(round_number))
+        sums = self.domain.l1_bound(self.fraction_bits) / (d * self._sum_sensitivity(round_number))
         return (
             Release(SUMS, "laplace", "linf" if parts else "l1", sums, (SUMS,), parts),
-            Release(COUNTS, "laplace", "l1", 1 / _count_share(d), (COUNTS,)),
+            Release(COUNTS, "laplace", "l1", 1 / count_share(d), (COUNTS,)),
         )
 
-    def _sum_unit(self, round_number: int) -> float:
+    def _sum_sensitivity(self, round_number: int) -> float:
         if self._columns:
             return float(self._half_widths.max())
         return self.domain.l1_bound(self.fraction_bits)
@@ -526,6 +428,8 @@ class SuLloydAlgorithm(LloydFamily):
         Empty where the sums have one joint bound in l1: it is what pure epsilons, balls and clipped
         clients need. Where half widths differ in too many columns, the composition would take long.
         """
+        # A pure epsilon adds up however the sums are divided, and a ball or a clip bounds all
+        # columns together, not each.
         pure = not self.budget.is_private or self.budget.delta == 0
         if pure or self.budget.protects_clients or isinstance(self.domain, Ball):
             return ()
@@ -535,6 +439,24 @@ class SuLloydAlgorithm(LloydFamily):
         if len(columns) > MAX_WIDTHS or self.domain.n_features * self.n_rounds > MAX_PARTS:
             return ()
         return columns
+
+
+def summed(
+    records: GridRecords, centroids: IntArray, radius: int | None, largest: int | None
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return sums (k, d), counts (k,) and squares (1,) of the records by nearest centroid.
+
+    With a radius, in grid units, of their offsets from the centroids, of records within it: the
+    test is exact, so no offset is longer. Squares, of which one record adds ``largest`` at most,
+    are 0 without it.
+    """
+    radius2 = None if radius is None else radius * radius
+    sums, counts = cluster_sums(records, centroids, radius2)
+    references = np.zeros_like(centroids[:1])  # the origin
+    if radius is not None:
+        references, sums = centroids, sums - counts[:, None] * centroids
+    total = 0 if largest is None else squared_distances(records, references, largest, radius2)
+    return sums, counts, np.array([total], dtype=np.int64)
 
 
 def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:
@@ -549,48 +471,6 @@ def limited(rounds: float) -> int:
     return int(min(max(rounds, FEWEST_AUTO_ROUNDS), MOST_AUTO_ROUNDS))
 
 
-def integer(name: str, value: Any, low: int, high: int) -> int:
-    """Return a parameter as an int of the range.
-
-    Raises
-    ------
-    ConfigurationTypeError, ConfigurationError
-        If it is no integer, or out of range.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool | np.bool_):
-        raise ConfigurationTypeError(f"{name} must be an integer, got {type(value).__name__}.")
-    if not low <= number <= high:
-        raise ConfigurationError(f"Expected {name} in [{low}, {high}]. Got {number} instead.")
-    return number
-
-
-def planned_records(value: Any, n_clusters: int, budget: PrivacyBudget) -> int | None:
-    """Return the public planning figure for the number of records, ``None`` if there is none.
-
-    Raises
-    ------
-    ConfigurationTypeError, ConfigurationError
-        If it is required and missing, no integer, out of range, or below the number of clusters.
-    """
-    if value is None:
-        if budget.is_private:
-            raise ConfigurationError(
-                "n_records is required with a private budget: a public figure for the total number "
-                "of records, from which noise and rounds are planned. Got None."
-            )
-        return None
-    n_records = integer("n_records", value, 1, 2**53 - 1)
-    if n_clusters > n_records:
-        raise ConfigurationError(
-            f"Expected n_clusters of at most n_records={n_records}. Got {n_clusters} instead."
-        )
-    return n_records
-
-
 def _initial(value: Any, n_clusters: int, n_features: int) -> tuple[tuple[float, ...], ...] | None:
     if value is None:
         return None
@@ -603,20 +483,14 @@ def _initial(value: Any, n_clusters: int, n_features: int) -> tuple[tuple[float,
     return tuple(tuple(row) for row in (points + 0.0).tolist())
 
 
-def _count_share(d: int) -> float:
+def count_share(d: int) -> float:
     """Return Su et al.'s share of epsilon for counts where sums get d: (4 d rho^2)^(1/3)."""
     with mpmath.workprec(120):  # the same digits on every processor, unlike libm's pow
         return float(mpmath.root(mpmath.mpf(4 * d) * mpmath.mpf(RHO) ** 2, 3))
 
 
-def _tail(release: Release, draws: int) -> float:
-    """Return how many standard deviations or scales no draw exceeds, but with probability 1e-9."""
-    logarithm = math.log(2 * draws / OVERFLOW_PROBABILITY)
-    return math.sqrt(2 * logarithm) if release.mechanism == "gaussian" else logarithm
-
-
 @lru_cache(maxsize=4)
 def _packed(n_clusters: int, half_widths: tuple[int, ...], seed: int) -> IntArray:
     packed = sphere_packing(n_clusters, np.array(half_widths, dtype=np.int64), seed)
-    packed.setflags(write=False)  # shared by all clients of a process
+    packed.setflags(write=False)
     return packed

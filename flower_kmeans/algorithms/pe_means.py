@@ -9,15 +9,23 @@ counts lifts the centroids out of it (Algorithm 3).
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import (
+    COUNTS,
+    MAX_ROUNDS,
+    MAX_RUN_WORDS,
+    MAX_WORDS,
+    MIN_COUNT,
+    SUMS,
     UNUSABLE,
+    Algorithm,
+    Block,
+    FloatArray,
     IntArray,
     Query,
     Range,
@@ -25,22 +33,33 @@ from flower_kmeans.algorithms.base import (
     Statistic,
     register,
 )
-from flower_kmeans.algorithms.grid_kmeans import grid_kmeans
-from flower_kmeans.algorithms.histogram import expected_total, zero_small
-from flower_kmeans.algorithms.lloyd import COUNTS, MIN_COUNT, SUMS
-from flower_kmeans.algorithms.pe_means_parameters import DIRECTIONS, PEMeansParameters
-from flower_kmeans.algorithms.pe_means_population import gather, packed, variations
-from flower_kmeans.algorithms.portable import normals
-from flower_kmeans.algorithms.postprocess import into_domain, quotients, scaled, to_grid
-from flower_kmeans.algorithms.projection import ProjectedRecords, lifted_sums
-from flower_kmeans.assignment import assign, vote_counts
-from flower_kmeans.domain import GridRecords
-from flower_kmeans.errors import MessageError
-from flower_kmeans.initialization import public_words, random_words, round_words
+from flower_kmeans.algorithms.lloyd import MAX_PACKING
+from flower_kmeans.algorithms.numerics.assignment import assign, vote_counts
+from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
+from flower_kmeans.algorithms.numerics.initialization import public_words, random_words, round_words
+from flower_kmeans.algorithms.numerics.portable import normals
+from flower_kmeans.algorithms.numerics.postprocess import (
+    expected_total,
+    into_domain,
+    quotients,
+    scaled,
+    to_grid,
+    zero_small,
+)
+from flower_kmeans.algorithms.numerics.projection import ProjectedRecords, Projection, lifted_sums
+from flower_kmeans.algorithms.pe_means_population import Space, gather, packed, variations
+from flower_kmeans.data.domain import GridRecords
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.parameters import AUTO, LARGEST, integer, is_auto, reals, whole
+from flower_kmeans.privacy.plan import Release
 
-FloatArray = NDArray[np.float64]
+DIRECTIONS = 16  # columns to which HDPE-means projects (PE-means, Section IV-D)
+MAX_CANDIDATES = 2**13  # default cap: where it binds, more candidates rarely help and cost time
+SPREAD = 1.5  # radius of projected candidates, in radii of the domain: a projection lengthens some
 
-NOTES = (
+VOTES, LIFT_SUMS, LIFT_COUNTS = "votes", "lift-sums", "lift-counts"
+
+WARNINGS = (
     "The population was capped by max_candidates.",
     "The noise of the votes exceeded their signal: the variations were halved at least once.",
     "No candidate kept any votes in a round: it changed no centroid.",
@@ -48,7 +67,7 @@ NOTES = (
     "Some clusters had too small a noisy count in the last round: they are where the projection "
     "has them.",
 )
-CAPPED, HALVED, NO_VOTES, FEW, NOT_LIFTED = range(len(NOTES))
+CAPPED, HALVED, NO_VOTES, FEW, NOT_LIFTED = range(len(WARNINGS))
 
 _STEPS = 12  # of k-means, for each start
 _CHOSEN_WORK, _CHOSEN_PER_CLUSTER = 2**14, 6
@@ -56,8 +75,8 @@ _PROJECTION = 2 << 64  # keys of the projection: beside the seed, what it is for
 
 
 @register
-@dataclass(frozen=True, init=False)
-class PEMeansAlgorithm(PEMeansParameters):
+@dataclass(frozen=True, kw_only=True)
+class PEMeansAlgorithm(Algorithm):
     """Private evolution of centroids by votes.
 
     Source: *PE-means: Improved Differentially Private k-means Clustering through Private
@@ -67,19 +86,13 @@ class PEMeansAlgorithm(PEMeansParameters):
     and in l2, whatever the candidates are; all rounds have the same noise, and the plan composes
     them (docs/guarantees.md, "PE-means").
 
+    ``clip`` is ``n_records / n_clients`` by default, and for votes the square root of that;
+    ``clips`` take its place in single releases. L variations of each centroid are halved whenever
+    the noise of a round exceeds its signal. Every candidate is one word of a client's answer. Of a
+    box the enclosing ball is meant, cut to the box.
+
     Parameters
     ----------
-    n_clusters : int
-        k, at most 10,000.
-    domain : Ball or Box
-        Public bounds; of a box the enclosing ball is meant, cut to the box.
-    budget : PrivacyBudget
-        For the whole run.
-    n_records : int, optional
-        Public planning figure for the total number of records. Required with a private budget.
-    n_clients : int, optional
-        Public planning figure for the number of clients. Required with a private budget of
-        ``unit="client"``, and refused otherwise.
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release.
         Default: ``n_records / n_clients``, and the square root of that for votes.
@@ -94,50 +107,101 @@ class PEMeansAlgorithm(PEMeansParameters):
         The largest population, from 2 k up to 2^22, the words of a message: every candidate is one
         word of a client's answer.
     seed : int
-        Public randomness, in [0, 2**53): of the first population, of the projection, and of
-        ``update``.
-    fraction_bits : int
-        q; the grid's step is ``2**-q`` of the scaled domain.
-
-    Raises
-    ------
-    ConfigurationError, ConfigurationTypeError
-        If a parameter is out of range, parameters contradict each other, or sums could overflow.
+        Public randomness of the first population, of the projection, and of ``update``.
+    n_clusters, domain, budget, n_records, n_clients, fraction_bits
+        As for all algorithms. Of a box the enclosing ball is meant, cut to the box.
     """
 
     name: ClassVar[str] = "pe-means"
     replayable: ClassVar[bool] = True
-    remarks: ClassVar[tuple[str, ...]] = NOTES
+    has_joint_clipping: ClassVar[bool] = True
+    possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
+    projects: ClassVar[bool] = False  # votes in a projection, and a last round that lifts centroids
+
+    clips: Annotated[tuple[tuple[str, float], ...], reals(VOTES), "clients"] = ()
+    n_vote_rounds: Annotated[int, whole(1, MAX_ROUNDS, auto=True)] = AUTO
+    n_rounds: int = field(init=False)
+    n_variations: Annotated[int, whole(1, LARGEST, auto=True)] = AUTO
+    max_candidates: Annotated[int, whole()] = MAX_CANDIDATES
+
+    def __post_init__(self) -> None:
+        """Check every parameter, and choose those that are left to the library."""
+        given_clip = self.clip
+        super().__post_init__()
+        self._put(clips=self._all_clips(given_clip))
+        if self.projects and self.domain.n_features <= DIRECTIONS:
+            raise ConfigurationError(
+                f"Expected more than {DIRECTIONS} columns, to which records are projected. Got "
+                f"{self.domain.n_features}: take PE-means, which does not project."
+            )
+        integer("max_candidates", self.max_candidates, 2 * self.n_clusters, MAX_WORDS)
+        if is_auto(self.n_variations):
+            # PE-means, Section IV-C; without a figure for N, what the cap leaves room for.
+            room = self.max_candidates // self.n_clusters - 1
+            found = room if self.n_records is None else max(self.n_records // 5, 4)
+            self._put(n_variations=found)
+        if is_auto(self.n_vote_rounds):
+            self._put(n_vote_rounds=self._auto_rounds())
+        self._put(n_rounds=self.n_vote_rounds + self.projects)
+        self._check_size()
+        self._require_visible_clips()
+        self.require_capacity()
+
+    # ------------------------------------------------------------------ the plan
+
+    def layout(self, round_number: int) -> tuple[Block, ...]:
+        """Return the blocks of a round.
+
+        Votes: counts by candidate, as many in every round as there can be at most, so that a
+        population that was halved leaves words of noise alone. The last round of HDPE-means: sums
+        (k, d) and counts (k,).
+        """
+        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        if round_number > self.n_vote_rounds:
+            return (Block(SUMS, (k, d), q), Block(COUNTS, (k,), q))
+        size = self.n_start if round_number == 1 else k * (self.most_variations + 1)
+        return (Block(COUNTS, (size,), q),)
+
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases: all of the same noise, in units of what a record changes."""
+        if round_number <= self.n_vote_rounds:
+            return (Release(VOTES, "gaussian", "l2", 1.0, (COUNTS,)),)
+        return (
+            Release(LIFT_SUMS, "gaussian", "l2", 1.0, (SUMS,)),
+            Release(LIFT_COUNTS, "gaussian", "l2", 1.0, (COUNTS,)),
+        )
+
+    def clip_of(self, release: Release) -> float:
+        """Return how many records' worth of one client count in a release; 1 without clipping."""
+        return dict(self.clips).get(release.name, 1.0)
 
     # ------------------------------------------------------------------ queries
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the state before round 1, which needs nothing but the seed."""
-        flags = np.zeros(len(NOTES), dtype=np.int64)
+        flags = np.zeros(len(WARNINGS), dtype=np.int64)
         wanted = self.n_clusters * (self.n_variations + 1)
         flags[CAPPED] = wanted > self.max_candidates
         most = np.array([self.most_variations], dtype=np.int64)
         return State(0, {"variations": most, "flags": flags})
 
     def check_query(self, query: Query) -> None:
-        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
+        """Require arrays of the round within their ranges, and centres within the space.
 
-        Within these ranges every distance is exact, every unit holds and no population is larger
-        than the cap, whatever a server sent.
+        There every distance is exact, every unit holds and no population exceeds the cap.
         """
         super().check_query(query)
-        number, arrays = query.round, query.arrays
-        if number > 1:
-            centers = arrays["centers"].astype(np.float64)  # squares below 2**53: exact
+        if query.round > 1:
+            centers = query.arrays["centers"].astype(np.float64)  # squares below 2**53: exact
             if (np.einsum("ij,ij->i", centers, centers) > float(self.space.radius**2)).any():
                 raise MessageError(UNUSABLE)
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the arrays of a round's query; its size does not grow with L.
 
-        Round 1 has none, its population follows from the run's seed. Later: ``centers`` (k, p) that
-        were selected, and for votes ``variations`` (1,), of each of them, and ``seed`` (2,), 16
-        bytes from which they are made.
+        Round 1 has none, its population follows from the run's seed. Later: selected ``centers``
+        (k, p), and for votes the number of ``variations`` (1,) and their ``seed`` (2,), of 16
+        bytes.
         """
         if round_number == 1:
             return {}
@@ -189,7 +253,7 @@ class PEMeansAlgorithm(PEMeansParameters):
     def _select(
         self, query: Query, state: State, answer: Statistic, flags: IntArray
     ) -> dict[str, IntArray]:
-        """Select centroids from the votes, and say what the next population is made of."""
+        """Return selected centres, and from what the next population is made."""
         size, q = self._n_candidates(query), self.fraction_bits
         source = round_words(self.seed, query.round)
         seed = random_words(source, 2).view(np.int64)
@@ -218,8 +282,7 @@ class PEMeansAlgorithm(PEMeansParameters):
     ) -> dict[str, IntArray]:
         """Return selected centres (k, p) and how many votes are nearest to each.
 
-        Of as many candidates as `most_chosen` says, whatever their votes are: the steps are the
-        same for all sums.
+        Always of `most_chosen` candidates: the steps are the same for all sums.
         """
         k = self.n_clusters
         order = np.argsort(-votes, kind="stable")
@@ -248,19 +311,86 @@ class PEMeansAlgorithm(PEMeansParameters):
 
     def centroids(self, state: State) -> FloatArray | None:
         """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
-        if "centers" not in state.arrays:
+        name = "centroids" if self.projects else "centers"
+        if name not in state.arrays:
             return None
-        return self.domain.from_unit(scaled(state.arrays["centers"], self.fraction_bits))
+        return self.domain.from_unit(scaled(state.arrays[name], self.fraction_bits))
 
-    def counts(self, state: State) -> FloatArray | None:
-        """Return the noisy cluster sizes of the last round, (k,); ``None`` before there are any."""
-        if "counts" not in state.arrays:
-            return None
-        return scaled(state.arrays["counts"], self.fraction_bits)
+    # ------------------------------------------------------------------ what follows from them
+
+    @property
+    def most_variations(self) -> int:
+        """Variations of a centroid in a round, at most: as many as the cap leaves room for."""
+        return min(self.n_variations, self.max_candidates // self.n_clusters - 1)
+
+    @property
+    def n_start(self) -> int:
+        """Candidates of the first round, fewer in many columns: packing compares all pairs."""
+        room = min(self.max_candidates, math.isqrt(MAX_PACKING // len(self.space.half_widths)))
+        return max(min(self.n_clusters * self.n_variations, room), self.n_clusters)
+
+    @cached_property
+    def projection(self) -> Projection:
+        """The grids of the projection, where there is one."""
+        # A projected record is rarely longer than twice the domain's radius, and few bits leave
+        # room for the search of the nearest candidate.
+        return Projection(self.domain, self.fraction_bits, DIRECTIONS, self.fraction_bits + 1)
+
+    @cached_property
+    def space(self) -> Space:
+        """Where candidates lie: the domain, a box as a part of its enclosing ball."""
+        bound = self.domain.l2_bound(self.fraction_bits)
+        if not self.projects:
+            widths = self.domain.grid_half_widths(self.fraction_bits).tolist()
+            return Space(math.floor(bound), tuple(widths))
+        limit = self.projection.limit
+        radius = bound * SPREAD * 2.0 ** (self.projection.exponent - self.fraction_bits)
+        return Space(min(limit, math.floor(radius)), (limit,) * DIRECTIONS)
+
+    # ------------------------------------------------------------------ details
+
+    def block_sensitivities(self, round_number: int) -> dict[str, float]:
+        """Return by how much one record changes each block, in grid units."""
+        bound: float = self.domain.l2_bound(self.fraction_bits)
+        return {SUMS: bound, COUNTS: float(2**self.fraction_bits)}
+
+    def _all_clips(self, given_clip: float | None) -> tuple[tuple[str, float], ...]:
+        """Return the clip of every release, none where clients are not protected."""
+        self._require_clipping(self.clips)
+        if self.clip is None:
+            return ()
+        names = (VOTES, LIFT_SUMS, LIFT_COUNTS) if self.projects else (VOTES,)
+        found = dict.fromkeys(names, self.clip)
+        if given_clip is None:
+            # A client's votes spread over many candidates: m votes have the norm sqrt m then.
+            found[VOTES] = max(1.0, math.sqrt(self.clip))
+        return tuple(sorted({**found, **dict(self.clips)}.items()))
+
+    def _auto_rounds(self) -> int:
+        """Return T = 4 max(1, epsilon) sqrt d (PE-means, Section IV-C), two less if it projects."""
+        epsilon = self.budget.epsilon
+        columns = DIRECTIONS if self.projects else self.domain.n_features
+        rounds = int(4 * max(1.0, epsilon or 1.0) * math.sqrt(columns))
+        return min(MAX_ROUNDS, max(1, rounds - 2 * self.projects))
+
+    def _check_size(self) -> None:
+        """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
+        k, d = self.n_clusters, self.domain.n_features
+        if k * (d + 1) > MAX_WORDS:
+            raise ConfigurationError(
+                f"Expected n_clusters and columns with k (d + 1) <= {MAX_WORDS} words. "
+                f"Got n_clusters={k} and {d} columns instead."
+            )
+        words = sum(map(self.words, range(1, self.n_rounds + 1)))
+        if words > MAX_RUN_WORDS:
+            raise ConfigurationError(
+                f"Expected n_rounds and max_candidates so that each client sends at most "
+                f"{MAX_RUN_WORDS} words. Got {words} words in {self.n_rounds} rounds."
+            )
 
 
 @register
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class HDPEMeansAlgorithm(PEMeansAlgorithm):
     """PE-means on a random projection to 16 columns, and one round that lifts the centroids.
 
@@ -274,6 +404,10 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
 
     name: ClassVar[str] = "hdpe-means"
     projects: ClassVar[bool] = True
+
+    clips: Annotated[
+        tuple[tuple[str, float], ...], reals(VOTES, LIFT_SUMS, LIFT_COUNTS), "clients"
+    ] = ()
 
     @cached_property
     def matrix(self) -> IntArray:
@@ -313,12 +447,6 @@ class HDPEMeansAlgorithm(PEMeansAlgorithm):
         inside = into_domain(centroids, self.domain, q)
         arrays = {"centroids": inside, "counts": counts.copy()}
         return State(self.n_rounds, {**state.arrays, **arrays, "flags": flags})
-
-    def centroids(self, state: State) -> FloatArray | None:
-        """Return the centroids in the user's units, (k, d); ``None`` before the last round."""
-        if "centroids" not in state.arrays:
-            return None
-        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
 
     def counts(self, state: State) -> FloatArray | None:
         """Return the noisy cluster sizes, (k,); ``None`` before the last round."""

@@ -14,50 +14,37 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.portable import (
+from flower_kmeans.algorithms.numerics.initialization import (
+    ATTEMPTS,
+    public_words,
+    random_words,
+    take_apart,
+)
+from flower_kmeans.algorithms.numerics.portable import (
     exponential,
     levy_steps,
     logarithm,
     normals,
     uniforms,
 )
-from flower_kmeans.algorithms.postprocess import clip_rows
-from flower_kmeans.domain import row_sums
-from flower_kmeans.initialization import ATTEMPTS, public_words, random_words
+from flower_kmeans.algorithms.numerics.postprocess import clip_rows
+from flower_kmeans.data.domain import IntArray, row_sums
+from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-
-GAMMA = 0.01
-"""Scale of a variation, in radii of the domain (PE-means, Section III-C)."""
+GAMMA = 0.01  # scale of a variation, in radii of the domain (PE-means, Section III-C)
 
 _START = 1 << 64  # keys of the first population: beside a seed, what it is for
-_BLOCK_NUMBERS = 2**18
-_FEWEST_ROWS = 256
-_MOST_ROWS = 4_096
-_DRAWN = 64
+_BLOCK_NUMBERS, _FEWEST_ROWS, _MOST_ROWS = 2**18, 256, 4_096
+_DRAWN = 64  # points at once, of which the first ones are taken
 
 
 @dataclass(frozen=True)
 class Space:
-    """Where candidates lie: the grid points of a ball, and of a box around its centre.
+    """Where candidates lie: the grid points of a ball, and of a box around its centre."""
 
-    Attributes
-    ----------
-    radius : int
-        Of the ball, in grid units.
-    half_widths : tuple of int
-        Of the box, for each column.
-    """
-
-    radius: int
-    half_widths: tuple[int, ...]
-
-    @property
-    def n_features(self) -> int:
-        """Number of columns, p."""
-        return len(self.half_widths)
+    radius: int  # of the ball, in grid units
+    half_widths: tuple[int, ...]  # of the box, for each column
 
     def cut(self, points: FloatArray) -> FloatArray:
         """Move points (m, p) into the ball, then into the box, and truncate them to the grid."""
@@ -70,23 +57,11 @@ class Space:
 def variations(
     centers: IntArray, n_variations: int, key: int, space: Space
 ) -> Iterator[FloatArray]:
-    """Yield the centroids, then ``n_variations`` of each of them (PE-means, equation 5).
+    """Yield the centroids (k, p), then ``n_variations`` of each of them (PE-means, equation 5).
 
-    Parameters
-    ----------
-    centers : ndarray of shape (k, p), int64
-        Within the space.
-    n_variations : int
-        L, at least 0.
-    key : int
-        Of 128 bits.
-    space : Space
-
-    Yields
-    ------
-    ndarray of shape (m, p), float64
-        Integers within the space: candidate i of the population is centroid ``i mod k``, for
-        ``i >= k`` with a step of the heavy-tailed law in every column, of scale ``GAMMA`` radii.
+    Candidate i of the population is centroid ``i mod k``, for ``i >= k`` with a step of the
+    heavy-tailed law in every column, of scale ``GAMMA`` radii, from public words of the key. Blocks
+    (m, p) are integers within the space, as float64.
     """
     k, p = centers.shape
     points = centers.astype(np.float64)
@@ -116,68 +91,33 @@ def gather(blocks: Iterator[FloatArray], wanted: NDArray[np.intp]) -> FloatArray
 
 @lru_cache(maxsize=4)
 def packed(n_points: int, space: Space, seed: int) -> FloatArray:
-    """Return points of a ball that keep away from each other and from its boundary.
+    """Return points (n_points, p) of a ball that keep away from each other and from its boundary.
 
     Random points of the ball are taken in turn, each at least ``a`` from the boundary and ``2 a``
     from all points taken before. ``a`` starts at half of the radius, and is halved whenever
-    ``ATTEMPTS`` points in turn were too near (Su et al. 2016; PE-means, Section III-A).
-
-    Parameters
-    ----------
-    n_points : int
-    space : Space
-        What lies outside of its box is moved into it afterwards.
-    seed : int
-        Public, in [0, 2^64).
-
-    Returns
-    -------
-    ndarray of shape (n_points, p), float64
-        Integers; read-only, because it is kept for who asks again.
+    ``ATTEMPTS`` points in turn were too near (Su et al. 2016; PE-means, Section III-A). What lies
+    outside of the box is moved into it afterwards. Integers in float64, read-only.
     """
     source = public_words(seed + _START)
-    chosen = np.empty((n_points, space.n_features))
-    # Times a point and a 1: |c|^2 - 2 x . c, of which the least belongs to the nearest.
-    scores = np.empty((n_points, space.n_features + 1))
+    chosen = np.empty((n_points, len(space.half_widths)))
     margin, n_chosen, failures = space.radius // 2, 0, 0
     with single_threaded_blas():
         while n_chosen < n_points:
             drawn = _ball_points(source, space, space.radius - margin)
-            distances = _nearest_distances(drawn, scores[:n_chosen])
-            for i, point in enumerate(drawn):
-                if distances[i] < 4 * margin * margin:
-                    failures += 1
-                    if failures < ATTEMPTS:
-                        continue
-                    margin, failures = margin // 2, 0
-                    break
-                chosen[n_chosen] = point
-                scores[n_chosen, :-1], scores[n_chosen, -1] = -2 * point, point @ point
-                n_chosen, failures = n_chosen + 1, 0
-                if n_chosen == n_points:
-                    break
-                rest = drawn[i + 1 :] - point
-                near = np.einsum("ij,ij->i", rest, rest)
-                np.minimum(distances[i + 1 :], near, out=distances[i + 1 :])
+            separation = 4 * margin * margin
+            n_chosen, failures = take_apart(drawn, chosen, n_chosen, separation, failures)
+            if failures == ATTEMPTS:
+                margin, failures = margin // 2, 0
     points = space.cut(chosen)
-    points.setflags(write=False)
+    points.setflags(write=False)  # it is kept, and all clients of a process share it
     return points
 
 
 def _ball_points(source: np.random.Philox, space: Space, radius: int) -> FloatArray:
     """Return uniform points (64, p) of a ball: a normal direction, and a root of a uniform."""
-    p = space.n_features
+    p = len(space.half_widths)
     words = random_words(source, _DRAWN * (p + 1)).reshape(_DRAWN, p + 1)
     direction = normals(words[:, :p])
     norms = np.sqrt(row_sums(direction * direction))
     lengths = exponential(logarithm(uniforms(words[:, p])) * (1 / p)) * radius
     return np.trunc(direction * (lengths / np.maximum(norms, 1e-9))[:, None])
-
-
-def _nearest_distances(points: FloatArray, scores: FloatArray) -> FloatArray:
-    """Return the squared distance of each point to the nearest chosen one; exact integers."""
-    if not len(scores):
-        return np.full(len(points), np.inf)
-    ones = np.ones((len(points), 1))
-    nearest = (np.hstack([points, ones]) @ scores.T).min(axis=1)
-    return np.asarray(nearest + np.einsum("ij,ij->i", points, points))

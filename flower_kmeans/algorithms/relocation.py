@@ -2,7 +2,7 @@
 
 Post-processing of released numbers, and replayable: elementwise IEEE operations, exact sums of
 integers, stable sorts and public directions. The number of steps follows from k alone. The
-constants were chosen by experiment (docs/differences-from-papers.md, "FastLloyd").
+constants were chosen by experiment (docs/tables/differences.md, "FastLloyd").
 """
 
 import math
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.portable import normals
-from flower_kmeans.algorithms.postprocess import to_grid
-from flower_kmeans.domain import row_sums
-from flower_kmeans.initialization import random_words, round_words
+from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
+from flower_kmeans.algorithms.numerics.portable import normals
+from flower_kmeans.algorithms.numerics.postprocess import to_grid
+from flower_kmeans.data.domain import row_sums
 from flower_kmeans.threads import single_threaded_blas
 
 IntArray = NDArray[np.int64]
@@ -40,31 +40,17 @@ _BLOCK_NUMBERS = 2**20
 
 @dataclass(frozen=True)
 class Clusters:
-    """What is known about the clusters of a round.
+    """What is known about the clusters of a round."""
 
-    Attributes
-    ----------
-    centroids : ndarray of shape (k, d), int64
-        After the round's moves, in grid units.
-    sizes : ndarray of shape (k,), float64
-        Noisy numbers of records.
-    scatter : ndarray of shape (k,), float64
-        Noisy sums of squared distances to the centroids, in squared grid units.
-    size_noise, scatter_noise : float
-        Standard deviations of the two.
-    """
-
-    centroids: IntArray
-    sizes: FloatArray
-    scatter: FloatArray
-    size_noise: float
+    centroids: IntArray  # (k, d), after the round's moves, in grid units
+    sizes: FloatArray  # (k,), noisy numbers of records
+    scatter: FloatArray  # (k,), noisy sums of squared distances, in squared grid units
+    size_noise: float  # the standard deviations of the two
     scatter_noise: float
 
 
 def relocated(
-    clusters: Clusters,
-    directions: FloatArray,
-    inside: Callable[[IntArray], IntArray],
+    clusters: Clusters, directions: FloatArray, inside: Callable[[IntArray], IntArray]
 ) -> IntArray:
     """Return the centroids of the next round.
 
@@ -74,14 +60,11 @@ def relocated(
     by more than merging the two would add (Ward's criterion), and than its noise. No centroid has
     a part in two moves.
 
-    Parameters
-    ----------
-    clusters : Clusters
-    directions : ndarray of shape (2 n, d), float64
-        Public unit vectors, n of `n_steps`: one for every step.
-    inside : callable
-        Moves grid points (m, d) into the domain.
+    ``directions`` are public unit vectors (2 n, d), n of `n_steps`; ``inside`` moves grid points
+    (m, d) into the domain.
     """
+    # A server that sees no sum may measure how long an update takes: every step is taken, and
+    # ``wanted`` decides whether it has an effect.
     points = clusters.centroids.astype(np.float64)
     sizes, moved = clusters.sizes.copy(), np.zeros(len(points), dtype=bool)
 
@@ -157,10 +140,8 @@ def _gains(clusters: Clusters, sizes: FloatArray, moved: BoolArray) -> FloatArra
 def _merging_costs(
     points: FloatArray, sizes: FloatArray, moved: BoolArray
 ) -> tuple[FloatArray, IntArray]:
-    """Return what it costs to merge each cluster with its cheapest partner (Ward), and which it is.
-
-    Squared distances are exact integers, whatever BLAS does.
-    """
+    """Return what merging each cluster with its cheapest partner costs (Ward), and which it is."""
+    # Squared distances are exact integers in float64, whatever BLAS does.
     k = len(points)
     costs, partners = np.full(k, np.inf), np.zeros(k, dtype=np.int64)
     squares = np.einsum("ij,ij->i", points, points)

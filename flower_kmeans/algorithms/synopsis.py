@@ -1,20 +1,35 @@
 """SynopsisKMeans: a private synopsis of the records is clustered, and the result refined.
 
-The first round asks for second moments: in which directions records vary, and how much. Rounds of
-the synopsis ask for counts, residuals and slacks of records by nearest cell; each makes a mixture
+The first round releases second moments: in which directions records vary, and how much. Rounds of
+the synopsis release counts, residuals and slacks of records by nearest cell; each makes a mixture
 of Gaussians whose records the next round's cells are made for. Weighted k-means on the last mixture
 gives centroids, and Lloyd rounds with residuals that are clipped to a shrinking radius refine them.
-Numbers and shares: docs/guarantees.md, "SynopsisKMeans".
+With bounds on cluster sizes, points of the mixture stand for the records: every noisy count
+corrects their masses, and the last rounds release counts alone.
+
+How many rounds and cells there are follows from the signal ``mu N / C``, k and d before any data is
+seen, C being how many records' worth of one client count (1 where records are protected). Numbers
+and shares: docs/guarantees.md, "SynopsisKMeans" and "Bounds on cluster sizes".
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.base import (
+    COUNTS,
+    MAX_RUN_WORDS,
+    MAX_WORDS,
+    MIN_COUNT,
+    SUMS,
+    Algorithm,
+    Block,
     FloatArray,
     IntArray,
     Query,
@@ -23,45 +38,81 @@ from flower_kmeans.algorithms.base import (
     Statistic,
     register,
 )
-from flower_kmeans.algorithms.cells import cell_sums, squared_norms
-from flower_kmeans.algorithms.feddp_releases import MOMENTS
-from flower_kmeans.algorithms.histogram import expected_total
-from flower_kmeans.algorithms.jacobi import eigenvectors, orthonormal
-from flower_kmeans.algorithms.lloyd import COUNTS, SUMS
-from flower_kmeans.algorithms.portable import logarithm, normals
-from flower_kmeans.algorithms.postprocess import into_domain, scaled, to_grid
-from flower_kmeans.algorithms.projection import (
+from flower_kmeans.algorithms.numerics import transport
+from flower_kmeans.algorithms.numerics.assignment import check_exactness, largest_weight
+from flower_kmeans.algorithms.numerics.cells import cell_sums, squared_norms
+from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
+from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
+from flower_kmeans.algorithms.numerics.portable import logarithm, normals
+from flower_kmeans.algorithms.numerics.postprocess import (
+    clip_rows,
+    expected_total,
+    into_domain,
+    scaled,
+    surely_counted,
+    to_grid,
+)
+from flower_kmeans.algorithms.numerics.projection import (
+    MOMENTS,
     ProjectedRecords,
+    Projection,
     moment_bits,
+    moment_units,
     second_moments,
     squared_bound,
     symmetric,
 )
-from flower_kmeans.algorithms.synopsis_model import (
-    DRIFT,
-    DRIFT_DECAY,
-    Answers,
-    Mixture,
-    Noise,
-    Partition,
-    absent,
-    continued,
-    learned,
-    mean_norm,
-    partition,
-    prior,
-    select,
-    shortened,
-    spectrum,
-    steps_of,
-    weighed,
+from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.canonical import real_from_text, real_to_text
+from flower_kmeans.data.domain import Domain, GridRecords, row_sums
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.parameters import (
+    AUTO,
+    DERIVED,
+    LARGEST,
+    Kind,
+    integer,
+    is_auto,
+    read_parameters,
+    reals,
+    whole,
 )
-from flower_kmeans.algorithms.synopsis_parameters import SynopsisParameters
-from flower_kmeans.algorithms.synopsis_schedule import FIRST, NORMS, SLACKS
-from flower_kmeans.domain import GridRecords, row_sums
-from flower_kmeans.initialization import random_words, round_words
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.calibration import mu_of_budget
+from flower_kmeans.privacy.plan import Release
+from flower_kmeans.threads import single_threaded_blas
 
-NOTES = (
+Arrays = dict[str, IntArray]
+
+NORMS, SLACKS = "norms", "slacks"
+FIRST = 1  # the round of the second moments
+
+# Shares of mu^2. Shares of sizing rounds come first; the others keep their proportions.
+MOMENT_SHARE = 0.08
+MOST_SYNOPSIS, LEAST_SYNOPSIS, FEW_COLUMNS = 0.55, 0.30, 8  # the most in at most so many columns
+GROWTH = 1.5  # share of a synopsis round over that of the round before
+REFINEMENT_COUNTS = 0.4  # of a round's counts, over the share that is best for a single mean
+SIZING_ROUNDS, SIZING = 4, 0.10
+
+REFINEMENTS = 4  # moves are weighed by their noise, so more rounds lose little
+FEWEST_CELLS, MOST_CELLS = 2, 5  # of a synopsis round, in clusters
+CELL_COUNT = 1.0  # records that a cell should have, in standard deviations of its count's noise
+CLEAR_MOMENTS = 0.35  # noise of the largest eigenvalue, in radii squared, that moments may have
+MOST_COLUMNS = 128  # for second moments: eigenvectors of more take seconds at every client
+MOST_DIRECTIONS, BLIND_DIRECTIONS = 64, 16  # of the synopsis, with second moments and without
+MOST_BOUNDED = 256  # clusters with bounds on sizes: an update that finds weights takes minutes then
+
+RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15  # of the synopsis' radius, and of the first mean square
+ABSENT_NOISE, ABSENT_SHARE = 10.0, 0.25  # of `absent`: deviations expected, and what is left
+DRIFT, DRIFT_DECAY = 0.3, 0.7  # of centroids for other reasons than noise, in variances; per round
+LEAST_NOISE = 1e-3  # of a size, in records, where noise of 0 would be divided by
+REAL_BITS = 52  # fractional bits of reals in a state: lengths and variances in units of D
+
+_MOST_SYNOPSES, _MOST_REFINEMENTS, _MOST_SIZINGS = 8, 32, 32  # in a run document
+_SIGNAL_TOLERANCE = 1e-6  # calibration differs between processors by far less
+_MOVE_BITS = 24  # of a move, where it is projected
+
+WARNINGS = (
     "The noise is too large for second moments of so many columns: the synopsis took random "
     "directions.",
     "The noisy second moments do not exceed their noise in any direction: the synopsis took "
@@ -75,100 +126,452 @@ NOTES = (
     "Clients did not answer in a round, and with them most records of a cell or cluster were "
     "missing: it was kept as the round before had left it.",
 )
-BLIND, NO_SIGNAL, NO_CELL, FEW, LIGHT, HELD = range(len(NOTES))
+BLIND, NO_SIGNAL, NO_CELL, FEW, LIGHT, HELD = range(len(WARNINGS))
 
-RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15
-"""Refinement: radius over that of the synopsis' rule, and least part of the first mean square."""
 
-REAL_BITS = 52
-"""Fractional bits of reals in a state, which are lengths and variances in units of D."""
+# --------------------------------------------------------------------------- the schedule
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The queries of a run, from public figures.
+
+    It stands in the run document, so that nothing of it is computed twice: clients read the same
+    numbers, and calibration may give others on another processor.
+    """
+
+    signal: float  # mu N / C, infinite without noise
+    moments: bool  # whether round 1 releases second moments, or the sum of squared norms alone
+    n_directions: int  # p, of the synopsis
+    cells: tuple[int, ...]  # M, of each synopsis round
+    n_refinements: int
+    count_share: float  # of a synopsis round's mu^2; residuals and slacks each have the rest
+    n_sizings: int = 0
+
+    @classmethod
+    def of(cls, signal: float, n_clusters: int, n_features: int, n_sizings: int = 0) -> Self:
+        """Return the schedule for a signal ``mu N / C``, infinite without noise."""
+        k, d = n_clusters, n_features
+        root = math.sqrt(d)
+        strength = signal * math.sqrt(_left(n_sizings))
+        counts = strength / (k * math.sqrt(root))
+        clear = math.sqrt(2 * d) < CLEAR_MOMENTS * math.sqrt(MOMENT_SHARE) * strength
+        moments = clear and d <= MOST_COLUMNS
+        n_directions = min(d, MOST_DIRECTIONS if moments else BLIND_DIRECTIONS)
+        count_share = 1 / (1 + (n_directions / 4) ** 0.2)
+        wanted = (
+            strength * math.sqrt(part * count_share) / CELL_COUNT
+            for part in _synopsis_shares(1 + (counts > 6) + (counts > 14), d)
+        )
+        cells = tuple(int(min(max(m, FEWEST_CELLS * k), MOST_CELLS * k)) for m in wanted)
+        return cls(signal, moments, n_directions, cells, REFINEMENTS, count_share, n_sizings)
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of all rounds."""
+        return self.last_synopsis + self.n_refinements + self.n_sizings
+
+    @property
+    def last_synopsis(self) -> int:
+        """The last round of the synopsis."""
+        return FIRST + len(self.cells)
+
+    @property
+    def strength(self) -> float:
+        """The signal of all rounds but those for sizes."""
+        return self.signal * math.sqrt(_left(self.n_sizings))
+
+    def is_synopsis(self, round_number: int) -> bool:
+        """Return whether a round (from 1) asks about cells."""
+        return FIRST < round_number <= self.last_synopsis
+
+    def is_sizing(self, round_number: int) -> bool:
+        """Return whether a round asks for counts alone."""
+        return round_number > self.n_rounds - self.n_sizings
+
+    def n_cells(self, round_number: int) -> int:
+        """Return M of a synopsis round."""
+        return self.cells[round_number - FIRST - 1]
+
+    def share(self, round_number: int, n_features: int) -> float:
+        """Return a round's share of mu^2. The shares of all rounds sum to 1."""
+        left = _left(self.n_sizings)
+        if round_number == FIRST:
+            return left * MOMENT_SHARE
+        if self.is_sizing(round_number):
+            return (1 - left) / self.n_sizings
+        if self.is_synopsis(round_number):
+            return left * _synopsis_shares(len(self.cells), n_features)[round_number - FIRST - 1]
+        return left * (1 - MOMENT_SHARE - _synopsis_share(n_features)) / self.n_refinements
+
+    def parts(self, round_number: int, n_features: int) -> dict[str, float]:
+        """Return the part of its round's mu^2 that every block has.
+
+        Sums and slacks have the same part: a record changes both together by no more than one alone
+        (docs/guarantees.md, "SynopsisKMeans").
+        """
+        if round_number == FIRST:
+            return {MOMENTS if self.moments else NORMS: 1.0}
+        if self.is_synopsis(round_number):
+            residuals = 1 - self.count_share
+            return {SUMS: residuals, COUNTS: self.count_share, SLACKS: residuals}
+        if self.is_sizing(round_number):
+            return {COUNTS: 1.0}
+        counts = REFINEMENT_COUNTS / (1 + math.sqrt(4 * n_features))
+        return {SUMS: 1 - counts, COUNTS: counts}
+
+    def releases(self, round_number: int, n_features: int) -> tuple[Release, ...]:
+        """Return a round's releases, with the noise that they have at mu = 1."""
+
+        def release(name: str, blocks: tuple[str, ...], share: float) -> Release:
+            return Release(name, "gaussian", "l2", 1 / math.sqrt(share), blocks)
+
+        share, parts = self.share(round_number, n_features), self.parts(round_number, n_features)
+        if self.is_synopsis(round_number):
+            return (release("synopsis", tuple(parts), share),)
+        if self.is_sizing(round_number):
+            return (release("sizes", tuple(parts), share),)
+        prefix = "" if round_number == FIRST else "refinement-"
+        return tuple(release(prefix + name, (name,), share * parts[name]) for name in parts)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the schedule for a run document."""
+        return {
+            **({"signal": real_to_text(self.signal)} if self.signal < math.inf else {}),
+            "moments": self.moments,
+            "n_directions": self.n_directions,
+            "cells": list(self.cells),
+            "n_refinements": self.n_refinements,
+            "count_share": real_to_text(self.count_share),
+            **({"n_sizings": self.n_sizings} if self.n_sizings else {}),
+        }
+
+    @classmethod
+    def from_config(cls, config: Any, n_features: int) -> Self:
+        """Return the schedule that ``to_config`` wrote, if a client may follow it.
+
+        Whatever it is, the plan is calibrated to the budget; here the work is bounded.
+        """
+        fields = {"moments", "n_directions", "cells", "n_refinements", "count_share"}
+        if not isinstance(config, Mapping) or set(config) - {"signal", "n_sizings"} != fields:
+            raise ConfigurationError("The fields of a schedule are not as expected.")
+        moments, cells = config["moments"], config["cells"]
+        if not isinstance(moments, bool) or not isinstance(cells, list):
+            raise ConfigurationTypeError("A field of a schedule has the wrong type.")
+        if not 1 <= len(cells) <= _MOST_SYNOPSES:
+            raise ConfigurationError(
+                f"Expected between 1 and {_MOST_SYNOPSES} numbers of cells. Got {len(cells)}."
+            )
+        share = real_from_text(config["count_share"])
+        if not 0 < share < 1:
+            raise ConfigurationError(f"Expected count_share in (0, 1). Got {share!r} instead.")
+        if moments and n_features > MOST_COLUMNS:
+            raise ConfigurationError(
+                f"Expected moments=false for more than {MOST_COLUMNS} columns. "
+                f"Got true for {n_features}."
+            )
+
+        def number(name: str, most: int) -> int:
+            return integer(name, config[name], 1, most)
+
+        return cls(
+            real_from_text(config["signal"]) if "signal" in config else math.inf,
+            moments,
+            number("n_directions", min(n_features, MOST_DIRECTIONS)),
+            tuple(integer("cells", m, 1, MAX_WORDS) for m in cells),
+            number("n_refinements", _MOST_REFINEMENTS),
+            share,
+            number("n_sizings", _MOST_SIZINGS) if "n_sizings" in config else 0,
+        )
+
+
+def _left(n_sizings: int) -> float:
+    """Return the share of mu^2 of all rounds but those for sizes."""
+    return 1 - SIZING if n_sizings else 1.0
+
+
+def _synopsis_share(n_features: int) -> float:
+    """Return the share of mu^2 of all synopsis rounds: less in many columns."""
+    wanted = MOST_SYNOPSIS * math.sqrt(math.sqrt(FEW_COLUMNS / n_features))
+    return max(LEAST_SYNOPSIS, min(MOST_SYNOPSIS, wanted))
+
+
+def _synopsis_shares(n_rounds: int, n_features: int) -> tuple[float, ...]:
+    """Return the share of mu^2 of each synopsis round."""
+    weights = [GROWTH**t for t in range(n_rounds)]
+    share = _synopsis_share(n_features)
+    return tuple(share * weight / sum(weights) for weight in weights)
+
+
+# --------------------------------------------------------------------------- the algorithm
+
+_SCHEDULE = Kind(lambda _, schedule: schedule, lambda schedule: schedule.to_config())
+_CLIPPED = MOMENTS, NORMS, "synopsis", "refinement-sums", "refinement-counts"
 
 
 @register
-@dataclass(frozen=True, init=False)
-class SynopsisAlgorithm(SynopsisParameters):
+@dataclass(frozen=True, kw_only=True)
+class SynopsisAlgorithm(Algorithm):
     """k-means from a private synopsis.
 
     Formal guarantee: one record changes the second moments by D^2 at most (with off-diagonal
     entries counted sqrt 2 times), in rounds of the synopsis one cell by (u, 1, 1 - |u|^2), u no
     longer than 1, whose norm is 1 in units of a joint release, and later one centroid by (u, 1);
-    the plan composes all releases (docs/guarantees.md, "SynopsisKMeans").
+    the plan composes all releases (docs/guarantees.md, "SynopsisKMeans"). D is the largest norm of
+    a record around the domain's centre.
+
+    ``clip`` is the root of ``n_records / n_clients`` by default, at least 1, and ``clips`` take its
+    place in single releases, in all rounds of a name. With bounds on sizes, clusters are power
+    cells with public weights, and `sizes` states what the run reached. ``schedule`` is what a run
+    document states; otherwise it follows from the public figures.
 
     Parameters
     ----------
-    n_clusters : int
-        k, at most 10,000.
-    domain : Box or Ball
-        Public bounds and scaling. D is the largest norm around its centre: a ball that fits the
-        data has a smaller one than their box.
-    budget : PrivacyBudget
-        For the whole run.
-    n_records : int, optional
-        Public planning figure for the total number of records. Required with a private budget.
-    n_clients : int, optional
-        Public planning figure for the number of clients. Required with a private budget of
-        ``unit="client"``, and refused otherwise.
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release.
         Default: the root of ``n_records / n_clients``, at least 1.
     clips : mapping of str to float, optional
         Clips of single releases, in place of ``clip``.
+    min_size, max_size : int, optional
+        Bounds on the records of each cluster. Clusters are then power cells with public weights,
+        and what the run reaches stands in ``sizes`` (docs/guarantees.md, "Bounds on cluster
+        sizes"). Not with ``unit="client"``. They need ``n_records``, also without privacy.
     n_rounds : "auto"
         Follows from the public figures.
-    seed : int
-        Public randomness, in [0, 2**53): of the points on which ``update`` clusters.
-    fraction_bits : int
-        q; the grid's step is ``2**-q`` of the scaled domain.
     schedule : Schedule, optional
         What a run document states, for the plan's signal; otherwise made from the public figures.
-
-    Raises
-    ------
-    ConfigurationError, ConfigurationTypeError
-        If a parameter is out of range, parameters contradict each other, or sums could overflow.
+    n_clusters, domain, budget, n_records, n_clients, seed, fraction_bits
+        As for all algorithms. D is the largest norm around the domain's centre: a ball that fits
+        the data has a smaller one than their box.
     """
 
     name: ClassVar[str] = "synopsis"
     replayable: ClassVar[bool] = True
-    remarks: ClassVar[tuple[str, ...]] = NOTES
+    has_joint_clipping: ClassVar[bool] = True
+    possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
+
+    clips: Annotated[tuple[tuple[str, float], ...], reals(*_CLIPPED), "clients"] = ()
+    min_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
+    max_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
+    n_rounds: int = AUTO
+    schedule: Annotated[Schedule, _SCHEDULE] = DERIVED
+
+    def __post_init__(self) -> None:
+        """Check every parameter, and derive the schedule if it is not given."""
+        chooses = self.clip is None
+        super().__post_init__()
+        if chooses and self.clip is not None:
+            # m records in m cells have the norm sqrt(m)
+            self._put(clip=max(1.0, math.sqrt(self.clip)))
+        self._require_clipping(self.clips)
+        self._check_sizes()
+        if not is_auto(self.n_rounds):
+            raise ConfigurationError(
+                "Expected n_rounds='auto' for SynopsisKMeans, whose rounds have different tasks "
+                f"and follow from the privacy plan. Got {self.n_rounds!r} instead."
+            )
+        check_exactness(self.domain.n_features, self.fraction_bits, weighted=self.bounded)
+        signal, schedule = self._planned_signal(), cast(Schedule | None, self.schedule)
+        if schedule is None:
+            n_sizings = SIZING_ROUNDS if self.bounded else 0
+            schedule = Schedule.of(signal, self.n_clusters, self.domain.n_features, n_sizings)
+        elif not math.isclose(schedule.signal, signal, rel_tol=_SIGNAL_TOLERANCE):
+            raise ConfigurationError(
+                f"Expected a schedule for a signal of {signal:.6g}, that of the plan. "
+                f"Got one for {schedule.signal:.6g}."
+            )
+        elif bool(schedule.n_sizings) != self.bounded:
+            raise ConfigurationError(
+                "Expected a schedule with rounds for sizes if min_size or max_size is given, and "
+                f"without them otherwise. Got {schedule.n_sizings} such rounds with "
+                f"min_size={self.min_size} and max_size={self.max_size}."
+            )
+        self._put(schedule=schedule, n_rounds=schedule.n_rounds)
+        self._check_size()
+        self._require_visible_clips()
+        self.require_capacity()
+
+    def _planned_signal(self) -> float:
+        """Return the plan's ``mu N / C``; infinite without noise, or without a figure for N."""
+        budget = self.budget
+        if budget.epsilon is None or budget.delta is None or self.n_records is None:
+            return math.inf
+        return mu_of_budget(budget.epsilon, budget.delta) * self.n_records / (self.clip or 1.0)
+
+    def _check_size(self) -> None:
+        """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
+        k, d, schedule, words = self.n_clusters, self.domain.n_features, self.schedule, 0
+        for number in range(1, self.n_rounds + 1):
+            answered, asked = self.words(number), 0
+            if schedule.is_synopsis(number):
+                asked = schedule.n_directions * (d + schedule.n_cells(number))
+            if max(answered, asked) > MAX_WORDS:
+                raise ConfigurationError(
+                    f"Expected n_clusters and columns so that a message has at most {MAX_WORDS} "
+                    f"words. Got {max(answered, asked)} in round {number} with n_clusters={k} and "
+                    f"{d} columns."
+                )
+            words += answered
+        if words > MAX_RUN_WORDS:
+            raise ConfigurationError(
+                f"Expected n_clusters and columns so that each client sends at most "
+                f"{MAX_RUN_WORDS} words. Got {words} with n_clusters={k} and {d} columns."
+            )
+
+    def _check_sizes(self) -> None:
+        """Require bounds on cluster sizes that public figures do not contradict."""
+        if not self.bounded:
+            return
+        min_size, max_size, n_records = self.min_size, self.max_size, self.n_records
+        if self.budget.protects_clients:
+            raise ConfigurationError(
+                "Expected min_size=None and max_size=None with unit='client': counts of clients "
+                f"that are clipped are no sizes. Got min_size={min_size} and max_size={max_size}."
+            )
+        if n_records is None:
+            raise ConfigurationError(
+                "n_records is required with min_size or max_size: a public figure for the total "
+                "number of records, to which bounds are compared. Got None."
+            )
+        k, least, most = self.n_clusters, min_size or 0, n_records if max_size is None else max_size
+        if not (least <= most and k * least <= n_records <= k * most):
+            raise ConfigurationError(
+                "Expected min_size <= max_size, and n_records of at least n_clusters * min_size "
+                f"and at most n_clusters * max_size. Got min_size={min_size}, max_size={max_size}, "
+                f"n_records={n_records} and n_clusters={k}."
+            )
+        if k > MOST_BOUNDED:
+            raise ConfigurationError(
+                f"Expected n_clusters of at most {MOST_BOUNDED} with min_size or max_size. "
+                f"Got {k} instead."
+            )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+        """Return the algorithm that ``to_config`` described."""
+        values = read_parameters(cls, config, budget.protects_clients)
+        values["schedule"] = Schedule.from_config(values["schedule"], domain.n_features)
+        return cls(domain=domain, budget=budget, **values)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there are bounds on cluster sizes."""
+        return self.min_size is not None or self.max_size is not None
+
+    @property
+    def size_bounds(self) -> tuple[int, int | None] | None:
+        """The bounds, 0 and ``None`` where one is missing; ``None`` without bounds."""
+        return (self.min_size or 0, self.max_size) if self.bounded else None
+
+    @property
+    def size_noise(self) -> float:
+        """Planned standard deviation of a released size, in records."""
+        return self.noise_of(self.n_rounds)[COUNTS] * 2.0**-self.fraction_bits
+
+    # ------------------------------------------------------------------ the plan
+
+    def layout(self, round_number: int) -> tuple[Block, ...]:
+        """Return the blocks of a round; sums and slacks of the synopsis are in radii of the cell.
+
+        Round 1: second moments, (d (d + 1) / 2,), or the sum of squared norms, (1,). Rounds of the
+        synopsis, M cells in p directions: sums (M, p), counts (M,) and slacks (M,). Refinement:
+        sums (k, d) and counts (k,). Sizing: counts (k,).
+        """
+        d, q = self.domain.n_features, self.fraction_bits
+        if round_number == FIRST:
+            if self.schedule.moments:
+                return (Block(MOMENTS, (d * (d + 1) // 2,), 2 * moment_bits(q)),)
+            return (Block(NORMS, (1,), q),)
+        if self.schedule.is_synopsis(round_number):
+            m, p = self.schedule.n_cells(round_number), self.schedule.n_directions
+            return (Block(SUMS, (m, p), q), Block(COUNTS, (m,), q), Block(SLACKS, (m,), q))
+        counts = Block(COUNTS, (self.n_clusters,), q)
+        if self.schedule.is_sizing(round_number):
+            return (counts,)
+        return (Block(SUMS, (self.n_clusters, d), q), counts)
+
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        """Return a round's releases with noise multipliers relative to those of other rounds."""
+        return self.schedule.releases(round_number, self.domain.n_features)
+
+    def block_sensitivities(self, round_number: int) -> dict[str, float]:
+        """Return the unit of every block; of second moments, that of the diagonal.
+
+        In a synopsis round a block's unit is 1 over the root of its part of the round's mu^2, so
+        that a record changes all blocks together by 1 at most.
+        """
+        q, one = self.fraction_bits, float(2**self.fraction_bits)
+        if round_number == FIRST:
+            if self.schedule.moments:
+                return {MOMENTS: float(squared_bound(self.domain, q, q - moment_bits(q)))}
+            return {NORMS: float(squared_bound(self.domain, q) >> q)}
+        parts = self.schedule.parts(round_number, self.domain.n_features)
+        if not self.schedule.is_synopsis(round_number):
+            return dict.fromkeys(parts, one)
+        # Root and quotient are rounded, and the unit is made larger by more than they can lack.
+        return {name: one / math.sqrt(part) * (1 + 2.0**-50) for name, part in parts.items()}
+
+    def record_sensitivities(self, round_number: int) -> FloatArray:
+        """Return the sensitivities to one record, for every word of a round."""
+        if round_number == FIRST and self.schedule.moments:
+            return moment_units(self.domain, self.fraction_bits)
+        return super().record_sensitivities(round_number)
+
+    def clip_of(self, release: Release) -> float:
+        """Return how many records' worth of one client count in a release; 1 without clipping."""
+        if self.clip is None:
+            return 1.0
+        return dict(self.clips).get(release.name, self.clip)
+
+    def noise_of(self, round_number: int) -> dict[str, float]:
+        """Return the planned standard deviation of the noise in each block, in grid units.
+
+        From the schedule, not the calibrated plan: it is the same on every processor.
+        """
+        sensitivities = self.block_sensitivities(round_number)
+        if not self.budget.is_private:
+            return dict.fromkeys(sensitivities, 0.0)
+        mu = self.schedule.signal * (self.clip or 1.0) / cast(int, self.n_records)
+        return {
+            name: release.noise_multiplier / mu * self.clip_of(release) * sensitivities[name]
+            for release in self.releases(round_number)
+            for name in release.blocks
+        }
 
     # ------------------------------------------------------------------ queries
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return that nothing is known. ``rng`` is not used."""
-        return State(0, {"flags": np.zeros(len(NOTES), dtype=np.int64)})
+        return State(0, {"flags": np.zeros(len(WARNINGS), dtype=np.int64)})
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
         """Return the arrays of a round's query.
 
         Round 1: none. Synopsis: ``projection`` (d, p), ``cells`` (M, p) and ``radii`` (M,).
-        Refinement: ``centroids`` (k, d) and ``radius`` (1,).
+        Refinement: ``centroids`` (k, d) and ``radius`` (1,). With bounds on sizes ``weights`` (k,)
+        as well; in sizing rounds without the radius.
         """
-        d, p = self.domain.n_features, self.schedule.n_directions
+        d, p, q = self.domain.n_features, self.schedule.n_directions, self.fraction_bits
         if round_number == FIRST:
             return {}
         if self.schedule.is_synopsis(round_number):
-            m, one, limit = (
-                self.schedule.n_cells(round_number),
-                2**self.fraction_bits,
-                self.projection.limit,
-            )
+            m, limit = self.schedule.n_cells(round_number), self.projection.limit
             return {
-                "projection": ((d, p), -one, one),
+                "projection": ((d, p), -(2**q), 2**q),
                 "cells": ((m, p), -limit, limit),
                 "radii": ((m,), 1, limit),
             }
-        widths = self.domain.grid_half_widths(self.fraction_bits)
-        longest = math.isqrt(squared_bound(self.domain, self.fraction_bits))
-        return {
-            "centroids": ((self.n_clusters, d), -widths, widths),
-            "radius": ((1,), 1, longest),
-        }
-
-    # ------------------------------------------------------------------ answers
+        widths = self.domain.grid_half_widths(q)
+        ranges: dict[str, Range] = {"centroids": ((self.n_clusters, d), -widths, widths)}
+        if self.bounded:
+            most = largest_weight(d, q)
+            ranges["weights"] = ((self.n_clusters,), -most, most)
+        if not self.schedule.is_sizing(round_number):
+            ranges["radius"] = ((1,), 1, math.isqrt(squared_bound(self.domain, q)))
+        return ranges
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
-        """Return the client's answer to the round's query; zeros for no records."""
+        """Return the client's answer to the round's query."""
         arrays, number, q = query.arrays, query.round, self.fraction_bits
         if number == FIRST:
             if self.schedule.moments:
@@ -178,9 +581,10 @@ class SynopsisAlgorithm(SynopsisParameters):
             projected = ProjectedRecords(records, self.projection, arrays["projection"])
             sums, counts, slacks = cell_sums(projected, arrays["cells"], arrays["radii"], q)
             return Statistic({SUMS: sums, COUNTS: counts << q, SLACKS: slacks})
-        radii = np.full(self.n_clusters, arrays["radius"][0])
-        sums, counts, _ = cell_sums(records, arrays["centroids"], radii, q)
-        return Statistic({SUMS: sums, COUNTS: counts << q})
+        weights, sizing = arrays.get("weights"), self.schedule.is_sizing(number)
+        radii = np.full(self.n_clusters, 1 if sizing else arrays["radius"][0])
+        sums, counts, _ = cell_sums(records, arrays["centroids"], radii, q, weights=weights)
+        return Statistic({COUNTS: counts << q} if sizing else {SUMS: sums, COUNTS: counts << q})
 
     # ------------------------------------------------------------------ updates
 
@@ -191,61 +595,60 @@ class SynopsisAlgorithm(SynopsisParameters):
 
         Random numbers are Philox words of the seed and the round. ``rng`` is not used.
         """
-        number, before = state.round + 1, state.arrays
-        flags, source = before["flags"].copy(), round_words(self.seed, number)
+        number, flags = state.round + 1, state.arrays["flags"].copy()
         if number == FIRST:
-            arrays = self._after_moments(answer, flags, source)
+            after = self._after_moments
         elif self.schedule.is_synopsis(number):
-            arrays = self._after_synopsis(number, before, answer, flags, source)
+            after = self._after_synopsis
+        elif self.schedule.is_sizing(number):
+            after = self._after_sizing
         else:
-            arrays = self._after_refinement(number, before, answer, flags)
-        return State(number, {**before, **arrays, "flags": flags})
+            after = self._after_refinement
+        arrays = after(state, answer, flags)
+        return State(number, {**state.arrays, **arrays, "flags": flags})
 
-    def _after_moments(
-        self, answer: Statistic, flags: IntArray, source: np.random.Philox
-    ) -> dict[str, IntArray]:
+    def _after_moments(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
         d, p, noise = self.domain.n_features, self.schedule.n_directions, self.noise_of(FIRST)
+        source = round_words(self.seed, FIRST)
         side = self._longest * 2.0**-self.fraction_bits
-        norm2 = side * side
-        n_records = None if self.n_records is None else self.n_records * answer.answered
+        norm2, n_records = side * side, self._planned * answer.answered
         directions = np.eye(d)
         if self.schedule.moments:
             scale = 4.0 ** -moment_bits(self.fraction_bits) / norm2
             moments = symmetric(answer.blocks[MOMENTS], d) * scale
             total, std = math.fsum(np.diagonal(moments)), noise[MOMENTS] * scale
-            # Without a public figure, all that is known is how the directions compare.
-            n = float(n_records) if n_records else max(total / 0.25, 1.0)
-            norm = mean_norm(total / n, std * math.sqrt(d) / n)
-            directions, values = eigenvectors(moments / n)
-            variances, n_clear = spectrum(values, math.sqrt(2 * d) * std / n, norm)
-            flags[NO_SIGNAL] = n_clear == 0 and p < d
         else:
             scale = 2.0**-self.fraction_bits / norm2
             total, std = float(answer.blocks[NORMS][0]) * scale, noise[NORMS] * scale
-            n = float(n_records) if n_records else max(total / 0.25, 1.0)
-            norm = mean_norm(total / n, std / n)
-            variances = np.full(d, norm / d)
+        # Without a public figure, all that is known is how the directions compare.
+        n = n_records if n_records < math.inf else max(total / 0.25, 1.0)
+        if self.schedule.moments:
+            norm = model.mean_norm(total / n, std * math.sqrt(d) / n)
+            directions, values = eigenvectors(moments / n)
+            variances, n_clear = model.spectrum(values, math.sqrt(2 * d) * std / n, norm)
+            flags[NO_SIGNAL] = n_clear == 0 and p < d
+        else:
+            variances = np.full(d, model.mean_norm(total / n, std / n) / d)
             flags[BLIND] = p < d
             if p < d:
                 directions = orthonormal(normals(random_words(source, d * p)).reshape(d, p))
-        mixture = prior(variances[:p])
         return {
             "projection": self.projection.matrix(directions[:, :p]),
             "prior": _stored(variances[:p]),
             "rest": _stored(math.fsum(variances[p:])),
-            **self._cells(FIRST + 1, mixture, source),
+            **self._cells(FIRST + 1, model.prior(variances[:p]), source),
         }
 
     def _cells(
         self,
         number: int,
-        mixture: Mixture,
+        mixture: model.Mixture,
         source: np.random.Philox,
-        unseen: Mixture | None = None,
-    ) -> dict[str, IntArray]:
+        unseen: model.Mixture | None = None,
+    ) -> Arrays:
         """Return the cells of a round."""
         n_cells, step = self.schedule.n_cells(number), self._projected_step
-        cells = partition(mixture, n_cells, self._factor, step, source, unseen)
+        cells = model.partition(mixture, n_cells, self._factor, step, source, unseen)
         return {
             "cells": cells.centers,
             "radii": cells.radii,
@@ -254,50 +657,57 @@ class SynopsisAlgorithm(SynopsisParameters):
             "expected": to_grid(cells.expected * 2.0**self.fraction_bits),
         }
 
-    def _after_synopsis(
-        self,
-        number: int,
-        before: Mapping[str, IntArray],
-        answer: Statistic,
-        flags: IntArray,
-        source: np.random.Philox,
-    ) -> dict[str, IntArray]:
+    def _after_synopsis(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
+        number, before = state.round + 1, state.arrays
         q, names, noises = self.fraction_bits, (SUMS, COUNTS, SLACKS), self.noise_of(number)
-        cells = Partition(
-            before["cells"],
-            before["radii"],
-            _real(before["variances"]),
-            float(_real(before["spread"])[0]),
-            scaled(before["expected"], q),
+        source = round_words(self.seed, number)
+        variances, spread = _real(before["variances"]), float(_real(before["spread"])[0])
+        expected = scaled(before["expected"], q)
+        cells = model.Partition(before["cells"], before["radii"], variances, spread, expected)
+        released = model.Released(*(scaled(answer.blocks[name], q) for name in names))
+        noise = model.Noise(*(noises[name] * 2.0**-q for name in names))
+        total = expected_total(released.counts, noise.counts, self._planned, answer.answered)
+        total = max(total, surely_counted(released.counts, noise.counts))
+        comparable = number > FIRST + 1  # before, nothing was counted
+        missing = _held(answer, flags, expected, released.counts, noise.counts, comparable)
+        mixture, stood_out = model.learned(
+            cells, released, noise, self._projected_step, total, missing
         )
-        answers = Answers(*(scaled(answer.blocks[name], q) for name in names))
-        noise = Noise(*(noises[name] * 2.0**-q for name in names))
-        total = expected_total(answers.counts, noise.counts, self._planned, answer.answered)
-        missing = np.zeros(len(answers.counts), dtype=bool)
-        if answer.answered < 1 and number > FIRST + 1:  # before, nothing was counted
-            missing = absent(cells.expected, answers.counts, noise.counts)
-        flags[HELD] |= missing.any()
-        mixture, stood_out = learned(cells, answers, noise, self._projected_step, total, missing)
         flags[NO_CELL] |= not stood_out
-        if self.schedule.is_synopsis(number + 1):
+        if number < self.schedule.last_synopsis:
             unseen = None
-            if answer.answered < 1 and number == FIRST + 1:
+            if answer.answered < 1 and not comparable:
                 share = (1 - answer.answered) * math.fsum(mixture.weights)
-                unseen = prior(_real(before["prior"]))
+                unseen = model.prior(_real(before["prior"]))
                 unseen = unseen._replace(weights=share * unseen.weights)
             return self._cells(number + 1, mixture, source, unseen)
-        found = select(mixture, self.n_clusters, source)
+        sized: dict[str, IntArray] = {}
+        if self.bounded:
+            sized = {**model.in_state(mixture), "masses": model.equal_masses(self.n_clusters)}
+            points = model.drawn_points(sized, self.n_clusters, self._words_of_points)
+            found, weights = model.select_within(
+                mixture, points, self.n_clusters, self._aim, source
+            )
+        else:
+            found = model.select(mixture, self.n_clusters, source)
         flags[FEW] = found.few
         lifted = self.projection.lift(
             to_grid(found.centers / self._projected_step), before["projection"]
         )
+        centroids = into_domain(to_grid(lifted), self.domain, q)
+        if self.bounded:
+            step = self._longest * 2.0**-model.MODEL_BITS
+            sized["weights"] = self._in_range(weights * (step * step))
+            sized["size_variance"] = _stored(1.0)
+            sized["weights"] = self._weights({**before, **sized, "centroids": centroids})
         d, p = self.domain.n_features, self.schedule.n_directions
         rest = float(_real(before["rest"])[0])
         first, beside = math.fsum(found.within) + rest, rest / max(d - p, 1)
         within = np.append(found.within, beside)
         doubts = np.hstack([found.doubts, np.full((self.n_clusters, 1), beside)])
         return {
-            "centroids": into_domain(to_grid(lifted), self.domain, q),
+            **sized,
+            "centroids": centroids,
             "counts": to_grid(found.counts * 2.0**q),
             "moves": np.zeros((self.n_clusters, d), dtype=np.int64),
             "within": _stored(within),
@@ -307,31 +717,25 @@ class SynopsisAlgorithm(SynopsisParameters):
             "radius": self._radius(first),
         }
 
-    def _after_refinement(
-        self,
-        number: int,
-        before: Mapping[str, IntArray],
-        answer: Statistic,
-        flags: IntArray,
-    ) -> dict[str, IntArray]:
-        q, noises = self.fraction_bits, self.noise_of(number)
+    def _after_refinement(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
+        number, before = state.round + 1, state.arrays
+        q, noises, last = self.fraction_bits, self.noise_of(number), self.schedule.last_synopsis
         sums, counts = scaled(answer.blocks[SUMS], q), scaled(answer.blocks[COUNTS], q)
         sizes_before, doubts_before = scaled(before["counts"], q), _real(before["doubts"])
         count_noise = noises[COUNTS] * 2.0**-q
         flags[LIGHT] |= (counts < count_noise).any()
         radius = float(before["radius"][0]) / self._longest
-        moves, sizes = steps_of(sums, counts, radius, count_noise)
+        sizes = np.maximum(counts, max(count_noise, MIN_COUNT))
+        moves = clip_rows(radius * sums / sizes[:, None], radius)
         errors = radius * noises[SUMS] * 2.0**-q / sizes
         moves, doubts = weighed(moves, doubts_before, errors * errors, before["projection"], q)
         moves = continued(moves, _real(before["moves"]))
-        last = FIRST + len(self.schedule.cells)  # of the synopsis
         # With own clips, counts of the first round are of another size than those of the synopsis.
-        if answer.answered < 1 and not (number == last + 1 and self.clips):
-            missing = absent(sizes_before, counts, count_noise)
-            flags[HELD] |= missing.any()
-            moves[missing], doubts[missing] = 0.0, doubts_before[missing]
-            counts = np.where(missing, sizes_before, counts)
-            sizes = np.where(missing, sizes_before, sizes)
+        comparable = number > last + 1 or not self.clips
+        missing = _held(answer, flags, sizes_before, counts, count_noise, comparable)
+        moves[missing], doubts[missing] = 0.0, doubts_before[missing]
+        counts = np.where(missing, sizes_before, counts)
+        sizes = np.where(missing, sizes_before, sizes)
         # A centroid that moves by s comes nearer to each of its records by |s|^2 on average.
         saved = math.fsum(sizes * row_sums(moves * moves))
         planned = self._planned if self.n_records else 0.0
@@ -339,9 +743,18 @@ class SynopsisAlgorithm(SynopsisParameters):
         mean_square -= saved / max(math.fsum(sizes), planned)
         mean_square = max(LEAST_RADIUS2 * float(_real(before["first"])[0]), mean_square)
         drift = DRIFT * math.prod([DRIFT_DECAY] * (number - last))
-        wanted = shortened(before["centroids"] / self._longest + moves, 1.0)
+        wanted = clip_rows(before["centroids"] / self._longest + moves, 1.0)
+        centroids = into_domain(to_grid(wanted * self._longest), self.domain, q)
+        sized = {}
+        if self.bounded:
+            noise = max(count_noise / answer.answered, LEAST_NOISE)
+            have, labels = self._sizes_of_points(before)
+            reached = np.where(missing, have, counts / answer.answered)
+            gain = transport.refinement_gain(reached, have, noise)
+            sized = self._raked(before, labels, reached, gain, centroids)
         return {
-            "centroids": into_domain(to_grid(wanted * self._longest), self.domain, q),
+            **sized,
+            "centroids": centroids,
             "counts": to_grid(counts * 2.0**q),
             "moves": _stored(moves),
             "doubts": _stored(doubts + drift * _real(before["within"])),
@@ -349,27 +762,107 @@ class SynopsisAlgorithm(SynopsisParameters):
             "radius": self._radius(mean_square),
         }
 
+    def _after_sizing(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
+        """Return what counts alone change: masses and weights, and after the last round nothing."""
+        number, before = state.round + 1, state.arrays
+        q, measured = self.fraction_bits, answer.blocks[COUNTS]
+        if number == self.n_rounds:
+            return {"counts": measured.copy()}
+        counts = scaled(measured, q)
+        missing = _held(answer, flags, scaled(before["counts"], q), counts, self.size_noise)
+        noise = max(self.size_noise / answer.answered, LEAST_NOISE)
+        have, labels = self._sizes_of_points(before)
+        reached = np.where(missing, have, counts / answer.answered)
+        variance = float(_real(before["size_variance"])[0]) * noise * noise
+        gain, variance = transport.sizing_gain(reached, have, noise, variance)
+        return {
+            "counts": np.where(missing, before["counts"], measured),
+            **self._raked(before, labels, reached, gain, before["centroids"]),
+            "size_variance": _stored(variance / (noise * noise)),
+        }
+
+    # ------------------------------------------------------------------ sizes of power cells
+
+    def _weights(self, arrays: Mapping[str, IntArray]) -> IntArray:
+        """Return weights with which the points' cells lie within the bounds."""
+        costs, before = self._distances(arrays), arrays["weights"]
+        return self._in_range(transport.power_weights(costs, arrays["masses"], *self._aim, before))
+
+    def _sizes_of_points(self, arrays: Mapping[str, IntArray]) -> tuple[FloatArray, IntArray]:
+        """Return how many records the points of each cell stand for, and the points' cells."""
+        labels = transport.power_cells(self._distances(arrays), arrays["weights"])
+        return transport.cell_sizes(
+            arrays["masses"], labels, self.n_clusters
+        ) / self._per_record, labels
+
+    def _raked(
+        self,
+        arrays: Mapping[str, IntArray],
+        labels: IntArray,
+        counts: FloatArray,
+        gain: float,
+        centroids: IntArray,
+    ) -> Arrays:
+        """Return masses after noisy counts, and the weights for centroids."""
+        masses = transport.rake(arrays["masses"], labels, counts * self._per_record, gain)
+        changed = {"masses": masses, "centroids": centroids}
+        return {"masses": masses, "weights": self._weights({**arrays, **changed})}
+
+    def _distances(self, arrays: Mapping[str, IntArray]) -> FloatArray:
+        """Return squared distances of all points to the centroids, in squared grid units."""
+        points = model.drawn_points(arrays, self.n_clusters, self._words_of_points)
+        on_grid = to_grid(scaled(points, model.MODEL_BITS) / self._projected_step)
+        return distances(on_grid, arrays["centroids"], self.projection, arrays["projection"])
+
+    def _in_range(self, weights: NDArray[Any]) -> IntArray:
+        """Return weights as integers that a query may hold."""
+        most = largest_weight(self.domain.n_features, self.fraction_bits)
+        return np.clip(to_grid(weights.astype(np.float64)), -most, most)
+
+    @property
+    def _per_record(self) -> float:
+        """The mass of a record."""
+        return 2.0**model.MASS_BITS / self._planned
+
+    @property
+    def _aim(self) -> tuple[float, float]:
+        n_records = int(self._planned)
+        high = n_records if self.max_size is None else self.max_size
+        return transport.aim(self.min_size or 0, high, self.size_noise, n_records, self.n_clusters)
+
+    @property
+    def _words_of_points(self) -> np.random.Philox:
+        """The words of the last round, which needs no others."""
+        return round_words(self.seed, self.n_rounds)
+
     # ------------------------------------------------------------------ results
 
-    def centroids(self, state: State) -> FloatArray | None:
-        """Return the centroids in the user's units, (k, d); ``None`` before the synopsis ends."""
-        if "centroids" not in state.arrays:
+    def weights(self, state: State) -> FloatArray | None:
+        """Return the weights of the power diagram, (k,); ``None`` before there are any."""
+        if "weights" not in state.arrays:
             return None
-        return self.domain.from_unit(scaled(state.arrays["centroids"], self.fraction_bits))
+        unit = self.domain.common_unit or 1.0
+        return scaled(state.arrays["weights"], 2 * self.fraction_bits) * (unit * unit)
 
-    def counts(self, state: State) -> FloatArray | None:
-        """Return the noisy cluster sizes, (k,); ``None`` before the synopsis ends."""
-        if "counts" not in state.arrays:
+    def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
+        """Return the last round's noisy sizes beside the bounds; ``None`` before, or without."""
+        counts, bounds = self.counts(state), self.size_bounds
+        if bounds is None or state.round < self.n_rounds or counts is None:
             return None
-        return scaled(state.arrays["counts"], self.fraction_bits)
+        return SizeReport(tuple(counts.tolist()), self.size_noise * noise_factor, *bounds)
 
     # ------------------------------------------------------------------ details
 
+    @cached_property
+    def projection(self) -> Projection:
+        """The grids of the synopsis."""
+        return Projection(self.domain, self.fraction_bits, self.schedule.n_directions)
+
     @property
     def _factor(self) -> float:
-        """Return a radius over the root mean square of what it is to cut."""
+        """A radius over the root mean square of what it is to cut: larger with less noise."""
         k, d = self.n_clusters, self.domain.n_features
-        signal = min(max(self.schedule.signal / (k * math.sqrt(d)), 0.1), 1e6)
+        signal = min(max(self.schedule.strength / (k * math.sqrt(d)), 0.1), 1e6)
         return min(2.6, max(1.0, 0.7 + 0.3 * float(logarithm(np.array(signal)))))
 
     @property
@@ -391,6 +884,97 @@ class SynopsisAlgorithm(SynopsisParameters):
         radius = min(1.0, RADIUS_FACTOR * self._factor * math.sqrt(mean_square)) * self._longest
         longest = math.isqrt(squared_bound(self.domain, self.fraction_bits))
         return np.array([min(max(math.floor(radius), 1), longest)], dtype=np.int64)
+
+
+def absent(expected: FloatArray, counts: FloatArray, noise: float) -> NDArray[np.bool_]:
+    """Return which cells (m,) must have lost their records to clients that did not answer.
+
+    So many records were expected there, and so few were counted, that noise does not explain it.
+    ``noise`` is the standard deviation of a count, in records.
+    """
+    clear = expected > ABSENT_NOISE * max(noise, MIN_COUNT)
+    return np.asarray(clear & (counts < ABSENT_SHARE * expected))
+
+
+def _held(
+    answer: Statistic,
+    flags: IntArray,
+    expected: FloatArray,
+    counts: FloatArray,
+    noise: float,
+    comparable: bool = True,
+) -> NDArray[np.bool_]:
+    """Return which cells stay as they were, and flag that there are some.
+
+    Not while all clients answer, or where counts cannot be compared with those before.
+    """
+    if answer.answered == 1 or not comparable:
+        return np.zeros(len(counts), dtype=bool)
+    missing = absent(expected, counts, noise)
+    flags[HELD] |= missing.any()
+    return missing
+
+
+def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
+    """Return moves (k, d) to which those before are added, as far as both point the same way.
+
+    ``moves + max(0, cos) before``, cos of the angle between the two. Residuals are clipped, and
+    noise keeps small clusters from moving by their mean: a centroid that is far from its records
+    needs many rounds, all in one direction. Noise has no direction.
+    """
+    products = row_sums(moves * before)
+    lengths = np.sqrt(row_sums(moves * moves)) * np.sqrt(row_sums(before * before))
+    alike = np.maximum(products, 0.0) / np.maximum(lengths, model.SMALLEST * model.SMALLEST)
+    return np.asarray(moves + alike[:, None] * before)
+
+
+def weighed(
+    moves: FloatArray, doubts: FloatArray, errors: FloatArray, directions: IntArray, bits: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return noisy moves (k, d), less where noise explains them, and the doubt (k, p + 1) left.
+
+    A step of Kalman's filter, by direction: a move of variance P with noise of variance R is
+    multiplied by P / (P + R), and leaves P R / (P + R). Doubts are expected squares of the true
+    moves, of length 1 at most, by direction; the last for every direction beside them. Errors (k,)
+    are variances of the noise, and directions (d, p) orthonormal integers of exponent ``bits``.
+    """
+    gains = doubts / (doubts + errors[:, None] + model.SMALLEST * model.SMALLEST)
+    others = gains[:, -1:]
+    along = _product(moves, directions, bits)
+    kept = others * moves + _product((gains[:, :-1] - others) * along, directions.T, bits)
+    return np.asarray(kept), np.asarray((1 - gains) * doubts)
+
+
+def _product(vectors: FloatArray, matrix: IntArray, bits: int) -> FloatArray:
+    """Return vectors of length 1 at most, on a grid, times orthonormal columns or rows of integers.
+
+    By Cauchy and Schwarz no partial sum exceeds 2**(_MOVE_BITS + bits) by more than a rounding of
+    the columns, so the product of integers is exact in any order.
+    """
+    integers = to_grid(vectors * 2.0**_MOVE_BITS).astype(np.float64)
+    with single_threaded_blas():
+        found: FloatArray = integers @ matrix.astype(np.float64)
+    return found * 2.0 ** -(_MOVE_BITS + bits)
+
+
+def distances(
+    points: IntArray, centroids: IntArray, projection: Projection, matrix: IntArray
+) -> FloatArray:
+    """Return squared distances (n, k) of projected points (n, p) to centroids (k, d).
+
+    Points are on the projection's grid and centroids on that of the records; distances are integers
+    of at most 2^53, in squared units of the latter. A point has no part beside the directions, and
+    a centroid c may have: ``|y - V'c|^2 + |c|^2 - |V'c|^2``.
+    """
+    factor = 4.0 ** (projection.fraction_bits - projection.exponent)
+    with single_threaded_blas():
+        whole = centroids.astype(np.float64)
+        along = projection.project(whole, matrix.astype(np.float64))
+        beside = np.einsum("ij,ij->i", whole, whole)
+        beside -= np.einsum("ij,ij->i", along, along) * factor
+    found = transport.squared_distances(points, along.astype(np.int64)) * factor
+    found += np.maximum(beside, 0.0)  # the projection is rounded
+    return np.minimum(found, 2.0**53)
 
 
 def _stored(values: FloatArray | float) -> IntArray:

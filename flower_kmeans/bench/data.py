@@ -3,6 +3,7 @@
 | name | records |
 |---|---|
 | ``blobs_K_D`` | ``make_blobs(20000, n_features=D, centers=K, random_state=1)`` |
+| ``uneven_K_D`` | the same of K sizes that fall geometrically, the first 20 times the last |
 | ``g2_D_SD`` | `generators.g2`, 2,048 records |
 | ``separated_K_D_PERCENT`` | 5,000 in K balanced clusters of a degree of separation PERCENT / 100 |
 | ``synth_K_D_SEED`` | `generators.synth`, 10,000 and outliers |
@@ -58,17 +59,9 @@ BUNDLED = {
 
 @dataclass(frozen=True)
 class Data:
-    """Records and the number of clusters to find.
+    """Records (n, d) in their own units, read-only, and the number of clusters to find.
 
-    Attributes
-    ----------
-    name : str
-    records : ndarray of shape (n, d), float64
-        In their own units; read-only, as one copy serves many tasks.
-    n_clusters : int
-    note : str
-    labels : ndarray of shape (n,), int64, or None
-        Cluster of each record, -1 for none.
+    ``labels`` (n,) are their known clusters, -1 for none.
     """
 
     name: str
@@ -86,8 +79,19 @@ def _blobs(k: int, d: int) -> generators.Generated:
     )
 
 
+def _uneven(k: int, d: int) -> generators.Generated:
+    from sklearn.datasets import make_blobs
+
+    shares = 20.0 ** (-np.arange(k) / max(k - 1, 1))
+    sizes = np.maximum(1, np.rint(20_000 * shares / shares.sum())).astype(int)
+    return generators.Generated(
+        *make_blobs(sizes.tolist(), n_features=d, random_state=1, return_centers=True)
+    )
+
+
 _FAMILIES: dict[str, tuple[int, Callable[..., generators.Generated]]] = {
     "blobs": (2, _blobs),
+    "uneven": (2, _uneven),
     "g2": (2, lambda d, spread: generators.g2(d, spread, 0)),
     "separated": (
         3,
@@ -117,13 +121,7 @@ def name_of(given: str) -> str:
 
 
 def is_there(given: str, directory: Path | None) -> bool:
-    """Return whether a data set can be loaded.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name is none.
-    """
+    """Return whether a data set can be loaded, or raise an error for an unknown name."""
     if family_of(given) is not None or given in BUNDLED:
         return True
     path = _path_of(given, directory)
@@ -131,18 +129,10 @@ def is_there(given: str, directory: Path | None) -> bool:
 
 
 def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
-    """Return what tells a data set from others of its name; ``None`` if its file is not there.
+    """Return what distinguishes a data set from others of its name; ``None`` for a missing file.
 
-    Returns
-    -------
-    dict
-        ``generated`` or ``bundled`` for what needs no file. Else the number of clusters, the
-        SHA-256 of the file, and how many records are drawn from it where that is not all of them.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name is none.
+    For a file that is the number of clusters, its SHA-256, and how many records are drawn from it
+    where that is not all of them.
     """
     if family_of(given) is not None:
         return {"generated": True}
@@ -159,14 +149,7 @@ def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
 
 @lru_cache(maxsize=4)
 def load(given: str, directory: Path | None = None) -> Data:
-    """Return a data set.
-
-    Parameters
-    ----------
-    given : str
-        A name of the table above, or ``FILE.npz:K``.
-    directory : Path, optional
-        Of NAME.npz files.
+    """Return a data set: a name of the table above, or ``FILE.npz:K``.
 
     Raises
     ------

@@ -102,20 +102,10 @@ def _sizes(n_records: int, shares: FloatArray) -> LabelArray:
 def separation(
     delta: FloatArray, first: FloatArray, second: FloatArray, alpha: float = ALPHA
 ) -> float:
-    """Return the index of two Gaussian clusters in the direction that separates them best.
+    """Return the index, in (-1, 1), of two Gaussian clusters in the best direction.
 
-    Parameters
-    ----------
-    delta : ndarray of shape (d,), float64
-        Difference of their means.
-    first, second : ndarray of shape (d, d), float64
-        Their covariances, positive definite.
-    alpha : float
-
-    Returns
-    -------
-    float
-        In (-1, 1).
+    ``delta`` (d,) is the difference of their means, ``first`` and ``second`` (d, d) are their
+    covariances, positive definite.
     """
     quantile = -float(ndtri(alpha / 2))
     distance, _ = spread_distance(delta, first, second)
@@ -135,13 +125,8 @@ def spread_distance(
     In a direction ``a`` this is ``a'delta / (s_1 + s_2)`` with ``s_i^2 = a' S_i a``. Its maximum is
     a norm of ``delta``, and the index grows with it. ``s_1 + s_2`` is made least among ``a`` with
     ``a'delta = 1``: it is convex, and each step replaces ``s_i`` by the quadratic function that
-    touches it from above, so it never grows.
-
-    Returns
-    -------
-    distance : float
-    direction : ndarray of shape (d,)
-        With ``direction'delta`` equal to ``distance``.
+    touches it from above, so it never grows. The direction is scaled so that ``direction'delta`` is
+    the distance.
     """
     spreads = np.ones(2)
     best, direction = 0.0, np.zeros_like(delta)
@@ -158,23 +143,11 @@ def spread_distance(
 def separated_centers(
     covariances: Sequence[FloatArray], degree: float, rng: np.random.Generator
 ) -> FloatArray:
-    """Return centres of Gaussian clusters, each of which has a given index to its nearest.
+    """Return centres (k, d) of Gaussian clusters, each of which has a given index to its nearest.
 
-    One after the other, clusters go from a random one before them in a random direction as far as
-    is needed: to an index of ``degree`` with that one, and on while any other is nearer. So no two
-    clusters have a smaller index, and each has exactly that one with some other.
-
-    Parameters
-    ----------
-    covariances : sequence of k ndarrays of shape (d, d), float64
-    degree : float
-        In (-1, 1).
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    ndarray of shape (k, d), float64
-        The first is 0.
+    One after the other, clusters go from a random earlier one in a random direction until they have
+    the index ``degree`` with that one, and on while any other is nearer. So no two clusters have a
+    smaller index, and each has exactly that one with some other.
     """
     d, wanted = len(covariances[0]), distance_for(degree)
     largest = [float(np.sqrt(np.linalg.eigvalsh(each)[-1])) for each in covariances]
@@ -234,16 +207,6 @@ def separated_clusters(
 
     Covariances have random axes and eigenvalues uniform in `VARIANCES`. Outliers are uniform within
     four standard deviations of the clustered records around their mean, column by column.
-
-    Parameters
-    ----------
-    sizes : sequence of k int
-    n_features : int
-    degree : float
-        The index of each cluster to its nearest, in (-1, 1).
-    rng : numpy.random.Generator or int
-        Or a seed.
-    n_outliers : int
 
     Raises
     ------
@@ -324,17 +287,8 @@ def g2(
 ) -> Generated:
     """Return two Gaussians, with means of 500 and of 600 in every column, half of the records each.
 
-    Drawn like the public G2 sets, and not equal to them.
-
-    Parameters
-    ----------
-    n_features : int
-        1 to 1024 in the public sets.
-    spread : float
-        Standard deviation in every column; 10 to 100 in the public sets.
-    rng : numpy.random.Generator or int
-        Or a seed.
-    n_records : int
+    Drawn like the public G2 sets (1 to 1,024 columns, a standard deviation ``spread`` of 10 to
+    100), and not equal to them.
 
     Raises
     ------

@@ -1,13 +1,12 @@
-"""What a benchmark is: a suite names its data sets and protocol, its tasks, and what shows them.
+"""Declares benchmarks: a suite names its data sets, its tasks, a measurement, and its tables.
 
-A suite says what is measured and nothing of how it is run: `flower_kmeans.bench.runner` does every
-task once, whatever stops it, and `flower_kmeans.bench.execution` writes tables and plots.
+`flower_kmeans.bench.runner` does every task once, and writes rows, tables and plots.
 """
 
 import hashlib
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, is_dataclass, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
@@ -18,10 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-"""What one task was and what it gave: one line of runs.csv, with its values in their types."""
+"""One line of runs.csv, with its values in their types."""
 Value = TypeVar("Value")
-
-_KINDS = (str, int, float, bool)
 
 
 @dataclass(frozen=True)
@@ -41,12 +38,12 @@ class Options:
     Attributes
     ----------
     runs : int
-        How often everything is repeated.
+        Number of repetitions.
     data : tuple of str
-        Names of data sets; empty for the suite's own choice. A suite's functions see here what is
-        there, never what is missing.
+        Names of data sets; empty for the suite's own choice. A suite's functions see here only
+        those whose files exist.
     files : tuple of (str, str)
-        Names of data sets from files of one's own, and their ``FILE.npz:K``.
+        Names of data sets from other files, and their ``FILE.npz:K``.
     data_dir : Path or None
         Directory of NAME.npz files.
     only : tuple of (str, tuple of str)
@@ -60,10 +57,7 @@ class Options:
     only: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def chosen(self, column: str, default: Sequence[Value], kind: type[Value]) -> tuple[Value, ...]:
-        """Return the values that were asked for in a column, or else those of the suite.
-
-        A suite that takes its values from here can be run with others than its own. None, which is
-        an empty text, is not among them.
+        """Return the command's values of a column, without None, or else those of the suite.
 
         Raises
         ------
@@ -76,13 +70,7 @@ class Options:
         return tuple(parse(kind, text, column) for text in given if text not in ("", "None"))
 
     def load(self, name: str) -> data_sets.Data:
-        """Return a data set by its name in `data`; kept for the next tasks of this process.
-
-        Raises
-        ------
-        ConfigurationError
-            If its file is not there.
-        """
+        """Return a data set by its name in `data`; `flower_kmeans.bench.data.load` keeps it."""
         return data_sets.load(dict(self.files).get(name, name), self.data_dir)
 
 
@@ -95,43 +83,39 @@ class Suite:
     name : str
         Letters, digits and hyphens.
     protocol : str
-        One paragraph: what is measured, how, on what. It stands above the tables.
+        One paragraph above the tables: what is measured, how, on what.
     task : type
-        A frozen dataclass whose fields (str, int, float, bool, or one of them or None) say what one
-        run is. They are the first columns of runs.csv, and no two tasks may be equal.
+        A frozen dataclass whose fields (str, int, float, bool, or one of them or None) identify one
+        run. They are the first columns of runs.csv.
     measures : mapping of str to type
-        The other columns: what a run gives.
+        The other columns.
     tasks : callable
         From options to all tasks, in the order in which they should be done.
     measure : callable
         From a task and options to a mapping with the keys of ``measures``. It is pickled, so it
         stands at the top of a module. Everything random in it follows from the task (`seed_of`),
-        not from what ran before; privacy noise excepted, which no seed reaches.
+        privacy noise excepted, which no seed reaches.
     tables : callable
         From rows and options to markdown.
     plots : mapping of str to callable
-        Names of files, and what makes a figure from rows and options.
+        Names of files, and functions from rows and options to a figure.
     datasets : tuple of str
-        Data sets in `flower_kmeans.bench.data` that are used unless others are asked for.
+        Data sets in `flower_kmeans.bench.data` unless the command names others.
     made : tuple of str
-        Names of data sets that the suite makes by itself.
+        Names of data sets that the suite makes itself.
     choices : mapping of str to tuple
         Values of a column that a command may name although none of its tasks has them, as where a
         method does not apply to a data set.
     runs : int
-        Repetitions unless told otherwise.
+        Repetitions by default.
     settings : mapping of str to str
-        What else a row depends on. It is kept beside the rows, and rows of other settings are
-        refused.
+        What else a row depends on. Rows of other settings are refused.
     sources : mapping of str to (mapping of str to str)
-        What else the rows of one data set depend on, by the name that they have for it; files in
-        `flower_kmeans.bench.data` excepted, which are known by their contents. It is kept beside
-        the rows, and rows of that name from another source are refused.
+        The same for single data sets, by their names.
     alone : bool
-        Whether tasks measure time, and should by default have the machine for themselves.
+        Whether tasks measure time, and run one at a time by default.
     fresh : bool
-        Whether each task has a process of its own that did nothing before, as where memory is
-        measured, or Ray is started.
+        Whether each task has its own new process, as where memory is measured, or Ray is started.
     """
 
     name: str
@@ -156,27 +140,15 @@ class Suite:
             raise ConfigurationError(
                 f"Expected a suite's name of letters, digits and hyphens. Got {self.name!r}."
             )
-        if not (is_dataclass(self.task) and self.task.__dataclass_params__.frozen):  # type: ignore[attr-defined]
-            raise ConfigurationError(
-                f"Expected the task of suite {self.name} to be a frozen dataclass. "
-                f"Got {self.task!r} instead."
-            )
-        twice = self.task_columns.keys() & self.measures.keys()
-        if twice or not self.measures:
+        if self.task_columns.keys() & self.measures.keys() or not self.measures:
             raise ConfigurationError(
                 f"Expected measures of suite {self.name} beside the task's columns. "
                 f"Got {sorted(self.measures)} instead."
             )
-        for column, kind in self.columns.items():
-            if inner_kind(kind) not in _KINDS:
-                raise ConfigurationError(
-                    f"Expected column {column} of suite {self.name} to be str, int, float or bool. "
-                    f"Got {kind!r} instead."
-                )
 
     @property
     def task_columns(self) -> dict[str, Any]:
-        """Return names and types of the columns that say what a run is."""
+        """Return names and types of the columns that identify a run."""
         hints = get_type_hints(self.task)
         return {each.name: hints[each.name] for each in fields(self.task)}
 
@@ -188,17 +160,17 @@ class Suite:
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to do.
+    """Tasks, and the data sets of a command.
 
     Attributes
     ----------
     options : Options
-        With the data sets that are there.
+        With the data sets whose files exist.
     tasks : tuple
     skipped : tuple of str
-        Data sets that are not there.
+        Data sets whose files are missing.
     named : tuple of str
-        Data sets that were asked for; empty for the suite's own choice.
+        Data sets that the command named.
     """
 
     options: Options
@@ -210,17 +182,12 @@ class Plan:
 def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
     """Return the tasks of a suite under a command's options.
 
-    Parameters
-    ----------
-    suite : Suite
-    options : Options
-    redraw : bool
-        Whether no task will be done, so that no data set need be there.
+    With ``redraw`` no task will be done, so data sets and tasks may be missing.
 
     Raises
     ------
     ConfigurationError
-        If no data set is there, ``only`` names what does not exist, or two tasks are equal.
+        If all data sets are missing, ``only`` names what does not exist, or two tasks are equal.
     """
     found, files, missing = [], [], []
     for given in options.data or suite.datasets:
@@ -261,10 +228,7 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
 
 
 def sources_of(suite: Suite, options: Options) -> dict[str, dict[str, Any]]:
-    """Return what rows depend on beside their columns, by the names that they have for data sets.
-
-    Data sets that a suite makes itself, or whose files are not there, have no entry.
-    """
+    """Return what rows depend on beside their columns, by data set; nothing for missing files."""
     found: dict[str, dict[str, Any]] = {name: dict(each) for name, each in suite.sources.items()}
     for given in options.data or suite.datasets:
         known = None if given in suite.made else data_sets.identity(given, options.data_dir)
@@ -293,14 +257,7 @@ def parsed_only(suite: Suite, options: Options) -> dict[str, tuple[Any, ...]]:
 
 
 def seed_of(task: Any, *words: int | str) -> int:
-    """Return a seed in [0, 2^32) that follows from a task alone, another for other words.
-
-    Parameters
-    ----------
-    task : dataclass
-    *words
-        What the seed is for.
-    """
+    """Return a seed in [0, 2^32) of a task, another for other words."""
     text = repr((type(task).__name__, astuple(task), words))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
@@ -312,13 +269,7 @@ def inner_kind(kind: Any) -> Any:
 
 
 def parse(kind: Any, text: str, column: str) -> Any:
-    """Return a value from its text in runs.csv or on a command line.
-
-    Raises
-    ------
-    ConfigurationError
-        If the text is not of the column's type.
-    """
+    """Return a value from its text in runs.csv or on a command line, or raise an error."""
     inner = inner_kind(kind)
     if inner is not kind and text in ("", "None"):
         return None

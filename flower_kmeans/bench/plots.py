@@ -31,23 +31,9 @@ def lines(
 ) -> "Figure":
     """Return a figure of means over a grid, with bands of their 95% intervals.
 
-    Parameters
-    ----------
-    panels : mapping of str to (mapping of str to curve)
-        Titles, and for each the curves by their labels. A curve with values at ``None`` is level.
-    grid : sequence of float
-        Places on the horizontal axis; a curve is drawn where it has values.
-    colors : mapping of str to str, optional
-        By label.
-    dashed : sequence of str
-        Labels of what is not private, or otherwise apart.
-    xlabel, ylabel : str
-    xlog, ylog : bool
-        Whether an axis is logarithmic.
-    bands : bool
-        Whether intervals are drawn; those of two or three runs hide everything else.
-    columns : int
-        Panels beside each other.
+    ``panels`` has titles, and for each the curves by their labels; a curve with values at ``None``
+    is level. Labels in ``dashed`` are drawn dotted. Without ``bands`` intervals are left out, as
+    for two or three runs, where they hide everything else.
 
     Raises
     ------

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.bench import plots, tables
 from flower_kmeans.bench.data import to_unit_box
 from flower_kmeans.bench.harness import Options, Row, Suite, Task, seed_of
-from flower_kmeans.domain import Box
-from flower_kmeans.initialization import public_generator
+from flower_kmeans.data.domain import Box
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.budget import PrivacyBudget
 

@@ -1,136 +1,208 @@
-"""Runs a suite's tasks: each once, in several processes, and on from wherever it was stopped."""
+"""Runs a suite: each task once, in several processes, and on from where it was stopped.
 
+A row is in runs.csv as soon as its task is done. tables.md, plots and meta.json are written beside
+it; meta.json states which commands made the rows, when, and with which versions.
+"""
+
+import importlib
+import json
 import logging
 import math
 import os
-import signal
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import track
+from rich.text import Text
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from flower_kmeans.bench import rows
-from flower_kmeans.bench.harness import Options, Plan, Row, Suite, parsed_only
-from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.bench import plots
+from flower_kmeans.bench.harness import (
+    Options,
+    Plan,
+    Row,
+    Suite,
+    parse,
+    parsed_only,
+    plan_of,
+    shown,
+    sources_of,
+)
+from flower_kmeans.errors import ConfigurationError, DataError, RunError
+from flower_kmeans.extras import require
+from flower_kmeans.files import prepare_directory
+from flower_kmeans.version import __version__
 
 Measured = Mapping[str, Any]
 
-
-@dataclass(frozen=True)
-class Failure:
-    """A task that ended in an error; it is tried again by the next command."""
-
-    task: Any
-    error: str
+BUILT_IN = {"quick": "flower_kmeans.bench.quick"}
+"""Suites that come with the library, and their modules."""
+RUNS, META, TABLES, LOCK = "runs.csv", "meta.json", "tables.md", ".lock"
+PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did, and all rows that there are.
-
-    Attributes
-    ----------
-    rows : list of dict
-        Those that the options admit: in the order of the tasks, then what else the file holds.
-    n_done : int
-        How many of them are new.
-    n_left : int
-        How many tasks were not done, because time was up.
-    failures : tuple of Failure
-    """
+    """Results of a command: the rows that its options admit, and how many are new or left."""
 
     rows: list[Row]
     n_done: int = 0
     n_left: int = 0
-    failures: tuple[Failure, ...] = ()
 
 
-def available_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def load_suite(name: str) -> Suite:
+    """Return the ``SUITE`` of a built-in name, or of a Python file, which is run.
 
-
-def run(
-    suite: Suite,
-    plan: Plan,
-    path: Path,
-    *,
-    jobs: int | None = None,
-    minutes: float = math.inf,
-    console: Console | None = None,
-) -> Outcome:
-    """Do what a file does not hold yet, and add each run to it as soon as it is done.
-
-    Parameters
-    ----------
-    suite : Suite
-    plan : Plan
-        Of `plan_of`.
-    path : Path
-        The csv file, in an existing directory.
-    jobs : int, optional
-        Processes; by default one per core, or a single one if the suite measures time.
-    minutes : float
-        No task is begun after so many.
-    console : rich.console.Console, optional
-        For progress.
+    The file's folder is put in front of the search path, where other processes find its modules.
 
     Raises
     ------
     ConfigurationError
-        If ``jobs`` is not positive.
-    DataError
-        If the file is none of the suite's.
-    RunError
-        If a process was killed; what was done is in the file.
+        If there is none.
     """
+    if name in BUILT_IN:
+        module = importlib.import_module(BUILT_IN[name])
+    else:
+        path = Path(name).resolve()
+        if path.suffix != ".py" or not path.is_file() or "." in path.stem:
+            raise ConfigurationError(
+                f"Expected --suite as one of {', '.join(BUILT_IN)}, or a Python file NAME.py that "
+                f"defines SUITE. Got {name!r} instead."
+            )
+        sys.path.insert(0, str(path.parent))
+        importlib.invalidate_caches()
+        module = importlib.import_module(path.stem)
+        if Path(getattr(module, "__file__", None) or "").resolve() != path:
+            raise ConfigurationError(
+                f"Expected the file {path.name} to have a name that no other module has. "
+                f"Got {path.stem!r}, which is taken."
+            )
+    suite = getattr(module, "SUITE", None)
+    if not isinstance(suite, Suite):
+        raise ConfigurationError(f"Expected {name} to define SUITE, a Suite. Got none.")
+    return suite
+
+
+def execute(
+    suite: Suite,
+    options: Options,
+    output: Path,
+    *,
+    arguments: Sequence[str],
+    jobs: int | None = None,
+    minutes: float = math.inf,
+    redraw: bool = False,
+    console: Console | None = None,
+) -> Outcome:
+    """Run a suite, and write ``runs.csv``, ``tables.md``, ``meta.json`` and the plots.
+
+    Parameters
+    ----------
+    suite : Suite
+    options : Options
+    output : Path
+        Directory; runs that it holds already are not done again.
+    arguments : sequence of str
+        The command, as ``sys.argv``; tables.md and meta.json show it.
+    jobs : int, optional
+        Processes; one per core by default, or one for a suite that measures time.
+    minutes : float
+        No task is begun after so many.
+    redraw : bool
+        Whether only to show what there is.
+    console : rich.console.Console, optional
+        For progress and tables.
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        If options, or what the directory holds, do not fit the suite, or another command is
+        writing to the directory.
+    RunError
+        If tasks failed, after all others are done and shown; or if a process was killed.
+    """
+    require("pandas", "A benchmark", "bench")
+    console = console or Console()
     if jobs is None:
         jobs = 1 if suite.alone else available_cores()
     if jobs < 1:
         raise ConfigurationError(f"Expected jobs >= 1. Got {jobs} instead.")
-    known = rows.read(suite, path)
-    left = [task for task in plan.tasks if task not in known]
-    failures: list[Failure] = []
-    n_tried = 0
-    with _progress(suite, len(plan.tasks), len(left), console) as advance:
-        for task, result in _results(suite, plan.options, left, jobs, minutes):
-            n_tried += 1
-            if isinstance(result, Exception):
-                failures.append(Failure(task, f"{type(result).__name__}: {result}"))
-            else:
-                known[task] = rows.append(suite, path, task, result)
-            advance()
-    return Outcome(
-        admitted(suite, plan, known),
-        n_tried - len(failures),
-        len(left) - n_tried,
-        tuple(failures),
-    )
+    plan = plan_of(suite, options, redraw=redraw)
+    prepare_directory(output)
+    with _alone(output):
+        path = output / RUNS
+        meta = _read_meta(suite, output, sources_of(suite, options))
+        if plan.skipped:
+            console.print(Text(_skipped(plan)), soft_wrap=True)
+        known = read_runs(suite, path)
+        failures: list[str] = []
+        n_done = n_left = 0
+        if not redraw:
+            left = [task for task in plan.tasks if task not in known]
+            entry = _entry(arguments, jobs)
+            meta["commands"].append(entry)
+            _write_meta(output, meta)  # now: this process may be killed
+            try:
+                results = _results(suite, plan.options, left, jobs, minutes)
+                for task, result in track(
+                    results, suite.name, len(left), console=console, transient=True,
+                    disable=not console.is_terminal,
+                ):  # fmt: skip
+                    if isinstance(result, Exception):
+                        failures.append(f"{task}: {type(result).__name__}: {result}")
+                    else:
+                        known[task] = append_run(suite, path, task, result)
+                        n_done += 1
+            except KeyboardInterrupt:
+                console.print("Stopped: the same command continues.")
+                raise
+            finally:
+                entry |= {"ended": _now(), "rows": n_done}
+                _write_meta(output, meta)
+            n_left = len(left) - n_done - len(failures)
+        rows = admitted(suite, plan, known)
+        if rows:
+            _show(suite, plan, rows, output, meta, console)
+        if n_left:
+            console.print(f"{n_left} runs are left: the same command continues.")
+        if failures:
+            raise RunError(f"{len(failures)} runs failed; the first, {failures[0]}")
+        return Outcome(rows, n_done, n_left)
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """Keep other commands from writing to a directory."""
+    filelock = require("filelock", "A benchmark", "bench")
+    try:
+        with filelock.FileLock(output / LOCK, timeout=0):
+            yield
+    except filelock.Timeout:
+        raise ConfigurationError(
+            f"Expected {output} for this command alone. Got another command that is writing to "
+            "it: wait for its end, or choose another --output."
+        ) from None
 
 
 def admitted(suite: Suite, plan: Plan, known: Mapping[Any, Row]) -> list[Row]:
     """Return the rows that the options admit, those of the plan's tasks first and in its order.
 
-    Rows of more repetitions than asked for belong to them. So do those of data sets that are not
-    there any more, unless others were asked for: a finished file can be shown without its data.
+    Rows of more repetitions, and of data sets whose files are missing, belong to them, unless the
+    command names others: a finished file can be shown without its data.
     """
     wanted = parsed_only(suite, plan.options)
     if plan.named:
@@ -144,120 +216,280 @@ def admitted(suite: Suite, plan: Plan, known: Mapping[Any, Row]) -> list[Row]:
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
+# --------------------------------------------------------------------------- tasks
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _results(
     suite: Suite, options: Options, tasks: Sequence[Any], jobs: int, minutes: float
 ) -> Iterator[tuple[Any, Measured | Exception]]:
-    """Yield what tasks gave, or the error that ended them, as they come."""
+    """Yield tasks with their measurements, or the error that ended them, in any order."""
+    joblib = require("joblib", "A benchmark", "bench")
+    from joblib.externals import loky  # type: ignore[import-untyped]
+
     until = time.monotonic() + 60 * minutes
-    threads = max(1, available_cores() // jobs)
+    threads = max(1, available_cores() // jobs) if jobs > 1 else None
     measure = partial(_in_fresh_process, suite.measure, threads) if suite.fresh else suite.measure
-    if jobs == 1 or len(tasks) < 2:
-        _quiet()
-        for task in tasks:
-            if time.monotonic() >= until:
-                return
-            try:
-                yield task, measure(task, options)
-            except Exception as error:
-                yield task, error
-        return
-    context = get_context("spawn")  # Flower's threads survive no fork
-    pool = ProcessPoolExecutor(jobs, context, _prepare, (threads,))
-    try:
-        queue, running = iter(tasks), dict[Future[Measured], Any]()
-        while True:
-            while len(running) < 2 * jobs and time.monotonic() < until:
-                task = next(queue, None)
-                if task is None:
-                    break
-                try:
-                    running[pool.submit(measure, task, options)] = task
-                except BrokenProcessPool:
-                    raise _ended_by_itself(task) from None
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                task = running.pop(future)
-                try:
-                    yield task, future.result()
-                except BrokenProcessPool:
-                    raise _ended_by_itself(task) from None
-                except Exception as failure:
-                    yield task, failure
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _in_fresh_process(
-    measure: Callable[[Any, Options], Measured], threads: int, task: Any, options: Options
-) -> Measured:
-    """Measure a task in a process that is made for it."""
-    with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (threads,)) as pool:
-        try:
-            return pool.submit(measure, task, options).result()
-        except BrokenProcessPool:  # this one, not the pool that this may run in
-            raise _ended_by_itself(task) from None
-
-
-def _ended_by_itself(task: Any) -> RunError:
-    return RunError(
-        "A process that did a task ended by itself, maybe for want of memory: try fewer --jobs. "
-        f"It had {task} or a task beside it."
+    pool = joblib.Parallel(
+        min(jobs, max(1, len(tasks))),
+        backend="threading" if suite.fresh else "loky",
+        return_as="generator_unordered",
     )
+    begun = (task for task in tasks if time.monotonic() < until)
+    try:
+        yield from pool(joblib.delayed(_tried)(measure, task, options, threads) for task in begun)
+    except loky.process_executor.TerminatedWorkerError:
+        raise RunError(
+            "A process that did a task ended by itself, maybe because memory was short: try fewer "
+            "--jobs."
+        ) from None
+    finally:
+        if jobs > 1 and not suite.fresh:  # the next suite's modules may have the same names
+            loky.get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
-def _prepare(threads: int) -> None:
-    """Make a new process ready: no more threads than its share of cores, and an end by Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _quiet()
-    threadpool_limits(threads)
-
-
-def _quiet() -> None:
-    """Keep Flower's log of every round from the output; flwr sets its level whenever it loads."""
+def _tried(
+    measure: Callable[[Any, Options], Measured], task: Any, options: Options, threads: int | None
+) -> tuple[Any, Measured | Exception]:
+    # Flower's log of every round stays out of the output; flwr sets its level where it loads.
     logging.getLogger("flwr").addFilter(_is_warning)
+    with threadpool_limits(threads):
+        try:
+            return task, measure(task, options)
+        except Exception as error:
+            return task, error
 
 
 def _is_warning(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING
 
 
-class _progress:  # noqa: N801 - used as a function
-    """Shows how many tasks are done, and when the rest will be.
+def _in_fresh_process(
+    measure: Callable[[Any, Options], Measured], threads: int | None, task: Any, options: Options
+) -> Measured:
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            _, result = pool.submit(_tried, measure, task, options, threads).result()
+        except BrokenProcessPool:
+            raise RunError("The task's process ended by itself.") from None
+    if isinstance(result, Exception):
+        raise result
+    return result
 
-    A bar on a terminal; elsewhere, as in a log, a line for each tenth.
+
+# --------------------------------------------------------------------------- runs.csv
+
+
+def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
+    """Return the rows of a file by their tasks, in its order; none if there is no file.
+
+    A line that was cut off, as by a full disk, can only be the last; it is taken out of the file,
+    and its task is done again. Of rows of one task the first counts, so files may be joined.
+
+    Raises
+    ------
+    DataError
+        If the file is no text, has other columns than the suite, or values of other types.
     """
+    import pandas as pd  # type: ignore[import-untyped]
 
-    def __init__(self, suite: Suite, n_tasks: int, n_left: int, console: Console | None) -> None:
-        self.done, self.total, self.console = n_tasks - n_left, n_tasks, console
-        self.bar: Progress | None = None
-        if console is not None and console.is_terminal and n_left:
-            self.bar = Progress(
-                TextColumn(suite.name),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                console=console,
+    held = path.read_bytes() if path.exists() else b""
+    n_whole = held.rfind(b"\n") + 1
+    if n_whole < len(held):
+        os.truncate(path, n_whole)
+    if not n_whole:
+        return {}
+    columns = suite.columns
+    rows: dict[Any, Row] = {}
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+        if list(table.columns) != list(columns):
+            raise ValueError(f"columns {', '.join(table.columns)}")
+        for texts in table.to_dict("records"):
+            row = {name: parse(kind, texts[name], name) for name, kind in columns.items()}
+            rows.setdefault(suite.task(**{name: row[name] for name in suite.task_columns}), row)
+    except (ValueError, TypeError, ConfigurationError) as error:
+        raise DataError(
+            f"Expected {path} with the columns {', '.join(columns)} of suite {suite.name} "
+            f"and their values. Got {error}: choose another --output."
+        ) from None
+    return rows
+
+
+def append_run(suite: Suite, path: Path, task: Any, measured: Measured) -> Row:
+    """Add a run to a file, with its header if it is the first, and return its row as read back.
+
+    Raises
+    ------
+    DataError
+        If the suite measured other things than it declares.
+    """
+    import pandas as pd
+
+    if measured.keys() != suite.measures.keys():
+        raise DataError(
+            f"Expected a run of suite {suite.name} to give {', '.join(suite.measures)}. "
+            f"Got {', '.join(measured)} instead."
+        )
+    kinds = suite.columns
+    values = [*astuple(task), *(measured[name] for name in suite.measures)]
+    texts = {name: shown(kinds[name], value) for name, value in zip(kinds, values, strict=True)}
+    is_new = not path.exists() or not path.stat().st_size
+    table = pd.DataFrame([texts])
+    table.to_csv(path, mode="a", header=is_new, index=False, lineterminator="\n")
+    return {name: parse(kinds[name], text, name) for name, text in texts.items()}
+
+
+# --------------------------------------------------------------------------- what is written
+
+
+def _show(
+    suite: Suite,
+    plan: Plan,
+    rows: Sequence[Row],
+    output: Path,
+    meta: dict[str, Any],
+    console: Console,
+) -> None:
+    """Write tables and plots, and print the tables."""
+    written = [RUNS, META, TABLES]
+    tables = suite.tables(rows, plan.options)
+    head = [f"# {suite.name}", suite.protocol, *map(_made_by, filter(_has_rows, meta["commands"]))]
+    head += [_skipped(plan)] if plan.skipped else []
+    (output / TABLES).write_text("\n\n".join([*head, tables]) + "\n", "utf-8")
+    without = ""
+    for name, draw in suite.plots.items():
+        try:
+            written += plots.save(draw(rows, plan.options), output, name)
+        except ConfigurationError as error:
+            without = str(error)
+    console.print(Text(f"\n{tables}\n"), soft_wrap=True)
+    console.print(Text(f"Written to {output}: {', '.join(written)}"), soft_wrap=True)
+    if without:
+        console.print(Text(without, style="dim"), soft_wrap=True)
+
+
+def _skipped(plan: Plan) -> str:
+    return f"Skipped, because their files are missing: {', '.join(plan.skipped)}."
+
+
+def _has_rows(entry: Mapping[str, Any]) -> bool:
+    return bool(entry["rows"] != 0)  # None: the command was killed, and its rows are in the file
+
+
+def _made_by(entry: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {text}" for name, text in entry["versions"].items())
+    if entry["commit"]:  # the hash, and "+" if files differed from it
+        versions += f", commit {entry['commit'][:10]}{entry['commit'][40:]}"
+    ended = "and was killed" if entry["rows"] is None else f"{entry['rows']} runs"
+    return f"- `{entry['command']}` on {entry['started'][:10]}: {ended}; `{versions}`"
+
+
+# --------------------------------------------------------------------------- meta.json
+
+
+def _read_meta(
+    suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return what stands in meta.json; a beginning if there is none.
+
+    Raises
+    ------
+    DataError
+        If the file is no benchmark's.
+    ConfigurationError
+        If it belongs to another suite, to other settings, or to other data sets of these names.
+    """
+    path = directory / META
+    mine = {"suite": suite.name, "settings": dict(suite.settings)}
+    meta: dict[str, Any] = {**mine, "commands": [], "files": {}}
+    if path.exists():
+        try:
+            meta = json.loads(path.read_text("utf-8"))
+            found = {key: meta[key] for key in mine}
+            list(meta["commands"]), dict(meta["files"])
+        except (ValueError, KeyError, TypeError):
+            raise DataError(f"Expected {path} to be a benchmark's. Got another file.") from None
+        if found != mine:
+            raise ConfigurationError(
+                f"Expected {directory} with runs of {_words(mine)}. Got those of {_words(found)} "
+                "instead: choose another --output."
             )
-            self.number = self.bar.add_task(suite.name, total=n_tasks, completed=self.done)
+    for name, own in sources.items():
+        before = meta["files"].setdefault(name, dict(own))
+        differing = [
+            "other contents" if key == "sha256" else f"{key} {own.get(key)}, not {before.get(key)}"
+            for key in sorted({*before, *own})
+            if before.get(key) != own.get(key)
+        ]
+        if differing:
+            raise ConfigurationError(
+                f"Expected {name} to be what {directory} holds runs of by that name. "
+                f"Got {'; '.join(differing)}: choose another --output."
+            )
+    return {**meta, "protocol": suite.protocol}
 
-    def __enter__(self) -> Callable[[], None]:
-        if self.bar is not None:
-            self.bar.start()
-        return self.advance
 
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+def _write_meta(directory: Path, meta: dict[str, Any]) -> None:
+    partial_file = directory / f"{META}.partial"
+    partial_file.write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
+    os.replace(partial_file, directory / META)
 
-    def advance(self) -> None:
-        """Count one more."""
-        self.done += 1
-        if self.bar is not None:
-            self.bar.advance(self.number)
-        elif self.console is not None:
-            tenth = 10 * self.done // self.total
-            if tenth != 10 * (self.done - 1) // self.total:
-                self.console.print(f"{self.done} of {self.total} runs")
+
+def _entry(arguments: Sequence[str], jobs: int) -> dict[str, Any]:
+    """Return what is kept of a command that begins; its end and its number of rows come later."""
+    versions = {"python": ".".join(map(str, sys.version_info[:3])), "flower-kmeans": __version__}
+    return {
+        "command": _command_of(arguments),
+        "started": _now(),
+        "ended": None,
+        "rows": None,
+        "cores": os.cpu_count(),
+        "jobs": jobs,
+        "versions": versions | {name: version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """Return a command line with absolute paths cut to their names, which show no machine."""
+    program, *given = (_shortened(each) for each in arguments)
+    return shlex.join([*(["python"] if program.endswith(".py") else []), program, *given])
+
+
+def _shortened(argument: str) -> str:
+    option, equals, value = argument.rpartition("=")
+    path = Path(value)
+    away = path.is_absolute() or ".." in path.parts
+    return f"{option}{equals}{path.name}" if away else argument
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout that this library runs from, "+" if files differ from it.
+
+    ``None`` for an installed library, or without git.
+    """
+    git = ("git", "-C", str(Path(__file__).parents[1]))
+    run = partial(subprocess.run, capture_output=True, text=True, check=True, timeout=20)
+    try:
+        run([*git, "ls-files", "--error-unmatch", "version.py"])
+        found: str = run([*git, "rev-parse", "HEAD"]).stdout.strip()
+        changed = run([*git, "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found + ("+" if changed else "")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _words(mine: Mapping[str, Any]) -> str:
+    settings = ", ".join(f"{name}={value}" for name, value in mine["settings"].items())
+    return f"suite {mine['suite']}" + (f" with {settings}" if settings else "")

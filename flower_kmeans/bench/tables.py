@@ -31,16 +31,7 @@ def shown_half(half: float, mean: float) -> str:
 
 
 def cell(values: Sequence[float], form: str = ".3f", *, count: bool = True) -> str:
-    """Return mean, interval and number of runs as text; nothing for none.
-
-    Parameters
-    ----------
-    values : sequence of float
-    form : str
-        Of the mean.
-    count : bool
-        Whether the number of runs follows in brackets.
-    """
+    """Return mean, interval and, unless not wanted, number of runs as text; nothing for none."""
     if not values:
         return ""
     mean, half = interval(values)
@@ -107,12 +98,7 @@ def markdown(
 ) -> str:
     """Return a markdown table; what would end a cell or its line is escaped.
 
-    Parameters
-    ----------
-    head : sequence of str
-    lines : iterable of sequences of str
-    words : int or collection of int
-        Columns that hold words and not figures: how many of the first, or their places.
+    ``words`` are the columns that hold words and not numbers: how many of the first, or places.
     """
     places = range(words) if isinstance(words, int) else words
     marks = ["---" if place in places else "--:" for place in range(len(head))]

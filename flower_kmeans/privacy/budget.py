@@ -1,4 +1,4 @@
-"""The privacy that a user asks for: epsilon, delta and the unit that they protect."""
+"""The privacy of a run: epsilon, delta and the unit that they protect."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, Mes
 Unit = Literal["record", "client"]
 
 _UNITS = ("record", "client")
-# A delta of 1/N allows a mechanism that publishes one record in full, see resolved().
 _LARGEST_DEFAULT_DELTA = 1e-6
 _UNITS_PER_DELTA = 100
 
@@ -23,19 +22,12 @@ class PrivacyBudget:
     Attributes
     ----------
     epsilon : float or None
-        Positive and finite; ``None`` asks for no privacy at all.
+        Positive and finite; ``None`` for a run without privacy.
     delta : float or None
         In [0, 1). ``None`` means that `resolved` chooses it; 0 is pure differential
         privacy, which Laplace noise alone can give.
     unit : {"record", "client"}
         What one neighbour differs in (docs/guarantees: Neighbours, budget, delta).
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range, or a delta comes without an epsilon.
-    ConfigurationTypeError
-        If epsilon or delta is not a number.
     """
 
     epsilon: float | None
@@ -45,57 +37,44 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
             object.__setattr__(self, name, _real_or_none(name, getattr(self, name)))
-        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+        self._require(
+            "epsilon",
+            self.epsilon is None or 0 < self.epsilon < math.inf,
+            "be positive and finite, or None for a run without privacy",
+        )
+        self._require(
+            "delta", self.delta is None or 0 <= self.delta < 1, "be at least 0 and below 1"
+        )
+        self._require(
+            "delta",
+            self.epsilon is not None or self.delta is None,
+            "be None when epsilon is None, for such a run is not private",
+        )
+        self._require("unit", self.unit in _UNITS, "be 'record' or 'client'")
+
+    def _require(self, name: str, is_valid: bool, expected: str) -> None:
+        if not is_valid:
             raise ConfigurationError(
-                "The 'epsilon' parameter of PrivacyBudget must be positive and finite, or None "
-                f"for a run without privacy. Got {self.epsilon!r} instead."
-            )
-        if self.delta is not None and not 0 <= self.delta < 1:
-            raise ConfigurationError(
-                "The 'delta' parameter of PrivacyBudget must be at least 0 and below 1. "
-                f"Got {self.delta!r} instead."
-            )
-        if self.epsilon is None and self.delta is not None:
-            raise ConfigurationError(
-                "The 'delta' parameter of PrivacyBudget must be None when epsilon is None, for "
-                f"such a run is not private. Got {self.delta!r} instead."
-            )
-        if self.unit not in _UNITS:
-            raise ConfigurationError(
-                "The 'unit' parameter of PrivacyBudget must be 'record' or 'client'. "
-                f"Got {self.unit!r} instead."
+                f"The '{name}' parameter of PrivacyBudget must {expected}. "
+                f"Got {getattr(self, name)!r} instead."
             )
 
     @property
     def is_private(self) -> bool:
-        """Whether any privacy is asked for."""
+        """Whether the run is private at all."""
         return self.epsilon is not None
 
     @property
     def protects_clients(self) -> bool:
-        """Whether privacy is asked for, and for a client with all of its records."""
+        """Whether the run is private for a client with all of its records."""
         return self.is_private and self.unit == "client"
 
     def resolved(self, n_units: int) -> "PrivacyBudget":
-        """Return this budget with its delta filled in.
+        """Return this budget with a delta of ``None`` replaced by ``min(1e-6, 1 / (100 n_units))``.
 
-        Parameters
-        ----------
-        n_units : int
-            Public number of records or clients, whichever the unit is; never a count of the
-            data.
-
-        Returns
-        -------
-        PrivacyBudget
-            With ``delta = min(1e-6, 1 / (100 n_units))`` where it was ``None``: a mechanism that
-            publishes a random record is (0, 1 / n_units)-private, so delta has to stay well
-            below that (docs/guarantees: Neighbours, budget, delta).
-
-        Raises
-        ------
-        ConfigurationError
-            If ``n_units`` is not a positive integer.
+        ``n_units`` is the public number of records or clients, whichever the unit is; never a count
+        of the data. A mechanism that publishes a random record is (0, 1 / n_units)-private, so
+        delta has to stay well below that (docs/guarantees: Neighbours, budget, delta).
         """
         if isinstance(n_units, bool) or not isinstance(n_units, int) or n_units < 1:
             raise ConfigurationError(
@@ -104,37 +83,26 @@ class PrivacyBudget:
             )
         if self.epsilon is None or self.delta is not None:
             return self
-        delta = min(_LARGEST_DEFAULT_DELTA, 1.0 / (_UNITS_PER_DELTA * n_units))
-        return replace(self, delta=delta)
+        return replace(self, delta=min(_LARGEST_DEFAULT_DELTA, 1.0 / (_UNITS_PER_DELTA * n_units)))
 
     def to_config(self) -> dict[str, Any]:
         """Return the budget for a run document; what is ``None`` is left out."""
-        config: dict[str, Any] = {"unit": self.unit}
-        if self.epsilon is not None:
-            config["epsilon"] = real_to_text(self.epsilon)
-        if self.delta is not None:
-            config["delta"] = real_to_text(self.delta)
-        return config
+        reals = {"epsilon": self.epsilon, "delta": self.delta}
+        given = {name: real_to_text(real) for name, real in reals.items() if real is not None}
+        return {"unit": self.unit, **given}
 
 
 def budget_from_config(config: Mapping[str, Any]) -> PrivacyBudget:
-    """Return the budget that a run document states.
-
-    Raises
-    ------
-    MessageError
-        If it is malformed or out of range.
-    """
+    """Return the budget that a run document states, or raise ``MessageError``."""
     if not isinstance(config, Mapping) or not {"unit"} <= set(config) <= {
         "unit",
         "epsilon",
         "delta",
     }:
         raise MessageError("A privacy budget must have a unit, and may have epsilon and delta.")
-    if config["unit"] not in _UNITS:
-        raise MessageError("The unit of a privacy budget must be 'record' or 'client'.")
-    epsilon = real_from_text(config["epsilon"]) if "epsilon" in config else None
-    delta = real_from_text(config["delta"]) if "delta" in config else None
+    epsilon, delta = (
+        real_from_text(config[name]) if name in config else None for name in ("epsilon", "delta")
+    )
     try:
         return PrivacyBudget(epsilon, delta, cast(Unit, config["unit"]))
     except ConfigurationError:

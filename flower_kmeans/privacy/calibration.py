@@ -15,6 +15,7 @@ a client can recompute the plan that a server states.
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import mpmath
@@ -29,22 +30,7 @@ _SMALLEST_MU = 1e-150
 def delta_of_mu(mu: float, epsilon: float) -> float:
     """Return the least delta for which mu-GDP is (epsilon, delta)-DP.
 
-    Parameters
-    ----------
-    mu : float
-        At least 0.
-    epsilon : float
-        At least 0.
-
-    Returns
-    -------
-    float
-        In [0, 1], correct to float64's precision, also where it is tiny.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is negative or not finite.
+    It is correct to float64's precision, also where it is tiny.
     """
     _check("mu", mu)
     _check("epsilon", epsilon)
@@ -66,79 +52,40 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
 
 @lru_cache(maxsize=1024)
 def mu_of_budget(epsilon: float, delta: float) -> float:
-    """Return the largest mu that (epsilon, delta) allows.
+    """Return the largest float64 mu with ``delta_of_mu(mu, epsilon) <= delta``, for positive delta.
 
     The Gaussian mechanism with noise multiplier ``1 / mu`` then meets the budget exactly
     (Balle & Wang 2018, Algorithm 1).
-
-    Parameters
-    ----------
-    epsilon : float
-        At least 0.
-    delta : float
-        In (0, 1).
-
-    Returns
-    -------
-    float
-        The largest float64 with ``delta_of_mu(mu, epsilon) <= delta``.
 
     Raises
     ------
     BudgetError
         If delta is 0, which Gaussian noise cannot give.
-    ConfigurationError
-        If an argument is out of range.
     """
     _check("epsilon", epsilon)
-    _check("delta", delta)
+    _check("delta", delta, below=1.0)
     if delta == 0:
         raise BudgetError(
             "The 'delta' parameter must be positive for Gaussian noise, which is never purely "
             "differentially private. Got 0 instead."
         )
-    if delta >= 1:
-        raise ConfigurationError(f"The 'delta' parameter must be below 1. Got {delta!r} instead.")
     high = 1.0
     while delta_of_mu(high, epsilon) <= delta:
         high *= 2
     low = high / 2
     while delta_of_mu(low, epsilon) > delta:
         low, high = low / 2, low
-    while low < (middle := low + (high - low) / 2) < high:
-        if delta_of_mu(middle, epsilon) <= delta:
-            low = middle
-        else:
-            high = middle
-    return low
+    return _bisected(low, high, lambda mu: delta_of_mu(mu, epsilon) <= delta)[0]
 
 
 @lru_cache(maxsize=1024)
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """Return the least epsilon for which mu-GDP is (epsilon, delta)-DP.
+    """Return the least float64 epsilon with ``delta_of_mu(mu, epsilon) <= delta``.
 
-    Parameters
-    ----------
-    mu : float
-        At least 0.
-    delta : float
-        In [0, 1).
-
-    Returns
-    -------
-    float
-        The least float64 with ``delta_of_mu(mu, epsilon) <= delta``; infinity when delta is 0
-        and mu is not.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is out of range.
+    It is infinite when delta is 0 and mu is not.
     """
     _check("mu", mu)
-    _check("delta", delta)
-    if delta >= 1:
-        raise ConfigurationError(f"The 'delta' parameter must be below 1. Got {delta!r} instead.")
+    _check("delta", delta, below=1.0)
     if delta_of_mu(mu, 0.0) <= delta:
         return 0.0
     if delta == 0:
@@ -146,18 +93,21 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     high = 1.0
     while delta_of_mu(mu, high) > delta:
         high *= 2
-    low = 0.0
     # Near zero the floats are endless; epsilon is not needed to more than 1e-15.
-    while high - low > 1e-15 and low < (middle := low + (high - low) / 2) < high:
-        if delta_of_mu(mu, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
+    return _bisected(0.0, high, lambda epsilon: delta_of_mu(mu, epsilon) > delta, 1e-15)[1]
 
 
-def _check(name: str, value: float) -> None:
-    if not 0 <= value < math.inf:
+def _bisected(
+    low: float, high: float, is_low: Callable[[float], bool], width: float = 0.0
+) -> tuple[float, float]:
+    """Return neighbouring floats, or two that are so near, around the end of a condition."""
+    while high - low > width and low < (middle := low + (high - low) / 2) < high:
+        low, high = (middle, high) if is_low(middle) else (low, middle)
+    return low, high
+
+
+def _check(name: str, value: float, below: float = math.inf) -> None:
+    if not 0 <= value < below:
         raise ConfigurationError(
-            f"The '{name}' parameter must be at least 0 and finite. Got {value!r} instead."
+            f"The '{name}' parameter must be at least 0 and below {below:g}. Got {value!r} instead."
         )

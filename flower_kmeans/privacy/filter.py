@@ -6,7 +6,7 @@ limit, all releases together meet (epsilon, delta) (docs/guarantees.md, "Runs th
 earlier results"). Two sums are kept, and either may keep the limit:
 
 - of mu^2, where a Gaussian release counts its mu and a Laplace release the mu of the Gaussian
-  release that reveals at least as much (`laplace_mu`);
+  release that reveals at least as much;
 - of pure epsilons, as long as all noise is Laplace.
 
 Sums are integers, so they are exact in any order, and every term is rounded upward.
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import repeat
 
 import mpmath
 
@@ -32,21 +33,11 @@ _DIGITS = 50
 
 @dataclass(frozen=True)
 class Charge:
-    """The sums of a filter over some releases. Charges of several releases add up.
+    """The sums of a filter over some releases. Charges of several releases add up."""
 
-    Attributes
-    ----------
-    square : int
-        Sum of mu^2, in steps of 2^-96.
-    pure : int
-        Sum of the pure epsilons of the Laplace releases, in steps of 2^-96.
-    n_gaussian : int
-        How many releases have Gaussian noise, which has no pure epsilon.
-    """
-
-    square: int = 0
-    pure: int = 0
-    n_gaussian: int = 0
+    square: int = 0  # of mu^2, in steps of 2^-96
+    pure: int = 0  # of the pure epsilons of the Laplace releases, in steps of 2^-96
+    n_gaussian: int = 0  # releases with Gaussian noise, which has no pure epsilon
 
     def __add__(self, other: "Charge") -> "Charge":
         return Charge(
@@ -55,15 +46,11 @@ class Charge:
             self.n_gaussian + other.n_gaussian,
         )
 
-    def __sub__(self, other: "Charge") -> "Charge":
-        return Charge(
-            self.square - other.square,
-            self.pure - other.pure,
-            self.n_gaussian - other.n_gaussian,
-        )
-
     def __mul__(self, number: int) -> "Charge":
         return Charge(self.square * number, self.pure * number, self.n_gaussian * number)
+
+    def __sub__(self, other: "Charge") -> "Charge":
+        return self + other * -1
 
     @property
     def mu(self) -> float:
@@ -92,25 +79,15 @@ class Charge:
 
 
 def charge_of(releases: Iterable[Release], moves: Iterable[float] | None = None) -> Charge:
-    """Return what releases charge.
+    """Return what releases, which have noise, charge.
 
-    Parameters
-    ----------
-    releases : iterable of Release
-        With noise.
-    moves : iterable of float, optional
-        By how much the neighbours in question move each release, in the units of its noise and in
-        its norm; 1 by default, for the neighbours that it is calibrated to.
-
-    Returns
-    -------
-    Charge
+    ``moves`` says by how much the neighbours in question move each release, in the units of its
+    noise and in its norm: by 1, unless they are others than those that it is calibrated to.
     """
     total = Charge()
     releases = tuple(releases)
-    for release, move in zip(
-        releases, (1.0,) * len(releases) if moves is None else moves, strict=True
-    ):
+    moves = repeat(1.0, len(releases)) if moves is None else moves
+    for release, move in zip(releases, moves, strict=True):
         gaussian, multiplier = release.mechanism == "gaussian", release.noise_multiplier
         for bound, number in release.parts or ((1.0, 1),):
             total += _charge(gaussian, multiplier, move, bound) * number
@@ -119,26 +96,17 @@ def charge_of(releases: Iterable[Release], moves: Iterable[float] | None = None)
 
 @dataclass(frozen=True)
 class Price:
-    """What a run charges, round by round.
+    """What a run charges, round by round."""
 
-    Attributes
-    ----------
-    unit : str
-        What the run protects: "record" or "client".
-    rounds : tuple of (Charge, Charge)
-        Of each round, for the run's unit and for one record; equal where the unit is the record.
-    """
-
-    unit: str
+    unit: str  # that the run protects: "record" or "client"
+    # Of each round, for the run's unit and for one record; equal where the unit is the record.
     rounds: tuple[tuple[Charge, Charge], ...]
 
     @property
     def whole(self) -> tuple[Charge, Charge]:
         """The charges of all rounds together."""
-        return (
-            sum((own for own, _ in self.rounds), Charge()),
-            sum((record for _, record in self.rounds), Charge()),
-        )
+        own, record = zip(*self.rounds, strict=True) if self.rounds else ((), ())
+        return sum(own, Charge()), sum(record, Charge())
 
 
 def price_of(
@@ -146,53 +114,28 @@ def price_of(
     rounds: Sequence[Sequence[Release]],
     moves: Sequence[Sequence[float]] | None = None,
 ) -> Price:
-    """Return what a run charges.
+    """Return what a run that protects a unit, "record" or "client", charges for its releases.
 
-    Parameters
-    ----------
-    unit : str
-        "record" or "client".
-    rounds : sequence of sequences of Release
-        The releases of the run's plan.
-    moves : sequence of sequences of float, optional
-        Of a run for clients: by how much one record of a client that stays moves each release, in
-        the units of its noise. 2 by default: the way from one end of the clip to the other.
-
-    Returns
-    -------
-    Price
+    For a run that protects clients, ``moves`` says by how much one record of a client that stays
+    moves each release, in the units of its noise: by 2 where it is not known, the way from one end
+    of the clip to the other.
     """
     charges = []
     for number, releases in enumerate(rounds):
         own = record = charge_of(releases)
         if unit != "record":
-            across = [2.0] * len(releases) if moves is None else moves[number]
-            record = charge_of(releases, across)
+            record = charge_of(releases, [2.0] * len(releases) if moves is None else moves[number])
         charges.append((own, record))
     return Price(unit, tuple(charges))
 
 
-@lru_cache(maxsize=4096)
-def laplace_mu(cost: float) -> float:
-    """Return the mu of the Gaussian release that reveals at least as much as a Laplace release.
-
-    Parameters
-    ----------
-    cost : float
-        Pure epsilon of the Laplace release, positive.
-
-    Returns
-    -------
-    float
-        ``-2 Phi^-1(exp(-cost / 2) / 2)``, rounded upward: the least mu whose trade-off curve lies
-        nowhere above that of the Laplace release. At most ``1.2534 cost`` and ``2 sqrt(cost)``.
-    """
-    return _upward(math.sqrt(_laplace_square(cost)))
-
-
 def _laplace_square(cost: float) -> Fraction:
-    """Return the square of a Laplace release's level, rounded upward."""
-    # The level is below both of these, and meets one at either end.
+    """Return the square of a Laplace release's level, rounded upward.
+
+    The level is ``-2 Phi^-1(exp(-cost / 2) / 2)``: the least mu whose trade-off curve lies nowhere
+    above that of the Laplace release of this pure epsilon.
+    """
+    # It is below the roots of both of these, and meets one at either end.
     exact = Fraction(cost)
     bound = min(exact * exact * Fraction(math.pi) / 2, 4 * exact) * (1 + Fraction(1, 1 << 50))
     if not _SMALL < cost < _LARGE:

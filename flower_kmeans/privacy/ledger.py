@@ -4,19 +4,16 @@ A node starts a process per message, two of them may run at once, and any of the
 moment. So an answer is written down, with what it costs, in one exclusive transaction that is on
 the disk before anything is sent: a crash in between loses an answer, never a charge.
 
-What is charged (docs/threat-model.md, "The ledger"): the first answer in a run charges all rounds
-of its plan: its own round, and a reservation for the others. Answers to those turn reservations
-into charges, and when the run has ended, the reservations that are left come back. One sum of a
-round opens, so a round is charged once, whatever the number of attempts and sessions. A run without
-privacy has no price and is not counted.
+The first answer in a run charges all rounds of its plan: its own round, and a reservation for the
+others. Answers to those turn reservations into charges, and when the run has ended, the
+reservations that are left come back. One sum of a round opens, so a round is charged once, whatever
+the number of attempts and sessions. A run without privacy has no price (docs/threat-model.md, "The
+ledger").
 
-A client answers in the order of the rounds, and votes once per round. So of each run the last
-answer and the last vote are enough, of whichever session. They stay for good, with the charge: else
-the same document could be run again without one.
-
-Runs are chosen after the results of others, so charges and reservations are summed up as a filter
-does (`privacy.filter`): for clients if all runs protect clients, else for single records. The sums
-lie in the file, so a charge reads nothing of other runs.
+A client answers in the order of the rounds, and votes once per round, so of each run the last
+answer and the last vote are enough. They stay for good, with the charge: else the same document
+could be run again without one. Charges and reservations are summed up as a filter does
+(`privacy.filter`); the sums lie in the file, so a charge reads nothing of other runs.
 
 Beside them lies an opaque memory for each run, the client's session, which its owner replaces by
 comparing versions. Only `MAX_UNANSWERED` memories of runs without an answer and a vote are kept, so
@@ -29,7 +26,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,10 +43,10 @@ FORGET_AFTER = 30 * 24 * 3600
 _VERSION = 3
 _BUSY_SECONDS = 60.0
 _SETTINGS = (
-    "synchronous = EXTRA",
-    "fullfsync = ON",
+    "synchronous = EXTRA",  # a commit is on the disk, with its directory entry, when it returns
+    "fullfsync = ON",  # on macOS too, where a drive may keep in its cache what was synced
     "checkpoint_fullfsync = ON",
-    "secure_delete = ON",
+    "secure_delete = ON",  # erased secrets are overwritten in the file
 )
 # What a run has given: nothing, an answer or a vote, and nothing further as it is over.
 _NOTHING, _SOMETHING, _ENDED = 0, 1, 2
@@ -70,11 +67,11 @@ CREATE INDEX by_age ON runs (given, touched, version);
 
 
 class AnotherAnswerError(KMeansError):
-    """What was asked for was answered, or voted for, with something else before."""
+    """Another answer was given to this query, or another vote in this round, before."""
 
 
 class StaleAnswerError(KMeansError):
-    """A later question was answered, or a later round voted for, before."""
+    """A later query was answered, or a later round voted for, before."""
 
 
 class MemoryChangedError(KMeansError):
@@ -83,10 +80,10 @@ class MemoryChangedError(KMeansError):
 
 @dataclass(frozen=True)
 class Limit:
-    """What all runs together may cost, also where runs were chosen after earlier results.
+    """The (epsilon, delta) that all releases ever charged must meet together.
 
-    All releases ever charged must meet this epsilon at this delta together: for clients if all
-    runs protect clients, else for single records.
+    It counts for clients if all runs protect clients, else for single records, and holds also where
+    runs were chosen after earlier results.
     """
 
     epsilon: float
@@ -95,25 +92,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer, by what a ledger must know of it.
+    """One answer, by what a ledger must know of it."""
 
-    Attributes
-    ----------
-    run : bytes
-        Hash of the run document.
-    round, attempt : int
-        Which query was answered.
-    context : bytes
-        Hash of all that the answer depends on beside records and secret.
-    digest : bytes
-        SHA-256 of the bytes to send.
-    """
-
-    run: bytes
+    run: bytes  # hash of the run document
     round: int
     attempt: int
-    context: bytes
-    digest: bytes
+    context: bytes  # hash of all that the answer depends on beside records and secret
+    digest: bytes  # SHA-256 of the bytes to send
 
 
 class Ledger:
@@ -125,14 +110,13 @@ class Ledger:
         The node's own directory, mode 0700, in a parent that exists; it is made if it is missing.
         One per node and data set: two directories are two accounts.
     clock : callable, optional
-        Returns the time in seconds since the epoch. It decides nothing but when an unfinished run
-        is forgotten.
+        Returns the time in seconds since the epoch, by which unfinished runs are forgotten.
 
     Raises
     ------
     LedgerError
-        If the directory or the file cannot be used, is another user's, or is open to others than
-        its owner, or if the file is a symbolic link, or of another version.
+        If the directory or the file cannot be used, is another user's or open to others, or if the
+        file is a symbolic link, or of another version.
     """
 
     def __init__(
@@ -143,10 +127,6 @@ class Ledger:
         with _ledger_errors():
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             try:
-                # EXTRA: a commit is on the disk, with its directory entry, when it returns.
-                # fullfsync: on macOS too, where a drive may keep in its cache what was synced;
-                # elsewhere it changes nothing. secure_delete: erased secrets are overwritten in the
-                # file.
                 for setting in _SETTINGS:
                     self._db.execute(f"PRAGMA {setting}")
                 self._prepare()
@@ -199,12 +179,8 @@ class Ledger:
     def save(self, run: bytes, version: int, memory: bytes) -> int:
         """Replace a run's memory and return its new version.
 
-        ``version`` is the one that was read; 0 if there was none.
-
-        Raises
-        ------
-        MemoryChangedError
-            If the file holds another version by now. Nothing is written.
+        ``version`` is the one that was read, 0 if there was none. If the file holds another one by
+        now, nothing is written and ``MemoryChangedError`` is raised.
         """
         with self._exclusive():
             return self._replace(run, version, memory)
@@ -215,7 +191,12 @@ class Ledger:
             raise MemoryChangedError("Another process changed the memory of this run.")
         new = self._next_version()
         if row is None:
-            self._make_room()
+            # Drop the oldest memories of runs that have given nothing, to keep one more.
+            self._db.execute(
+                "DELETE FROM runs WHERE rowid IN (SELECT rowid FROM runs WHERE given = ? "
+                "ORDER BY touched DESC, version DESC LIMIT -1 OFFSET ?)",
+                (_NOTHING, MAX_UNANSWERED - 1),
+            )
             self._db.execute(
                 "INSERT INTO runs (run, touched, version, memory) VALUES (?, ?, ?, ?)",
                 (run, int(self._clock()), new, memory),
@@ -223,14 +204,6 @@ class Ledger:
         else:
             self._write_run(run, version=new, memory=memory, touched=int(self._clock()))
         return new
-
-    def _make_room(self) -> None:
-        """Drop the oldest memories of runs that have given nothing, to keep one more."""
-        self._db.execute(
-            "DELETE FROM runs WHERE rowid IN (SELECT rowid FROM runs WHERE given = ? "
-            "ORDER BY touched DESC, version DESC LIMIT -1 OFFSET ?)",
-            (_NOTHING, MAX_UNANSWERED - 1),
-        )
 
     def _next_version(self) -> int:
         self._db.execute("UPDATE writes SET number = number + 1")
@@ -257,23 +230,21 @@ class Ledger:
             return replaced
 
     def end_all(self, change: Callable[[bytes], bytes | None]) -> int:
-        """End runs in one transaction: replace their memories, and give back what they left.
+        """End runs in one transaction, each as `end` does, and return how many ended.
 
         ``change`` returns what replaces the memory of a run that ends now, or ``None`` for any
-        other run, which is left as it is. The number of runs that ended is returned.
+        other run, which is left as it is.
         """
+        n_ended = 0
         with self._exclusive():
-            rows = self._db.execute(
-                "SELECT run, version, memory FROM runs WHERE given < ?", (_ENDED,)
-            ).fetchall()
-            changed = [
-                (bytes(run), version, change(bytes(memory))) for run, version, memory in rows
-            ]
-            replaced = [(run, version, memory) for run, version, memory in changed if memory]
-            for run, version, memory in replaced:
-                self._replace(run, int(version), memory)
-                self._give_back(run)
-            return len(replaced)
+            query = "SELECT run, version, memory FROM runs WHERE given < ?"
+            for run, version, memory in self._db.execute(query, (_ENDED,)).fetchall():
+                replacement = change(bytes(memory))
+                if replacement:
+                    self._replace(bytes(run), int(version), replacement)
+                    self._give_back(bytes(run))
+                    n_ended += 1
+        return n_ended
 
     def _give_back(self, run: bytes) -> None:
         """End a run that has given something: take its reservations out of the sums."""
@@ -293,12 +264,17 @@ class Ledger:
 
     def last_answer(self, run: bytes) -> tuple[int, int, bytes, bytes] | None:
         """Return round, attempt, context and digest of a run's last answer, or ``None``."""
-        row = self._run(run, "round, attempt, context, digest")
-        return None if row is None or row[0] is None else tuple(row)
+        last: tuple[int, int, bytes, bytes] | None
+        last = self._last(run, "round, attempt, context, digest")
+        return last
 
     def last_vote(self, run: bytes) -> tuple[int, bytes] | None:
         """Return round and variant of a run's last vote, or ``None``."""
-        row = self._run(run, "vote_round, variant")
+        last: tuple[int, bytes] | None = self._last(run, "vote_round, variant")
+        return last
+
+    def _last(self, run: bytes, columns: str) -> Any:
+        row = self._run(run, columns)
         return None if row is None or row[0] is None else tuple(row)
 
     def charge(
@@ -316,56 +292,35 @@ class Ledger:
         ------
         BudgetError
             If all runs together would exceed the limit.
-        StaleAnswerError
-            If the run's last answer was to a later (round, attempt).
-        AnotherAnswerError
-            If another answer was given to this (round, attempt).
-        MemoryChangedError
-            If the file holds another version of the memory by now.
+        StaleAnswerError, AnotherAnswerError, MemoryChangedError
+            If a later (round, attempt) or this one was answered otherwise, or the file holds
+            another version of the memory by now.
         """
         with self._exclusive():
             replaced = self._replace(answer.run, version, memory)
             last, query = self.last_answer(answer.run), (answer.round, answer.attempt)
-            if last is not None and query < last[:2]:
-                raise StaleAnswerError("A later question was answered before.")
-            if last is not None and query == last[:2]:
-                if last[2:] != (answer.context, answer.digest):
-                    raise AnotherAnswerError("This question was answered with something else.")
-                return replaced
+            _require_order(last, query, answer.context, answer.digest)
             if price is not None and (last is None or answer.round > last[0]):
                 self._charge_round(answer, price, limit, is_first=last is None)
-            given = asdict(answer)
-            self._write_run(given.pop("run"), **given)
-            self._has_given(answer.run)
+            written = asdict(answer)
+            self._give(written.pop("run"), **written)
             return replaced
 
     def vote(self, run: bytes, round: int, variant: bytes, version: int, memory: bytes) -> int:  # noqa: A002
         """Write down which sum of a round the client adds its shares for, with the memory.
 
-        ``variant`` is the hash of the sum: of its context, its parts and their clients. The rest is
-        as in `save`.
-
-        Raises
-        ------
-        StaleAnswerError
-            If a later round was voted for.
-        AnotherAnswerError
-            If another variant of this round was voted for.
-        MemoryChangedError
-            If the file holds another version of the memory by now.
+        ``variant`` is the hash of the sum: of its context, its parts and their clients. The rest,
+        and what is raised, is as in `charge`.
         """
         with self._exclusive():
             replaced = self._replace(run, version, memory)
-            last = self.last_vote(run)
-            if last is not None and round < last[0]:
-                raise StaleAnswerError("A later round was voted for before.")
-            if last is not None and round == last[0] and variant != last[1]:
-                raise AnotherAnswerError("Another sum of this round was voted for before.")
-            self._write_run(run, vote_round=round, variant=variant)
-            self._has_given(run)
+            _require_order(self.last_vote(run), (round,), variant)
+            self._give(run, vote_round=round, variant=variant)
             return replaced
 
-    def _has_given(self, run: bytes) -> None:
+    def _give(self, run: bytes, **values: Any) -> None:
+        """Write down what a run gives; a run that is over stays so."""
+        self._write_run(run, **values)
         statement = "UPDATE runs SET given = ? WHERE run = ? AND given = ?"
         self._db.execute(statement, (_SOMETHING, run, _NOTHING))
 
@@ -395,11 +350,6 @@ class Ledger:
 
         A run that was charged costs nothing further, but the limit may have been tightened since.
         Only `charge` decides: another process may take the room in between.
-
-        Raises
-        ------
-        BudgetError
-            If all runs together would exceed the limit, or do.
         """
         if price is None:
             return
@@ -412,7 +362,7 @@ class Ledger:
     def epsilon(self, delta: float) -> float:
         """Return the least epsilon that everything charged or reserved so far meets at a delta."""
         with _ledger_errors():
-            return _together(_sums(self._db)).epsilon(delta)
+            return _total(_sums(self._db)).epsilon(delta)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -431,20 +381,19 @@ class Ledger:
 def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | None:
     """Return what all that is charged or reserved costs at a delta; change nothing on the disk.
 
-    ``None`` is returned if there is no ledger yet, and one can be made.
-
-    Raises
-    ------
-    LedgerError
-        If a `Ledger` in this directory could not be opened, or its charges cannot be read.
+    It is ``None`` if there is no ledger yet, and one can be made. ``LedgerError`` is raised where
+    `Ledger` would raise it, and if the charges cannot be read.
     """
     path = find_private_file(Path(state_dir))
     if path is None:
         return None
-    with _ledger_errors():
-        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    with (
+        _ledger_errors(),
+        closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as db,
+    ):
         try:
-            charge = _together(_sums(db)) if _version(db) else Charge()
+            charge = _total(_sums(db)) if _version(db) else Charge()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
                 raise
@@ -452,8 +401,6 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
                 "A process died while it wrote the ledger. The node's next message undoes what it "
                 "left half done; until then the ledger cannot be read without changing it."
             ) from None
-        finally:
-            db.close()
     return charge.epsilon(delta)
 
 
@@ -471,10 +418,8 @@ def _version(db: sqlite3.Connection) -> int:
 
 def _sums(db: sqlite3.Connection) -> dict[str, Charge]:
     """Return the sums of all that is charged or reserved, by what they protect."""
-    return {
-        unit: _charge_from(json.loads(text))
-        for unit, text in db.execute("SELECT unit, charge FROM sums")
-    }
+    rows = db.execute("SELECT unit, charge FROM sums")
+    return {unit: _charge_from(json.loads(text)) for unit, text in rows}
 
 
 def _with(sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str) -> dict[str, Charge]:
@@ -485,7 +430,7 @@ def _with(sums: dict[str, Charge], due: tuple[Charge, Charge], unit: str) -> dic
     return added
 
 
-def _together(sums: dict[str, Charge]) -> Charge:
+def _total(sums: dict[str, Charge]) -> Charge:
     """Return the sum that counts: for clients if all runs protect clients, else for records.
 
     A run that protects clients protects a single record too; what one record of a client that stays
@@ -495,12 +440,23 @@ def _together(sums: dict[str, Charge]) -> Charge:
 
 
 def _require(sums: dict[str, Charge], limit: Limit) -> None:
-    charge = _together(sums)
+    charge = _total(sums)
     if not charge.fits(limit.epsilon, limit.delta):
         raise BudgetError(
             f"Expected all runs together to cost epsilon <= {limit.epsilon:g} at delta "
             f"{limit.delta:g}. Got {charge.epsilon(limit.delta):.6g} with this release instead."
         )
+
+
+def _require_order(last: tuple[Any, ...] | None, now: tuple[int, ...], *content: bytes) -> None:
+    """Require what is given to come after what was given last, or to be the same again."""
+    if last is None:
+        return
+    place, before = last[: len(now)], last[len(now) :]
+    if now < place:
+        raise StaleAnswerError("A later query was answered, or a later round voted for, before.")
+    if now == place and content != before:
+        raise AnotherAnswerError("Something else was answered, or voted for, before.")
 
 
 def _price_text(price: Price) -> str:

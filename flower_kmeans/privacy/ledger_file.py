@@ -1,4 +1,4 @@
-"""Where a ledger lies: one file in a directory, both of this user's own and closed to others."""
+"""Where a ledger lies: one file in a directory, both this user's and closed to others."""
 
 import errno
 import os
@@ -17,11 +17,8 @@ _FILE_MODE = 0o600
 def make_private_file(directory: Path) -> Path:
     """Return the ledger's path in a directory, both made if missing, both their owner's alone.
 
-    Raises
-    ------
-    LedgerError
-        If one of them cannot be used, is another user's or open to others, or if the file is a
-        symbolic link or no file: whoever placed it there chose what is written.
+    A symbolic link is refused, as is what belongs to others or is open to them: who placed it there
+    could choose what is written.
     """
     path = directory / FILE_NAME
     with _os_errors(directory):
@@ -29,15 +26,16 @@ def make_private_file(directory: Path) -> Path:
             # Not its parents: they may be unmounted.
             directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         _require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
-        if not hasattr(os, "O_NOFOLLOW") and path.is_symlink():
-            raise _linked(path)
+        if not hasattr(os, "O_NOFOLLOW"):
+            _require_no_link(path)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         try:
             descriptor = os.open(path, flags, _FILE_MODE)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise _linked(path) from None
+                _require_no_link(path)
             raise
+        # Of what was opened, which nobody can replace in between.
         try:
             _require_own(os.fstat(descriptor), path, "ledger", _FILE_MODE)
         finally:
@@ -48,10 +46,7 @@ def make_private_file(directory: Path) -> Path:
 def find_private_file(directory: Path) -> Path | None:
     """Return the ledger's path if there is one, ``None`` if one can be made; change nothing.
 
-    Raises
-    ------
-    LedgerError
-        If `make_private_file` would fail.
+    ``LedgerError`` is raised where `make_private_file` would raise it.
     """
     path = directory / FILE_NAME
     with _os_errors(directory):
@@ -62,15 +57,13 @@ def find_private_file(directory: Path) -> Path | None:
         _require_writable(directory, "state_dir")
         if not os.path.lexists(path):
             return None
-        if path.is_symlink():
-            raise _linked(path)
+        _require_no_link(path)
         _require_own(path.stat(), path, "ledger", _FILE_MODE)
         _require_writable(path, "ledger")
     return path
 
 
 def _require_own(facts: os.stat_result, path: Path, name: str, expected: int) -> None:
-    """Require what is no other user's and closed to all others."""
     user = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
     if facts.st_uid not in (0, user):
         raise LedgerError(
@@ -89,8 +82,9 @@ def _require_writable(path: Path, name: str) -> None:
         raise LedgerError(f"Expected {name} {path} to be writable by this user. Got another.")
 
 
-def _linked(path: Path) -> LedgerError:
-    return LedgerError(f"Expected ledger {path} as a file. Got a symbolic link instead.")
+def _require_no_link(path: Path) -> None:
+    if path.is_symlink():
+        raise LedgerError(f"Expected ledger {path} as a file. Got a symbolic link instead.")
 
 
 @contextmanager

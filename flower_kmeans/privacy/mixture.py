@@ -36,28 +36,16 @@ def laplace_delta(cost: float, epsilon: float) -> float:
 def mixture_delta(mu: float, laplace: tuple[float, ...], epsilon: float) -> float:
     """Return a delta that all releases together meet at an epsilon.
 
-    Parameters
-    ----------
-    mu : float
-        The Gaussian releases' composed mu, 0 if there are none.
-    laplace : tuple of float
-        Pure epsilon of every Laplace release.
-    epsilon : float
-        At least 0.
-
-    Returns
-    -------
-    float
-        In [0, 1]. Where releases cost so much together that they cannot be composed numerically,
-        the sum of their epsilons is taken instead.
+    ``mu`` is that of all Gaussian releases, 0 if there are none, and ``laplace`` has the pure
+    epsilon of every Laplace release. Where releases cost so much together that they cannot be
+    composed numerically, the sum of their epsilons is taken instead.
     """
     rest = epsilon - math.fsum(laplace)
     if not mu and rest >= 0:
         return 0.0
     if not _is_composable(mu, laplace):
         return delta_of_mu(mu, rest) if rest >= 0 else 1.0
-    composed = _composed(mu, _counted(laplace))
-    return min(1.0, float(composed.get_delta_for_epsilon(epsilon)))
+    return min(1.0, float(_composed(mu, laplace).get_delta_for_epsilon(epsilon)))
 
 
 def mixture_epsilon(mu: float, laplace: tuple[float, ...], delta: float) -> float:
@@ -67,29 +55,24 @@ def mixture_epsilon(mu: float, laplace: tuple[float, ...], delta: float) -> floa
         return pure
     if not _is_composable(mu, laplace):
         return math.fsum(laplace) + epsilon_of_mu(mu, delta)
-    composed = _composed(mu, _counted(laplace))
-    return min(pure, float(composed.get_epsilon_for_delta(delta)))
-
-
-def _size(mu: float, laplace: tuple[float, ...]) -> float:
-    """Return the size of the typical privacy loss."""
-    return math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
+    return min(pure, float(_composed(mu, laplace).get_epsilon_for_delta(delta)))
 
 
 def _is_composable(mu: float, laplace: tuple[float, ...]) -> bool:
     """Return whether the numerical composition is small enough to be carried out."""
-    size, gaussian = _size(mu, laplace), mu * (mu / 2 + _TAIL)
+    gaussian = mu * (mu / 2 + _TAIL)
+    size = math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
     # The loss is at most the sum of the epsilons, and hardly ever beyond that of a Gaussian.
     largest = min(math.fsum(laplace) + gaussian, size * (size / 2 + _TAIL))
     return max(largest, gaussian, *laplace) <= _MAX_LOSS
 
 
-def _counted(laplace: tuple[float, ...]) -> tuple[tuple[float, int], ...]:
-    return tuple(sorted(Counter(laplace).items()))
+def _composed(mu: float, laplace: tuple[float, ...]) -> Any:
+    return _composed_of(mu, tuple(sorted(Counter(laplace).items())))
 
 
 @lru_cache(maxsize=64)
-def _composed(mu: float, laplace: tuple[tuple[float, int], ...]) -> Any:
+def _composed_of(mu: float, laplace: tuple[tuple[float, int], ...]) -> Any:
     # A second of import time, which clients (a new process per message) need not pay for plans
     # of Gaussian releases.
     from dp_accounting.pld import privacy_loss_distribution as pld
@@ -112,42 +95,30 @@ def _composed(mu: float, laplace: tuple[tuple[float, int], ...]) -> Any:
 def least_scale(excess: Callable[[float], float], low: float, high: float) -> float:
     """Return the least scale on a grid of relative width 2^-16 or so that meets a budget.
 
-    Parameters
-    ----------
-    excess : callable
-        From a scale to the part by which the budget is exceeded; falling, at most 0 where it is
-        met.
-    low, high : float
-        Positive; no scale below ``low`` meets the budget, and ``high`` does.
+    ``excess`` gives the part by which a scale exceeds the budget: falling, at most 0 where it is
+    met. No scale below ``low``, which is positive, meets the budget, and ``high`` does.
     """
     step = math.ldexp(1.0, math.frexp(high)[1] - _SCALE_BITS)
     first, last = max(1, math.floor(low / step)), math.ceil(high / step)
-    return step * _least(lambda number: excess(number * step), first, last)
-
-
-def _least(excess: Callable[[int], float], first: int, last: int) -> int:
-    """Return the least integer with excess <= 0; it falls, and is positive before ``first``.
-
-    Epsilon is nearly a line in the inverse of the scale, so interpolation finds the place in a
-    few evaluations, each of which is a numerical composition; every fourth step bisects.
-    """
-    above = excess(first)
+    above = excess(first * step)
     if above <= 0:
-        return first
-    below = excess(last)
+        return first * step
+    below = excess(last * step)
     turn = 0
     while last - first > 1:
         turn += 1
         middle = (first + last) // 2
+        # Epsilon is nearly a line in the inverse of the scale, so interpolation finds the place in
+        # a few evaluations, each of which is a numerical composition; every fourth step bisects.
         if turn % 4:
-            share = above / (above - below)
-            place = 1 / ((1 - share) / first + share / last)
+            part = above / (above - below)
+            place = 1 / ((1 - part) / first + part / last)
             # Towards the farther end, so that both ends close in.
             middle = math.ceil(place) if 2 * place < first + last else math.floor(place)
             middle = min(max(middle, first + 1), last - 1)
-        value = excess(middle)
+        value = excess(middle * step)
         if value <= 0:
             last, below = middle, value
         else:
             first, above = middle, value
-    return last
+    return last * step

@@ -16,10 +16,12 @@ time depends on the noise (by far less than a network's jitter); the values of r
 here.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -44,6 +46,7 @@ _FLOAT_ERROR = 2.0**-46
 # Words whose leading bits are all zero carry too little of the uniform for the fast path.
 _MIN_HEAD = 2**20
 _GUARD_BITS = 40
+_FEW = 12  # proposals that are drawn faster one by one
 
 _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
@@ -121,58 +124,6 @@ class _Uniform:
         return (mpmath.ldexp(self._value, -self.bits), mpmath.ldexp(self._value + 1, -self.bits))
 
 
-def rounded_gaussian(std: _Floats, stream: Stream) -> _Integers:
-    """Draw floor(N(0, std^2) + 1/2), independently for every coordinate.
-
-    Exactly mu-GDP, because rounding an integer plus noise is rounding the noise
-    (docs/guarantees: Fixed point, rounding, sampling).
-
-    Parameters
-    ----------
-    std : ndarray of shape (m,), float64
-        Standard deviations in grid units, in [0, 2^55]. 0 gives 0. Beyond about 2^40 most draws
-        are settled exactly, which is slow.
-    stream : Stream
-        Gives one word per coordinate.
-
-    Returns
-    -------
-    ndarray of shape (m,), int64
-        Modulo 2^64, should one ever leave int64 (probability below e^-256).
-
-    Raises
-    ------
-    ConfigurationError
-        If a standard deviation is negative, not finite, or above 2^55.
-    """
-    return _rounded(_GAUSSIAN, _checked("std", std), stream)
-
-
-def rounded_laplace(scale: _Floats, stream: Stream) -> _Integers:
-    """Draw floor(Laplace(0, scale) + 1/2), independently for every coordinate.
-
-    Exactly (1 / scale)-differentially private per unit of l1 sensitivity.
-
-    Parameters
-    ----------
-    scale : ndarray of shape (m,), float64
-        Scales ``b`` (mean absolute values) in grid units, in [0, 2^55]. 0 gives 0.
-    stream : Stream
-        Gives one word per coordinate.
-
-    Returns
-    -------
-    ndarray of shape (m,), int64
-        Modulo 2^64, should one ever leave int64 (probability below e^-255).
-
-    Raises
-    ------
-    ConfigurationError
-        If a scale is negative, not finite, or above 2^55.
-    """
-    return _rounded(_LAPLACE, _checked("scale", scale), stream)
-
-
 def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
     """Draw discrete Gaussians: P(n) proportional to exp(-n^2 / (2 variance)).
 
@@ -180,47 +131,30 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
     t = floor(sqrt(variance)) + 1, in float64, is accepted with probability
     exp(-(|n| - variance / t)^2 / (2 variance)). The law is exact for any t.
 
-    Parameters
-    ----------
-    variance : ndarray of shape (m,), float64
-        Parameter sigma^2 in squared grid units, in [0, 2^111]. 0 gives 0.
-    stream : Stream
-        Gives two words per proposal; the coordinates still open propose again, in order.
-
-    Returns
-    -------
-    ndarray of shape (m,), int64
-
-    Raises
-    ------
-    ConfigurationError
-        If a variance is negative, not finite, or above 2^111.
+    Variances, (m,), are in squared grid units, in [0, 2^111]; 0 gives 0. The stream gives two words
+    per proposal; the coordinates that were rejected propose again, in order.
     """
-    checked = _checked("variance", variance, 2 * MAX_SCALE**2)
-    drawn: _Integers = discrete_gaussians(checked[None], [stream])[0]
+    drawn: _Integers = discrete_gaussians(np.asarray(variance)[None], [stream])[0]
     return drawn
 
 
 def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Integers:
-    """Draw `discrete_gaussian` of each stream, all at once: short draws cost far less so.
+    """Draw `discrete_gaussian` of each of n streams at once, which is faster for short draws.
 
-    Parameters
-    ----------
-    variances : ndarray of shape (n, m), float64
-        Those of each stream, as for `discrete_gaussian`.
-    streams : sequence of n Stream
-
-    Returns
-    -------
-    ndarray of shape (n, m), int64
+    ``variances`` and result have the shape (n, m).
     """
-    flat = _checked("variances", variances.reshape(-1), 2 * MAX_SCALE**2)
+    flat = _checked("variance", variances.reshape(-1), 2 * MAX_SCALE**2)
     noise = np.zeros(flat.shape, dtype=np.int64)
     pending = np.flatnonzero(flat)
     while pending.size:
         here = flat[pending]
         counts = np.bincount(pending // variances.shape[1], minlength=len(streams))
         words = _Words(streams, (2 * counts).tolist())
+        if pending.size <= _FEW:
+            drawn = [_proposal(i, each, words) for i, each in enumerate(here.tolist())]
+            noise[pending] = [0 if each is None else each for each in drawn]
+            pending = pending[[each is None for each in drawn]]
+            continue
         negative, heads = _sign_and_head(words.taken[0::2])
         scale = np.floor(np.sqrt(here)) + 1
         size = _magnitudes(_LAPLACE, scale, 0.0, heads, words, 2)
@@ -232,9 +166,52 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
     return noise.reshape(variances.shape)
 
 
+def _proposal(index: int, variance: float, words: _Words) -> int | None:
+    """Return one proposal of `discrete_gaussians`, or ``None`` if it is rejected.
+
+    It is that of `_magnitudes` and `_accepted`, with the same bounds, without arrays.
+    """
+    first, last = words.taken[2 * index : 2 * index + 2].tolist()
+    head, std = first >> 1, math.sqrt(variance)
+    scale = math.floor(std) + 1.0
+    x = -math.log((head + 0.5) * 2.0**-63)
+    size, doubt = int(scale * x), 2.0**-52 + 0.5 / max(head, 1)
+    error = scale * (_FLOAT_ERROR * (1 + x) + 2 * doubt) + 2.0**-50
+    if head < _MIN_HEAD or abs(scale * x - round(scale * x)) <= error:
+        refined = _Uniform(head, 64, words.branch(2 * index))
+        size = _settled_magnitude(_LAPLACE, scale, 0.0, refined)
+    ratio = min(size / std, 1e4)
+    away = ratio - std / scale
+    chance, uniform = math.exp(-away * away / 2), (last + 0.5) * 2.0**-64
+    error = chance * (_FLOAT_ERROR * (1 + ratio * ratio)) + uniform * 2.0**-50 + 2.0**-62
+    taken = uniform < chance
+    if abs(uniform - chance) <= error:
+        refined = _Uniform(last, 64, words.branch(2 * index + 1))
+        taken = _settled_acceptance(size, int(scale), variance, refined)
+    if not taken or (first & 1 and size == 0):
+        return None
+    return -size if first & 1 else size
+
+
+def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
+    """Draw floor(scale X + 1/2), X of the law, of one word for every coordinate.
+
+    Scales, (m,), are in grid units, in [0, 2^55]; 0 gives 0. Beyond about 2^40 most draws are
+    settled exactly, which is slow. The noise is taken modulo 2^64, should it ever leave int64
+    (probability below e^-255). It is as private as before it was rounded, because rounding an
+    integer plus noise is rounding the noise (docs/guarantees: Fixed point, rounding, sampling):
+    (1 / std)-GDP, or (1 / scale)-differentially private.
+    """
+    scale = _checked("scale", scale)
+    words = _Words([stream], [scale.size])
+    negative, heads = _sign_and_head(words.taken)
+    size = _magnitudes(law, scale, 0.5, heads, words, 1)
+    return np.where(negative, -size, size)
+
+
 SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
-    "rounded-gaussian/1": rounded_gaussian,
-    "rounded-laplace/1": rounded_laplace,
+    "rounded-gaussian/1": partial(_rounded, _GAUSSIAN),
+    "rounded-laplace/1": partial(_rounded, _LAPLACE),
     "discrete-gaussian/1": discrete_gaussian,
 }
 """Samplers by name and version; a change of the map from words to noise is a new version."""
@@ -245,54 +222,22 @@ def sampler_name(release: Release, shared: bool = False) -> str:
     return "discrete-gaussian/1" if shared else f"rounded-{release.mechanism}/1"
 
 
-def draw(release: Release, units: _Floats, stream: Stream) -> _Integers:
-    """Draw the noise of one release.
+def draw(release: Release, sensitivities: _Floats, stream: Stream) -> _Integers:
+    """Draw the noise of one release, (m,), in grid units; zeros when its multiplier is 0.
 
-    Parameters
-    ----------
-    release : Release
-        Its noise multiplier times a coordinate's unit is the coordinate's noise.
-    units : ndarray of shape (m,), float64
-        Public units of the release's coordinates, in grid units.
-    stream : Stream
-        Source of the words.
-
-    Returns
-    -------
-    ndarray of shape (m,), int64
-        In grid units; zeros when the multiplier is 0.
-
-    Raises
-    ------
-    ConfigurationError
-        If a unit is negative or not finite, or the noise too large.
+    ``sensitivities`` are the public units of its coordinates, (m,), in grid units: times the noise
+    multiplier, they are the scales of the noise.
     """
-    scale = _scale(release, units)
-    return SAMPLERS[sampler_name(release)](scale, stream)
+    return SAMPLERS[sampler_name(release)](_scale(release, sensitivities), stream)
 
 
-def draw_share(release: Release, units: _Floats, shares: int, stream: Stream) -> _Integers:
-    """Draw one client's share of the noise of a release (docs/guarantees: Distributed noise).
+def draw_share(release: Release, sensitivities: _Floats, shares: int, stream: Stream) -> _Integers:
+    """Draw one client's noise share of a Gaussian release (docs/guarantees: Distributed noise).
 
     A discrete Gaussian of variance ``v / shares``: the sum of ``shares`` of them carries the
     planned noise. ``v`` is ``(multiplier * unit)^2``, and so much more (about ``1 / pi^2``) that
-    the sum is as private as the continuous Gaussian that was planned.
-
-    Parameters
-    ----------
-    release : Release
-        A Gaussian release.
-    units : ndarray of shape (m,), float64
-        Public units of the release's coordinates, in grid units.
-    shares : int
-        How many shares make the planned noise.
-    stream : Stream
-        Source of the words.
-
-    Returns
-    -------
-    ndarray of shape (m,), int64
-        In grid units; zeros when the multiplier is 0.
+    the sum is as private as the continuous Gaussian that was planned. Units and result are those
+    of `draw`.
 
     Raises
     ------
@@ -305,11 +250,17 @@ def draw_share(release: Release, units: _Floats, shares: int, stream: Stream) ->
             "Noise in shares must be Gaussian: a sum of Laplace variables is not one. Got the "
             f"{release.mechanism} release {release.name!r} instead."
         )
-    if isinstance(shares, bool) or not isinstance(shares, int) or shares < 1:
+    if type(shares) is not int or shares < 1:
         raise ConfigurationError(
             f"The 'shares' parameter must be a positive integer. Got {shares!r} instead."
         )
-    variance = share_variance(release, units, shares)
+    variance = _drawn_variance(release, _checked("sensitivities", sensitivities).tobytes(), shares)
+    return discrete_gaussian(variance, stream)
+
+
+@lru_cache(maxsize=8)  # clients of one process are in one round
+def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> _Floats:
+    variance = share_variance(release, np.frombuffer(sensitivities), shares)
     narrow = variance[(variance > 0) & (variance < MIN_SHARE_STD**2)]
     if narrow.size:
         raise ConfigurationError(
@@ -317,64 +268,44 @@ def draw_share(release: Release, units: _Floats, shares: int, stream: Stream) ->
             f"units. Got {np.sqrt(narrow.min()):.4g} for the release {release.name!r} in "
             f"{shares} shares; take more fraction_bits, fewer clients, or a smaller epsilon."
         )
-    return discrete_gaussian(variance, stream)
+    variance.setflags(write=False)
+    return variance
 
 
-def share_variance(release: Release, units: _Floats, shares: int) -> _Floats:
-    """Return the variances of one of so many noise shares, never rounded down.
+def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Floats:
+    """Return the variances of one of so many noise shares, (m,), never rounded down.
 
-    Returns
-    -------
-    ndarray of shape (m,), float64
-        In squared grid units. 0 for a coordinate of unit 0: no record can change it, so it needs
-        no noise.
+    They are in squared grid units; 0 for a coordinate of unit 0, which no record can change.
     """
-    scale = _checked("std", _scale(release, units))
-    whole = _as_private_as_continuous(_upwards(scale * scale))
+    scale = _checked("std", _scale(release, sensitivities))
+    variance = _upwards(scale * scale)
+    with np.errstate(over="ignore"):  # an infinite variance is refused where it is drawn
+        # 1 / (1 / v - 1 / (pi v)^2): the discrete Gaussian of this variance is as private as a
+        # continuous one of variance v, for any v that a sum of shares may have (docs/guarantees:
+        # Distributed noise).
+        wider = variance / (1.0 - 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0)))
+        whole = _upwards(_upwards(wider))
     return np.where(scale > 0, _upwards(whole / shares), 0.0)
 
 
-def part_variance(release: Release, units: _Floats, shares: int, more_shares: int) -> _Floats:
+def part_variance(
+    release: Release, sensitivities: _Floats, shares: int, more_shares: int
+) -> _Floats:
     """Return the variances of a part of a noise share that is removed from sums of more shares.
 
     A part and one of ``more_shares`` shares add up to the variance of one of ``shares`` shares, or
     to a little more, so what is left of a share is never narrower than planned (docs/guarantees:
-    Distributed noise).
-
-    Parameters
-    ----------
-    release : Release
-        A Gaussian release.
-    units : ndarray of shape (m,), float64
-        Public units of the release's coordinates, in grid units.
-    shares, more_shares : int
-        How many shares make the planned noise with the part, and without it.
-
-    Returns
-    -------
-    ndarray of shape (m,), float64
-        In squared grid units.
+    Distributed noise). The variances, (m,), are in squared grid units.
     """
-    kept = share_variance(release, units, more_shares)
-    return np.where(kept > 0, _upwards(share_variance(release, units, shares) - kept), 0.0)
+    kept = share_variance(release, sensitivities, more_shares)
+    return np.where(kept > 0, _upwards(share_variance(release, sensitivities, shares) - kept), 0.0)
 
 
-def _scale(release: Release, units: _Floats) -> _Floats:
-    checked = _checked("units", units)
+def _scale(release: Release, sensitivities: _Floats) -> _Floats:
+    checked = _checked("sensitivities", sensitivities)
     if not release.noise_multiplier:
         return np.zeros_like(checked)
     return np.where(checked > 0, _upwards(checked * release.noise_multiplier), 0.0)
-
-
-def _as_private_as_continuous(variance: _Floats) -> _Floats:
-    """Return the variance of a discrete Gaussian that is as private as a continuous one.
-
-    ``1 / (1 / v - 1 / (pi v)^2)``, rounded upward, for any ``v`` that a sum of shares may have
-    (docs/guarantees: Distributed noise).
-    """
-    with np.errstate(over="ignore"):  # an infinite variance is refused where it is drawn
-        wider = variance / (1.0 - 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0)))
-        return np.asarray(_upwards(_upwards(wider)), dtype=np.float64)
 
 
 def _upwards(values: _Floats) -> _Floats:
@@ -402,13 +333,6 @@ def _sign_and_head(
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
     """Split words into a fair sign and the 63 leading bits of the magnitude's uniform."""
     return (words & np.uint64(1)).astype(bool), words >> np.uint64(1)
-
-
-def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
-    words = _Words([stream], [scale.size])
-    negative, heads = _sign_and_head(words.taken)
-    size = _magnitudes(law, scale, 0.5, heads, words, 1)
-    return np.where(negative, -size, size)
 
 
 def _magnitudes(

@@ -9,15 +9,12 @@ noise and are accounted, so the two cannot drift apart.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, cast
 
 from flower_kmeans.canonical import real_to_text
-from flower_kmeans.errors import BudgetError, ConfigurationError, MessageError
+from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget, budget_from_config
 from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.filter import charge_of
@@ -29,9 +26,6 @@ from flower_kmeans.privacy.mixture import (
 )
 from flower_kmeans.privacy.release import MAX_PARTS, release_from_config
 from flower_kmeans.privacy.release import Release as Release
-
-if TYPE_CHECKING:
-    import dp_accounting
 
 # Far beyond any run; keeps a hostile document from occupying a client for long.
 _MAX_RELEASES = 10_000
@@ -46,16 +40,16 @@ class PrivacyPlan:
     Attributes
     ----------
     budget : PrivacyBudget
-        What was asked for, with its delta resolved.
-    n_records : int or None
-        The public number of record slots, if the run has one.
+        The budget that the run keeps, with its delta resolved.
+    n_records, n_clients : int or None
+        The public numbers of record slots and, if the budget protects clients, of client slots.
     rounds : tuple of tuples of Release
         Releases by round.
-    n_clients : int or None
-        The public number of client slots, if the budget protects clients and the run has one.
     is_chosen_later : bool
         Whether the rounds are those of several runs, each of which may have been chosen after the
         results of those before: what `then` returns. Such a plan is for its reader, and no run's.
+    notes : tuple of str
+        What else the run costs, in sentences that `describe` ends with; no part of the plan.
     """
 
     budget: PrivacyBudget
@@ -63,14 +57,13 @@ class PrivacyPlan:
     rounds: tuple[tuple[Release, ...], ...]
     n_clients: int | None = None
     is_chosen_later: bool = False
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", tuple(tuple(releases) for releases in self.rounds))
         for name in ("n_records", "n_clients"):
             value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1
-            ):
+            if value is not None and (type(value) is not int or value < 1):
                 raise ConfigurationError(
                     f"The '{name}' parameter must be a positive integer. Got {value!r} instead."
                 )
@@ -79,12 +72,14 @@ class PrivacyPlan:
                 "The 'n_clients' parameter must be None unless the budget is private with "
                 f"unit='client'. Got {self.n_clients!r} instead."
             )
-        if not self.budget.is_private:
-            if any(release.noise_multiplier for release in self.releases):
-                raise ConfigurationError(
-                    "The releases of a plan with epsilon=None must have noise_multiplier 0."
-                )
-            return
+        if self.budget.is_private:
+            self._check_private()
+        elif any(release.noise_multiplier for release in self.releases):
+            raise ConfigurationError(
+                "The releases of a plan with epsilon=None must have noise_multiplier 0."
+            )
+
+    def _check_private(self) -> None:
         if self.budget.delta is None:
             raise ConfigurationError(
                 "The 'budget' of a plan must be resolved: its delta is None. Use "
@@ -95,15 +90,13 @@ class PrivacyPlan:
                 f"A private plan must have between 1 and {_MAX_RELEASES} releases. "
                 f"Got {len(self.releases)} instead."
             )
-        for release in self.releases:
-            if not release.noise_multiplier:
-                raise ConfigurationError(
-                    "The 'noise_multiplier' of a release in a private plan must be positive. "
-                    f"Got 0 for {release.name!r} instead."
-                )
+        if not all(release.noise_multiplier for release in self.releases):
+            raise ConfigurationError(
+                "The 'noise_multiplier' of every release in a private plan must be positive."
+            )
         n_parts = sum(number for release in self.releases for _, number in release.parts)
-        if n_parts > MAX_PARTS or (n_parts and self.budget.protects_clients):
-            most = 0 if self.budget.protects_clients else MAX_PARTS
+        most = 0 if self.budget.protects_clients else MAX_PARTS
+        if n_parts > most:
             raise ConfigurationError(
                 f"The releases of a plan for one {self.budget.unit} must have at most {most} parts "
                 f"together. Got {n_parts} instead."
@@ -133,9 +126,7 @@ class PrivacyPlan:
 
     def epsilon(self, delta: float | None = None) -> float:
         """Return the least epsilon that the run meets at a delta (the budget's by default)."""
-        if not self.is_private:
-            return math.inf
-        return self._epsilon(1, _delta_or(self.budget, delta))
+        return self.group(1, delta)
 
     def delta(self, epsilon: float) -> float:
         """Return the least delta that the run meets at an epsilon; 1 when it is not private."""
@@ -145,33 +136,20 @@ class PrivacyPlan:
             return charge_of(self.releases).delta(epsilon)
         return _delta(self.releases, epsilon)
 
-    def curve(self, epsilons: Iterable[float]) -> NDArray[np.float64]:
-        """Return delta(epsilon) at every given epsilon, as a float64 array of the same length."""
-        return np.array([self.delta(float(epsilon)) for epsilon in epsilons], dtype=np.float64)
-
     def group(self, size: int, delta: float | None = None) -> float:
-        """Return the epsilon that protects a group of units together.
+        """Return the least epsilon that protects a group of units (records or clients) together.
 
         A group changes every answer by at most ``size`` units of the release, so the group's
         guarantee is that of noise ``size`` times smaller (all-Gaussian: ``size * mu``-GDP).
-
-        Parameters
-        ----------
-        size : int
-            Units (records or clients) in the group, at least 1.
-        delta : float, optional
-            The budget's by default.
         """
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if type(size) is not int or size < 1:
             raise ConfigurationError(
                 f"The 'size' of a group must be a positive integer. Got {size!r} instead."
             )
         if not self.is_private:
             return math.inf
-        return self._epsilon(size, _delta_or(self.budget, delta))
-
-    def _epsilon(self, size: int, delta: float) -> float:
-        """Return the least epsilon that protects a group at a delta."""
+        delta = cast(float, self.budget.delta) if delta is None else delta
+        # Clients compute epsilon for every request, and new releases would be most of that.
         releases = self.releases if size == 1 else _scaled(self.releases, 1.0 / size)
         if self.is_chosen_later:
             return charge_of(releases).epsilon(delta)
@@ -180,25 +158,11 @@ class PrivacyPlan:
     def then(self, other: "PrivacyPlan") -> "PrivacyPlan":
         """Return what this run and another one over the same records release together.
 
-        The other run may have been chosen after the results of this one were seen, so this is the
-        cost that a filter sums up (docs/guarantees.md, "Runs that are chosen after earlier
-        results"): with Laplace noise it is more than that of one plan with the same releases.
-
-        Parameters
-        ----------
-        other : PrivacyPlan
-            Of the same unit.
-
-        Returns
-        -------
-        PrivacyPlan
-            With the rounds of both and the larger delta, and the epsilon that both together meet
-            there. Public figures in which the two differ are ``None``.
-
-        Raises
-        ------
-        ConfigurationError
-            If one of them is not private, or they protect different units.
+        The other run, of the same unit, may have been chosen after the results of this one, so this
+        is the cost that a filter sums up (docs/guarantees.md, "Runs that are chosen after earlier
+        results"): with Laplace noise it is more than that of one plan with the same releases. The
+        plan has the larger delta, and the epsilon that both runs together meet there. Public
+        numbers in which the two differ are ``None``.
         """
         if not (self.is_private and other.is_private):
             raise ConfigurationError(
@@ -219,26 +183,6 @@ class PrivacyPlan:
             self.n_clients if self.n_clients == other.n_clients else None,
             is_chosen_later=True,
         )
-
-    def event(self) -> "dp_accounting.DpEvent":
-        """Return the run as an event for any accountant of ``dp_accounting``."""
-        # A second of import time, which clients (a new process per message) need not pay.
-        import dp_accounting
-
-        if not self.is_private:
-            return dp_accounting.NonPrivateDpEvent()
-        events = {
-            "gaussian": dp_accounting.GaussianDpEvent,
-            "laplace": dp_accounting.LaplaceDpEvent,
-        }
-        found: list[dp_accounting.DpEvent] = []
-        for release in self.releases:
-            event, multiplier = events[release.mechanism], release.noise_multiplier
-            if not release.parts:
-                found.append(event(multiplier))
-            for bound, number in release.parts:
-                found.append(dp_accounting.SelfComposedDpEvent(event(multiplier / bound), number))
-        return dp_accounting.ComposedDpEvent(found)
 
     def describe(self) -> str:
         """Return the plan as a table for its reader."""
@@ -263,26 +207,21 @@ class PrivacyPlan:
             for row in rows
         ]
         lines.insert(1, "  ".join("-" * width for width in widths))
-        delta = self.budget.delta
-        together = f"epsilon {self.epsilon():.6g} at delta {delta:.4g}"
-        if self.mu is not None:
-            together = f"mu {self.mu:.6g}, {together}"
+        mu = "" if self.mu is None else f"mu {self.mu:.6g}, "
+        together = f"{mu}epsilon {self.epsilon():.6g} at delta {self.budget.delta:.4g}"
+        epsilons = [factor * cast(float, self.budget.epsilon) for factor in (0.25, 0.5, 2.0, 4.0)]
+        curve = ", ".join(f"{e:.3g}: {self.delta(e):.2g}" for e in epsilons)
         unit = self.budget.unit
-        lines.append(f"All rounds together: {together}, for one {unit}.")
-        curve = ", ".join(f"{e:.3g}: {self.delta(e):.2g}" for e in self._shown_epsilons())
-        lines.append(f"delta at other epsilon: {curve}.")
         groups = ", ".join(f"{size} {unit}s {self.group(size):.4g}" for size in (2, 10))
-        lines.append(f"epsilon of groups: {groups}.")
-        return "\n".join(lines)
+        lines += [
+            f"All rounds together: {together}, for one {unit}.",
+            f"delta at other epsilon: {curve}.",
+            f"epsilon of groups: {groups}.",
+        ]
+        return "\n".join((*lines, *self.notes))
 
     def to_config(self) -> dict[str, Any]:
-        """Return the plan for a run document.
-
-        Raises
-        ------
-        ConfigurationError
-            If it is that of several runs.
-        """
+        """Return the plan for a run document; the plan of several runs has none."""
         if self.is_chosen_later:
             raise ConfigurationError(
                 "Expected the plan of one run for a run document. Got that of several instead."
@@ -299,10 +238,6 @@ class PrivacyPlan:
             config["mu"] = real_to_text(self.mu)
         return config
 
-    def _shown_epsilons(self) -> list[float]:
-        epsilon = cast(float, self.budget.epsilon)
-        return [factor * epsilon for factor in (0.25, 0.5, 2.0, 4.0)]
-
 
 @lru_cache(maxsize=256)
 def _calibrated(
@@ -314,19 +249,14 @@ def _calibrated(
     releases = tuple(release for group in rounds for release in group)
     mu, laplace = _split(releases)
     epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
+    allowed = mu_of_budget(epsilon, delta) if mu else math.inf  # refuses a delta of 0
     if not laplace:
-        target = mu_of_budget(epsilon, delta)
-        scale = _widened(releases, mu / target, budget)
+        scale = _widened(releases, mu / allowed, budget)
     elif delta == 0:
-        if mu:
-            raise BudgetError(
-                "The 'delta' parameter must be positive for a plan with Gaussian noise, which is "
-                "never purely differentially private. Got 0 instead."
-            )
         scale = _widened(releases, math.fsum(laplace) / epsilon, budget)
     else:
         scale = _mixture_scale(releases, epsilon, delta)
-    scaled = tuple(_scaled(releases_of_round, scale) for releases_of_round in rounds)
+    scaled = tuple(_scaled(group, scale) for group in rounds)
     return PrivacyPlan(budget, n_records, scaled, n_clients)
 
 
@@ -347,24 +277,17 @@ def calibrate(
     budget : PrivacyBudget
         A delta of ``None`` is resolved with the public number of what it protects.
     rounds : sequence of sequences of Release
-        Releases by round; only the ratios of their noise multipliers matter.
+        Releases by round; only the ratios of their noise multipliers matter. They become 0 when
+        ``budget.epsilon`` is ``None``.
     n_records : int or None
         Public number of record slots.
     n_clients : int, optional
         Public number of client slots; for a private budget with ``unit="client"`` only.
 
-    Returns
-    -------
-    PrivacyPlan
-        With all multipliers 0 when ``budget.epsilon`` is ``None``.
-
     Raises
     ------
     BudgetError
         If no scale can meet the budget (delta 0 with Gaussian noise).
-    ConfigurationError
-        If delta is to be resolved and ``n_records`` (or ``n_clients``) is missing, ``n_clients`` is
-        given where no client is protected, or a release is out of range.
     """
     given = tuple(tuple(releases) for releases in rounds)
     if not budget.is_private:
@@ -378,23 +301,21 @@ def calibrate(
                 f"public number of {budget.unit}s. Got None instead."
             )
         budget = budget.resolved(n_units)
-    # Checks the given multipliers and public figures before anything is computed from them.
+    # Checks the given multipliers and public numbers before anything is computed from them.
     PrivacyPlan(budget, n_records, given, n_clients)
     return _calibrated(budget, given, n_records, n_clients)
 
 
 def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
-    """Return the plan that a run document states, and require that it keeps its own promise.
+    """Return the plan that a run document states.
 
     Raises
     ------
     MessageError
         If it is malformed, or its releases cost more than the budget it states.
     """
-    optional = {"n_records", "n_clients", "mu"}
-    if not isinstance(config, Mapping) or not {"budget", "rounds"} <= set(config) <= (
-        optional | {"budget", "rounds"}
-    ):
+    required, optional = {"budget", "rounds"}, {"n_records", "n_clients", "mu"}
+    if not isinstance(config, Mapping) or not required <= set(config) <= required | optional:
         raise MessageError("A privacy plan must have a budget and rounds.")
     rounds = config["rounds"]
     if not isinstance(rounds, list) or not all(isinstance(group, list) for group in rounds):
@@ -412,10 +333,6 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
     if plan.is_private and not _meets(plan.releases, budget):
         raise MessageError("The releases of a privacy plan must meet its budget.")
     return plan
-
-
-def _delta_or(budget: PrivacyBudget, delta: float | None) -> float:
-    return cast(float, budget.delta) if delta is None else delta
 
 
 def _scaled(releases: Iterable[Release], scale: float) -> tuple[Release, ...]:

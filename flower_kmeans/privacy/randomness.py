@@ -1,7 +1,7 @@
-"""The one module that asks the operating system for secrets.
+"""The one module that reads the operating system's randomness.
 
 Keys, run identifiers and privacy noise all start here, and never from a seed that anybody could
-choose: a seed that a client knows is noise that it can subtract (docs/guarantees: Fixed point,
+choose: a client that knows the seed can subtract the noise (docs/guarantees: Fixed point,
 rounding, sampling). Nothing public in this library takes a seed for them.
 
 The seam: everything secret goes through the private name ``_os_random`` of this module, a function
@@ -27,14 +27,8 @@ _MAX_BRANCHES = 2**64 - 1
 
 
 def token(n_bytes: int) -> bytes:
-    """Return secret bytes from the operating system.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``n_bytes`` is not a positive integer.
-    """
-    if isinstance(n_bytes, bool) or not isinstance(n_bytes, int) or n_bytes < 1:
+    """Return secret bytes from the operating system."""
+    if type(n_bytes) is not int or n_bytes < 1:
         raise ConfigurationError(
             f"The 'n_bytes' parameter must be a positive integer. Got {n_bytes!r} instead."
         )
@@ -44,19 +38,14 @@ def token(n_bytes: int) -> bytes:
 class Stream:
     """Endless uniform 64-bit words: AES-256 in counter mode (docs/protocol.md, "Noise share").
 
-    The main stream starts at counter block 0. Beside it, every position of it has a branch of its
-    own, words that refine the one at that position: branch ``i`` starts at counter block
+    The main stream starts at counter block 0. Beside it, every position has its own branch, words
+    that refine the one at that position: branch ``i`` starts at counter block
     u64be(i + 1) || u64be(0), so no two of them share a block.
 
     Parameters
     ----------
     key : bytes of length 32
-        Whoever knows it knows every word.
-
-    Raises
-    ------
-    ConfigurationError
-        If the key has another length.
+        Secret: every word follows from it.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -84,28 +73,18 @@ class Stream:
 
     @property
     def position(self) -> int:
-        """How many words of the main stream were taken."""
+        """Number of words of the main stream that were taken."""
         return self._position
 
     def words(self, n_words: int) -> NDArray[np.uint64]:
-        """Return the next words of the main stream.
-
-        Returns
-        -------
-        ndarray of shape (n_words,), uint64
-        """
+        """Return the next words of the main stream, (n_words,)."""
         data = self._main(n_words * _WORD_BYTES)
         self._position += n_words
+        # Little-endian words on every processor.
         return np.frombuffer(data, dtype="<u8").astype(np.uint64)
 
     def branch(self, position: int) -> Iterator[int]:
-        """Yield the words that refine the one at a position of the main stream.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no such position.
-        """
+        """Yield the words that refine the one at a position of the main stream."""
         if not 0 <= position < _MAX_BRANCHES:
             raise ConfigurationError(
                 f"A position must be in [0, {_MAX_BRANCHES}). Got {position!r} instead."

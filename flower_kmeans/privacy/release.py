@@ -40,14 +40,9 @@ class Release:
     blocks : tuple of str
         Blocks of the round's statistic that this release covers.
     parts : tuple of (float, int)
-        With the norm linf only: how many words one record changes at most, and each of them by how
-        much. Pairs of a bound in units, in (0, 1], and the number of words with that bound. Each
-        of these words has a Laplace mechanism to itself, of cost bound / multiplier.
-
-    Raises
-    ------
-    ConfigurationError
-        If a value is out of range, or norm, mechanism and parts do not belong together.
+        With the norm linf only: bounds in units, in (0, 1], each with the number of words that one
+        record changes at most by that bound. Each of these words has a Laplace mechanism to itself,
+        of cost bound / multiplier.
     """
 
     name: str
@@ -62,41 +57,29 @@ class Release:
         object.__setattr__(self, "blocks", tuple(self.blocks))
         object.__setattr__(self, "parts", tuple((float(b), n) for b, n in self.parts))
         if self.mechanism not in _NORMS_OF:
-            raise ConfigurationError(
-                "The 'mechanism' of a release must be 'gaussian' or 'laplace'. "
-                f"Got {self.mechanism!r} instead."
-            )
+            raise _wrong("mechanism", "be 'gaussian' or 'laplace'", self.mechanism)
         if self.norm not in _NORMS_OF[self.mechanism]:
             norms = " or ".join(map(repr, _NORMS_OF[self.mechanism]))
-            raise ConfigurationError(
-                f"The 'norm' of a {self.mechanism} release must be {norms}. "
-                f"Got {self.norm!r} instead."
-            )
+            raise _wrong("norm", f"be {norms} for {self.mechanism} noise", self.norm)
         if bool(self.parts) != (self.norm == "linf"):
-            raise ConfigurationError(
-                "The 'parts' of a release must be given where its norm is 'linf', and only there. "
-                f"Got {self.parts!r} with {self.norm!r} instead."
-            )
+            expected = "be given where its norm is 'linf', and only there"
+            raise _wrong("parts", expected, (self.norm, self.parts))
         for bound, number in self.parts:
             if not 0 < bound <= 1 or type(number) is not int or not 1 <= number <= MAX_PARTS:
-                raise ConfigurationError(
-                    "The 'parts' of a release must be bounds in (0, 1] with numbers of words in "
-                    f"[1, {MAX_PARTS}]. Got {(bound, number)!r} instead."
-                )
+                expected = f"be bounds in (0, 1] with numbers of words in [1, {MAX_PARTS}]"
+                raise _wrong("parts", expected, (bound, number))
         multiplier = self.noise_multiplier
         if multiplier != 0 and not _MIN_MULTIPLIER <= multiplier < math.inf:
-            raise ConfigurationError(
-                f"The 'noise_multiplier' of a release must be 0, or at least {_MIN_MULTIPLIER:g} "
-                f"and finite. Got {self.noise_multiplier!r} instead."
-            )
+            expected = f"be 0, or at least {_MIN_MULTIPLIER:g} and finite"
+            raise _wrong("noise_multiplier", expected, multiplier)
         if not self.blocks:
-            raise ConfigurationError("The 'blocks' of a release must name at least one block.")
+            raise _wrong("blocks", "name at least one block", self.blocks)
 
     @property
     def cost(self) -> float:
-        """The release's own mu (Gaussian) or pure epsilon (Laplace); infinite without noise.
+        """The release's mu (Gaussian) or pure epsilon (Laplace), of all parts together.
 
-        Of all parts together, where there are any.
+        It is infinite without noise.
         """
         if not self.noise_multiplier:
             return math.inf
@@ -108,11 +91,8 @@ class Release:
         """The cost of every mechanism that the release consists of: one, or one for each part."""
         if not self.parts or not self.noise_multiplier:
             return (self.cost,)
-        return tuple(
-            chain.from_iterable(
-                repeat(bound / self.noise_multiplier, number) for bound, number in self.parts
-            )
-        )
+        each = (repeat(bound / self.noise_multiplier, number) for bound, number in self.parts)
+        return tuple(chain.from_iterable(each))
 
     @property
     def measure(self) -> str:
@@ -135,31 +115,24 @@ class Release:
 
 
 def release_from_config(config: Any) -> Release:
-    """Return the release that a run document states.
-
-    Raises
-    ------
-    MessageError
-        If it is malformed or out of range.
-    """
+    """Return the release that a run document states, or raise ``MessageError``."""
     if not isinstance(config, Mapping) or set(config) - {"parts"} != _FIELDS:
         raise MessageError("A release must have exactly the fields of a release.")
     blocks, parts = config["blocks"], config.get("parts", [])
-    texts = [config["name"], config["mechanism"], config["norm"]]
+    name, mechanism, norm = texts = [config[key] for key in ("name", "mechanism", "norm")]
     if not isinstance(blocks, list) or not all(isinstance(text, str) for text in texts + blocks):
         raise MessageError("The names of a release and of its blocks must be text.")
     if not isinstance(parts, list) or not all(
         isinstance(part, list) and len(part) == 2 for part in parts
     ):
         raise MessageError("The parts of a release must be pairs of a bound and a number.")
+    multiplier = real_from_text(config["noise_multiplier"])
+    bounds = tuple((real_from_text(bound), number) for bound, number in parts)
     try:
-        return Release(
-            config["name"],
-            config["mechanism"],
-            config["norm"],
-            real_from_text(config["noise_multiplier"]),
-            tuple(blocks),
-            tuple((real_from_text(bound), number) for bound, number in parts),
-        )
+        return Release(name, mechanism, norm, multiplier, tuple(blocks), bounds)
     except ConfigurationError:
         raise MessageError("A release of the run document is out of range.") from None
+
+
+def _wrong(name: str, expected: str, value: Any) -> ConfigurationError:
+    return ConfigurationError(f"The '{name}' of a release must {expected}. Got {value!r} instead.")

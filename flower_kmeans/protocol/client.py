@@ -1,16 +1,18 @@
 """The client's side of the protocol: what it checks, answers and refuses (docs/protocol.md).
 
-A client answers one message at a time from what its session remembers. Whatever is wrong becomes a
-code and nothing else; no refusal depends on records or, apart from the checksum word, on what an
-announced sum opens to.
+A client answers one message at a time from what its session remembers. An error leaves as a code
+and nothing else. No refusal depends on records or, apart from the checksum word, on an opened sum.
+Each part of this file is a step of section 6: open the run, take the slot, follow the entries,
+answer or add, hand over the result.
 """
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -19,93 +21,62 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans import errors
 from flower_kmeans.algorithms.base import Algorithm, Query, State
-from flower_kmeans.domain import Domain, GridRecords, usable_records
+from flower_kmeans.data.domain import GridRecords, usable_records
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import checks, messages, removal, transcript, wire
+from flower_kmeans.protocol import checks, messages, pairs, removal, transcript, vertical, wire
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.committee import Committee, announced_sharing
 from flower_kmeans.protocol.messages import Code, Entry, Request
-from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.replay import followed
+from flower_kmeans.protocol.results import ClientResult, read_result, result_of
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import MAX_SLOTS, Run, UnacceptableRunError, open_run, verify_plan
-from flower_kmeans.protocol.session import ClientSession, LedgerMemory, Memory, Records
+from flower_kmeans.protocol.session import ClientSession, Memory, Records
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, SumError
-from flower_kmeans.secagg.key_agreement import (
-    KEY_BYTES,
-    TAG_BYTES,
-    seal,
-    share_key,
-    sum_share_key,
-    unseal,
-)
+from flower_kmeans.secagg.hashing import H
+from flower_kmeans.secagg.key_agreement import KEY_BYTES, TAG_BYTES
 from flower_kmeans.version import __version__
 
 SOFTWARE = f"flower-kmeans {__version__}"
 # Each time, another process of this node answered another message of the run in the meantime.
 _TRIES = 8
+_MOST_STATES = 4  # clients of one process are rarely in more rounds of more runs at once
+_states: dict[bytes, bytes] = {}
+_lock = Lock()
 log = logging.getLogger("flower_kmeans.client")
 
-Result = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Centroids (k, d) in the user's units, and noisy sizes (k,)."""
+refuse_unless = RefuseError.unless
 Parts = tuple[bytes, ...]
-
-
-@dataclass(frozen=True)
-class ClientResult:
-    """What a client learns from a finished run.
-
-    Attributes
-    ----------
-    centroids : ndarray of shape (n_clusters, n_features), float64
-        In the user's units.
-    counts : ndarray of shape (n_clusters,), float64
-        Noisy cluster sizes of the last round.
-    run : str
-        Identity of the run, 32 hexadecimal digits.
-    """
-
-    centroids: NDArray[np.float64]
-    counts: NDArray[np.float64]
-    run: str
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Client:
     """One client, for any number of messages.
 
-    Parameters
-    ----------
-    policy : ClientPolicy
-        What its operator accepts.
-    state : RecordDict
-        The context's state: the memory that outlives the message where the policy names no ledger.
-    load_records : callable
-        Returns the client's records, an array-like of shape (n, n_features) in the user's units.
-    on_result : callable, optional
-        Called once per run with a `ClientResult`; again on a repeated ``finish`` if it failed, or
-        if the client was interrupted before it had written down that the run is over.
+    ``on_result`` is called once per run; again on a repeated ``finish`` if it failed, or if the
+    client was interrupted before it had written down that the run is over. ``load_ids`` returns the
+    ids of the records, in their order; for vertical runs that compare rows.
     """
 
     policy: ClientPolicy
-    state: RecordDict
-    load_records: Callable[[], ArrayLike]
+    state: RecordDict  # the context's: the memory where the policy names no ledger
+    load_records: Callable[[], ArrayLike]  # of shape (n, n_features), in the user's units
     on_result: Callable[[ClientResult], None] | None = None
+    load_ids: Callable[[], Iterable[object]] | None = None
 
     def handle(self, content: RecordDict) -> RecordDict:
         """Answer one message. Never raises: an error leaves as a code, its text stays here."""
         try:
-            data = wire.from_content(content)
+            reply = self.answer_bytes(wire.from_content(content))
         except Exception as error:
-            return wire.to_content(encode(_refusal(None, error)))
-        return wire.to_content(self.answer_bytes(data))
+            reply = encode(_refusal(None, error))
+        return wire.to_content(reply)
 
     def answer_bytes(self, data: bytes) -> bytes:
         """Answer one encoded message with an encoded reply. Never raises."""
@@ -123,7 +94,8 @@ class Client:
             return _Conversation(self, sessions.ContextMemory(self.state), request).reply()
         with ledgers.Ledger(policy.state_dir) as ledger:
             limit = ledgers.Limit(policy.max_total_epsilon, policy.max_total_delta)
-            memory = LedgerMemory(ledger, limit, policy.state_dir)
+            memory = sessions.LedgerMemory(ledger, limit, policy.state_dir)
+            vertical.erase_ended(policy, ledger)  # what runs that were forgotten left
             for _ in range(_TRIES):
                 with suppress(ledgers.MemoryChangedError):
                     return _Conversation(self, memory, request).reply()
@@ -144,32 +116,31 @@ _CODES: tuple[tuple[type[Exception], Code], ...] = (
 
 def _refusal(request: Request | None, error: Exception) -> messages.Refusal:
     """Return what is sent for an error, and log why; the log holds public values only."""
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), Code.INTERNAL)
-    fields: Mapping[str, Any] = {}
     if isinstance(error, RefuseError):
-        code, fields = error.code, error.fields
+        refusal = error
+    else:
+        codes = (code for kind, code in _CODES if isinstance(error, kind))
+        refusal = RefuseError(next(codes, Code.INTERNAL), str(error))
+    code, what, doc_hash = refusal.code, "a message", None
+    if request is not None:
+        doc_hash = request.doc_hash
+        what = f"'{request.__struct_config__.tag}' of run {doc_hash.hex()[:8]}"
     if code is Code.INTERNAL:
         log.error("A message could not be answered.", exc_info=error)
-    elif request is None:
-        log.warning("Refused a message (%s): %s", code.name, error)
     else:
-        kind, run = request.__struct_config__.tag, request.doc_hash.hex()[:8]
-        cause = error.__cause__ if isinstance(error, RefuseError) else None
-        log.warning("Refused '%s' of run %s (%s): %s", kind, run, code.name, error, exc_info=cause)
-    doc_hash = None if request is None else request.doc_hash
-    return messages.Refusal(code=code, doc_hash=doc_hash, **fields)
+        log.warning("Refused %s (%s): %s", what, code.name, refusal, exc_info=refusal.__cause__)
+    return messages.Refusal(code=code, doc_hash=doc_hash, **refusal.fields)
 
 
 class _Conversation:
     """A client and one message of one run."""
 
-    _run: Run  # these three once there are any
+    _run: Run  # these two once there are any
     _session: ClientSession
-    _pairs: Pairs
 
     def __init__(self, client: Client, memory: Memory, request: Request) -> None:
-        self._client, self._policy, self._memory = client, client.policy, memory
-        self._request, self._doc_hash = request, request.doc_hash
+        self._client, self._policy = client, client.policy
+        self._memory, self._request, self._doc_hash = memory, request, request.doc_hash
         self._loaded: Records | None = None
         self._identity: Identity | None = None
         self._committee: Committee | None = None
@@ -177,119 +148,104 @@ class _Conversation:
 
     def reply(self) -> messages.Reply:
         """Answer the request, and keep what the session learned from it, also if it is refused."""
-        handlers: Mapping[type[Request], Callable[..., messages.Reply]] = {
-            messages.Enrol: self._enrol,
-            messages.Keys: self._keys,
-            messages.Ask: self._ask,
-            messages.Add: self._add,
-            messages.Finish: self._finish,
-        }
+        request, session = self._request, self._memory.load(self._doc_hash)
         try:
-            return handlers[type(self._request)](self._request)
+            if session is not None and session.over == sessions.DELIVERED:
+                # The reply to the last request was lost: there is nothing left to compute it from.
+                if isinstance(request, messages.Finish):
+                    return messages.Finished(doc_hash=self._doc_hash)
+                if isinstance(request, messages.Turn):
+                    return vertical.repeated(request, session)
+            if isinstance(request, messages.Abort):
+                return self._abort(session)
+            self._open(session)
+            answer = getattr(self, f"_{request.__struct_config__.tag}")
+            reply: messages.Reply = answer(request)
+            return reply
+        except RefuseError as refusal:
+            if refusal.code is Code.RENEW:
+                refusal.fields = self._public_values()
+            raise
         finally:
             if hasattr(self, "_session"):
                 self._memory.save(self._doc_hash, self._session)
 
-    # ------------------------------------------------------------------ documents, sessions
+    # ------------------------------------------------------------------ the run and its session
 
-    def _enrol(self, request: messages.Enrol) -> messages.Enrolled:
-        self._resume(request.doc)
-        ledger, public = self._policy.state_dir is not None, self._public()
-        return messages.Enrolled(
-            doc_hash=self._doc_hash, **public, ledger=ledger, software=SOFTWARE
-        )
-
-    def _public(self) -> dict[str, bytes]:
-        """Return the session's public values, as an enrolment and a renewal hold them."""
-        return {
-            "commitment": self._session.commitment,
-            "static": self._pairs.static,
-            "public_key": self._pairs.public_key,
-            "tags": self._pairs.tags(self._run.document.epoch),
-        }
-
-    def _renewed(self) -> RefuseError:
-        return RefuseError(Code.RENEW, fields=self._public())
-
-    def _resume(self, doc: bytes, otherwise: Code = Code.NEED) -> None:
+    def _open(self, session: ClientSession | None) -> None:
         """Take up the session of a run, or begin one if the document is there."""
-        session = self._memory.load(self._doc_hash)
+        request = self._request
         checks.require_not_over(session)
-        if session is None and not doc:
-            raise RefuseError(otherwise)
-        self._accept(doc if session is None else session.document, is_new=session is None)
-        if session is None or not self._is_committed(session):
-            session = self._begin(session)
-        self._go_on(session)
-
-    def _go_on(self, session: ClientSession) -> None:
+        document = session.document if session else getattr(request, "doc", b"")
+        # A key distributor that lost its memory is of no use: the server asks the next one.
+        lacks = Code.STALE if isinstance(request, messages.Keys) else Code.NEED
+        refuse_unless(bool(document), lacks)
+        self._accept(document, is_new=session is None)
+        # The last message reads no records: they may be gone, and nothing is answered from them.
+        if session is None or not isinstance(request, messages.Finish):
+            session = self._current(session)
         self._session = session
-        self._pairs = Pairs(self._doc_hash, session, self._identity)
 
     def _accept(self, data: bytes, *, is_new: bool) -> None:
         """Compare a run with the policy of this moment: its operator may have tightened it."""
         checks.require_hash(data, self._doc_hash)
-        run = open_run(data)
-        checks.require_policy(self._policy, run)
-        if is_new:
+        self._run = open_run(data)
+        checks.require_kind(self._request, self._run)
+        checks.require_policy(self._policy, self._run)
+        if is_new:  # a calibration takes long, and the session keeps the document
             verify_plan(data)
-        if run.document.keys == "roster":
+            self._run.algorithm.require_packages()
+        if self._run.document.keys == "roster":
             try:
                 self._identity = self._policy.read_identity()
             except errors.ConfigurationError as error:
                 raise RefuseError(Code.KEY, str(error)) from None
-        checks.require_roster(self._identity, run.document)
-        checks.require_room(self._memory, run)
-        self._run = run
+        checks.require_roster(self._identity, self._run.document)
+        self._memory.require_room(self._run.doc_hash, self._run.price)
 
-    def _begin(self, former: ClientSession | None) -> ClientSession:
-        """Begin a session for a client that lost its memory, or whose records changed."""
-        n_sessions = 1 if former is None else former.n_sessions + 1
-        if former is not None:
-            Pairs(self._doc_hash, former, self._identity).forget()
-        try:
-            checks.require_few_sessions(n_sessions)
-        except RefuseError:
-            self._memory.save(self._doc_hash, ClientSession(over=sessions.SPENT))
-            raise
-        session = ClientSession.begin(self._doc_hash, self._run.data, n_sessions)
-        session.commitment = ZERO
-        if self._run.trust.commits_to_records:
-            session.digest = transcript.data_digest(self._records())
-            session.commitment = self._commitment(session, session.digest)
-        self._memory.save(self._doc_hash, session)
-        if self._copies_records:
+    @cached_property
+    def _pairs(self) -> pairs.Pairs:
+        return pairs.Pairs(self._doc_hash, self._session, self._identity)
+
+    def _current(self, session: ClientSession | None) -> ClientSession:
+        """Return the session, or a new one if it is not of these records and this software."""
+        # One mask must not cover two vectors. Shares of another vector have other polynomials.
+        if not self._run.trust.commits_to_records:
+            return session or self._begun(None, b"")
+        copies = self._policy.copy_records
+        if session is not None and copies and self._is_of(session, session.digest):
+            # A copy has the session's commitment in its name, so it is not hashed again.
+            self._loaded = self._memory.load_records(self._doc_hash, session)
+            if self._loaded is not None:
+                return session
+        digest = transcript.data_digest(self._records())
+        if session is None or not self._is_of(session, digest):
+            session = self._begun(session, digest)
+        if copies:
             self._memory.save_records(self._doc_hash, session, self._records())
         return session
 
-    # ------------------------------------------------------------------ records
-
-    @property
-    def _copies_records(self) -> bool:
-        return self._run.trust.commits_to_records and self._policy.copy_records
-
-    def _is_committed(self, session: ClientSession) -> bool:
-        """Return whether records and software are those that the session committed to.
-
-        A copy has the session's commitment in its name, so it is not hashed again.
-        """
-        if not self._run.trust.commits_to_records:
-            return True
-        if self._copies_records and checks.is_committed(
-            session, self._commitment(session, session.digest)
-        ):
-            self._loaded = self._memory.load_records(self._doc_hash, session)
-            if self._loaded is not None:
-                return True
-        digest = transcript.data_digest(self._records())
-        if not checks.is_committed(session, self._commitment(session, digest)):
-            return False
-        if self._copies_records:  # the copy was lost
-            self._memory.save_records(self._doc_hash, session, self._records())
-        return True
+    def _is_of(self, session: ClientSession, digest: bytes) -> bool:
+        return checks.is_committed(session, self._commitment(session, digest))
 
     def _commitment(self, session: ClientSession, digest: bytes) -> bytes:
         return transcript.commitment(session.secret, self._doc_hash, SOFTWARE.encode(), digest)
+
+    def _begun(self, former: ClientSession | None, digest: bytes) -> ClientSession:
+        """Return a session for a client that lost its memory, or whose records changed."""
+        n_sessions = 1 if former is None else former.n_sessions + 1
+        if n_sessions > 1:
+            pairs.forget()  # secrets of a session do not outlive it
+        try:
+            checks.require_few_sessions(n_sessions)
+        except RefuseError:  # each session shows the server that a record changed
+            self._memory.save(self._doc_hash, ClientSession(over=sessions.SPENT))
+            raise
+        session = ClientSession.begin(self._doc_hash, self._run.data, n_sessions)
+        session.digest = digest
+        session.commitment = self._commitment(session, digest) if digest else ZERO
+        self._memory.save(self._doc_hash, session)
+        return session
 
     def _records(self) -> Records:
         """Return the checked records, which are loaded once per message at most."""
@@ -310,19 +266,35 @@ class _Conversation:
         self._loaded = records
         return records
 
-    # ------------------------------------------------------------------ group keys
+    # ------------------------------------------------------------------ enrolment, keys
+
+    def _enrol(self, _: messages.Enrol) -> messages.Enrolled | messages.Joined:
+        if self._run.trust.is_vertical:
+            return self._party().join(SOFTWARE)
+        ledger = self._policy.state_dir is not None
+        own = self._public_values()
+        return messages.Enrolled(doc_hash=self._doc_hash, **own, ledger=ledger, software=SOFTWARE)
+
+    def _public_values(self) -> dict[str, Any]:
+        """Return the session's public values, as an enrolment and a renewal hold them."""
+        return {
+            "commitment": self._session.commitment,
+            "static": self._pairs.static,
+            "public_key": self._pairs.public_key,
+            "tags": self._pairs.tags(self._run.document.epoch),
+        }
 
     def _keys(self, request: messages.Keys) -> messages.Wrapped:
-        self._resume(b"", otherwise=Code.STALE)
         checks.require_peers(self._policy, self._run, request.peers, self._pairs.public_key)
         envelopes = self._wrap(request.peers)
-        if sum(map(bool, envelopes)) < self._run.document.min_clients:
-            raise RefuseError(Code.KEY, "Too few peers have the tags of their owners.")
+        are_enough = sum(map(bool, envelopes)) >= self._run.document.min_clients
+        refuse_unless(are_enough, Code.KEY, "Too few peers have the tags of their owners.")
         return messages.Wrapped(doc_hash=self._doc_hash, envelopes=envelopes)
 
     def _wrap(self, peers: tuple[messages.Peer, ...]) -> Parts:
         session = self._session
         checks.require_distinct(peers)
+        # Drawn once per session: clients with another one would be left out of the sum.
         if not session.group_secret and not session.drawn_secret:
             session.drawn_secret = token(KEY_BYTES)
         return self._pairs.wrap(session.group_secret or session.drawn_secret, peers)
@@ -330,57 +302,50 @@ class _Conversation:
     def _take_group_key(self, wrap: messages.Wrap | None) -> None:
         """Take the run's group key; another one only before the first entry."""
         session = self._session
-        if session.group_secret and (wrap is None or session.head > 0):
-            return
         if wrap is None:
-            raise RefuseError(Code.NEED)
-        try:
-            session.group_secret = self._pairs.unwrap(wrap)
-        except MessageError as error:
-            raise RefuseError(Code.KEY, str(error)) from None
+            refuse_unless(bool(session.group_secret), Code.NEED)
+        elif not session.group_secret or session.head == 0:
+            try:
+                session.group_secret = self._pairs.unwrap(wrap)
+            except MessageError as error:
+                raise RefuseError(Code.KEY, str(error)) from None
 
     @property
     def _group_key(self) -> bytes:
         secret = self._session.group_secret
         return key_agreement.group_key(secret, self._doc_hash) if secret else b""
 
-    # ------------------------------------------------------------------ what ask and add share
+    # ------------------------------------------------------------------ slot, context
 
     def _take_slot(self, request: messages.Located) -> None:
         """Check the attempt, and the client's slot in its cohort and committee."""
-        run, session = self._run, self._session
+        run, session, slot, own = self._run, self._session, request.slot, self._pairs
         checks.require_attempt(run.document, request.t, request.attempt)
-        checks.require_cohort_size(self._policy, run.document, request.n_slots)
-        if request.n_slots > MAX_SLOTS:
-            raise MessageError(f"Expected at most {MAX_SLOTS} slots.")
+        checks.require_crowd(self._policy, run.document, request.n_slots, "slots in the cohort")
+        # Paths and bitmaps are as long as the number that is announced.
+        refuse_unless(request.n_slots <= MAX_SLOTS, Code.BAD_MESSAGE, "Expected fewer slots.")
         if not run.trust.is_protected:
             return
-        pairs, slot = self._pairs, request.slot
         checks.require_own_slot(self._identity, slot, request.n_slots)
-        leaf = transcript.leaf(slot, session.commitment, pairs.static, pairs.public_key)
-        if not checks.is_in_cohort(leaf, slot, request.n_slots, request.path, request.root):
-            raise self._renewed()
+        leaf = transcript.leaf(slot, session.commitment, own.static, own.public_key)
+        checks.require_leaf(leaf, slot, request.n_slots, request.path, request.root)
         checks.require_one_slot(session, slot)
         session.slot = slot
         committee = Committee.decode(request.committee, request.n_slots, run.document.max_colluders)
         checks.require_committee(committee, self._identity, run.document)
-        own = committee.position_of(slot)
-        if own is not None and committee.public_keys[own] != pairs.public_key:
-            raise self._renewed()
+        position = committee.position_of(slot)
+        # Of a session before this one: what others seal for it, this one cannot open.
+        is_own = position is None or committee.public_keys[position] == own.public_key
+        refuse_unless(is_own, Code.RENEW)
         self._committee, self._sharing = committee, checks.require_sharing(committee, run)
 
-    def _round_context(self, request: messages.Located, h: bytes, tag: bytes) -> bytes:
+    def _sums(self, request: messages.Located, h: bytes, tag: bytes) -> SumContext:
+        """Return what the sum of an attempt depends on, its context first."""
         com = ZERO if self._committee is None else self._committee.digest
-        t, attempt = request.t, request.attempt
-        return transcript.round_context(
-            self._doc_hash, t, attempt, request.n_slots, request.root, com, h, tag
-        )
-
-    def _sums(
-        self, digest: bytes, of: Entry | messages.Located, sharing: Sharing | None
-    ) -> SumContext:
-        n_words = self._run.document.words[of.t - 1]
-        return SumContext(digest, n_words, of.n_slots, self._group_key, sharing)
+        t, n_slots, n_words = request.t, request.n_slots, self._run.document.words[request.t - 1]
+        cohort = n_slots, request.root, com
+        context = transcript.round_context(self._doc_hash, t, request.attempt, *cohort, h, tag)
+        return SumContext(context, n_words, n_slots, self._group_key, self._sharing)
 
     # ------------------------------------------------------------------ entries
 
@@ -399,65 +364,59 @@ class _Conversation:
 
     def _follow(self, entries: tuple[Entry, ...]) -> None:
         """Follow the entries that the session lacks."""
-        for entry in entries:
-            if not checks.is_followed(self._session, entry):
-                self._accept_entry(entry)
-
-    def _accept_entry(self, entry: Entry) -> None:
         session, document = self._session, self._run.document
-        if entry.t > session.head + 1 or not session.group_secret:
-            raise RefuseError(Code.NEED)
-        if entry.t > document.rounds or entry.attempt > document.max_attempts:
-            raise MessageError("An entry belongs to no round of the run.")
-        # The transcript's hash covers one of them: the other would be different for each client.
-        if entry.words if self._run.trust.has_committee else entry.shares:
-            raise MessageError("An entry holds the sum of another trust model.")
-        survivors = transcript.unpack_survivors(entry.survivors, min(entry.n_slots, MAX_SLOTS))
-        checks.require_crowd(self._policy, document, int(survivors.sum()))
-        query = encode_arrays(dict(self._run.algorithm.query(self._state()).arrays))
-        checks.require_same_query(entry, self._query_tag(entry.t, session.h, query))
-        context = transcript.entry_context(self._doc_hash, session.h, entry)
-        session.state = followed(
-            session, self._group_key, encode(entry), lambda: self._opened(entry, survivors, context)
-        )
-        session.h = transcript.next_hash(session.h, context, entry)
-        session.head = entry.t
+        for entry in entries:
+            if checks.is_followed(session, entry):
+                continue
+            refuse_unless(entry.t <= session.head + 1 and bool(session.group_secret), Code.NEED)
+            is_one = entry.t <= document.rounds and entry.attempt <= document.max_attempts
+            # The transcript's hash covers one of them: the other would differ among clients.
+            other = entry.words if self._run.trust.has_committee else entry.shares
+            reason = "An entry is of no round of the run, or holds the sum of another trust model."
+            refuse_unless(is_one and not other, Code.BAD_MESSAGE, reason)
+            survivors = transcript.unpack_survivors(entry.survivors, min(entry.n_slots, MAX_SLOTS))
+            n_survivors = int(survivors.sum())
+            checks.require_crowd(self._policy, document, n_survivors, "survivors of a sum")
+            query = encode_arrays(dict(self._run.algorithm.query(self._state()).arrays))
+            checks.require_same_query(entry, self._query_tag(entry.t, session.h, query))
+            context = transcript.entry_context(self._doc_hash, session.h, entry)
+            opened = partial(self._opened, entry, survivors, context)
+            session.state = followed(session, self._group_key, encode(entry), opened)
+            session.h = transcript.next_hash(session.h, context, entry)
+            session.head, session.n_answers = entry.t, n_survivors
 
     def _opened(self, entry: Entry, survivors: NDArray[np.bool_], context: bytes) -> bytes:
         """Return the state after an entry, from what its sum opens to."""
-        algorithm, total = self._run.algorithm, self._run.trust.sum
-        colluders = self._run.document.max_colluders
-        sharing = announced_sharing(total, entry.n_slots, colluders, entry.packing)
-        sums = self._sums(context, entry, sharing)
-        combined = {0: entry.words} if sharing is None else self._sum_shares(entry, sums, sharing)
-        opened = total.open(combined, survivors, sums).vector
+        run, key, n_slots = self._run, self._group_key, entry.n_slots
+        colluders, n_words = run.document.max_colluders, run.document.words[entry.t - 1]
+        sharing = announced_sharing(run.trust.sum, n_slots, colluders, entry.packing)
+        combined = {} if sharing else {0: entry.words}
+        for position, sealed in entry.shares:
+            if sharing and position < sharing.n_positions:
+                share_key = key_agreement.sum_share_key(key, context, position, entry.survivors)
+                # A share that does not open costs its member: enough others may be left.
+                with suppress(MessageError):
+                    combined[position] = key_agreement.unseal(share_key, sealed, context)
+        # From here on nothing that is refused may depend on the sum, but for its checksum word.
+        sums = SumContext(context, n_words, n_slots, key, sharing)
+        opened = run.trust.sum.open(combined, survivors, sums).vector
         n_survivors = int(survivors.sum())
         checks.require_checksum(opened, n_survivors)
-        answered = n_survivors / entry.n_slots
-        state = self._state()
-        state = algorithm.update(state, algorithm.unflatten(opened[:-1], entry.t, answered))
-        return encode_arrays(dict(state.arrays))
-
-    def _sum_shares(self, entry: Entry, sums: SumContext, sharing: Sharing) -> dict[int, bytes]:
-        """Return the sum-shares of an entry that open, by their positions."""
-        found = {}
-        for position, sealed in entry.shares:
-            if position < sharing.n_positions:
-                key = sum_share_key(sums.group_key, sums.digest, position, entry.survivors)
-                with suppress(MessageError):
-                    found[position] = unseal(key, sealed, sums.digest)
-        return found
+        answer = run.algorithm.unflatten(opened[:-1], entry.t, n_survivors / n_slots, n_survivors)
+        return encode_arrays(dict(run.algorithm.update(self._state(), answer).arrays))
 
     # ------------------------------------------------------------------ answers
 
     def _ask(self, request: messages.Ask) -> messages.Answer:
-        self._resume(request.doc)
         run, session, t = self._run, self._session, request.t
         self._take_slot(request)
+        is_blind, extras = run.trust.is_blind, request.entries or request.peers or request.wrap_for
+        reason = "Expected a query, and nothing else, exactly from a server that sees the sums."
         envelopes: Parts = ()
-        if run.trust.is_blind:
-            if request.query is not None:
-                raise MessageError("Expected no query where clients compute it.")
+        is_expected = is_blind if request.query is None else not (is_blind or extras)
+        refuse_unless(is_expected, Code.BAD_MESSAGE, reason)
+        if request.query is None:
+            # With a committee the query of round 1 is public, and keys are on their way.
             if not run.trust.has_committee or t > 1 or request.wrap_for is not None:
                 self._take_group_key(request.wrap_for)
             if request.peers:
@@ -467,35 +426,32 @@ class _Conversation:
             query = run.algorithm.query(self._state())
             h, asked = session.h, encode_arrays(dict(query.arrays))
         else:
-            if request.query is None or request.entries or request.peers or request.wrap_for:
-                raise MessageError("Expected a query, and no entries, from a server that asks.")
             h, asked = ZERO, request.query
             query = Query(t, decode_arrays(asked))
-            checks.require_range(run.algorithm, query)
+            run.algorithm.check_query(query)  # the noise covers queries in range only
         tag = self._query_tag(t, h, asked)
-        context = self._round_context(request, h, tag)
+        sums = self._sums(request, h, tag)
+        # Before anything is computed from records: these refusals do not depend on them.
         last = self._memory.last_answer(self._doc_hash)
         checks.require_not_stale(last, t)
         checks.require_attempt_order(last, t, request.attempt)
-        vector = self._vector(query, context)
-        parts = self._protected(request, context, vector)
+        vector = self._vector(query, sums.digest)
+        parts = self._protected(request, sums, vector)
         digest = hashlib.sha256(b"".join(parts)).digest()
-        answer = sessions.LastAnswer(t, request.attempt, context, digest)
+        answer = sessions.LastAnswer(t, request.attempt, sums.digest, digest)
         checks.require_one_answer(last, answer)
-        session.answered = context + vector.astype("<i8").tobytes()
-        self._memory.answer(self._doc_hash, answer, run.price, session)
+        # Not before the check: a refused query would replace what was answered.
+        session.answered = sums.digest + vector.astype("<i8").tobytes()
+        self._memory.answer(self._doc_hash, answer, run.price, session)  # charged before it is sent
         words, sealed = (b"", parts) if run.trust.has_committee else (parts[0], ())
         return messages.Answer(
             doc_hash=self._doc_hash, tag=tag, words=words, sealed=sealed, envelopes=envelopes
         )
 
     def _vector(self, query: Query, context: bytes) -> Integers:
-        """Return one client's integers for a round: statistic, noise share, checksum word.
-
-        A repeated request gets the vector of the first one, so it cannot show whether records
-        changed in the meantime.
-        """
+        """Return one client's integers for a round: statistic, noise share, checksum word."""
         run, algorithm, session = self._run, self._run.algorithm, self._session
+        # A repeated request cannot show whether records changed in the meantime.
         if session.answered[: len(context)] == context:
             return np.frombuffer(session.answered[len(context) :], dtype="<i8").astype(np.int64)
         grid = GridRecords(self._records(), algorithm.domain, algorithm.fraction_bits)
@@ -504,144 +460,146 @@ class _Conversation:
             vector = vector + removal.client_noise(run, query.round, session.secret, context)
         return np.append(vector, np.int64(1))
 
-    def _protected(self, request: messages.Ask, context: bytes, vector: Integers) -> Parts:
+    def _protected(self, request: messages.Ask, sums: SumContext, vector: Integers) -> Parts:
         """Return a vector as it leaves the client: one part, or one for each position."""
-        sums = self._sums(context, request, self._sharing)
         parts = removal.protect(self._run, vector, sums, request.slot, self._session.secret)
-        committee = self._committee
+        committee, context, tags = self._committee, sums.digest, request.tags
         if committee is None or not self._run.trust.has_committee:
             return parts
-        n_tags = len(committee.slots) if self._identity is not None else 0
-        if len(request.tags) != TAG_BYTES * n_tags:
-            raise MessageError("Expected a tag for each position of the committee.")
-        pairs, sealed = self._pairs, []
+        size = TAG_BYTES * len(committee.slots) if self._identity else 0
+        refuse_unless(len(tags) == size, Code.BAD_MESSAGE, "Expected a tag for each position.")
+        sealed, own_key = [], self._pairs.public_key
+        share_key = key_agreement.share_keys(context)
         members = zip(committee.slots, committee.public_keys, parts, strict=True)
-        for position, (slot, member, part) in enumerate(members):
-            tag = request.tags[TAG_BYTES * position : TAG_BYTES * (position + 1)]
-            try:
-                shared = pairs.secret(slot, member, tag) if member else b""
-            except MessageError:  # it costs that member the share, and not this client the answer
-                shared = b""
-            if shared:
-                key = share_key(shared, context, request.slot, position, pairs.public_key, member)
-                part = seal(key, part, context)
-            sealed.append(part if shared else b"")
+        for position, (slot, other, part) in enumerate(members):
+            tag = tags[TAG_BYTES * position : TAG_BYTES * (position + 1)]
+            shared = self._pairs.secret_or_empty(slot, other, tag)
+            key = share_key(shared, request.slot, position, own_key, other)
+            sealed.append(key_agreement.seal(key, part, context) if shared else b"")
         return tuple(sealed)
 
     # ------------------------------------------------------------------ sum-shares
 
     def _add(self, request: messages.Add) -> messages.Added:
-        self._resume(request.doc)
         run, session = self._run, self._session
-        if not run.trust.has_committee:
-            raise RefuseError(Code.POLICY, "Expected to add where a committee does.")
+        refuse_unless(run.trust.has_committee, Code.POLICY, "Expected to add in a committee.")
         self._take_slot(request)
-        committee = self._committee
-        position = None if committee is None else committee.position_of(request.slot)
+        position = self._committee.position_of(request.slot) if self._committee else None
         if position is None:
             raise RefuseError(Code.POLICY, "Expected to add as a member of the committee.")
         survivors = transcript.unpack_survivors(request.survivors, request.n_slots)
         dealers = np.flatnonzero(survivors).tolist()
-        n_keys, rest = divmod(len(request.public_keys), KEY_BYTES)
-        if not len(request.sealed) == n_keys == len(dealers) or rest:
-            raise MessageError("Expected one key and one share of each survivor.")
-        checks.require_add_crowd(self._policy, run.document, len(dealers))
+        counts = {len(dealers), len(request.sealed), len(request.public_keys) / KEY_BYTES}
+        refuse_unless(len(counts) == 1, Code.BAD_MESSAGE, "Expected a key and share per survivor.")
+        checks.require_crowd(self._policy, run.document, len(dealers), "survivors to add")
         if run.trust.is_blind:
             self._take_group_key(request.wrap_for)
             checks.require_add_history(session, request.t, request.h)
-        elif request.h != ZERO:
-            raise MessageError("Expected no history where the server asks.")
-        context = self._round_context(request, request.h, request.tag)
-        variant = transcript.variant_hash(
-            context, request.survivors, request.public_keys, request.sealed
-        )
-        vote = sessions.LastVote(request.t, variant)
+        else:
+            refuse_unless(request.h == ZERO, Code.BAD_MESSAGE, "Expected no history.")
+        sums = self._sums(request, request.h, request.tag)
+        parts = request.survivors, request.public_keys, request.sealed
+        # The votes of a round count together, whatever the attempt: one sum opens.
+        vote = sessions.LastVote(request.t, transcript.variant_hash(sums.digest, *parts))
         last = self._memory.last_vote(self._doc_hash)
         checks.require_one_vote(last, vote)
         checks.require_no_later_vote(last, request.t)
-        sums = self._sums(context, request, self._sharing)
-        shares = self._shares(request, dealers, position, context)
+        shares = self._shares(request, dealers, position, sums.digest)
         try:
             share = removal.combine(run, shares, sums, len(dealers))
-        except PartError as error:
-            raise _named(dealers[error.index]) from None
+        except PartError as error:  # a client that names a dealer has not voted
+            slot = dealers[error.index]
+            raise RefuseError(Code.KEY, f"The share of slot {slot} is false.", slot=slot) from None
         self._memory.vote(self._doc_hash, vote, session)
-        if not run.trust.is_blind:
-            return messages.Added(doc_hash=self._doc_hash, share=share)
-        key = sum_share_key(sums.group_key, context, position, request.survivors)
-        share = seal(key, share, context)
-        key_id = key_agreement.key_id(sums.group_key, self._doc_hash)
+        key_id = b""
+        if run.trust.is_blind:
+            group, bitmap = sums.group_key, request.survivors
+            key = key_agreement.sum_share_key(group, sums.digest, position, bitmap)
+            share = key_agreement.seal(key, share, sums.digest)
+            key_id = key_agreement.key_id(group, self._doc_hash)
         return messages.Added(doc_hash=self._doc_hash, share=share, key_id=key_id)
 
     def _shares(
         self, request: messages.Add, dealers: list[int], position: int, context: bytes
     ) -> Iterator[bytes]:
-        """Yield the dealers' shares for this member's position."""
-        pairs = self._pairs
+        """Yield the dealers' shares for this member's position; a `PartError` for a bad seal."""
+        own_key, share_key = self._pairs.public_key, key_agreement.share_keys(context)
         for n, (dealer, sealed) in enumerate(zip(dealers, request.sealed, strict=True)):
-            public_key = request.public_keys[KEY_BYTES * n : KEY_BYTES * (n + 1)]
+            other = request.public_keys[KEY_BYTES * n : KEY_BYTES * (n + 1)]
             try:
-                shared = pairs.secret(dealer, public_key)
-                key = share_key(shared, context, dealer, position, public_key, pairs.public_key)
-                share = unseal(key, sealed, context)
+                shared = self._pairs.secret(dealer, other)
+                key = share_key(shared, dealer, position, other, own_key)
+                share = key_agreement.unseal(key, sealed, context)
             except MessageError:
-                raise _named(dealer) from None
+                raise PartError(n) from None
             yield share
 
     # ------------------------------------------------------------------ results
 
     def _finish(self, request: messages.Finish) -> messages.Finished:
-        former = self._memory.load(self._doc_hash)
-        if former is None:
-            raise RefuseError(Code.NEED)
-        if former.over != sessions.DELIVERED:  # else a repeated request
-            checks.require_not_over(former)
-            self._accept(former.document, is_new=False)
-            self._go_on(former)
-            if self._deliver(self._result(request)):
-                self._pairs.forget()
-                self._session.end(sessions.DELIVERED)
+        if self._deliver(self._result(request)):
+            pairs.forget()
+            self._session.end(sessions.DELIVERED)
         return messages.Finished(doc_hash=self._doc_hash)
 
-    def _result(self, request: messages.Finish) -> Result | None:
+    def _result(self, request: messages.Finish) -> ClientResult | None:
         """Return the result that follows from the entries, or that the server sends."""
-        run = self._run
-        if not run.trust.is_blind:
-            if request.result is None:
-                raise MessageError("Expected a result from a server that sees the sums.")
-            return read_result(run.algorithm, request.result)
-        if request.result is not None:
-            raise MessageError("Expected no result from a server that sees no sum.")
+        run, result = self._run, request.result
+        is_expected = (result is None) == run.trust.is_blind
+        refuse_unless(is_expected, Code.BAD_MESSAGE, "Expected a result where a server sees sums.")
+        if result is not None:
+            return read_result(run, result)
         self._take_group_key(request.wrap_for)
         self._follow(request.entries)
-        if self._session.head != run.document.rounds:
-            raise RefuseError(Code.NEED)
+        refuse_unless(self._session.head == run.document.rounds, Code.NEED)
         state = self._state()
-        for note in run.algorithm.notes(state):
-            _warn(run.document.run.hex(), note)
-        centroids, counts = run.algorithm.centroids(state), run.algorithm.counts(state)
-        return None if centroids is None or counts is None else (centroids, counts)
+        for warning in run.algorithm.warnings(state):
+            _warn(run.document.run.hex(), warning)
+        return result_of(run, state, removal.noise_factor(run, self._session.n_answers))
 
-    def _deliver(self, result: Result | None) -> bool:
+    def _deliver(self, result: ClientResult | None) -> bool:
         """Hand the result to its keeper; return whether that is done and secrets may be erased."""
-        run = self._run.document.run.hex()
+        run, on_result = self._run.document.run.hex(), self._client.on_result
         if result is None:
             return True
-        if self._client.on_result is None:
+        if on_result is None:
             log.warning("Run %s has a result, but no on_result keeps it.", run)
             return True
         try:
-            self._client.on_result(ClientResult(*result, run))
+            on_result(result)
         except BaseException:  # the reply must not show anything about the result
-            log.exception("on_result failed; it is called again if the server repeats 'finish'.")
+            log.exception("on_result failed; it is called again if the last request is repeated.")
             return False
         return True
 
+    # ------------------------------------------------------------------ vertical runs
 
-def _named(dealer: int) -> RefuseError:
-    """Return the refusal that names a dealer. A client that names one has not voted."""
-    reason = f"The share of slot {dealer} does not open."
-    return RefuseError(Code.KEY, reason, {"slot": dealer})
+    def _party(self) -> vertical.VerticalParty:
+        return vertical.VerticalParty(
+            self._run,
+            self._memory,
+            self._session,
+            self._pairs,
+            self._policy,
+            self._identity,
+            self._client.load_records,
+            self._client.load_ids,
+            lambda data: self._deliver(read_result(self._run, data)),
+        )
+
+    def _turn(self, request: messages.Turn) -> messages.Sent:
+        return self._party().take(request)
+
+    def _abort(self, session: ClientSession | None) -> messages.Sent:
+        if session is not None and not session.over:
+            checks.require_kind(self._request, open_run(session.document))
+            with suppress(RefuseError):  # of a policy that was tightened
+                self._accept(session.document, is_new=False)
+            pairs.forget()
+            session.end(sessions.FORGOTTEN)
+            self._session = session
+        vertical.erase(self._policy, self._doc_hash)
+        return messages.Sent(doc_hash=self._doc_hash)
 
 
 @lru_cache(maxsize=8)
@@ -650,36 +608,23 @@ def _initial_state(algorithm: Algorithm) -> State:
 
 
 @lru_cache(maxsize=64)
-def _warn(run: str, note: str) -> None:
+def _warn(run: str, warning: str) -> None:
     """Log what a blind server cannot report, once for all clients of a process."""
-    log.warning("Run %s: %s", run, note)
+    log.warning("Run %s: %s", run, warning)
 
 
-def read_result(algorithm: Algorithm, data: bytes) -> Result:
-    """Read the result that a server sends.
+def followed(
+    session: ClientSession, group_key: bytes, entry: bytes, follow: Callable[[], bytes]
+) -> bytes:
+    """Return the state after an encoded entry: what ``follow`` returns, unless it raises.
 
-    Raises
-    ------
-    MessageError
-        If the bytes are no result of the run: wrong names, types or sizes, not finite, or outside
-        of the domain by more than one step of its grid.
+    Opening a sum may take a second, so one client of a process does it for all that follow the same
+    transcript. The session's hash names the run and all entries before.
     """
-    arrays = decode_arrays(data)
-    k, d = algorithm.n_clusters, algorithm.domain.n_features
-    found = {name: (array.dtype, array.shape) for name, array in arrays.items()}
-    kind = np.dtype(np.float64)
-    if found != {"centroids": (kind, (k, d)), "counts": (kind, (k,))}:
-        raise MessageError("The result of a run has the wrong names, types or sizes.")
-    if not _lie_within(algorithm.domain, arrays["centroids"], 2.0**-algorithm.fraction_bits):
-        raise MessageError("The result of a run lies outside of its domain.")
-    return arrays["centroids"], arrays["counts"]
-
-
-def _lie_within(domain: Domain, points: NDArray[np.float64], step: float) -> bool:
-    """Return whether points (k, d) are in the domain, up to a step of it and to rounding."""
-    origin = np.zeros((1, domain.n_features))
-    with np.errstate(over="ignore", invalid="ignore"):
-        nearest = domain.from_unit(domain.to_unit(points))
-        slack = np.abs(domain.from_unit(origin + step) - domain.from_unit(origin))
-        slack = slack + 4 * np.spacing(np.maximum(np.abs(points), np.abs(nearest)))
-        return bool((np.abs(points - nearest) <= slack).all())
+    key = H(b"followed", session.h, group_key, entry, session.state)
+    with _lock:  # clients in other threads wait for the first one's
+        if key not in _states:
+            _states[key] = follow()
+            if len(_states) > _MOST_STATES:
+                del _states[next(iter(_states))]
+        return _states[key]

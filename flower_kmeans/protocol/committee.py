@@ -5,6 +5,7 @@ beacon that nobody chose, so that few colluders are in it except with a probabil
 """
 
 import math
+import struct
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -18,7 +19,7 @@ from flower_kmeans.secagg.shares import SharedSum
 MAX_POSITIONS = 64
 _FAILURE_BITS = 40
 _ABSENT = bytes(KEY_BYTES)
-_ROW_BYTES = 4 + KEY_BYTES
+_ROW = struct.Struct(f"<I{KEY_BYTES}s")  # a slot, and a key that is filled up with zeros
 
 
 @lru_cache(maxsize=64)
@@ -30,6 +31,7 @@ def corrupt_positions(n_slots: int, max_colluders: int) -> int:
     """
     if n_slots <= MAX_POSITIONS:
         return max_colluders
+    # The tail is summed from its end, so the first term that is too much gives the answer.
     colluders = min(max_colluders, n_slots)
     draws, above = math.comb(n_slots, MAX_POSITIONS), 0
     for corrupt in range(min(MAX_POSITIONS, colluders), 0, -1):
@@ -40,7 +42,6 @@ def corrupt_positions(n_slots: int, max_colluders: int) -> int:
     return 1
 
 
-@lru_cache(maxsize=8)
 def roster_digest(keys: tuple[bytes, ...], beacon: bytes) -> bytes:
     """Return the digest of a roster's public keys, ordered by slot, and its beacon."""
     return H(b"roster", beacon, *keys)
@@ -48,65 +49,43 @@ def roster_digest(keys: tuple[bytes, ...], beacon: bytes) -> bytes:
 
 @lru_cache(maxsize=8)
 def drawn(keys: tuple[bytes, ...], beacon: bytes, epoch: int) -> tuple[int, ...]:
-    """Return the slots, ascending, of one of the 16 committees of a roster, by its keys' slots.
-
-    The beacon is a public random value that was fixed after all keys were.
-    """
+    """Return the slots, ascending, of one of the 16 committees of a roster."""
     digest = roster_digest(keys, beacon)
-    order = sorted(
-        range(len(keys)), key=lambda slot: H(b"committee", digest, u32(epoch), keys[slot])
-    )
+    order = sorted(range(len(keys)), key=lambda i: H(b"committee", digest, u32(epoch), keys[i]))
     return tuple(sorted(order[:MAX_POSITIONS]))
 
 
 @dataclass(frozen=True)
 class Committee:
-    """The committee of one attempt. A position is a place in its list.
+    """The committee of one attempt. A position is a place in its list."""
 
-    Attributes
-    ----------
-    slots : tuple of int
-        The slot of each position, ascending.
-    public_keys : tuple of bytes
-        The ephemeral public key of each position; empty for absent clients.
-    n_slots : int
-        M: slots of the cohort.
-    max_colluders : int
-        How many clients of the run may collude.
-    """
-
-    slots: tuple[int, ...]
-    public_keys: tuple[bytes, ...]
-    n_slots: int
-    max_colluders: int
+    slots: tuple[int, ...]  # of each position, ascending
+    public_keys: tuple[bytes, ...]  # the ephemeral ones; empty for absent clients
+    n_slots: int  # M: slots of the cohort
+    max_colluders: int  # how many clients of the run may collude
 
     @classmethod
     @lru_cache(maxsize=4)  # clients of one process are sent the same list
     def decode(cls, data: bytes, n_slots: int, max_colluders: int) -> "Committee":
-        """Return the committee that a list of slots and keys, as `encode` returns it, names.
+        """Return the committee that a list names, as `encode` returns it.
 
-        Raises
-        ------
-        MessageError
-            If it is no list of at most 64 slots of the cohort, ascending, with different keys.
+        A `MessageError` if it is no list of at most 64 slots of the cohort, ascending, with
+        different keys.
         """
-        n_rows, rest = divmod(len(data), _ROW_BYTES)
-        if not 1 <= n_rows <= MAX_POSITIONS or rest:
+        if len(data) not in range(_ROW.size, _ROW.size * MAX_POSITIONS + 1, _ROW.size):
             raise MessageError("The committee's list has the wrong length.")
-        rows = [data[start : start + _ROW_BYTES] for start in range(0, len(data), _ROW_BYTES)]
-        slots = tuple(int.from_bytes(row[:4], "little") for row in rows)
-        keys = tuple(b"" if row[4:] == _ABSENT else row[4:] for row in rows)
+        slots, found = zip(*_ROW.iter_unpack(data), strict=True)
         if list(slots) != sorted(set(slots)) or slots[-1] >= n_slots:
             raise MessageError("Expected ascending slots of the cohort in the committee's list.")
-        present = [key for key in keys if key]
-        if len(set(present)) != len(present):
+        keys = tuple(b"" if key == _ABSENT else key for key in found)
+        committee = cls(slots, keys, n_slots, max_colluders)
+        if len({*keys, b""}) != len(committee.present) + 1:
             raise MessageError("Expected different keys in the committee's list.")
-        return cls(slots, keys, n_slots, max_colluders)
+        return committee
 
     def encode(self) -> bytes:
         """Return the list: four bytes and a key for each position, zeros if it is absent."""
-        rows = zip(self.slots, self.public_keys, strict=True)
-        return b"".join(u32(slot) + (key or _ABSENT) for slot, key in rows)
+        return b"".join(map(_ROW.pack, self.slots, self.public_keys))
 
     @property
     def present(self) -> tuple[int, ...]:
@@ -123,13 +102,7 @@ class Committee:
         return corrupt_positions(self.n_slots, self.max_colluders)
 
     def sharing(self, secure_sum: SecureSum) -> Sharing | None:
-        """Return how vectors are shared among this committee; ``None`` if they are not.
-
-        Raises
-        ------
-        ConfigurationError
-            If too few positions are present to open a sum, or all may be corrupt.
-        """
+        """Return how vectors are shared among this committee, as `SecureSum.set_up` does."""
         return secure_sum.set_up(len(self.slots), self.n_corrupt, len(self.present))
 
     @cached_property
@@ -140,28 +113,20 @@ class Committee:
             thresholds = (sharing.privacy, sharing.packing)
         except ConfigurationError:  # sums by masks need no committee that could open
             thresholds = (0, 0)
-        numbers = (u32(number) for number in (self.n_corrupt, *thresholds))
-        return H(b"committee keys", *numbers, self.encode())
+        return H(b"committee keys", *map(u32, (self.n_corrupt, *thresholds)), self.encode())
 
 
 def announced_sharing(
     secure_sum: SecureSum, n_slots: int, max_colluders: int, packing: int
 ) -> Sharing | None:
-    """Return how vectors were shared in a round that an entry announces.
+    """Return how vectors were shared in a round that an entry announces, or raise a `MessageError`.
 
-    An entry names no absent clients, so it says what the packing k was. With a wrong packing the
-    sum does not open.
-
-    Raises
-    ------
-    MessageError
-        If no committee of so many slots could share a sum, or the packing is impossible.
+    An entry names no absent clients, but the packing k; with a wrong one the sum does not open.
     """
     n_positions = min(n_slots, MAX_POSITIONS)
+    n_corrupt = corrupt_positions(n_slots, max_colluders)
     try:
-        full = secure_sum.set_up(
-            n_positions, corrupt_positions(n_slots, max_colluders), n_positions
-        )
+        full = secure_sum.set_up(n_positions, n_corrupt, n_positions)
     except ConfigurationError:
         raise MessageError("An entry names a cohort that cannot share a sum.") from None
     if full is None:

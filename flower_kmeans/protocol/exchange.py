@@ -1,4 +1,4 @@
-"""Round trips over a Flower grid (docs/protocol.md, section 6).
+"""Round trips over a Flower grid (docs/protocol.md, section 6, rule 2).
 
 Messages are pushed in waves and replies are polled for, so a reply is handed on as soon as it is
 there. A client that is silent costs at most the grace time, twice; after that it is asked, but not
@@ -8,8 +8,9 @@ waited for.
 import math
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from queue import SimpleQueue
 from statistics import median
 from typing import NamedTuple
@@ -18,20 +19,17 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flower_kmeans.errors import MessageError
+from flower_kmeans.protocol.cohort import MALFORMED
 from flower_kmeans.protocol.messages import Located, Reply, Request, decode_reply
 from flower_kmeans.protocol.wire import encode, from_content, to_content
 
-TYPES = {
-    "enrol": "query.kmeans",
-    "keys": "query.kmeans",
-    "ask": "train.kmeans",
-    "add": "query.kmeans",
-    "finish": "evaluate.kmeans",
+# Flower's own loop sends these with these types. All other round trips are queries.
+_TYPES = {
+    **dict.fromkeys(("ask", "step"), "train.kmeans"),
+    **dict.fromkeys(("finish", "close"), "evaluate.kmeans"),
 }
-"""Flower's message type of each kind of round trip."""
 
 CRASHED = "The client or its node failed."
-MALFORMED = "The answer was malformed."
 
 GRACE_FACTOR = 3.0
 LEAST_GRACE = 10.0  # seconds
@@ -47,6 +45,19 @@ _NODE_POLL = 0.5
 _TTL_MARGIN = 10.0
 
 
+@dataclass
+class _Node:
+    """What is known of a node's silence."""
+
+    silences: int = 0  # trips that waited for it in vain
+    is_missing: bool = False  # from the last trip
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a trip waits for it: not after a silence, until it answers again."""
+        return not self.is_missing and self.silences < _MOST_SILENCES
+
+
 class _Sent(NamedTuple):
     node_id: int
     size: int
@@ -54,21 +65,13 @@ class _Sent(NamedTuple):
 
 
 class Exchange:
-    """Carries one run's messages over a grid.
+    """Carries one run's messages over a grid. A round trip ends after ``timeout`` seconds at most.
 
     A grid whose ``pull_messages`` never waits, as those of a simulation, offers
     ``known_lost(ids)``: it returns the messages that will not be answered. Such a grid is polled
     in this thread, so that a run can be repeated exactly. Of any other, replies are fetched in
     threads: Flower waits for each until it is complete, and one slow upload must not hold up the
     others.
-
-    Parameters
-    ----------
-    grid : Grid
-    timeout : float
-        Seconds after which a round trip ends in any case.
-    clock, sleep : callable, optional
-        As `time.monotonic` and `time.sleep`.
     """
 
     def __init__(
@@ -79,13 +82,9 @@ class Exchange:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._grid = grid
-        self._timeout = timeout
-        self._clock = clock
-        self._sleep = sleep
-        self._silences: Counter[int] = Counter()
-        self._missing: set[int] = set()
-        self._invited: dict[str, int] = {}
+        self._grid, self._timeout, self._clock, self._sleep = grid, timeout, clock, sleep
+        self._nodes: dict[int, _Node] = {}
+        self._invited: dict[str, int] = {}  # nodes whose enrolment is still welcome, by message
         self._pulls = _Pulls(grid)
 
     def wait_for_nodes(self, n_nodes: int) -> list[int]:
@@ -125,7 +124,23 @@ class Exchange:
                 before, content, size = request, to_content(data), len(data)
             ttl = self._timeout + _TTL_MARGIN
             group = f"{kind} {request.t}" if isinstance(request, Located) else kind
-            yield Message(content, node_id, TYPES[kind], ttl=ttl, group_id=group), size
+            yield (
+                Message(
+                    content, node_id, _TYPES.get(kind, "query.kmeans"), ttl=ttl, group_id=group
+                ),
+                size,
+            )
+
+    def _push(self, messages: Iterable[tuple[Message, int]]) -> dict[str, _Sent]:
+        """Push messages and return the id of each that was accepted, with its node."""
+        listed = list(messages)
+        pushed = self._grid.push_messages([message for message, _ in listed]) if listed else ()
+        ids, now = {str(each) for each in pushed}, self._clock()
+        return {
+            message_id: _Sent(message.metadata.dst_node_id, size, now)
+            for message, size in listed
+            if (message_id := message.metadata.message_id) in ids
+        }
 
     # ------------------------------------------------------------------ round trips
 
@@ -149,12 +164,14 @@ class Exchange:
         enrolments. It is a `server.Trip`; a request is encoded when it is sent.
         """
         queue, under_way, unanswered = deque(requests), dict[str, _Sent](), dict[str, int]()
+        for node_id in requests:
+            self._nodes.setdefault(node_id, _Node())
         seconds: list[float] = []
         started = pushed = look = self._clock()
         enough_since: float | None = None
         while queue or under_way:
-            now, grace = self._clock(), _grace(seconds)
-            if queue and _has_room(under_way.values(), now - grace):
+            now = self._clock()
+            if queue and _has_room(under_way.values(), now - _grace(seconds)):
                 under_way |= self._push(self._next_wave(kind, queue, requests))
                 pushed = look = now = self._clock()
             if now >= look:
@@ -167,7 +184,7 @@ class Exchange:
                 if sent is not None:
                     look = now  # more may be there
                     seconds.append(self._clock() - sent.at)
-                    self._missing.discard(sent.node_id)
+                    self._nodes[sent.node_id].is_missing = False
                     yield sent.node_id, read(message)
                 elif reply_to in self._invited:
                     yield self._invited.pop(reply_to), read(message)
@@ -176,40 +193,15 @@ class Exchange:
             now = self._clock()
             if has_enough():
                 enough_since = now if enough_since is None else enough_since
+            # The last wave has its grace time too, also if enough had answered before it.
             is_late = now >= max(pushed, enough_since or pushed) + _grace(seconds)
-            if not queue and self._is_over(under_way.values(), enough_since is not None, is_late):
-                break
-            if now >= started + self._timeout:
+            is_over = self._is_over(under_way.values(), enough_since is not None, is_late)
+            if (is_over and not queue) or now >= started + self._timeout:
                 break
             if not arrived and under_way:
                 self._sleep(_SHORTEST_PAUSE)
         unanswered |= {message_id: sent.node_id for message_id, sent in under_way.items()}
         self._close(kind, unanswered, enough_since is not None)
-
-    def _is_over(self, under_way: Iterable[_Sent], had_enough: bool, is_late: bool) -> bool:
-        """Return whether a trip whose messages are all sent is over before its timeout."""
-        nodes = [sent.node_id for sent in under_way]
-        waits_for = any(map(self._waits_for, nodes))
-        if had_enough:
-            return is_late or not waits_for
-        # Without those that missed a trip there are too few: each is given two chances.
-        are_silent = all(self._silences[node_id] >= _MOST_SILENCES for node_id in nodes)
-        return not waits_for and (is_late or are_silent)
-
-    def _close(self, kind: str, unanswered: Mapping[str, int], had_enough: bool) -> None:
-        """Remember who was silent; late replies to an enrolment are still welcome."""
-        for message_id in self._pulls.lost(self._invited):
-            del self._invited[message_id]
-        for message_id, node_id in unanswered.items():
-            # A trip that had enough did not wait for who was missing before.
-            self._silences[node_id] += self._waits_for(node_id) or not had_enough
-            self._missing.add(node_id)
-            if kind == "enrol":
-                self._invited[message_id] = node_id
-
-    def _waits_for(self, node_id: int) -> bool:
-        """Return whether a trip waits for a node: not after a silence, until it answers again."""
-        return node_id not in self._missing and self._silences[node_id] < _MOST_SILENCES
 
     def _next_wave(
         self, kind: str, queue: deque[int], requests: Mapping[int, Request]
@@ -222,18 +214,25 @@ class Exchange:
             if n == WAVE or size >= WAVE_BYTES:
                 return
 
-    def _push(self, messages: Iterable[tuple[Message, int]]) -> dict[str, _Sent]:
-        """Push messages and return the id of each that was accepted, with its node."""
-        listed = list(messages)
-        if not listed:
-            return {}
-        ids = [str(i) for i in self._grid.push_messages([message for message, _ in listed]) if i]
-        now = self._clock()
-        sent = {
-            message.metadata.message_id: _Sent(message.metadata.dst_node_id, size, now)
-            for message, size in listed
-        }
-        return {message_id: sent[message_id] for message_id in ids if message_id in sent}
+    def _is_over(self, under_way: Iterable[_Sent], had_enough: bool, is_late: bool) -> bool:
+        """Return whether a trip whose messages are all sent is over before its timeout."""
+        nodes = [self._nodes[sent.node_id] for sent in under_way]
+        if any(node.is_awaited for node in nodes):
+            return had_enough and is_late
+        # Without those that missed a trip there are too few: each is given two chances.
+        return had_enough or is_late or all(node.silences >= _MOST_SILENCES for node in nodes)
+
+    def _close(self, kind: str, unanswered: Mapping[str, int], had_enough: bool) -> None:
+        """Remember who was silent; late replies to an enrolment are still welcome."""
+        for message_id in self._pulls.lost(self._invited):
+            del self._invited[message_id]
+        for message_id, node_id in unanswered.items():
+            node = self._nodes[node_id]
+            # A trip that had enough did not wait for who was missing before.
+            node.silences += node.is_awaited or not had_enough
+            node.is_missing = True
+            if kind == "enrol":
+                self._invited[message_id] = node_id
 
 
 def read(message: Message) -> Reply | str:

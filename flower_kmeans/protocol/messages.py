@@ -6,7 +6,7 @@ order of the fields is part of the encoding: vectors fix it.
 
 import hashlib
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -14,48 +14,33 @@ from flower_kmeans.protocol.wire import B32, B48, U32, Count, Struct, decode
 
 Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*\\Z")]
 Public = Annotated[bytes, msgspec.Meta(max_length=32)]
+Step = Literal["keys", "join", "encrypt", "load", "step", "open", "close", "finish"]
 Envelope = Annotated[bytes, msgspec.Meta(max_length=48)]  # empty: that peer's tag is wrong
 
 
 class Code(IntEnum):
-    """Why a client refuses; each code has one fixed sentence, which does not travel."""
+    """Why a client refuses; each code has one fixed sentence, for reports and logs alone."""
 
-    BAD_MESSAGE = 1
-    VERSION = 2
-    POLICY = 3
-    STALE = 4
-    NEED = 5
-    RENEW = 6
-    CONFLICT = 7
-    GARBAGE = 8
-    KEY = 9
-    LEDGER = 10
-    DATA = 11
-    INTERNAL = 12
+    sentence: str
 
-    @property
-    def sentence(self) -> str:
-        """The sentence that stands for the code in reports and logs."""
-        return _SENTENCES[self]
+    def __new__(cls, value: int, sentence: str = "") -> "Code":
+        """Make a code, or find it by its number alone."""
+        code = int.__new__(cls, value)
+        code._value_, code.sentence = value, sentence
+        return code
 
-
-_SENTENCES = {
-    Code.BAD_MESSAGE: "The message was malformed.",
-    Code.VERSION: "The client does not speak this version of the protocol.",
-    Code.POLICY: "The run is outside of what the client's policy accepts.",
-    Code.STALE: "The message belongs to a round or a run that is over.",
-    Code.NEED: "The client lacks an earlier part of the run.",
-    Code.RENEW: "The client has begun a new session: it lost its memory, or its records changed.",
-    Code.CONFLICT: "The message contradicts what the client already answered.",
-    Code.GARBAGE: "The announced sum does not open.",
-    Code.KEY: "A key, an envelope or a share does not open.",
-    Code.LEDGER: "The client's privacy ledger does not allow another release.",
-    Code.DATA: "The client's records could not be loaded or checked.",
-    Code.INTERNAL: "The client failed; its own log says why.",
-}
-
-
-# ------------------------------------------------------------------------------ parts
+    BAD_MESSAGE = 1, "The message was malformed."
+    VERSION = 2, "The client does not speak this version of the protocol."
+    POLICY = 3, "The run is outside of what the client's policy accepts."
+    STALE = 4, "The message belongs to a round or a run that is over."
+    NEED = 5, "The client lacks an earlier part of the run."
+    RENEW = 6, "The client has begun a new session: it lost its memory, or its records changed."
+    CONFLICT = 7, "The message contradicts what the client already answered."
+    GARBAGE = 8, "The announced sum does not open."
+    KEY = 9, "A key, an envelope or a share does not open."
+    LEDGER = 10, "The client's privacy ledger does not allow another release."
+    DATA = 11, "The client's records could not be loaded or checked."
+    INTERNAL = 12, "The client failed; its own log says why."
 
 
 class Peer(Struct, frozen=True, kw_only=True):
@@ -88,7 +73,26 @@ class Entry(Struct, frozen=True, kw_only=True):
     shares: tuple[tuple[U32, bytes], ...] = ()
 
 
-# ------------------------------------------------------------------------------ requests
+class Parcel(Struct, frozen=True, kw_only=True):
+    """Sealed data from one party of a vertical run for others, as it reaches the server."""
+
+    step: Step
+    t: U32 = 0
+    number: U32 = 0
+    receivers: tuple[U32, ...]
+    keys: tuple[B48, ...]  # the parcel's own secret, sealed for each of the receivers
+    data: bytes
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """A parcel as it reaches one of its receivers."""
+
+    sender: U32
+    step: Step
+    t: U32 = 0
+    number: U32 = 0
+    key: B48
+    data: bytes
 
 
 class Enrol(Struct, tag="enrol", frozen=True, kw_only=True):
@@ -152,7 +156,22 @@ class Finish(Struct, tag="finish", frozen=True, kw_only=True):
     result: bytes | None = None
 
 
-# ------------------------------------------------------------------------------ replies
+class Turn(Struct, tag="turn", frozen=True, kw_only=True):
+    """Asks a party of a vertical run for its next step, and brings what others sealed for it."""
+
+    doc_hash: B32
+    step: Step
+    t: U32 = 0
+    part: Count = 1
+    peers: tuple[Peer, ...] = ()
+    commitments: tuple[B32, ...] = ()
+    deliveries: tuple[Delivery, ...] = ()
+
+
+class Abort(Struct, tag="abort", frozen=True, kw_only=True):
+    """Ends a vertical run without a result: parties erase what is secret, charges stay."""
+
+    doc_hash: B32
 
 
 class Enrolled(Struct, tag="enrolled", frozen=True, kw_only=True):
@@ -165,6 +184,28 @@ class Enrolled(Struct, tag="enrolled", frozen=True, kw_only=True):
     tags: bytes = b""
     ledger: bool = False
     software: Software = ""
+
+
+class Joined(Struct, tag="joined", frozen=True, kw_only=True):
+    """Takes part in a vertical run: a party's slot and its session's public values."""
+
+    doc_hash: B32
+    slot: U32
+    static: Public = b""
+    public_key: B32
+    tags: bytes = b""
+    commitment: Public = b""
+    has_ids: bool = False
+    ledger: bool = False
+    software: Software = ""
+
+
+class Sent(Struct, tag="sent", frozen=True, kw_only=True):
+    """A party's step is done; ``part`` of ``parts`` messages of sealed data for others."""
+
+    doc_hash: B32
+    parts: Count = 1
+    parcels: tuple[Parcel, ...] = ()
 
 
 class Wrapped(Struct, tag="wrapped", frozen=True, kw_only=True):
@@ -210,8 +251,8 @@ class Refusal(Struct, tag="refusal", frozen=True, kw_only=True):
     slot: U32 | None = msgspec.field(name="place", default=None)
 
 
-Request = Enrol | Keys | Ask | Add | Finish
-Reply = Enrolled | Wrapped | Answer | Added | Finished | Refusal
+Request = Enrol | Keys | Ask | Add | Finish | Turn | Abort
+Reply = Enrolled | Wrapped | Answer | Added | Finished | Refusal | Joined | Sent
 
 
 def decode_request(data: bytes) -> Request:

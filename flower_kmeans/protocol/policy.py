@@ -1,52 +1,23 @@
 """What a client agrees to answer: checked before anything is computed or sent."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
-from flower_kmeans.domain import (
-    Ball,
-    Box,
-    Domain,
-    check_names,
-    difference,
-    domain_from_config,
-)
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
+from flower_kmeans.data.domain import Ball, Box, Domain, check_names, difference
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import Unit
-from flower_kmeans.protocol.policy_file import read_values
-from flower_kmeans.protocol.roster import Identity, read_identity
-from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run
-from flower_kmeans.protocol.trust import (
-    CLIENTS_ONLY,
-    DISTRIBUTED_NOISE,
-    OBLIVIOUS_SERVER,
-    PLAIN,
-    TRUST_MODELS,
-)
+from flower_kmeans.protocol import trust
+from flower_kmeans.protocol.roster import Identity, read_file, read_identity, read_toml
+from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run, Vertical
 
 UNITS: tuple[str, ...] = get_args(Unit)
-_PATHS = ("roster_file", "member_key_file", "state_dir")
-_EPSILONS = ("max_epsilon", "max_total_epsilon")
-_DELTAS = ("max_delta", "max_total_delta")
-_COUNTS = ("min_clients", "max_rounds", "max_attempts", "max_colluders")
-_FLAGS = ("in_memory", "copy_records")
-_TYPES: tuple[tuple[tuple[str, ...], Any, str], ...] = (
-    (("trusts", "units"), list | tuple, "a tuple of str"),
-    (("algorithms",), list | tuple | None, "a tuple of str or None"),
-    (_EPSILONS + _DELTAS, int | float, "a number"),
-    (_COUNTS, int, "an integer"),
-    (("domain",), Box | Ball | None, "a Box, a Ball or None"),
-    (_PATHS, str | os.PathLike | None, "a path or None"),
-    (_FLAGS, bool, "a bool"),
-)
-_RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
-    (_EPSILONS, lambda value: value > 0, "> 0"),
-    (_DELTAS, lambda value: 0 <= value < 1, "in [0, 1)"),
-    (_COUNTS, lambda value: value >= 1, ">= 1"),
-)
+_STRICT = (trust.OBLIVIOUS_SERVER, trust.DISTRIBUTED_NOISE, trust.CLIENTS_ONLY)
 _SHOWN = 200  # characters of a document's value in a client's log
+
+Limits = Iterator[tuple[bool, str, object]]
 
 
 @dataclass(frozen=True)
@@ -61,52 +32,57 @@ class ClientPolicy:
     trusts : tuple of str
         Accepted trust models.
     max_epsilon, max_delta : float
-        Largest accepted guarantee of one run. One sum of a round opens, whatever the number of
-        attempts, so it is that of the plan.
+        Largest accepted guarantee of one run, whatever the number of its attempts.
     min_clients : int
         Smallest accepted number of clients behind a sum.
-    max_rounds : int
-        Largest accepted number of rounds.
+    max_rounds, max_attempts : int
+        Largest accepted numbers of rounds, and of attempts at a round.
     algorithms : tuple of str, optional
         Accepted algorithms by name; ``None`` accepts those of this library.
     domain : Box or Ball, optional
-        Pinned public bounds: a run with other bounds is refused. Names of its columns, if it has
-        them, are pinned as well.
+        Pinned public bounds, and the names of their columns if it has them.
     roster_file, member_key_file : path, optional
         The clients' public keys in the order of their slots, the same file at every client, and
-        this client's own secret key (``flower-kmeans keygen``). With them, runs with
-        ``keys="roster"`` over the same roster are accepted. Without them, relayed keys are.
+        this client's own secret key (``flower-kmeans keygen``). With them, keys must be those of
+        the same roster; without them, relayed ones.
     in_memory : bool, default: False
-        Accept private runs although no ledger survives this process. Only for simulations, where
-        no real client is at risk: without a ledger a restarted client cannot know what it already
-        answered, so by default private work is refused. Of no effect with a ``state_dir``.
+        Accept private runs although no ledger survives this process. Only for simulations: a
+        restarted client cannot know what it already answered. Of no effect with a ``state_dir``.
     state_dir : path, optional
-        The node's own directory for its ledger, mode 0700; one per node and data set. Client
-        sessions and charges lie there, in a file. Without it private work is refused.
+        The node's own directory for its ledger, mode 0700; one per node and data set. Without it
+        private work is refused.
     max_total_epsilon, max_total_delta : float
-        Largest accepted guarantee of all runs together, ever: everything that the ledger charged
-        or reserved must meet this epsilon at this delta, also if runs were chosen after earlier
-        results. The default delta is that of one run: deltas of runs are not added up. With a total
-        delta of 0 all noise must be Laplace, and pure epsilons are added up.
+        Largest accepted guarantee of all runs together, ever, also if runs were chosen after
+        earlier results: what the ledger charged or reserved must meet this epsilon at this delta.
+        Deltas of runs are not added up. With a total delta of 0 all noise must be Laplace, and pure
+        epsilons are added up.
     columns : tuple of str, optional
-        Pinned names of the records' columns, in order: a run whose domain names others, or none, is
-        refused. Where the records that are loaded name their columns, these must be the same.
+        Pinned names of the records' columns, in order, in a run's domain. Where the records that
+        are loaded name their columns, these must be the same.
     units : tuple of str
-        Accepted units of privacy: what the (epsilon, delta) of a private run protects, "record" or
-        "client".
-    max_attempts : int
-        Largest accepted number of attempts at a round.
+        What the (epsilon, delta) of a private run may protect: "record", "client" or both.
     max_colluders : int
         Smallest accepted value of the run's ``max_colluders``, the number of clients that may pool
-        what they know with each other and the server. Of no effect where nothing is protected
-        among clients.
+        what they know with each other and the server. Of no effect in unprotected runs.
     copy_records : bool, default: True
         Where a client commits to its records, answer the whole run from a private copy that lies
-        with the client's session and is removed with it. If the operator forbids the copy, the
-        server can see up to three times in a run that records changed (docs/threat-model.md).
+        with the client's session and is removed with it. Otherwise the server can see up to three
+        times in a run that records changed (docs/threat-model.md).
+    party : int, optional
+        This client's slot in vertical runs with relayed keys, which are refused without it.
+        ``domain`` and ``columns`` then pin the columns of this slot alone.
+    max_opened : int
+        Largest accepted number of values that a vertical run opens: k (d + 1) in each round.
+    must_hold_key : bool, default: False
+        Refuse vertical runs in which this client only encrypts: all others together could read its
+        columns.
+    workers : int, optional
+        Processes that compute on encrypted columns. Default: all processors but one.
+    work_dir : path, optional
+        Where keys and encrypted columns lie during a run. Default: ``vertical`` in ``state_dir``.
     """
 
-    trusts: tuple[str, ...] = (OBLIVIOUS_SERVER.name, DISTRIBUTED_NOISE.name, CLIENTS_ONLY.name)
+    trusts: tuple[str, ...] = tuple(model.name for model in _STRICT)
     max_epsilon: float = 1.0
     max_delta: float = 1e-6
     min_clients: int = 3
@@ -124,57 +100,40 @@ class ClientPolicy:
     max_attempts: int = MAX_ATTEMPTS
     max_colluders: int = 1
     copy_records: bool = True
+    party: int | None = None
+    max_opened: int = 1_000
+    must_hold_key: bool = False
+    workers: int | None = None
+    work_dir: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for names, kind, expected in _TYPES:
-            for name in names:
-                value = getattr(self, name)
-                if isinstance(value, bool) != (kind is bool) or not isinstance(value, kind):
-                    raise ConfigurationTypeError(
-                        f"Expected {name} as {expected}. Got {type(value).__name__} instead."
-                    )
-        for name in ("trusts", "units", "algorithms"):
-            if not all(isinstance(item, str) for item in getattr(self, name) or ()):
-                raise ConfigurationTypeError(f"Expected {name} as a tuple of str.")
-        for name, known in (("trusts", tuple(TRUST_MODELS)), ("units", UNITS)):
-            unknown = sorted(set(getattr(self, name)) - set(known))
-            if unknown:
-                raise ConfigurationError(f"Expected {name} from {known}. Got {unknown} instead.")
-        object.__setattr__(self, "columns", self._pinned_columns())
-        for names, is_in, text in _RANGES:
-            for name in names:
-                if not is_in(getattr(self, name)):
-                    raise ConfigurationError(
-                        f"Expected {name} {text}. Got {getattr(self, name)} instead."
-                    )
+        for rule in _RULES:
+            for name in rule.names:
+                rule.check(name, getattr(self, name))
+        columns, domain = check_names(self.columns), self.domain
+        if domain is not None:
+            columns, n_features = columns or domain.columns, domain.n_features
+            if columns and (len(columns) != n_features or domain.columns not in (None, columns)):
+                raise ConfigurationError(
+                    f"Expected columns as the {n_features} of domain, or None. Got {columns}."
+                )
+        object.__setattr__(self, "columns", columns)
+        # With one file alone the client would fall back to relayed keys unnoticed.
         if (self.roster_file is None) != (self.member_key_file is None):
             raise ConfigurationError(
                 "Expected roster_file and member_key_file together, or neither. Got one of them."
             )
 
-    def _pinned_columns(self) -> tuple[str, ...] | None:
-        """Return the names that `columns` or `domain` give, which may not contradict each other."""
-        columns, domain = check_names(self.columns), self.domain
-        if domain is None:
-            return columns
-        if columns is not None and len(columns) != domain.n_features:
-            raise ConfigurationError(
-                f"Expected columns to name the {domain.n_features} columns of domain. "
-                f"Got {len(columns)} names instead."
-            )
-        if None not in (columns, domain.columns) and columns != domain.columns:
-            raise ConfigurationError("Expected columns as in domain, or None. Got other names.")
-        return columns or domain.columns
-
     @classmethod
     def for_simulation(cls) -> "ClientPolicy":
         """Return the policy of simulated clients: they accept what the simulation asks for."""
         return cls(
-            trusts=tuple(TRUST_MODELS),
+            trusts=tuple(trust.TRUST_MODELS),
             max_epsilon=float("inf"),
             max_delta=1.0 - 2.0**-53,
             min_clients=1,
             max_rounds=10**6,
+            max_opened=10**6,
             in_memory=True,
             max_total_epsilon=float("inf"),
             max_total_delta=1.0 - 2.0**-53,
@@ -190,77 +149,89 @@ class ClientPolicy:
 
         Raises
         ------
-        ConfigurationError
-            If the file cannot be read, may be written by others than its owner, is not TOML, has a
-            key that is not known, or a value that is out of range.
-        ConfigurationTypeError
-            If a value has the wrong type.
+        ConfigurationError, ConfigurationTypeError
+            If the file cannot be read, others may write it, or it holds another key or value.
         """
-        known = [field.name for field in fields(cls)]
-        return cls(**read_values(path, known, _PATHS))
-
-    def accepts(self, run: Run) -> bool:
-        """Return whether a run stays within the limits."""
-        return self.objection(run) is None
+        # Checked like a key: who can write the file can lift every limit.
+        values = read_toml(read_file(path, "policy file"), f"policy file {path}")
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise ConfigurationError(
+                f"Expected keys of ClientPolicy in the policy file {path}. Got {unknown} instead."
+            )
+        for name, value in values.items():
+            if name in _PATHS and isinstance(value, str):
+                values[name] = str(Path(path).resolve().parent / value)
+            elif name == "domain":
+                values[name] = _domain_of(value)
+            elif isinstance(value, list):
+                values[name] = tuple(value)
+        return cls(**values)
 
     def objection(self, run: Run) -> str | None:
-        """Return the first limit that a run exceeds, in a sentence, or ``None``.
+        """Return the first limit that a run exceeds, in a sentence for the log, or ``None``.
 
-        Reads nothing but the document, whose values are public, and the guarantee of the plan that
-        it announces; for the client's own log only. The client itself compares the roster's digest,
-        and refuses private work without a ledger (`allows_private_work`) by another code.
+        Only the document and its plan count, which are public. The client itself compares the
+        roster's digest, and refuses private work without a ledger by another code.
         """
-        return next(self._objections(run), None)
+        return _first(self._limits(run))
 
-    def _objections(self, run: Run) -> Iterator[str]:
-        document, trust = run.document, run.trust
-        name = document.body.algorithm.get("name")
-        if document.trust not in self.trusts:
-            yield _expected(f"trust in trusts={list(self.trusts)}", document.trust)
-        if self.algorithms is not None and name not in self.algorithms:
-            yield _expected(f"algorithm in algorithms={list(self.algorithms)}", name)
-        if document.rounds > self.max_rounds:
-            yield _expected(f"rounds <= max_rounds={self.max_rounds}", document.rounds)
-        if document.min_clients < self.min_clients:
-            yield _expected(f"min_clients >= {self.min_clients}", document.min_clients)
-        if document.max_attempts > self.max_attempts:
-            yield _expected(f"max_attempts <= {self.max_attempts}", document.max_attempts)
-        if trust.is_protected and document.max_colluders < self.max_colluders:
-            yield _expected(f"max_colluders >= {self.max_colluders}", document.max_colluders)
-        yield from self._objections_to_domain(document.body.domain)
-        yield from self._objections_to_guarantee(run)
-        if trust.is_protected and document.keys not in self.accepted_keys:
-            yield _expected(f"keys in {list(self.accepted_keys)}", document.keys)
+    def objection_to_slot(self, run: Run, slot: int) -> str | None:
+        """Return why this client does not take part in a vertical run at a slot, or ``None``."""
+        return _first(self._limits_of_slot(run, slot))
 
-    def _objections_to_guarantee(self, run: Run) -> Iterator[str]:
+    def _limits_of_slot(self, run: Run, slot: int) -> Limits:
+        body = run.document.body
+        is_there = isinstance(body, Vertical) and slot < len(body.widths)
+        yield is_there, "a slot among the run's parties", slot
+        if isinstance(body, Vertical) and is_there:
+            is_met = not self.must_hold_key or slot < body.n_noisy
+            yield is_met, f"must_hold_key: a slot below {body.n_noisy}", slot
+            domain, own = run.algorithm.domain, body.places(slot)
+            if isinstance(domain, Box):
+                names = None if domain.columns is None else domain.columns[own]
+                domain = Box(domain.lower[own], domain.upper[own], domain.scale, names)
+            yield from self._limits_of_domain(domain)
+
+    def _limits(self, run: Run) -> Limits:
+        """Yield of each limit whether a run keeps it, what it is, and what the run has."""
+        document = run.document
+        yield document.trust in self.trusts, f"trust in trusts={list(self.trusts)}", document.trust
+        if self.algorithms is not None:
+            name = document.body.algorithm.get("name")
+            yield name in self.algorithms, f"algorithm in algorithms={list(self.algorithms)}", name
+        rounds, clients = document.rounds, document.min_clients
+        attempts, colluders = document.max_attempts, document.max_colluders
+        yield rounds <= self.max_rounds, f"rounds <= max_rounds={self.max_rounds}", rounds
+        yield clients >= self.min_clients, f"min_clients >= {self.min_clients}", clients
+        yield attempts <= self.max_attempts, f"max_attempts <= {self.max_attempts}", attempts
+        if run.trust.is_vertical:  # whose columns are compared when the slot is known
+            values = sum(document.words)
+            yield values <= self.max_opened, f"values <= max_opened={self.max_opened}", values
+        else:
+            yield from self._limits_of_domain(run.algorithm.domain)
+        if run.trust.is_protected:
+            least, keys = self.max_colluders, self.accepted_keys
+            yield colluders >= least, f"max_colluders >= {least}", colluders
+            yield document.keys in keys, f"keys in {list(keys)}", document.keys
         epsilon, delta = run.guarantee
         if epsilon is None or delta is None:
-            if PLAIN.name not in self.trusts:
-                yield _expected("a private run, for trusts lacks 'plain'", "epsilon=None")
+            is_met = trust.PLAIN.name in self.trusts
+            yield is_met, "a private run, for trusts lacks 'plain'", "epsilon=None"
             return
         # Not turned around: neither limit admits NaN.
-        if not epsilon <= self.max_epsilon:
-            yield _expected(f"epsilon <= max_epsilon={self.max_epsilon:g}", epsilon)
-        if not delta <= self.max_delta:
-            yield _expected(f"delta <= max_delta={self.max_delta:g}", delta)
+        yield epsilon <= self.max_epsilon, f"epsilon <= max_epsilon={self.max_epsilon}", epsilon
+        yield delta <= self.max_delta, f"delta <= max_delta={self.max_delta}", delta
         unit = run.plan.budget.unit
-        if unit not in self.units:
-            yield _expected(f"unit in units={list(self.units)}", unit)
+        yield unit in self.units, f"unit in units={list(self.units)}", unit
 
-    def _objections_to_domain(self, config: Mapping[str, Any]) -> Iterator[str]:
-        if self.domain is None and self.columns is None:
-            return
-        try:
-            domain = domain_from_config(config)
-        except KMeansError:
-            yield "Expected domain as a box or a ball. Got something else instead."
-            return
-        found = None if self.domain is None else difference(self.domain, domain)
+    def _limits_of_domain(self, domain: Domain) -> Limits:
+        found = difference(self.domain, domain) if self.domain else None
         if found is not None:
-            name, pinned, got = found
-            yield _expected(f"domain as it is pinned, with {name} {pinned}", got)
-        if self.columns is not None and self.columns != domain.columns:
-            yield _expected(f"columns={list(self.columns)} in domain", domain.columns)
+            yield False, f"domain as it is pinned, with {found[0]} {found[1]}", found[2]
+        if self.columns is not None:
+            names = domain.columns
+            yield self.columns == names, f"columns={list(self.columns)} in domain", names
 
     @property
     def accepted_keys(self) -> tuple[str, ...]:
@@ -273,61 +244,113 @@ class ClientPolicy:
         return self.state_dir is not None or self.in_memory
 
     def read_identity(self) -> Identity | None:
-        """Return the client's slot on its roster and its own key, or ``None`` without a roster.
-
-        Raises
-        ------
-        ConfigurationError
-            If one of the two files cannot be used, or the key is not on the roster.
-        """
+        """Return the client's slot on its roster and its own key, or ``None`` without a roster."""
         if self.roster_file is None or self.member_key_file is None:
             return None
         return read_identity(self.roster_file, self.member_key_file)
+
+
+def _first(limits: Limits) -> str | None:
+    """Return the first limit that is not met, in a sentence, or ``None``."""
+    for is_met, limit, got in limits:
+        if not is_met:
+            # What a server sent is shown in one line, and not all of it.
+            more = "..." if len(repr(got)) > _SHOWN else ""
+            return f"Expected {limit}. Got {repr(got)[:_SHOWN]}{more} instead."
+    return None
+
+
+# ------------------------------------------------------------------------------ settings
+
+
+class _Rule(NamedTuple):
+    """What settings must be, and the tighter one of two values; ``None`` if they are pinned."""
+
+    names: tuple[str, ...]
+    kind: Any
+    expected: str
+    is_in: Callable[[Any], bool] = lambda _: True
+    tighter: Callable[[Any, Any], Any] | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        is_kind = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
+        items = value if isinstance(value, list | tuple) else ()
+        is_right = is_kind and all(isinstance(item, str) for item in items)
+        if not is_right or not self.is_in(value):
+            error = ConfigurationError if is_right else ConfigurationTypeError
+            got = value if is_kind else type(value).__name__
+            raise error(f"Expected {name} as {self.expected}. Got {got} instead.")
+
+
+def _common(ours: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in ours if name in theirs)
+
+
+_PATHS = ("roster_file", "member_key_file", "state_dir", "work_dir")
+_NAMES, _REAL, _MODELS = list | tuple, int | float, trust.TRUST_MODELS
+_RULES = (
+    _Rule(("trusts",), _NAMES, f"a tuple of {[*_MODELS]}", lambda v: {*v} <= {*_MODELS}, _common),
+    _Rule(("units",), _NAMES, f"a tuple of {[*UNITS]}", lambda v: {*v} <= {*UNITS}, _common),
+    _Rule(("algorithms",), _NAMES | None, "a tuple of str or None", tighter=_common),
+    _Rule(("max_epsilon", "max_total_epsilon"), _REAL, "a number > 0", lambda v: v > 0, min),
+    _Rule(("max_delta", "max_total_delta"), _REAL, "a number in [0, 1)", lambda v: 0 <= v < 1, min),
+    _Rule(
+        ("max_rounds", "max_attempts", "max_opened"), int, "an integer >= 1", lambda v: v >= 1, min
+    ),
+    _Rule(("min_clients", "max_colluders"), int, "an integer >= 1", lambda v: v >= 1, max),
+    _Rule(("workers",), int | None, "an integer >= 1 or None", lambda v: v is None or v >= 1, min),
+    _Rule(("party",), int | None, "an integer >= 0 or None", lambda v: v is None or v >= 0, min),
+    _Rule(("in_memory", "copy_records"), bool, "a bool", tighter=min),
+    _Rule(("must_hold_key",), bool, "a bool", tighter=max),
+    _Rule(("domain",), Box | Ball | None, "a Box, a Ball or None"),
+    _Rule(_PATHS, str | os.PathLike | None, "a path or None"),
+)
+
+_DOMAINS: dict[tuple[str, ...], Callable[..., Domain]] = {
+    ("lower", "upper"): Box,
+    ("lower", "scale", "upper"): Box,
+    ("center", "radius"): Ball,
+}
+
+
+def _domain_of(values: Any) -> Domain:
+    try:
+        return _DOMAINS[tuple(sorted(values))](**values)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            "Expected domain in a policy file as a table of lower, upper and perhaps scale, or of "
+            f"radius and center. Got: {error}"
+        ) from None
 
 
 def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:
     """Return the policy that accepts only what both accept.
 
     The paths are those of the node's operator. An app may repeat them, or leave them out, but not
-    name others: another ledger would be another account, and another key file admits other runs.
-
-    Raises
-    ------
-    ConfigurationError
-        If the app names another path than the operator, or both pin different bounds or columns.
+    name others: another ledger would be another account, and another key file admits other runs. A
+    `ConfigurationError` if it does, or if both pin different bounds or columns.
     """
-    for name in _PATHS:
-        theirs, ours = getattr(app, name), getattr(operator, name)
-        if theirs is not None and (ours is None or not _is_same_path(theirs, ours)):
-            raise _another(name, "another path")
-    if operator.domain and app.domain and difference(operator.domain, app.domain):
-        raise _another("domain", "other bounds")
     columns = operator.columns or app.columns
-    if app.columns not in (None, columns):
-        raise _another("columns", "other names")
+    contradictions = [
+        ("domain", operator.domain and app.domain and difference(operator.domain, app.domain)),
+        ("columns", app.columns not in (None, columns)),
+        ("party", None not in (operator.party, app.party) and operator.party != app.party),
+    ]
+    for name in _PATHS:
+        paths = getattr(app, name), getattr(operator, name)
+        theirs, ours = (None if path is None else os.path.realpath(path) for path in paths)
+        contradictions.append((name, theirs not in (None, ours)))
+    for name, contradicts in contradictions:
+        if contradicts:
+            raise ConfigurationError(
+                f"Expected {name} of the app as in the operator's policy file, or None. "
+                "Got another instead."
+            )
     tightened: dict[str, Any] = {"domain": operator.domain or app.domain, "columns": columns}
-    for name in (*_EPSILONS, *_DELTAS, "max_rounds", "max_attempts", *_FLAGS):
-        tightened[name] = min(getattr(operator, name), getattr(app, name))
-    for name in ("min_clients", "max_colluders"):
-        tightened[name] = max(getattr(operator, name), getattr(app, name))
-    for name in ("trusts", "units", "algorithms"):
-        ours, theirs = getattr(operator, name), getattr(app, name)
-        both = ours if theirs is None else theirs
-        tightened[name] = both if ours is None else tuple(x for x in ours if x in both)
+    for rule in _RULES:
+        for name in rule.names if rule.tighter else ():
+            values = [v for v in (getattr(operator, name), getattr(app, name)) if v is not None]
+            if len(values) == 2 and rule.tighter:
+                values = [rule.tighter(*values)]
+            tightened[name] = values[0] if values else None
     return replace(operator, **tightened)
-
-
-def _another(name: str, got: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"Expected {name} of the app as in the operator's policy file, or None. Got {got} instead."
-    )
-
-
-def _is_same_path(first: str | os.PathLike[str], second: str | os.PathLike[str]) -> bool:
-    return os.path.realpath(first) == os.path.realpath(second)
-
-
-def _expected(what: str, got: object) -> str:
-    # What a server sent is shown in one line, and not all of it.
-    shown = repr(got)
-    return f"Expected {what}. Got {shown[:_SHOWN]}{'...' if len(shown) > _SHOWN else ''} instead."

@@ -1,28 +1,20 @@
 """Removing the noise beyond the plan (docs/guarantees.md, Removing noise beyond the plan).
 
 A client's share of the noise is a sum of parts. One is for the most clients that may answer; each
-other part is removed once so many clients stand behind a sum that the plan does not need it. Each
-part has a key, and the key of a part gives the keys of the parts that are removed before it. With
-its vector a client shares the key of every level among the committee. A member returns its shares
-of the keys of one level beside its sum-share: of the level that the sum reaches for which it votes.
-So the server gets the keys of that sum and of no other.
+other part is removed once so many clients stand behind a sum that the plan does not need it. The
+key of a part gives the keys of the parts that are removed before it. With its vector a client
+shares the key of every level among the committee. Beside its sum-share a member returns its shares
+of the keys of one level: that of the sum for which it votes. So the server gets no others.
 
-Callers use three functions in place of the secure sum's own. Without levels they add no byte.
-
-- Client, in an answer: the noise share is ``client_noise(run, t, session secret, digest)``, the
-  parts to seal are ``protect(run, vector, context, slot, session secret)``.
-- Committee member, in an add: ``combine(run, parts, context, n_survivors)`` is what it returns. A
-  `PartError` says which dealer's part is malformed.
-- Server: ``open_sum(run, t, combined, survivors, context)`` opens, and subtracts the parts.
-
-``part_bytes(run, n_words, sharing)`` is the length of a part, ``context`` a `SumContext`.
+The functions take the places of a secure sum's own. Without levels they add no byte.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,37 +26,31 @@ from flower_kmeans.privacy.noise import (
     share_variance,
 )
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol.noise import noise_share
+from flower_kmeans.protocol.noise import noise_share, releases_of
 from flower_kmeans.protocol.run import MAX_LEVELS, MAX_SLOTS, Run, RunDocument
-from flower_kmeans.secagg.base import Integers, PartError, Sharing, SumContext, SumError
+from flower_kmeans.secagg.base import Integers, Opened, PartError, Sharing, SumContext, SumError
 from flower_kmeans.secagg.hashing import H, kdf
 from flower_kmeans.secagg.key_agreement import noise_key
 
-KEY_WORDS = 5
-_KEY_WORD_BYTES = 7
-_KEY_BYTES = 32
+Slots = NDArray[np.bool_]
+_KEY_PIECES = (7, 7, 7, 7, 4)  # bytes of a key in each word
+KEY_WORDS = len(_KEY_PIECES)
 _BATCH_WORDS = 2**16  # of noise that is drawn at a time
 
 
 @dataclass(frozen=True)
-class CleanSum:
-    """An opened sum without the noise beyond the plan.
+class CleanSum(Opened):
+    """An opened sum without the noise beyond the plan."""
 
-    ``factor`` is the standard deviation of the noise in it over the planned one; 1 if clients add
-    no noise. The rest is as in `Opened`.
-    """
-
-    vector: Integers = field(repr=False)
-    liars: tuple[int, ...]
-    factor: float
+    factor: float = 1.0  # deviation of the noise in it over the planned one
 
 
 def levels_up_to(shares: int, most: int) -> tuple[int, ...]:
     """Return for how many honest answers parts of the noise are removed.
 
-    At most `MAX_LEVELS` numbers above ``shares`` = M', ascending, in steps of about one ratio. The
-    last is ``most``: how many there are if every client answers. So the noise that honest clients
-    leave exceeds the plan by about the root of that ratio at most, and by nothing if all answer.
+    At most `MAX_LEVELS` numbers above ``shares`` = M', ascending, in steps of about one ratio, up
+    to ``most``: how many there are if every client answers. So the noise of honest clients exceeds
+    the plan by about the root of that ratio at most, and by nothing if all answer.
     """
     ratio = max(min(most, MAX_SLOTS), shares) / shares
     steps = (round(shares * ratio ** (i / MAX_LEVELS)) for i in range(1, MAX_LEVELS + 1))
@@ -83,31 +69,24 @@ def usable(run: Run, round_number: int) -> tuple[int, ...]:
     They are M', and the document's levels without those that would make a part, or what is left of
     a share, narrower than two grid units: a sum of such parts is not the planned noise.
     """
-    document = run.document
-    chosen = [document.noise_shares]
-    if not document.levels:
-        return tuple(chosen)
-    units, places = run.algorithm.units(round_number), run.algorithm.places(round_number)
-    least = []
-    for release in run.plan.rounds[round_number - 1]:
-        touched = np.concatenate([units[places[name]] for name in release.blocks])
-        least.append((release, np.array([touched[touched > 0].min(initial=math.inf)])))
+    document, chosen = run.document, [run.document.noise_shares]
+    least = [
+        (release, sensitivities[sensitivities > 0].min(keepdims=True))
+        for release, _, sensitivities in releases_of(run.algorithm, run.plan, round_number)
+        if document.levels and sensitivities.any()
+    ]
     for level in document.levels:
-        parts = [
+        variances = (
             variance
             for release, unit in least
-            if math.isfinite(unit[0])
             for variance in (
                 share_variance(release, unit, level)[0],
                 part_variance(release, unit, chosen[-1], level)[0],
             )
-        ]
-        if min(parts, default=0.0) >= MIN_SHARE_STD**2:
+        )
+        if min(variances, default=0.0) >= MIN_SHARE_STD**2:
             chosen.append(level)
     return tuple(chosen)
-
-
-# ------------------------------------------------------------------------------ the client's side
 
 
 def client_noise(run: Run, round_number: int, secret: bytes, context: bytes) -> Integers:
@@ -115,9 +94,10 @@ def client_noise(run: Run, round_number: int, secret: bytes, context: bytes) -> 
 
     It depends on the secret of the client's session and the context of the round and attempt.
     """
-    n_levels, numbers = len(run.document.levels), usable(run, round_number)
+    # The part that stays is as narrow as if all answered; the others are added to it.
+    n_levels, last = len(run.document.levels), usable(run, round_number)[-1]
     stream = Stream.from_key(noise_key(secret, context))
-    noise = noise_share(run.algorithm, run.plan, round_number, numbers[-1], stream)
+    noise = noise_share(run.algorithm, run.plan, round_number, last, stream)
     if n_levels:
         key = part_key(secret, context, n_levels, n_levels)
         noise += _removable_noise(run, round_number, context, [key], n_levels)
@@ -130,7 +110,6 @@ def protect(
     """Return a vector's parts as the secure sum makes them, with those of the keys behind it.
 
     All are one dealing. Each key begins a new block, and blocks are shared independently.
-    Parameters are those of `SecureSum.protect`.
     """
     sharing, n_levels = context.sharing, len(run.document.levels)
     if sharing is not None and n_levels:
@@ -143,23 +122,15 @@ def protect(
 
 def part_bytes(run: Run, n_words: int, sharing: Sharing | None) -> int:
     """Return the length of a part of a vector, keys included, in bytes."""
-    length = run.trust.sum.part_bytes(n_words, sharing)
-    if run.document.levels:
-        length += len(run.document.levels) * run.trust.sum.part_bytes(KEY_WORDS, sharing)
-    return length
+    size = run.trust.sum.part_bytes
+    return size(n_words, sharing) + len(run.document.levels) * size(KEY_WORDS, sharing)
 
 
 def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: int) -> bytes:
     """Return the sum of parts, followed by each client's part of the key that the sum reaches.
 
-    Parameters
-    ----------
-    run : Run
-    parts : iterable of bytes
-        The survivors' parts for one position, in order of slot.
-    context : SumContext
-    n_survivors : int
-        How many clients the announced sum holds.
+    ``parts`` are the survivors' for one position, in order of slot. A malformed one is a
+    `PartError` with its number.
     """
     secure_sum, n_parts = run.trust.sum, reached(run.document, n_survivors)
     length, size = _lengths(run, context)
@@ -176,50 +147,33 @@ def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: 
     return secure_sum.combine(vectors(), context) + b"".join(keys)
 
 
-# ------------------------------------------------------------------------------ the server's side
-
-
 def open_sum(
-    run: Run,
-    round_number: int,
-    combined: Mapping[int, bytes],
-    survivors: NDArray[np.bool_],
-    context: SumContext,
+    run: Run, t: int, combined: Mapping[int, bytes], survivors: Slots, context: SumContext
 ) -> CleanSum:
     """Open a sum and subtract the noise beyond the plan, as far as its keys open.
 
-    Parameters are those of `SecureSum.open`; ``combined`` holds results of `combine` by position.
-    A key that does not open leaves its client's noise in the sum.
-
-    Raises
-    ------
-    SumError
-        If the sum does not open.
+    ``combined`` holds results of `combine` by position. A key that does not open leaves its
+    client's noise in the sum. A `SumError` if the sum does not open.
     """
-    n_survivors = int(np.count_nonzero(survivors))
+    n_survivors, length = int(np.count_nonzero(survivors)), _lengths(run, context)[0]
     n_parts = reached(run.document, n_survivors)
     if not n_parts:
         opened = run.trust.sum.open(combined, survivors, context)
-        return CleanSum(opened.vector, opened.liars, _factor(run, n_survivors))
-    length, _ = _lengths(run, context)
+        return CleanSum(opened.vector, opened.liars, noise_factor(run, n_survivors))
     sums = {position: part[:length] for position, part in combined.items()}
     opened = run.trust.sum.open(sums, survivors, context)
     shares = {j: part[length:] for j, part in combined.items() if j not in opened.liars}
     keys = _opened_keys(run, shares, n_survivors, survivors, context)
     vector = opened.vector.copy()
-    vector[:-1] -= _removable_noise(run, round_number, context.digest, keys, n_parts)
-    most = (run.document.noise_shares, *run.document.levels)[n_parts]
-    left = max(number for number in usable(run, round_number) if number <= most)
-    factor = _factor(run, n_survivors - len(keys), len(keys) / left)
+    vector[:-1] -= _removable_noise(run, t, context.digest, keys, n_parts)
+    most = run.document.levels[n_parts - 1]
+    left = max(number for number in usable(run, t) if number <= most)
+    factor = noise_factor(run, n_survivors - len(keys), len(keys) / left)
     return CleanSum(vector, opened.liars, factor)
 
 
 def _opened_keys(
-    run: Run,
-    shares: Mapping[int, bytes],
-    n_keys: int,
-    survivors: NDArray[np.bool_],
-    context: SumContext,
+    run: Run, shares: Mapping[int, bytes], n_keys: int, survivors: Slots, context: SumContext
 ) -> list[bytes]:
     """Return the keys that open. Halves are tried if not all do, so a false key costs no other."""
     size, packing = _lengths(run, context)[1], context.sharing.packing if context.sharing else 1
@@ -227,32 +181,24 @@ def _opened_keys(
     try:
         opened = run.trust.sum.open(shares, survivors, replace(context, n_words=n_words))
     except SumError:  # a dealer, or members, sent something else
-        if n_keys == 1:
-            return []
-        half = n_keys // 2
-        first = {j: share[: half * size] for j, share in shares.items()}
-        second = {j: share[half * size :] for j, share in shares.items()}
-        return [
-            *_opened_keys(run, first, half, survivors, context),
-            *_opened_keys(run, second, n_keys - half, survivors, context),
-        ]
+        half, keys = n_keys // 2, list[bytes]()
+        for part, n in ((slice(half * size), half), (slice(half * size, None), n_keys - half)):
+            if n_keys > 1:
+                given = {j: share[part] for j, share in shares.items()}
+                keys += _opened_keys(run, given, n, survivors, context)
+        return keys
     keys = []
     for blocks in opened.vector.reshape(packing, n_keys, -1).swapaxes(0, 1):
-        try:
+        with suppress(OverflowError):
             keys.append(_from_words(blocks.reshape(-1)[:KEY_WORDS]))
-        except OverflowError:
-            continue
     return keys
 
 
-def _factor(run: Run, n_whole: int, variance: float = 0.0) -> float:
-    """Return the noise factor of so many whole shares and a variance beside them."""
+def noise_factor(run: Run, n_whole: int, variance: float = 0.0) -> float:
+    """Return the noise factor of a sum of so many whole shares and a variance beside them."""
     if not run.trust.shares_noise:
         return 1.0
     return math.sqrt(variance + n_whole / run.document.noise_shares)
-
-
-# ------------------------------------------------------------------------------ parts and keys
 
 
 def part_key(secret: bytes, context: bytes, n_levels: int, n_parts: int) -> bytes:
@@ -274,11 +220,12 @@ def _removable_noise(
     noise = np.zeros(run.algorithm.words(round_number), dtype=np.int64)
     numbers, levels = usable(run, round_number), run.document.levels[:n_parts]
     n_drawn = sum(level in numbers for level in levels)
+    # Many streams at once are faster, but each holds its words of all parts in memory.
     batch = max(1, _BATCH_WORDS // (n_drawn * len(noise) or 1))
     for start in range(0, len(keys), batch):
         streams = []
         for key in keys[start : start + batch]:
-            for level in reversed(levels):
+            for level in reversed(levels):  # a key gives those of the levels below
                 if level in numbers:
                     streams.append(Stream.from_key(noise_key(key, context)))
                 key = _key_below(key)
@@ -293,32 +240,27 @@ def _part_variances(
     run: Run, round_number: int
 ) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:
     """Return each release's words, and their variances (n_parts, n_words) in each usable part."""
-    units, places = run.algorithm.units(round_number), run.algorithm.places(round_number)
     found = []
-    for release in run.plan.rounds[round_number - 1]:
-        here = np.concatenate([places[name] for name in release.blocks])
+    for release, words, sensitivities in releases_of(run.algorithm, run.plan, round_number):
         steps = pairwise(usable(run, round_number))
-        rows = [part_variance(release, units[here], fewer, more) for fewer, more in steps]
-        found.append((here, np.array(rows).reshape(-1, len(here))))
+        rows = [part_variance(release, sensitivities, fewer, more) for fewer, more in steps]
+        found.append((words, np.array(rows).reshape(-1, len(words))))
     return found
 
 
 def _lengths(run: Run, context: SumContext) -> tuple[int, int]:
     """Return the bytes of a vector's part, and of one key's behind it."""
-    secure_sum = run.trust.sum
-    return (
-        secure_sum.part_bytes(context.n_words, context.sharing),
-        secure_sum.part_bytes(KEY_WORDS, context.sharing),
-    )
+    size = run.trust.sum.part_bytes
+    return size(context.n_words, context.sharing), size(KEY_WORDS, context.sharing)
 
 
 def _to_words(key: bytes) -> Integers:
-    pieces = (key[start : start + _KEY_WORD_BYTES] for start in range(0, len(key), _KEY_WORD_BYTES))
-    return np.array([int.from_bytes(piece, "little") for piece in pieces], dtype=np.int64)
+    ends = zip(accumulate(_KEY_PIECES), _KEY_PIECES, strict=True)
+    words = [int.from_bytes(key[end - size : end], "little") for end, size in ends]
+    return np.array(words, dtype=np.int64)
 
 
 def _from_words(words: Integers) -> bytes:
     """Return the key of `_to_words`; an `OverflowError` if no key has such words."""
-    sizes = [_KEY_WORD_BYTES] * (KEY_WORDS - 1) + [_KEY_BYTES - _KEY_WORD_BYTES * (KEY_WORDS - 1)]
-    pieces = zip(words.tolist(), sizes, strict=True)
+    pieces = zip(words.tolist(), _KEY_PIECES, strict=True)
     return b"".join(word.to_bytes(size, "little") for word, size in pieces)

@@ -1,4 +1,4 @@
-"""The roster: who may be a client, each by a pinned public key (docs/protocol.md, section 4).
+"""Files of the operator, above all the roster: who may be a client (docs/protocol.md, section 4).
 
 A roster is a TOML file of lines ``name = "64 hexadecimal digits"``, the same at every client. The
 slot of a client is its place in the file, so nobody else can assign it. A line ``beacon = "..."``
@@ -8,22 +8,55 @@ committee has.
 
 import os
 import re
+import stat
+import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS, roster_digest
-from flower_kmeans.protocol.policy_file import parse_toml, read_file
 from flower_kmeans.secagg.key_agreement import KEY_BYTES, agree, public_key
 
 ROSTER_FILE = "roster.toml"
 BEACON = "beacon"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PUBLIC = re.compile(r"[0-9a-f]{64}")
-_BEACON = re.compile(r"([0-9a-f]{2}){16,64}")
+_KEY, _BEACON = range(KEY_BYTES, KEY_BYTES + 1), range(16, 65)  # bytes that they may have
+
+
+def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = False) -> bytes:
+    """Return the content of a file that others may not write, or, if it is secret, not even read.
+
+    A `ConfigurationError` if the file cannot be read, is another user's, or is open to others.
+    """
+    try:
+        with open(path, "rb") as file:  # mode and content are those of one and the same file
+            facts, content = os.fstat(file.fileno()), file.read()
+    except OSError as error:
+        raise ConfigurationError(f"The {name} {path} cannot be read: {error.strerror}.") from None
+    own = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
+    if facts.st_uid not in (0, own):
+        raise ConfigurationError(
+            f"Expected the {name} {path} to belong to this user or to root. "
+            f"Got user id {facts.st_uid} instead."
+        )
+    mode = stat.S_IMODE(facts.st_mode)
+    if mode & (0o077 if is_secret else 0o022):
+        wanted = "with mode 0600. Got" if is_secret else "writable by its owner alone. Got mode"
+        raise ConfigurationError(f"Expected the {name} {path} {wanted} {mode:04o} instead.")
+    return content
+
+
+def read_toml(content: bytes, what: str) -> dict[str, Any]:
+    """Return the values of a TOML file, which a `ConfigurationError` names as ``what``."""
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"The {what} is not TOML: {error}.") from None
 
 
 @dataclass(frozen=True)
@@ -32,8 +65,7 @@ class Roster:
 
     names: tuple[str, ...]
     keys: tuple[bytes, ...] = field(repr=False)
-    beacon: bytes = b""
-    """Public random value that was fixed after all keys were; empty where no committee is drawn."""
+    beacon: bytes = b""  # public random value, fixed after all keys; empty if nothing is drawn
 
     def __len__(self) -> int:
         """Return the number of slots, whether their clients are present or not."""
@@ -48,12 +80,8 @@ class Roster:
     def from_file(cls, path: str | os.PathLike[str]) -> "Roster":
         """Read a roster.
 
-        Raises
-        ------
-        ConfigurationError
-            If the file cannot be read, may be written by others than its owner, is not TOML, holds
-            anything but names with public keys, each key once, and a beacon, or lacks the beacon
-            where there are more than 64 clients.
+        A `ConfigurationError` if `read_file` refuses the file, it holds anything but names with
+        public keys, each once, and a beacon, or it has more than 64 clients and no beacon.
         """
         return _parse(f"roster_file {path}", read_file(path, "roster_file"))
 
@@ -61,44 +89,39 @@ class Roster:
 # A client reads its roster for every message; the check of each key takes a tenth of a millisecond.
 @lru_cache(maxsize=4)
 def _parse(file: str, content: bytes) -> Roster:
-    values = parse_toml(content, file)
-    beacon = values.pop(BEACON, "")
-    if beacon != "":
-        _require_beacon(beacon, f"the {file}")
+    values = read_toml(content, file)
+    line = values.pop(BEACON, "")
+    beacon = b"" if line == "" else _octets(line, _BEACON, f"the beacon of the {file} as 32 to 128")
+    publics = []
     for name, value in values.items():
-        if not isinstance(value, str) or not _PUBLIC.fullmatch(value):
-            raise ConfigurationError(
-                f"Expected {name} in the {file} as a public key of 64 lower-case "
-                "hexadecimal digits. Got something else instead."
-            )
-    publics = tuple(bytes.fromhex(value) for value in values.values())
-    if not publics:
-        raise ConfigurationError(f"Expected clients in the {file}. Got none.")
-    if len(set(publics)) != len(publics):
-        raise ConfigurationError(f"Expected every public key once in the {file}. Got one twice.")
-    for name, public in zip(values, publics, strict=True):
+        publics.append(_octets(value, _KEY, f"{name} in the {file} as a public key of 64"))
         try:
-            agree(bytes(KEY_BYTES), public)
+            agree(bytes(KEY_BYTES), publics[-1])
         except MessageError:
             raise ConfigurationError(
                 f"Expected {name} in the {file} as an X25519 public key. "
                 "Got a point that gives the same secret to everybody."
             ) from None
+    if not publics:
+        raise ConfigurationError(f"Expected clients in the {file}. Got none.")
+    if len(set(publics)) != len(publics):
+        raise ConfigurationError(f"Expected every public key once in the {file}. Got one twice.")
     if len(publics) > MAX_POSITIONS and not beacon:
         raise ConfigurationError(
-            f"Expected a beacon in the {file}, for it has more than {MAX_POSITIONS} "
-            f"clients. Got none: add a line {BEACON} with a public random value that was fixed "
-            "after all keys were."
+            f"Expected a beacon in the {file}, for it has more than {MAX_POSITIONS} clients. "
+            "Got none: add a line with a public random value that was fixed after all keys were."
         )
-    return Roster(tuple(values), publics, bytes.fromhex(beacon))
+    return Roster(tuple(values), tuple(publics), beacon)
 
 
-def _require_beacon(beacon: object, where: str) -> None:
-    if not isinstance(beacon, str) or not _BEACON.fullmatch(beacon):
-        raise ConfigurationError(
-            f"Expected the beacon of {where} as 32 to 128 lower-case hexadecimal digits. "
-            "Got something else instead."
-        )
+def _octets(digits: Any, sizes: range, what: str) -> bytes:
+    with suppress(TypeError, ValueError):
+        octets = bytes.fromhex(digits)
+        if octets.hex() == digits and len(octets) in sizes:
+            return octets
+    raise ConfigurationError(
+        f"Expected {what} lower-case hexadecimal digits. Got something else instead."
+    )
 
 
 @dataclass(frozen=True)
@@ -116,10 +139,7 @@ def read_identity(
 ) -> Identity:
     """Return who a client is, by the files of its operator.
 
-    Raises
-    ------
-    ConfigurationError
-        If a file cannot be used, or the client's key is not on the roster.
+    A `ConfigurationError` if a file cannot be used, or the client's key is not on the roster.
     """
     roster = Roster.from_file(roster_file)
     secret = read_file(member_key_file, "member_key_file", is_secret=True)
@@ -137,26 +157,11 @@ def read_identity(
     return Identity(roster, secret, public, roster.keys.index(public))
 
 
-# ------------------------------------------------------------------------------ making keys
-
-
 def write_members(directory: Path, names: Sequence[str], beacon: str | None = None) -> list[Path]:
     """Write a new key ``NAME.key`` (mode 0600) for every client, and their roster.
 
-    Parameters
-    ----------
-    directory : Path
-        Made, with mode 0700, if it does not exist.
-    names : sequence of str
-        In the order of the clients' slots.
-    beacon : str, optional
-        In hexadecimal digits. Anyone who knows it before the keys are made could choose keys by it;
-        a roster of more than 64 clients cannot be used without one.
-
-    Returns
-    -------
-    list of Path
-        The key files, then the roster.
+    The names are in the order of the slots; the beacon has hexadecimal digits. A directory that
+    does not exist is made with mode 0700. Return the paths of the keys, then that of the roster.
 
     Raises
     ------
@@ -173,14 +178,12 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
         )
     lines = []
     if beacon is not None:
-        _require_beacon(beacon, "a new roster")
+        _octets(beacon, _BEACON, "the beacon of a new roster as 32 to 128")
         lines.append(f'{BEACON} = "{beacon}"\n')
-    files: dict[Path, tuple[bytes, int]] = {}
-    for name in names:
-        secret = token(KEY_BYTES)
-        files[directory / f"{name}.key"] = (secret, 0o600)
-        lines.append(f'{name} = "{public_key(secret).hex()}"\n')
-    files[directory / ROSTER_FILE] = ("".join(lines).encode(), 0o644)
+    secrets = {directory / f"{name}.key": token(KEY_BYTES) for name in names}
+    keys = (public_key(secret).hex() for secret in secrets.values())
+    lines += [f'{name} = "{key}"\n' for name, key in zip(names, keys, strict=True)]
+    files = {**secrets, directory / ROSTER_FILE: "".join(lines).encode()}
     for path in files:  # a key that is in use would be lost
         if path.exists():
             raise ConfigurationError(
@@ -189,12 +192,11 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
     path = directory
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path, (content, mode) in files.items():
+        for path, content in files.items():
             # Never open to others, not even between its creation and a chmod.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
+            with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 file.write(content)
-                os.fchmod(descriptor, mode)
+                os.fchmod(file.fileno(), 0o600 if path in secrets else 0o644)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
     return list(files)

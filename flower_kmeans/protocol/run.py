@@ -1,20 +1,17 @@
-"""The run document: what a client must know to take part, and what it means.
-
-Its hash stands in every key, tag and context, so clients that were given different documents
-cannot add up to anything. A client verifies a document once, before it answers anything; later it
-reads the document that its session has accepted.
-"""
+"""The run document: what a client must know to take part, and what it means."""
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
-from flower_kmeans.domain import domain_from_config
+from flower_kmeans.data.domain import domain_from_config
 from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 from flower_kmeans.privacy.filter import Price, price_of
 from flower_kmeans.privacy.plan import PrivacyPlan, plan_from_config
@@ -27,9 +24,12 @@ KEYS = ("roster", "relayed")
 EPOCHS = 16
 """How many committees a roster beyond 64 slots offers; the server chooses one of them."""
 MAX_ATTEMPTS = 3
+MAX_PARTIES = 64
+MAX_VALUES = 1_000
+"""Most values that a round of a vertical run opens: 197 MB, one parcel."""
 MAX_LEVELS = 4
 MAX_SLOTS = 2**17
-"""Largest cohort: a client works and stores in proportion to the number that it is told."""
+"""Largest cohort: a client works and stores in proportion to the number that a message names."""
 _MAX_DOCUMENT = 2**20
 # Two processors may differ in the last digits of a calibrated multiplier, no more.
 _RELATIVE_TOLERANCE = 1e-9
@@ -49,43 +49,28 @@ class Horizontal(Struct, tag="horizontal", frozen=True, kw_only=True):
     domain: Config
 
 
-class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
-    """The public description of one run.
+class Vertical(Struct, tag="vertical", frozen=True, kw_only=True):
+    """A run over parties that hold different columns of the same records."""
 
-    Attributes
-    ----------
-    protocol : str
-    run : bytes
-        The run's random identity, 16 bytes.
-    trust : str
-        Name of a trust model.
-    keys : {"roster", "relayed", "none"}
-        Where the clients' keys come from; "none" where nothing is protected.
-    roster : bytes, optional
-        Digest of the roster and its beacon, 32 bytes; only with ``keys="roster"``.
-    epoch : int
-        Which committee of a roster beyond 64 slots, 0 to 15.
-    max_colluders : int
-        How many clients may pool what they know, with or without the server.
-    min_clients : int
-        Fewest clients behind a sum.
-    max_attempts : int
-        Tries per round, 1 to 3.
-    words : tuple of int
-        Length of each round's vector, checksum word included.
-    privacy : mapping
-        The privacy plan, as `PrivacyPlan.to_config` writes it.
-    share_variance : str
-        Variance of a client's noise share in units of the plan's, always
-        ``f"1/{min_clients - max_colluders}"``; "none" where clients add no noise.
-    levels : tuple of int
-        Numbers of honest answers, ascending from above ``min_clients - max_colluders``, at each of
-        which one more part of every noise share is removed. Only where the server opens the sums.
-    sampler : str
-        Name and version of the noise sampler; "none" in a run without noise.
-    body : Horizontal
-        Algorithm and domain.
-    """
+    algorithm: Config
+    domain: Config
+    # How many columns of the domain each party holds, in order of slot.
+    widths: Annotated[tuple[Count, ...], msgspec.Meta(min_length=2, max_length=MAX_PARTIES)]
+    check_ids: bool = False  # whether party 0 compares the others' row ids with its own
+
+    @property
+    def n_noisy(self) -> int:
+        """How many parties add noise: party 0 and the key holders."""
+        return 1 + int(self.algorithm["key_holders"])
+
+    def places(self, slot: int) -> slice:
+        """Return which columns of the domain a slot holds."""
+        start = sum(self.widths[:slot])
+        return slice(start, start + self.widths[slot])
+
+
+class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
+    """The public description of one run: docs/protocol.md, section 8, explains the fields."""
 
     protocol: Text
     run: B16
@@ -101,7 +86,7 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
     share_variance: Text = NONE
     levels: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_LEVELS)] = ()
     sampler: Text = NONE
-    body: Horizontal
+    body: Horizontal | Vertical
 
     @property
     def rounds(self) -> int:
@@ -111,15 +96,14 @@ class RunDocument(Struct, tag="run", frozen=True, kw_only=True):
     @property
     def noise_shares(self) -> int:
         """M': the fewest honest noise shares, which make the planned noise together."""
-        return self.min_clients - self.max_colluders
+        body = self.body
+        n_noisy = body.n_noisy if isinstance(body, Vertical) else self.min_clients
+        return n_noisy - self.max_colluders
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run document with the objects that it describes.
-
-    The plan is the announced one; `verify_plan` compares it with one's own computation.
-    """
+    """A run document with what it describes; `verify_plan` compares its plan with one's own."""
 
     document: RunDocument
     algorithm: Algorithm
@@ -133,15 +117,12 @@ class Run:
 
     @cached_property
     def doc_hash(self) -> bytes:
-        """SHA-256 of the document's encoding, 32 bytes."""
+        """SHA-256 of the document's encoding."""
         return hashlib.sha256(self.data).digest()
 
     @property
     def guarantee(self) -> tuple[float | None, float | None]:
-        """The (epsilon, delta) of all sums that may open; of ``None`` without privacy.
-
-        One sum of a round opens, whatever the number of attempts.
-        """
+        """The (epsilon, delta) of all sums that may open, one of a round; else ``None``."""
         if not self.plan.is_private or self.plan.budget.delta is None:
             return None, None
         return self.plan.epsilon(), self.plan.budget.delta
@@ -149,27 +130,17 @@ class Run:
     @cached_property
     def price(self) -> Price | None:
         """What the run costs in a ledger; ``None`` without privacy, which has no price."""
-        if not self.plan.is_private:
+        plan, moves = self.plan, None
+        if not plan.is_private:
             return None
-        moves = None
-        if self.plan.budget.protects_clients:
-            rounds = range(1, len(self.plan.rounds) + 1)
+        if plan.budget.protects_clients:
+            rounds = range(1, len(plan.rounds) + 1)
             moves = [self.algorithm.moves_of_a_record(t) for t in rounds]
-        return price_of(self.plan.budget.unit, self.plan.rounds, moves)
+        return price_of(plan.budget.unit, plan.rounds, moves)
 
 
-# Clients of one process are sent the same bytes: they share what these mean.
-@lru_cache(maxsize=8)
 def parse_document(data: bytes) -> RunDocument:
-    """Read a run document; its parameters are not looked at.
-
-    Raises
-    ------
-    VersionError
-        If it is of another version of the protocol.
-    MessageError
-        If the bytes are no run document.
-    """
+    """Read a run document; a `MessageError` if it is none (`VersionError`: of another version)."""
     if len(data) > _MAX_DOCUMENT:
         raise MessageError(f"Expected a run document of at most {_MAX_DOCUMENT} bytes.")
     document: RunDocument = decode(data, RunDocument)
@@ -178,18 +149,11 @@ def parse_document(data: bytes) -> RunDocument:
     return document
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=8)  # clients of one process are sent the same bytes
 def open_run(data: bytes) -> Run:
-    """Read a run document and make what it describes.
-
-    Raises
-    ------
-    MessageError
-        If the bytes are no run document (`VersionError`: of another version).
-    UnacceptableRunError
-        If the document contradicts itself.
-    """
+    """Make what a run document describes; an `UnacceptableRunError` if it contradicts itself."""
     document = parse_document(data)
+    # Any value may stand in a configuration: whatever it breaks is the document's fault.
     try:
         trust = trust_model(document.trust)
         plan = plan_from_config(document.privacy)
@@ -198,53 +162,60 @@ def open_run(data: bytes) -> Run:
     except (KMeansError, KeyError, TypeError, ValueError, OverflowError):
         raise UnacceptableRunError("The parameters of the run are not acceptable.") from None
     run = Run(document, algorithm, plan, trust)
-    objection = trust.objection(algorithm, plan) or _objection(run)
+    conflicts = (text for fits, text in _requirements(run) if not fits)
+    objection = trust.objection(algorithm, plan) or next(conflicts, None)
     if objection is not None:
         raise UnacceptableRunError(f"The run contradicts itself. {objection}")
     return run
 
 
-def _objection(run: Run) -> str | None:
-    """Return which fields of a document do not fit each other, or ``None``."""
+def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
+    """Yield of fields of a document whether they fit each other, and what is expected."""
     document, trust, algorithm = run.document, run.trust, run.algorithm
-    words = tuple(algorithm.words(t) + 1 for t in range(1, algorithm.n_rounds + 1))
-    if document.words != words:
-        return f"Expected words={words}."
-    if (document.keys != NONE) != trust.is_protected:
-        return "Keys are needed exactly where vectors leave their clients protected."
-    if (document.roster is not None) != (document.keys == "roster"):
-        return "A digest of the roster belongs to keys='roster'."
-    if trust.is_protected and document.max_colluders >= document.min_clients:
-        return "Expected max_colluders < min_clients."
+    body, colluders = document.body, document.max_colluders
+    fits = isinstance(body, Vertical) == trust.is_vertical
+    yield fits, "A vertical body belongs to trust='vertical'."
+    if isinstance(body, Vertical):
+        n, d = len(body.widths), algorithm.domain.n_features
+        yield sum(body.widths) == d, f"Expected widths that add up to {d} columns."
+        fits = n == document.min_clients == body.algorithm["n_parties"]
+        yield fits, f"Expected {n} parties in widths, min_clients and the algorithm."
+        noisy = f"Expected max_colluders below {body.n_noisy}, the parties that add noise."
+        yield colluders < body.n_noisy, noisy
+        fits = (document.max_attempts, document.epoch) == (1, 0)
+        yield fits, "Expected one attempt, for no party of a vertical run can be missing."
+        yield document.words[0] <= MAX_VALUES, f"Expected at most {MAX_VALUES} values in a round."
+    # A checksum word counts the vectors in a sum; in vertical runs no vectors are added.
+    checksum = 0 if trust.is_vertical else 1
+    words = tuple(algorithm.words(t) + checksum for t in range(1, algorithm.n_rounds + 1))
+    yield document.words == words, f"Expected words={words}."
+    fits = (document.keys != NONE) == trust.is_protected
+    yield fits, "Keys are needed exactly where vectors leave their clients protected."
+    fits = (document.roster is not None) == (document.keys == "roster")
+    yield fits, "A digest of the roster belongs to keys='roster'."
+    fits = not trust.is_protected or colluders < document.min_clients
+    yield fits, "Expected max_colluders < min_clients."
     variance = f"1/{document.noise_shares}" if trust.shares_noise else NONE
-    if document.share_variance != variance:
-        return f"Expected share_variance={variance!r}."
-    if document.levels and not trust.removes_noise:
-        return "Noise is removed only where the server opens the sums of a committee."
-    before = (document.noise_shares, *document.levels)
-    if any(b <= a for a, b in zip(before, document.levels, strict=False)):
-        return "Expected ascending levels."
-    if max(document.levels, default=0) > MAX_SLOTS:
-        return "Expected levels that a cohort can reach."
-    return None
+    yield document.share_variance == variance, f"Expected share_variance={variance!r}."
+    fits = not document.levels or trust.removes_noise
+    yield fits, "Noise is removed only where the server opens the sums of a committee."
+    levels = (document.noise_shares, *document.levels)
+    yield all(a < b for a, b in pairwise(levels)), "Expected ascending levels."
+    fits = max(document.levels, default=0) <= MAX_SLOTS
+    yield fits, "Expected levels that a cohort can reach."
 
 
 @lru_cache(maxsize=8)
 def verify_plan(data: bytes) -> None:
-    """Recompute the privacy plan of a run document and require that it is the announced one.
-
-    Parameters
-    ----------
-    data : bytes
-        Encoding of a document that `open_run` accepts.
-
-    Raises
-    ------
-    UnacceptableRunError
-        If the plans differ, or noise shares could not be drawn.
-    """
+    """Raise an `UnacceptableRunError` unless a run has the plan and the noise that it announces."""
     run = open_run(data)
-    if not _plans_agree(run.plan, run.algorithm.plan()):
+    own = run.algorithm.plan()
+    shapes = [(p.n_records, p.n_clients, [*map(len, p.rounds)]) for p in (run.plan, own)]
+    if shapes[0] != shapes[1] or not all(
+        a == replace(b, noise_multiplier=a.noise_multiplier)
+        and math.isclose(a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE)
+        for a, b in zip(run.plan.releases, own.releases, strict=True)
+    ):
         raise UnacceptableRunError("The announced privacy plan is not that of the parameters.")
     if run.document.sampler != sampler_of(run.plan, run.trust.shares_noise):
         raise UnacceptableRunError("The announced sampler is not the one that draws the noise.")
@@ -253,14 +224,3 @@ def verify_plan(data: bytes) -> None:
             check_shares(run.algorithm, run.plan, run.document.noise_shares)
         except ConfigurationError:
             raise UnacceptableRunError("The noise cannot be shared among clients.") from None
-
-
-def _plans_agree(announced: PrivacyPlan, own: PrivacyPlan) -> bool:
-    def shape(plan: PrivacyPlan) -> tuple[Any, ...]:
-        return plan.n_records, plan.n_clients, [len(releases) for releases in plan.rounds]
-
-    return shape(announced) == shape(own) and all(
-        a == replace(b, noise_multiplier=a.noise_multiplier)
-        and math.isclose(a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE)
-        for a, b in zip(announced.releases, own.releases, strict=True)
-    )

@@ -1,140 +1,72 @@
-"""The server's side of a run: whom it asks what, and what it makes of the replies.
+"""The server's side of a run, in the order of docs/protocol.md, sections 5 and 6.
 
-A server knows nothing of Flower's messages or clocks (docs/protocol.md, sections 5 and 6). It makes
-requests per node and hands them to a `Trip`, which carries them and yields the replies. No client
-checks what a server does about faults, and none of it costs privacy: one sum of a round opens.
+A server knows nothing of Flower's messages or clocks. It makes requests per node and hands them to
+a `Trip`, which carries them and yields the replies. The numbered rules about faults are those of
+section 6. No client checks them, and none costs privacy: one sum of a round opens.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from itertools import chain, islice
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
 from flower_kmeans.algorithms.base import State
-from flower_kmeans.errors import (
-    ConfigurationError,
-    MessageError,
-    RunError,
-    TooFewClientsError,
-)
-from flower_kmeans.initialization import public_generator
+from flower_kmeans.algorithms.numerics.initialization import public_generator
+from flower_kmeans.errors import ConfigurationError, MessageError, RunError, TooFewClientsError
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.privacy.report import CommitteeReport, Dropped
-from flower_kmeans.privacy.report import Kind as IncidentKind
-from flower_kmeans.protocol import removal
-from flower_kmeans.protocol.client import read_result
+from flower_kmeans.protocol import messages, removal, transcript
 from flower_kmeans.protocol.cohort import (
+    DISTRIBUTORS,
     MALFORMED,
-    SEAL_BYTES,
+    TWICE,
+    Client,
     Cohort,
     Frame,
-    Participant,
     ShareStore,
 )
 from flower_kmeans.protocol.committee import MAX_POSITIONS, corrupt_positions
-from flower_kmeans.protocol.group_key import GroupKey
-from flower_kmeans.protocol.messages import (
-    Add,
-    Added,
-    Answer,
-    Ask,
-    Code,
-    Enrol,
-    Enrolled,
-    Entry,
-    Finish,
-    Finished,
-    Keys,
-    Refusal,
-    Reply,
-    Request,
-    Wrapped,
-)
+from flower_kmeans.protocol.messages import Added, Answer, Ask, Code, Enrolled, Refusal, Reply
 from flower_kmeans.protocol.noise import server_noise
+from flower_kmeans.protocol.results import encode_result, read_result, result_of
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
-from flower_kmeans.protocol.transcript import (
-    ZERO,
-    entry_context,
-    first_hash,
-    next_hash,
-    pack_survivors,
-    query_tag,
-    round_context,
-)
+from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import MAX_MESSAGE, encode, encode_arrays
+from flower_kmeans.report.report import CommitteeReport, Dropped, Proceedings
+from flower_kmeans.report.report import Kind as IncidentKind
 from flower_kmeans.secagg.base import SumContext, SumError
 from flower_kmeans.secagg.hashing import u64
+from flower_kmeans.secagg.key_agreement import SEAL_BYTES
 
-Kind = Literal["enrol", "keys", "ask", "add", "finish"]
+Kind = Literal["enrol", "ask", "add", "abort"] | messages.Step
+R = TypeVar("R", bound=Reply)
 Replies = Iterable[tuple[int, Reply | str]]
 """Node and reply; a string states why there is no orderly reply."""
+HasEnough = Callable[[], bool]
+"""Whether the server could go on without further replies to the round trip that is under way."""
+Trip = Callable[[Kind, Mapping[int, messages.Request], HasEnough], Replies]
+"""Sends requests by node, and yields each node with its reply or why there is none, as they come.
+Replies to the enrolments that `Server.join` returned may come too."""
 
-MAX_RELAY = 2**31
-"""Most bytes of shares that a server passes on in one round."""
-N_REPEATS = 2
-"""How often an `Add` is repeated for those who did not answer it."""
+MAX_RELAY = 2**31  # bytes of shares that a server passes on in one round
+N_REPEATS = 2  # of an `Add`, for those who did not answer it
 _ADD_BYTES = 256 * 2**20  # of all that are under way at once
 _OVERHEAD = 2**20  # of a message, beside what grows with words and clients
 _PEER_BYTES = 80
 _PART_OVERHEAD = 32
 
 NO_ANSWER = "No answer in time."
-TWICE = "The client answered twice; only the first answer counted."
 STRAY = "The answer belonged to another run."
 DIFFERS = "The client's query or history differs from that of most clients."
 FALSE_SHARE = "The client's sum-share is false."
 SKIPPED = "Other clients could not share with the client."
 NAMED = "The client's shares did not open for others."
-LATE = "The client came late, and keys are relayed to the first clients only."
-
-
-class Trip(Protocol):
-    """Carries one round trip: sends a request to each node and yields the replies as they come.
-
-    ``has_enough()`` returns whether the server could go on without those that have not answered. A
-    trip may also yield replies to the enrolments that `Server.join` returned.
-    """
-
-    def __call__(
-        self, kind: Kind, requests: Mapping[int, Request], has_enough: Callable[[], bool]
-    ) -> Iterator[tuple[int, Reply | str]]:
-        """Send requests by node, and yield each node with its reply or why there is none."""
-
-
-@dataclass
-class Proceedings:
-    """How a run went, beside `Server.incidents`; nothing here follows from records."""
-
-    n_slots: int = 0
-    """M, in the last round."""
-    committee: CommitteeReport | None = None
-    """That of the last round, where a committee adds."""
-    answers: list[int] = field(default_factory=list)
-    """|S| of each round that is closed; 0 for a lost one."""
-    noise_factors: list[float] = field(default_factory=list)
-    """Where noise beyond the plan is removed: for each of these rounds, the standard deviation of
-    the noise in the sum over the planned one; 0 for a lost round."""
-    lost_rounds: list[int] = field(default_factory=list)
-    """Rounds whose sum could not be opened, which the run went on without."""
-    attempts: int = 0
-    """At all rounds together."""
-    repeats: int = 0
-    """Of an `Add`."""
-    round_trips: int = 0
-
-
-@dataclass
-class _Group:
-    """The answers with one tag: whose they are and, without a committee, their sum."""
-
-    slots: list[int] = field(default_factory=list)
-    total: bytes = b""
 
 
 @dataclass
@@ -144,14 +76,31 @@ class _Attempt:
     t: int
     number: int
     frame: Frame
-    query: bytes | None  # where the server sees the sums, with its tag
-    tag: bytes | None
+    query: bytes | None  # where the server sees the sums
+    tag: bytes  # of the answers that are added up; empty until it is known
     part_bytes: int  # of one part of an answer, sealed where it is a share
-    store: ShareStore | None  # where a committee adds
-    wanted: list[Participant]  # whose envelopes are asked for
+    store: ShareStore
+    members: dict[int, Client]  # who adds the answers up, by position
     requests: dict[int, Ask] = field(default_factory=dict)
-    groups: dict[bytes, _Group] = field(default_factory=dict)  # by tag
-    have: int = 0  # how many answers can be added up
+    answers: dict[bytes, list[Client]] = field(default_factory=dict)  # who gave them, by tag
+    sums: dict[bytes, bytes] = field(default_factory=dict)  # by tag, without a committee
+    dealers: list[Client] = field(default_factory=list)  # S: those whose answers are added up
+    replies: dict[int, Added | Refusal] = field(default_factory=dict)  # of members; or `Code.KEY`
+
+    @property
+    def threshold(self) -> int:
+        """Sum-shares that open the sum; 0 without a committee."""
+        return self.frame.sharing.threshold if self.frame.sharing else 0
+
+    @property
+    def shares(self) -> dict[int, bytes]:
+        """Sum-shares by position."""
+        return {j: reply.share for j, reply in self.replies.items() if isinstance(reply, Added)}
+
+    @property
+    def named(self) -> dict[int, int | None]:
+        """By position, the slot whose share did not open; ``None`` if the envelope did not."""
+        return {j: reply.slot for j, reply in self.replies.items() if isinstance(reply, Refusal)}
 
 
 class Server:
@@ -160,33 +109,11 @@ class Server:
     Parameters
     ----------
     run : Run
-        Its algorithm is the server's own. What that holds beside the parameters in the document
-        never travels.
+        What its algorithm holds beside the parameters in the document never travels.
     seed : int, default: 0
         Public randomness of an algorithm whose queries only the server can compute.
     roster : Roster, optional
         The clients' public keys; needed exactly under ``keys="roster"``.
-
-    Attributes
-    ----------
-    run : Run
-        With a roster beyond 64 slots its epoch may be another one after `set_up`.
-    incidents, dropped : list of Dropped
-        Everything that was not an orderly reply; and clients that a round went on without, with the
-        last incident that explains it. Round 0 is the enrolment, ``n_rounds + 1`` the delivery.
-    delivered : set of int
-        Nodes that have the result.
-    head, n_opened : int
-        Rounds that are closed; the last one whose sum the server has opened, 0 where it is blind.
-    state : State
-        The algorithm's state after all rounds that are closed; that before round 1 where the server
-        is blind.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is a roster where keys are relayed, or none where they are not, or another one than
-        the run document names.
     """
 
     def __init__(self, run: Run, *, seed: int = 0, roster: Roster | None = None) -> None:
@@ -196,30 +123,26 @@ class Server:
             )
         self.run, self._seed, self._roster = run, seed, roster
         self.proceedings = Proceedings()
-        self.incidents: list[Dropped] = []
-        self.dropped: list[Dropped] = []
-        self.delivered: set[int] = set()
-        self.head = self.n_opened = 0
+        self.incidents: list[Dropped] = []  # all that was not an orderly reply
+        self.dropped: list[Dropped] = []  # who was missing in a round, with the last incident
+        self.delivered: set[int] = set()  # nodes that have the result
+        self.head = self.n_opened = 0  # rounds that are closed; the last whose sum the server saw
+        self.noise_factor = 1.0  # of the last sum: deviation of its noise over the planned one
         self.state: State = run.algorithm.initial_state(self._generator(0))
         self._begin(run)
 
     def _begin(self, run: Run) -> None:
         """Forget all clients: no session of theirs is for this document."""
-        self.run = run
+        self.run = run  # beyond 64 slots perhaps with another epoch after `set_up`
         self._cohort = Cohort(run, self._roster)
-        self._keys = GroupKey()
-        self._documented: set[int] = set()  # who has the document
-        self._heads: dict[int, int] = {}  # rounds whose entries a client has
-        self._sent: dict[int, int] = {}  # last round of the entries that it was sent
-        self._declined: set[int] = set()
-        self._banned: set[int] = set()
-        self._differing: set[int] = set()
-        self._is_set_up = False
-        self._entries: list[Entry] = []
-        self._sizes: list[int] = []
-        self._h = first_hash(run.doc_hash) if run.trust.is_blind else ZERO
+        self._entries: dict[messages.Entry, int] = {}  # with their lengths
+        self._h = transcript.first_hash(run.doc_hash) if run.trust.is_blind else ZERO
         self._attempt: _Attempt | None = None
-        self._enough: Callable[[], bool] = lambda: False
+        self.has_enough: HasEnough = lambda: False  # for the round trip under way
+
+    def _generator(self, number: int) -> np.random.Generator | None:
+        """Return the randomness of one step; none where clients could take the same step."""
+        return None if self.run.algorithm.replayable else public_generator(self._seed, number)
 
     @property
     def n_clients(self) -> int:
@@ -229,209 +152,211 @@ class Server:
     @property
     def all_keep_ledgers(self) -> bool:
         """Whether every client stated that it keeps a ledger, which only they can know."""
-        return bool(self._cohort.clients) and all(
-            client.public.ledger for client in self._cohort.clients.values()
-        )
+        clients = self._cohort.clients.values()
+        return bool(clients) and all(client.public.ledger for client in clients)
 
-    def has_enough(self) -> bool:
-        """Return whether the round trip that is under way could end with what has come."""
-        return self._enough()
-
-    # ------------------------------------------------------------------ set-up
+    # ------------------------------------------------------------------ set-up (section 5)
 
     def set_up(self, node_ids: Iterable[int], trip: Trip) -> None:
         """Enrol the clients, give them slots, and choose the committee and the group key.
 
-        Raises
-        ------
-        TooFewClientsError
-            If too few clients enrolled for a sum.
-        ConfigurationError
-            If so many enrolled that messages would be too long.
-        RunError
-            If no client made the group key.
+        A `TooFewClientsError` if too few enrolled, a `ConfigurationError` if messages to so many
+        would be too long, a `RunError` if no client made the group key.
         """
         nodes = sorted(node_ids)
         self._enrol(nodes, trip)
         epoch = self._cohort.better_epoch()
-        if epoch is not None:
+        if epoch is not None:  # another document, so clients begin other sessions
             document = msgspec.structs.replace(self.run.document, epoch=epoch)
             self._begin(replace(self.run, document=document))
             self._enrol(nodes, trip)
-        n_taken, least = len(self._cohort.taken), self.run.document.min_clients
+        n_taken, least = len(self._cohort.claims), self.run.document.min_clients
         if n_taken < least:
             raise TooFewClientsError(
                 f"Expected at least min_clients={least} clients to take part. "
                 f"Got {n_taken} instead.{self._reasons(0)}"
             )
         frame = self._next_frame()
-        self._note_dropped(0, (node for node in nodes if node not in self._cohort.clients))
-        if self.run.trust.has_committee and frame.sharing is None:
+        self._note_dropped(0, set(nodes) - self._cohort.clients.keys())
+        if self.run.trust.has_committee and frame.committee and frame.sharing is None:
             raise TooFewClientsError(
-                f"Expected more of the {len(frame.committee_slots)} committee members to take "
+                f"Expected more of the {len(frame.committee.slots)} committee members to take "
                 f"part. Got {len(frame.present)} instead.{self._reasons(0)}"
             )
         require_sizes(self.run, frame.n_slots)
-        self._is_set_up = True
+        self._cohort.is_closed = self.run.document.keys == "relayed"
         if self._has_early_key:
             self._make_group_key(frame, trip)
 
     def _enrol(self, nodes: Iterable[int], trip: Trip) -> None:
         cohort, least = self._cohort, self.run.document.min_clients
-        self._enough = lambda: len(cohort.taken) >= least and cohort.can_add()
-        requests = dict.fromkeys(nodes, Enrol(doc=self.run.data))
-        for _ in self._take(0, self._send(trip, "enrol", requests), Enrolled):
-            pass
+        self.has_enough = lambda: len(cohort.claims) >= least and cohort.can_add()
+        requests = dict.fromkeys(nodes, messages.Enrol(doc=self.run.data))
+        list(self._take(0, self._send(trip, "enrol", requests), Enrolled))
 
-    def _make_group_key(self, frame: Frame, trip: Trip) -> None:
-        """Let key distributors make the group key in a round trip; ask others if none replies."""
-        everyone, tried = list(frame.slots.values()), set[int]()
-        self._enough = lambda: self._keys.has_offers
-        while not self._keys.has_offers:
-            distributors = self._keys.distributors(frame, tried)
-            if not distributors:
-                raise RunError(
-                    "Expected a client that makes the group key. Got none." + self._reasons(0)
-                )
-            tried |= {distributor.node_id for distributor in distributors}
-            requests = {
-                one.node_id: Keys(
-                    doc_hash=self.run.doc_hash,
-                    peers=tuple(frame.peer(client, one) for client in everyone),
-                )
-                for one in distributors
-            }
-            for node_id, reply in self._take(0, self._send(trip, "keys", requests), Wrapped):
-                if isinstance(reply, Wrapped) and node_id in requests:
-                    self._offer(frame, node_id, reply, everyone)
-        self._keys.accept_offer()
-
-    def _offer(
-        self, frame: Frame, node_id: int, reply: Wrapped | Answer, wanted: Sequence[Participant]
-    ) -> None:
-        distributor = self._cohort.clients[node_id]
-        for client in self._keys.offer(frame, distributor, reply.envelopes, wanted):
-            self._cohort.give_up(client.slot)
-
-    def join(self, node_ids: Iterable[int]) -> dict[int, Enrol]:
+    def join(self, node_ids: Iterable[int]) -> dict[int, messages.Enrol]:
         """Return enrolments for nodes that came late, or whose enrolment was lost.
 
-        Their replies may come in any later trip. Relayed keys serve the first clients only, so
-        such a run takes no late ones.
+        Their replies may come in any later trip. Relayed keys serve the first clients only.
         """
-        if not self._takes_late:
-            return {}
-        new = [n for n in node_ids if not self._cohort.knows(n) and n not in self._declined]
-        return dict.fromkeys(new, Enrol(doc=self.run.data))
+        new = set() if self._cohort.is_closed else set(node_ids) - self._cohort.known
+        return dict.fromkeys(sorted(new), messages.Enrol(doc=self.run.data))
 
     @property
     def _has_early_key(self) -> bool:
         """Whether clients need the group key for round 1, so it takes a round trip."""
         return self.run.trust.is_blind and not self.run.trust.has_committee
 
-    @property
-    def _takes_late(self) -> bool:
-        return not self._is_set_up or self.run.document.keys != "relayed"
+    def _make_group_key(self, frame: Frame, trip: Trip) -> None:
+        """Let key distributors make the group key in a round trip; ask others if none replies."""
+        cohort, members = self._cohort, list(frame.present.values())
+        self.has_enough = lambda: bool(cohort.offers)
+        for start in range(0, len(members), DISTRIBUTORS):
+            requests = {
+                one.node_id: messages.Keys(
+                    doc_hash=self.run.doc_hash,
+                    peers=tuple(frame.peer(client, one) for client in frame.slots.values()),
+                )
+                for one in members[start : start + DISTRIBUTORS]
+            }
+            replies = self._send(trip, "keys", requests)
+            for client, reply in self._take(0, replies, messages.Wrapped):
+                if isinstance(reply, messages.Wrapped):
+                    peers = requests[client.node_id].peers
+                    cohort.offer(frame, client, peers, reply.envelopes)
+            if cohort.offers:
+                return cohort.accept_offer()
+        raise RunError("Expected a client that makes the group key. Got none." + self._reasons(0))
 
-    # ------------------------------------------------------------------ replies
+    # ------------------------------------------------------------------ replies (rule 1)
 
-    def _send(self, trip: Trip, kind: Kind, requests: Mapping[int, Request]) -> Replies:
+    def _send(self, trip: Trip, kind: Kind, requests: Mapping[int, messages.Request]) -> Replies:
         self.proceedings.round_trips += 1
         return trip(kind, requests, self.has_enough)
 
-    def _take(self, t: int, replies: Replies, kind: type[Reply]) -> Iterator[tuple[int, Reply]]:
-        """Yield the orderly replies of clients and their refusals, and note all others.
-
-        A node without a slot is not heard, unless it enrols.
-        """
+    def _take(
+        self, t: int, replies: Replies, kind: type[R]
+    ) -> Iterator[tuple[Client, R | Refusal]]:
+        """Yield orderly replies and refusals of clients, and note all others; let nodes enrol."""
         seen: set[int] = set()
         for node_id, reply in replies:
+            client = self._cohort.clients.get(node_id)
             if isinstance(reply, str):
                 self._note(node_id, t, reply, "failed")
             elif reply.doc_hash not in (self.run.doc_hash, None):
                 self._note(node_id, t, STRAY, "failed")
             elif isinstance(reply, Enrolled):
-                self._give_slot(node_id, t, reply)
-            elif node_id not in self._cohort.clients:
+                objection = self._cohort.take(node_id, reply)
+                if objection is not None:
+                    self._note(node_id, t, objection, "failed")
+            elif client is None:
                 if isinstance(reply, Refusal):
                     self._note(node_id, t, Code(reply.code).sentence)
-                    self._declined.add(node_id)
+                    self._cohort.known.add(node_id)
             elif node_id in seen:
                 self._note(node_id, t, TWICE, "failed")
             elif isinstance(reply, Refusal):
                 seen.add(node_id)
-                self._refused(node_id, t, reply)
-                yield node_id, reply
+                self._refused(client, t, reply)
+                yield client, reply
             elif isinstance(reply, kind):
                 seen.add(node_id)
-                self._documented.add(node_id)
-                yield node_id, reply
+                client.has_document = True
+                yield client, reply
             else:
                 self._note(node_id, t, MALFORMED, "failed")
 
-    def _give_slot(self, node_id: int, t: int, reply: Enrolled) -> None:
-        objection: str | None = TWICE
-        if not self._cohort.knows(node_id):
-            objection = self._cohort.take(node_id, reply) if self._takes_late else LATE
-        if objection is not None:
-            self._note(node_id, t, objection, "failed")
-            self._declined.add(node_id)
-
-    def _refused(self, node_id: int, t: int, refusal: Refusal) -> None:
+    def _refused(self, client: Client, t: int, refusal: Refusal) -> None:
         """Note a refusal; renew the client, or remember what it lacks. It never ends the run."""
         code = Code(refusal.code)
-        renewed = code == Code.RENEW and self._cohort.renew(node_id, refusal)
-        self._note(node_id, t, code.sentence, "renewed" if renewed else "refused")
+        renewed = code == Code.RENEW and self._cohort.renew(client, refusal)
+        self._note(client.node_id, t, code.sentence, "renewed" if renewed else "refused")
         if code == Code.NEED:
-            self._documented.discard(node_id)
-            self._keys.holders.discard(node_id)
+            client.has_document = client.has_key = False
             # It followed what it was sent, if that was not all; otherwise it may have nothing.
-            sent = self._sent.pop(node_id, 0)
-            self._heads[node_id] = sent if sent < len(self._entries) else 0
+            client.head = client.sent if client.sent < len(self._entries) else 0
+            client.sent = 0
 
     def _note(self, node_id: int, t: int, reason: str, kind: IncidentKind = "refused") -> None:
-        slot, software, ledger = -1, "", False
         client = self._cohort.clients.get(node_id)
-        if client is not None:
-            slot, software, ledger = client.slot, client.public.software, client.public.ledger
-        self.incidents.append(Dropped(slot, node_id, t, reason, kind, software, ledger))
+        stated = (client.public.software, client.public.ledger) if client else ()
+        slot = client.slot if client else -1
+        self.incidents.append(Dropped(slot, node_id, t, reason, kind, *stated))
 
     def _note_dropped(self, t: int, node_ids: Iterable[int]) -> None:
         """Record that a round went on without these nodes, each with the last incident."""
         last = {incident.node_id: incident for incident in self.incidents if incident.round == t}
-        for node_id in node_ids:
+        for node_id in sorted(node_ids):
             client = self._cohort.clients.get(node_id)
-            slot = -1 if client is None else client.slot
-            silent = Dropped(slot, node_id, t, NO_ANSWER, "silent")
+            silent = Dropped(client.slot if client else -1, node_id, t, NO_ANSWER, "silent")
             self.dropped.append(last.get(node_id, silent))
 
     def _reasons(self, t: int) -> str:
         reasons = sorted({incident.reason for incident in self.incidents if incident.round == t})
         return f" Reasons: {' '.join(reasons)}" if reasons else ""
 
-    # ------------------------------------------------------------------ requests
+    # ------------------------------------------------------------------ `ask`
+
+    def ask(self) -> dict[int, Ask]:
+        """Begin the next round and return the requests of its first attempt.
+
+        A `RunError` if the query has no encoding, or clients would refuse it.
+        """
+        data, algorithm = None, self.run.algorithm
+        if not self.run.trust.is_blind:
+            query = algorithm.query(self.state)
+            try:
+                data = encode_arrays(dict(query.arrays))
+                algorithm.check_query(query)
+            except MessageError as error:
+                raise RunError(f"Round {query.round} cannot be asked for. {error}") from None
+        self._attempt = self._open_attempt(1, data)
+        self.proceedings.round_trips += 1
+        return self._attempt.requests
+
+    def _open_attempt(self, number: int, query: bytes | None) -> _Attempt:
+        run, cohort, frame, t = self.run, self._cohort, self._next_frame(), self.head + 1
+        tag = b"" if query is None else transcript.query_tag(ZERO, ZERO, query)
+        size = removal.part_bytes(run, run.document.words[t - 1], frame.sharing)
+        size += SEAL_BYTES if frame.sharing else 0
+        store = ShareStore(frame.sharing, size)
+        attempt = _Attempt(t, number, frame, query, tag, size, store, dict(frame.present))
+        self.proceedings.attempts += 1
+        wanted = [c for c in frame.slots.values() if run.trust.is_blind and not c.wraps]
+        chosen = cohort.distributors(frame) if wanted else []
+        for client in frame.slots.values():
+            peers = wanted if client in chosen else []
+            attempt.requests[client.node_id] = Ask(
+                **self._located(attempt, client),
+                query=query,
+                entries=self._lacking(client),
+                peers=tuple(frame.peer(peer, client) for peer in peers),
+            )
+        least = run.document.min_clients
+        self.has_enough = lambda: (
+            any(len(clients) >= least for clients in attempt.answers.values())
+            and (not run.trust.is_blind or bool(cohort.offers) or cohort.uses_key)
+        )
+        return attempt
 
     def _next_frame(self) -> Frame:
-        frame, new = self._cohort.frame()
-        for node_id in new:
-            self._keys.forget(node_id)
-            self._heads.pop(node_id, None)
+        frame, roster = self._cohort.frame(), self._roster
         self.proceedings.n_slots = frame.n_slots
-        sharing, roster = frame.sharing, self._roster
-        if sharing is not None:
-            is_drawn = roster is not None and frame.n_slots > sharing.n_positions
+        if frame.committee and frame.sharing:
+            sharing = frame.sharing
+            drawn = roster if roster is not None and len(roster) > sharing.n_positions else None
             self.proceedings.committee = CommitteeReport(
-                slots=frame.committee_slots,
-                n_present=len(frame.present),
-                n_corrupt=sharing.n_corrupt,
-                privacy=sharing.privacy,
-                packing=sharing.packing,
-                epoch=self.run.document.epoch if is_drawn else None,
-                beacon=roster.beacon.hex() if roster is not None and is_drawn else "",
+                frame.committee.slots,
+                len(frame.present),
+                sharing.n_corrupt,
+                sharing.privacy,
+                sharing.packing,
+                epoch=self.run.document.epoch if drawn else None,
+                beacon=drawn.beacon.hex() if drawn else "",
             )
         return frame
 
-    def _located(self, attempt: _Attempt, client: Participant) -> dict[str, Any]:
+    def _located(self, attempt: _Attempt, client: Client) -> dict[str, Any]:
         """Return what `Ask` and `Add` have in common for one client."""
         frame = attempt.frame
         return {
@@ -442,265 +367,328 @@ class Server:
             "root": frame.tree.root,
             "slot": client.slot,
             "path": frame.tree.path(client.slot),
-            "committee": frame.committee_list,
+            "committee": frame.encoded,
             "tags": b"" if self._roster is None else frame.tags_for(client),
-            "doc": b"" if client.node_id in self._documented else self.run.data,
-            "wrap_for": self._keys.wrap_for(client.node_id),
+            "doc": b"" if client.has_document else self.run.data,
+            "wrap_for": client.wrap,
         }
 
-    def _lacking(self, node_id: int) -> tuple[Entry, ...]:
+    def _lacking(self, client: Client) -> tuple[messages.Entry, ...]:
         """Return the entries that a client lacks, as many as fit into a message."""
-        first = last = self._heads.get(node_id, 0)
+        entries = list[messages.Entry]()
         room = MAX_MESSAGE - _OVERHEAD - _PEER_BYTES * self._cohort.n_slots
-        while last < len(self._entries):
-            room -= self._sizes[last]
-            if room < 0 and last > first:
+        for entry, size in islice(self._entries.items(), client.head, None):
+            room -= size
+            if room < 0 and entries:
                 break
-            last += 1
-        self._sent[node_id] = last
-        return tuple(self._entries[first:last])
+            entries.append(entry)
+        client.sent = client.head + len(entries)
+        return tuple(entries)
 
-    # ------------------------------------------------------------------ asking
-
-    def ask(self) -> dict[int, Ask]:
-        """Begin the next round and return the requests of its first attempt.
-
-        Raises
-        ------
-        RunError
-            If the query has no encoding, or clients would refuse it.
-        """
-        query = None if self.run.trust.is_blind else self._encoded_query()
-        self._attempt = self._open_attempt(1, query)
-        self.proceedings.round_trips += 1
-        return self._attempt.requests
-
-    def _encoded_query(self) -> bytes:
-        """Return the next round's query, the same in all attempts, as it travels."""
-        query = self.run.algorithm.query(self.state)
-        try:
-            data = encode_arrays(dict(query.arrays))
-            self.run.algorithm.check_query(query)
-        except MessageError as error:
-            raise RunError(f"Round {query.round} cannot be asked for. {error}") from None
-        return data
-
-    def _open_attempt(self, number: int, query: bytes | None) -> _Attempt:
-        run, frame, t = self.run, self._next_frame(), self.head + 1
-        tag = None if query is None else query_tag(ZERO, ZERO, query)
-        size, store = removal.part_bytes(run, run.document.words[t - 1], frame.sharing), None
-        if frame.sharing is not None:
-            size += SEAL_BYTES
-            store = ShareStore(frame.sharing, size)
-        wanted = self._keys.lacking(frame) if run.trust.is_blind else []
-        chosen = self._keys.distributors(frame, self._differing) if wanted else []
-        attempt = _Attempt(t, number, frame, query, tag, size, store, wanted)
-        self.proceedings.attempts += 1
-        for client in frame.slots.values():
-            peers = wanted if client in chosen else []
-            attempt.requests[client.node_id] = Ask(
-                **self._located(attempt, client),
-                query=query,
-                entries=self._lacking(client.node_id),
-                peers=tuple(frame.peer(peer, client) for peer in peers),
-            )
-        least = run.document.min_clients
-        self._enough = lambda: (
-            any(len(group.slots) >= least for group in attempt.groups.values())
-            and (not run.trust.is_blind or self._keys.exists)
-        )
-        return attempt
-
-    def _generator(self, number: int) -> np.random.Generator | None:
-        """Return the randomness of one step; none where clients could take the same step."""
-        return None if self.run.algorithm.replayable else public_generator(self._seed, number)
+    # ------------------------------------------------------------------ `answer`
 
     def take_answers(self, replies: Replies, trip: Trip) -> None:
         """Take the replies to `ask` and close the round, with further round trips as needed.
 
-        Raises
-        ------
-        TooFewClientsError
-            If too few clients answered in all attempts.
-        RunError
-            If the round is lost and the run cannot go on without its sum.
+        A `TooFewClientsError` if too few clients answered in all attempts, a `RunError` if the
+        round is lost and the run cannot go on without its sum.
         """
-        attempt = self._attempt
+        attempt, document = self._attempt, self.run.document
         if attempt is None:
             raise RunError("Expected `ask` before the answers to it.")
         while True:
-            with closing(attempt.store) if attempt.store is not None else nullcontext():
+            with closing(attempt.store):
                 self._collect(attempt, replies)
-                closed = self._close(attempt, trip)
-            if closed:
-                break
-            if attempt.number == self.run.document.max_attempts:
-                raise self._too_few(attempt)
+                self._choose(attempt)
+                self._leave_out(attempt)
+                if len(attempt.dealers) >= document.min_clients:
+                    if not self._make_sum(attempt, trip):
+                        self._lose(attempt)
+                    break
+            if attempt.number == document.max_attempts:
+                raise TooFewClientsError(
+                    f"Expected at least min_clients={document.min_clients} answers to one query "
+                    f"in round {attempt.t} of {document.rounds}. Got {len(attempt.dealers)} of "
+                    f"{self.n_clients} in the last of {document.max_attempts} attempts."
+                    f"{self._reasons(attempt.t)}"
+                )
             attempt = self._open_attempt(attempt.number + 1, attempt.query)
             replies = self._send(trip, "ask", attempt.requests)
         self._attempt = None
 
-    def _too_few(self, attempt: _Attempt) -> TooFewClientsError:
-        document, t = self.run.document, attempt.t
-        return TooFewClientsError(
-            f"Expected at least min_clients={document.min_clients} answers to one query in round "
-            f"{t} of {document.rounds}. Got {attempt.have} of {self.n_clients} in the last of "
-            f"{document.max_attempts} attempts.{self._reasons(t)}"
-        )
-
     def _collect(self, attempt: _Attempt, replies: Replies) -> None:
-        unopened = []
-        for node_id, reply in self._take(attempt.t, replies, Answer):
+        """Take the answers, and the envelopes that came with them."""
+        cohort, unopened = self._cohort, list[Client]()
+        for client, reply in self._take(attempt.t, replies, Answer):
             if isinstance(reply, Answer):
-                self._take_answer(attempt, node_id, reply)
-            elif isinstance(reply, Refusal) and reply.code == Code.KEY:
-                unopened.append(node_id)
+                self._take_answer(attempt, client, reply)
+            elif reply.code == Code.KEY:
+                unopened.append(client)
         if self.run.trust.is_blind:
-            self._keys.accept_offer()
-            self._keys.refused(unopened, self.run.document.min_clients)
+            cohort.accept_offer()
+            for client in unopened:
+                del client.wraps[:1]  # the next one is of the same key
+            n_with_key = sum(client.has_key for client in cohort.clients.values())
+            if unopened and cohort.offers and n_with_key < self.run.document.min_clients:
+                cohort.change_key()
 
-    def _take_answer(self, attempt: _Attempt, node_id: int, reply: Answer) -> None:
+    def _take_answer(self, attempt: _Attempt, client: Client, reply: Answer) -> None:
         """Keep one answer, where it may count."""
-        request, slot = attempt.requests[node_id], self._cohort.clients[node_id].slot
-        self._heads[node_id] = attempt.t - 1
-        if request.wrap_for is not None:
-            self._keys.holders.add(node_id)
+        request = attempt.requests[client.node_id]
+        client.head = attempt.t - 1
+        client.has_key |= request.wrap_for is not None
         if request.peers:
-            self._offer(attempt.frame, node_id, reply, attempt.wanted)
-        if node_id in self._banned:
+            self._cohort.offer(attempt.frame, client, request.peers, reply.envelopes)
+        if client.is_banned:
             return
-        group = attempt.groups.setdefault(reply.tag, _Group())
-        if attempt.tag in (None, reply.tag):
-            if attempt.store is not None:
-                attempt.store.put(slot, reply.sealed)
-            elif not self._add_up(attempt, group, reply):
-                self._note(node_id, attempt.t, MALFORMED, "failed")
+        clients = attempt.answers.setdefault(reply.tag, [])
+        if attempt.tag in (b"", reply.tag):
+            if attempt.frame.sharing:
+                attempt.store.put(client.slot, reply.sealed)
+            elif not self._add_up(attempt, reply):
+                self._note(client.node_id, attempt.t, MALFORMED, "failed")
                 return
-        group.slots.append(slot)
+        clients.append(client)
 
-    def _add_up(self, attempt: _Attempt, group: _Group, reply: Answer) -> bool:
-        """Add words to the sum of their group as they arrive; return whether they are well-formed.
-
-        A checksum word in the clear must be 1: no client could detect it in the sum.
-        """
-        secure_sum = self.run.trust.sum
+    def _add_up(self, attempt: _Attempt, reply: Answer) -> bool:
+        """Add words to the sum of their tag as they arrive; return whether they are well-formed."""
+        secure_sum, sums = self.run.trust.sum, attempt.sums
         if len(reply.words) != attempt.part_bytes:
             return False
+        # A checksum word in the clear must be 1: no client could detect it in the sum.
         if not secure_sum.is_protected and reply.words[-8:] != u64(1):
             return False
-        parts = [group.total, reply.words] if group.total else [reply.words]
-        group.total = secure_sum.combine(parts, self._sum_context(attempt, reply.tag))
+        parts = [sums[reply.tag], reply.words] if reply.tag in sums else [reply.words]
+        sums[reply.tag] = secure_sum.combine(parts, self._sum_context(attempt, reply.tag))
         return True
 
     def _sum_context(self, attempt: _Attempt, tag: bytes) -> SumContext:
         frame, t = attempt.frame, attempt.t
-        root, com = frame.tree.root, frame.digest
-        digest = round_context(
-            self.run.doc_hash, t, attempt.number, frame.n_slots, root, com, self._h, tag
+        cohort = frame.n_slots, frame.tree.root, frame.digest
+        digest = transcript.round_context(
+            self.run.doc_hash, t, attempt.number, *cohort, self._h, tag
         )
-        n_words = self.run.document.words[t - 1]
-        return SumContext(digest, n_words, frame.n_slots, sharing=frame.sharing)
+        return SumContext(digest, self.run.document.words[t - 1], frame.n_slots, b"", frame.sharing)
 
-    # ------------------------------------------------------------------ closing a round
+    # ------------------------------------------------------------------ S
 
-    def _close(self, attempt: _Attempt, trip: Trip) -> bool:
-        """Close the round if enough clients answered one query; return whether it is closed."""
-        tag, slots = self._choose(attempt)
-        adding = None
-        if attempt.store is not None:
-            adding = _Adding(self, attempt, attempt.store, tag, slots)
-            adding.leave_out()
-        attempt.have = len(slots)
-        if len(slots) < self.run.document.min_clients:
-            return False
-        if adding is not None:
-            has_sum = adding.run(trip)
+    def _choose(self, attempt: _Attempt) -> None:
+        """Choose the answers that are added up, by their tag, and note all other clients."""
+        answers, early = attempt.answers, self._has_early_key and attempt.t == 1
+        if not attempt.tag and answers:
+            attempt.tag = max(answers, key=lambda tag: (len(answers[tag]), tag))
+        # Others may have followed another history: their words would not add up.
+        attempt.dealers = sorted(answers.pop(attempt.tag, []), key=lambda client: client.slot)
+        others = set(chain.from_iterable(answers.values()))
+        for client in attempt.frame.slots.values():
+            client.differs = client in others
+            if client.differs:
+                self._note(client.node_id, attempt.t, DIFFERS, "differs")
+                if early:  # the tag is keyed, perhaps with another group key
+                    self._cohort.forget_key(client)
+
+    def _leave_out(self, attempt: _Attempt) -> None:
+        """Leave dealers and members out until no share of one for another is missing (rule 3).
+
+        A dealer leaves the share of a position out if tag or key are wrong, so one of the two is
+        not honest: whichever more of the others disagree with goes first.
+        """
+        members = attempt.members
+        missing = {d: attempt.store.missing(d.slot) & members.keys() for d in attempt.dealers}
+        while any(missing.values()):
+            counts = Counter(chain.from_iterable(missing.values()))
+            position, times = max(counts.items(), key=lambda item: (item[1], item[0]))
+            client = max(missing, key=lambda dealer: (len(missing[dealer]), dealer.node_id))
+            # On a tie a position goes: its client is in the sum all the same.
+            if times >= len(missing[client]) and len(members) > attempt.threshold:
+                client = members.pop(position)
+                self._cohort.give_up(client)
+                for positions in missing.values():
+                    positions.discard(position)
+            else:
+                del missing[client]
+            self._note(client.node_id, attempt.t, SKIPPED, "skipped")
+        attempt.dealers = list(missing)
+
+    # ------------------------------------------------------------------ `add` (rules 4 and 5)
+
+    def _make_sum(self, attempt: _Attempt, trip: Trip) -> bool:
+        """Return whether the sum of the answers was made, and opens as far as the server sees."""
+        run = self.run
+        if attempt.frame.sharing:
+            return self._add(attempt, trip)
+        total = attempt.sums[attempt.tag]
+        if run.trust.noise_by == "server":  # it is drawn once: an entry is never replaced
+            noise = server_noise(run.algorithm, run.plan, attempt.t, Stream.fresh())
+            part = run.trust.sum.encode(np.append(noise, np.int64(0)))
+            context = self._sum_context(attempt, attempt.tag)
+            total = run.trust.sum.combine([total, part], context)
+        return self._settle(attempt, {0: total})
+
+    def _add(self, attempt: _Attempt, trip: Trip) -> bool:
+        """Let the committee add the shares of the survivors; return whether the round has its sum.
+
+        Who did not answer is asked again with the same request, which costs no privacy.
+        """
+        for number in range(1 + N_REPEATS):
+            asked = [position for position in attempt.members if position not in attempt.shares]
+            if not asked:
+                break
+            self.proceedings.repeats += number > 0
+            self._ask_committee(attempt, asked, trip)
+            if self.run.trust.is_blind and not self._agree_on_key(attempt):
+                continue
+            out = self._leave_out_named(attempt)
+            shares = attempt.shares
+            if len(shares) >= attempt.threshold and self._settle(attempt, shares):
+                return True
+            left = [dealer for dealer in attempt.dealers if dealer.slot not in out]
+            n_named = sum(slot is not None for slot in attempt.named.values())
+            is_crowd = len(left) >= self.run.document.min_clients
+            # Who named a dealer has not voted: if these are enough, they are asked for a new sum.
+            if out and n_named >= attempt.threshold and is_crowd:
+                attempt.dealers = left
+                attempt.replies.clear()
+        return False
+
+    def _ask_committee(self, attempt: _Attempt, asked: Sequence[int], trip: Trip) -> None:
+        """Send an `Add` to these positions, in parts if it is too much to send at once."""
+        dealers = attempt.dealers
+        at_once = max(1, _ADD_BYTES // (len(dealers) * (attempt.part_bytes + len(ZERO))))
+        survivors = transcript.pack_survivors(attempt.frame.bits(dealers))
+        public_keys = b"".join(dealer.public.public_key for dealer in dealers)
+        # One more than a sum needs shows a false share, but one client may always be silent.
+        possible = len(attempt.shares) + len(asked) - 1
+        enough = max(attempt.threshold, min(attempt.threshold + 1, possible))
+        for first in range(0, len(asked), at_once):
+            needed = enough - max(0, len(asked) - first - at_once)
+            self.has_enough = lambda n=needed: len(attempt.shares) >= n  # type: ignore[misc]
+            part = {attempt.members[j].node_id: j for j in asked[first : first + at_once]}
+            requests = {
+                node_id: messages.Add(
+                    **self._located(attempt, attempt.members[j]),
+                    h=self._h,
+                    tag=attempt.tag,
+                    survivors=survivors,
+                    public_keys=public_keys,
+                    sealed=tuple(attempt.store.parts(j, (dealer.slot for dealer in dealers))),
+                )
+                for node_id, j in part.items()
+            }
+            for client, reply in self._take(attempt.t, self._send(trip, "add", requests), Added):
+                if client.node_id in requests:
+                    had_envelope = requests[client.node_id].wrap_for is not None
+                    client.has_key |= had_envelope and isinstance(reply, Added)
+                    self._take_share(attempt, part[client.node_id], reply)
+
+    def _take_share(self, attempt: _Attempt, position: int, reply: Added | Refusal) -> None:
+        if isinstance(reply, Refusal):
+            if reply.code == Code.KEY:
+                attempt.replies[position] = reply
+        # What is false where the server opens is found then.
+        elif self.run.trust.is_blind and len(reply.share) != attempt.part_bytes:
+            attempt.replies.pop(position, None)
+            self._note(attempt.members[position].node_id, attempt.t, MALFORMED, "failed")
         else:
-            has_sum = self._settle(attempt, tag, slots, {0: self._with_noise(attempt, tag)})
-        if not has_sum:
-            self._lose(attempt)
+            attempt.replies[position] = reply
+
+    def _agree_on_key(self, attempt: _Attempt) -> bool:
+        """Keep the sum-shares under the group key that most members have.
+
+        It returns ``False`` if too few have one: then all are asked again with another one, which
+        only the first round allows.
+        """
+        cohort, members = self._cohort, attempt.members
+        added = {j: each for j, each in attempt.replies.items() if isinstance(each, Added)}
+        times = Counter(each.key_id for each in added.values())
+        key_id = max(times, key=lambda each: (times[each], each), default=b"")
+        others = {j for j, each in added.items() if each.key_id != key_id}
+        unopened = {j for j, slot in attempt.named.items() if slot is None}
+        names_nobody = len(attempt.named) == len(unopened)
+        n_left = len(members) - len(others) - len(unopened)
+        if n_left < attempt.threshold and attempt.t == 1 and cohort.offers and names_nobody:
+            for client in cohort.clients.values():
+                client.has_key = False
+            cohort.change_key()
+            attempt.replies.clear()
+            return False
+        for position in others:
+            del attempt.replies[position]
+            cohort.forget_key(members[position])
+        for position in unopened:
+            members[position].has_key = False
+            del members[position].wraps[:1]
         return True
 
-    def _choose(self, attempt: _Attempt) -> tuple[bytes, list[int]]:
-        """Return the tag whose answers are added up, and their slots; note all other clients."""
-        groups, slots = attempt.groups, attempt.frame.slots
-        if not groups:
-            return b"", []
-        tag = attempt.tag or max(groups, key=lambda each: (len(groups[each].slots), each))
-        self._differing = {
-            slots[slot].node_id for each in groups if each != tag for slot in groups[each].slots
-        }
-        for node_id in sorted(self._differing):
-            self._note(node_id, attempt.t, DIFFERS, "differs")
-            if self._has_early_key and attempt.t == 1:
-                self._keys.forget(node_id)  # the tag is keyed, perhaps with another group key
-        return tag, sorted(groups[tag].slots) if tag in groups else []
+    def _leave_out_named(self, attempt: _Attempt) -> set[int]:
+        """Ban dealers that more members named than may be corrupt, and return their slots."""
+        sharing, out = attempt.frame.sharing, set[int]()
+        dealers: dict[int | None, Client] = {dealer.slot: dealer for dealer in attempt.dealers}
+        for slot, times in Counter(attempt.named.values()).items():
+            client = dealers.get(slot)
+            if client and sharing and times > sharing.n_corrupt:
+                out.add(client.slot)
+                if not client.is_banned:
+                    client.is_banned = True
+                    self._note(client.node_id, attempt.t, NAMED, "named")
+                    self._cohort.give_up(client)
+        return out
 
-    def _with_noise(self, attempt: _Attempt, tag: bytes) -> bytes:
-        """Return a sum with the server's noise. It is drawn once: an entry is never replaced."""
-        run, total = self.run, attempt.groups[tag].total
-        if run.trust.noise_by != "server":
-            return total
-        noise = server_noise(run.algorithm, run.plan, attempt.t, Stream.fresh())
-        part = run.trust.sum.encode(np.append(noise, np.int64(0)))
-        return run.trust.sum.combine([total, part], self._sum_context(attempt, tag))
+    # ------------------------------------------------------------------ the sum (rule 6)
 
-    def _settle(
-        self, attempt: _Attempt, tag: bytes, slots: Sequence[int], combined: Mapping[int, bytes]
-    ) -> bool:
-        """Close a round with its sum: in an entry for clients, or in the state where it is seen.
-
-        It returns whether the sum opens, as far as the server sees it.
-        """
-        t, frame, run = attempt.t, attempt.frame, self.run
-        survivors = frame.bits(slots)
+    def _settle(self, attempt: _Attempt, combined: Mapping[int, bytes]) -> bool:
+        """Close a round with its sum, unless the server sees that it does not open."""
+        run, t, frame, dealers = self.run, attempt.t, attempt.frame, attempt.dealers
         if run.trust.is_blind:
-            by_committee = frame.sharing is not None
-            entry = Entry(
-                t=t,
-                attempt=attempt.number,
-                n_slots=frame.n_slots,
-                root=frame.tree.root,
-                committee=frame.digest,
-                tag=tag,
-                survivors=pack_survivors(survivors),
-                packing=frame.sharing.packing if frame.sharing else 0,
-                words=b"" if by_committee else combined[0],
-                shares=tuple(sorted(combined.items())) if by_committee else (),
-            )
-            self._entries.append(entry)
-            self._sizes.append(len(encode(entry)))
-            self._h = next_hash(self._h, entry_context(run.doc_hash, self._h, entry), entry)
+            self._announce(attempt, combined)
         else:
-            context = self._sum_context(attempt, tag)
+            context = self._sum_context(attempt, attempt.tag)
             try:
-                opened = removal.open_sum(run, t, combined, survivors, context)
+                opened = removal.open_sum(run, t, combined, frame.bits(dealers), context)
             except SumError:
                 return False
-            if int(opened.vector[-1]) != len(slots):
+            if int(opened.vector[-1]) != len(dealers):
                 return False
             for position in opened.liars:
                 self._note(frame.present[position].node_id, t, FALSE_SHARE, "liar")
+            self.noise_factor = opened.factor
             if run.document.levels:
                 self.proceedings.noise_factors.append(opened.factor)
-            answer = run.algorithm.unflatten(opened.vector[:-1], t, len(slots) / frame.n_slots)
+            fraction = len(dealers) / frame.n_slots
+            answer = run.algorithm.unflatten(opened.vector[:-1], t, fraction, len(dealers))
             self.state = run.algorithm.update(self.state, answer, self._generator(t))
             self.n_opened = t
         self.head = t
-        self.proceedings.answers.append(len(slots))
-        left_out = (client for slot, client in frame.slots.items() if slot not in slots)
-        self._note_dropped(t, sorted(client.node_id for client in left_out))
+        self.proceedings.answers.append(len(dealers))
+        self._note_dropped(t, self._cohort.clients.keys() - {one.node_id for one in dealers})
         return True
+
+    def _announce(self, attempt: _Attempt, combined: Mapping[int, bytes]) -> None:
+        frame, sharing = attempt.frame, attempt.frame.sharing
+        entry = messages.Entry(
+            t=attempt.t,
+            attempt=attempt.number,
+            n_slots=frame.n_slots,
+            root=frame.tree.root,
+            committee=frame.digest,
+            tag=attempt.tag,
+            survivors=transcript.pack_survivors(frame.bits(attempt.dealers)),
+            packing=sharing.packing if sharing else 0,
+            words=b"" if sharing else combined[0],
+            shares=tuple(sorted(combined.items())) if sharing else (),
+        )
+        self._entries[entry] = len(encode(entry))
+        context_digest = transcript.entry_context(self.run.doc_hash, self._h, entry)
+        self._h = transcript.next_hash(self._h, context_digest, entry)
 
     def _lose(self, attempt: _Attempt) -> None:
         """Close a round without a sum, where the algorithm can go on without it."""
         t, algorithm = attempt.t, self.run.algorithm
         state = None if self.run.trust.is_blind else algorithm.without_sum(self.state)
         if state is None:
-            needed = attempt.frame.sharing.threshold if attempt.frame.sharing else 0
             raise RunError(
-                f"Expected {needed} sum-shares that open the sum of round {t}. Got fewer, and the "
-                f"run cannot go on without this sum.{self._reasons(t)}"
+                f"Expected {attempt.threshold} sum-shares that open the sum of round {t}. Got "
+                f"fewer, and the run cannot go on without this sum.{self._reasons(t)}"
             )
         self.state, self.head = state, t
         self.proceedings.lost_rounds.append(t)
@@ -708,226 +696,56 @@ class Server:
         if self.run.document.levels:
             self.proceedings.noise_factors.append(0.0)
 
-    # ------------------------------------------------------------------ delivery
+    # ------------------------------------------------------------------ `finish`
 
-    def finish_requests(self) -> dict[int, Finish]:
+    def finish_requests(self) -> dict[int, messages.Finish]:
         """Return the last entries, or the result, for every client.
 
-        Raises
-        ------
-        RunError
-            If the server should have a result and has none that clients would accept.
+        A `RunError` if the server should have a result and has none that clients would accept.
         """
-        self._enough = lambda: len(self.delivered) >= self.run.document.min_clients
+        self.has_enough = lambda: len(self.delivered) >= self.run.document.min_clients
         self.proceedings.round_trips += 1
         self._next_frame()
-        return self._finish(self._cohort.clients)
+        return self._finish(self._cohort.clients.values())
 
-    def _finish(self, node_ids: Iterable[int]) -> dict[int, Finish]:
+    def _finish(self, clients: Iterable[Client]) -> dict[int, messages.Finish]:
+        doc_hash = self.run.doc_hash
         if not self.run.trust.is_blind:
-            result = encode_result(self.run, self.state)
-            return dict.fromkeys(node_ids, Finish(doc_hash=self.run.doc_hash, result=result))
+            finish = messages.Finish(doc_hash=doc_hash, result=self._result())
+            return dict.fromkeys((client.node_id for client in clients), finish)
         return {
-            node_id: Finish(
-                doc_hash=self.run.doc_hash,
-                entries=self._lacking(node_id),
-                wrap_for=self._keys.wrap_for(node_id),
+            client.node_id: messages.Finish(
+                doc_hash=doc_hash, entries=self._lacking(client), wrap_for=client.wrap
             )
-            for node_id in node_ids
+            for client in clients
         }
+
+    def _result(self) -> bytes:
+        result = result_of(self.run, self.state, self.noise_factor)
+        if result is None:
+            raise RunError("Expected centroids and counts after the last round. Got none.")
+        try:
+            data = encode_result(result)
+            read_result(self.run, data)
+        except MessageError as error:
+            raise RunError(f"The result cannot be sent to the clients. {error}") from None
+        return data
 
     def take_finished(self, replies: Replies, trip: Trip) -> None:
         """Take the acknowledgements of the delivery; who lacks entries is sent the rest."""
         after = self.run.document.rounds + 1
         for _ in range(1 + len(self._entries)):
-            lacking, before = [], dict(self._heads)
-            for node_id, reply in self._take(after, replies, Finished):
-                if isinstance(reply, Finished):
-                    self.delivered.add(node_id)
-                elif self._heads.get(node_id, 0) != before.get(node_id, 0):
-                    lacking.append(node_id)
+            lacking = []
+            heads = {client: client.head for client in self._cohort.clients.values()}
+            for client, reply in self._take(after, replies, messages.Finished):
+                if isinstance(reply, messages.Finished):
+                    self.delivered.add(client.node_id)
+                elif client.head != heads[client]:
+                    lacking.append(client)
             if not lacking:
                 break
             replies = self._send(trip, "finish", self._finish(lacking))
-        self._note_dropped(after, sorted(self._cohort.clients.keys() - self.delivered))
-
-
-class _Adding:
-    """How the committee adds the shares of one attempt, and what its members gave, by position."""
-
-    def __init__(
-        self, server: Server, attempt: _Attempt, store: ShareStore, tag: bytes, slots: list[int]
-    ) -> None:
-        self._server, self._attempt, self._store, self._tag = server, attempt, store, tag
-        self._slots = slots  # S
-        self._frame, self._keys = attempt.frame, server._keys
-        self._is_blind = server.run.trust.is_blind
-        self._threshold = store.sharing.threshold
-        self._skipped: set[int] = set()  # positions that are not asked
-        self._start_over()
-
-    def _start_over(self) -> None:
-        self._shares: dict[int, bytes] = {}
-        self._key_ids: dict[int, bytes] = {}
-        self._named: dict[int, int] = {}  # the slot that a position named
-        self._unopened: set[int] = set()  # positions whose envelope did not open
-
-    def _note(self, client: Participant, reason: str, kind: IncidentKind) -> None:
-        self._server._note(client.node_id, self._attempt.t, reason, kind)
-
-    def leave_out(self) -> None:
-        """Remove dealers from the slots and skip positions, until no share of these is missing.
-
-        A dealer leaves the share of a position out if tag or key are wrong, so one of the two is
-        not honest: whichever more of the others disagree with goes first.
-        """
-        frame = self._frame
-        missing = {slot: self._store.missing(slot) & frame.present.keys() for slot in self._slots}
-        while any(missing.values()):
-            counts = Counter(j for positions in missing.values() for j in positions)
-            position, times = max(counts.items(), key=lambda item: (item[1], item[0]))
-            dealer = max(missing, key=lambda slot: (len(missing[slot]), frame.slots[slot].node_id))
-            is_spare = len(frame.present) - len(self._skipped) > self._threshold
-            if times >= len(missing[dealer]) and is_spare:
-                self._skipped.add(position)
-                self._note(frame.present[position], SKIPPED, "skipped")
-                self._server._cohort.give_up(frame.present[position].slot)
-                for positions in missing.values():
-                    positions.discard(position)
-            else:
-                del missing[dealer]
-                self._slots.remove(dealer)
-                self._note(frame.slots[dealer], SKIPPED, "skipped")
-
-    def run(self, trip: Trip) -> bool:
-        """Let the committee add the shares of the survivors; return whether the round has its sum.
-
-        Who did not answer is asked again with the same request, which costs no privacy. Members
-        that reported shares that do not open have added nothing: if these are enough, they are
-        asked again without the dealers that were named.
-        """
-        server = self._server
-        for number in range(1 + N_REPEATS):
-            done = self._skipped | self._shares.keys()
-            asked = [position for position in self._frame.present if position not in done]
-            if not asked:
-                break
-            server.proceedings.repeats += number > 0
-            self._ask(asked, trip)
-            if self._is_blind and not self._agree_on_key():
-                continue
-            out = self._leave_out_named()
-            if len(self._shares) >= self._threshold and server._settle(
-                self._attempt, self._tag, self._slots, self._shares
-            ):
-                return True
-            left = [slot for slot in self._slots if slot not in out]
-            is_crowd = len(left) >= server.run.document.min_clients
-            if out and len(self._named) >= self._threshold and is_crowd:
-                self._slots = left
-                self._start_over()
-        return False
-
-    def _ask(self, asked: Sequence[int], trip: Trip) -> None:
-        """Send an `Add` to these positions, in parts if it is too much to send at once."""
-        server, attempt, frame = self._server, self._attempt, self._frame
-        at_once = max(1, _ADD_BYTES // (len(self._slots) * (attempt.part_bytes + len(ZERO))))
-        survivors = pack_survivors(frame.bits(self._slots))
-        public_keys = b"".join(frame.slots[slot].public.public_key for slot in self._slots)
-        # One more than a sum needs shows a false share, but one client may always be silent.
-        possible = len(self._shares) + len(asked) - 1
-        enough = max(self._threshold, min(self._threshold + 1, possible))
-        for first in range(0, len(asked), at_once):
-            needed = enough - max(0, len(asked) - first - at_once)
-            server._enough = lambda n=needed: len(self._shares) >= n  # type: ignore[misc]
-            part = {frame.present[j].node_id: j for j in asked[first : first + at_once]}
-            requests = {
-                node_id: Add(
-                    **server._located(attempt, frame.present[j]),
-                    h=server._h,
-                    tag=self._tag,
-                    survivors=survivors,
-                    public_keys=public_keys,
-                    sealed=tuple(self._store.parts(j, self._slots)),
-                )
-                for node_id, j in part.items()
-            }
-            for node_id, reply in server._take(
-                attempt.t, server._send(trip, "add", requests), Added
-            ):
-                if node_id in requests:
-                    if isinstance(reply, Added) and requests[node_id].wrap_for is not None:
-                        self._keys.holders.add(node_id)
-                    self._take_share(part[node_id], reply)
-
-    def _take_share(self, position: int, reply: Reply) -> None:
-        if isinstance(reply, Refusal) and reply.code == Code.KEY:
-            if reply.slot is None:
-                self._unopened.add(position)
-            else:
-                self._named[position] = reply.slot
-        elif isinstance(reply, Added):
-            self._unopened.discard(position)
-            # What is false where the server opens is found then.
-            if self._is_blind and len(reply.share) != self._attempt.part_bytes:
-                self._note(self._frame.present[position], MALFORMED, "failed")
-            else:
-                self._shares[position], self._key_ids[position] = reply.share, reply.key_id
-
-    def _agree_on_key(self) -> bool:
-        """Keep the sum-shares under the group key that most members have.
-
-        It returns ``False`` if too few have one: then all are asked again with another one, which
-        only the first round allows.
-        """
-        times = Counter(self._key_ids.values())
-        key_id = max(times, key=lambda each: (times[each], each), default=b"")
-        others = {j for j, other in self._key_ids.items() if other != key_id}
-        n_without = len(self._skipped) + len(others | self._unopened)
-        too_few = len(self._frame.present) - n_without < self._threshold
-        if too_few and self._attempt.t == 1 and self._keys.has_offers and not self._named:
-            self._keys.start_over()
-            self._start_over()
-            return False
-        for position in others:
-            del self._shares[position], self._key_ids[position]
-            self._keys.forget(self._frame.present[position].node_id)
-        unopened = {self._frame.present[position].node_id for position in self._unopened}
-        self._keys.holders -= unopened
-        self._keys.refused(unopened, 0)
-        return True
-
-    def _leave_out_named(self) -> set[int]:
-        """Return the dealers that more members named than may be corrupt: in no sum any more."""
-        out = set[int]()
-        for slot, times in Counter(self._named.values()).items():
-            if times > self._store.sharing.n_corrupt and slot in self._slots:
-                out.add(slot)
-                client = self._frame.slots[slot]
-                if client.node_id not in self._server._banned:
-                    self._server._banned.add(client.node_id)
-                    self._note(client, NAMED, "named")
-                    self._server._cohort.give_up(slot)
-        return out
-
-
-def encode_result(run: Run, state: State) -> bytes:
-    """Return the result of a run as it travels.
-
-    Raises
-    ------
-    RunError
-        If there is none, or clients would refuse it.
-    """
-    centroids, counts = run.algorithm.centroids(state), run.algorithm.counts(state)
-    if centroids is None or counts is None:
-        raise RunError("Expected centroids and counts after the last round. Got none.")
-    try:
-        data = encode_arrays({"centroids": centroids, "counts": counts})
-        read_result(run.algorithm, data)
-    except MessageError as error:
-        raise RunError(f"The result cannot be sent to the clients. {error}") from None
-    return data
+        self._note_dropped(after, self._cohort.clients.keys() - self.delivered)
 
 
 # ------------------------------------------------------------------------------ planned sizes
@@ -939,30 +757,23 @@ def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
     n_slots = max(n_clients, document.min_clients)
     if trust.has_committee:
         n_parts = min(n_slots, MAX_POSITIONS)
-        f = corrupt_positions(n_slots, document.max_colluders)
-        sharing = trust.sum.set_up(n_parts, f, n_parts)
+        n_corrupt = corrupt_positions(n_slots, document.max_colluders)
+        sharing = trust.sum.set_up(n_parts, n_corrupt, n_parts)
     part = removal.part_bytes(run, max(document.words), sharing) + _PART_OVERHEAD
     clients = _OVERHEAD + _PEER_BYTES * n_slots
-    sizes = {"ask": clients, "answer": clients + n_parts * part}
-    if trust.is_blind:
-        sizes["ask"] += n_parts * part
-    else:
-        queries = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
-        sizes["ask"] += max(
-            sum(8 * math.prod(shape) for shape, _, _ in query.values()) for query in queries
-        )
+    queries = (run.algorithm.query_ranges(t + 1) for t in range(document.rounds))
+    query = max(sum(8 * math.prod(shape) for shape, _, _ in each.values()) for each in queries)
+    entry = n_parts * part
+    sizes = {"ask": clients + (entry if trust.is_blind else query), "answer": clients + entry}
     if trust.has_committee:
-        sizes |= {"add": clients + n_slots * part, "relay": n_slots * n_parts * part}
+        sizes |= {"add": clients + n_slots * part, "relay": n_slots * entry}
     return sizes
 
 
 def require_sizes(run: Run, n_clients: int) -> None:
-    """Require that a run's messages can be sent.
+    """Require messages of at most `wire.MAX_MESSAGE`, and at most `MAX_RELAY` in a round's relay.
 
-    Raises
-    ------
-    ConfigurationError
-        If a message would be longer than `wire.MAX_MESSAGE`, or a round's relay than `MAX_RELAY`.
+    A `ConfigurationError` otherwise.
     """
     ways = "fewer words or fewer clients"
     if run.trust.has_committee:

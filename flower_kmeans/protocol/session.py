@@ -1,9 +1,7 @@
 """A client's memory of one run: its client session (docs/protocol.md, sections 5 and 9).
 
-A session is one secret and one ephemeral key; where clients commit to their records, also one data
-set. It is kept under the hash of the run document, so several runs may share a memory. It lies in
-the ledger if the client's policy names a ``state_dir``, else in the context's state. Beside it lie
-the run's last answer and last vote, which outlive it.
+It is kept under the hash of the run document: in the ledger if the client's policy names a
+``state_dir``, else in the context's state. The run's last answer and last vote outlive it.
 """
 
 import io
@@ -11,7 +9,7 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -62,40 +60,30 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     group_secret: bytes = b""  # from which the group key is derived; empty until known
     drawn_secret: bytes = b""  # the group secret that it offers as a key distributor
     head: int = 0  # number of entries that were followed
+    n_answers: int = 0  # behind the sum at the head
     h: bytes = b""  # the transcript's hash at the head
     state: bytes = b""  # the algorithm's arrays at the head, encoded; empty at the start
     answered: bytes = b""  # context and vector of the last answer, for requests that repeat it
+    vertical: bytes = b""  # what a party of a vertical run keeps beside this (`vertical.Progress`)
     over: int = 0  # DELIVERED, FORGOTTEN or SPENT: nothing secret is left then
 
     @classmethod
     def begin(cls, doc_hash: bytes, document: bytes, n_sessions: int) -> "ClientSession":
         """Return a session with new secrets."""
-        return cls(
-            secret=token(_SECRET_BYTES),
-            ephemeral=token(_SECRET_BYTES),
-            document=document,
-            n_sessions=n_sessions,
-            h=first_hash(doc_hash),
-        )
+        z, e, h = token(_SECRET_BYTES), token(_SECRET_BYTES), first_hash(doc_hash)
+        return cls(secret=z, ephemeral=e, document=document, n_sessions=n_sessions, h=h)
 
     def __repr__(self) -> str:
         return f"ClientSession(slot={self.slot}, head={self.head}, over={self.over})"
 
     def end(self, how: int) -> None:
         """Keep only the fact that the run is over; erase everything else."""
-        over = ClientSession(over=how)
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(over, name))
+        for name, value in msgspec.structs.asdict(ClientSession(over=how)).items():
+            setattr(self, name, value)
 
 
 def unpack_session(data: bytes) -> ClientSession:
-    """Return the session that bytes of a memory hold.
-
-    Raises
-    ------
-    LedgerError
-        If they hold none.
-    """
+    """Return the session that bytes of a memory hold; a `LedgerError` if they hold none."""
     if not data:  # erased
         return ClientSession(over=FORGOTTEN)
     try:
@@ -108,40 +96,33 @@ def unpack_session(data: bytes) -> ClientSession:
 def forget_unfinished(ledger: Ledger) -> int:
     """Erase all that is secret of runs that did not end here, end them, and return their number.
 
-    For runs that failed or were stopped: nobody sends their clients ``finish``. What was answered
-    stays charged, and what was reserved for further rounds comes back. A run that goes on after all
-    is refused as over (STALE), as is every session that cannot be read. Copies of records are
-    removed when the client handles its next message, or by `remove_copies`.
+    For runs that failed or were stopped. What was answered stays charged, and what was reserved for
+    further rounds comes back. A run that goes on after all is refused as over (STALE).
     """
-    return ledger.end_all(_forgotten)
 
+    def forgotten(memory: bytes) -> bytes | None:
+        with suppress(LedgerError):  # what cannot be read may hold secrets all the same
+            if unpack_session(memory).over:
+                return None
+        return encode(ClientSession(over=FORGOTTEN))
 
-def _forgotten(memory: bytes) -> bytes | None:
-    with suppress(LedgerError):  # what cannot be read may hold secrets all the same
-        if unpack_session(memory).over:
-            return None
-    return encode(ClientSession(over=FORGOTTEN))
-
-
-# ------------------------------------------------------------------------------ memories
+    return ledger.end_all(forgotten)
 
 
 class ContextMemory:
-    """Sessions in a context's state, by the hash of the run document: lost with it, no account."""
+    """Sessions in a context's state: lost with it, and without an account."""
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
 
-    def _values(self, run: bytes) -> dict[str, Any]:
-        record = self._state.get(_PREFIX + run.hex())
-        return dict(record) if isinstance(record, ConfigRecord) else {}
-
     def _get(self, run: bytes, name: str) -> bytes:
-        value = self._values(run).get(name)
+        record = self._state.get(_PREFIX + run.hex())
+        value = record.get(name) if isinstance(record, ConfigRecord) else None
         return value if isinstance(value, bytes) else b""
 
     def _set(self, run: bytes, **values: bytes) -> None:
-        self._state[_PREFIX + run.hex()] = ConfigRecord({**self._values(run), **values})
+        before = {name: self._get(run, name) for name in ("session", "answer", "vote", "copy")}
+        self._state[_PREFIX + run.hex()] = ConfigRecord({**before, **values})
 
     def load(self, run: bytes) -> ClientSession | None:
         """Return the session in a run, or ``None``."""
@@ -149,10 +130,11 @@ class ContextMemory:
         return unpack_session(data) if data else None
 
     def save(self, run: bytes, session: ClientSession) -> None:
-        """Write a session in place of what was there."""
-        self._set(run, session=encode(session))
-        if self._get(run, "copy")[:_SECRET_BYTES] != session.commitment:
-            self._set(run, copy=b"")
+        """Write a session in place of what was there, and drop the records of another."""
+        copy = self._get(run, "copy")
+        # Records of a former session go with it.
+        copy = copy if copy[:_SECRET_BYTES] == session.commitment else b""
+        self._set(run, session=encode(session), copy=copy)
 
     def last_answer(self, run: bytes) -> LastAnswer | None:
         """Return the last answer in a run, or ``None``."""
@@ -164,28 +146,26 @@ class ContextMemory:
         data = self._get(run, "vote")
         return msgspec.msgpack.decode(data, type=LastVote) if data else None
 
-    def answer(
-        self, run: bytes, answer: LastAnswer, price: Price | None, session: ClientSession
-    ) -> None:
+    def answer(self, run: bytes, answer: LastAnswer, _: Price | None, own: ClientSession) -> None:
         """Write an answer with its session; nothing is charged."""
-        self._set(run, session=encode(session), answer=encode(answer))
+        self._set(run, session=encode(own), answer=encode(answer))
 
     def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
         """Write a vote with its session."""
         self._set(run, session=encode(session), vote=encode(vote))
 
-    def require_room(self, run: bytes, price: Price) -> None:
+    def require_room(self, run: bytes, price: Price | None) -> None:
         """Accept: there is no account."""
 
     def load_records(self, run: bytes, session: ClientSession) -> Records | None:
         """Return the copy of the records that a session committed to, or ``None``."""
         data = self._get(run, "copy")
         is_its_own = data[:_SECRET_BYTES] == session.commitment
-        return _unpack_records(data[_SECRET_BYTES:]) if is_its_own else None
+        return _read_array(data[_SECRET_BYTES:]) if is_its_own else None
 
     def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
         """Keep a copy of the records that a session committed to, until the run is over."""
-        self._set(run, copy=session.commitment + _pack_records(records))
+        self._set(run, copy=session.commitment + _array_bytes(records))
 
 
 class LedgerMemory:
@@ -196,22 +176,19 @@ class LedgerMemory:
     """
 
     def __init__(self, ledger: Ledger, limit: Limit, directory: str | os.PathLike[str]) -> None:
-        self._ledger = ledger
-        self._limit = limit
-        self._directory = Path(directory)
-        self._read: dict[bytes, tuple[int, bytes]] = {}
+        self._ledger, self._limit, self._directory = ledger, limit, Path(directory)
+        self._read: dict[bytes, tuple[int, bytes]] = {}  # by run: version and session, as read
         remove_copies(self._directory, ledger)  # of runs that were forgotten
 
     def load(self, run: bytes) -> ClientSession | None:
         """Return the session in a run, or ``None``."""
         found = self._ledger.load(run)
-        self._read[run] = (0, b"") if found is None else found
-        return None if found is None else unpack_session(found[1])
+        self._read[run] = found or (0, b"")
+        return unpack_session(found[1]) if found else None
 
     def save(self, run: bytes, session: ClientSession) -> None:
         """Write a session in place of the one that was read; one that is over ends the run."""
-        version, before = self._read[run]
-        data = encode(session)
+        data, (version, before) = encode(session), self._read[run]
         if data != before:
             write = self._ledger.end if session.over else self._ledger.save
             self._read[run] = write(run, version, data), data
@@ -220,63 +197,60 @@ class LedgerMemory:
     def last_answer(self, run: bytes) -> LastAnswer | None:
         """Return the last answer in a run, or ``None``."""
         found = self._ledger.last_answer(run)
-        return None if found is None else LastAnswer(*found)
+        return LastAnswer(*found) if found else None
 
     def last_vote(self, run: bytes) -> LastVote | None:
         """Return the last vote in a run, or ``None``."""
         found = self._ledger.last_vote(run)
-        return None if found is None else LastVote(*found)
+        return LastVote(*found) if found else None
 
     def answer(
-        self, run: bytes, answer: LastAnswer, price: Price | None, session: ClientSession
+        self, run: bytes, answer: LastAnswer, price: Price | None, own: ClientSession
     ) -> None:
         """Write an answer with its session, and what it costs, in one transaction."""
-        data = encode(session)
-        version, _ = self._read[run]
+        data, (version, _) = encode(own), self._read[run]
         version = self._ledger.charge(Answer(run, *answer), price, self._limit, version, data)
         self._read[run] = version, data
 
     def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
         """Write a vote with its session, in one transaction."""
-        data = encode(session)
-        version = self._ledger.vote(run, vote.t, vote.variant, self._read[run][0], data)
-        self._read[run] = version, data
+        data, (version, _) = encode(session), self._read[run]
+        self._read[run] = self._ledger.vote(run, vote.t, vote.variant, version, data), data
 
-    def require_room(self, run: bytes, price: Price) -> None:
+    def require_room(self, run: bytes, price: Price | None) -> None:
         """Require that a run fits into the limit."""
         self._ledger.require_room(run, price, self._limit)
 
     def load_records(self, run: bytes, session: ClientSession) -> Records | None:
         """Return the copy of the records that a session committed to, or ``None``."""
-        try:
-            return _unpack_records(_copy_file(self._directory, run, session).read_bytes())
-        except OSError:
-            return None
+        with suppress(OSError):
+            return _read_array(self._copy_file(run, session).read_bytes())
+        return None
 
     def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
         """Keep a copy of the records that a session committed to, in a private file."""
-        path = _copy_file(self._directory, run, session)
+        path = self._copy_file(run, session)
         try:
             # Mode 0600 from the start, and a name that no other process of the node writes to.
             number, part = tempfile.mkstemp(".part", f"{path.stem}.", self._directory)
             with os.fdopen(number, "wb") as file:
-                file.write(_pack_records(records))
+                file.write(_array_bytes(records))
             os.replace(part, path)
         except OSError as error:
             raise LedgerError(f"Records cannot be copied to {path}: {error.strerror}.") from None
 
+    def _copy_file(self, run: bytes, session: ClientSession) -> Path:
+        return self._directory / f"records-{run.hex()}-{session.commitment.hex()}.npy"
+
 
 Memory = ContextMemory | LedgerMemory
-"""Where the sessions of a client lie."""
-
-
-# ------------------------------------------------------------------------------ copies of records
 
 
 def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> None:
     """Remove the copies of records, of one run or all, that no session in a ledger needs."""
     name = "?" * 64 if run is None else run.hex()
     for path in directory.glob(f"records-{name}-{'?' * 64}.*"):
+        # Another process may have removed it, and other files may have such a name.
         with suppress(OSError, ValueError):
             _, data = ledger.load(bytes.fromhex(path.name.split("-")[1])) or (0, b"")
             try:
@@ -287,20 +261,16 @@ def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> 
                 path.unlink()
 
 
-def _copy_file(directory: Path, run: bytes, session: ClientSession) -> Path:
-    return directory / f"records-{run.hex()}-{session.commitment.hex()}.npy"
-
-
-def _pack_records(records: Records) -> bytes:
+def _array_bytes(records: Records) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, records, allow_pickle=False)
     return buffer.getvalue()
 
 
-def _unpack_records(data: bytes) -> Records | None:
-    try:
+def _read_array(data: bytes) -> Records | None:
+    # A damaged copy counts as none: the records are loaded and compared with the commitment.
+    with suppress(ValueError, EOFError, OSError):
         records = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError, OSError):
-        return None
-    fits = isinstance(records, np.ndarray) and records.dtype == np.float64 and records.ndim == 2
-    return records if fits else None
+        if isinstance(records, np.ndarray) and records.dtype == np.float64 and records.ndim == 2:
+            return records
+    return None

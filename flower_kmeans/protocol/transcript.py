@@ -18,31 +18,15 @@ EMPTY = H(b"empty")
 ZERO = bytes(DIGEST_BYTES)
 
 
-# ------------------------------------------------------------------------------ records
-
-
 def data_digest(records: NDArray[np.float64]) -> bytes:
-    """Return the digest of checked records.
-
-    Parameters
-    ----------
-    records : ndarray of shape (n_records, n_features), float64
-        Records in the order in which ``load_data`` returned them; the order counts.
-    """
-    n_records, n_features = records.shape
+    """Return the digest of checked records (n_records, n_features), whose order counts."""
     content = np.ascontiguousarray(records, dtype="<f8").reshape(-1).view(np.uint8)
-    return H(b"data", u64(n_records), u64(n_features), content.data)
+    return H(b"data", *map(u64, records.shape), content.data)
 
 
 def commitment(secret: bytes, doc_hash: bytes, software: bytes, digest: bytes) -> bytes:
-    """Return the public commitment of a client session to its secret, its software and its data.
-
-    The secret never leaves the client; without it the commitment says nothing about the data.
-    """
+    """Return the public commitment of a client session; it hides the data without the secret."""
     return hmac.digest(kdf(secret, doc_hash, b"commit"), software + digest, "sha256")
-
-
-# ------------------------------------------------------------------------------ cohort
 
 
 def leaf(slot: int, commitment: bytes, static: bytes, public_key: bytes) -> bytes:
@@ -52,49 +36,34 @@ def leaf(slot: int, commitment: bytes, static: bytes, public_key: bytes) -> byte
 
 def root_from(leaf: bytes, slot: int, n_slots: int, path: bytes) -> bytes | None:
     """Return the root that a leaf and its path lead to, or ``None`` if they cannot fit."""
-    levels = _depth(n_slots)
-    if not 0 <= slot < n_slots or len(path) != DIGEST_BYTES * levels:
+    if not 0 <= slot < n_slots or len(path) != DIGEST_BYTES * (n_slots - 1).bit_length():
         return None
     node = leaf
-    for level in range(levels):
-        sibling = path[DIGEST_BYTES * level : DIGEST_BYTES * (level + 1)]
-        pair = (sibling, node) if slot >> level & 1 else (node, sibling)
-        node = H(b"node", *pair)
+    for start in range(0, len(path), DIGEST_BYTES):
+        sibling = path[start : start + DIGEST_BYTES]
+        node = H(b"node", *((sibling, node) if slot & 1 else (node, sibling)))
+        slot >>= 1
     return node
 
 
-def _depth(n_slots: int) -> int:
-    return (n_slots - 1).bit_length()
-
-
 class Tree:
-    """A hash tree over a cohort's leaves, padded with empty leaves to a power of two.
-
-    Parameters
-    ----------
-    leaves : iterable of bytes
-        At least one leaf of 32 bytes, ordered by slot; `EMPTY` for an absent client.
-    """
+    """A hash tree over a cohort's leaves by slot, `EMPTY` for absent clients; one at least."""
 
     def __init__(self, leaves: Iterable[bytes]) -> None:
         level = list(leaves)
         if not level:
             raise ConfigurationError("Expected a cohort of at least one client. Got 0 instead.")
-        level += [EMPTY] * ((1 << _depth(len(level))) - len(level))
-        self._levels = [level]
+        level += [EMPTY] * ((1 << (len(level) - 1).bit_length()) - len(level))
+        self._levels = []
         while len(level) > 1:
-            level = [H(b"node", level[i], level[i + 1]) for i in range(0, len(level), 2)]
             self._levels.append(level)
-
-    @property
-    def root(self) -> bytes:
-        """The root, 32 bytes."""
-        return self._levels[-1][0]
+            level = [H(b"node", *pair) for pair in zip(level[::2], level[1::2], strict=True)]
+        self.root = level[0]
 
     def path(self, slot: int) -> bytes:
         """Return the siblings from a leaf up to the root."""
         siblings = []
-        for level in self._levels[:-1]:
+        for level in self._levels:
             siblings.append(level[slot ^ 1])
             slot >>= 1
         return b"".join(siblings)
@@ -106,44 +75,25 @@ def pack_survivors(survivors: NDArray[np.bool_]) -> bytes:
 
 
 def unpack_survivors(bitmap: bytes, n_slots: int) -> NDArray[np.bool_]:
-    """Return which slots a bitmap names, as an array of shape (n_slots,), bool.
-
-    Raises
-    ------
-    MessageError
-        If it has another length, or bits beyond the last slot.
-    """
-    if len(bitmap) != (n_slots + 7) // 8:
-        raise MessageError("A bitmap of slots has the wrong length.")
-    bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
-    if bits[n_slots:].any():
-        raise MessageError("A bitmap of slots names one that does not exist.")
-    return bits[:n_slots].view(np.bool_)
-
-
-# ------------------------------------------------------------------------------ rounds
+    """Return which slots a bitmap names, shape (n_slots,), or raise a `MessageError`."""
+    if len(bitmap) == (n_slots + 7) // 8:
+        bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
+        if not bits[n_slots:].any():
+            return bits[:n_slots].view(np.bool_)
+    raise MessageError("Expected a bitmap of the cohort's slots.")
 
 
 def query_tag(key: bytes, h: bytes, query: bytes) -> bytes:
-    """Return the tag of a query's encoded arrays and of the transcript's hash that it follows from.
-
-    The key is `key_agreement.query_key`; key and hash are `ZERO` where the server asks.
-    """
+    """Return the tag of a query's encoded arrays; key and hash are `ZERO` where the server asks."""
+    # With the history in it, equal tags do not show that different sums lead to one query.
     return hmac.digest(key, h + query, "sha256")
 
 
 def round_context(
-    doc_hash: bytes,
-    t: int,
-    attempt: int,
-    n_slots: int,
-    root: bytes,
-    committee: bytes,
-    h: bytes,
-    tag: bytes,
+    doc_hash: bytes, t: int, attempt: int, m: int, root: bytes, com: bytes, h: bytes, tag: bytes
 ) -> bytes:
     """Return the context of an attempt at a round, 32 bytes; ``h`` is `ZERO` if the server asks."""
-    return H(b"round", doc_hash, u32(t), u32(attempt), u32(n_slots), root, committee, h, tag)
+    return H(b"round", doc_hash, u32(t), u32(attempt), u32(m), root, com, h, tag)
 
 
 def variant_hash(

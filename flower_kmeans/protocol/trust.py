@@ -1,6 +1,6 @@
 """Trust models: who adds the noise, how the sum is made, and who sees it.
 
-A trust model is an object with properties. Code asks for a property, never for a name.
+Code uses the properties of a trust model, never its name.
 """
 
 from dataclasses import dataclass
@@ -14,28 +14,22 @@ from flower_kmeans.secagg.base import SecureSum, secure_sum
 
 @dataclass(frozen=True)
 class TrustModel:
-    """Who does what in a run, and so who learns what.
-
-    Attributes
-    ----------
-    name : str
-    noise_by : {"server", "clients", "nobody"}
-        Who adds the noise. Clients add it in shares.
-    secure_sum : str
-        Name of the `SecureSum` that makes the sum of the clients' vectors.
-    opened_by : {"server", "clients"}
-        Who learns the sum. That party also computes the queries and the result.
-    """
+    """Who does what in a run. Who opens the sums computes the queries and the result as well."""
 
     name: str
-    noise_by: Literal["server", "clients", "nobody"]
-    secure_sum: str
-    opened_by: Literal["server", "clients"]
+    noise_by: Literal["server", "clients", "nobody"]  # clients add it in shares
+    secure_sum: str  # name of the `SecureSum` of the clients' vectors, or "homomorphic"
+    opened_by: Literal["server", "clients"]  # who learns the sum
 
     @property
     def sum(self) -> SecureSum:
         """The secure sum of this trust model."""
         return secure_sum(self.secure_sum)
+
+    @property
+    def is_vertical(self) -> bool:
+        """Whether the clients are parties that hold different columns of the same records."""
+        return self.secure_sum == HOMOMORPHIC
 
     @property
     def is_blind(self) -> bool:
@@ -45,12 +39,12 @@ class TrustModel:
     @property
     def is_protected(self) -> bool:
         """Whether vectors leave a client protected: then clients need keys and fixed slots."""
-        return self.sum.is_protected
+        return self.is_vertical or self.sum.is_protected
 
     @property
     def has_committee(self) -> bool:
         """Whether a committee of clients adds the shares, in a second round trip."""
-        return self.sum.by_committee
+        return not self.is_vertical and self.sum.by_committee
 
     @property
     def shares_noise(self) -> bool:
@@ -70,20 +64,24 @@ class TrustModel:
     @property
     def commits_to_records(self) -> bool:
         """Whether a client commits to its records: its mask must not cover two vectors."""
-        return self.is_protected and not self.has_committee
+        return self.is_protected and not self.has_committee and not self.is_vertical
 
     def objection(self, algorithm: Algorithm, plan: PrivacyPlan) -> str | None:
         """Return why an algorithm does not run under this trust model, or ``None``."""
+        if self.is_vertical != algorithm.vertical:
+            return f"Its parties hold {'columns' if algorithm.vertical else 'records'}."
         if plan.is_private != self.is_private:
             return "It adds noise." if self.is_private else "It adds no noise."
         if self.is_blind and not algorithm.replayable:
             return "The server computes the next query, so it must see the sums."
+        # A sum of Laplace variables is no Laplace variable.
         if self.shares_noise and any(r.mechanism != "gaussian" for r in plan.releases):
             return "Laplace noise has no shares."
         return None
 
 
 TRUST_MODELS: dict[str, TrustModel] = {}
+HOMOMORPHIC = "homomorphic"
 
 
 def register_trust_model(model: TrustModel) -> TrustModel:
@@ -101,16 +99,11 @@ DISTRIBUTED_NOISE = register_trust_model(
 CLIENTS_ONLY = register_trust_model(TrustModel("clients-only", "clients", "shares", "clients"))
 TRUSTED_SERVER = register_trust_model(TrustModel("trusted-server", "server", "plain", "server"))
 PLAIN = register_trust_model(TrustModel("plain", "nobody", "plain", "server"))
+VERTICAL = register_trust_model(TrustModel("vertical", "clients", HOMOMORPHIC, "clients"))
 
 
 def trust_model(name: object) -> TrustModel:
-    """Return the trust model of a name.
-
-    Raises
-    ------
-    ConfigurationError
-        If no trust model has this name.
-    """
+    """Return the trust model of a name; a `ConfigurationError` if there is none."""
     if not isinstance(name, str) or name not in TRUST_MODELS:
         raise ConfigurationError(f"Expected trust in {sorted(TRUST_MODELS)}. Got {name!r} instead.")
     return TRUST_MODELS[name]

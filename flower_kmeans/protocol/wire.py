@@ -5,7 +5,8 @@ is what the other side computes with, and there is no second way to write the sa
 """
 
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from contextlib import suppress
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ RECORD = "kmeans"
 MAX_MESSAGE = 256 * 2**20
 """Longest message in bytes. A run whose messages would be longer is refused when it is planned."""
 _IN_CONFIG = 2**20  # longer ones travel as one uint8 array, which Flower sends in chunks
-_MAX_ELEMENTS = 2**28
+_DATA = RECORD + ".data"
 
 B16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 B32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -27,7 +28,6 @@ B48 = Annotated[bytes, msgspec.Meta(min_length=48, max_length=48)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
-Kind = TypeVar("Kind")
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _MALFORMED = "A message is malformed."
 
@@ -48,89 +48,56 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes, kind: Any) -> Any:
-    """Return what bytes encode.
-
-    Parameters
-    ----------
-    data : bytes
-    kind : type
-        What is expected: a struct type or a union of tagged ones.
-
-    Raises
-    ------
-    MessageError
-        If the bytes are not the one encoding of such a value.
-    """
+    """Return what bytes encode; a `MessageError` if they are not the one encoding of a kind."""
     if len(data) > MAX_MESSAGE:
         raise MessageError(f"Expected a message of at most {MAX_MESSAGE} bytes.")
-    try:
+    # A TypeError: a mapping in a configuration has other keys than text.
+    with suppress(msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):
         value = msgspec.msgpack.decode(data, type=kind, strict=True)
-        again = encode(value)  # a TypeError: a mapping in a configuration has other keys than text
-    except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):
-        raise MessageError(_MALFORMED) from None
-    if again != data:
-        raise MessageError(_MALFORMED)
-    return value
-
-
-# ------------------------------------------------------------------------------ Flower's records
+        if encode(value) == data:
+            return value
+    raise MessageError(_MALFORMED)
 
 
 def to_content(data: bytes) -> RecordDict:
     """Return an encoded message as Flower's records."""
     if len(data) <= _IN_CONFIG:
         return RecordDict({RECORD: ConfigRecord({"v": VERSION, "m": data})})
+    header = ConfigRecord({"v": VERSION, "n": len(data)})
     array = Array(np.frombuffer(data, dtype=np.uint8))
-    return RecordDict(
-        {
-            RECORD: ConfigRecord({"v": VERSION, "n": len(data)}),
-            RECORD + ".data": ArrayRecord({"m": array}),
-        }
-    )
+    return RecordDict({RECORD: header, _DATA: ArrayRecord({"m": array})})
 
 
 def from_content(content: RecordDict) -> bytes:
     """Return the encoded message that Flower's records hold.
 
-    Raises
-    ------
-    VersionError
-        If the records are of another version.
-    MessageError
-        If they hold no message.
+    A `MessageError` if they hold none; a `VersionError` if they are of another version.
     """
     header = content.get(RECORD)
     if not isinstance(header, ConfigRecord) or "v" not in header:
         raise MessageError(_MALFORMED)
     if type(header["v"]) is not int or header["v"] != VERSION:
         raise VersionError(f"Expected a message of version {VERSION}.")
-    if set(header) == {"v", "m"} and set(content) == {RECORD} and type(header["m"]) is bytes:
-        if len(header["m"]) <= _IN_CONFIG:
-            return header["m"]
-    elif set(header) == {"v", "n"} and set(content) == {RECORD, RECORD + ".data"}:
-        return _from_array(content[RECORD + ".data"], header["n"])
+    match dict(header), list(content), content.get(_DATA):
+        case {"v": _, "m": bytes(data)}, [_], None if len(header) == 2 and len(data) <= _IN_CONFIG:
+            return data
+        case {"v": _, "n": int(length)}, [_, _], ArrayRecord() as record:
+            if len(header) == 2 and type(length) is int and list(record) == ["m"]:
+                return _from_array(record["m"], length)
     raise MessageError(_MALFORMED)
 
 
-def _from_array(record: Any, length: Any) -> bytes:
-    if isinstance(record, ArrayRecord) and list(record) == ["m"] and type(length) is int:
-        array = record["m"]
-        if (
-            _IN_CONFIG < length <= MAX_MESSAGE
-            and (array.dtype, tuple(array.shape)) == ("uint8", (length,))
-            and array.stype == "numpy.ndarray"
-            and length <= len(array.data) <= length + 1024  # what NumPy writes before the values
-        ):
-            try:
-                values = array.numpy()
-            except Exception:
-                values = np.zeros(0, dtype=np.uint8)
+def _from_array(array: Array, length: int) -> bytes:
+    if (
+        _IN_CONFIG < length <= MAX_MESSAGE
+        and (array.dtype, tuple(array.shape), array.stype) == ("uint8", (length,), "numpy.ndarray")
+        and length <= len(array.data) <= length + 1024  # what NumPy writes before the values
+    ):
+        with suppress(Exception):  # NumPy raises many kinds
+            values = array.numpy()
             if values.dtype == np.uint8 and values.shape == (length,):
                 return values.tobytes()
     raise MessageError(_MALFORMED)
-
-
-# ------------------------------------------------------------------------------ arrays
 
 
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -146,48 +113,33 @@ class ArrayData(Struct, frozen=True, kw_only=True):
 
 
 Arrays = Annotated[dict[ArrayName, ArrayData], msgspec.Meta(max_length=64)]
-_DTYPES = {np.dtype(np.int64): "<i8", np.dtype(np.float64): "<f8"}
 
 
 def encode_arrays(arrays: dict[str, NDArray[Any]]) -> bytes:
-    """Return named arrays of int64 or finite float64 as bytes.
-
-    Raises
-    ------
-    MessageError
-        If they have no encoding.
-    """
+    """Return named arrays of int64 or finite float64 as bytes; a `MessageError` if they are not."""
     values = {}
     for name, array in arrays.items():
-        if array.dtype not in _DTYPES or not np.isfinite(array).all():
+        dtype: Any = array.dtype.newbyteorder("<").str
+        if dtype not in ("<i8", "<f8") or not np.isfinite(array).all():
             raise MessageError(f"Expected {name!r} as int64 or finite float64.")
-        dtype: Any = _DTYPES[array.dtype]
-        data = np.ascontiguousarray(array, dtype=dtype).tobytes()
+        data = array.astype(dtype, copy=False).tobytes()
         values[name] = ArrayData(dtype=dtype, shape=array.shape, data=data)
     data = encode(values)
-    decode_arrays(data)
+    decode_arrays(data)  # names and shapes that a receiver would refuse
     return data
 
 
 def decode_arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays that bytes hold.
-
-    Raises
-    ------
-    MessageError
-        If they are not what `encode_arrays` writes.
-    """
+    """Return the arrays that `encode_arrays` wrote; a `MessageError` if it did not write these."""
     arrays = {}
     for name, value in decode(data, Arrays).items():
-        size = math.prod(value.shape)
-        if len(value.data) != 8 * size:
+        if len(value.data) != 8 * math.prod(value.shape):
             raise MessageError(_MALFORMED)
         flat = np.frombuffer(value.data, dtype=value.dtype)
         try:
-            array = flat.astype(flat.dtype.newbyteorder("=")).reshape(value.shape)
+            arrays[name] = flat.astype(flat.dtype.newbyteorder("=")).reshape(value.shape)
         except ValueError:  # no memory has so many addresses, although the array is empty
             raise MessageError(_MALFORMED) from None
-        if not np.isfinite(array).all():
+        if not np.isfinite(flat).all():
             raise MessageError(_MALFORMED)
-        arrays[name] = array
     return arrays

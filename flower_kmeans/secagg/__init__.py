@@ -4,6 +4,6 @@ Nothing here knows of k-means or of Flower. docs/protocol.md, sections 2, 3 and 
 specification. Importing this package registers the three sums under their names.
 """
 
-from flower_kmeans.secagg import masks, plain, shares
+from flower_kmeans.secagg import masks, shares
 
-__all__ = ["masks", "plain", "shares"]
+__all__ = ["masks", "shares"]

@@ -1,34 +1,25 @@
 """Keys between clients, and the group key (docs/protocol.md, section 5).
 
 All functions are deterministic: the caller passes secrets in, 32 random bytes each. An X25519
-secret key is any 32 random bytes. A pair of clients has one secret, `pair_secret`, and one key for
-each purpose and direction.
+secret key is any 32 random bytes. There is one key for each purpose and direction.
 """
 
 import hmac
+from collections.abc import Callable
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from flower_kmeans.errors import MessageError
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
+from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, key_drawer, u32
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-SEAL_BYTES = 16
-"""How much longer sealed data is."""
+SEAL_BYTES = 16  # how much longer sealed data is
 KEY_ID_BYTES = 16
 _SEAL_KEY_BYTES = 64
-
-
-# ------------------------------------------------------------------------------ between two clients
-
-
-def public_key(secret: bytes) -> bytes:
-    """Return the X25519 public key, 32 bytes, of a secret key of 32 bytes."""
-    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
-
 
 SecretKey = bytes | X25519PrivateKey
 """32 bytes, or what they load to: loading costs as much as an exchange."""
@@ -39,79 +30,67 @@ def load(secret: bytes) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(secret)
 
 
+def public_key(secret: bytes) -> bytes:
+    """Return the X25519 public key, 32 bytes, of a secret key of 32 bytes."""
+    return load(secret).public_key().public_bytes_raw()
+
+
+# Clients of one process have the same peers.
+_load_public = lru_cache(maxsize=1024)(X25519PublicKey.from_public_bytes)
+
+
 def agree(secret: SecretKey, public: bytes) -> bytes:
     """Return the X25519 secret, 32 bytes, that a secret key and another's public key make.
 
-    Raises
-    ------
-    MessageError
-        If the public key is none, or one of the few points that give zeros with every secret key.
+    A `MessageError` if the public key is none, or a point that gives zeros with every secret key.
     """
     try:
         own = load(secret) if isinstance(secret, bytes) else secret
-        return own.exchange(X25519PublicKey.from_public_bytes(public))
+        return own.exchange(_load_public(public))
     except ValueError:
         raise MessageError("A public key cannot be accepted.") from None
 
 
 def pair_secret(
-    own_ephemeral: SecretKey,
-    other_ephemeral: bytes,
-    own_static: SecretKey = b"",
-    other_static: bytes = b"",
+    ephemeral: SecretKey, their_ephemeral: bytes, static: SecretKey = b"", their_static: bytes = b""
 ) -> bytes:
-    """Return what two client sessions have in common; with a roster, of lasting keys too.
-
-    Raises
-    ------
-    MessageError
-        If a public key cannot be accepted.
-    """
-    shared = agree(own_ephemeral, other_ephemeral)
-    return shared + agree(own_static, other_static) if own_static or other_static else shared
+    """Return what two client sessions have in common; with a roster, of lasting keys too."""
+    # The ephemeral half protects against a later theft, the lasting half against a swapped key.
+    shared = agree(ephemeral, their_ephemeral)
+    return shared + agree(static, their_static) if static or their_static else shared
 
 
 def ownership_tag(
-    own_static_secret: SecretKey,
-    other_static_public: bytes,
-    doc_hash: bytes,
-    from_slot: int,
-    to_slot: int,
-    public_key: bytes,
+    secret: SecretKey, public: bytes, doc_hash: bytes, from_slot: int, to_slot: int, vouched: bytes
 ) -> bytes:
     """Return the tag, 16 bytes, by which an owner of a lasting key vouches for an ephemeral one.
 
-    Both clients compute the same tag: the owner, at ``from_slot``, makes it; the one at ``to_slot``
-    compares.
-
-    Raises
-    ------
-    MessageError
-        If the lasting public key cannot be accepted.
+    Both clients compute the same tag from their lasting keys: the owner, at ``from_slot``, makes
+    it; the one at ``to_slot`` compares.
     """
-    key = kdf(agree(own_static_secret, other_static_public), doc_hash, b"ephemeral")
-    content = u32(from_slot) + u32(to_slot) + public_key
+    key = kdf(agree(secret, public), doc_hash, b"ephemeral")
+    content = u32(from_slot) + u32(to_slot) + vouched
     return hmac.digest(key, content, "sha256")[:TAG_BYTES]
 
 
 def share_key(
-    ikm: bytes,
-    context: bytes,
-    slot: int,
-    position: int,
-    dealer_public: bytes,
-    member_public: bytes,
+    ikm: bytes, context: bytes, slot: int, position: int, dealer_public: bytes, member_public: bytes
 ) -> bytes:
-    """Return the key, 64 bytes, under which a dealer's share travels to a committee member.
-
-    It depends on `pair_secret` of the two, the context of the round and attempt, the dealer's slot,
-    the member's position in the committee, and their ephemeral public keys.
-    """
-    label = b"share " + u32(slot) + u32(position) + dealer_public + member_public
-    return kdf(ikm, context, label, _SEAL_KEY_BYTES)
+    """Return the key, 64 bytes, under which a dealer's share travels to a committee member."""
+    return share_keys(context)(ikm, slot, position, dealer_public, member_public)
 
 
-# ------------------------------------------------------------------------------ the group
+def share_keys(context: bytes) -> Callable[[bytes, int, int, bytes, bytes], bytes]:
+    """Return `share_key` of a context, for many keys."""
+    draw = key_drawer(context)
+    return lambda ikm, slot, position, dealer_public, member_public: draw(
+        ikm, b"share " + u32(slot) + u32(position) + dealer_public + member_public
+    )
+
+
+def noise_key(session_secret: bytes, context: bytes) -> bytes:
+    """Return the key of a client's noise share: repeated requests repeat it, others renew it."""
+    return kdf(session_secret, context, b"noise")
 
 
 def wrap_key(ikm: bytes, doc_hash: bytes, distributor_public: bytes, peer_public: bytes) -> bytes:
@@ -142,35 +121,17 @@ def sum_share_key(
     return kdf(group_key, context, label, _SEAL_KEY_BYTES)
 
 
-# ------------------------------------------------------------------------------ one client
-
-
-def noise_key(session_secret: bytes, context: bytes) -> bytes:
-    """Return the key of a client's noise share: repeated requests repeat it, others renew it."""
-    return kdf(session_secret, context, b"noise")
-
-
-# ------------------------------------------------------------------------------ sealing
-
-
 def seal(key: bytes, data: bytes, associated: bytes) -> bytes:
     """Return encrypted and authenticated data, 16 bytes longer (AES-SIV, RFC 5297).
 
     There is no nonce that could repeat: equal data under one key of 64 bytes gives equal bytes, no
-    more. The associated bytes say what the data belongs to: they are authenticated, and do not
-    travel. Empty data cannot be sealed.
+    more. The associated bytes are authenticated, and do not travel. Empty data cannot be sealed.
     """
     return AESSIV(key).encrypt(data, [associated])
 
 
 def unseal(key: bytes, sealed: bytes, associated: bytes) -> bytes:
-    """Return the data that `seal` encrypted.
-
-    Raises
-    ------
-    MessageError
-        If it was not sealed under this key for this purpose.
-    """
+    """Return what `seal` encrypted under this key for this purpose, or raise a `MessageError`."""
     try:
         return AESSIV(key).decrypt(sealed, [associated])
     except (InvalidTag, ValueError):

@@ -14,58 +14,45 @@ are multiplied.
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.secagg.base import (
-    Integers,
-    Opened,
-    PartError,
-    SecureSum,
-    Sharing,
-    SumContext,
-    SumError,
-    register_secure_sum,
-)
+from flower_kmeans.secagg import base
+from flower_kmeans.secagg.base import Integers, Sharing, SumContext, SumError, Words
 from flower_kmeans.secagg.hashing import kdf, words
 
-PRIMES = (2097143, 2097133, 2097131)
-"""The largest three primes below 2^21."""
-RING = math.prod(PRIMES)
-"""P: signed words of a sum are between -P/2 and P/2."""
+PRIMES = (2097143, 2097133, 2097131)  # the largest three below 2^21
+RING = math.prod(PRIMES)  # P: signed words of a sum are between -P/2 and P/2
 _BITS = 21
 _FIELD = np.uint64(2**_BITS - 1)
 _ELEMENT = np.uint64(2**63 - 1)  # the three fields of an element
-_WORD_BYTES = 8
 _EXACT_TERMS = 2**11  # products of residues whose sum is exact in float64
 _BATCH_ELEMENTS = 2**17  # elements that are added up at a time
 _DECODINGS = 8  # a false share passes a random combination once in two million
 
 Floats = NDArray[np.float64]
-Words = NDArray[np.uint64]
 
 
-@register_secure_sum
-class SharedSum(SecureSum):
+@base.register_secure_sum
+class SharedSum(base.SecureSum):
     """Shares for a committee, whose members add them up without seeing a vector or the sum."""
 
-    name: ClassVar[str] = "shares"
-    by_committee: ClassVar[bool] = True
-    limit: ClassVar[int] = RING // 2
+    name = "shares"
+    by_committee = True
+    limit = RING // 2
 
     def set_up(self, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
         """Return the threshold and the packing of a committee.
 
-        Any two sets of places that open a sum have more than a third of the honest places in
-        common, so one sum of a round opens if each honest place adds once (the theorem of
-        docs/protocol.md, section 3). The threshold counts absent places, so no server gains by
-        calling places absent.
+        Any two sets of positions that open a sum have more than a third of the honest positions in
+        common, so one sum of a round opens if each honest position adds once (the theorem of
+        docs/protocol.md, section 3). Absent positions count: no server gains by calling them so.
         """
         if not 1 <= n_corrupt < n_positions:
             raise ConfigurationError(
@@ -87,9 +74,10 @@ class SharedSum(SecureSum):
 
         Equal calls give equal shares. Another vector or another context has other polynomials.
         """
-        sharing, n_blocks = _layout(context)
+        sharing, n_blocks = _layout(context.n_words, context.sharing)
         privacy = sharing.privacy
         data = self.encode(vector)
+        # Two vectors under the same random elements would show their difference.
         key = kdf(secret, context.digest + hashlib.sha256(data).digest(), b"polynomial")
         free = _uniform_words(key, privacy * n_blocks).reshape(privacy, n_blocks)
         known = np.empty((3, sharing.threshold, n_blocks))
@@ -97,33 +85,34 @@ class SharedSum(SecureSum):
         known[:, privacy:] = to_residues(sharing.blocks(vector))
         nodes = (*range(1, privacy + 1), *_secret_points(sharing))
         rest = _evaluate(nodes, tuple(range(privacy + 1, sharing.n_positions + 1)), known)
-        return tuple(row.astype("<u8").tobytes() for part in (free, _joined(rest)) for row in part)
+        shares = np.concatenate([free, _joined(rest)]).astype("<u8").tobytes()
+        size = 8 * n_blocks
+        return tuple(shares[start : start + size] for start in range(0, len(shares), size))
 
     def combine(self, parts: Iterable[bytes], context: SumContext) -> bytes:
         """Return the sum-share of a position: the sum of its shares of the survivors' vectors."""
-        _, n_blocks = _layout(context)
+        _, n_blocks = _layout(context.n_words, context.sharing)
         batch = max(1, _BATCH_ELEMENTS // n_blocks)
         remaining, n_added = iter(parts), 0
         total = np.zeros((3, n_blocks), dtype=np.uint64)
         while chunk := list(islice(remaining, batch)):
             shares, proper = _elements(chunk, n_blocks)
             if not proper.all():
-                raise PartError(n_added + int(np.argmin(proper)))
-            for i, field in enumerate(_fields(shares)):
-                total[i] += field.sum(axis=0)
+                raise base.PartError(n_added + int(np.argmin(proper)))
+            total += _fields(shares).sum(axis=1)
             n_added += len(chunk)
-        return _joined(total % _column(PRIMES, np.uint64)).astype("<u8").tobytes()
+        return _joined(total % np.array(PRIMES, "u8")[:, None]).astype("<u8").tobytes()
 
     def open(
         self, combined: Mapping[int, bytes], survivors: NDArray[np.bool_], context: SumContext
-    ) -> Opened:
+    ) -> base.Opened:
         """Return the sum that the sum-shares open, and the positions whose sum-shares are false.
 
         More than R sum-shares correct errors: with n' of them up to (n' - R) // 2 false ones are
         found and left out. Every other one lies on the opened polynomials in every block, so all
         that open the same sum-shares open the same sum. Malformed sum-shares are false ones.
         """
-        sharing, n_blocks = _layout(context)
+        sharing, n_blocks = _layout(context.n_words, context.sharing)
         positions = np.array([j for j in sorted(combined) if 0 <= j < sharing.n_positions], int)
         shares, proper = _elements([combined[j] for j in positions.tolist()], n_blocks)
         liars, positions = set(positions[~proper].tolist()), positions[proper]
@@ -138,27 +127,22 @@ class SharedSum(SecureSum):
         nodes = tuple((positions[used] + 1).tolist())
         secrets = _evaluate(nodes, _secret_points(sharing), values[:, used])
         vector = from_residues(secrets.reshape(3, -1))[: context.n_words]
-        return Opened(vector, tuple(sorted(liars)))
+        return base.Opened(vector, tuple(sorted(liars)))
 
     def part_bytes(self, n_words: int, sharing: Sharing | None) -> int:
         """Return eight bytes for each block of words."""
-        if sharing is None:
-            raise ConfigurationError("Expected the sharing of a committee. Got None instead.")
-        return _WORD_BYTES * math.ceil(n_words / sharing.packing)
+        return 8 * _layout(n_words, sharing)[1]
 
 
-def _layout(context: SumContext) -> tuple[Sharing, int]:
+def _layout(n_words: int, sharing: Sharing | None) -> tuple[Sharing, int]:
     """Return how a vector is shared, and B: blocks of a vector, so elements of a share."""
-    if context.sharing is None:
+    if sharing is None:
         raise ConfigurationError("Expected the sharing of a committee. Got None instead.")
-    return context.sharing, math.ceil(context.n_words / context.sharing.packing)
+    return sharing, math.ceil(n_words / sharing.packing)
 
 
 def _secret_points(sharing: Sharing) -> tuple[int, ...]:
     return tuple(range(sharing.n_positions + 1, sharing.n_positions + 1 + sharing.packing))
-
-
-# ------------------------------------------------------------------------------ the ring
 
 
 def to_residues(values: Integers) -> Integers:
@@ -191,12 +175,9 @@ def _uniform_words(key: bytes, length: int, stream: int = 0) -> Words:
     while True:
         n_drawn += length // 1024 + 16
         drawn = words(key, stream, n_drawn) & _ELEMENT
-        proper = _are_elements(drawn)
-        if proper[:length].all():
-            return drawn[:length]
-        drawn = drawn[proper]
-        if len(drawn) >= length:
-            return drawn[:length]
+        found = drawn[_are_elements(drawn)]
+        if len(found) >= length:
+            return found[:length]
 
 
 def _fields(elements: Words) -> Words:
@@ -212,9 +193,8 @@ def _joined(residues: NDArray[Any]) -> Words:
 
 def _elements(parts: Sequence[bytes], length: int) -> tuple[Words, NDArray[np.bool_]]:
     """Return the words of parts, shape (n_parts, length), and which parts are well formed."""
-    size = _WORD_BYTES * length
-    fit = np.array([len(part) == size for part in parts], dtype=np.bool_)
-    data = b"".join(part if len(part) == size else bytes(size) for part in parts)
+    fit = np.array([len(part) == 8 * length for part in parts], dtype=np.bool_)
+    data = b"".join(part if len(part) == 8 * length else bytes(8 * length) for part in parts)
     elements = np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
     elements = elements.reshape(len(parts), length)
     return elements, fit & _are_elements(elements).all(axis=1)
@@ -222,16 +202,9 @@ def _elements(parts: Sequence[bytes], length: int) -> tuple[Words, NDArray[np.bo
 
 def _are_elements(elements: Words) -> NDArray[np.bool_]:
     proper = elements <= _ELEMENT
-    for i, prime in enumerate(PRIMES):
-        proper &= (elements >> np.uint64(_BITS * i) & _FIELD) < prime
+    for field, prime in zip(_fields(elements), PRIMES, strict=True):
+        proper &= field < prime
     return proper
-
-
-def _column(values: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    return np.array(values, dtype=dtype)[:, None]
-
-
-# ------------------------------------------------------------------------------ polynomials
 
 
 def _evaluate(nodes: tuple[int, ...], points: tuple[int, ...], values: Floats) -> Floats:
@@ -260,8 +233,8 @@ def _reduce(values: Floats, prime: int) -> None:
 @lru_cache(maxsize=256)
 def _lagrange(nodes: tuple[int, ...], points: tuple[int, ...], prime: int) -> Floats:
     """Return the matrix (n_points, n_nodes) from values at nodes to values at points."""
-    x, a = np.array(nodes), np.array(points)
-    beyond = a[:, None] - x
+    x = np.array(nodes)
+    beyond = np.array(points)[:, None] - x
     numerators = _products(beyond, prime)[:, None]
     matrix = numerators * _inverses(beyond, prime) % prime * _weights(x, prime) % prime
     result: Floats = matrix.astype(np.float64)
@@ -278,25 +251,12 @@ def _weights(points: Integers, prime: int) -> Integers:
 
 def _products(factors: Integers, prime: int) -> Integers:
     """Return the product of each row."""
-    result = np.ones(len(factors), dtype=np.int64)
-    for column in factors.T:
-        result = result * column % prime
-    return result
+    return reduce(lambda product, column: product * column % prime, factors.T)
 
 
 def _inverses(values: Integers, prime: int) -> Integers:
-    """Return inverses: powers prime - 2."""
-    square, result = values % prime, np.ones_like(values)
-    exponent = prime - 2
-    while exponent:
-        if exponent & 1:
-            result = result * square % prime
-        square = square * square % prime
-        exponent >>= 1
-    return result
-
-
-# ------------------------------------------------------------------------------ correcting errors
+    inverses: Integers = np.frompyfunc(lambda value: pow(value, -1, prime), 1, 1)(values)
+    return inverses.astype(np.int64)
 
 
 def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bool_]:
@@ -304,7 +264,7 @@ def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bo
 
     They are the same in every block. A `SumError` if more than ``(n - R) // 2`` shares are false.
     """
-    if _fit(points, values, degree):
+    if _fit(points, values, degree):  # no share is false: the usual case, and much faster
         return np.ones(len(points), dtype=np.bool_)
     for _ in range(_DECODINGS):
         # A random combination stands for all blocks: a share that is false in any of them is false
@@ -336,12 +296,9 @@ def _fit(points: Integers, values: Floats, degree: int) -> bool:
 
 def _combination(values: Floats, weights: Floats, prime: int) -> Integers:
     """Return one linear combination, shape (n,), of the columns of (n, n_blocks) residues."""
-    total = np.zeros(len(values), dtype=np.int64)
-    for start in range(0, len(weights), _EXACT_TERMS):
-        part = slice(start, start + _EXACT_TERMS)
-        terms = values[:, part] @ weights[part]
-        total += terms.astype(np.int64) % prime
-    return total % prime
+    parts = (slice(i, i + _EXACT_TERMS) for i in range(0, len(weights), _EXACT_TERMS))
+    total: Floats = np.sum([values[:, part] @ weights[part] % prime for part in parts], axis=0)
+    return total.astype(np.int64) % prime
 
 
 def _decode(points: Integers, values: Integers, degree: int, prime: int) -> NDArray[np.bool_]:
@@ -360,9 +317,7 @@ def _decode(points: Integers, values: Integers, degree: int, prime: int) -> NDAr
     hankel = np.lib.stride_tricks.sliding_window_view(np.array(syndromes), most + 1)
     locator = _in_kernel(hankel, prime)
     if locator is not None:
-        located = np.zeros(len(points), dtype=np.int64)
-        for coefficient in locator[::-1]:
-            located = (located * points + coefficient) % prime
+        located = reduce(lambda value, term: (value * points + term) % prime, locator[::-1], 0)
         nodes = np.flatnonzero(located)[:degree]  # L has so few zeros that enough are left
         rest = np.setdiff1d(np.arange(len(points)), nodes)
         matrix = _lagrange(tuple(points[nodes].tolist()), tuple(points[rest].tolist()), prime)

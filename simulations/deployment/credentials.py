@@ -27,8 +27,8 @@ def make_link(directory: Path, names: Sequence[str], days: int = _DAYS) -> None:
     Parameters
     ----------
     directory : Path
-        Made if it does not exist. Nodes and whoever submits runs get ``ca.crt`` from it; the keys
-        have mode 0600 and stay.
+        Made if it does not exist. Nodes, and those who submit runs, get ``ca.crt`` from it; the
+        keys have mode 0600 and stay.
     names : sequence of str
         Names and addresses under which the SuperLink is reached. ``localhost`` and ``127.0.0.1``
         are always among them: its own processes use them.

@@ -62,25 +62,29 @@ from outcomes import (
 )
 from populations import Mixture, Population, digits, from_file
 from sklearn.cluster import KMeans
+from sklearn.metrics import (
+    adjusted_rand_score,
+    fowlkes_mallows_score,
+    normalized_mutual_info_score,
+)
+from sklearn.metrics.cluster import contingency_matrix
 
 from flower_kmeans import PrivacyBudget, simulate
-from flower_kmeans.baselines import KFed
-from flower_kmeans.bench.execution import execute
-from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.errors import KMeansError
-from flower_kmeans.initialization import public_generator, server_kmeans_plus_plus, server_lloyd
-from flower_kmeans.metrics import (
-    adjusted_rand_index,
-    fowlkes_mallows_index,
-    inertia,
-    majority_accuracy,
-    normalized_mutual_information,
+from flower_kmeans.algorithms.numerics.initialization import (
+    public_generator,
+    server_kmeans_plus_plus,
+    server_lloyd,
 )
-from flower_kmeans.privacy.report import Report
+from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.runner import execute
+from flower_kmeans.errors import KMeansError
+from flower_kmeans.metrics import inertia
+from flower_kmeans.report.report import Report
 from flower_kmeans.strategies import (
     FedDPKMeans,
     GLloyd,
     HDPEMeans,
+    KFed,
     KMeansStrategy,
     PEMeans,
     SynopsisKMeans,
@@ -98,7 +102,7 @@ PROJECTED = 16
 OF_FILES = ("client_column", "label", "bounds", "clusters", "server_clients")
 """Options of ``--data``."""
 LLOYD_CLIP = 20.0
-"""Of 5, 7, 10, 14, 20, 30 the best for DP-Lloyd with 50 records a client (docs/benchmarks.md)."""
+"""Of 5, 7, 10, 14, 20, 30 the best for DP-Lloyd with 50 records a client (docs/tables/feddp.md)."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class Setting:
 
     @property
     def variant(self) -> str:
-        """Return what tells this setting's runs from others in a file."""
+        """Return what distinguishes the runs of this setting in a file."""
         words = [self.trust]
         if self.unit == "client":
             words.append("clips default" if self.clip is None else f"clip {exact(self.clip)}")
@@ -236,17 +240,22 @@ def nearest(records: FloatArray, centroids: FloatArray) -> NDArray[np.int64]:
     return np.asarray(np.argmin(norms - 2 * (records @ centroids.T), axis=1))
 
 
+def majority_accuracy(classes: NDArray[Any], found: NDArray[np.int64]) -> float:
+    """Return the fraction of records whose class is the most frequent one of their cluster."""
+    return int(contingency_matrix(classes, found).max(axis=0).sum()) / len(classes)
+
+
 def agreement(classes: NDArray[Any] | None, found: NDArray[np.int64]) -> dict[str, float]:
     """Return accuracy, ARI, FMI and NMI; nan without classes."""
     measures = {
         "accuracy": majority_accuracy,
-        "ari": adjusted_rand_index,
-        "fmi": fowlkes_mallows_index,
-        "nmi": normalized_mutual_information,
+        "ari": adjusted_rand_score,
+        "fmi": fowlkes_mallows_score,
+        "nmi": normalized_mutual_info_score,
     }
     if classes is None:
         return dict.fromkeys(measures, math.nan)
-    return {name: measure(classes, found) for name, measure in measures.items()}
+    return {name: float(measure(classes, found)) for name, measure in measures.items()}
 
 
 # --------------------------------------------------------------------------- runs
@@ -302,7 +311,7 @@ def measure(task: Task, options: Options, source: "Source", setting: Setting) ->
 
 
 def clip_told(report: Report | None, method: str, setting: Setting) -> str:
-    """Return the clip of a run as a table tells it; those of the server's points differ by run."""
+    """Return the clip of a run as a table shows it; those of the server's points differ by run."""
     if report is None or report.clip is None:
         return ""
     if method == FEDDP and setting.clip is None:
@@ -342,7 +351,7 @@ class Source:
 
     @property
     def known(self) -> dict[str, dict[str, str]]:
-        """Return what tells populations from others of their names, where names do not."""
+        """Return what distinguishes populations of one name."""
         if self.table != "data":
             return {}
         if self.data is None:

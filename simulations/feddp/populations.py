@@ -1,6 +1,6 @@
 """Populations of the FedDP-KMeans experiments: clients, a server with own points, public bounds.
 
-Domains come from the parameters of a mixture or from bounds that are told, never from records.
+Domains come from the parameters of a mixture or from given bounds, never from records.
 """
 
 import math
@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans import Ball, Box
-from flower_kmeans.domain import Domain
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.tables import load_table
 
 FloatArray = NDArray[np.float64]
 
@@ -149,7 +149,7 @@ def from_file(
     Parameters
     ----------
     path : Path
-        csv, npy, npz or parquet, as `flower_kmeans.tables.load_table` reads it.
+        csv, npy, npz or parquet, as `flower_kmeans.data.tables.load_table` reads it.
     client_column : str
         Not a feature.
     bounds : sequence of two floats

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from sklearn.metrics import pairwise_distances_argmin
 
 from flower_kmeans import ClientPolicy, kmeans_client_app
+from flower_kmeans.cli.outputs import write_centroids
 from flower_kmeans.client import ClientResult
-from flower_kmeans.datasets import PHOTO_COLUMNS, load_photo, photo_tile
-from flower_kmeans.output import write_centroids
-from flower_kmeans.picture import save_photo_picture
+from flower_kmeans.data.datasets import PHOTO_COLUMNS, load_photo, photo_tile
+from flower_kmeans.report.picture import save_photo_picture
 
 
 def load_data(context: Context) -> NDArray[np.float64]:

@@ -8,8 +8,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from flower_kmeans import Box, PrivacyBudget, html_report
-from flower_kmeans.datasets import PHOTO_COLUMNS, PHOTO_RECORDS
-from flower_kmeans.output import write_page, write_report
+from flower_kmeans.cli.outputs import write_page, write_report
+from flower_kmeans.data.datasets import PHOTO_COLUMNS, PHOTO_RECORDS
 from flower_kmeans.strategies import FastLloyd
 
 app = ServerApp()

@@ -3,22 +3,27 @@ import math
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms import Block, LloydAlgorithm, Query, Statistic
-from flower_kmeans.algorithms.base import algorithm_from_config, require_capacity
-from flower_kmeans.domain import Box
+from flower_kmeans.algorithms import (
+    Block,
+    FedDPAlgorithm,
+    HDPEMeansAlgorithm,
+    LloydAlgorithm,
+    PEMeansAlgorithm,
+    Query,
+    Statistic,
+    SynopsisAlgorithm,
+    base,
+)
+from flower_kmeans.algorithms.base import require_capacity
+from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 ALGORITHM = LloydAlgorithm(3, Box([0, 0], [1, 1]), PrivacyBudget(None))
 
 
-def test_a_block_knows_its_size():
-    assert Block("a", (3, 4), 16).size == 12
-    assert Block("a", (), 16).size == 1
-
-
 def test_a_statistic_survives_flattening():
-    assert ALGORITHM.words(1) == 9
+    assert (ALGORITHM.words(1), Block("a", (), 16).size) == (9, 1)
     vector = np.arange(9, dtype=np.int64) - 4
     statistic = ALGORITHM.unflatten(vector, 1)
     np.testing.assert_array_equal(statistic.blocks["sums"], [[-4, -3], [-2, -1], [0, 1]])
@@ -26,26 +31,13 @@ def test_a_statistic_survives_flattening():
     np.testing.assert_array_equal(ALGORITHM.flatten(statistic, 1), vector)
 
 
-@pytest.mark.parametrize("vector", [np.zeros(8, np.int64), np.zeros(9), np.zeros((1, 9), np.int64)])
-def test_only_a_vector_of_the_layout_is_unflattened(vector):
-    with pytest.raises(ValueError, match="Expected 9 words of int64"):
-        ALGORITHM.unflatten(vector, 1)
-
-
-def test_only_blocks_of_the_layout_are_flattened():
+def test_only_vectors_and_blocks_of_the_layout_pass():
+    for vector in (np.zeros(8, np.int64), np.zeros(9), np.zeros((1, 9), np.int64)):
+        with pytest.raises(ValueError, match="Expected 9 words of int64"):
+            ALGORITHM.unflatten(vector, 1)
     blocks = {"sums": np.zeros((3, 2), np.int64), "counts": np.zeros(3)}
     with pytest.raises(ValueError, match="Expected block 'counts' as int64"):
         ALGORITHM.flatten(Statistic(blocks), 1)
-
-
-def test_a_question_may_be_nothing_but_its_round():
-    assert Query(3).arrays == {}
-
-
-@pytest.mark.parametrize("config", [{}, {"name": "k-means"}, {"name": 3}, {"name": ["lloyd"]}])
-def test_unknown_algorithms_are_refused(config):
-    with pytest.raises(ConfigurationError, match="name of an algorithm in"):
-        algorithm_from_config(config, ALGORITHM.domain, ALGORITHM.budget)
 
 
 @pytest.mark.parametrize("bits", [31, 62, 63])
@@ -56,18 +48,76 @@ def test_capacity_is_exact(bits):
         require_capacity(2**bits, 2**bits)
 
 
-def test_words_have_64_bits_unless_a_limit_is_given():
-    require_capacity(2**63 - 1)
-    with pytest.raises(ConfigurationError):
-        require_capacity(2**63)
-
-
-def test_the_refusal_shows_the_numbers():
-    with pytest.raises(ConfigurationError, match=r"2\^31.*2\^40\.0.*n_records=7"):
-        require_capacity(2.0**40, 2**31, "It follows from n_records=7.")
-
-
 @pytest.mark.parametrize("bound", [math.nan, math.inf, -1.0])
 def test_meaningless_bounds_are_refused(bound):
-    with pytest.raises(ConfigurationError, match=str(bound)):
-        require_capacity(bound)
+    with pytest.raises(ConfigurationError, match=f"{bound} instead. It follows from n_records=7"):
+        require_capacity(bound, explanation="It follows from n_records=7.")
+
+
+# --------------------------------------------------------------------------- sums and clips
+
+RECORDS, CLIENTS = PrivacyBudget(1.0, 1e-6), PrivacyBudget(1.0, 1e-6, unit="client")
+
+
+def make(cls, budget=RECORDS, **options):
+    d = 20 if cls is HDPEMeansAlgorithm else 3
+    if cls is FedDPAlgorithm:
+        options = {"n_server_points": 5, **options}
+    return cls(2, Ball(1.0, [0.0] * d), budget, **{"n_records": 1000, **options})
+
+
+ALGORITHMS = {
+    "votes": (PEMeansAlgorithm, {}),
+    "votes of clients": (PEMeansAlgorithm, {"budget": CLIENTS, "n_clients": 50}),
+    "lift of clients": (HDPEMeansAlgorithm, {"budget": CLIENTS, "n_clients": 50}),
+    "synopsis": (SynopsisAlgorithm, {}),
+    "Laplace": (FedDPAlgorithm, {"mechanisms": "laplace", "cost": True}),
+    "more clients": (FedDPAlgorithm, {"budget": CLIENTS, "n_clients": 4000}),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_there_is_room_for_all_records_and_for_noise_of_one_in_a_billion(monkeypatch, name):
+    """Of all words together: P(|Z| > t) < 2 exp(-t^2 / 2), and exp(-t) of Laplace noise."""
+    cls, options = ALGORITHMS[name]
+    algorithm, found = make(cls, **options), []
+    monkeypatch.setattr(base, "require_capacity", lambda bound, *_: found.append(bound))
+    algorithm.require_capacity(3.0)
+    words = sum(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1))
+    expected = []
+    for t, releases in enumerate(algorithm.plan().rounds, start=1):
+        units, places = algorithm.record_sensitivities(t), algorithm.places(t)
+        for release in releases:
+            unit = max(units[places[name]].max() for name in release.blocks)
+            scale = 3 * release.noise_multiplier * algorithm.clip_of(release) * unit
+            logarithm = math.log(2e9 * words)
+            tail = logarithm if release.mechanism == "laplace" else math.sqrt(2 * logarithm)
+            most = max(1000, algorithm.n_clients or 0)
+            expected.append(most * unit + scale * tail)
+    assert found == pytest.approx(expected, rel=1e-12)
+    found.clear()
+    algorithm.require_capacity()
+    assert max(found) < max(expected)
+
+
+@pytest.mark.parametrize("name", ["votes", "lift-sums", "lift-counts"])
+def test_a_clip_of_exactly_one_step_is_the_least(name):
+    """In the first round and the last, and of every release: 2^-16 records change a word by 1."""
+    options = {"budget": CLIENTS, "n_clients": 50, "n_vote_rounds": 1}
+    least = 2.0**-16
+    algorithm = make(HDPEMeansAlgorithm, clips={name: least}, **options)
+    assert dict(algorithm.clips)[name] == least
+    with pytest.raises(ConfigurationError, match=f"release '{name}' of at least 1.53e-05"):
+        make(HDPEMeansAlgorithm, clips={name: math.nextafter(least, 0)}, **options)
+
+
+def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
+    algorithm = make(HDPEMeansAlgorithm, CLIENTS, n_clients=50, n_vote_rounds=1)
+    record = np.arange(-10, 10) * 1000  # less than half as long as the radius
+    records = GridRecords.from_grid(np.repeat(record[None], 500, axis=0), 16)
+    centers = np.zeros((2, 16), dtype=np.int64)
+    centers[1] = 1000
+    found = algorithm.answer(Query(2, {"centers": centers}), records).blocks
+    counts, sums = found["counts"] / 2**16, found["sums"]
+    assert 19.9 < counts.max() < 20.0
+    np.testing.assert_allclose(sums[counts.argmax()] / counts.max(), record, atol=1)

@@ -1,29 +1,20 @@
 """The cost as a release of the Lloyd family's last round: units, plans, and what is refused."""
 
-import itertools
 import math
-import warnings
 from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from flower_kmeans.algorithms import (
     FastLloydAlgorithm,
     FedDPAlgorithm,
     GLloydAlgorithm,
-    LloydAlgorithm,
-    Query,
     State,
-    SuLloydAlgorithm,
-    algorithm_from_config,
 )
-from flower_kmeans.domain import Ball, Box, GridRecords
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 RNG = np.random.default_rng
@@ -41,63 +32,6 @@ DOMAINS = {
 def build(cls, domain, k=2, budget=None, **options):
     options = {"n_records": 1000, "fraction_bits": Q, "n_rounds": 2, "cost": True, **options}
     return cls(k, domain, PrivacyBudget(1.0) if budget is None else budget, **options)
-
-
-def grid_points(domain):
-    axes = [range(-int(g), int(g) + 1) for g in domain.grid_half_widths(Q)]
-    points = np.array(list(itertools.product(*axes)), dtype=np.int64)
-    if isinstance(domain, Ball):
-        points = points[(points**2).sum(axis=1) <= 4**Q]
-    return points
-
-
-def last_question(algorithm, centroids):
-    radius = [] if isinstance(algorithm, GLloydAlgorithm) else [algorithm.radius_of(2)]
-    return Query(2, {"centroids": centroids, "radius": np.array(radius)})
-
-
-def answer(algorithm, query, points):
-    records = GridRecords.from_grid(np.reshape(points, (-1, algorithm.domain.n_features)), Q)
-    return algorithm.flatten(algorithm.answer(query, records), query.round)
-
-
-@pytest.mark.parametrize("clip", [None, 2.5])
-@pytest.mark.parametrize("name", DOMAINS)
-@pytest.mark.parametrize("cls", WITH_COST)
-def test_one_record_changes_the_cost_by_its_unit_at_most(cls, name, clip):
-    """Also with a clip, which a single record does not reach."""
-    domain, budget = DOMAINS[name], PrivacyBudget(1.0, unit="record" if clip is None else "client")
-    options = {} if clip is None else {"n_clients": 50, "clip": clip}
-    algorithm = build(cls, domain, budget=budget, **options)
-    points, rng, largest = grid_points(domain), np.random.default_rng(1), {}
-    releases = algorithm.plan().rounds[1]
-    corners = [points[[0, -1]], points[[0, 0]]]
-    for centroids in (*corners, *(points[rng.integers(len(points), size=2)] for _ in range(3))):
-        query = last_question(algorithm, centroids)
-        units, places = algorithm.units(query.round), algorithm.places(2)
-        changes = np.array([answer(algorithm, query, record) for record in points]) / units
-        for release in releases:
-            words = np.concatenate([places[name] for name in release.blocks])
-            norm = np.linalg.norm(changes[:, words], axis=1).max()
-            largest[release.name] = max(largest.get(release.name, 0.0), norm)
-    assert set(largest) == {"sums", "counts", "cost"}
-    for key, norm in largest.items():
-        assert norm <= 1 / (clip or 1) + 1e-12
-        rounded = cls is PAPER  # few grid points lie exactly at a radius
-        assert norm >= (0.75 if rounded and key != "counts" else 1 - 1e-12) / (clip or 1), key
-
-
-@pytest.mark.parametrize("cls", WITH_COST)
-def test_a_whole_client_changes_the_cost_by_its_unit_at_most(cls):
-    domain, budget = DOMAINS["square"], PrivacyBudget(1.0, unit="client")
-    algorithm = build(cls, domain, budget=budget, n_clients=50, clip=2.5)
-    points = grid_points(domain)
-    query = last_question(algorithm, points[[0, 0]] // 2)
-    units, places = algorithm.units(query.round), algorithm.places(2)
-    for n in (1, 7, 400):
-        change = answer(algorithm, query, np.repeat(points[[0, 3]], n, axis=0)) / units
-        assert np.abs(change[places["cost"]]).max() <= 1
-    assert change[places["cost"]][0] > 0.8  # it is reached, but for truncation
 
 
 @pytest.mark.parametrize("cls", WITH_COST)
@@ -132,57 +66,6 @@ def test_the_error_of_the_cost_grows_with_the_clip(cls):
         found.append(algorithm.cost_estimate(state))
     assert found[1].standard_error == pytest.approx(2 * found[0].standard_error)
     assert found[1].standard_error > 0
-
-
-INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), 2**63 - 1, 0, 2**16, -1])
-
-
-@pytest.mark.parametrize("name", ["rectangle", "disc"])
-@pytest.mark.parametrize("cls", WITH_COST)
-@settings(max_examples=30, deadline=None)
-@given(words=arrays(np.int64, (9,), elements=INT64))
-def test_any_integers_have_a_cost(cls, name, words):
-    """States are integers, alike on every processor, and so are those that hold a cost."""
-    algorithm = build(cls, DOMAINS[name])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first, last = words[: algorithm.words(1)], words[: algorithm.words(2)]
-        state = algorithm.update(algorithm.initial_state(), algorithm.unflatten(first, 1))
-        assert algorithm.cost_estimate(state) is None
-        state = algorithm.update(state, algorithm.unflatten(last, 2))
-        for array in state.arrays.values():
-            assert array.dtype == np.int64
-        cost = algorithm.cost_estimate(state)
-    assert np.isfinite([cost.value, cost.standard_error]).all()
-
-
-@pytest.mark.parametrize("cls", WITH_COST)
-def test_a_document_says_that_there_is_a_cost(cls):
-    algorithm, without = build(cls, DOMAINS["disc"]), build(cls, DOMAINS["disc"], cost=False)
-    config = algorithm.to_config()
-    again = algorithm_from_config(config, algorithm.domain, algorithm.budget)
-    assert again == algorithm != without
-    assert again.plan() == algorithm.plan()
-    assert "cost" not in without.to_config()
-    for wrong in (False, 1, "true"):
-        with pytest.raises(ConfigurationTypeError, match="cost"):
-            algorithm_from_config({**config, "cost": wrong}, algorithm.domain, algorithm.budget)
-
-
-def test_what_cannot_release_a_cost_refuses_it():
-    domain, plain = DOMAINS["square"], PrivacyBudget(None)
-    with pytest.raises(ConfigurationError, match="cost=False for 'sulloyd'"):
-        build(SuLloydAlgorithm, domain)
-    with pytest.raises(ConfigurationError, match="cost=False for 'lloyd'"):
-        build(LloydAlgorithm, domain, budget=plain)
-    with pytest.raises(ConfigurationError, match="'fold' or 'truncate' with cost=True"):
-        build(FastLloydAlgorithm, domain, postprocess="none")
-    with pytest.raises(ConfigurationTypeError, match="cost must be a bool"):
-        build(GLloydAlgorithm, domain, cost=1)
-    with pytest.raises(ConfigurationError, match="radius whose square"):
-        build(PAPER, domain, alpha=0.2, k=1)
-    build(PAPER, domain, alpha=0.2, k=1, cost=False)
-    build(FastLloydAlgorithm, domain, alpha=0.2, k=1)  # of squares over that of the radius
 
 
 def test_a_cost_needs_more_room_than_sums():
@@ -229,7 +112,7 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     query, places = algorithm.query(state), algorithm.places(number)
     records = GridRecords(POINTS, CUBE, algorithm.fraction_bits)
     exact = algorithm.flatten(algorithm.answer(query, records), number)
-    scales = algorithm.units(query.round)
+    scales = algorithm.sensitivities(query.round)
     for release in algorithm.plan().rounds[-1]:
         for block in release.blocks:
             scales[places[block]] *= release.noise_multiplier
@@ -260,35 +143,3 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
 def fits_scale(z):
     tail = stats.chi2(len(z)).cdf(np.sum((z - z.mean()) ** 2) / np.array([1.1, 1 / 1.1]))
     return tail[0] < 1 - 1e-9 and tail[1] > 1e-9
-
-
-@pytest.mark.parametrize("kind", NORMS)
-def test_a_record_costs_its_squared_norm_or_what_the_radius_allows(kind):
-    algorithm, _ = last_of(kind)
-    unit = algorithm.units(algorithm.n_rounds)[-1]
-    unit *= 2.0 ** -algorithm.layout(algorithm.n_rounds)[-1].exponent
-    if kind in (GLloydAlgorithm, "absolute"):
-        assert unit == 3.0  # the squared norm of a corner, and not four times that
-    else:
-        assert unit < 3.0
-
-
-@pytest.mark.parametrize(("k", "d"), [(15, 2), (10, 8), (10, 64)])
-def test_the_cost_of_absolute_sums_has_less_than_half_the_error_that_it_had_from_centroids(k, d):
-    """Squared distances to centroids can be four times the squared norm of a record."""
-    domain, n = Box([-1.0] * d, [1.0] * d), 50_000
-    options = {"n_records": n, "cost": True, "n_rounds": 3}
-    algorithm = GLloydAlgorithm(k, domain, PrivacyBudget(1.0), **options)
-    # Centroids of the typical length, and moves that are small beside it.
-    start = RNG(d).choice([-0.45, 0.45], size=(k, d))
-    counts = np.full(k, n // k)
-    one, q = 2.0**algorithm.fraction_bits, algorithm.fraction_bits
-    sums = np.rint(counts[:, None] * start * one).astype(np.int64)
-    total = int(n * (0.1 * d + 0.45**2 * d)) << q
-    words = np.concatenate([sums.ravel(), counts << q, [total]])
-    grid = (start * one).astype(np.int64)
-    state = algorithm.update(State(2, {"centroids": grid}), algorithm.unflatten(words, 3))
-    estimate = algorithm.cost_estimate(state)
-    cost = algorithm.plan().rounds[-1][-1]
-    assert estimate.standard_error < 0.5 * 4 * d * cost.noise_multiplier
-    assert estimate.value == pytest.approx(0.1 * d * n, abs=estimate.standard_error)

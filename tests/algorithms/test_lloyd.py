@@ -9,12 +9,10 @@ from flower_kmeans.algorithms import (
     GLloydAlgorithm,
     LloydAlgorithm,
     Query,
-    State,
     SuLloydAlgorithm,
-    algorithm_from_config,
 )
-from flower_kmeans.domain import Ball, Box, GridRecords
-from flower_kmeans.errors import BudgetError, ConfigurationError, ConfigurationTypeError, DataError
+from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.errors import BudgetError, ConfigurationError, DataError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import plan_from_config
@@ -84,19 +82,6 @@ def test_a_noisy_count_too_small_to_divide_by_leaves_the_centroid_alone(cls, noi
     np.testing.assert_array_equal(new[1] - offset, [10000, 2])
 
 
-def test_means_beyond_the_walls_are_folded():
-    algorithm = GLloydAlgorithm(1, box(2), PrivacyBudget(1.0), n_records=100)
-    words = np.array([1.2 * 2**17, -2.5 * 2**17, 2**17]).astype(np.int64)
-    state = algorithm.update(algorithm.initial_state(), algorithm.unflatten(words, 1))
-    np.testing.assert_allclose(algorithm.centroids(state), [[0.8, 0.5]], atol=2e-5)
-
-
-def test_given_centroids_outside_the_domain_move_to_its_boundary():
-    algorithm = LloydAlgorithm(2, Ball(1.0, [0, 0]), OPEN, initial=[[3.0, 4.0], [0.0, 0.5]])
-    centroids = algorithm.centroids(algorithm.initial_state())
-    np.testing.assert_allclose(centroids, [[0.6, 0.8], [0, 0.5]], atol=1e-4)
-
-
 @pytest.mark.parametrize("cls", ALL)
 def test_packed_centroids_lie_in_a_ball(cls):
     budget = OPEN if cls is LloydAlgorithm else PrivacyBudget(1.0)
@@ -134,7 +119,7 @@ def test_glloyd_noise_is_that_of_the_guarantees(d, n_rounds):
     assert len(plan.rounds) == n_rounds
     for t, (sums, counts) in enumerate(plan.rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("gaussian", "gaussian")
-        units = algorithm.units(t) / 2**16
+        units = algorithm.sensitivities(t) / 2**16
         np.testing.assert_allclose(sums.noise_multiplier * units[: 2 * d], s_sums, rtol=1e-9)
         np.testing.assert_allclose(counts.noise_multiplier * units[2 * d :], s_counts, rtol=1e-9)
     assert plan.mu == pytest.approx(1 / sigma, rel=1e-12)
@@ -147,7 +132,7 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
     count_share = (4 * d * RHO**2) ** (1 / 3)
     for t, (sums, counts) in enumerate(algorithm.plan().rounds, start=1):
         assert (sums.mechanism, counts.mechanism) == ("laplace", "laplace")
-        units = algorithm.units(t) / 2**16
+        units = algorithm.sensitivities(t) / 2**16
         epsilon_sums = d / (sums.noise_multiplier * units[0])
         epsilon_counts = 1 / (counts.noise_multiplier * units[-1])
         assert epsilon_sums / epsilon_counts == pytest.approx(d / count_share)
@@ -167,12 +152,12 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     algorithm = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 1e-6), **options)
     plan, query = algorithm.plan(), Query(1)
     (sums, counts), words = plan.rounds[0], algorithm.words(1)
-    units = algorithm.units(query.round)
+    units = algorithm.sensitivities(query.round)
     pure = sum(release.cost for release in plan.releases)  # epsilons add up without a delta
     assert pure > less
     joint = SuLloydAlgorithm(4, box(d), PrivacyBudget(1.0, 0.0), **options)
     of_pure = joint.plan().rounds[0]
-    scale = of_pure[0].noise_multiplier * joint.units(query.round)[0]
+    scale = of_pure[0].noise_multiplier * joint.sensitivities(query.round)[0]
     assert scale / (sums.noise_multiplier * units[0]) == pytest.approx(pure, rel=1e-9)
     # Sums and counts keep their ratio, and all words of the sums have the same noise.
     ratio = of_pure[1].noise_multiplier / counts.noise_multiplier
@@ -205,6 +190,24 @@ def test_the_noise_of_columns_keeps_delta_and_uses_it(d, n_rounds):
     assert tolerance < 0.05e-2
 
 
+def test_sulloyd_accounts_for_the_columns_of_a_box_one_by_one():
+    """By the half width of each, however many there are of it; balls and pure epsilons jointly."""
+    deep, options = Box([0, 0, 0], [8, 8, 2], scale="common"), {"n_records": 1000, "n_rounds": 3}
+    (sums, counts), *_ = SuLloydAlgorithm(2, deep, PrivacyBudget(1.0), **options).plan().rounds
+    assert sums.parts == ((0.25, 1), (1.0, 2))
+    assert (sums.norm, counts.norm, counts.parts) == ("linf", "l1", ())
+    many = Box([0] * 17, range(1, 18), scale="common")
+    for domain, budget in (
+        (Ball(2.0, [0, 0]), PrivacyBudget(1.0)),
+        (deep, PrivacyBudget(1.0, 0.0)),
+        (deep, PrivacyBudget(1.0, unit="client")),
+        (many, PrivacyBudget(1.0)),
+    ):
+        clients = {"n_clients": 100} if budget.unit == "client" else {}
+        plan = SuLloydAlgorithm(2, domain, budget, **options, **clients).plan()
+        assert {(r.norm, r.parts) for r in plan.releases} == {("l1", ())}
+
+
 def paper_rounds(name, k, d, n, mu, epsilon):
     eta = 0.8 * math.sqrt(d) / k ** (1 / d)
     if name == "fastlloyd":
@@ -216,11 +219,11 @@ def paper_rounds(name, k, d, n, mu, epsilon):
 
 
 @pytest.mark.parametrize("cls", PRIVATE)
-@pytest.mark.parametrize("k", [2, 15, 100])
+@pytest.mark.parametrize("k", [2, 100])
 @pytest.mark.parametrize("d", [1, 2, 8])
 def test_automatic_rounds_follow_the_papers(cls, k, d):
     seen = set()
-    for n in np.geomspace(200, 10**7, 61).astype(int).tolist():
+    for n in np.geomspace(200, 10**7, 31).astype(int).tolist():
         budget = PrivacyBudget(0.7, 1e-6)
         algorithm = cls(k, box(d), budget, n_records=n, **paper(cls))
         rounds = paper_rounds(cls.name, k, d, n, mu_of_budget(0.7, 1e-6), 0.7)
@@ -232,199 +235,7 @@ def test_automatic_rounds_follow_the_papers(cls, k, d):
     assert len(seen) > 2
 
 
-def test_one_record_more_can_change_the_number_of_rounds():
-    # Hence n_records is a public figure, never a count (docs/guarantees.md, "Neighbours").
-    def rounds(n):
-        budget = PrivacyBudget(1.0, 1 / (n * math.log(n)))
-        return FastLloydAlgorithm(15, box(2), budget, n_records=n, relocation=False).n_rounds
-
-    assert (rounds(3026), rounds(3027)) == (2, 3)
-
-
-def test_runs_without_privacy_take_seven_rounds_and_no_noise():
-    for cls in ALL:
-        algorithm = cls(3, box(2), OPEN, **paper(cls))
-        assert algorithm.n_rounds == 7
-        assert not algorithm.plan().is_private
-        assert all(release.noise_multiplier == 0 for release in algorithm.plan().releases)
-
-
 # ----------------------------------------------------------------- parameters
-
-
-@pytest.mark.parametrize("cls", ALL)
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"n_clusters": 0}, ConfigurationError, r"n_clusters in \[1, 10000\]. Got 0"),
-        ({"n_clusters": 10_001}, ConfigurationError, "n_clusters in"),
-        ({"n_clusters": 2.0}, ConfigurationTypeError, "n_clusters must be an integer, got float"),
-        ({"n_clusters": True}, ConfigurationTypeError, "n_clusters must be an integer, got bool"),
-        ({"n_clusters": 51}, ConfigurationError, "at most n_records=50. Got 51"),
-        ({"n_records": 0}, ConfigurationError, "n_records in"),
-        ({"n_records": 50.0}, ConfigurationTypeError, "n_records must be an integer"),
-        ({"n_rounds": 0}, ConfigurationError, r"n_rounds in \[1, 1000\]. Got 0"),
-        ({"n_rounds": "many"}, ConfigurationError, "'auto'. Got 'many'"),
-        ({"n_rounds": 2.5}, ConfigurationTypeError, "n_rounds must be an integer"),
-        ({"seed": -1}, ConfigurationError, "seed in"),
-        ({"seed": None}, ConfigurationTypeError, "seed must be an integer"),
-        ({"fraction_bits": 0}, ConfigurationError, "fraction_bits in"),
-        ({"fraction_bits": 26}, ConfigurationError, "fraction_bits in"),
-        ({"initial": [[0, 0]]}, ConfigurationError, r"of shape \(3, 2\). Got \(1, 2\)"),
-        ({"initial": [[0], [0], [0]]}, DataError, "initial must have 2 columns"),
-        ({"initial": [[0, 0], [0, math.nan], [0, 0]]}, DataError, "initial must be finite"),
-        ({"n_records": 2**46}, ConfigurationError, "n_records=70368744177664"),
-    ],
-)
-def test_bad_parameters_are_refused(cls, options, error, message):
-    budget = OPEN if cls is LloydAlgorithm else PrivacyBudget(1.0)
-    good = {"n_clusters": 3, "domain": box(2), "budget": budget, "n_records": 50}
-    cls(**good)
-    with pytest.raises(error, match=message):
-        cls(**{**good, **options})
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_distances_must_be_exact(cls):
-    budget = OPEN if cls is LloydAlgorithm else PrivacyBudget(1.0)
-    cls(3, box(2), budget, n_records=50, fraction_bits=25)
-    with pytest.raises(ConfigurationError, match="fraction_bits=25 is too fine for 3 columns"):
-        cls(3, box(3), budget, n_records=50, fraction_bits=25)
-
-
-@pytest.mark.parametrize("cls", PRIVATE)
-def test_private_runs_need_a_public_number_of_records(cls):
-    with pytest.raises(ConfigurationError, match="n_records is required with a private budget"):
-        cls(3, box(2), PrivacyBudget(1.0))
-
-
-# ----------------------------------------------------------------- whole clients
-
-
-def for_clients(cls, epsilon=1.0, delta=None, **options):
-    options = {"n_records": 5000, "n_clients": 200, **options}
-    return cls(3, box(2), PrivacyBudget(epsilon, delta, "client"), **options)
-
-
-@pytest.mark.parametrize("cls", PRIVATE)
-def test_the_noise_for_clients_is_clip_times_that_for_records(cls):
-    # With a positive delta, SuLloyd accounts for the columns of records one by one.
-    delta = 0.0 if cls is SuLloydAlgorithm else 1e-6
-    records = cls(3, box(2), PrivacyBudget(1.0, delta), n_records=5000, n_rounds=3)
-    clients = for_clients(cls, delta=delta, n_rounds=3)
-    assert clients.clip == 25.0
-    assert for_clients(cls, clip=4).clip == 4.0
-    for t in (1, 2, 3):
-        query = Query(t)
-        np.testing.assert_array_equal(clients.units(query.round), 25 * records.units(query.round))
-        np.testing.assert_array_equal(clients.record_units(query.round), records.units(query.round))
-    assert [r.noise_multiplier for r in clients.plan().releases] == [
-        r.noise_multiplier for r in records.plan().releases
-    ]
-
-
-@pytest.mark.parametrize("cls", PRIVATE)
-def test_delta_is_chosen_from_the_number_of_clients(cls):
-    algorithm = for_clients(cls, n_clients=50_000, n_records=10**6)
-    assert algorithm.budget.delta == 1 / 5_000_000
-    plan = algorithm.plan()
-    assert (plan.n_records, plan.n_clients) == (10**6, 50_000)
-    assert plan.budget == algorithm.budget
-
-
-@pytest.mark.parametrize("cls", PRIVATE)
-def test_automatic_rounds_see_the_noise_that_there_is(cls):
-    seen = set()
-    for n_clients in np.geomspace(20, 10**6, 25).astype(int).tolist():
-        alike = cls(3, box(2), PrivacyBudget(1.0, 1e-6), n_records=n_clients)
-        options = {"delta": 1e-6, "n_clients": n_clients, "n_records": 8 * n_clients}
-        algorithm = for_clients(cls, **options)
-        assert algorithm.n_rounds == alike.n_rounds
-        seen.add(algorithm.n_rounds)
-        wider = for_clients(cls, **options, clip=64)
-        assert wider.n_rounds <= algorithm.n_rounds <= for_clients(cls, **options, clip=1).n_rounds
-    assert {2, 8 if cls is FastLloydAlgorithm else 7} <= seen
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_without_privacy_no_client_is_clipped(cls):
-    algorithm = cls(3, box(2), PrivacyBudget(None, unit="client"), n_records=50)
-    assert algorithm.clip is None
-    assert "clip" not in algorithm.to_config()
-    grid = GridRecords(np.full((40, 2), 0.9), algorithm.domain, algorithm.fraction_bits)
-    query = algorithm.query(algorithm.initial_state())
-    answer, statistic = algorithm.answer(query, grid), algorithm.statistic(query, grid)
-    for name, block in statistic.blocks.items():
-        np.testing.assert_array_equal(answer.blocks[name], block)
-
-
-@pytest.mark.parametrize("cls", PRIVATE)
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"n_clients": None}, ConfigurationError, "n_clients is required with unit='client'"),
-        ({"n_clients": 0}, ConfigurationError, "n_clients in"),
-        ({"n_clients": 2.0}, ConfigurationTypeError, "n_clients must be an integer"),
-        ({"clip": -1.0}, ConfigurationError, "clip positive and finite"),
-        ({"clip": "many"}, ConfigurationTypeError, "clip must be a number"),
-        ({"clip": 1e-7}, ConfigurationError, r"clip of at least \S+, one grid step of 2\^-16"),
-        ({"clip": 1e300}, ConfigurationError, r"2\^63"),
-        ({"n_records": None}, ConfigurationError, "n_records is required"),
-    ],
-)
-def test_bad_parameters_for_clients_are_refused(cls, options, error, message):
-    with pytest.raises(error, match=message):
-        for_clients(cls, **options)
-
-
-@pytest.mark.parametrize("cls", PRIVATE)
-@pytest.mark.parametrize("name", ["clip", "n_clients"])
-def test_records_alone_take_no_bound_for_clients(cls, name):
-    with pytest.raises(ConfigurationError, match=f"{name}=None unless"):
-        cls(3, box(2), PrivacyBudget(1.0), n_records=50, **{name: 5})
-
-
-@pytest.mark.parametrize("cls", PRIVATE)
-def test_a_document_for_clients_names_their_number_and_their_bound(cls):
-    algorithm = for_clients(cls, clip=1 / 3, n_rounds="auto")
-    config = algorithm.to_config()
-    again = algorithm_from_config(config, algorithm.domain, algorithm.budget)
-    assert again == algorithm
-    assert (again.clip, again.n_clients) == (1 / 3, 200)
-    assert again.plan() == algorithm.plan()
-    for name in ("clip", "n_clients"):
-        less = {key: value for key, value in config.items() if key != name}
-        with pytest.raises(ConfigurationError, match="fields of algorithm"):
-            algorithm_from_config(less, algorithm.domain, algorithm.budget)
-        for value in (None, 0, -5, "5", 2.5, True):
-            with pytest.raises((ConfigurationError, ConfigurationTypeError, ValueError)):
-                algorithm_from_config({**config, name: value}, algorithm.domain, algorithm.budget)
-    # And one for records must not name them.
-    records = PrivacyBudget(1.0, algorithm.budget.delta)
-    with pytest.raises(ConfigurationError, match="fields of algorithm"):
-        algorithm_from_config(config, algorithm.domain, records)
-
-
-def test_lloyd_takes_no_budget():
-    with pytest.raises(ConfigurationError, match=r"epsilon=None for Lloyd.*Got epsilon=1\.0"):
-        LloydAlgorithm(3, box(2), PrivacyBudget(1.0), n_records=50)
-
-
-def test_gaussian_noise_needs_a_delta():
-    SuLloydAlgorithm(3, box(2), PrivacyBudget(1.0, 0.0), n_records=50)
-    for cls in (GLloydAlgorithm, FastLloydAlgorithm):
-        with pytest.raises(BudgetError, match="delta"):
-            cls(3, box(2), PrivacyBudget(1.0, 0.0), n_records=50)
-
-
-@pytest.mark.parametrize("cls", PRIVATE)
-def test_noise_that_could_overflow_is_refused_with_the_numbers(cls):
-    with pytest.raises(ConfigurationError, match=r"2\^63.*n_records=50 and noise of up to"):
-        cls(3, box(2), PrivacyBudget(1e-14, 1e-30), n_records=50)
-    algorithm = cls(3, box(2), PrivacyBudget(1e-6), n_records=50)
-    algorithm.require_capacity(noise_factor=2.0)
-    with pytest.raises(ConfigurationError, match="fraction_bits=16"):
-        algorithm.require_capacity(noise_factor=2.0**40)
 
 
 @pytest.mark.parametrize(
@@ -441,31 +252,43 @@ def test_sizes_of_hours_and_gigabytes_are_refused(k, d, options, match):
         LloydAlgorithm(k, box(d), OPEN, **options)
 
 
-@pytest.mark.parametrize("cls", ALL)
-def test_numpy_integers_are_integers(cls):
-    budget = OPEN if cls is LloydAlgorithm else PrivacyBudget(1.0)
-    plain = cls(3, box(2), budget, n_records=50, seed=4)
-    same = cls(np.int64(3), box(2), budget, n_records=np.uint32(50), seed=np.int8(4))
-    assert same == plain
-    assert same.plan() == plain.plan()
-
-
 @pytest.mark.parametrize(
-    "change",
-    [{"extra": 1}, {"n_rounds": "auto"}, {"n_clusters": "3"}, {"initial": "AAAA"}, {"seed": None}],
+    ("cls", "options", "error", "message"),
+    [
+        (LloydAlgorithm, {"initial": [[0, 0]]}, ConfigurationError, r"of shape \(3, 2\). Got \(1"),
+        (LloydAlgorithm, {"initial": [[0]] * 3}, DataError, "initial must have 2 columns"),
+        (LloydAlgorithm, {"initial": [[0, math.nan]] * 3}, DataError, "initial must be finite"),
+        (LloydAlgorithm, {"budget": PrivacyBudget(1.0)}, ConfigurationError, "epsilon=None for"),
+        (LloydAlgorithm, {"cost": True}, ConfigurationError, "cost=False for 'lloyd'"),
+        (SuLloydAlgorithm, {"cost": True}, ConfigurationError, "cost=False for 'sulloyd'"),
+        (GLloydAlgorithm, {"budget": PrivacyBudget(1.0, 0.0)}, BudgetError, "delta"),
+        (FastLloydAlgorithm, {"budget": PrivacyBudget(1.0, 0.0)}, BudgetError, "delta"),
+    ],
 )
-def test_documents_with_other_parameters_are_refused(change):
-    algorithm = GLloydAlgorithm(3, box(2), PrivacyBudget(1.0), n_records=50)
-    config = {**algorithm.to_config(), **change}
-    with pytest.raises((ConfigurationError, ConfigurationTypeError, ValueError)):
-        algorithm_from_config(config, algorithm.domain, algorithm.budget)
-    for name in set(algorithm.to_config()) - {"n_records"}:
-        config = {key: value for key, value in algorithm.to_config().items() if key != name}
-        with pytest.raises(ConfigurationError):
-            algorithm_from_config(config, algorithm.domain, algorithm.budget)
+def test_what_an_algorithm_cannot_do_is_refused(cls, options, error, message):
+    with pytest.raises(error, match=message):
+        cls(3, box(2), **{"budget": OPEN, "n_records": 50, **options})
 
 
-def test_states_count_rounds():
-    algorithm = LloydAlgorithm(2, box(1), OPEN)
-    state = State(4, algorithm.initial_state().arrays)
-    assert algorithm.query(state).round == 5
+@pytest.mark.parametrize("cls", PRIVATE)
+def test_automatic_rounds_see_the_noise_that_there_is(cls):
+    """Clients are as records of which there are N over clip; without noise there are seven."""
+    options = {"budget": PrivacyBudget(1.0, 1e-6, "client"), "domain": box(2), "n_clusters": 3}
+    for n in (20, 300, 2000, 10**6):
+        alike = cls(3, box(2), PrivacyBudget(1.0, 1e-6), n_records=n)
+        found, wide, narrow = (
+            cls(**options, n_clients=n, n_records=8 * n, clip=clip).n_rounds for clip in (8, 64, 1)
+        )
+        assert wide <= found == alike.n_rounds <= narrow
+    exact = cls(3, box(2), OPEN, **paper(cls))
+    assert (exact.n_rounds, LloydAlgorithm(3, box(2), OPEN).n_rounds) == (7, 7)
+
+
+def test_results_are_in_the_users_units():
+    initial = np.array([[10.0, -3.0], [20.0, -1.0], [12.5, -2.0]])
+    algorithm = LloydAlgorithm(3, Box([10, -3], [20, -1]), OPEN, initial=initial)
+    state = algorithm.initial_state()
+    np.testing.assert_allclose(algorithm.centroids(state), initial, atol=1e-4)
+    ball = LloydAlgorithm(2, Ball(1.0, [0, 0]), OPEN, initial=[[3.0, 4.0], [0.0, 0.5]])
+    centroids = ball.centroids(ball.initial_state())
+    np.testing.assert_allclose(centroids, [[0.6, 0.8], [0, 0.5]], atol=1e-4)

@@ -3,9 +3,6 @@
 import hashlib
 import itertools
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +10,7 @@ from sklearn.datasets import make_blobs
 
 from flower_kmeans.algorithms import FastLloydAlgorithm, Query
 from flower_kmeans.algorithms.relocation import Clusters, public_directions, relocated
-from flower_kmeans.domain import Box, GridRecords
-from flower_kmeans.errors import ConfigurationTypeError
+from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 ONE = 2**16
@@ -75,16 +71,6 @@ def test_offsets_and_nearness_are_one_unit_together_in_exact_arithmetic(q, d, ra
             ) == 1:
                 assert norm == 4**q
     assert largest == 4**q
-
-
-def test_free_nearness_costs_nothing():
-    """The plan has the noise of sums and counts alone; without the joint bound it would not."""
-    for n_rounds, d in ((2, 3), (5, 16)):
-        plan = build(3, d, n_rounds=n_rounds).plan()
-        for sums, _ in plan.rounds:
-            assert sums.blocks == ("sums", "nearness")
-        spent = sum(release.cost**2 for release in plan.releases)
-        assert math.sqrt(spent) == pytest.approx(plan.mu)
 
 
 def test_far_records_are_clipped_and_near_ones_are_not():
@@ -279,35 +265,3 @@ def digest():
 
 def test_the_integers_of_a_relocated_run_never_change():
     assert digest() == "2fa4b1a868e3341138bef63b9047519ad67249cac101b76fff548bc282dc7c4f"
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR AVX2 FMA3 AVX512F"},
-        {"OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"},
-        {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "2"},
-    ],
-)
-def test_processors_agree(variables):
-    code = "import test_relocation; print(test_relocation.digest())"
-    paths = [os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.strip() == digest()
-
-
-def test_a_document_states_relocation():
-    for relocation in (True, False):
-        config = build(relocation=relocation).to_config()
-        assert config["relocation"] is relocation
-        again = FastLloydAlgorithm.from_config(config, box(2), build().budget)
-        assert again.relocation is relocation
-    with pytest.raises(ConfigurationTypeError, match="relocation must be a bool, got str"):
-        FastLloydAlgorithm.from_config({**config, "relocation": "no"}, box(2), build().budget)

@@ -14,6 +14,7 @@ import pytest
 
 from flower_kmeans.algorithms import (
     Algorithm,
+    ConstrainedLloydAlgorithm,
     FastLloydAlgorithm,
     GLloydAlgorithm,
     HDPEMeansAlgorithm,
@@ -21,11 +22,12 @@ from flower_kmeans.algorithms import (
     PEMeansAlgorithm,
     SuLloydAlgorithm,
     SynopsisAlgorithm,
+    VerticalAlgorithm,
 )
 from flower_kmeans.algorithms.base import _REGISTRY
-from flower_kmeans.algorithms.portable import normals
-from flower_kmeans.domain import Ball, Box, GridRecords
-from flower_kmeans.initialization import public_words, random_words
+from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
+from flower_kmeans.algorithms.numerics.portable import normals
+from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.support.processors import outputs
 
@@ -63,6 +65,26 @@ CASES: dict[str, tuple[Callable[[], Algorithm], str]] = {
         lambda: GLloydAlgorithm(5, BOX, BUDGET, n_records=N),
         "13367a84f22a2b7b7fd40335e80ffca7",
     ),
+    "constrained-lloyd": (
+        lambda: ConstrainedLloydAlgorithm(
+            5,
+            BOX,
+            BUDGET,
+            n_records=N,
+            n_clients=3,
+            n_rounds=3,
+            assignment="e-exclusive",
+            max_contribution=2,
+            min_size=300,
+        ),
+        "b0091c8f770c75f590e5f5313ded3a0a",
+    ),
+    "constrained-lloyd-means": (
+        lambda: ConstrainedLloydAlgorithm(
+            5, BOX, BUDGET, n_records=N, n_clients=3, n_rounds=3, aggregation="amn"
+        ),
+        "66281976bd3cf8b475810908c525efd1",
+    ),
     "fastlloyd": (
         lambda: FastLloydAlgorithm(5, BOX, BUDGET, n_records=N),
         "6ce433b1ad848a93ee2f48b354a66697",
@@ -84,9 +106,23 @@ CASES: dict[str, tuple[Callable[[], Algorithm], str]] = {
         lambda: synopsis(3, Ball(1.0, [0.0] * 130), BUDGET, n_records=N),
         "d8f93f820490cf180dd107488a0d2c15",
     ),
+    "vertical": (
+        lambda: VerticalAlgorithm(5, BOX, BUDGET, n_records=N),
+        "ff66b4f5e72a6ab144fa0b46bf1cd1d4",
+    ),
     "synopsis-clients": (
         lambda: synopsis(3, BOX, CLIENTS, n_records=N, n_clients=300, seed=7),
         "0c188b8f996cbd37453d69fa17b71fb9",
+    ),
+    "synopsis-sized": (
+        lambda: synopsis(5, BOX, BUDGET, n_records=N, min_size=250, max_size=400),
+        "907a318f30b56d21e76a58f5605a90fe",
+    ),
+    "synopsis-sized-exact": (
+        lambda: synopsis(
+            4, Ball(1.0, [0.0] * 20), PrivacyBudget(None), n_records=N, min_size=N // 4, seed=3
+        ),
+        "c4fbb5a4ec475a42b5ba35c47cdc6568",
     ),
     "synopsis-exact": (
         lambda: synopsis(4, BOX, PrivacyBudget(None), seed=2),
@@ -107,7 +143,9 @@ def digest(name: str) -> str:
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
         words = algorithm.flatten(algorithm.statistic(query, records), number)
-        scale = np.floor(algorithm.units(number) * 16) / 16  # so that calibration cannot matter
+        scale = (
+            np.floor(algorithm.sensitivities(number) * 16) / 16
+        )  # so that calibration cannot matter
         noise = np.floor(normals(random_words(source, len(words))) * scale)
         answered = 0.75 if number in (2, algorithm.n_rounds) else 1.0
         answer = algorithm.unflatten(words + noise.astype(np.int64), number, answered)

@@ -3,9 +3,9 @@
 import sys
 
 import pytest
-from deployments import ROOT, load_script
+from scripts import ROOT, load_script
 
-from flower_kmeans.bench.execution import load_suite
+from flower_kmeans.bench.runner import load_suite
 
 TOY = """
 import dataclasses
@@ -76,7 +76,7 @@ def suite(toy):
 
 @pytest.fixture
 def done(toy):
-    """Return a function that tells which tasks were measured so far."""
+    """Return a function that lists the tasks measured so far."""
     log = toy.with_name("log.txt")
     return lambda: log.read_text().splitlines() if log.exists() else []
 

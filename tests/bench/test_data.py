@@ -41,6 +41,9 @@ def test_names_hold_the_parameters():
     np.testing.assert_array_equal(load("separated_2_3_40").records, made.records)
     records, _ = make_blobs(20_000, n_features=3, centers=4, random_state=1)
     np.testing.assert_array_equal(load("blobs_4_3").records, records)
+    sizes = np.bincount(load("uneven_4_3").labels)
+    assert sizes.sum() == pytest.approx(20_000, abs=4)
+    np.testing.assert_allclose(sizes[1:] / sizes[:-1], 20 ** (-1 / 3), rtol=2e-3)
 
 
 def test_files_of_a_directory(tmp_path):

@@ -1,23 +1,21 @@
-"""A benchmark from a command: its files, what they tell of how they were made, its errors."""
+"""A benchmark from a command: its files, and how they were made, its errors."""
 
-import errno
 import io
 import json
-import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flower_kmeans.bench import lock, quick, record, script
-from flower_kmeans.bench.execution import BUILT_IN, execute, load_suite
+from flower_kmeans.bench import quick, runner, script
 from flower_kmeans.bench.harness import Options
-from flower_kmeans.cli import app
+from flower_kmeans.bench.runner import BUILT_IN, execute, load_suite
+from flower_kmeans.cli.app import app
 from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.version import __version__
 
@@ -55,8 +53,8 @@ def bare(suite):
 def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(start, tmp_path):
     printed = start()
     out = tmp_path / "out"
-    names = {"runs.csv", "runs.parquet", "meta.json", "tables.md", "toy.png", "toy.svg"}
-    assert {path.name for path in out.iterdir()} == names
+    names = {"runs.csv", "meta.json", "tables.md", "toy.png", "toy.svg"}
+    assert {path.name for path in out.iterdir()} - {runner.LOCK} == names
     for name in names:
         assert name in printed
     assert "Skipped, because their files are missing: iris." in printed
@@ -69,29 +67,14 @@ def test_a_run_leaves_rows_tables_plots_and_how_they_were_made(start, tmp_path):
     meta = json.loads((out / "meta.json").read_text())
     (command,) = meta["commands"]
     assert command["command"] == "flower-kmeans bench --suite 'a b.py'"
-    assert (command["rows"], command["jobs"], command["skipped"]) == (6, 1, ["iris"])
+    assert (command["rows"], command["jobs"]) == (6, 1)
     assert command["versions"]["flower-kmeans"] == __version__
     assert {"python", "flwr", "numpy"} <= command["versions"].keys()
-    assert command["started"] <= command["ended"] <= record.now()
+    assert command["started"] <= command["ended"] <= runner._now()
     assert command["commit"] is None or re.fullmatch(r"[0-9a-f]{40}\+?", command["commit"])
 
 
-def test_parquet_holds_the_rows(start, tmp_path):
-    from pyarrow import parquet
-
-    start()
-    table = parquet.read_table(tmp_path / "out" / "runs.parquet").to_pylist()
-    assert table[0] == {
-        "data": "g2_2_30",
-        "method": "none",
-        "epsilon": None,
-        "run": 0,
-        "loss": 1 / 3,
-        "capped": False,
-    }
-
-
-def test_each_command_that_added_rows_is_told(start, tmp_path, done):
+def test_each_command_that_added_rows_is_kept(start, tmp_path, done):
     start()
     start(options=Options(2))
     start(options=Options(2))  # nothing is left
@@ -101,9 +84,9 @@ def test_each_command_that_added_rows_is_told(start, tmp_path, done):
     assert (tmp_path / "out" / "tables.md").read_text().count(": 6 runs; ") == 2
 
 
-def test_tables_tell_the_commit_that_a_command_ran(start, bare, tmp_path, monkeypatch):
+def test_tables_name_the_commit_of_a_command(start, bare, tmp_path, monkeypatch):
     for number, found in enumerate(("0123456789" * 4 + "+", "ab" * 20, None)):
-        monkeypatch.setattr(record, "commit", lambda found=found: found)
+        monkeypatch.setattr(runner, "_commit", lambda found=found: found)
         start(bare, Options(number + 1))
     text = (tmp_path / "out" / "tables.md").read_text()
     assert ", commit 0123456789+`\n" in text
@@ -126,13 +109,15 @@ def test_a_command_that_is_stopped_leaves_its_rows_and_how_they_were_made(start,
     assert (tmp_path / "out" / "tables.md").read_text().count(": 3 runs; ") == 2
 
 
-def test_a_command_that_is_killed_is_told(start, suite, tmp_path, monkeypatch):
+def test_a_command_that_is_killed_is_shown(start, suite, tmp_path, monkeypatch):
     def kill(*_, **__):
         assert json.loads((tmp_path / "out" / "meta.json").read_text())["commands"]
-        monkeypatch.setattr(record, "write", lambda *_: None)  # this process writes nothing more
+        monkeypatch.setattr(
+            runner, "_write_meta", lambda *_: None
+        )  # this process writes nothing more
         raise SystemExit
 
-    monkeypatch.setattr("flower_kmeans.bench.execution.run", kill)
+    monkeypatch.setattr("flower_kmeans.bench.runner._results", kill)
     with pytest.raises(SystemExit):
         start()
     monkeypatch.undo()
@@ -146,50 +131,11 @@ def test_one_command_at_a_time_writes_to_a_directory(start, bare, tmp_path, monk
             start(bare)
         with pytest.raises(ConfigurationError, match="choose another --output"):
             start(bare, redraw=True)
-        assert not (tmp_path / "out" / "runs.csv").exists()
         return bare.measure(task, options)
 
     one = Options(1, data=("mine",), only=(("method", ("none",)),))
     start(replace(bare, measure=measure), one)
-    assert not (tmp_path / "out" / lock.NAME).exists()
-    start(bare, one)  # the lock is free, and its file is gone
-    (tmp_path / "out" / lock.NAME).touch()  # as a process leaves it that was killed
-    start(bare, one)
-    monkeypatch.setattr(lock, "fcntl", None)
-
-    def nested(task, options):
-        start(bare, one, redraw=True)
-        return bare.measure(task, options)
-
-    start(replace(bare, measure=nested), Options(1))
-
-
-def test_a_lock_whose_file_was_removed_is_none(tmp_path, monkeypatch):
-    opened, flock = [], lock.fcntl.flock
-
-    def late(descriptor, operation):
-        opened.append(descriptor)
-        if len(opened) < 3:  # the owner ends between opening and locking
-            (tmp_path / lock.NAME).unlink()
-        if len(opened) == 2:
-            (tmp_path / lock.NAME).touch()
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(lock.fcntl, "flock", late)
-    with lock.held(tmp_path):
-        assert len(opened) == 3
-        with pytest.raises(ConfigurationError), lock.held(tmp_path):
-            pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_system_without_locks_is_written_to(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "none")
-
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
-    with lock.held(tmp_path), lock.held(tmp_path):
-        pass
+    start(bare, one)  # the lock is free, also where its file is left
 
 
 def test_redrawing_runs_nothing(start, tmp_path, done):
@@ -220,7 +166,8 @@ def test_rows_of_another_file_of_that_name_are_refused(start, bare, tmp_path, do
     before = len(done())
     for redraw in (False, True):
         with pytest.raises(
-            ConfigurationError, match=r"own to be what .* by that name. Got clusters 3, not 2: "
+            ConfigurationError,
+            match=r"own to be what .* by that name. Got clusters 3, not 2: ",
         ):
             start(bare, Options(1, data=(f"{own}:3",)), redraw=redraw)
     np.savez(own, X=np.ones((3, 1)))
@@ -240,35 +187,13 @@ def test_rows_of_another_directory_of_data_are_refused(start, bare, tmp_path, do
     for options in (Options(2, data_dir=second), Options(2, data=(f"{second / 'iris.npz'}:3",))):
         with pytest.raises(ConfigurationError, match=r"Expected iris to be .* Got other contents"):
             start(bare, options)
-    own = second / "g2_2_30.npz"
-    np.savez(own, X=np.zeros((3, 2)))
-    with pytest.raises(ConfigurationError, match=r"Expected g2_2_30 .* generated None, not True"):
-        start(bare, Options(2, data=(f"{own}:2",)))
     start(bare, Options(1, data=("mine",), data_dir=second))  # without that data set
     start(bare, Options(1, data=(f"{first / 'iris.npz'}:3",)))  # the very same
     assert len(done()) == 9
-
-
-def test_rows_from_before_files_were_known_are_gone_on_with(start, bare, tmp_path, done):
-    np.savez(tmp_path / "iris.npz", X=np.zeros((3, 1)))
-    path, options = tmp_path / "out" / "meta.json", Options(1, ("iris",), data_dir=tmp_path)
-    start(bare, options)
-    meta = json.loads(path.read_text())
-    files = meta.pop("files")
-    path.write_text(json.dumps(meta))
-    start(bare, replace(options, runs=2))
-    assert json.loads(path.read_text())["files"] == files
-    assert len(done()) == 6
-
-
-def test_rows_from_another_source_are_refused(start, bare, done):
     here = replace(bare, sources={"mine": {"bounds": "0 1"}})
     start(here)
     with pytest.raises(ConfigurationError, match=r"mine to be .* Got bounds 0 2, not 0 1: choose"):
         start(replace(bare, sources={"mine": {"bounds": "0 2"}}), Options(2))
-    start(replace(bare, sources={"yours": {"bounds": "0 2"}}))
-    start(here)
-    assert len(done()) == 6
 
 
 def test_rows_of_other_settings_are_refused(start, suite, tmp_path, done):
@@ -288,15 +213,11 @@ def test_rows_of_other_settings_are_refused(start, suite, tmp_path, done):
     assert len(done()) == 6
 
 
-def test_failures_are_told_after_the_tables(start, toy):
+def test_failures_are_reported_after_the_tables(start, toy):
     toy.with_name("broken").touch()
     with pytest.raises(RunError, match=r"4 runs failed; the first, Task\(.*ValueError: no luck"):
         start()
     assert (toy.parents[1] / "out" / "tables.md").exists()
-
-
-def test_time_that_is_up_is_told(start):
-    assert "6 runs are left: the same command goes on." in start(minutes=0)
 
 
 def test_plots_need_matplotlib_and_nothing_else_does(start, monkeypatch, tmp_path):
@@ -313,7 +234,7 @@ class TestSuitesByName:
     def test_what_is_none(self, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "path", list(sys.path))
         for name in ("quicker", str(tmp_path / "none.py"), str(tmp_path)):
-            with pytest.raises(ConfigurationError, match="one of quick, or a Python file"):
+            with pytest.raises(ConfigurationError, match="one of quick, or a Python file NAME"):
                 load_suite(name)
         (tmp_path / "json.py").write_text("SUITE = 1")
         with pytest.raises(
@@ -321,7 +242,7 @@ class TestSuitesByName:
         ):
             load_suite(str(tmp_path / "json.py"))
         (tmp_path / "two.parts.py").write_text("SUITE = 1")
-        with pytest.raises(ConfigurationError, match=r"a module can have. Got 'two.parts.py'"):
+        with pytest.raises(ConfigurationError, match=r"a Python file NAME.py"):
             load_suite(str(tmp_path / "two.parts.py"))
         (tmp_path / "without_a_suite.py").write_text("SUITE = 1")
         with pytest.raises(ConfigurationError, match="to define SUITE"):
@@ -374,6 +295,24 @@ def test_a_script_has_an_option_for_each_column(suite, tmp_path, capsys, monkeyp
         script.main(suite, "About.", ["--methods", "none at all", "--data", "mine"])
 
 
+AS_SCRIPT = """
+if __name__ == "__main__":
+    from flower_kmeans.bench import script
+
+    script.main(SUITE)
+"""
+
+
+def test_a_script_runs_in_two_processes(toy, tmp_path, done):
+    """Also where it has functions that are wrapped, which can be found by name only."""
+    source = toy.read_text().replace("1.0 / 3", "third()")
+    third = "import functools\n\n\n@functools.lru_cache\ndef third():\n    return 1.0 / 3\n"
+    toy.write_text(third + source + AS_SCRIPT)
+    command = [sys.executable, str(toy), "--data", "mine", "--runs", "2", "--jobs", "2"]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=120, capture_output=True)
+    assert len(done()) == 6
+
+
 def test_options_are_the_plurals_of_columns():
     @dataclass(frozen=True)
     class Several:
@@ -392,27 +331,10 @@ def test_options_are_the_plurals_of_columns():
     )
 
 
-def test_commands_are_told_as_they_are_typed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    told = record.command_of([str(tmp_path / "benchmarks" / "loss.py"), "--data", "a b"])
-    assert told == "python benchmarks/loss.py --data 'a b'"
-    assert record.command_of(["loss.py"]) == "python loss.py"
-    assert record.command_of(["a/../loss.py"]) == "python loss.py"
-
-
-def test_no_command_tells_the_folders_of_a_machine(tmp_path, monkeypatch):
-    checkout, here = tmp_path / "someone" / "checkout", tmp_path / "someone" / "here"
-    for folder in (checkout / ".git", checkout / "benchmarks", here):
-        folder.mkdir(parents=True)
-    script, data = str(checkout / "benchmarks" / "loss.py"), str(tmp_path / "sets" / "own.npz")
-    own = [f"{data}:3", "--data-dir", str(tmp_path / "sets"), f"--output={here / 'out'}"]
-    for folder in (here, Path("/"), checkout / "benchmarks"):
-        monkeypatch.chdir(folder)
-        for name in (script, os.path.relpath(script)):
-            told = record.command_of([name, "--data", *own])
-            assert told.startswith("python benchmarks/loss.py --data own.npz:3 --data-dir sets ")
-            assert "someone" not in told
-            assert told.endswith("out")
-        assert record.command_of([str(tmp_path / "suite.py")]) == "python suite.py"
-        told = record.command_of(["/opt/env/bin/flower-kmeans", "bench", "--suite", script])
-        assert told == "flower-kmeans bench --suite benchmarks/loss.py"
+def test_commands_are_shown_as_they_are_typed_without_folders_of_a_machine(tmp_path):
+    sets = f"{tmp_path / 'sets' / 'own.npz'}:3"
+    command = [str(tmp_path / "loss.py"), "--data", "a b", sets, f"--output={tmp_path / 'out'}"]
+    shown = runner._command_of([*command, "--data-dir", "../sets"])
+    assert shown == "python loss.py --data 'a b' own.npz:3 --output=out --data-dir sets"
+    assert runner._command_of(["benchmarks/loss.py"]) == "python benchmarks/loss.py"
+    assert runner._command_of(["/opt/bin/flower-kmeans", "bench"]) == "flower-kmeans bench"

@@ -49,15 +49,6 @@ def test_ratios_on_synthetic_sets_are_those_of_areas(script):
         assert draw(rows, Options(1)).axes
 
 
-def test_every_method_runs_on_synthetic_sets(script):
-    module = script("fastlloyd_synthetic")
-    options = Options(1, data=("g2_4_30",))
-    rows, _ = rows_of(module, options, lambda task: task.epsilon in (None, 1.0))
-    found = {row["method"]: row["nicv"] for row in rows}
-    assert set(found) == set(module.METHODS)
-    assert found["Lloyd"] <= min(found.values()) * 1.001
-
-
 def test_the_ablation_holds_its_variants(script):
     module = script("fastlloyd_ablation")
     plan = plan_of(module.SUITE, Options(1))
@@ -99,20 +90,6 @@ def test_separation_is_measured_on_the_clusters_of_the_centroids(script):
     assert found["davies_bouldin"] == pytest.approx((0.05 + 0.05) / 1.0)
     one = module.separation_of(records, np.zeros(4, dtype=int))
     assert one == {"silhouette": -1.0, "davies_bouldin": None}
-
-
-def test_all_measures_are_shown(script):
-    module = script("fastlloyd_metrics")
-    options = Options(1, data=("sklearn-iris",))
-    rows, resolved = rows_of(module, options, lambda task: task.epsilon in (None, 1.0))
-    by_method = {row["method"]: row for row in rows}
-    assert by_method["Lloyd"]["centroid_error"] < 0.5
-    text = module.tables_of(rows, resolved)
-    for title in ("Silhouette", "Davies-Bouldin", "Matched centroid error"):
-        assert title in text
-    assert text.count("| sklearn-iris | Lloyd |") == 3
-    for draw in module.SUITE.plots.values():
-        assert draw(rows, resolved).axes
 
 
 def test_bytes_of_an_iteration_are_those_of_its_words_and_messages(script):

@@ -19,7 +19,7 @@ def test_intervals_are_students():
     assert math.isnan(tables.interval([3.0])[1])
 
 
-def test_cells_tell_mean_interval_and_runs():
+def test_cells_show_mean_interval_and_runs():
     assert tables.cell([]) == ""
     assert tables.cell([1.0]) == "1.000 (1)"
     assert tables.cell([1.0, 3.0]) == "2.000 ± 13 (2)"

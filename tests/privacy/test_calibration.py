@@ -58,25 +58,33 @@ def test_calibration_is_tight_and_never_over_the_budget(epsilon, exponent):
     assert epsilon_of_mu(mu, delta) == pytest.approx(epsilon, rel=1e-9, abs=2e-15)
 
 
-def test_limits():
-    assert delta_of_mu(0.0, 0.0) == 0.0
-    assert delta_of_mu(1e-3, 1.0) == 0.0
-    assert delta_of_mu(1e9, 1.0) == 1.0
-    # delta(0) is the total variation distance, 2 Phi(mu / 2) - 1.
-    assert delta_of_mu(1e-12, 0.0) == pytest.approx(1e-12 / math.sqrt(2 * math.pi), rel=1e-12)
-    assert epsilon_of_mu(0.0, 0.0) == 0.0
-    assert epsilon_of_mu(1.0, 0.0) == math.inf
-    assert epsilon_of_mu(0.1, 0.5) == 0.0
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (delta_of_mu(0.0, 0.0), 0.0),
+        (delta_of_mu(1e-3, 1.0), 0.0),
+        (delta_of_mu(1e9, 1.0), 1.0),
+        # delta(0) is the total variation distance, 2 Phi(mu / 2) - 1.
+        (delta_of_mu(1e-12, 0.0), pytest.approx(1e-12 / math.sqrt(2 * math.pi), rel=1e-12)),
+        (epsilon_of_mu(0.0, 0.0), 0.0),
+        (epsilon_of_mu(1.0, 0.0), math.inf),
+        (epsilon_of_mu(0.1, 0.5), 0.0),
+    ],
+)
+def test_limits(found, expected):
+    assert found == expected
 
 
-def test_refusals():
-    with pytest.raises(BudgetError, match="'delta'"):
-        mu_of_budget(1.0, 0.0)
-    with pytest.raises(ConfigurationError, match="'delta'"):
-        mu_of_budget(1.0, 1.0)
-    with pytest.raises(ConfigurationError, match="'epsilon'"):
-        delta_of_mu(1.0, -1.0)
-    with pytest.raises(ConfigurationError, match="'mu'"):
-        delta_of_mu(math.nan, 1.0)
-    with pytest.raises(ConfigurationError, match="'delta'"):
-        epsilon_of_mu(1.0, 1.0)
+@pytest.mark.parametrize(
+    ("function", "arguments", "error", "name"),
+    [
+        (mu_of_budget, (1.0, 0.0), BudgetError, "delta"),
+        (mu_of_budget, (1.0, 1.0), ConfigurationError, "delta"),
+        (delta_of_mu, (1.0, -1.0), ConfigurationError, "epsilon"),
+        (delta_of_mu, (math.nan, 1.0), ConfigurationError, "mu"),
+        (epsilon_of_mu, (1.0, 1.0), ConfigurationError, "delta"),
+    ],
+)
+def test_refusals(function, arguments, error, name):
+    with pytest.raises(error, match=f"'{name}'"):
+        function(*arguments)

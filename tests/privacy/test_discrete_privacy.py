@@ -65,7 +65,7 @@ def steps(variance, n):
 
 @pytest.mark.parametrize("std", STDS)
 def test_no_two_integers_are_further_apart_than_planned(std, variance_of):
-    """Which says that integer shifts of any size are told apart no better than under mu-GDP."""
+    """Which says that integer shifts of any size are no easier to distinguish than under mu-GDP."""
     with mpmath.workdps(50):
         apart = steps(mpmath.mpf(variance_of(std)), int(14 * std))
         assert max(apart) <= 1 / mpmath.mpf(std)
@@ -112,10 +112,10 @@ def test_what_is_added_is_at_most_three_times_what_is_needed(std, shift, n, delt
     assert 0 < needed <= paid <= 3 * needed
 
 
-def test_coarse_and_fine_grids_are_widened_by_a_part_of_a_step(variance_of):
-    for std in (2.0, 3.0, 10.0, 1e3, 1e6):
-        assert 1 / math.pi**2 <= variance_of(std) - std * std <= 0.105
-    for std in (1e9, 1e12):
-        assert variance_of(std) == pytest.approx(std * std, rel=1e-15)
-        assert variance_of(std) > std * std
-    assert variance_of(20.0, shares=16) == pytest.approx(variance_of(20.0), rel=1e-15)
+@pytest.mark.parametrize("std", [2.0, 3.0, 10.0, 1e3, 1e6, 1e9, 1e12])
+def test_coarse_and_fine_grids_are_widened_by_a_part_of_a_step(variance_of, std):
+    added = variance_of(std) - std * std
+    # Beyond 1e8, what is added is less than a step of float64.
+    assert added > 0 if std > 1e8 else 1 / math.pi**2 <= added <= 0.105
+    assert variance_of(std) == pytest.approx(std * std, rel=0.03)
+    assert variance_of(20 * std, shares=16) == pytest.approx(variance_of(20 * std), rel=1e-15)

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu
+from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.privacy.mixture import (
     laplace_delta,
     least_scale,
@@ -20,14 +20,6 @@ def test_one_laplace_release_has_a_closed_form(cost, ratio):
     assert mixture_delta(0.0, (cost,), ratio * cost) == pytest.approx(delta, rel=1e-3)
     assert mixture_epsilon(0.0, (cost,), delta) == pytest.approx(ratio * cost, abs=1e-3 * cost)
     assert laplace_delta(cost, cost) == 0.0
-
-
-@pytest.mark.parametrize("mu", [0.1, 1.0])
-def test_a_weak_laplace_release_changes_little(mu):
-    assert mixture_delta(mu, (1e-3 * mu,), mu) == pytest.approx(delta_of_mu(mu, mu), rel=1e-2)
-    epsilon = mixture_epsilon(mu, (1e-3 * mu,), 1e-6)
-    assert epsilon == pytest.approx(epsilon_of_mu(mu, 1e-6), rel=1e-2)
-    assert mixture_epsilon(mu, (mu,), 0.0) == math.inf
 
 
 def test_two_laplace_releases_by_hand():
@@ -67,16 +59,16 @@ def test_the_least_scale_is_found(place, shape):
 def test_costs_beyond_numerical_composition_are_added_up(mu, laplace):
     """No budget is so large that it could not be accounted, or would take gigabytes."""
     total = math.fsum(laplace)
-    gaussian = epsilon_of_mu(mu, 1e-6) if mu else 0.0
+    gaussian = epsilon_of_mu(mu, 1e-6)
     assert mixture_epsilon(mu, laplace, 1e-6) == total + gaussian
     assert mixture_delta(mu, laplace, 1.001 * total + 2 * gaussian) <= 1e-6
     assert mixture_delta(mu, laplace, total * 0.999) == 1.0
-    assert laplace_delta(1.0, 1e300) == 0.0
 
 
-def test_numerical_composition_is_never_above_the_sum():
-    for cost in (0.01, 1.0, 20.0):
-        for mu in (0.0, 1.0, 10.0):
-            laplace = (cost,) * 20
-            most = math.fsum(laplace) + (epsilon_of_mu(mu, 1e-6) if mu else 0.0)
-            assert mixture_epsilon(mu, laplace, 1e-6) <= most * (1 + 1e-3)
+@pytest.mark.parametrize("cost", [0.01, 1.0, 20.0])
+@pytest.mark.parametrize("mu", [0.0, 1.0, 10.0])
+def test_numerical_composition_lies_between_the_gaussian_part_and_the_sum(cost, mu):
+    gaussian = epsilon_of_mu(mu, 1e-6)
+    found = mixture_epsilon(mu, (cost,) * 20, 1e-6)
+    assert gaussian * (1 - 1e-3) <= found <= (20 * cost + gaussian) * (1 + 1e-3)
+    assert mixture_epsilon(mu, (cost,), 0.0) == (math.inf if mu else cost)

@@ -21,13 +21,11 @@ from flower_kmeans.privacy.noise import (
     draw,
     draw_share,
     part_variance,
-    rounded_gaussian,
-    rounded_laplace,
     sampler_name,
     share_variance,
 )
-from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.privacy.release import Release
 
 VECTORS = json.loads(Path(__file__).with_name("noise_vectors.json").read_text())
 # Public keys: the goodness-of-fit tests below are repeatable. Each would pass for all but a
@@ -82,26 +80,27 @@ def test_every_small_integer_has_its_probability(name, scale, key):
     limit = math.ceil(4 * scale)
     draws = sample(name, scale, 50_000, key)
     assert fit(draws, mass(name, scale, limit), limit) > SIGNIFICANCE
+    for factor in (2 / 3, 3 / 2):
+        assert fit(draws, mass(name, scale * factor, limit), limit) < 1e-12
+
+
+def assert_scale(draws, std, law=stats.norm):
+    """Assert that draws have the scale, and neither 2/3 nor 3/2 of it.
+
+    Spread within the unit cell, draws at these scales are continuous enough for this test: the
+    discrete Gaussian's cells differ by less than a thousandth.
+    """
+    spread = draws + np.random.default_rng(0).uniform(-0.5, 0.5, draws.size)
+    assert stats.kstest(spread / std, law.cdf).pvalue > SIGNIFICANCE
+    for factor in (2 / 3, 3 / 2):
+        assert stats.kstest(spread / (std * factor), law.cdf).pvalue < 1e-12
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("scale", [10.0, 5 * 2.0**16])
 def test_scale_is_accepted_and_two_thirds_and_three_halves_are_not(name, scale):
     law = stats.laplace if name == "rounded-laplace/1" else stats.norm
-    draws = sample(name, scale, 20_000, KEYS[0])
-    # Spread within the unit cell, draws of either law at these scales are continuous enough for
-    # this test: the discrete Gaussian's cells differ by less than a thousandth.
-    spread = draws + np.random.default_rng(0).uniform(-0.5, 0.5, draws.size)
-    assert stats.kstest(spread / scale, law.cdf).pvalue > SIGNIFICANCE
-    for factor in (2 / 3, 3 / 2):
-        assert stats.kstest(spread / (scale * factor), law.cdf).pvalue < 1e-12
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_two_thirds_and_three_halves_are_rejected_at_small_scales(name):
-    draws = sample(name, 3.0, 20_000, KEYS[0])
-    for factor in (2 / 3, 3 / 2):
-        assert fit(draws, mass(name, 3.0 * factor, 9), 9) < 1e-12
+    assert_scale(sample(name, scale, 20_000, KEYS[0]), scale, law)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -146,7 +145,7 @@ def test_float64_stays_far_within_its_error_bound(law):
 
 def test_a_straddled_boundary_takes_more_words():
     # The uniform's first 128 bits are those of the tail beyond 1/2, where rounding goes from 0
-    # to 1; only the bits after them can tell.
+    # to 1; only the bits after them decide.
     with mpmath.workprec(400):
         tail = noise._gaussian_tail(mpmath.mpf(0.5))
         bits = int(mpmath.floor(mpmath.ldexp(tail, 256)))
@@ -182,46 +181,39 @@ def test_words_of_zeros_are_settled(law, offset, scale):
 def test_shapes_types_zeros_and_determinism(scales, name):
     values = np.array([argument(name, scale) for scale in scales], dtype=np.float64)
     drawn = SAMPLERS[name](values, Stream.from_key(KEYS[0]))
-    assert drawn.shape == values.shape
-    assert drawn.dtype == np.int64
+    assert (drawn.shape, drawn.dtype) == (values.shape, np.int64)
     assert not drawn[values == 0].any()
     np.testing.assert_array_equal(drawn, SAMPLERS[name](values, Stream.from_key(KEYS[0])))
 
 
-def test_the_rest_of_a_draw_does_not_depend_on_one_coordinates_scale():
+@pytest.mark.parametrize("name", ["rounded-gaussian/1", "rounded-laplace/1"])
+def test_the_rest_of_a_draw_does_not_depend_on_one_coordinates_scale(name):
     values = np.full(200, 100.0)
-    other = values.copy()
-    other[7] = 2.0**50
-    for sampler in (rounded_gaussian, rounded_laplace):
-        one, two = (sampler(v, Stream.from_key(KEYS[0])) for v in (values, other))
-        np.testing.assert_array_equal(np.delete(one, 7), np.delete(two, 7))
+    other = np.where(np.arange(200) == 7, 2.0**50, values)
+    one, two = (SAMPLERS[name](v, Stream.from_key(KEYS[0])) for v in (values, other))
+    np.testing.assert_array_equal(np.delete(one, 7), np.delete(two, 7))
 
 
 def test_draw_is_the_multiplier_times_the_unit():
     units = np.array([0.0, 1.0, 5.0, 2.0**16] * 2000)
-    for release, name in [(GAUSSIAN, "rounded-gaussian/1"), (LAPLACE, "rounded-laplace/1")]:
+    for release in (GAUSSIAN, LAPLACE):
         drawn = draw(release, units, Stream.from_key(KEYS[0]))
-        expected = SAMPLERS[name](3.0 * units, Stream.from_key(KEYS[0]))
+        expected = SAMPLERS[sampler_name(release)](3.0 * units, Stream.from_key(KEYS[0]))
         np.testing.assert_array_equal(drawn, expected)
-        assert sampler_name(release) == name
-    assert sampler_name(GAUSSIAN, shared=True) == "discrete-gaussian/1"
+        assert sampler_name(release) == f"rounded-{release.mechanism}/1"
+        assert sampler_name(release, shared=True) == "discrete-gaussian/1"
 
 
 def test_the_same_parameters_twice_give_other_noise():
-    units = np.full(50, 1000.0)
-    assert not np.array_equal(
-        draw(GAUSSIAN, units, Stream.fresh()), draw(GAUSSIAN, units, Stream.fresh())
-    )
+    one, two = (draw(GAUSSIAN, np.full(50, 1000.0), Stream.fresh()) for _ in range(2))
+    assert not np.array_equal(one, two)
 
 
 def test_shares_add_up_to_the_planned_noise():
+    """Planned standard deviation: 3 * 20. A sum of discrete Gaussians is one, up to 7e-17."""
     units = np.full(20_000, 20.0)
     total = sum(draw_share(GAUSSIAN, units, 5, Stream.from_key(bytes([i]) * 32)) for i in range(5))
-    # Planned standard deviation: 3 * 20. A sum of discrete Gaussians is one, up to 7e-17.
-    spread = total + np.random.default_rng(0).uniform(-0.5, 0.5, total.size)
-    assert stats.kstest(spread / 60, stats.norm.cdf).pvalue > SIGNIFICANCE
-    for factor in (2 / 3, 3 / 2):
-        assert stats.kstest(spread / (60 * factor), stats.norm.cdf).pvalue < 1e-12
+    assert_scale(total, 60)
 
 
 @pytest.mark.parametrize("numbers", [(15, 16, 17, 18, 19), (1, 19), (799, 845, 999)])
@@ -259,24 +251,20 @@ def test_a_share_in_parts_has_the_law_of_a_share():
     assert not part_variance(GAUSSIAN, np.zeros(9), 4, 8).any()
 
 
-def test_a_share_is_a_function_of_its_key():
-    units = np.full(100, 1000.0)
-    one, two = (draw_share(GAUSSIAN, units, 4, Stream.from_key(KEYS[0])) for _ in range(2))
-    np.testing.assert_array_equal(one, two)
-
-
-def test_shares_are_refused():
-    units = np.array([1000.0])
-    with pytest.raises(ConfigurationError, match="must be Gaussian"):
-        draw_share(LAPLACE, units, 2, Stream.fresh())
-    for shares in (0, -1, 2.0, True):
-        with pytest.raises(ConfigurationError, match="'shares'"):
-            draw_share(GAUSSIAN, units, shares, Stream.fresh())
+@pytest.mark.parametrize(
+    ("release", "units", "shares", "message"),
+    [
+        (LAPLACE, [1000.0], 2, "must be Gaussian"),
+        *((GAUSSIAN, [1000.0], shares, "'shares'") for shares in (0, -1, 2.0, True)),
+        *((GAUSSIAN, [unit, 100.0], 10, "at least 2 grid units") for unit in (2.0, 1e-200)),
+        *((GAUSSIAN, [1e3, unit], 2, "must be within") for unit in (-1.0, math.nan, 2.0**120)),
+    ],
+)
+def test_shares_are_refused(release, units, shares, message):
     # 3 * 2 / sqrt(9) is exactly the 2 that is enough, 3 * 2 / sqrt(10) is not.
     draw_share(GAUSSIAN, np.array([2.0, 0.0]), 9, Stream.fresh())
-    for unit in (2.0, 1e-200):
-        with pytest.raises(ConfigurationError, match="at least 2 grid units"):
-            draw_share(GAUSSIAN, np.array([unit, 100.0]), 10, Stream.fresh())
+    with pytest.raises(ConfigurationError, match=message):
+        draw_share(release, np.array(units), shares, Stream.fresh())
 
 
 def test_no_noise_without_privacy():
@@ -287,36 +275,41 @@ def test_no_noise_without_privacy():
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 2.0**120])
 def test_scales_out_of_range(value):
-    for sampler in SAMPLERS.values():
+    for call in (*SAMPLERS.values(), lambda units, stream: draw(GAUSSIAN, units, stream)):
         with pytest.raises(ConfigurationError, match="must be within"):
-            sampler(np.array([1.0, value]), Stream.fresh())
-    for call in (lambda u, s: draw(GAUSSIAN, u, s), lambda u, s: draw_share(GAUSSIAN, u, 2, s)):
-        with pytest.raises(ConfigurationError, match="must be within"):
-            call(np.array([1000.0, value]), Stream.fresh())
+            call(np.array([1.0, value]), Stream.fresh())
     with pytest.raises(ConfigurationError, match="one dimension"):
-        rounded_gaussian(np.ones((2, 2)), Stream.fresh())
+        draw(GAUSSIAN, np.ones((2, 2)), Stream.fresh())
 
 
-def test_the_largest_scale_fits_int64():
-    values = np.full(20, 2.0**55)
-    for drawn in (
-        rounded_gaussian(values, Stream.from_key(KEYS[0])),
-        rounded_laplace(values, Stream.from_key(KEYS[0])),
-        discrete_gaussian(values**2, Stream.from_key(KEYS[0])),
-    ):
-        assert 2.0**53 < np.abs(drawn).mean() < 2.0**57
-    # The farthest that the fast path can reach.
-    assert -ndtri(2.0**-44) * 2.0**55 < 2.0**63
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_largest_scale_fits_int64(name):
+    assert 2.0**53 < np.abs(sample(name, 2.0**55, 20, KEYS[0])).mean() < 2.0**57
+    assert -ndtri(2.0**-44) * 2.0**55 < 2.0**63  # the farthest that the fast path can reach
 
 
-@pytest.mark.parametrize("error", [noise._FLOAT_ERROR, 1e9])
-def test_draws_of_many_streams_at_once_are_those_of_each(error, monkeypatch):
-    """Also where each draw is settled exactly, with further words from its branch."""
+@pytest.mark.parametrize(("few", "error"), [(0, 1e9), (15, noise._FLOAT_ERROR), (15, 1e9)])
+def test_draws_do_not_depend_on_how_many_are_drawn_at_once(few, error, monkeypatch):
+    """One by one, in arrays, of each stream, and settled exactly: the same noise and words."""
+    variances = np.exp2(np.random.default_rng(0).uniform(-6, 110, (40, 3, 5)))
+    variances[::4, 1] = 0.0
+
+    def drawn(split):
+        streams = [[Stream.from_key(bytes([i, j]) * 16) for j in range(3)] for i in range(40)]
+        noises = [
+            [discrete_gaussian(*pair) for pair in zip(rows, row, strict=True)]
+            if split
+            else discrete_gaussians(rows, row)
+            for rows, row in zip(variances, streams, strict=True)
+        ]
+        return noises, [[stream.position for stream in row] for row in streams]
+
+    monkeypatch.setattr(noise, "_FEW", 0)
+    in_arrays, positions = drawn(split=False)
+    monkeypatch.setattr(noise, "_FEW", few)
     monkeypatch.setattr(noise, "_FLOAT_ERROR", error)
-    variances = np.array([[4.0, 0.0, 1e4, 7.5], [0.0] * 4, [1e9, 16.0, 4.0, 0.0]])
-    together = discrete_gaussians(variances, [Stream.from_key(key) for key in KEYS[:3]])
-    for row, drawn, key in zip(variances, together, KEYS, strict=False):
-        np.testing.assert_array_equal(drawn, discrete_gaussian(row, Stream.from_key(key)))
+    for split in (False, True):
+        found = drawn(split)
+        np.testing.assert_array_equal(found[0], in_arrays)
+        assert found[1] == positions
     assert discrete_gaussians(np.zeros((0, 4)), []).shape == (0, 4)
-    with pytest.raises(ConfigurationError, match="must be within"):
-        discrete_gaussians(-variances, [Stream.fresh()] * 3)

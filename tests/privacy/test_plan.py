@@ -1,6 +1,8 @@
 import json
 import math
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 from flower_kmeans.canonical import real_to_text
 from flower_kmeans.errors import BudgetError, ConfigurationError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.calibration import mu_of_budget
+from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate, plan_from_config
 from flower_kmeans.protocol.wire import decode, encode
@@ -35,8 +37,14 @@ MIXED = [[gaussian(1.0), laplace(4.0)]] * 2
 
 
 def accountant_epsilon(plan, delta):
+    """Return what another accountant says of the plan's releases."""
+    events = {"gaussian": dp_accounting.GaussianDpEvent, "laplace": dp_accounting.LaplaceDpEvent}
     accountant = PLDAccountant(value_discretization_interval=1e-4)
-    return accountant.compose(plan.event()).get_epsilon(delta)
+    for release in plan.releases:
+        for bound, number in release.parts or ((1.0, 1),):
+            event = events[release.mechanism](release.noise_multiplier / bound)
+            accountant.compose(event, number)
+    return accountant.get_epsilon(delta)
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
@@ -63,15 +71,16 @@ def test_rounds_agree_with_tensorflow_privacy(row):
 @pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED])
 def test_one_factor_scales_all_releases(rounds):
     plan = calibrate(PrivacyBudget(1.0, 1e-6), rounds, 1000)
+    given = [release for group in rounds for release in group]
     factors = [
         new.noise_multiplier / old.noise_multiplier
-        for news, olds in zip(plan.rounds, rounds, strict=True)
-        for new, old in zip(news, olds, strict=True)
+        for new, old in zip(plan.releases, given, strict=True)
     ]
     np.testing.assert_allclose(factors, factors[0], rtol=1e-14)
-    assert [[r.name for r in group] for group in plan.rounds] == [
-        [r.name for r in group] for group in rounds
-    ]
+    scaled = [replace(r, noise_multiplier=r.noise_multiplier / factors[0]) for r in plan.releases]
+    assert [r.name for r in scaled] == [r.name for r in given]
+    # What a client reads is what was made.
+    assert plan_from_config(decode(encode(plan.to_config()), dict[str, Any])) == plan
 
 
 @pytest.mark.parametrize("rounds", [LAPLACE, MIXED])
@@ -93,78 +102,53 @@ def test_pure_privacy_is_the_sum_of_the_epsilons():
     assert total == pytest.approx(0.8, rel=1e-14)
     assert plan.epsilon() == total
     assert plan.delta(0.8) == 0.0
-    with pytest.raises(BudgetError, match="'delta'"):
-        calibrate(PrivacyBudget(0.8, 0.0), MIXED, 1000)
-    with pytest.raises(BudgetError, match="'delta'"):
-        calibrate(PrivacyBudget(0.8, 0.0), GAUSSIAN, 1000)
+    for rounds in (MIXED, GAUSSIAN):
+        with pytest.raises(BudgetError, match="'delta'"):
+            calibrate(PrivacyBudget(0.8, 0.0), rounds, 1000)
 
 
-def test_mixture_lies_between_its_parts_and_their_sum():
-    plan = calibrate(PrivacyBudget(1.0, 1e-6), MIXED, 1000)
-    bare = [[r for r in group if r.mechanism == "gaussian"] for group in plan.rounds]
-    part = PrivacyPlan(plan.budget, None, tuple(map(tuple, bare)))
-    pure = math.fsum(1 / r.noise_multiplier for r in plan.releases if r.mechanism == "laplace")
-    assert part.epsilon() < plan.epsilon() < part.epsilon() + pure
-
-
-def test_delta_is_resolved_from_the_public_number_of_records():
-    assert calibrate(PrivacyBudget(1.0), GAUSSIAN, 50_000).budget.delta == 1 / 5_000_000
-    with pytest.raises(ConfigurationError, match="'n_records'"):
-        calibrate(PrivacyBudget(1.0), GAUSSIAN, None)
+@pytest.mark.parametrize(
+    ("unit", "numbers"), [("record", (50_000, None)), ("client", (10**7, 50_000))]
+)
+def test_delta_is_resolved_from_the_public_number_of_what_is_protected(unit, numbers):
+    plan = calibrate(PrivacyBudget(1.0, unit=unit), GAUSSIAN, *numbers)
+    assert plan.budget.delta == 1 / 5_000_000
+    assert (plan.n_records, plan.n_clients) == numbers
+    assert plan_from_config(plan.to_config()) == plan
+    assert f"for one {unit}" in plan.describe()
     assert calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, None).n_records is None
 
 
-def test_delta_is_resolved_from_the_public_number_of_clients_where_they_are_protected():
-    budget = PrivacyBudget(1.0, unit="client")
-    plan = calibrate(budget, GAUSSIAN, 10**7, 50_000)
-    assert plan.budget.delta == 1 / 5_000_000
-    assert (plan.n_records, plan.n_clients) == (10**7, 50_000)
-    assert plan_from_config(plan.to_config()) == plan
-    assert "for one client" in plan.describe()
-    with pytest.raises(ConfigurationError, match="'n_clients'"):
-        calibrate(budget, GAUSSIAN, 1000)
-    with pytest.raises(ConfigurationError, match="'n_clients'"):
-        calibrate(PrivacyBudget(1.0, 1e-6, "client"), GAUSSIAN, 1000, 0)
-    for without in (PrivacyBudget(1.0), PrivacyBudget(None, unit="client")):
-        with pytest.raises(ConfigurationError, match="'n_clients'"):
-            calibrate(without, GAUSSIAN, 1000, 40)
-
-
-@pytest.mark.parametrize("change", [{"n_clients": True}, {"n_clients": 0}, {"n_clients": "40"}])
-def test_only_a_plan_for_clients_states_their_number(change):
-    config = calibrate(PrivacyBudget(1.0, unit="client"), GAUSSIAN, 1000, 40).to_config()
-    with pytest.raises(MessageError):
-        plan_from_config({**config, **change})
-    records = calibrate(PrivacyBudget(1.0), GAUSSIAN, 1000).to_config()
-    with pytest.raises(MessageError):
-        plan_from_config({**records, "n_clients": 40})
+@pytest.mark.parametrize(
+    ("budget", "numbers", "name"),
+    [
+        (PrivacyBudget(1.0), (None,), "n_records"),
+        (PrivacyBudget(1.0, 1e-6), (0,), "n_records"),
+        (PrivacyBudget(1.0, unit="client"), (1000,), "n_clients"),
+        (PrivacyBudget(1.0, 1e-6, "client"), (1000, 0), "n_clients"),
+        (PrivacyBudget(1.0), (1000, 40), "n_clients"),
+        (PrivacyBudget(None, unit="client"), (1000, 40), "n_clients"),
+    ],
+)
+def test_public_numbers_that_do_not_fit_the_budget_are_refused(budget, numbers, name):
+    with pytest.raises(ConfigurationError, match=f"'{name}'"):
+        calibrate(budget, GAUSSIAN, *numbers)
 
 
 def test_without_privacy():
     plan = calibrate(PrivacyBudget(None), GAUSSIAN, None)
     assert not plan.is_private
     assert all(release.noise_multiplier == 0 for release in plan.releases)
-    assert plan.mu is None
-    assert plan.epsilon() == math.inf
-    assert plan.delta(3.0) == 1.0
-    assert plan.group(2) == math.inf
-    assert isinstance(plan.event(), dp_accounting.NonPrivateDpEvent)
+    found = (plan.mu, plan.epsilon(), plan.delta(3.0), plan.group(2))
+    assert found == (None, math.inf, 1.0, math.inf)
     assert plan.describe().startswith("NOT PRIVATE")
     assert plan_from_config(plan.to_config()) == plan
 
 
 def test_groups():
     plan = calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000)
-    assert plan.group(1) == pytest.approx(1.0, rel=1e-9)
-    threefold = PrivacyPlan(
-        plan.budget,
-        None,
-        tuple(
-            tuple(gaussian(r.noise_multiplier / 3, r.name) for r in group) for group in plan.rounds
-        ),
-    )
-    assert threefold.mu == pytest.approx(3 * plan.mu)
-    assert plan.group(3) == pytest.approx(threefold.epsilon(), rel=1e-9)
+    assert plan.group(1) == plan.epsilon() == pytest.approx(1.0, rel=1e-9)
+    assert plan.group(3) == pytest.approx(epsilon_of_mu(3 * plan.mu, 1e-6), rel=1e-9)
     pure = calibrate(PrivacyBudget(0.8, 0.0), LAPLACE, 1000)
     assert pure.group(5) == pytest.approx(4.0, rel=1e-12)
     with pytest.raises(ConfigurationError, match="'size'"):
@@ -172,34 +156,16 @@ def test_groups():
 
 
 @pytest.mark.parametrize("rounds", [GAUSSIAN, MIXED])
-def test_curve_falls_and_agrees_with_delta(rounds):
+def test_epsilon_and_delta_are_inverse_and_described(rounds):
     plan = calibrate(PrivacyBudget(1.0, 1e-6), rounds, 1000)
-    epsilons = np.linspace(0, 2, 9)
-    curve = plan.curve(epsilons)
-    assert curve.shape == (9,)
-    assert np.all(np.diff(curve) < 0)
-    assert curve[4] == plan.delta(1.0)
-    assert plan.epsilon(float(curve[2])) == pytest.approx(0.5, abs=1e-3)
-
-
-def test_describe_names_every_release_and_the_composition():
-    plan = calibrate(PrivacyBudget(1.0, 1e-6), MIXED, 1000)
+    deltas = [plan.delta(epsilon) for epsilon in np.linspace(0, 2, 9)]
+    assert np.all(np.diff(deltas) < 0)
+    assert plan.epsilon(deltas[2]) == pytest.approx(0.5, abs=1e-3)
     text = plan.describe()
     assert text.count("sums") == text.count("counts") == 2
     assert f"{plan.rounds[0][0].noise_multiplier:.6g}" in text
     assert "delta 1e-06" in text
-    assert "for one record" in text
-    assert "mu 0.2367" in calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000).describe()
-
-
-@pytest.mark.parametrize(
-    "budget", [PrivacyBudget(1.0, 1e-6), PrivacyBudget(0.3), PrivacyBudget(2.0, 1e-7, "client")]
-)
-@pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED])
-def test_config_round_trip(budget, rounds):
-    plan = calibrate(budget, rounds, 1000)
-    config = decode(encode(plan.to_config()), dict[str, Any])
-    assert plan_from_config(config) == plan
+    assert ("mu 0.2367" in text) == (rounds is GAUSSIAN)
 
 
 def test_every_plan_that_is_made_is_accepted_by_clients_and_ledgers():
@@ -218,40 +184,20 @@ def test_a_budget_that_no_ledger_can_count_ends():
     assert plan.mu <= mu_of_budget(1e-14, 1e-30)
 
 
-def weaker(config):
-    release = config["rounds"][0][0]
-    release["noise_multiplier"] = real_to_text(0.5 * float.fromhex(release["noise_multiplier"]))
-    config.pop("mu", None)
-    return config
+def test_a_plan_that_exceeds_its_budget_is_refused():
+    for rounds in (GAUSSIAN, LAPLACE, MIXED):
+        plan = calibrate(PrivacyBudget(2.0, 1e-6), rounds, 1000)
+        false = PrivacyPlan(PrivacyBudget(1.0, 1e-6), plan.n_records, plan.rounds)
+        with pytest.raises(MessageError, match="must meet its budget"):
+            plan_from_config(false.to_config())
 
 
-@pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED])
-def test_a_plan_that_breaks_its_promise_is_refused(rounds):
-    config = calibrate(PrivacyBudget(1.0, 1e-6), rounds, 1000).to_config()
-    with pytest.raises(MessageError):
-        plan_from_config(weaker(config))
+FIRST = ("rounds", 0, 0)
 
 
-def test_a_gaussian_plan_below_its_budget_is_refused_for_its_promise_alone():
-    plan = calibrate(PrivacyBudget(2.0, 1e-6), GAUSSIAN, 1000)
-    false = PrivacyPlan(PrivacyBudget(1.0, 1e-6), plan.n_records, plan.rounds)
-    with pytest.raises(MessageError, match="must meet its budget"):
-        plan_from_config(false.to_config())
-
-
-def edits():
-    def edit(path, value):
-        def change(config):
-            place = config
-            for key in path[:-1]:
-                place = place[key]
-            place[path[-1]] = value
-            return config
-
-        return change
-
-    release = ("rounds", 0, 0)
-    for path, value in [
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
         (("more",), 1),
         (("budget",), {}),
         (("budget",), {"unit": "record", "epsilon": real_to_text(1.0)}),
@@ -261,55 +207,51 @@ def edits():
         (("n_records",), 0),
         (("n_records",), "5"),
         (("n_records",), [5]),
+        (("n_clients",), 40),
         (("mu",), real_to_text(0.01)),
-        ((*release, "name"), 3),
-        ((*release, "mechanism"), "none"),
-        ((*release, "mechanism"), []),
-        ((*release, "norm"), "l1"),
-        ((*release, "blocks"), []),
-        ((*release, "blocks"), [1]),
-        ((*release, "noise_multiplier"), 1.0),
-        ((*release, "noise_multiplier"), real_to_text(0.0)),
-        ((*release, "noise_multiplier"), real_to_text(5e-324)),
-        ((*release, "noise_multiplier"), real_to_text(-1.0)),
-        ((*release, "more"), 1),
-    ]:
-        yield pytest.param(edit(path, value), id=f"{path[-1]}={value}")
-
-
-@pytest.mark.parametrize("change", list(edits()))
-def test_malformed_config(change):
-    config = change(calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000).to_config())
+        ((*FIRST, "name"), 3),
+        ((*FIRST, "mechanism"), "none"),
+        ((*FIRST, "mechanism"), []),
+        ((*FIRST, "norm"), "l1"),
+        ((*FIRST, "blocks"), []),
+        ((*FIRST, "blocks"), [1]),
+        ((*FIRST, "noise_multiplier"), 1.0),
+        ((*FIRST, "noise_multiplier"), real_to_text(0.0)),
+        ((*FIRST, "noise_multiplier"), real_to_text(5e-324)),
+        ((*FIRST, "noise_multiplier"), real_to_text(-1.0)),
+        ((*FIRST, "more"), 1),
+        ((), None),
+        ((), {"rounds": []}),
+    ],
+)
+def test_malformed_config(path, value):
+    config = calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000).to_config()
+    if path:
+        *parents, last = path
+        reduce(getitem, parents, config)[last] = value
     with pytest.raises(MessageError):
-        plan_from_config(config)
+        plan_from_config(config if path else value)
 
 
-@pytest.mark.parametrize("config", [None, 3, [], {}, {"rounds": []}])
-def test_not_a_plan_at_all(config):
-    with pytest.raises(MessageError):
-        plan_from_config(config)
+COLUMNS = Release("sums", "laplace", "linf", 3.0, ("sums",), ((1.0, 2**17),))
 
 
-def test_plan_refuses_what_it_cannot_promise():
-    budget = PrivacyBudget(1.0, 1e-6)
-    with pytest.raises(ConfigurationError, match="resolved"):
-        PrivacyPlan(PrivacyBudget(1.0), 10, ((gaussian(1.0),),))
-    with pytest.raises(ConfigurationError, match="'noise_multiplier'"):
-        PrivacyPlan(budget, 10, ((gaussian(0.0),),))
-    with pytest.raises(ConfigurationError, match="between 1 and"):
-        PrivacyPlan(budget, 10, ((),))
-    with pytest.raises(ConfigurationError, match="'n_records'"):
-        PrivacyPlan(budget, 0, ((gaussian(1.0),),))
-    with pytest.raises(ConfigurationError, match="different scales"):
-        PrivacyPlan(budget, 10, (tuple(laplace(1.0 + i) for i in range(257)),))
-    columns = Release("sums", "laplace", "linf", 3.0, ("sums",), ((1.0, 2**17),))
-    assert len(PrivacyPlan(budget, 10, ((columns,),)).releases) == 1
-    with pytest.raises(ConfigurationError, match="one record must have at most 131072 parts"):
-        PrivacyPlan(budget, 10, ((columns, columns),))
-    with pytest.raises(ConfigurationError, match="one client must have at most 0 parts"):
-        PrivacyPlan(replace(budget, unit="client"), 10, ((columns,),))
-    with pytest.raises(ConfigurationError, match="epsilon=None"):
-        PrivacyPlan(PrivacyBudget(None), None, ((gaussian(1.0),),))
+@pytest.mark.parametrize(
+    ("budget", "releases", "message"),
+    [
+        (PrivacyBudget(1.0), [gaussian(1.0)], "resolved"),
+        (PrivacyBudget(1.0, 1e-6), [gaussian(0.0)], "'noise_multiplier'"),
+        (PrivacyBudget(1.0, 1e-6), [], "between 1 and"),
+        (PrivacyBudget(1.0, 1e-6), [laplace(1.0 + i) for i in range(257)], "different scales"),
+        (PrivacyBudget(1.0, 1e-6), [COLUMNS, COLUMNS], "record must have at most 131072 parts"),
+        (PrivacyBudget(1.0, 1e-6, "client"), [COLUMNS], "client must have at most 0 parts"),
+        (PrivacyBudget(None), [gaussian(1.0)], "epsilon=None"),
+    ],
+)
+def test_plan_refuses_what_it_cannot_promise(budget, releases, message):
+    with pytest.raises(ConfigurationError, match=message):
+        PrivacyPlan(budget, 10, (tuple(releases),))
+    assert len(PrivacyPlan(PrivacyBudget(1.0, 1e-6), 10, ((COLUMNS,),)).releases) == 1
 
 
 def test_parts_of_a_release_compose_as_releases_do():
@@ -344,7 +286,7 @@ def test_two_runs_cost_what_all_of_their_releases_cost(first, second):
     assert together.rounds == plans[0].rounds + plans[1].rounds
     assert (together.budget.delta, together.n_records) == (1e-6, 1000)
     assert together.budget.epsilon == pytest.approx(together.epsilon(), rel=1e-9)
-    # As the second run may depend on what the first one told, Laplace noise costs more than in one
+    # As the second run may depend on the first one, Laplace noise costs more than in one
     # plan that is fixed beforehand; Gaussian noise does not.
     fixed = accountant_epsilon(together, 1e-6)
     if second is GAUSSIAN:
@@ -369,16 +311,13 @@ def test_pure_runs_add_their_epsilons():
 
 
 def test_only_costs_of_one_unit_are_added():
-    record = calibrate(PrivacyBudget(1.0, 1e-6), GAUSSIAN, 1000)
-    client = calibrate(PrivacyBudget(1.0, 1e-6, "client"), GAUSSIAN, 900, 30)
-    other = calibrate(PrivacyBudget(1.0, 1e-6, "client"), GAUSSIAN, 800, 20)
-    nothing = calibrate(PrivacyBudget(None), GAUSSIAN, 1000)
-    for first, second in ((record, client), (client, record)):
-        with pytest.raises(ConfigurationError, match="same unit of privacy"):
-            first.then(second)
-    for first, second in ((record, nothing), (nothing, record)):
-        with pytest.raises(ConfigurationError, match="two private plans"):
-            first.then(second)
+    record, nothing = (calibrate(PrivacyBudget(e), GAUSSIAN, 1000) for e in (1.0, None))
+    clients = PrivacyBudget(1.0, 1e-6, "client")
+    client, other = (calibrate(clients, GAUSSIAN, *n) for n in ((900, 30), (800, 20)))
+    for plan, message in ((client, "same unit of privacy"), (nothing, "two private plans")):
+        for first, second in ((record, plan), (plan, record)):
+            with pytest.raises(ConfigurationError, match=message):
+                first.then(second)
     together = client.then(other)
     assert (together.n_records, together.n_clients) == (None, None)
     assert client.then(client).n_clients == 30

@@ -56,9 +56,8 @@ def test_corrupt_positions_are_the_least_with_an_exact_bound(n_slots, fraction):
 
 
 def test_all_colluders_may_be_in_a_committee_of_all():
-    assert [corrupt_positions(n, 7) for n in (8, 20, 64)] == [7, 7, 7]
-    assert corrupt_positions(65, 7) == 7
-    assert corrupt_positions(10**5, 1) == 1
+    found = [corrupt_positions(n, c) for n, c in ((8, 7), (20, 7), (64, 7), (65, 7), (10**5, 1))]
+    assert found == [7, 7, 7, 7, 1]
 
 
 @pytest.mark.parametrize("colluders", [999, 1000, 5000])
@@ -82,11 +81,7 @@ def test_a_drawn_committee_depends_on_keys_beacon_and_epoch():
         assert len(slots) == len(set(slots)) == MAX_POSITIONS
         assert list(slots) == sorted(slots)
         assert 0 <= slots[0] <= slots[-1] < 200
-    digests = {
-        roster_digest(keys, b"a"),
-        roster_digest(keys, b"b"),
-        roster_digest(keys[1:] + keys[:1], b"a"),
-    }
+    digests = {roster_digest(k, b) for k, b in ((keys, b"a"), (keys, b"b"), (keys[::-1], b"a"))}
     assert len(digests) == 3
 
 
@@ -127,11 +122,10 @@ def test_a_committee_travels_as_its_list(committee):
     data = committee.encode()
     assert len(data) == 36 * len(committee.slots)
     assert Committee.decode(data, committee.n_slots, 1) == committee
-    for position, slot in enumerate(committee.slots):
-        assert committee.position_of(slot) == position
+    positions = range(len(committee.slots))
+    assert [committee.position_of(slot) for slot in committee.slots] == list(positions)
     assert committee.position_of(committee.n_slots) is None
-    there = [bool(key) for key in committee.public_keys]
-    assert committee.present == tuple(j for j in range(len(there)) if there[j])
+    assert committee.present == tuple(j for j in positions if committee.public_keys[j])
 
 
 @given(st.binary(max_size=36 * 4), st.integers(1, 2**33))
@@ -149,25 +143,22 @@ def rows(*pairs):
 
 
 A, B = keys_of(2)
+MALFORMED = {
+    "empty": b"",
+    "short": rows((0, A))[:-1],
+    "long": rows((0, A)) + b"\0",
+    "order": rows((1, A), (0, B)),
+    "twice": rows((1, A), (1, B)),
+    "one key": rows((0, A), (1, A)),
+    "outside": rows((0, A), (9, B)),
+    "65": rows(*((i, bytes(32)) for i in range(65))),
+}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        rows((0, A))[:-1],
-        rows((0, A)) + b"\0",
-        rows((1, A), (0, B)),
-        rows((1, A), (1, B)),
-        rows((0, A), (1, A)),
-        rows((0, A), (9, B)),
-        rows(*((i, bytes(32)) for i in range(65))),
-    ],
-    ids=["empty", "short", "long", "order", "twice", "one key", "outside", "65"],
-)
-def test_malformed_lists_are_refused(data):
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_lists_are_refused(name):
     with pytest.raises(MessageError):
-        Committee.decode(data, 9 if len(data) < 100 else 100, 1)
+        Committee.decode(MALFORMED[name], 100 if name == "65" else 9, 1)
 
 
 def test_a_list_that_is_too_long_is_not_read():

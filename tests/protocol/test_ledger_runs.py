@@ -13,8 +13,8 @@ from ledger_workers import CRASHED, unfinished
 from typer.testing import CliRunner
 
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
-from flower_kmeans.cli import app
-from flower_kmeans.domain import Box
+from flower_kmeans.cli.app import app
+from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.filter import Charge
 from flower_kmeans.privacy.ledger import FORGET_AFTER, MAX_UNANSWERED, Ledger, MemoryChangedError
@@ -29,6 +29,12 @@ TRUSTS = ("clients-only", "distributed-noise", "oblivious-server", "trusted-serv
 
 def start(tmp_path, trust="distributed-noise", **options):
     return Cohort(tmp_path, trust, ledger=True, **options)
+
+
+def kept(node, run):
+    """Return the last answer and the last vote that a ledger knows of a run."""
+    with Ledger(node.policy.state_dir) as ledger:
+        return ledger.last_answer(run.doc_hash), ledger.last_vote(run.doc_hash)
 
 
 def file_of(node):
@@ -106,9 +112,9 @@ def test_a_restored_backup_gives_the_same_bytes(tmp_path):
     node, request = cohort.nodes[1], cohort.ask_of(1)
     backup = file_of(node).read_bytes()
     first = node.send(request)
-    assert isinstance(first, Answer)
     file_of(node).write_bytes(backup)
     assert spent(node) == 0
+    assert isinstance(first, Answer)
     assert node.send(request) == first
     assert spent(node) > 0
 
@@ -123,8 +129,8 @@ def secrets_of(cohort, index):
 
 
 def in_the_file(node, secrets):
-    kept = file_of(node).read_bytes()
-    return {name for name, secret in secrets.items() if secret in kept}
+    content = file_of(node).read_bytes()
+    return {name for name, secret in secrets.items() if secret in content}
 
 
 @pytest.mark.parametrize("trust", ["clients-only", "distributed-noise", "oblivious-server"])
@@ -139,11 +145,10 @@ def test_the_end_erases_secrets_from_the_file_and_keeps_charge_answer_and_vote(t
     assert in_the_file(node, secrets) == set()
     assert [path.name for path in node.policy.state_dir.iterdir()] == [FILE_NAME]
     assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
-    with Ledger(node.policy.state_dir) as ledger:
-        assert ledger.last_answer(cohort.doc_hash)[:2] == (3, 1)
-        vote = ledger.last_vote(cohort.doc_hash)
-        assert (vote is not None) == cohort.trust.has_committee
-        assert vote is None or vote[0] == 3
+    answer, vote = kept(node, cohort.run)
+    assert answer[:2] == (3, 1)
+    assert (vote is not None) == cohort.trust.has_committee
+    assert vote is None or vote[0] == 3
     # The same document cannot be run again without a charge.
     assert code(node.send(Enrol(doc=cohort.run.data))) == Code.STALE
     assert code(node.send(cohort.ask_of(0, 1))) == Code.STALE
@@ -243,9 +248,8 @@ def test_the_last_room_goes_to_the_run_that_answers_first(tmp_path):
     for _ in range(2):
         assert code(first.deal(1)[1]) == Code.LEDGER
     assert spent(first.nodes[1]) == before
-    with Ledger(first.nodes[1].policy.state_dir) as ledger:
-        assert ledger.last_answer(first.doc_hash) is None
-        assert ledger.last_answer(second.doc_hash)[:2] == (1, 1)
+    assert kept(first.nodes[1], first.run)[0] is None
+    assert kept(first.nodes[1], second.run)[0][:2] == (1, 1)
 
 
 def test_a_total_that_is_tightened_during_a_run_holds_from_the_next_message_on(tmp_path):
@@ -273,21 +277,17 @@ def test_a_ledger_that_cannot_be_used_allows_nothing(trust, tmp_path):
     node.policy.state_dir.chmod(0o755)
     assert [code(node.send(request)) for request in requests] == [Code.LEDGER] * 2
     node.policy.state_dir.chmod(0o700)
-    kept = file_of(node).read_bytes()
+    right = file_of(node).read_bytes()
     file_of(node).write_bytes(b"torn" * 500)
     assert [code(node.send(request)) for request in requests] == [Code.LEDGER] * 2
-    file_of(node).write_bytes(kept)
+    for torn in (b"{}", b"\x81", b"\xff" * 9):  # a session that cannot be read
+        file_of(node).write_bytes(right)
+        with sqlite3.connect(file_of(node)) as db:
+            db.execute("UPDATE runs SET memory = ?", (torn,))
+        assert code(node.send(requests[0])) == Code.LEDGER
     with sqlite3.connect(file_of(node)) as db:
         db.execute("PRAGMA user_version = 2")
     assert [code(node.send(request)) for request in requests] == [Code.LEDGER] * 2
-
-
-@pytest.mark.parametrize("torn", [b"{}", b"\x81", b"\xff" * 9])
-def test_a_session_that_cannot_be_read_allows_nothing(torn, tmp_path):
-    cohort = start(tmp_path).set_up()
-    with sqlite3.connect(file_of(cohort.nodes[1])) as db:
-        db.execute("UPDATE runs SET memory = ?", (torn,))
-    assert code(cohort.send(1, cohort.ask_of(1, 1))) == Code.LEDGER
 
 
 def test_a_policy_that_lost_its_ledger_refuses_the_rest_of_a_private_run(tmp_path):
@@ -311,12 +311,9 @@ def test_a_process_that_dies_before_or_after_sending_is_charged_once(sends, tmp_
     process.join(60)
     assert process.exitcode == CRASHED
     assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
-    with Ledger(node.policy.state_dir) as ledger:
-        kept = ledger.last_answer(cohort.doc_hash)
-    again = node.answer(data)
+    before, again = kept(node, cohort.run), node.answer(data)
     assert reply in (None, again)
-    with Ledger(node.policy.state_dir) as ledger:
-        assert ledger.last_answer(cohort.doc_hash) == kept
+    assert kept(node, cohort.run) == before
     assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
 
 
@@ -348,41 +345,31 @@ def with_another(node, act):
     return Node(node.policy, Meanwhile(node.records, act), results=node.results)
 
 
-def test_a_repetition_that_comes_in_between_gets_the_same_bytes(tmp_path):
-    cohort = start(tmp_path).set_up()
-    node, data, replies = cohort.nodes[1], encode(cohort.ask_of(1)), []
-    late = with_another(node, lambda: replies.append(node.answer(data))).answer(data)
-    assert late == replies[0]
-    assert spent(node) == pytest.approx(cost(cohort.run), rel=1e-9)
-
-
-def test_another_context_that_comes_in_between_is_a_conflict(tmp_path):
-    cohort = start(tmp_path)
-    cohort.set_up([0, 1, 2, 3])
-    first = cohort.ask_of(1)
-    cohort.set_up([4])
-    second = cohort.ask_of(1)
-    assert first.root != second.root
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("ask", "ask", None),  # the same bytes
+        ("ask", "other cohort", Code.CONFLICT),
+        ("ask", "next attempt", Code.STALE),
+        ("enrol", "enrol", None),  # one session
+    ],
+)
+def test_what_another_process_did_meanwhile_counts(first, second, expected, tmp_path):
+    cohort = start(tmp_path, "oblivious-server" if first == "enrol" else "distributed-noise")
+    requests = {"enrol": Enrol(doc=cohort.run.data)}
+    if first == "ask":
+        cohort.set_up([0, 1, 2, 3])
+        requests["ask"] = cohort.ask_of(1)
+        requests["next attempt"] = cohort.ask_of(1, 1, 2)
+        cohort.set_up([4])
+        requests["other cohort"] = cohort.ask_of(1)
     node, replies = cohort.nodes[1], []
-    late = with_another(node, lambda: replies.append(node.send(second))).send(first)
-    assert isinstance(replies[0], Answer)
-    assert code(late) == Code.CONFLICT
-
-
-def test_a_later_attempt_that_comes_in_between_makes_the_answer_stale(tmp_path):
-    cohort = start(tmp_path).set_up()
-    node, replies = cohort.nodes[1], []
-    second = cohort.ask_of(1, 1, 2)
-    late = with_another(node, lambda: replies.append(node.send(second))).send(cohort.ask_of(1))
-    assert isinstance(replies[0], Answer)
-    assert code(late) == Code.STALE
-
-
-def test_two_enrolments_at_once_are_one_session(tmp_path):
-    cohort = start(tmp_path, "oblivious-server")
-    node, data, replies = cohort.nodes[1], encode(Enrol(doc=cohort.run.data)), []
-    late = with_another(node, lambda: replies.append(node.answer(data))).answer(data)
-    assert late == replies[0]
+    late = with_another(node, lambda: replies.append(node.send(requests[second])))
+    reply = late.send(requests[first])
+    assert isinstance(replies[0], Answer | Enrolled)
+    assert code(reply) == expected
+    assert expected is not None or reply == replies[0]
+    assert spent(node) == pytest.approx(cost(cohort.run) if first == "ask" else 0, rel=1e-9)
 
 
 def test_of_two_sums_at_once_one_gets_the_vote(tmp_path, monkeypatch):

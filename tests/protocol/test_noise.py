@@ -8,22 +8,12 @@ from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm, SuLloydAlgorithm
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol.noise import (
-    check_shares,
-    noise_share,
-    server_noise,
-)
+from flower_kmeans.protocol.noise import check_shares, noise_share, server_noise
 
 
 def _algorithm(epsilon=1.0, d=2, **options):
-    box = Box([0.0] * d, [1.0] * d)
-    return FastLloydAlgorithm(3, box, PrivacyBudget(epsilon), n_records=500, **options)
-
-
-def test_shares_too_narrow_for_the_grid_are_refused():
-    algorithm = _algorithm(epsilon=200.0, fraction_bits=1, n_rounds=2)
-    with pytest.raises(ConfigurationError, match="grid units"):
-        check_shares(algorithm, algorithm.plan(), 1000)
+    box, budget = Box([0.0] * d, [1.0] * d), PrivacyBudget(epsilon, 1e-10)
+    return FastLloydAlgorithm(3, box, budget, n_records=500, **options)
 
 
 @pytest.mark.parametrize("fraction_bits", [4, 8])
@@ -33,15 +23,21 @@ def test_shared_noise_on_a_coarse_grid_is_accepted(fraction_bits):
     check_shares(algorithm, algorithm.plan(), 4)
 
 
-@pytest.mark.parametrize(("epsilon", "fits"), [(1e-3, True), (1e-9, False)])
-def test_shares_that_would_take_long_to_draw_are_refused(epsilon, fits):
-    budget = PrivacyBudget(epsilon, 1e-10)
-    algorithm = FastLloydAlgorithm(3, Box([0.0], [1.0]), budget, n_records=500, n_rounds=2)
-    if fits:
-        check_shares(algorithm, algorithm.plan(), 4)
+@pytest.mark.parametrize(
+    ("options", "shares", "match"),
+    [
+        ({"epsilon": 1e-3, "d": 1}, 4, None),
+        ({"epsilon": 1e-9, "d": 1}, 4, r"at most 2\^40 grid units.*in 4 shares"),
+        ({"epsilon": 200.0, "fraction_bits": 1}, 1000, "grid units"),
+    ],
+)
+def test_shares_that_are_too_narrow_or_take_long_to_draw_are_refused(options, shares, match):
+    algorithm = _algorithm(**options, n_rounds=2)
+    if match is None:
+        check_shares(algorithm, algorithm.plan(), shares)
         return
-    with pytest.raises(ConfigurationError, match=r"at most 2\^40 grid units.*in 4 shares"):
-        check_shares(algorithm, algorithm.plan(), 4)
+    with pytest.raises(ConfigurationError, match=match):
+        check_shares(algorithm, algorithm.plan(), shares)
 
 
 def test_checking_shares_draws_a_few_for_all(monkeypatch):
@@ -56,7 +52,7 @@ def test_checking_shares_draws_a_few_for_all(monkeypatch):
     assert 2 <= sum(map(len, drawn)) <= 8
     extremes = {float(x) for units in drawn for x in units}
     for number in (1, 2, 200):
-        units = algorithm.units(number)
+        units = algorithm.sensitivities(number)
         assert {float(units.min()), float(units.max())} <= extremes
 
 
@@ -75,7 +71,7 @@ def test_the_noise_follows_the_layout():
         [server_noise(algorithm, algorithm.plan(), 2, Stream.fresh()) for _ in range(2000)]
     )
     sums, counts = algorithm.plan().rounds[1]
-    units = algorithm.units(2)
+    units = algorithm.sensitivities(2)
     multiplier = np.repeat([sums.noise_multiplier, counts.noise_multiplier], [9, 3])
     ratio = draws.std(axis=0) / (multiplier * units)
     # A sample deviation over 2,000 draws is within 10 % of the true one but for p < 1e-9.
@@ -84,11 +80,17 @@ def test_the_noise_follows_the_layout():
 
 def test_a_share_has_its_part_of_the_variance():
     algorithm = _algorithm(n_rounds=2)
-    plan = algorithm.plan()
-    whole = np.array([noise_share(algorithm, plan, 2, 1, Stream.fresh()) for _ in range(400)])
-    ninth = np.array([noise_share(algorithm, plan, 2, 9, Stream.fresh()) for _ in range(400)])
-    ratio = math.sqrt(float((whole.astype(float) ** 2).mean() / (ninth.astype(float) ** 2).mean()))
-    assert 2.6 < ratio < 3.4
+    whole, ninth = (
+        np.array(
+            [noise_share(algorithm, algorithm.plan(), 2, n, Stream.fresh()) for _ in range(400)]
+        )
+        for n in (1, 9)
+    )
+    assert (
+        2.6
+        < math.sqrt(np.square(whole, dtype=float).mean() / np.square(ninth, dtype=float).mean())
+        < 3.4
+    )
 
 
 def test_no_noise_without_privacy():

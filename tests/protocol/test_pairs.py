@@ -51,18 +51,20 @@ def test_two_clients_have_one_secret_and_others_another(relayed: bool, i: int, j
 
 def test_a_secret_needs_both_lasting_and_both_ephemeral_keys() -> None:
     first, second = of(0), of(1)
-    shared = first.secret(1, second.public_key)
-    assert shared != first.secret(2, second.public_key)
-    assert shared != first.secret(1, of(2).public_key)
-    assert shared != Pairs(DOC, SESSIONS[0], identity(2)).secret(1, second.public_key)
-    assert shared != Pairs(DOC, SESSIONS[2], identity(0)).secret(1, second.public_key)
+    others = {
+        first.secret(2, second.public_key),
+        first.secret(1, of(2).public_key),
+        Pairs(DOC, SESSIONS[0], identity(2)).secret(1, second.public_key),
+        Pairs(DOC, SESSIONS[2], identity(0)).secret(1, second.public_key),
+    }
+    assert first.secret(1, second.public_key) not in others
 
 
 def test_owners_tags_are_accepted_and_no_others() -> None:
     reader = of(1)
     key = of(0).public_key
     for _ in range(2):  # the second time from the cache
-        reader.require_owned(0, key, tag(0, 1))
+        reader.secret(0, key, tag(0, 1))
         for slot, public_key, wrong in (
             (0, key, tag(0, 2)),
             (0, key, b""),
@@ -73,20 +75,16 @@ def test_owners_tags_are_accepted_and_no_others() -> None:
             (2**32 - 1, key, tag(0, 1)),
         ):
             with pytest.raises(MessageError):
-                reader.require_owned(slot, public_key, wrong)
+                reader.secret(slot, public_key, wrong)
+    other = b"e" * 32  # of another run
     with pytest.raises(MessageError):
-        of(1, doc_hash=b"e" * 32).require_owned(0, key, tag(0, 1))
-
-
-def test_a_tag_that_another_run_made_is_not_taken_from_the_cache() -> None:
-    of(1).require_owned(0, of(0).public_key, tag(0, 1))
-    other = of(0, doc_hash=b"e" * 32).tags(0)[16:32]
-    of(1, doc_hash=b"e" * 32).require_owned(0, of(0).public_key, other)
+        of(1, doc_hash=other).secret(0, key, tag(0, 1))
+    of(1, doc_hash=other).secret(0, key, of(0, doc_hash=other).tags(0)[16:32])
 
 
 def test_relayed_keys_have_no_tags() -> None:
     assert of(0, relayed=True).tags(0) == b""
-    of(1, relayed=True).require_owned(77, of(0).public_key, b"anything")
+    of(1, relayed=True).secret(77, of(0).public_key, b"anything")
 
 
 @pytest.mark.parametrize("relayed", [False, True])
@@ -139,7 +137,7 @@ def test_clients_outside_of_a_drawn_committee_make_tags_for_it_alone() -> None:
         assert len(found) == 16 * len(readers)
         for place, reader in enumerate(readers[:3]):
             other = Identity(roster, statics[reader], keys[reader], reader)
-            Pairs(DOC, SESSIONS[1], other).require_owned(
+            Pairs(DOC, SESSIONS[1], other).secret(
                 slot, own.public_key, found[16 * place : 16 * (place + 1)]
             )
 
@@ -147,30 +145,20 @@ def test_clients_outside_of_a_drawn_committee_make_tags_for_it_alone() -> None:
 def test_what_is_kept_is_bounded_and_goes_with_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache = pairs._Cache()
-    monkeypatch.setattr(pairs, "_cache", cache)
+    monkeypatch.setattr(pairs, "_kept", {})
     monkeypatch.setattr(pairs, "_MOST", 10)
     for i in range(4):
         for j in range(4):
             of(i).secret(j, of(j).public_key)
-            assert cache._n_values == sum(map(len, cache._values.values())) <= 10
-    first = of(3)
-    assert first._name in cache._values
-    first.forget()
-    first.forget()
-    assert first._name not in cache._values
-    assert cache._n_values == sum(map(len, cache._values.values()))
-    assert not any(
-        secret in name for name in cache._values for secret in (SESSIONS[3].ephemeral, *STATICS)
-    )
-
-
-def test_what_failed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "_cache", pairs._Cache())
-    for _ in range(2):
+            assert 0 < len(pairs._kept) <= 10
+    assert of(3)._name in {key[0] for key in pairs._kept}
+    parts = [part for key in pairs._kept for part in key if isinstance(part, bytes)]
+    assert not any(secret in part for part in parts for secret in (SESSIONS[3].ephemeral, *STATICS))
+    pairs.forget()
+    for _ in range(2):  # what failed is not kept
         with pytest.raises(MessageError):
             of(0).secret(1, SMALL_ORDER)
-    assert pairs._cache._n_values == 0
+    assert not pairs._kept
 
 
 def test_repr_shows_no_secret() -> None:

@@ -1,15 +1,17 @@
-"""What a client agrees to, before anything is computed or sent."""
+"""What a client agrees to, its operator's policy file, and that an app can only tighten it."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 
-import numpy as np
 import pytest
-from documents import make_document
+from documents import TRUSTS, make_document
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vertical_runs import make_document as make_vertical
 
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
-from flower_kmeans.domain import Ball, Box
+from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.policy import ClientPolicy, tightest
@@ -29,8 +31,14 @@ def make_run(trust="oblivious-server", *, domain=BOX, budget=None, rounds=3, **c
     if trust == "plain":
         return open_run(encode(make_document(trust, **changes)))
     budget = budget or PrivacyBudget(1.0, 1e-6)
-    algorithm = FastLloydAlgorithm(2, domain, budget, n_records=1000, n_rounds=rounds)
+    n_clients = 10 if budget.protects_clients else None
+    options = {"n_records": 1000, "n_rounds": rounds, "n_clients": n_clients}
+    algorithm = FastLloydAlgorithm(2, domain, budget, **options)
     return open_run(encode(make_document(trust, algorithm=algorithm, **changes)))
+
+
+def accepts(policy, run):
+    return policy.objection(run) is None
 
 
 def test_the_defaults_are_strict():
@@ -38,16 +46,10 @@ def test_the_defaults_are_strict():
     assert policy.trusts == ("oblivious-server", "distributed-noise", "clients-only")
     assert (policy.max_epsilon, policy.max_delta, policy.min_clients) == (1.0, 1e-6, 3)
     assert (policy.max_total_epsilon, policy.max_total_delta) == (10.0, 1e-6)
-    assert (policy.max_attempts, policy.max_colluders) == (3, 1)
-    assert policy.copy_records
-    assert not policy.in_memory
-    assert policy.state_dir is None
-    assert not policy.allows_private_work
-    for trust in ("trusted-server", "plain"):
-        assert not IN_MEMORY.accepts(make_run(trust))
-    for trust in policy.trusts:
-        assert IN_MEMORY.accepts(make_run(trust))
-        assert not IN_MEMORY.accepts(make_run(trust, min_clients=2))
+    assert (policy.max_attempts, policy.max_colluders, policy.copy_records) == (3, 1, True)
+    for trust in TRUSTS:
+        assert accepts(IN_MEMORY, make_run(trust)) == (trust in policy.trusts)
+        assert not accepts(IN_MEMORY, make_run(trust, min_clients=2))
 
 
 def test_private_work_needs_a_ledger_or_in_memory(tmp_path):
@@ -81,7 +83,7 @@ def test_guarantees_beyond_the_limits_are_refused(epsilon, delta, accepted):
     run = make_run()
     announced = Announced(run.document, run.algorithm, run.plan, run.trust)
     announced.__dict__["announced"] = (epsilon, delta)
-    assert IN_MEMORY.accepts(announced) is accepted
+    assert accepts(IN_MEMORY, announced) is accepted
 
 
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise", "clients-only"])
@@ -91,97 +93,70 @@ def test_attempts_do_not_raise_the_guarantee(trust):
     epsilon, delta = run.guarantee
     for factor, accepted in ((1.0, True), (1 - 1e-6, False)):
         limits = {"max_epsilon": epsilon * factor, "max_delta": delta}
-        assert replace(IN_MEMORY, **limits).accepts(run) is accepted
+        assert accepts(replace(IN_MEMORY, **limits), run) is accepted
+    assert accepts(replace(IN_MEMORY, max_epsilon=10**400), run)  # beyond all floats
 
 
 def test_runs_without_privacy_need_plain_trust():
     run = make_run("plain")
-    assert ClientPolicy(trusts=("plain",)).accepts(run)
+    assert accepts(ClientPolicy(trusts=("plain",)), run)
     # Not only by name: a document that calls itself otherwise has no guarantee either.
     called = Run(make_run("trusted-server").document, run.algorithm, run.plan, run.trust)
     assert "private run" in ClientPolicy(trusts=("trusted-server",)).objection(called)
 
 
-CLIENTS = PrivacyBudget(1.0, 1e-6, "client")
+LIMITS = [
+    ({"max_rounds": 2}, {"rounds": 3}),
+    ({"min_clients": 4}, {"min_clients": 3}),
+    ({"max_attempts": 1}, {"max_attempts": 2}),
+    ({"max_colluders": 2}, {"max_colluders": 1}),
+    ({"max_colluders": 2}, {"trust": "clients-only"}),
+    ({"max_colluders": 2}, {"trust": "distributed-noise"}),
+    ({"algorithms": ("glloyd",)}, {}),
+    ({"algorithms": ()}, {}),
+    ({"trusts": ("distributed-noise",)}, {}),
+    ({"domain": Box([0, 0], [1, 2])}, {}),
+    ({"domain": Box([0, 0], [1, 1], scale="common")}, {}),
+    ({"domain": Ball(1, [0, 0])}, {}),
+    ({"domain": Box([0], [1])}, {}),
+    ({"columns": ("age", "income")}, {}),
+    ({"columns": ("income", "age")}, {"domain": NAMED}),
+    ({"columns": ("age",)}, {"domain": NAMED}),
+    ({"domain": replace(NAMED, columns=["a", "b"])}, {"domain": NAMED}),
+    ({"domain": NAMED}, {}),
+    ({"units": ("client",)}, {}),
+    ({"units": ("record",)}, {"budget": PrivacyBudget(1.0, 1e-6, "client")}),
+    ({"units": ()}, {}),
+    ({"max_epsilon": 0.99}, {}),
+    ({"max_delta": 0.9e-6}, {}),
+]
 
 
-@pytest.mark.parametrize(
-    ("limit", "changes"),
-    [
-        ({"max_rounds": 2}, {"rounds": 3}),
-        ({"min_clients": 4}, {"min_clients": 3}),
-        ({"max_attempts": 1}, {"max_attempts": 2}),
-        ({"max_colluders": 2}, {"max_colluders": 1}),
-        ({"max_colluders": 2}, {"trust": "clients-only"}),
-        ({"max_colluders": 2}, {"trust": "distributed-noise"}),
-        ({"algorithms": ("glloyd",)}, {}),
-        ({"algorithms": ()}, {}),
-        ({"trusts": ("distributed-noise",)}, {}),
-        ({"domain": Box([0, 0], [1, 2])}, {}),
-        ({"domain": Box([0, 0], [1, 1], scale="common")}, {}),
-        ({"domain": Ball(1, [0, 0])}, {}),
-        ({"domain": Box([0], [1])}, {}),
-        ({"columns": ("age", "income")}, {}),
-        ({"columns": ("income", "age")}, {"domain": NAMED}),
-        ({"columns": ("age",)}, {"domain": NAMED}),
-        ({"domain": replace(NAMED, columns=["a", "b"])}, {"domain": NAMED}),
-        ({"domain": NAMED}, {}),
-        ({"units": ("client",)}, {}),
-        ({"units": ()}, {}),
-        ({"max_epsilon": 0.99}, {}),
-        ({"max_delta": 0.9e-6}, {}),
-    ],
-)
-def test_each_limit_refuses(limit, changes):
+@pytest.mark.parametrize(("limit", "changes"), LIMITS)
+def test_each_limit_refuses_and_each_limit_of_an_app_tightens(limit, changes):
     run = make_run(**changes)
-    assert OPEN.accepts(run)
-    objection = replace(OPEN, **limit).objection(run)
-    assert objection is not None
-    assert next(iter(limit)).removeprefix("max_").removesuffix("s") in objection
+    assert accepts(OPEN, run)
+    tight = replace(OPEN, **limit)
+    for policy in (tight, tightest(OPEN, tight), tightest(tight, OPEN)):
+        objection = policy.objection(run)
+        assert next(iter(limit)).removeprefix("max_").removesuffix("s") in objection
 
 
-def test_protected_clients_are_a_unit_of_their_own():
-    run = open_run(
-        encode(
-            make_document(
-                algorithm=FastLloydAlgorithm(
-                    2, BOX, CLIENTS, n_records=1000, n_rounds=3, n_clients=10
-                )
-            )
-        )
-    )
-    assert replace(OPEN, units=("client",)).accepts(run)
-    assert "'client'" in replace(OPEN, units=("record",)).objection(run)
-
-
-@pytest.mark.parametrize("limit", [{"domain": BOX}, {"columns": ("age", "income")}])
-def test_a_domain_that_cannot_be_read_is_not_the_pinned_one(limit):
+def test_pins_and_names_accept_their_own():
     run = make_run()
-    body = Horizontal(algorithm=run.document.body.algorithm, domain={})
-    changed = Run(make_document(body=body), run.algorithm, run.plan, run.trust)
-    assert "something else" in replace(OPEN, **limit).objection(changed)
-
-
-def test_pinned_domains_and_named_algorithms_accept_their_own():
-    run = make_run()
-    assert replace(OPEN, domain=Box([0, 0], [1, 1])).accepts(run)
-    assert replace(OPEN, algorithms=("fastlloyd",)).accepts(run)
-    assert replace(OPEN, units=("record",)).accepts(run)
+    for limit in ({"domain": Box([0, 0], [1, 1])}, {"algorithms": ("fastlloyd",)}):
+        assert accepts(replace(OPEN, **limit), run)
     # A run without privacy protects no unit, and where nothing is protected nobody can collude.
-    assert replace(OPEN, units=("client",), max_colluders=9).accepts(make_run("plain"))
-    assert replace(OPEN, max_colluders=9).accepts(make_run("trusted-server"))
-
-
-def test_pinned_columns_accept_runs_that_name_them():
+    assert accepts(replace(OPEN, units=("client",), max_colluders=9), make_run("plain"))
+    assert accepts(replace(OPEN, max_colluders=9), make_run("trusted-server"))
     named = make_run(domain=NAMED)
-    for pinned in (
-        OPEN,
-        replace(OPEN, domain=Box([0, 0], [1, 1])),
-        replace(OPEN, columns=["age", "income"]),
-        replace(OPEN, domain=NAMED),
-        replace(OPEN, domain=Box([0, 0], [1, 1]), columns=("age", "income")),
+    for limit in (
+        {"domain": Box([0, 0], [1, 1])},
+        {"columns": ["age", "income"]},
+        {"domain": NAMED},
+        {"domain": Box([0, 0], [1, 1]), "columns": ("age", "income")},
     ):
-        assert pinned.accepts(named)
+        assert accepts(replace(OPEN, **limit), named)
     assert replace(OPEN, domain=NAMED).columns == ("age", "income")
 
 
@@ -194,110 +169,258 @@ def test_an_objection_is_one_line_whatever_the_document_says():
     assert len(objection) < 400
 
 
-# --------------------------------------------------------------------------- keys
-
-
-@pytest.fixture
-def pinned(tmp_path):
-    """A policy with a roster of three, and the roster's digest."""
+def test_keys_are_those_of_the_roster_or_relayed(tmp_path):
     *secrets, roster = write_members(tmp_path / "keys", ["a", "b", "c"])
     policy = replace(OPEN, roster_file=roster, member_key_file=secrets[1])
-    return policy, policy.read_identity().roster.digest
-
-
-def test_without_a_roster_keys_are_relayed(pinned):
-    _, digest = pinned
-    assert OPEN.accepted_keys == ("relayed",)
-    assert OPEN.accepts(make_run(keys="relayed"))
-    assert "keys" in OPEN.objection(make_run(keys="roster", roster=digest))
-
-
-def test_with_a_roster_keys_are_pinned(pinned):
-    policy, digest = pinned
-    assert policy.accepted_keys == ("roster",)
-    assert policy.accepts(make_run(keys="roster", roster=digest))
-    assert "keys" in policy.objection(make_run(keys="relayed"))
-    # Where nothing is protected among clients there are no keys to compare.
-    assert policy.accepts(make_run("trusted-server"))
-    assert policy.accepts(make_run("plain"))
-
-
-def test_an_identity_needs_both_files(pinned):
-    policy, _ = pinned
-    assert policy.read_identity().slot == 1
+    identity = policy.read_identity()
+    assert identity.slot == 1
     assert ClientPolicy().read_identity() is None
+    pinned = make_run(keys="roster", roster=identity.roster.digest)
+    for own, kind, good, bad in (
+        (policy, "roster", pinned, make_run(keys="relayed")),
+        (OPEN, "relayed", make_run(keys="relayed"), pinned),
+    ):
+        assert own.accepted_keys == (kind,)
+        assert accepts(own, good)
+        assert "keys" in own.objection(bad)
+        # Where nothing is protected among clients there are no keys to compare.
+        assert accepts(own, make_run("trusted-server"))
     for name in ("roster_file", "member_key_file"):
         with pytest.raises(ConfigurationError, match="together"):
             replace(policy, **{name: None})
 
 
-def test_neither_policies_nor_identities_show_a_secret(pinned):
-    policy, _ = pinned
-    identity = policy.read_identity()
-    shown = repr(policy) + repr(identity) + str(identity) + repr(identity.roster)
-    assert repr(identity.secret) not in shown
-    assert identity.secret.hex() not in shown
-    assert "slot=1" in shown
+@pytest.mark.parametrize("trust", TRUST_MODELS)
+def test_simulated_clients_accept_what_the_simulation_asks_for(trust):
+    if trust == "vertical":
+        run = open_run(encode(make_vertical()))
+    else:
+        budget = PrivacyBudget(50.0, 1e-3)
+        run = make_run(trust, budget=budget, min_clients=2, max_attempts=3)
+    assert accepts(OPEN, run)
+    assert tightest(OPEN, OPEN) == OPEN
 
 
-# --------------------------------------------------------------------------- values
+# --------------------------------------------------------------------------- values, files
+
+TYPE, VALUE = ConfigurationTypeError, ConfigurationError
+EPSILONS, DELTAS = ("max_epsilon", "max_total_epsilon"), ("max_delta", "max_total_delta")
+COUNTS = ("min_clients", "max_rounds", "max_attempts", "max_colluders", "max_opened")
+BAD = [
+    *((VALUE, name, value) for name in EPSILONS for value in (0.0, -1.0, math.nan)),
+    *((VALUE, name, value) for name in DELTAS for value in (1.0, -1e-9, math.nan)),
+    *((TYPE, name, value) for name in (*EPSILONS, *DELTAS) for value in ("1", None, True)),
+    *((VALUE, name, 0) for name in (*COUNTS, "workers")),
+    *((TYPE, name, value) for name in COUNTS for value in (2.5, "7", True)),
+    *((TYPE, name, v) for name in ("trusts", "units", "algorithms") for v in ("plain", (1,), 5)),
+    *((TYPE, "columns", value) for value in ("age", (1, 2))),
+    *((TYPE, name, 1) for name in ("in_memory", "copy_records", "must_hold_key")),
+    *((TYPE, name, 7) for name in ("roster_file", "member_key_file", "state_dir", "work_dir")),
+    (VALUE, "trusts", ("nobody",)), (VALUE, "units", ("household",)), (VALUE, "party", -1),
+    (TYPE, "domain", [[0, 0], [1, 1]]), (TYPE, "party", True), (TYPE, "workers", 1.5),
+    (VALUE, "columns", ("age", "age")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "name", "value"), BAD)
+def test_bad_limits_are_one_sentence(error, name, value):
+    with pytest.raises(error, match=name) as caught:
+        ClientPolicy(**{name: value})
+    assert "\n" not in str(caught.value)
+    for columns in (("age",), ("income", "age")):
+        with pytest.raises(ConfigurationError, match="columns"):
+            ClientPolicy(columns=columns, domain=NAMED)
+
+
+FULL = """
+trusts = ["oblivious-server", "trusted-server"]
+max_epsilon = 0.5
+max_delta = 1e-7
+min_clients = 5
+max_rounds = 20
+max_attempts = 2
+max_colluders = 3
+algorithms = ["fastlloyd"]
+roster_file = "roster.toml"
+member_key_file = "/etc/kmeans/a.key"
+in_memory = false
+copy_records = false
+state_dir = "/var/lib/kmeans"
+max_total_epsilon = 3
+max_total_delta = 1e-8
+columns = ["age", "income"]
+units = ["record"]
+party = 1
+max_opened = 60
+must_hold_key = true
+workers = 2
+work_dir = "work"
+
+[domain]
+lower = [0, -1.5]
+upper = [1, 1.5]
+scale = "common"
+"""
+
+
+def write(directory, text, mode=0o600):
+    path = directory / "policy.toml"
+    path.write_text(text, "utf-8")
+    path.chmod(mode)
+    return path
+
+
+def test_every_setting_is_read(tmp_path):
+    policy = ClientPolicy.from_file(write(tmp_path, FULL))
+    found = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    assert found == {
+        "trusts": ("oblivious-server", "trusted-server"), "max_epsilon": 0.5, "max_delta": 1e-7,
+        "min_clients": 5, "max_rounds": 20, "max_attempts": 2, "max_colluders": 3,
+        "copy_records": False, "algorithms": ("fastlloyd",), "in_memory": False,
+        "domain": Box([0, -1.5], [1, 1.5], scale="common"),
+        "roster_file": str(tmp_path.resolve() / "roster.toml"),
+        "member_key_file": "/etc/kmeans/a.key", "state_dir": "/var/lib/kmeans",
+        "max_total_epsilon": 3.0, "max_total_delta": 1e-8, "columns": ("age", "income"),
+        "units": ("record",), "party": 1, "max_opened": 60, "must_hold_key": True, "workers": 2,
+        "work_dir": str(tmp_path.resolve() / "work"),
+    }  # fmt: skip
+    assert ClientPolicy.from_file(write(tmp_path, "")) == ClientPolicy()
+    text = "[domain]\nradius = 2\ncenter = [0, 1]\n"
+    assert ClientPolicy.from_file(write(tmp_path, text)).domain == Ball(2, [0, 1])
 
 
 @pytest.mark.parametrize(
-    ("error", "name", "values"),
+    ("error", "match", "text"),
     [
-        (ConfigurationError, "trusts", {"trusts": ("nobody",)}),
-        (ConfigurationError, "max_epsilon", {"max_epsilon": 0.0}),
-        (ConfigurationError, "max_epsilon", {"max_epsilon": float("nan")}),
-        (ConfigurationError, "max_delta", {"max_delta": 1.0}),
-        (ConfigurationError, "max_delta", {"max_delta": -1e-9}),
-        (ConfigurationError, "max_total_epsilon", {"max_total_epsilon": -1.0}),
-        (ConfigurationError, "max_total_delta", {"max_total_delta": float("nan")}),
-        (ConfigurationError, "min_clients", {"min_clients": 0}),
-        (ConfigurationError, "max_rounds", {"max_rounds": 0}),
-        (ConfigurationError, "max_attempts", {"max_attempts": 0}),
-        (ConfigurationError, "max_colluders", {"max_colluders": 0}),
-        (ConfigurationTypeError, "trusts", {"trusts": "plain"}),
-        (ConfigurationTypeError, "max_epsilon", {"max_epsilon": "1"}),
-        (ConfigurationTypeError, "max_delta", {"max_delta": None}),
-        (ConfigurationTypeError, "min_clients", {"min_clients": 2.5}),
-        (ConfigurationTypeError, "max_rounds", {"max_rounds": "7"}),
-        (ConfigurationTypeError, "max_attempts", {"max_attempts": 2.0}),
-        (ConfigurationTypeError, "max_colluders", {"max_colluders": True}),
-        (ConfigurationTypeError, "domain", {"domain": [[0, 0], [1, 1]]}),
-        (ConfigurationTypeError, "columns", {"columns": "age"}),
-        (ConfigurationTypeError, "columns", {"columns": (1, 2)}),
-        (ConfigurationError, "columns", {"columns": ("age", "age")}),
-        (ConfigurationError, "columns", {"columns": ("age",), "domain": NAMED}),
-        (ConfigurationError, "columns", {"columns": ("income", "age"), "domain": NAMED}),
-        (ConfigurationTypeError, "units", {"units": "record"}),
-        (ConfigurationTypeError, "units", {"units": (1,)}),
-        (ConfigurationError, "units", {"units": ("household",)}),
-        (ConfigurationTypeError, "algorithms", {"algorithms": "lloyd"}),
-        (ConfigurationTypeError, "roster_file", {"roster_file": 5}),
-        (ConfigurationTypeError, "member_key_file", {"member_key_file": 5}),
-        (ConfigurationTypeError, "copy_records", {"copy_records": 0}),
-        (ConfigurationTypeError, "state_dir", {"state_dir": True}),
-        (ConfigurationTypeError, "in_memory", {"in_memory": 1}),
-        (ConfigurationTypeError, "max_total_epsilon", {"max_total_epsilon": "10"}),
-        (ConfigurationTypeError, "max_total_delta", {"max_total_delta": None}),
+        (VALUE, "max_epsilom", "max_epsilom = 1.0"),
+        (VALUE, "policy", "[policy]\nmax_epsilon = 1.0"),
+        (VALUE, "not TOML", "max_epsilon: 1.0"),
+        (VALUE, "not TOML", "max_epsilon = 1.0\nmax_epsilon = 2.0"),
+        (VALUE, "max_epsilon", "max_epsilon = nan"),
+        (TYPE, "trusts", "trusts = [[]]"),
+        (VALUE, "'colluders'", "colluders = 2"),
+        (VALUE, "columns", 'columns = ["a"]\n[domain]\nradius = 1\ncenter = [0, 0]'),
+        (VALUE, "domain", 'domain = "box"'),
+        (VALUE, "domain", "[domain]\nlower = [0]"),
+        (VALUE, "domain", "[domain]\nlower = [0]\nupper = [1]\nradius = 1"),
+        (VALUE, "domain", "[domain]\nlower = [1]\nupper = [0]"),
+        (VALUE, "domain", '[domain]\nlower = ["a"]\nupper = ["b"]'),
+        (VALUE, "domain", "[domain]\nradius = -1\ncenter = [0]"),
     ],
 )
-def test_bad_limits_are_one_sentence(error, name, values):
-    with pytest.raises(error, match=name) as caught:
-        ClientPolicy(**values)
-    assert "\n" not in str(caught.value)
+def test_files_that_cannot_be_followed_are_refused(error, match, text, tmp_path):
+    with pytest.raises(error, match=match):
+        ClientPolicy.from_file(write(tmp_path, text))
 
 
-def test_policies_are_values(tmp_path):
-    assert ClientPolicy() == ClientPolicy()
-    assert ClientPolicy.for_simulation() == ClientPolicy.for_simulation()
-    with pytest.raises(AttributeError):
-        ClientPolicy().max_epsilon = np.inf
+def test_a_file_that_is_not_there_or_not_the_operators_is_refused(tmp_path):
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            ClientPolicy.from_file(path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="not TOML"):
+        ClientPolicy.from_file(tmp_path / "binary.toml")
+    for mode in (0o620, 0o602, 0o666):
+        with pytest.raises(ConfigurationError, match=f"{mode:04o}"):
+            ClientPolicy.from_file(write(tmp_path, FULL, mode))
+    assert ClientPolicy.from_file(write(tmp_path, FULL, 0o644)).min_clients == 5
 
 
-@pytest.mark.parametrize("trust", TRUST_MODELS)
-def test_simulated_clients_accept_what_the_simulation_asks_for(trust):
-    budget = PrivacyBudget(50.0, 1e-3)
-    assert OPEN.accepts(make_run(trust, budget=budget, min_clients=2, max_attempts=3))
-    assert tightest(OPEN, OPEN) == OPEN
+# --------------------------------------------------------------------------- tightening
+
+
+def some(*names):
+    return st.lists(st.sampled_from(names), unique=True).map(tuple)
+
+
+policies = st.builds(
+    ClientPolicy,
+    trusts=some(*TRUSTS),
+    max_epsilon=st.sampled_from([0.5, 1.0, 2.0]),
+    max_delta=st.sampled_from([1e-7, 1e-6]),
+    min_clients=st.integers(1, 4),
+    max_rounds=st.integers(1, 5),
+    max_attempts=st.integers(1, 3),
+    max_colluders=st.integers(1, 2),
+    copy_records=st.booleans(),
+    algorithms=st.none() | some("fastlloyd", "glloyd", "lloyd"),
+    domain=st.sampled_from([None, BOX, Box([0, 0], [1, 1], columns=["x", "y"])]),
+    columns=st.sampled_from([None, ("x", "y")]),
+    units=some("record", "client"),
+    in_memory=st.booleans(),
+    state_dir=st.sampled_from([None, "/state"]),
+    max_total_epsilon=st.sampled_from([1.0, 10.0]),
+    max_total_delta=st.sampled_from([1e-7, 1e-6]),
+    must_hold_key=st.booleans(),
+    workers=st.none() | st.integers(1, 3),
+)
+RUNS = [
+    make_run(trust, rounds=rounds, min_clients=m, budget=PrivacyBudget(epsilon, 1e-6))
+    for trust in TRUSTS
+    for rounds, m, epsilon in ((2, 4, 0.4), (4, 4, 0.9), (2, 2, 1.5), (4, 3, 3.0))
+] + [
+    make_run("clients-only", domain=Box([0, 0], [1, 1], columns=columns))
+    for columns in (["x", "y"], ["y", "x"])
+]
+
+
+@settings(deadline=None)
+@given(policies, policies)
+def test_the_tightest_policy_accepts_what_both_accept(operator, app):
+    if operator.state_dir is None and app.state_dir is not None:
+        with pytest.raises(ConfigurationError, match="state_dir"):
+            tightest(operator, app)
+        return
+    both = tightest(operator, app)
+    assert tightest(operator, operator) == operator
+    for run in RUNS:
+        assert accepts(both, run) is (accepts(operator, run) and accepts(app, run))
+    assert both.state_dir == operator.state_dir
+    assert both.allows_private_work <= operator.allows_private_work
+    for name, tighter in (
+        ("in_memory", min), ("copy_records", min), ("must_hold_key", max),
+        ("max_total_epsilon", min), ("max_total_delta", min),
+    ):  # fmt: skip
+        assert getattr(both, name) == tighter(getattr(operator, name), getattr(app, name))
+    workers = {operator.workers, app.workers} - {None}
+    assert both.workers == (min(workers) if workers else None)
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_opened": 11}, {"trusts": ("clients-only",)}, {"max_rounds": 1}]
+)
+def test_each_limit_of_a_vertical_run_tightens(limit):
+    run = open_run(encode(make_vertical()))
+    assert accepts(OPEN, run)
+    assert not accepts(tightest(OPEN, replace(OPEN, **limit)), run)
+
+
+@pytest.mark.parametrize(
+    ("match", "changes"),
+    [
+        ("roster_file", {"roster_file": "/elsewhere", "member_key_file": "/key"}),
+        ("member_key_file", {"roster_file": "/roster", "member_key_file": "/elsewhere"}),
+        ("state_dir", {"state_dir": "/elsewhere"}),
+        ("work_dir", {"work_dir": "/elsewhere"}),
+        ("domain", {"domain": Box([0, 0], [1, 2])}),
+        ("columns", {"columns": ("y", "x")}),
+        ("columns", {"domain": Box([0, 0], [1, 1], columns=["y", "x"])}),
+        ("party", {"party": 1}),
+    ],
+)
+def test_contradictions_are_refused(match, changes, tmp_path):
+    operator = ClientPolicy(
+        roster_file="/roster", member_key_file="/key", state_dir=tmp_path, domain=BOX, party=0,
+        columns=("x", "y"),
+    )  # fmt: skip
+    with pytest.raises(ConfigurationError, match=match):
+        tightest(operator, ClientPolicy(**changes))
+    without = replace(operator, state_dir=None, roster_file=None, member_key_file=None)
+    with pytest.raises(ConfigurationError, match=match if "file" not in match else "_file"):
+        tightest(without, ClientPolicy(**changes))
+    # What an app leaves out, or repeats, is the operator's; what the operator leaves out, the app's
+    for app in (ClientPolicy(), operator):
+        kept = tightest(operator, app)
+        for name in ("roster_file", "member_key_file", "state_dir", "domain", "columns", "party"):
+            assert getattr(kept, name) == getattr(operator, name)
+    assert tightest(OPEN, replace(OPEN, party=1)).party == 1

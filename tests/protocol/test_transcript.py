@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.protocol.messages import Entry, decode_request
+from flower_kmeans.protocol.messages import Entry
 from flower_kmeans.protocol.transcript import (
     EMPTY,
     ZERO,
@@ -35,45 +35,29 @@ DOC_HASH, ROOT = bytes.fromhex(V["document_hash"]), bytes.fromhex(V["root"])
 COMMITTEE = bytes.fromhex(V["committee"]["hash"])
 
 
+def changed(part):
+    """Return another number, or bytes with another bit."""
+    return part + 1 if isinstance(part, int) else bytes([part[0] ^ 1]) + part[1:]
+
+
 def reference_hash(label, *parts):
     """The hash as the protocol's page writes it."""
     data = b"".join(struct.pack("<Q", len(part)) + part for part in parts)
     return hashlib.sha256(b"flower-kmeans/2 " + label + b"\0" + data).digest()
 
 
-def test_the_data_digest_is_the_documented_one():
+def test_digests_are_the_documented_ones():
     records = np.array([[0.5, -1.0], [2.0, 0.0], [1e-9, 3.0]])
-    expected = reference_hash(
-        b"data", struct.pack("<Q", 3), struct.pack("<Q", 2), records.tobytes()
-    )
-    assert data_digest(records) == expected
-    assert data_digest(np.asfortranarray(records)) == expected
-    assert data_digest(records[::-1]) != expected
-    assert data_digest(records.reshape(2, 3)) != expected
+    sizes = struct.pack("<Q", 3), struct.pack("<Q", 2)
+    assert data_digest(records) == reference_hash(b"data", *sizes, records.tobytes())
+    assert data_digest(np.asfortranarray(records)) == data_digest(records)
     assert data_digest(np.zeros((0, 2))) != data_digest(np.zeros((0, 3)))
+    parts = (bytes(32), b"\1" * 32, b"s" * 32, b"e" * 32)
+    assert leaf(7, *parts[1:]) == reference_hash(b"leaf", struct.pack("<I", 7), *parts[1:])
+    assert variant_hash(*parts[:3], parts) == reference_hash(b"variant", *parts[:3], *parts)
 
 
-def test_a_variant_is_one_sum_by_its_parts():
-    add = decode_request(bytes.fromhex(V["messages"]["add"]))
-    parts = (bytes.fromhex(V["round"]["context"]), add.survivors, add.public_keys, add.sealed)
-    assert variant_hash(*parts) == reference_hash(b"variant", *parts[:3], *add.sealed)
-    others = [
-        (ZERO, *parts[1:]),
-        (parts[0], b"\x0f", *parts[2:]),
-        (*parts[:2], add.public_keys[::-1], parts[3]),
-        (*parts[:3], add.sealed[::-1]),
-        (*parts[:3], (*add.sealed[:-1], b"other")),
-        (*parts[:3], (add.sealed[0] + add.sealed[1], *add.sealed[2:])),
-    ]
-    made = {variant_hash(*other) for other in others}
-    assert len(made) == len(others)
-    assert variant_hash(*parts) not in made
-
-
-# ------------------------------------------------------------------------------ trees
-
-
-@pytest.mark.parametrize("n_slots", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33])
+@pytest.mark.parametrize("n_slots", [1, 2, 3, 5, 8, 9, 17])
 def test_every_leaf_leads_to_the_root_and_no_other_does(n_slots):
     leaves = [leaf(i, ZERO, b"", bytes([i]) * 32) for i in range(n_slots)]
     tree = Tree(leaves)
@@ -102,50 +86,17 @@ def test_absent_clients_have_empty_leaves_and_padding_is_like_them():
         Tree([])
 
 
-def test_a_leaf_depends_on_each_part():
-    first = leaf(1, bytes(32), b"s" * 32, b"e" * 32)
-    others = [
-        leaf(2, bytes(32), b"s" * 32, b"e" * 32),
-        leaf(1, b"c" * 32, b"s" * 32, b"e" * 32),
-        leaf(1, bytes(32), b"t" * 32, b"e" * 32),
-        leaf(1, bytes(32), b"s" * 32, b"f" * 32),
-        leaf(1, bytes(32), b"", b"s" * 32 + b"e" * 32),
-        leaf(1, bytes(32) + b"s" * 32, b"", b"e" * 32),
-    ]
-    assert len({first, *others, EMPTY}) == 8
-
-
-# ------------------------------------------------------------------------------ bitmaps
-
-
-@given(st.lists(st.booleans(), min_size=1, max_size=70))
+@given(st.binary(max_size=12), st.integers(1, 80), st.lists(st.booleans(), min_size=1, max_size=70))
 @settings(deadline=None)
-def test_bitmaps_survive(bits):
-    survivors = np.array(bits)
-    data = pack_survivors(survivors)
-    assert len(data) == (len(bits) + 7) // 8
-    assert unpack_survivors(data, len(bits)).tolist() == bits
-
-
-@given(st.binary(max_size=12), st.integers(1, 80))
-@settings(deadline=None)
-def test_any_bytes_are_a_bitmap_or_refused(data, n_slots):
+def test_any_bytes_are_a_bitmap_or_refused(data, n_slots, bits):
+    assert unpack_survivors(pack_survivors(np.array(bits)), len(bits)).tolist() == bits
     try:
         survivors = unpack_survivors(data, n_slots)
     except MessageError:
+        is_beyond = len(data) == (n_slots + 7) // 8 and int.from_bytes(data, "little") >> n_slots
+        assert is_beyond or len(data) != (n_slots + 7) // 8
         return
-    assert survivors.shape == (n_slots,)
-    assert survivors.dtype == np.bool_
     assert pack_survivors(survivors) == data
-
-
-@pytest.mark.parametrize(("data", "n_slots"), [(b"", 1), (b"\1\0", 8), (b"\1", 9), (b"\x80", 7)])
-def test_bitmaps_of_other_lengths_and_slots_beyond_the_last_are_refused(data, n_slots):
-    with pytest.raises(MessageError, match="bitmap"):
-        unpack_survivors(data, n_slots)
-
-
-# ------------------------------------------------------------------------------ contexts
 
 
 CONTEXT = (DOC_HASH, 2, 1, 5, ROOT, COMMITTEE, b"h" * 32, b"t" * 32)
@@ -153,10 +104,9 @@ CONTEXT = (DOC_HASH, 2, 1, 5, ROOT, COMMITTEE, b"h" * 32, b"t" * 32)
 
 @pytest.mark.parametrize("place", range(len(CONTEXT)))
 def test_a_context_depends_on_everything(place):
-    changed = list(CONTEXT)
-    part = CONTEXT[place]
-    changed[place] = part + 1 if isinstance(part, int) else bytes([part[0] ^ 1]) + part[1:]
-    assert round_context(*changed) != round_context(*CONTEXT)
+    other = list(CONTEXT)
+    other[place] = changed(CONTEXT[place])
+    assert round_context(*other) != round_context(*CONTEXT)
 
 
 def test_a_tag_depends_on_key_history_and_query():
@@ -167,7 +117,6 @@ def test_a_tag_depends_on_key_history_and_query():
         for query in (b"", b"query")
     }
     assert len(tags) == 8
-    assert all(len(tag) == 32 for tag in tags)
 
 
 FIRST = first_hash(DOC_HASH)

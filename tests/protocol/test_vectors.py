@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flower_kmeans.protocol import transcript
 from flower_kmeans.protocol.committee import Committee, corrupt_positions, drawn, roster_digest
 from flower_kmeans.protocol.messages import (
     Add,
@@ -22,39 +23,12 @@ from flower_kmeans.protocol.messages import (
     decode_reply,
     decode_request,
 )
-from flower_kmeans.protocol.transcript import (
-    ZERO,
-    Tree,
-    commitment,
-    data_digest,
-    entry_context,
-    first_hash,
-    leaf,
-    next_hash,
-    pack_survivors,
-    query_tag,
-    root_from,
-    round_context,
-    unpack_survivors,
-)
+from flower_kmeans.protocol.transcript import ZERO, Tree
 from flower_kmeans.protocol.wire import decode, encode
+from flower_kmeans.secagg import key_agreement as keys
 from flower_kmeans.secagg import masks
 from flower_kmeans.secagg.base import SumContext, secure_sum
 from flower_kmeans.secagg.hashing import H, u32
-from flower_kmeans.secagg.key_agreement import (
-    group_key,
-    key_id,
-    noise_key,
-    ownership_tag,
-    pair_secret,
-    public_key,
-    query_key,
-    seal,
-    share_key,
-    sum_share_key,
-    unseal,
-    wrap_key,
-)
 from flower_kmeans.secagg.shares import PRIMES, from_residues, to_residues, uniform
 from tests.support.ring import pack, unpack
 
@@ -85,10 +59,7 @@ def sum_context(group=b""):
 
 
 def secret_of(i, j):
-    return pair_secret(EPHEMERAL[i], PUBLIC[j], STATIC[i], ROSTER[j])
-
-
-# ------------------------------------------------------------------------------ hashes, the ring
+    return keys.pair_secret(EPHEMERAL[i], PUBLIC[j], STATIC[i], ROSTER[j])
 
 
 def test_hash_is_the_described_one():
@@ -114,9 +85,6 @@ def test_uniform_elements():
     assert pack(elements) == b"".join(octets(row["words"]))
 
 
-# ------------------------------------------------------------------------------ committees
-
-
 @pytest.mark.parametrize("row", VECTORS["parameters"], ids=str)
 def test_thresholds(row):
     sharing = SHARES.set_up(row["places"], row["f"], row["places"])
@@ -131,8 +99,8 @@ def test_corrupt_positions(row):
 def test_drawn_committee():
     row = VECTORS["drawn"]
     assert row["roster"] == "keys H('p', u32 i), i < 100"
-    keys = tuple(H(b"p", u32(i)) for i in range(100))
-    assert list(drawn(keys, octets(row["beacon"]), row["epoch"])) == row["places"]
+    drawn_from = tuple(H(b"p", u32(i)) for i in range(100))
+    assert list(drawn(drawn_from, octets(row["beacon"]), row["epoch"])) == row["places"]
 
 
 def test_roster_and_committee():
@@ -146,47 +114,41 @@ def test_roster_and_committee():
     assert COMMITTEE.digest == octets(row["hash"])
 
 
-# ------------------------------------------------------------------------------ run and cohort
-
-
 def test_document_and_first_hash():
     assert hashlib.sha256(octets(VECTORS["document"])).digest() == DOC_HASH
-    assert first_hash(DOC_HASH) == H0
+    assert transcript.first_hash(DOC_HASH) == H0
 
 
 def test_keys_of_clients():
-    assert [public_key(secret) for secret in STATIC] == ROSTER
-    assert [public_key(secret) for secret in EPHEMERAL] == PUBLIC
+    assert [keys.public_key(secret) for secret in STATIC] == ROSTER
+    assert [keys.public_key(secret) for secret in EPHEMERAL] == PUBLIC
     tag = octets(VECTORS["tag_from_1_to_4"])
-    assert ownership_tag(STATIC[1], ROSTER[4], DOC_HASH, 1, 4, PUBLIC[1]) == tag
-    assert ownership_tag(STATIC[4], ROSTER[1], DOC_HASH, 1, 4, PUBLIC[1]) == tag
+    assert keys.ownership_tag(STATIC[1], ROSTER[4], DOC_HASH, 1, 4, PUBLIC[1]) == tag
+    assert keys.ownership_tag(STATIC[4], ROSTER[1], DOC_HASH, 1, 4, PUBLIC[1]) == tag
 
 
 def test_commitments():
-    digest = data_digest(np.array([[1.0, -2.0], [0.5, 0.25]]))
+    digest = transcript.data_digest(np.array([[1.0, -2.0], [0.5, 0.25]]))
     assert digest == octets(VECTORS["data_digest"])
     software = VECTORS["software"].encode()
-    found = [commitment(secret, DOC_HASH, software, digest) for secret in SESSION]
+    found = [transcript.commitment(secret, DOC_HASH, software, digest) for secret in SESSION]
     assert found == octets(VECTORS["commitments_if_oblivious"])
 
 
 def test_cohort():
-    leaves = [leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)]
+    leaves = [transcript.leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)]
     tree = Tree(leaves)
     assert leaves == octets(VECTORS["leaves"])
     assert tree.root == ROOT
     path = octets(VECTORS["path_of_3"])
     assert tree.path(3) == path
-    assert root_from(leaves[3], 3, M, path) == ROOT
-
-
-# ------------------------------------------------------------------------------ the round
+    assert transcript.root_from(leaves[3], 3, M, path) == ROOT
 
 
 def test_tag_and_context():
-    assert query_tag(ZERO, H0, octets(ROUND["query"])) == TAG
+    assert transcript.query_tag(ZERO, H0, octets(ROUND["query"])) == TAG
     numbers = (ROUND["t"], ROUND["attempt"], M)
-    assert round_context(DOC_HASH, *numbers, ROOT, COMMITTEE.digest, H0, TAG) == CONTEXT
+    assert transcript.round_context(DOC_HASH, *numbers, ROOT, COMMITTEE.digest, H0, TAG) == CONTEXT
 
 
 def test_shares_and_seals():
@@ -196,15 +158,15 @@ def test_shares_and_seals():
         assert list(parts) == octets(ROUND["shares"][i])
         for j in range(M):
             sealed = octets(ROUND["sealed"][i][j])
-            key = share_key(secret_of(i, j), CONTEXT, i, j, PUBLIC[i], PUBLIC[j])
-            assert seal(key, parts[j], CONTEXT) == sealed
-            key = share_key(secret_of(j, i), CONTEXT, i, j, PUBLIC[i], PUBLIC[j])
-            assert unseal(key, sealed, CONTEXT) == parts[j]
+            key = keys.share_key(secret_of(i, j), CONTEXT, i, j, PUBLIC[i], PUBLIC[j])
+            assert keys.seal(key, parts[j], CONTEXT) == sealed
+            key = keys.share_key(secret_of(j, i), CONTEXT, i, j, PUBLIC[i], PUBLIC[j])
+            assert keys.unseal(key, sealed, CONTEXT) == parts[j]
 
 
 def test_sum():
-    assert pack_survivors(SURVIVORS) == BITMAP
-    np.testing.assert_array_equal(unpack_survivors(BITMAP, M), SURVIVORS)
+    assert transcript.pack_survivors(SURVIVORS) == BITMAP
+    np.testing.assert_array_equal(transcript.unpack_survivors(BITMAP, M), SURVIVORS)
     sums = octets(ROUND["sum_shares"])
     for j in range(M):
         parts = [octets(ROUND["shares"][i][j]) for i in ROUND["survivors"]]
@@ -216,31 +178,33 @@ def test_sum():
 
 
 def test_noise_key():
-    assert noise_key(SESSION[0], CONTEXT) == octets(ROUND["noise_key_of_0"])
+    assert keys.noise_key(SESSION[0], CONTEXT) == octets(ROUND["noise_key_of_0"])
 
 
 def test_group_key_and_envelope():
     secret, envelope = octets(GROUP["secret"]), octets(GROUP["envelope_from_0_to_2"])
-    assert group_key(secret, DOC_HASH) == GROUP_KEY
-    key = wrap_key(secret_of(0, 2), DOC_HASH, PUBLIC[0], PUBLIC[2])
-    assert seal(key, secret, DOC_HASH) == envelope
-    key = wrap_key(secret_of(2, 0), DOC_HASH, PUBLIC[0], PUBLIC[2])
-    assert unseal(key, envelope, DOC_HASH) == secret
+    assert keys.group_key(secret, DOC_HASH) == GROUP_KEY
+    key = keys.wrap_key(secret_of(0, 2), DOC_HASH, PUBLIC[0], PUBLIC[2])
+    assert keys.seal(key, secret, DOC_HASH) == envelope
+    key = keys.wrap_key(secret_of(2, 0), DOC_HASH, PUBLIC[0], PUBLIC[2])
+    assert keys.unseal(key, envelope, DOC_HASH) == secret
 
 
 def test_announced_sum():
     sealed = octets(GROUP["sealed_sum_shares"])
     for j, part in enumerate(octets(ROUND["sum_shares"])):
-        key = sum_share_key(GROUP_KEY, CONTEXT, j, BITMAP)
-        assert seal(key, part, CONTEXT) == sealed[j]
+        key = keys.sum_share_key(GROUP_KEY, CONTEXT, j, BITMAP)
+        assert keys.seal(key, part, CONTEXT) == sealed[j]
     entry = decode(octets(MESSAGES["entry"]), Entry)
     assert entry.shares == tuple((j, sealed[j]) for j in GROUP["announced"])
     assert entry.packing == COMMITTEE.sharing(SHARES).packing
-    assert entry_context(DOC_HASH, H0, entry) == CONTEXT
-    h1 = next_hash(H0, CONTEXT, entry)
+    assert transcript.entry_context(DOC_HASH, H0, entry) == CONTEXT
+    h1 = transcript.next_hash(H0, CONTEXT, entry)
     assert h1 == octets(GROUP["h1"])
     second = VECTORS["second_query"]
-    assert query_tag(query_key(GROUP_KEY), h1, octets(second["query"])) == octets(second["tag"])
+    assert transcript.query_tag(keys.query_key(GROUP_KEY), h1, octets(second["query"])) == octets(
+        second["tag"]
+    )
 
 
 def test_masks():
@@ -256,17 +220,14 @@ def test_masks():
     assert list(map(str, removed.tolist())) == row["correction_of_survivors"]
 
 
-# ------------------------------------------------------------------------------ messages
-
-
 def tags_for(slot):
     return b"".join(
-        ownership_tag(STATIC[j], ROSTER[slot], DOC_HASH, j, slot, PUBLIC[j]) for j in range(M)
+        keys.ownership_tag(STATIC[j], ROSTER[slot], DOC_HASH, j, slot, PUBLIC[j]) for j in range(M)
     )
 
 
 def located(slot):
-    tree = Tree([leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)])
+    tree = Tree([transcript.leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)])
     return {
         "doc_hash": DOC_HASH,
         "n_slots": M,
@@ -287,7 +248,7 @@ def expected_messages():
     )  # fmt: skip
     sealed = octets(ROUND["sealed"])
     own_tags = b"".join(
-        ownership_tag(STATIC[0], ROSTER[j], DOC_HASH, 0, j, PUBLIC[0]) for j in range(M)
+        keys.ownership_tag(STATIC[0], ROSTER[j], DOC_HASH, 0, j, PUBLIC[0]) for j in range(M)
     )
     return {
         "enrol": Enrol(doc=octets(VECTORS["document"])),
@@ -301,7 +262,7 @@ def expected_messages():
         "refusal": Refusal(code=Code.KEY, doc_hash=DOC_HASH, slot=2),
         "added": Added(
             doc_hash=DOC_HASH, share=octets(GROUP["sealed_sum_shares"][0]),
-            key_id=key_id(GROUP_KEY, DOC_HASH),
+            key_id=keys.key_id(GROUP_KEY, DOC_HASH),
         ),
         "answer": Answer(doc_hash=DOC_HASH, tag=TAG, sealed=tuple(sealed[0])),
         "add": Add(

@@ -1,6 +1,7 @@
 """One encoding of everything that travels, and every other one is refused."""
 
 import math
+import struct
 import tracemalloc
 
 import msgspec
@@ -10,14 +11,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from malformed import bombs, near_bytes, second_encodings, wider, write
+from malformed import bombs, near_bytes
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import wire
 from flower_kmeans.protocol.wire import (
     MAX_MESSAGE,
     Arrays,
-    Struct,
     VersionError,
     decode,
     decode_arrays,
@@ -30,117 +30,32 @@ from flower_kmeans.protocol.wire import (
 MiB = 2**20
 
 
-class Inner(Struct, frozen=True, kw_only=True):
-    number: wire.U32
-    data: bytes = b""
-
-
-class Sample(Struct, tag="sample", frozen=True, kw_only=True):
-    count: wire.Count
-    key: wire.B16
-    inner: Inner | None = None
-    several: tuple[Inner, ...] = ()
-    pairs: tuple[tuple[wire.U32, bytes], ...] = ()
-    free: dict[str, object] = {}  # noqa: RUF012
-
-
-SAMPLES = [
-    Sample(count=1, key=bytes(16)),
-    Sample(count=2**31 - 1, key=b"k" * 16, inner=Inner(number=0), free={"b": [1.5], "a": None}),
-    Sample(count=200, key=bytes(16), several=(Inner(number=1), Inner(number=2**32 - 1, data=b"x"))),
-    Sample(count=7, key=bytes(16), pairs=((0, b""), (9, bytes(300)))),
-]
-
-
-def refused(data, kind=Sample):
-    with pytest.raises(MessageError) as caught:
-        decode(data, kind)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("value", SAMPLES, ids=range(len(SAMPLES)))
-def test_values_survive_and_every_other_writing_is_refused(value):
-    data = encode(value)
-    assert decode(data, Sample) == value
-    assert encode(decode(data, Sample)) == data
-    for other in second_encodings(data):
-        if other != data:
-            assert refused(other) == "A message is malformed."  # a fixed text, nothing of what came
-
-
-def test_the_encoding_is_the_documented_one():
-    data = encode(Sample(count=5, key=bytes(16), inner=Inner(number=3)))
-    assert data == bytes.fromhex(
-        "84"  # type and three fields: what has its default is left out
-        "a474797065 a673616d706c65"
-        "a5636f756e74 05"
-        f"a36b6579 c410{'00' * 16}"
-        "a5696e6e6572 81a66e756d62657203"
-    )
-    assert encode({"b": 1, "a": 2}) == encode({"a": 2, "b": 1}) == bytes.fromhex("82a16102a16201")
-
-
-def test_defaults_that_are_written_out_are_refused():
-    pairs = [("type", msgspec.msgpack.encode("sample")), ("count", b"\1"), ("key", b"\xc4\x10")]
-    pairs[2] = ("key", b"\xc4\x10" + bytes(16))
-    assert decode(write(pairs), Sample) == SAMPLES[0]
-    for name, default in (("inner", b"\xc0"), ("several", b"\x90"), ("pairs", b"\x90")):
-        refused(write([*pairs, (name, default)]))
-    refused(write([*pairs, ("free", b"\x80")]))
-    refused(write([*pairs, ("inner", b"\x82\xa6number\1\xa4data\xc4\0")]))
-
-
-def test_types_and_sizes_are_strict():
-    good = {"type": "sample", "count": 1, "key": bytes(16)}
-    assert decode(msgspec.msgpack.encode(good), Sample) == SAMPLES[0]
-    for name, odd in (
-        ("count", 0), ("count", -1), ("count", 2**31), ("count", True), ("count", 1.0),
-        ("count", "1"), ("count", None), ("count", b"\1"),
-        ("key", bytes(15)), ("key", bytes(17)), ("key", "k" * 16), ("key", [0] * 16),
-        ("key", ""), ("inner", {}), ("inner", {"number": 2**32}), ("inner", []),
-        ("pairs", [[1]]), ("pairs", [[1, b"", 2]]), ("pairs", [[-1, b""]]), ("pairs", {}),
-        ("free", []), ("free", {1: 2}), ("type", "other"), ("type", 1), ("type", b"sample"),
-        ("free", {"a": {1: 2}}), ("free", {"a": {(1,): 2}}), ("free", {"a": {None: 1, "b": 2}}),
-    ):  # fmt: skip
-        refused(msgspec.msgpack.encode({**good, name: odd}))
-    for name in good:
-        refused(msgspec.msgpack.encode({key: value for key, value in good.items() if key != name}))
-    for other in (b"", b"\xc0", b"\x90", b"\x80", b"\xc1", b"\1", msgspec.msgpack.encode("x")):
-        refused(other)
-
-
-def test_mappings_within_a_configuration_have_one_order_too():
-    head = [("type", b"\xa6sample"), ("count", b"\1"), ("key", b"\xc4\x10" + bytes(16))]
-    inner = {"a": b"\1", "b": b"\2"}
-    ordered = write(list(inner.items()))
-    assert decode(write([*head, ("free", b"\x81\xa1x" + ordered)]), Sample).free["x"]["b"] == 2
-    turned = write(list(inner.items())[::-1])
-    refused(write([*head, ("free", b"\x81\xa1x" + turned)]))
-    refused(write([*head, ("free", turned)]))
-    refused(write([*head, ("free", b"\x81\xa1x\xcc\1")]))  # an integer that is longer than it needs
-    refused(write([*head, ("free", b"\x81\xa1x\xca\x3f\x80\0\0")]))  # a real of 32 bits
-
-
-@given(st.binary(max_size=200), st.sampled_from(SAMPLES), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=300)
-def test_any_bytes_are_read_or_refused(data, value, rng):
-    honest = encode(value)
-    for sent in (data, near_bytes(rng, honest), near_bytes(rng, near_bytes(rng, honest))):
-        try:
-            read = decode(sent, Sample)
-        except MessageError as error:
-            assert str(error) == "A message is malformed."  # noqa: PT017
-        else:
-            assert encode(read) == sent
+AnyMapping = dict[str, object]
 
 
 @pytest.mark.parametrize(
-    "kind", [Sample, Arrays, dict[str, object]], ids=("struct", "arrays", "any")
+    "data",
+    [
+        b"\x82\xa1b\2\xa1a\1",  # in another order
+        b"\x81\xa1x\x82\xa1b\2\xa1a\1",
+        b"\x81\xa1x\xcc\1",  # an integer that is longer than it needs
+        b"\x81\xa1x\xca\x3f\x80\0\0",  # a real of 32 bits
+        *map(msgspec.msgpack.encode, ({1: 2}, {"a": {1: 2}}, {"a": {(1,): 2}}, {"a": {None: 1}})),
+        *(b"", b"\xc0", b"\x90", b"\xc1", b"\1", b"\xa1x"),
+    ],
 )
+def test_a_value_has_one_encoding(data):
+    assert encode({"b": 1, "a": 2}) == encode({"a": 2, "b": 1}) == bytes.fromhex("82a16102a16201")
+    with pytest.raises(MessageError, match=r"^A message is malformed\.$"):
+        decode(data, AnyMapping)
+
+
+@pytest.mark.parametrize("kind", [Arrays, AnyMapping], ids=("arrays", "any"))
 def test_bombs_are_refused_in_little_memory(kind):
     for bomb in bombs(20_000):
         tracemalloc.start()
-        refused(bomb, kind)
+        with pytest.raises(MessageError):
+            decode(bomb, kind)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 8 * MiB, len(bomb)
@@ -149,40 +64,25 @@ def test_bombs_are_refused_in_little_memory(kind):
 def test_a_message_above_the_limit_is_not_read(monkeypatch):
     monkeypatch.setattr(wire, "MAX_MESSAGE", 20)
     assert decode(encode({"a": bytes(10)}), dict[str, bytes])
-    assert "at most 20 bytes" in refused(encode({"a": bytes(20)}), dict[str, bytes])
+    with pytest.raises(MessageError, match="at most 20 bytes"):
+        decode(encode({"a": bytes(20)}), dict[str, bytes])
     assert 256 * MiB == MAX_MESSAGE
 
 
-# ------------------------------------------------------------------------------ Flower's records
-
-
-def over_the_wire(content):
-    """Return what Flower makes of records when they are serialised."""
-    return RecordDict(
-        {key: type(record).inflate(record.deflate()) for key, record in content.items()}
-        if not any(isinstance(record, ArrayRecord) for record in content.values())
-        else dict(content.items())
-    )
-
-
-@pytest.mark.parametrize("size", [0, 1, MiB - 1, MiB])
-def test_short_messages_are_one_config_record(size):
-    data = bytes(size)
-    content = to_content(data)
-    assert dict(content["kmeans"]) == {"v": 2, "m": data}
-    assert list(content) == ["kmeans"]
-    assert from_content(over_the_wire(content)) == data
-
-
-@pytest.mark.parametrize("size", [MiB + 1, 3 * MiB + 7])
-def test_long_messages_travel_as_one_array_of_bytes(size):
+@pytest.mark.parametrize("size", [0, MiB, MiB + 1, 3 * MiB + 7])
+def test_messages_are_one_config_record_or_an_array_of_bytes(size):
     data = np.random.default_rng(0).bytes(size)
     content = to_content(data)
-    assert dict(content["kmeans"]) == {"v": 2, "n": size}
-    array = content["kmeans.data"]["m"]
-    assert (array.dtype, tuple(array.shape)) == ("uint8", (size,))
+    if size <= MiB:
+        assert list(content) == ["kmeans"]
+        assert dict(content["kmeans"]) == {"v": 2, "m": data}
+    else:
+        assert list(content) == ["kmeans", "kmeans.data"]
+        assert dict(content["kmeans"]) == {"v": 2, "n": size}
+        assert list(content["kmeans.data"]) == ["m"]
+        array = content["kmeans.data"]["m"]
+        assert (array.dtype, tuple(array.shape)) == ("uint8", (size,))
     assert from_content(content) == data
-    assert from_content(over_the_wire(content)) == data
 
 
 def config(**values):
@@ -248,12 +148,10 @@ def test_other_records_are_refused(content):
         from_content(content)
 
 
-@pytest.mark.parametrize("version", [1, 3, 0, -2, 2.0, "2", b"2", [2], True])
+@pytest.mark.parametrize("version", [1, 3, 2.0, "2", [2], True])
 def test_other_versions_are_said_to_be_other_versions(version):
     with pytest.raises(VersionError, match="version 2"):
         from_content(RecordDict({"kmeans": config(v=version, m=b"x")}))
-    with pytest.raises(VersionError):  # whatever else the record holds
-        from_content(RecordDict({"kmeans": config(v=version, kind="enrol", doc=b"{}")}))
 
 
 values = st.one_of(
@@ -281,9 +179,6 @@ def test_any_record_is_read_or_refused(fields, name, right_version, with_array):
     except MessageError:
         return
     assert dict(to_content(data)["kmeans"]) == dict(record)
-
-
-# ------------------------------------------------------------------------------ arrays
 
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True)
@@ -326,11 +221,6 @@ def packed(name="a", dtype="<i8", shape=(1,), data=bytes(8), **more):
     return msgspec.msgpack.encode({name: {"dtype": dtype, "shape": shape, "data": data, **more}})
 
 
-def test_the_bytes_that_others_are_made_of_are_arrays():
-    assert decode_arrays(packed())["a"].tolist() == [0]
-    assert decode_arrays(b"\x80") == {}
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -344,7 +234,7 @@ def test_the_bytes_that_others_are_made_of_are_arrays():
         packed(dtype="<f8", data=np.float64(np.nan).tobytes()),
         packed(dtype="<f8", data=np.float64(np.inf).tobytes()),
         packed(dtype="<f8", data=np.float64(-np.inf).tobytes()),
-        packed(shape=(0, 2**31 - 1, 2**31 - 1)),
+        packed(shape=(0, 2**31 - 1, 2**31 - 1), data=b""),  # no memory has so many addresses
         msgspec.msgpack.encode({f"a{i}": {} for i in range(65)}),
     ],
     ids=range(33),
@@ -352,13 +242,6 @@ def test_the_bytes_that_others_are_made_of_are_arrays():
 def test_other_bytes_are_no_arrays(data):
     with pytest.raises(MessageError):
         decode_arrays(data)
-
-
-def test_empty_arrays_have_any_shape_with_a_zero():
-    data = packed(shape=(0, 2**31 - 1, 2), data=b"")
-    assert decode_arrays(data)["a"].shape == (0, 2**31 - 1, 2)
-    with pytest.raises(MessageError):  # but for those that no memory has
-        decode_arrays(packed(shape=(0, 2**31 - 1, 2**31 - 1), data=b""))
 
 
 def test_sizes_are_compared_before_anything_is_made():
@@ -387,10 +270,10 @@ def test_what_has_no_encoding_is_refused(given_arrays, match):
         encode_arrays(given_arrays)
 
 
-def test_wider_integers_in_arrays_are_refused():
-    honest = packed()
-    for other in wider(b"\1"):
-        sent = honest.replace(b"\x91\1", b"\x91" + other)
-        assert sent != honest
-        with pytest.raises(MessageError):
-            decode_arrays(sent)
+def test_arrays_are_what_the_protocol_describes():
+    """Written by hand from docs/protocol.md, section 7."""
+    given_arrays = {"b": np.array([[1.0, -2.0]]), "a": np.array(3)}
+    a = b"\x83\xa5dtype\xa3<i8\xa5shape\x90\xa4data\xc4\x08" + struct.pack("<q", 3)
+    b = b"\x83\xa5dtype\xa3<f8\xa5shape\x92\x01\x02\xa4data\xc4\x10" + struct.pack("<2d", 1, -2)
+    assert encode_arrays(given_arrays) == b"\x82\xa1a" + a + b"\xa1b" + b
+    assert encode_arrays({}) == b"\x80"

@@ -170,9 +170,6 @@ def test_packed_shares_under_less_than_a_majority_leak_one_clients_words():
     assert not leaks([SUM.set_up(9, 1, 9)] * 3, seen)
 
 
-# ------------------------------------------------------------------------------ keys of noise
-
-
 def sums_and_keys(rng, binds_keys):
     """Return the honest dealings of the sum that opens, and (level, dealing) of keys that open.
 

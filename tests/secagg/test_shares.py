@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.secagg import shares
 from flower_kmeans.secagg.base import PartError, Sharing, SumContext, SumError, secure_sum
 from flower_kmeans.secagg.shares import (
@@ -53,9 +53,6 @@ def lied(part, prime, block=0, by=1):
     return pack(residues)
 
 
-# ------------------------------------------------------------------------------ the committee
-
-
 @given(committees())
 def test_thresholds_leave_room_for_one_sum_of_a_round(sharing):
     m, f = sharing.n_positions, sharing.n_corrupt
@@ -81,9 +78,6 @@ def test_parts_shrink_with_the_packing():
             call()
 
 
-# ------------------------------------------------------------------------------ sums
-
-
 @given(committees(), st.integers(1, 30), st.integers(1, 4), seeds)
 @settings(max_examples=60, deadline=None)
 def test_any_threshold_of_sum_shares_opens_the_exact_sum(sharing, n_words, n_clients, rng):
@@ -99,20 +93,6 @@ def test_any_threshold_of_sum_shares_opens_the_exact_sum(sharing, n_words, n_cli
     assert opened.liars == ()
     with pytest.raises(SumError, match=f"at least {sharing.threshold}"):
         SUM.open({j: found[j] for j in chosen[: sharing.threshold - 1]}, EVERYONE, context)
-
-
-@given(seeds)
-@settings(max_examples=20, deadline=None)
-def test_sums_of_sums_are_sums(rng):
-    """Combining is linear, whatever the order and the grouping of the parts."""
-    context = context_of(Sharing(5, 1, 3, 2), 7)
-    dealt = [SUM.protect(rng.integers(-9, 9, 7), context, 0, rng.bytes(32)) for _ in range(4)]
-    for parts in zip(*dealt, strict=True):
-        whole = SUM.combine(parts, context)
-        halves = [SUM.combine(parts[2:], context), SUM.combine(parts[:2], context)]
-        assert SUM.combine(halves, context) == whole
-        assert SUM.combine([whole], context) == whole
-    assert SUM.combine([], context) == bytes(SUM.part_bytes(7, context.sharing))
 
 
 def test_many_parts_are_added_exactly(monkeypatch):
@@ -136,9 +116,6 @@ def test_dealings_are_repeatable_and_differ_by_everything():
         SUM.protect(vector, context_of(sharing, 6), 0, b"\1" * 32),
     ]
     assert len({dealt[0] for dealt in (first, *others)}) == 4
-
-
-# ------------------------------------------------------------------------------ what shares say
 
 
 @pytest.mark.parametrize(
@@ -193,9 +170,6 @@ def test_any_tau_shares_hide_the_words_at_the_real_primes(sharing, prime, rng):
     assert rank(random_part[rng.permutation(m)[:tau]], prime) == tau
 
 
-# ------------------------------------------------------------------------------ false shares
-
-
 @given(committees(), st.integers(1, 20), seeds)
 @settings(max_examples=60, deadline=None)
 def test_false_shares_are_named_up_to_half_of_what_is_left_over(sharing, n_words, rng):
@@ -211,7 +185,11 @@ def test_false_shares_are_named_up_to_half_of_what_is_left_over(sharing, n_words
     for j in liars:
         block = int(rng.integers(len(found[j]) // 8))
         given[j] = lied(found[j], int(rng.integers(3)), block, int(rng.integers(1, 2**20)))
-    opened = SUM.open(given, EVERYONE, context)
+    if n_added > sharing.threshold + 2 * len(liars):  # malformed ones are false ones
+        given[chosen[-1]] = given[chosen[-1]][:-1]
+        liars = [*liars, chosen[-1]]
+    others = {sharing.n_positions: b"", -1: b"", 2**40: b""}  # which are no positions
+    opened = SUM.open(given | others, EVERYONE, context)
     assert opened.vector.tolist() == vectors.sum(axis=0).tolist()
     assert opened.liars == tuple(sorted(liars))
 
@@ -246,22 +224,6 @@ def test_decoding_is_the_search_for_the_nearest_polynomial(n, data, rng):
 MANY = Sharing(64, 6, 44, 3)  # 47 of 64 open: 8 may be false
 
 
-def test_eight_false_shares_of_many_are_named_and_nine_are_an_error():
-    context = context_of(MANY, 40)
-    vector = np.arange(40)
-    given = sum_shares([vector], context)
-    rng = np.random.default_rng(1)
-    for n_liars, j in enumerate(rng.permutation(64)[:8].tolist(), 1):
-        given[j] = lied(given[j], n_liars % 3, n_liars % 14, n_liars)
-        opened = SUM.open(given, EVERYONE, context)
-        np.testing.assert_array_equal(opened.vector, vector)
-        assert len(opened.liars) == n_liars
-    ninth = next(j for j in range(64) if j not in opened.liars)
-    given[ninth] = lied(given[ninth], 0, by=77)
-    with pytest.raises(SumError, match="false"):
-        SUM.open(given, EVERYONE, context)
-
-
 def test_shares_that_are_consistent_among_themselves_do_not_outvote_the_others():
     """Eight positions give shares of another vector, all right for it."""
     context = context_of(MANY, 10)
@@ -270,24 +232,6 @@ def test_shares_that_are_consistent_among_themselves_do_not_outvote_the_others()
     opened = SUM.open(given, EVERYONE, context)
     assert opened.vector.tolist() == [5] * 10
     assert opened.liars == tuple(range(20, 28))
-
-
-def test_other_liars_for_every_prime_count_together():
-    """One position for each prime is within what each corrects; together they are too many."""
-    small, large = SUM.set_up(12, 1, 12), SUM.set_up(64, 6, 64)
-    vector = np.arange(5)
-    for sharing, fits in ((small, False), (large, True)):
-        assert (sharing.n_positions - sharing.threshold) // 2 == (5 if fits else 1)
-        context = context_of(sharing, 5)
-        given = sum_shares([vector], context)
-        for prime in range(3):
-            given[prime] = lied(given[prime], prime)
-        if fits:
-            opened = SUM.open(given, EVERYONE, context)
-            assert (opened.vector.tolist(), opened.liars) == (vector.tolist(), (0, 1, 2))
-        else:
-            with pytest.raises(SumError):
-                SUM.open(given, EVERYONE, context)
 
 
 def test_a_lie_that_one_combination_misses_is_found_by_the_next(monkeypatch):
@@ -304,51 +248,11 @@ def test_a_lie_that_one_combination_misses_is_found_by_the_next(monkeypatch):
     n_missed = 3
     opened = SUM.open(given, EVERYONE, context)
     assert (opened.vector.tolist(), opened.liars) == ([0, 1, 2, 3, 4], (0,))
-    assert len(drawn) == 4
-    drawn.clear()
+    assert len({weights.tobytes() for weights in drawn}) == 4  # they differ from call to call
     n_missed = 100  # no combination ever finds it: nothing opens
     with pytest.raises(SumError, match="no polynomials"):
         SUM.open(given, EVERYONE, context)
 
-
-def test_weights_of_the_combination_differ_from_call_to_call(monkeypatch):
-    context = context_of(SUM.set_up(12, 1, 12), 40)
-    given = sum_shares([np.arange(40)], context)
-    given[3] = lied(given[3], 2, 4)
-    drawn = []
-    monkeypatch.setattr(shares, "uniform", lambda *a: drawn.append(uniform(*a)) or drawn[-1])
-    opened = [SUM.open(given, EVERYONE, context) for _ in range(2)]
-    assert (drawn[0] != drawn[1]).any()
-    assert opened[0].vector.tolist() == opened[1].vector.tolist()
-
-
-def test_malformed_sum_shares_are_false_ones():
-    context = context_of(SUM.set_up(12, 1, 12), 5)
-    given = sum_shares([np.arange(5)], context)
-    given[4], given[7] = given[4][:-1], b"\xff" * len(given[7])
-    opened = SUM.open(given, EVERYONE, context)
-    assert (opened.vector.tolist(), opened.liars) == ([0, 1, 2, 3, 4], (4, 7))
-    given[1] = b""
-    with pytest.raises(SumError, match="at least 10 sum-shares"):
-        SUM.open(given, EVERYONE, context)
-
-
-def test_positions_outside_of_the_committee_are_ignored():
-    context = context_of(SUM.set_up(4, 1, 4), 2)
-    given = sum_shares([np.array([7, 8])], context)
-    opened = SUM.open({**given, 4: given[0], -1: given[1], 2**40: b""}, EVERYONE, context)
-    assert (opened.vector.tolist(), opened.liars) == ([7, 8], ())
-
-
-def test_another_packing_does_not_open():
-    context = context_of(MANY, 40)
-    given = sum_shares([np.arange(40)], context)
-    for packing in (1, 2, 4, 20, 64):
-        with pytest.raises(SumError):
-            SUM.open(given, EVERYONE, context_of(Sharing(64, 6, 44, packing), 40))
-
-
-# ------------------------------------------------------------------------------ decoders
 
 blocks = st.binary(min_size=16, max_size=16)
 elements = st.tuples(*(st.integers(0, p - 1) for p in PRIMES)).map(
@@ -392,19 +296,6 @@ def test_any_sum_shares_open_or_are_refused(given):
     assert set(opened.liars) <= set(range(5)) & set(given)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"1234567", bytes(9), b"\xff" * 8, bytes(7) + b"\x80"]
-    + [(p << 21 * i).to_bytes(8, "little") for i, p in enumerate(PRIMES)],
-)
-def test_residues_out_of_range_are_errors(data):
-    with pytest.raises(MessageError):
-        unpack(data, 1)
-
-
-# ------------------------------------------------------------------------------ the ring
-
-
 def test_primes_are_the_largest_below_2_21():
     def is_prime(n):
         return all(n % d for d in range(2, math.isqrt(n) + 1))
@@ -433,24 +324,12 @@ def test_reduction_of_floats_is_exact(values, prime):
     assert floats.tolist() == [value % prime for value in values + near]
 
 
-def test_matrices_are_lagranges():
-    nodes, points, prime = (1, 4, 9, 2), (17, 3), PRIMES[2]
-    expected = [
-        [math.prod((a - z) * pow(x - z, -1, prime) for z in nodes if z != x) % prime for x in nodes]
-        for a in points
-    ]
-    assert shares._lagrange(nodes, points, prime).tolist() == expected
-
-
 def test_sums_of_the_most_products_are_exact():
     """A random combination of more blocks than a float sums exactly, at the largest residues."""
     n_blocks = 2 * shares._EXACT_TERMS + 3
     largest = np.full((2, n_blocks), PRIMES[0] - 1.0)
     found = shares._combination(largest, largest[0], PRIMES[0])
     assert found.tolist() == [n_blocks % PRIMES[0]] * 2  # (-1)^2 in each
-
-
-# ------------------------------------------------------------------------------ uniform elements
 
 
 def test_words_that_are_no_elements_are_skipped_in_order(monkeypatch):
@@ -470,13 +349,6 @@ def test_words_that_are_no_elements_are_skipped_in_order(monkeypatch):
     assert len(asked) > 1  # the first draw did not hold enough
 
 
-@given(st.integers(0, 3), st.integers(0, 40), st.integers(0, 40))
-@settings(deadline=None)
-def test_a_longer_draw_starts_with_the_shorter_one(stream, n, more):
-    long, short = uniform(bytes(32), stream, n + more), uniform(bytes(32), stream, n)
-    np.testing.assert_array_equal(long[:, :n], short)
-
-
 def test_elements_have_the_uniform_law():
     """Chi-square over high bits and low bits of the residues of each prime."""
     n = 200_000
@@ -491,11 +363,3 @@ def test_elements_have_the_uniform_law():
 
 
 # ------------------------------------------------------------------------------ secrets
-
-
-def test_no_repr_shows_a_secret():
-    context = SumContext(b"d" * 32, 2, 4, group_key=b"secret-key", sharing=Sharing(4, 1, 3, 1))
-    opened = SUM.open(sum_shares([np.array([12345, 678])], context), EVERYONE, context)
-    for value in (context, opened, SUM):
-        assert "secret" not in repr(value)
-        assert "12345" not in repr(value)

@@ -7,10 +7,8 @@ module registers the algorithm.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -22,13 +20,11 @@ from flower_kmeans.algorithms.base import (
     State,
     Statistic,
     register,
-    require_capacity,
 )
-from flower_kmeans.assignment import check_exactness
-from flower_kmeans.domain import Domain, GridRecords
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
+from flower_kmeans.parameters import AUTO, whole
+from flower_kmeans.privacy.plan import Release
 from flower_kmeans.strategies import KMeansStrategy
 
 CELLS = 64
@@ -36,29 +32,24 @@ FEW = "Few records, or much noise: some thresholds lie in empty cells."
 
 
 @register
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SplitAlgorithm(Algorithm):
-    """Means of the records between thresholds that the server draws."""
+    """Means of the records between thresholds that the server draws. It does not clip clients."""
 
     name: ClassVar[str] = "test-split"
     replayable: ClassVar[bool] = False
 
-    n_clusters: int
-    domain: Domain
-    budget: PrivacyBudget
-    n_records: int | None = None
-    n_rounds: int | Literal["auto"] = "auto"
-    seed: int = 0
-    fraction_bits: int = 16
+    n_clients: None = field(default=None, init=False)
+    clip: None = field(default=None, init=False)
+    n_clusters: Annotated[int, whole(1, CELLS)]
+    n_rounds: int = AUTO
     server_points: tuple[tuple[float, ...], ...] = ()  # the server's own: not in the document
 
     def __post_init__(self) -> None:
-        if self.n_rounds not in (2, "auto"):
+        if self.n_rounds not in (2, AUTO):
             raise ConfigurationError(f"Expected n_rounds=2. Got {self.n_rounds!r} instead.")
-        if type(self.n_clusters) is not int or not 1 <= self.n_clusters <= CELLS:
-            raise ConfigurationError(f"Expected n_clusters in [1, {CELLS}].")
-        check_exactness(self.domain.n_features, self.fraction_bits)
-        object.__setattr__(self, "n_rounds", 2)
+        self._put(n_rounds=2)
+        super().__post_init__()
 
     @property
     def _one(self) -> int:
@@ -75,14 +66,13 @@ class SplitAlgorithm(Algorithm):
         sums = Block("sums", (k, d), self.fraction_bits)
         return (sums, Block("counts", (k,), self.fraction_bits))
 
-    def plan(self) -> PrivacyPlan:
-        names = (("cells",), ("sums", "counts"))
-        rounds = [[Release(n, "gaussian", "l2", 1.0, (n,)) for n in group] for group in names]
-        return calibrate(self.budget, rounds, self.n_records)
+    def releases(self, round_number: int) -> tuple[Release, ...]:
+        blocks = self.layout(round_number)
+        return tuple(Release(b.name, "gaussian", "l2", 1.0, (b.name,)) for b in blocks)
 
-    def require_capacity(self, noise_factor: float = 1.0, limit: int = 2**63) -> None:
-        std = max((release.noise_multiplier for release in self.plan().releases), default=0)
-        require_capacity(self._longest * ((self.n_records or 0) + 10 * std * noise_factor), limit)
+    def block_sensitivities(self, round_number: int) -> dict[str, float]:
+        one = float(self._one)
+        return {"cells": one, "sums": self._longest, "counts": one}
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         assert rng is not None
@@ -112,13 +102,6 @@ class SplitAlgorithm(Algorithm):
     def _second(self) -> dict[str, Any]:
         sizes = {"thresholds": (np.int64, (self.n_clusters - 1,)), "radius": (np.float64, ())}
         return {name: (np.dtype(kind), shape) for name, (kind, shape) in sizes.items()}
-
-    def record_units(self, round_number: int) -> FloatArray:
-        k, d = self.n_clusters, self.domain.n_features
-        if round_number == 1:
-            return np.full(CELLS, float(self._one))
-        sums = np.full(k * d, self._longest)
-        return np.concatenate([sums, np.full(k, float(self._one))])
 
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
         grid = np.empty(records.shape)
@@ -170,36 +153,12 @@ class SplitAlgorithm(Algorithm):
     def counts(self, state: State) -> FloatArray | None:
         return state.arrays.get("counts")
 
-    def notes(self, state: State) -> tuple[str, ...]:
+    def warnings(self, state: State) -> tuple[str, ...]:
         return (FEW,) if int(state.arrays.get("empty", 0)) else ()
-
-    def to_config(self) -> dict[str, Any]:
-        config = {
-            "name": self.name,
-            "n_clusters": self.n_clusters,
-            "seed": self.seed,
-            "fraction_bits": self.fraction_bits,
-        }
-        return config if self.n_records is None else {**config, "n_records": self.n_records}
-
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget
-    ) -> "SplitAlgorithm":
-        fields = {"name", "n_clusters", "seed", "fraction_bits"}
-        if not fields <= set(config) <= fields | {"n_records"}:
-            raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
-        values = {name: value for name, value in config.items() if name != "name"}
-        return cls(domain=domain, budget=budget, **values)
 
 
 class Split(KMeansStrategy):
     """Means between thresholds."""
 
+    ALGORITHM = SplitAlgorithm
     TRUST = "distributed-noise"
-    TAKES_INITIAL = False
-    ALGORITHM: ClassVar[Any] = SplitAlgorithm
-
-    def __init__(self, n_clusters, domain, privacy, n_records=None, server_points=(), **options):
-        algorithm = partial(self.ALGORITHM, server_points=server_points)
-        super().__init__(algorithm, n_clusters, domain, privacy, n_records, **options)

@@ -47,21 +47,11 @@ def chromium():
 
 @dataclass(frozen=True)
 class Visit:
-    """What came of opening a page.
+    """What happened when a page was opened."""
 
-    Attributes
-    ----------
-    dom : str
-        The document after it was loaded.
-    served : list of str
-        Paths that the server was asked for, the page's own left out.
-    requested : list of str
-        Addresses that the browser began to ask for on behalf of pages, the page's own left out.
-    """
-
-    dom: str
-    served: list
-    requested: list
+    dom: str  # the document after it was loaded
+    served: list  # paths that the server was asked for, the page's own left out
+    requested: list  # addresses that pages began to request, the page's own left out
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.randomness import Stream, token
 from flower_kmeans.protocol import transcript
-from flower_kmeans.protocol.client import Client, ClientResult
+from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.committee import Committee, drawn
 from flower_kmeans.protocol.messages import (
     Add,
@@ -45,6 +45,7 @@ from flower_kmeans.protocol.messages import (
 from flower_kmeans.protocol.noise import server_noise
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.removal import open_sum
+from flower_kmeans.protocol.results import ClientResult, encode_result, result_of
 from flower_kmeans.protocol.roster import ROSTER_FILE, Roster, write_members
 from flower_kmeans.protocol.run import Run, open_run
 from flower_kmeans.protocol.session import ClientSession, ContextMemory, LedgerMemory
@@ -187,23 +188,7 @@ class Session:
 
 
 class Cohort:
-    """An honest server and its clients, which are named by their index.
-
-    Parameters
-    ----------
-    directory : Path
-        For keys and ledgers.
-    trust, keys : str
-    n : int
-        Number of clients.
-    ledger : bool
-    policy : mapping, optional
-        Fields of all clients' policies.
-    nodes, roster : optional
-        Clients that take part in another run as well.
-    **document
-        As for `make_run`.
-    """
+    """An honest server and its clients, which are named by their index."""
 
     def __init__(
         self,
@@ -224,11 +209,8 @@ class Cohort:
                 n, directory, keys=keys, ledger=ledger, **(policy or {})
             )
         self.run = make_run(trust, keys, roster=self.roster, **document)
-        self.document, self.trust, self.doc_hash = (
-            self.run.document,
-            self.run.trust,
-            self.run.doc_hash,
-        )
+        self.document, self.trust = self.run.document, self.run.trust
+        self.doc_hash = self.run.doc_hash
         self.enrolled: dict[int, Session] = {}
         self.state: State = self.run.algorithm.initial_state(None)
         self.h = transcript.first_hash(self.doc_hash)
@@ -239,6 +221,7 @@ class Cohort:
         self.refusals: list[tuple[int, Refusal]] = []
         self.log: list[tuple[int, bytes]] = []
         self.n_round_trips = 0
+        self.noise_factor = 1.0
 
     # ------------------------------------------------------------------ sending
 
@@ -379,6 +362,9 @@ class Cohort:
             values["wrap_for"] = self.wrap_for(index)
         return values
 
+    def lacking(self, index: int) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.entries if entry.t > self.have.get(index, 0))
+
     def query_data(self) -> bytes:
         return encode_arrays(dict(self.run.algorithm.query(self.state).arrays))
 
@@ -386,8 +372,7 @@ class Cohort:
         """Return an honest request for an answer, with some fields changed."""
         values = self.at(index, t, attempt)
         if self.trust.is_blind:
-            known = self.have.get(index, 0)
-            values["entries"] = tuple(entry for entry in self.entries if entry.t > known)
+            values["entries"] = self.lacking(index)
         else:
             values["query"] = self.query_data()
         return Ask(**{**values, **changes})
@@ -400,12 +385,7 @@ class Cohort:
         return {i: self.send(i, self.ask_of(i, t, attempt, **changes)) for i in indices}
 
     def add_of(
-        self,
-        index: int,
-        answers: dict[int, Answer],
-        t: int = 1,
-        attempt: int = 1,
-        **changes: Any,
+        self, index: int, answers: dict[int, Answer], t: int = 1, attempt: int = 1, **changes: Any
     ) -> Add:
         """Return an honest request for the sum-share of these answers, with fields changed."""
         who = sorted(answers, key=lambda i: self.enrolled[i].slot)
@@ -542,7 +522,8 @@ class Cohort:
         algorithm = self.run.algorithm
         combined = dict(shares) if shares else {0: words}
         bits = transcript.unpack_survivors(survivors, self.n_slots)
-        self.opened[t] = open_sum(self.run, t, combined, bits, sums).vector
+        opened = open_sum(self.run, t, combined, bits, sums)
+        self.opened[t], self.noise_factor = opened.vector, opened.factor
         answered = len(answers) / self.n_slots
         statistic = algorithm.unflatten(self.opened[t][:-1], t, answered)
         self.state = algorithm.update(self.state, statistic)
@@ -551,19 +532,15 @@ class Cohort:
         """Return the honest request that ends a run, with some fields changed."""
         values: dict[str, Any] = {"doc_hash": self.doc_hash}
         if self.trust.is_blind:
-            known = self.have.get(index, 0)
-            values["entries"] = tuple(entry for entry in self.entries if entry.t > known)
-            values["wrap_for"] = self.wrap_for(index)
+            values |= {"entries": self.lacking(index), "wrap_for": self.wrap_for(index)}
         elif "result" not in changes:
             values["result"] = self.result()
         return Finish(**{**values, **changes})
 
     def result(self) -> bytes:
-        algorithm = self.run.algorithm
-        centroids, counts = algorithm.centroids(self.state), algorithm.counts(self.state)
-        assert centroids is not None
-        assert counts is not None
-        return encode_arrays({"centroids": centroids, "counts": counts})
+        result = result_of(self.run, self.state, self.noise_factor)
+        assert result is not None
+        return encode_result(result)
 
     def finish(self) -> dict[int, Any]:
         """End the run at all clients."""

@@ -4,17 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.algorithms.base import Algorithm, algorithm_from_config
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm, SuLloydAlgorithm
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
-from flower_kmeans.domain import Box
+from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.noise import sampler_of
 from flower_kmeans.protocol.run import PROTOCOL, Horizontal, RunDocument
 from flower_kmeans.protocol.trust import trust_model
+from flower_kmeans.protocol.wire import decode, encode
 
 BOX = Box([0.0, 0.0], [1.0, 1.0])
 TRUSTS = ("clients-only", "distributed-noise", "oblivious-server", "trusted-server", "plain")
@@ -64,3 +65,12 @@ def make_document(
         "body": Horizontal(algorithm=algorithm.to_config(), domain=algorithm.domain.to_config()),
     }
     return RunDocument(**{**fields, **changes})
+
+
+def assert_survives(algorithm: Algorithm) -> None:
+    """Assert that a client makes the same algorithm from what its document says of it."""
+    config = decode(encode(algorithm.to_config()), dict[str, Any])
+    again = algorithm_from_config(config, algorithm.domain, algorithm.budget)
+    assert (type(again), again, hash(again)) == (type(algorithm), algorithm, hash(algorithm))
+    assert again.to_config() == config
+    assert again.plan() == algorithm.plan()

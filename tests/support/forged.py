@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.domain import GridRecords
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.protocol import removal
 from flower_kmeans.protocol.messages import Answer, Ask, Refusal, Reply
 from flower_kmeans.protocol.roster import Identity, read_identity
@@ -26,17 +26,7 @@ PROTECTED = ("distributed-noise", "clients-only", "oblivious-server")
 
 
 class Scene(Cohort):
-    """A run with its clients, who are numbered by their slots.
-
-    Parameters
-    ----------
-    directory, trust, keys, n, **options
-        As for `Cohort`.
-    absent : iterable of int
-        Clients that do not enrol.
-    set_up : bool
-        Whether the others do at once.
-    """
+    """A run with its clients, who are numbered by their slots."""
 
     def __init__(
         self,

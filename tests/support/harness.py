@@ -15,14 +15,14 @@ from scipy import stats
 
 from flower_kmeans.algorithms.base import Algorithm, Query
 from flower_kmeans.client import ClientPolicy, kmeans_client_app
-from flower_kmeans.domain import GridRecords
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
-from flower_kmeans.faults import Fault, FaultyClientApp, FaultyGrid
-from flower_kmeans.protocol.client import ClientResult
-from flower_kmeans.protocol.in_process import InProcessGrid, task_identity
 from flower_kmeans.protocol.messages import Ask, Reply, Request, decode_reply, decode_request
+from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.protocol.wire import decode_arrays, from_content
+from flower_kmeans.simulation.faults import Fault, FaultyClientApp, FaultyGrid
+from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import KMeansStrategy
 
 SIMULATED = ClientPolicy.for_simulation()
@@ -139,7 +139,18 @@ class Outcome:
         for other in self.results.values():
             np.testing.assert_array_equal(other.centroids, first.centroids)
             np.testing.assert_array_equal(other.counts, first.counts)
+            np.testing.assert_array_equal(other.weights, first.weights)
+            assert other.size_report == first.size_report
         return first
+
+    def agreed(self) -> ClientResult:
+        """Return the clients' result, which the server, that may see it, must share."""
+        arrays = {name: array.numpy() for name, array in self.result.arrays.items()}
+        np.testing.assert_array_equal(self.strategy.centroids, self.one.centroids)
+        np.testing.assert_array_equal(arrays["centroids"], self.one.centroids)
+        np.testing.assert_array_equal(arrays["counts"], self.one.counts)
+        np.testing.assert_array_equal(arrays.get("weights"), self.one.weights)
+        return self.one
 
 
 def run_recorded(
@@ -211,9 +222,9 @@ def watched_sums() -> Iterator[dict[int, NDArray[np.int64]]]:
     sums: dict[int, NDArray[np.int64]] = {}
     unflatten = Algorithm.unflatten
 
-    def watch(self: Algorithm, vector: Any, round_number: int, answered: float = 1.0) -> Any:
+    def watch(self: Algorithm, vector: Any, round_number: int, *answers: Any) -> Any:
         sums[round_number] = vector.copy()
-        return unflatten(self, vector, round_number, answered)
+        return unflatten(self, vector, round_number, *answers)
 
     with mock.patch.object(Algorithm, "unflatten", watch):
         yield sums

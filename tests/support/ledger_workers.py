@@ -68,7 +68,7 @@ def unfinished(state_dir):
         db.close()
 
 
-def race_for_budget(state_dir, barrier, results, runs, limit):
+def race_for_budget(barrier, results, state_dir, runs, limit):
     """Charge many runs; report those that were accepted."""
     plan = gaussian_plan()
     barrier.wait()
@@ -83,7 +83,7 @@ def race_for_budget(state_dir, barrier, results, runs, limit):
     results.put(accepted)
 
 
-def race_for_answers(state_dir, barrier, results, context, n):
+def race_for_answers(barrier, results, state_dir, context, n):
     """Answer the same queries as another process, differently; report what was accepted."""
     plan = gaussian_plan(rounds=n)
     barrier.wait()
@@ -96,36 +96,6 @@ def race_for_answers(state_dir, barrier, results, context, n):
                 continue
             accepted.append(t)
     results.put(accepted)
-
-
-def race_for_votes(state_dir, barrier, results, variant, n):
-    """Vote in the same rounds as another process, for other sums; report what was accepted."""
-    run = answer_of().run
-    barrier.wait()
-    accepted = []
-    with Ledger(state_dir) as ledger:
-        for t in range(1, n + 1):
-            while True:
-                version, memory = ledger.load(run) or (0, b"")
-                try:
-                    ledger.vote(run, t, bytes([variant]) * 32, version, memory + bytes([variant]))
-                except MemoryChangedError:
-                    continue
-                except (AnotherAnswerError, StaleAnswerError):
-                    break
-                accepted.append(t)
-                break
-    results.put(accepted)
-
-
-def enrol_many(state_dir, barrier, results, runs, n_bytes):
-    """Begin many sessions, as often as another process comes between."""
-    barrier.wait()
-    with Ledger(state_dir) as ledger:
-        ledger._db.execute("PRAGMA synchronous = OFF")
-        for run in runs:
-            ledger.save(run.to_bytes(32, "big"), 0, bytes(n_bytes))
-    results.put(len(runs))
 
 
 def die(state_dir, when):

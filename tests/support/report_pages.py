@@ -13,28 +13,18 @@ N_CLIENTS = 5
 RECORDS = np.random.default_rng(3).uniform(0, 10, (300, 2))
 PARTITIONS = np.array_split(RECORDS, N_CLIENTS)
 WIDE = np.array_split(np.random.default_rng(4).uniform(0, 1, (300, 18)), N_CLIENTS)
-MODES = [
-    ("Lloyd", "plain"),
-    ("FastLloyd", "plain"),
-    ("FastLloyd", "clients-only"),
-    ("FastLloyd", "oblivious-server"),
-    ("FastLloyd", "distributed-noise"),
-    ("FastLloyd", "trusted-server"),
-    ("GLloyd", "oblivious-server"),
-    ("GLloyd", "distributed-noise"),
-    ("GLloyd", "trusted-server"),
-    ("SuLloyd", "oblivious-server"),
-    ("SuLloyd", "trusted-server"),
-    ("SynopsisKMeans", "clients-only"),
-    ("SynopsisKMeans", "distributed-noise"),
-    ("SynopsisKMeans", "trusted-server"),
-    ("FedDPKMeans", "distributed-noise"),
-    ("FedDPKMeans", "trusted-server"),
-    ("PEMeans", "distributed-noise"),
-    ("PEMeans", "trusted-server"),
-    ("HDPEMeans", "distributed-noise"),
-    ("HDPEMeans", "trusted-server"),
-]
+SHARED, MASKED, TRUSTED = "distributed-noise", "oblivious-server", "trusted-server"
+TRUSTS = {
+    "Lloyd": ("plain",),
+    "FastLloyd": ("plain", "clients-only", MASKED, SHARED, TRUSTED),
+    "GLloyd": (MASKED, SHARED, TRUSTED),
+    "SuLloyd": (MASKED, TRUSTED),
+    "SynopsisKMeans": ("clients-only", SHARED, TRUSTED),
+    "FedDPKMeans": (SHARED, TRUSTED),
+    "PEMeans": (SHARED, TRUSTED),
+    "HDPEMeans": (SHARED, TRUSTED),
+}
+MODES = [(name, trust) for name, trusts in TRUSTS.items() for trust in trusts]
 
 
 def strategy_of(name, trust, epsilon=2.0, **options):

@@ -1,5 +1,6 @@
 """The library's server and real clients in memory, with round trips that lose what a test names."""
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,54 +14,39 @@ from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.wire import encode
 
 LOST = "No answer in time."
+T = 3  # rounds, unless a test says so
+ROUND_TRIPS = {
+    "oblivious-server": T + 3,
+    "distributed-noise": 2 * T + 2,
+    "clients-only": 2 * T + 2,
+    "trusted-server": T + 2,
+    "plain": T + 2,
+}
 Lossy = Callable[[int, str, int, int], str]
 """Of node, kind, round and attempt: "request", "reply", "twice" or nothing."""
 
 
-def nothing_lost(node_id: int, kind: str, t: int, attempt: int) -> str:
-    """Lose nothing."""
-    return ""
-
-
 @dataclass
 class Net:
-    """A server, its clients by node, and what travels between them.
-
-    Attributes
-    ----------
-    server : Server
-    nodes : dict of int to Node
-    lossy : callable
-        What happens to a request.
-    on_trip : callable, optional
-        Called with the kind of each round trip before it.
-    trips : list of str
-        Kinds of all round trips.
-    log : list of (kind, node, request, reply)
-        All that clients received and sent.
-    """
+    """A server, its clients by node, and what travels between them."""
 
     server: Server
     nodes: dict[int, Node]
-    lossy: Lossy = nothing_lost
-    on_trip: Callable[[str], None] | None = None
-    trips: list[str] = field(default_factory=list)
-    log: list[tuple[str, int, Request, Reply | None]] = field(default_factory=list)
+    lossy: Lossy = lambda node_id, kind, t, attempt: ""  # what happens to a request
+    trips: list[str] = field(default_factory=list)  # kinds of all round trips
+    log: list[tuple[str, int, Request, Any]] = field(default_factory=list)
+    """Kind, node, request and reply of all that clients received and sent."""
     late: list[int] = field(default_factory=list)
     """Nodes that are not there when the run begins, and are invited in every later trip."""
     hasty: bool = False
     """Whether a trip ends as soon as the server has enough."""
-    backwards: bool = False
-    """Whether the last client answers first."""
 
     def trip(
         self, kind: str, requests: Mapping[int, Request], has_enough: Callable[[], bool]
     ) -> Iterator[tuple[int, Reply | str]]:
         """Carry one round trip, as `exchange.Exchange.trip` does over a grid."""
         self.trips.append(kind)
-        if self.on_trip is not None:
-            self.on_trip(kind)
-        for node_id in sorted(requests, reverse=self.backwards):
+        for node_id in sorted(requests):
             yield node_id, self._carry(kind, node_id, requests[node_id])
             if self.hasty and has_enough():
                 break
@@ -69,17 +55,13 @@ class Net:
                 yield node_id, self._carry("enrol", node_id, request)
 
     def _carry(self, kind: str, node_id: int, request: Request) -> Reply | str:
-        t, attempt = getattr(request, "t", 0), getattr(request, "attempt", 0)
         encode(request)
-        fate = self.lossy(node_id, kind, t, attempt)
-        if fate == "request":
-            self.log.append((kind, node_id, request, None))
-            return LOST
-        reply = self.nodes[node_id].send(request)
-        if fate == "twice":
+        fate = self.lossy(node_id, kind, getattr(request, "t", 0), getattr(request, "attempt", 0))
+        reply = None
+        for _ in range({"request": 0, "twice": 2}.get(fate, 1)):
             reply = self.nodes[node_id].send(request)
         self.log.append((kind, node_id, request, reply))
-        return LOST if fate == "reply" else reply
+        return LOST if reply is None or fate == "reply" else reply
 
     # ------------------------------------------------------------------ whole runs
 
@@ -111,6 +93,11 @@ class Net:
     # ------------------------------------------------------------------ looking at it
 
     @property
+    def answers(self) -> list[int]:
+        """How many answers are in the sum of each round."""
+        return self.server.proceedings.answers
+
+    @property
     def results(self) -> dict[int, bytes]:
         """The result of each client that has one, as bytes."""
         return {
@@ -119,7 +106,7 @@ class Net:
             if node.results
         }
 
-    def replies(self, kind: str, t: int | None = None) -> list[tuple[int, Reply | None]]:
+    def replies(self, kind: str, t: int | None = None) -> list[tuple[int, Any]]:
         """Return the replies to a kind of request, of one round."""
         return [
             (node_id, reply)
@@ -138,13 +125,21 @@ def make_net(
     keys: str = "roster",
     n: int = 9,
     *,
-    lossy: Lossy = nothing_lost,
     ledger: bool = False,
-    policy: dict[str, Any] | None = None,
-    **document: Any,
+    lies: Mapping[int, Any] | None = None,
+    document: Mapping[str, Any] | None = None,
+    **net: Any,
 ) -> Net:
-    """Return a server and its clients; ``document`` as for `cohorts.make_run`."""
-    nodes, roster = make_nodes(n, directory, keys=keys, ledger=ledger, **(policy or {}))
-    run = make_run(trust, keys, roster=roster, **document)
+    """Return a server and its clients, whose nodes are 3, 10, 17, ...
+
+    ``lies`` are what nodes send instead of their replies, and ``document`` is as for
+    `cohorts.make_run`.
+    """
+    own = Path(tempfile.mkdtemp(dir=directory))
+    nodes, roster = make_nodes(n, own, keys=keys, ledger=ledger)
+    run = make_run(trust, keys, roster=roster, **(document or {}))
     server = Server(run, roster=roster if run.document.keys == "roster" else None)
-    return Net(server, {7 * i + 3: node for i, node in enumerate(nodes)}, lossy)
+    made = Net(server, {7 * i + 3: node for i, node in enumerate(nodes)}, **net)
+    for node_id, lie in (lies or {}).items():
+        made.nodes[node_id].change = lie
+    return made

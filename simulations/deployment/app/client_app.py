@@ -25,7 +25,7 @@ from flwr.common.logger import log
 
 from flower_kmeans import kmeans_client_app
 from flower_kmeans.client import ClientResult
-from flower_kmeans.datasets import Table, load_table
+from flower_kmeans.data.datasets import Table, load_table
 
 
 def load_data(context: Context) -> Table:

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from flower_kmeans import PrivacyBudget, html_report
-from flower_kmeans.datasets import load_table
+from flower_kmeans.data.datasets import load_table
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.strategies import (
     FastLloyd,

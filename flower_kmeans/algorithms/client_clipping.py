@@ -1,0 +1,118 @@
+"""Client-level privacy: how much one client may count, and the clipping that holds it to that.
+
+A client's part of a release, divided by the release's units, is scaled to norm 1 at most and
+truncated toward zero. Units are those of the noise: ``clip`` times those of one record. So one
+client, with all of its records, changes a release by 1 at most (docs/guarantees.md, "Client-level
+privacy").
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.release import Norm
+
+# Operations whose rounding the margin covers beside the additions of a sum.
+_ROUNDINGS = 16
+
+
+def client_clip(
+    budget: PrivacyBudget, n_records: int | None, n_clients: int | None, clip: float | None
+) -> float | None:
+    """Return how many records' worth of one client count; ``None`` where nothing is clipped.
+
+    ``n_records / n_clients`` where the user gave no ``clip``. Ranges are checked before.
+    """
+    if not budget.protects_clients:
+        for name, value in (("clip", clip), ("n_clients", n_clients)):
+            if value is not None:
+                raise ConfigurationError(
+                    f"Expected {name}=None unless the budget is private with unit='client'. "
+                    f"Got {name}={value!r}, unit={budget.unit!r}, epsilon={budget.epsilon} instead."
+                )
+        return None
+    if n_clients is None:
+        raise ConfigurationError(
+            "n_clients is required with unit='client': a public number of clients, from which "
+            "delta and the default clip follow. Got None."
+        )
+    return (n_records or 0) / n_clients if clip is None else clip
+
+
+def clip_factor(values: NDArray[np.int64], sensitivities: NDArray[np.float64], norm: Norm) -> float:
+    """Return what a client's part of a release is multiplied by: ``min(1, 1 / norm)``.
+
+    `shortened` by it, integers ``w`` have ``||w / s|| <= 1`` in real arithmetic, not only in
+    floats. Where rounding leaves open whether the norm exceeds 1, it is taken to be larger: by
+    ``m + 16`` times 2^-52 for ``m`` values, which is more than all roundings below add up to, in
+    whatever order a sum is made.
+
+    ``values`` (m,) and the finite ``sensitivities`` s (m,) are those of the release; a word of
+    sensitivity 0 has no noise and does not count. 0 if they are so small that no integer but 0
+    fits.
+    """
+    sizes = _sizes(values)
+    used = sensitivities > 0
+    with np.errstate(over="ignore", under="ignore"):
+        ratios = np.divide(sizes, sensitivities, out=np.zeros_like(sizes), where=used)
+        largest = float(ratios.max(initial=0.0))
+        if largest == math.inf:
+            return 0.0
+        if largest > 0:
+            # Relative to the largest, so that no square overflows.
+            parts = ratios / largest
+            total = np.sqrt(np.sum(parts * parts)) if norm == "l2" else np.sum(parts)
+        else:
+            total = 0.0
+        margin = (values.size + _ROUNDINGS) * 2.0**-52
+        size = largest * float(total) * (1.0 + margin)
+    return 1.0 if size <= 1.0 else (1.0 - margin) / size
+
+
+def move_of_a_record(
+    sensitivities: NDArray[np.float64], norm: Norm, step: float, shared: float | None = None
+) -> float:
+    """Return by how much one record of a client at most moves a release after clipping.
+
+    In units of the noise (docs/guarantees.md, "Client-level privacy"). Clipped by itself in l2, a
+    release moves no more than before, since that is a projection. Else the factor changes too,
+    which adds as much as the release that sets it can move.
+
+    ``step`` is the reciprocal of the clip: how far one record moves the release before clipping;
+    ``shared`` the largest step among releases that one factor shortens together. At most 2, the
+    way from one end of the clip to the other.
+    """
+    move = step
+    if shared is not None:
+        move += shared
+    elif norm == "l1":
+        move += step
+    # Truncation moves every word by less than one step of the grid, and the factor itself is
+    # within four margins of the exact one.
+    with np.errstate(over="ignore"):
+        grid = 1.0 / sensitivities[sensitivities > 0]
+        truncated = math.sqrt(float(np.sum(grid * grid))) if norm == "l2" else float(np.sum(grid))
+    margin = (sensitivities.size + _ROUNDINGS) * 2.0**-52
+    return min(2.0, (move + truncated + 8.0 * margin) * (1.0 + margin))
+
+
+def shortened(
+    values: NDArray[np.int64], sensitivities: NDArray[np.float64], factor: float
+) -> NDArray[np.int64]:
+    """Return values times a factor of at most 1, truncated toward zero; 0 where the unit is 0.
+
+    With a smaller factor no value is larger, so a bound that one factor keeps holds for all below.
+    """
+    used = sensitivities > 0
+    if factor == 1.0:
+        return np.where(used, values, 0)
+    clipped = np.where(used, np.floor(_sizes(values) * factor), 0.0).astype(np.int64)
+    return np.where(values < 0, -clipped, clipped)
+
+
+def _sizes(values: NDArray[np.int64]) -> NDArray[np.float64]:
+    # Not np.abs of integers: the least int64 has no absolute value among them.
+    return np.abs(values.astype(np.float64))

@@ -1,0 +1,544 @@
+"""Lloyd's algorithm with bounds on the sizes of every client's clusters, and the noise it needs.
+
+Constrained clustering of Ahmed's thesis "Differentially-Private Multiparty Clustering", chapters 4
+to 8. Every client assigns its records to the clusters at least cost within bounds on their sizes.
+One record in place of another then moves others along a path, through every cluster once at most,
+and the noise covers all of them (docs/guarantees.md, "Constrained assignment"). The thesis's own
+noise covers one record of one cluster.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    MIN_COUNT,
+    SUMS,
+    Block,
+    IntArray,
+    Query,
+    State,
+    Statistic,
+    register,
+)
+from flower_kmeans.algorithms.lloyd import MOST_AUTO_ROUNDS, LloydFamily, count_share, limited
+from flower_kmeans.algorithms.numerics.postprocess import quotients, to_grid
+from flower_kmeans.data.domain import Domain, GridRecords
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.extras import require
+from flower_kmeans.parameters import DERIVED, LARGEST, choice, integer, whole
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.plan import Release
+
+Assignment = Literal["exclusive", "non-exclusive", "e-exclusive"]
+Aggregation = Literal["mna", "amn"]
+Mechanism = Literal["gaussian", "laplace"]
+
+ASSIGNMENTS = ("exclusive", "non-exclusive", "e-exclusive")
+AGGREGATIONS = ("mna", "amn")
+MECHANISMS = ("gaussian", "laplace")
+MEANS = "means"  # block of the clients' means, of "amn"
+MAX_ARCS = 2**22  # pairs of a slot and a cluster: some minutes and gigabytes of the solver
+
+_TIE_BITS, _TIE_LEVELS = 48, 3  # so many bits of 10,002 nodes add up to less than 2^62
+_FAR = 2**62
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ConstrainedLloydAlgorithm(LloydFamily):
+    """Lloyd's algorithm with constrained assignment at every client.
+
+    Every client works on ``n_slots`` points, whatever its records are. It fills empty slots with
+    the box's centre, and leaves out the records that exceed them, those of the largest public
+    hashes. The size of a client's clusters is bounded from ``ceil(min_size / n_clients)`` to
+    ``floor(max_size / n_clients)``, from public figures alone.
+
+    ``assignment``: every record in one cluster ("exclusive"); every cluster with its nearest
+    records, so that a record may be in several clusters or in none ("non-exclusive"); every record
+    in one to ``max_contribution`` clusters ("e-exclusive"). Clients send sums and counts ("mna":
+    mask, noise, average), or their means ("amn": average, mask, noise). ``n_rounds="auto"`` is the
+    thesis's rule for one contribution (sections 6.2.4 and 6.3.3).
+
+    Formal guarantee: one record that comes or goes replaces what stands in one slot, and changes a
+    round's releases by their units at most (docs/guarantees.md, "Constrained assignment").
+
+    Parameters
+    ----------
+    assignment : {"exclusive", "non-exclusive", "e-exclusive"}
+        Every record in one cluster; every cluster with its nearest records, so that a record may be
+        in several clusters or in none; every record in one to ``max_contribution`` clusters.
+    aggregation : {"mna", "amn"}
+        Clients send sums and counts ("mask, noise, average"), or their means ("average, mask,
+        noise").
+    min_size, max_size : int, optional
+        Records per cluster, of all clients together. Default: ``ceil(N / 1.5 k)`` and
+        ``ceil(3 N / k)``. ``"non-exclusive"`` has no ``max_size``: every cluster has as many
+        records as it must.
+    max_contribution : int
+        E of ``"e-exclusive"``, from 1 to k; 1 for the others.
+    mechanism : {"gaussian", "laplace"}
+    n_records, n_clients : int
+        Public figures. Both are required, also without privacy.
+    n_clusters, domain, budget, n_rounds, seed, fraction_bits, initial
+        As for all Lloyd algorithms. ``n_rounds="auto"`` is the thesis's rule for one contribution
+        (sections 6.2.4 and 6.3.3).
+    """
+
+    name: ClassVar[str] = "constrained-lloyd"
+    bounds_clients: ClassVar[bool] = True
+
+    n_records: Annotated[int | None, whole(1, LARGEST)] = None
+    n_clients: Annotated[int | None, whole(1, LARGEST)] = None
+    clip: None = field(default=None, init=False)
+    cost: bool = field(default=False, init=False)
+    assignment: Annotated[Assignment, choice(*ASSIGNMENTS)] = "exclusive"
+    aggregation: Annotated[Aggregation, choice(*AGGREGATIONS)] = "mna"
+    min_size: Annotated[int, whole()] = DERIVED
+    max_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
+    max_contribution: Annotated[int, whole()] = 1
+    mechanism: Annotated[Mechanism, choice(*MECHANISMS)] = "gaussian"
+
+    def __post_init__(self) -> None:
+        """Check every parameter, and derive the bounds that are not given."""
+        if self.budget.protects_clients:
+            raise ConfigurationError(
+                "Expected a budget with unit='record' for ConstrainedLloyd: the bounds of a "
+                "client's sizes are no bounds of what all of its records change. "
+                "Got unit='client' instead."
+            )
+        for name in ("n_records", "n_clients"):
+            if getattr(self, name) is None:
+                raise ConfigurationError(
+                    f"{name} is required: the bounds of every client's clusters follow from it, "
+                    "also without privacy. Got None."
+                )
+        if self.assignment == "unconstrained":  # type: ignore[comparison-overlap]
+            raise ConfigurationError(
+                "Expected another assignment than 'unconstrained' with aggregation='amn': a "
+                "cluster of one record has a mean that no useful bound holds. Take "
+                "aggregation='mna', which is SuLloyd or GLloyd, or a bounded assignment."
+                if self.aggregation == "amn"
+                else "Expected a bounded assignment. Got 'unconstrained' instead, which is SuLloyd "
+                "(mechanism 'laplace') or GLloyd (mechanism 'gaussian')."
+            )
+        super().__post_init__()
+
+    # ------------------------------------------------------------------ bounds, all public
+
+    @property
+    def n_slots(self) -> int:
+        """Points that every client works on: ``ceil(n_records / n_clients)``."""
+        return -(-(self.n_records or 0) // (self.n_clients or 1))  # both are always given
+
+    @property
+    def client_bounds(self) -> tuple[int, int]:
+        """Fewest and most records in a cluster of one client."""
+        m = self.n_clients or 1
+        low = -(-self.min_size // m)
+        return low, low if self.max_size is None else min(self.max_size // m, self.n_slots)
+
+    def require_packages(self) -> None:
+        """Require the solver, which every client needs for all but ``"non-exclusive"``."""
+        if self.assignment != "non-exclusive":
+            _solver()
+
+    # ------------------------------------------------------------------ the contract
+
+    def layout(self, round_number: int) -> tuple[Block, ...]:
+        """Return sums (k, d) and counts (k,), or the clients' means (k, d), on one grid.
+
+        Without counts where the sizes of all clusters are public.
+        """
+        k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
+        if self.aggregation == "amn":
+            return (Block(MEANS, (k, d), q),)
+        sums = Block(SUMS, (k, d), q)
+        return (sums, Block(COUNTS, (k,), q)) if self._has_counts else (sums,)
+
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
+        """Return the sums and counts, or the means, of one client's slots.
+
+        Of a client without records too, whose slots all hold the box's centre.
+        """
+        centroids = query.arrays["centroids"]
+        points, sizes = self._slots(records)
+        held = self._assigned(points, sizes, centroids)
+        sums = (held.T.astype(np.float64) @ points.astype(np.float64)).astype(np.int64)  # exact
+        counts = held.sum(axis=0)
+        if self.aggregation == "amn":
+            return Statistic({MEANS: sums // counts[:, None]})
+        blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
+        return Statistic({block.name: blocks[block.name] for block in self.layout(query.round)})
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Return the means: of sums and counts, or of the clients that answered."""
+        number, old = state.round + 1, state.arrays["centroids"]
+        if self.aggregation == "mna" and self._has_counts:
+            return super().update(state, answer, rng)
+        n_answers, q, low = answer.n_answers, self.fraction_bits, self.client_bounds[0]
+        if n_answers is None:
+            n_answers = round(answer.answered * (self.n_clients or 1))
+        by_client = self.aggregation == "amn"  # the clients' means, or sums of as many records each
+        records = n_answers * (1 if by_client else low)
+        sizes = np.full(self.n_clusters, records << q, dtype=np.int64)
+        sums = answer.blocks[MEANS if by_client else SUMS]
+        means, usable = quotients(sums, sizes, q, MIN_COUNT)
+        centroids = np.where(usable[:, None], self._into_domain(to_grid(means)), old)
+        # No sizes are released: those of "non-exclusive" are public, and so is the mean of others.
+        held = self.n_clusters * low
+        if self._has_counts:
+            held = max(self.n_slots, held)
+        counts = np.full_like(sizes, (n_answers * held << q) // self.n_clusters)
+        return State(number, {"centroids": centroids, "counts": counts})
+
+    def warnings(self, state: State) -> tuple[str, ...]:
+        """Return that sizes are public figures, where none are released."""
+        if self.aggregation == "mna" and self._has_counts:
+            return ()
+        return ("The run released no sizes: those shown are public averages, not of the records.",)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
+        """Return the algorithm that ``to_config`` described."""
+        if ("max_size" in config) == (config.get("assignment") == "non-exclusive"):
+            raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
+        return super().from_config(config, domain, budget)
+
+    # ------------------------------------------------------------------ parameters
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        k, n = self.n_clusters, self.n_records or 0
+        m = integer("n_clients", self.n_clients, 1, n)
+        is_free = self.assignment == "non-exclusive"
+        most = integer("max_contribution", self.max_contribution, 1, k)
+        if most > 1 and self.assignment != "e-exclusive":
+            raise ConfigurationError(
+                "Expected max_contribution=1 unless assignment='e-exclusive'. "
+                f"Got max_contribution={most}, assignment={self.assignment!r} instead."
+            )
+        if is_free and self.max_size is not None:
+            raise ConfigurationError(
+                "Expected max_size=None with assignment='non-exclusive', where every cluster has "
+                f"as many records as it must. Got max_size={self.max_size!r} instead."
+            )
+        least = -(-2 * n // (3 * k)) if self.min_size is None else self.min_size
+        needs_one = is_free or self.aggregation == "amn"
+        self._put(min_size=integer("min_size", least, int(needs_one), n))
+        if not is_free:
+            largest = -(-3 * n // k) if self.max_size is None else self.max_size
+            self._put(max_size=integer("max_size", largest, 0, LARGEST))
+        if self.n_slots * k > MAX_ARCS:
+            raise ConfigurationError(
+                f"Expected n_clusters ceil(n_records / n_clients) of at most {MAX_ARCS}, which "
+                f"every client's assignment has to solve. Got {k} x {self.n_slots} instead."
+            )
+        low, high = self.client_bounds
+        slots, high_name = self.n_slots, f"max_size={self.max_size}"
+        if is_free:
+            fits = low <= slots
+            needed = f"ceil(min_size / n_clients) of at most {slots}, the slots of a client"
+        else:
+            fits = low <= high and k * low <= most * slots and slots <= k * high
+            fits &= k * self.min_size <= most * n <= most * k * (self.max_size or 0)
+            times = "n_records" if most == 1 else f"{most} * n_records"
+            needed = (
+                f"n_clusters * min_size <= {times}, n_records <= n_clusters * max_size, and "
+                f"clusters of ceil(min_size / n_clients) to floor(max_size / n_clients) records "
+                f"into which the {slots} slots of a client fit"
+            )
+        if not fits:
+            raise ConfigurationError(
+                f"Expected min_size, max_size and n_clients with {needed}. "
+                f"Got min_size={self.min_size}, {high_name}, n_clusters={k}, n_records={n}, "
+                f"n_clients={m}: {low} to {high} records in each cluster of a client."
+            )
+
+    def _auto_rounds(self) -> int:
+        if self.budget.epsilon is None or self.n_records is None:
+            return MOST_AUTO_ROUNDS
+        k, d = self.n_clusters, self.domain.n_features
+        if self.aggregation == "amn":
+            return limited(self.budget.epsilon * self.min_size / math.sqrt(500 * k * d**3))
+        spread = d + count_share(d)
+        return limited(
+            self.budget.epsilon * self.n_records / math.sqrt(500 * k**3 * spread * spread * spread)
+        )
+
+    def _releases(self, round_number: int) -> tuple[Release, ...]:
+        # Su et al.'s ratio of the epsilons, and with Gaussian noise of mu^2.
+        shares = [float(self.domain.n_features), count_share(self.domain.n_features)]
+        norm: Literal["l1", "l2"] = "l1"
+        if self.mechanism == "gaussian":
+            shares, norm = [math.sqrt(share) for share in shares], "l2"
+        return tuple(
+            Release(block.name, self.mechanism, norm, 1 / share, (block.name,))
+            for block, share in zip(self.layout(round_number), shares, strict=False)
+        )
+
+    def _sum_sensitivity(self, round_number: int) -> float:
+        """Return the bound of all sums: each of E paths changes every cluster by two records."""
+        k, most, q = self.n_clusters, self.max_contribution, self.fraction_bits
+        if self.mechanism == "gaussian":
+            # The root is rounded, and the bound is made larger by more than it can lack.
+            return 2 * most * math.sqrt(k) * (1 + 2.0**-50) * self.domain.l2_bound(q)
+        return 2 * most * k * self.domain.l1_bound(q)
+
+    def block_sensitivities(self, round_number: int) -> dict[str, float]:
+        """Return by how much one record changes each block at most."""
+        if self.aggregation == "amn":
+            words = self.n_clusters * self.domain.n_features
+            rounding = words if self.mechanism == "laplace" else math.sqrt(words) * (1 + 2.0**-50)
+            # Of the means of one client, each of which is rounded down.
+            shared = self._sum_sensitivity(round_number) / self.client_bounds[0] * (1 + 2.0**-50)
+            return {MEANS: shared + rounding}
+        ends = 2.0 if self.mechanism == "laplace" else math.sqrt(2) * (1 + 2.0**-50)
+        counts = ends * self.max_contribution * 2**self.fraction_bits
+        sums = {SUMS: self._sum_sensitivity(round_number)}
+        return {**sums, COUNTS: counts} if self._has_counts else sums
+
+    @property
+    def _has_counts(self) -> bool:
+        return self.assignment != "non-exclusive"
+
+    # ------------------------------------------------------------------ one client's slots
+
+    def _slots(self, records: GridRecords) -> tuple[IntArray, IntArray]:
+        """Return the different points of a client's slots (g, d), and how many slots each has.
+
+        Points are in ascending order, so nothing depends on the order of records. Records beyond
+        the slots are left out by a public order of all points: a record more replaces one of the
+        others, or is left out itself.
+        """
+        n, d = records.shape
+        grid = np.zeros((max(n, self.n_slots), d), dtype=np.int64)
+        start = 0
+        for block in records.blocks(2**16):
+            grid[start : start + len(block)] = block
+            start += len(block)
+        points, sizes = np.unique(grid, axis=0, return_counts=True)
+        if n > self.n_slots:
+            order = np.argsort(self._hashes(b"keep", points, 1)[:, 0], kind="stable")
+            before = np.cumsum(sizes[order]) - sizes[order]
+            sizes[order] = np.clip(self.n_slots - before, 0, sizes[order])
+            points, sizes = points[sizes > 0], sizes[sizes > 0]
+        return points, sizes.astype(np.int64)
+
+    def _hashes(self, use: bytes, points: IntArray, n_words: int) -> IntArray:
+        """Return public random words in [0, 2^48) of points, (g, n_words).
+
+        SHAKE-128 of the seed and a point's integers: the same on every processor.
+        """
+        head = b"constrained-lloyd/" + use + self.seed.to_bytes(8, "little")
+        data = b"".join(
+            hashlib.shake_128(head + row.tobytes()).digest(8 * n_words)
+            for row in np.ascontiguousarray(points, "<i8")
+        )
+        words = np.frombuffer(data, "<u8").reshape(len(points), n_words)
+        return (words >> np.uint64(64 - _TIE_BITS)).astype(np.int64)
+
+    def _assigned(self, points: IntArray, sizes: IntArray, centroids: IntArray) -> IntArray:
+        """Return how many slots of each point are in each cluster, (g, k)."""
+        k = self.n_clusters
+        # Integers below 2^53 (`check_exactness`), so the product is exact.
+        x, c = points.astype(np.float64), centroids.astype(np.float64)
+        squares = (x * x).sum(axis=1)[:, None] - 2 * (x @ c.T) + (c * c).sum(axis=1)
+        costs = squares.astype(np.int64)
+        low, high = self.client_bounds
+        ties = self._hashes(b"tie", points, (_TIE_LEVELS + 1) * k).reshape(len(points), -1, k)
+        if self.assignment == "non-exclusive":
+            return nearest_slots(costs, sizes, low, ties[:, 0])
+        largest = self.domain.n_features * 4 ** (self.fraction_bits + 1)
+        first = blended(costs, ties[:, 0], largest, self.n_slots + k + 2)
+        levels = [first, *(ties[:, i + 1] for i in range(_TIE_LEVELS))]
+        return bounded_assignment(levels, sizes, low, high, self.max_contribution)
+
+
+# ---------------------------------------------------------------------- the assignments
+
+
+def nearest_slots(costs: IntArray, sizes: IntArray, n: int, ties: IntArray) -> IntArray:
+    """Return how many slots of each point are among the ``n`` nearest of each cluster, (g, k).
+
+    Equal costs (g, k) go in the order of ``ties``, equal ties in that of the points. ``sizes`` (g,)
+    are slots of each point, together at least ``n``.
+    """
+    held = np.zeros_like(costs)
+    for j in range(costs.shape[1]):
+        order = np.lexsort((ties[:, j], costs[:, j]))
+        before = np.cumsum(sizes[order]) - sizes[order]
+        held[order, j] = np.clip(n - before, 0, sizes[order])
+    return held
+
+
+def blended(costs: IntArray, ties: IntArray, largest: int, n_nodes: int) -> IntArray:
+    """Return costs that no solver can overflow, with bits of ``ties`` below them.
+
+    The solver multiplies costs by ``n_nodes + 1``. A node's price falls by at most ``n_nodes``
+    times the old and the new error bound in each phase (Goldberg and Tarjan 1990), and the error
+    bounds, of which the first is the largest scaled cost, fall to a fifth each time: by 1.5
+    ``n_nodes`` scaled costs in all. So costs below ``2^63 / (4 (n_nodes + 2)^2)`` are safe.
+
+    Costs (g, k) are in [0, ``largest``] and ties in [0, 2^48). ``largest`` and ``n_nodes`` are
+    public bounds.
+    """
+    bits = ((2**63) // (4 * (n_nodes + 2) ** 2)).bit_length() - 1
+    low = bits // 3
+    shift = max(largest.bit_length() - (bits - low), 0)
+    return np.asarray(((costs >> shift) << low) | (ties >> (_TIE_BITS - low)))
+
+
+def bounded_assignment(
+    levels: Sequence[IntArray], sizes: IntArray, low: int, high: int, most: int = 1
+) -> IntArray:
+    """Return how many slots of each point are in each cluster, (g, k), at least cost.
+
+    A slot is in 1 to ``most`` clusters, in each of them once, and a cluster has ``low`` to ``high``
+    slots: bounds that can be kept. Of equal sums of the first level's costs, the second level's sum
+    decides, and so on: the result is the only one, but for sums that are equal on all levels. Costs
+    (g, k) of the first level are in the range of `blended`, the others in [0, 2^48).
+    """
+    flow = _Flow(levels, sizes, low, high, most)
+    flow.solve()
+    for level in range(len(levels)):
+        flow.settle(level)
+    return flow.held[:, :-1]
+
+
+class _Flow:
+    """Slots in clusters, and in a last column all further clusters that they could be in.
+
+    A row has ``most`` units of each slot; the last column takes all but one. Where a cycle of moves
+    from column to column changes no size, or a path of moves two sizes within their bounds, it
+    leads to another assignment: the assignment is optimal if no cycle costs less than nothing. The
+    ends of paths are joined in one more node, so that paths are cycles too.
+    """
+
+    def __init__(
+        self, levels: Sequence[IntArray], sizes: IntArray, low: int, high: int, most: int
+    ) -> None:
+        g, k = levels[0].shape
+        free = np.zeros((g, 1), dtype=np.int64)
+        self.sizes, self.most = sizes, most
+        self.costs = [np.hstack([costs, free]) for costs in levels]
+        more = (most - 1) * sizes[:, None]
+        self.capacity = np.hstack([np.repeat(sizes[:, None], k, axis=1), more])
+        self.low = np.array([low] * k + [0])
+        self.high = np.array([high] * k + [(most - 1) * int(sizes.sum())])
+        self.held = np.zeros((g, k + 1), dtype=np.int64)
+        self.reduced: list[IntArray] = []
+        self.prices: list[IntArray] = []
+
+    def solve(self) -> None:
+        """Put slots into columns at least cost of the first level."""
+        g, n_columns = self.held.shape
+        sink, supply = g + n_columns, self.most * self.sizes
+        solver = _solver().SimpleMinCostFlow()
+        rows, columns = np.nonzero(self.capacity)
+        arcs = solver.add_arcs_with_capacity_and_unit_cost(
+            rows.astype(np.int32),
+            (g + columns).astype(np.int32),
+            self.capacity[rows, columns],
+            self.costs[0][rows, columns],
+        )
+        nodes = np.arange(g, sink, dtype=np.int32)
+        solver.add_arcs_with_capacity_and_unit_cost(
+            nodes,
+            np.full(n_columns, sink, dtype=np.int32),
+            self.high - self.low,
+            np.zeros(n_columns, dtype=np.int64),
+        )
+        rest = np.array([int(self.low.sum()) - int(supply.sum())])
+        solver.set_nodes_supplies(
+            np.arange(sink + 1, dtype=np.int32), np.concatenate([supply, -self.low, rest])
+        )
+        status = solver.solve()
+        if status != solver.OPTIMAL:  # no bounds and no costs that are checked lead here
+            raise ConfigurationError("Expected ortools to solve every assignment. It does not.")
+        self.held[rows, columns] = solver.flows(arcs)
+
+    def settle(self, level: int) -> None:
+        """Move slots until no cycle costs less on a level, and as much on those before."""
+        while True:
+            weights, which = self._moves(level)
+            prices, cycle = _prices(weights)
+            if cycle is None:
+                break
+            self._push(cycle, which)
+        self.prices.append(prices)
+        self.reduced.append(self.costs[level] - prices[:-1])
+
+    def _moves(self, level: int) -> tuple[IntArray, IntArray]:
+        """Return the least cost of a slot's move between columns, and the point of that slot.
+
+        Of those moves that are part of an optimum of the levels before. The last node joins ends.
+        """
+        n_columns = self.held.shape[1]
+        weights = np.full((n_columns + 1, n_columns + 1), _FAR)
+        which = np.zeros((n_columns, n_columns), dtype=np.int64)
+        costs, room = self.costs[level], self.held < self.capacity
+        for a in range(n_columns):
+            rows = np.flatnonzero(self.held[:, a])
+            if not len(rows):
+                continue
+            found, usable = costs[rows] - costs[rows, a][:, None], room[rows]
+            usable[:, a] = False
+            for reduced in self.reduced:
+                usable &= reduced[rows] == reduced[rows, a][:, None]
+            found = np.where(usable, found, _FAR)
+            best = found.argmin(axis=0)
+            which[a] = rows[best]
+            weights[a, :-1] = found[best, np.arange(n_columns)]
+        inside, sizes = np.ones(n_columns, dtype=bool), self.held.sum(axis=0)
+        for prices in self.prices:
+            inside &= prices[:-1] == prices[-1]
+        weights[-1, :-1] = np.where(inside & (sizes > self.low), 0, _FAR)
+        weights[:-1, -1] = np.where(inside & (sizes < self.high), 0, _FAR)
+        return weights, which
+
+    def _push(self, cycle: list[int], which: IntArray) -> None:
+        """Move one slot along every step of a cycle."""
+        last = self.held.shape[1]
+        for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+            if last not in (a, b):
+                self.held[which[a, b], a] -= 1
+                self.held[which[a, b], b] += 1
+
+
+def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
+    """Return shortest distances to all nodes, or a cycle that costs less than nothing.
+
+    Bellman and Ford's algorithm, from a source with arcs of cost 0 to all nodes.
+    """
+    n = len(weights)
+    prices, before = np.zeros(n, dtype=np.int64), np.full(n, -1)
+    for _ in range(n):
+        through = np.where(weights < _FAR, weights + prices[:, None], _FAR)
+        best = through.argmin(axis=0)
+        found = through[best, np.arange(n)]
+        shorter = found < prices
+        if not shorter.any():
+            return prices, None
+        prices, before = np.where(shorter, found, prices), np.where(shorter, best, before)
+    node = int(np.flatnonzero(shorter)[0])
+    for _ in range(n):
+        node = int(before[node])
+    cycle = [node]
+    while int(before[cycle[-1]]) != node:
+        cycle.append(int(before[cycle[-1]]))
+    return prices, cycle[::-1]
+
+
+def _solver() -> Any:
+    """Return the module of the exact integer solver: the one import of ortools."""
+    return require(
+        "ortools.graph.python.min_cost_flow", "Constrained assignment at a client", "constrained"
+    )

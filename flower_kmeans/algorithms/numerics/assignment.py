@@ -1,0 +1,322 @@
+"""Nearest centroids and cluster sums, exactly.
+
+Records and centroids are integers, and an integer-valued float64 below 2**53 is added and
+multiplied without rounding, in any order. So BLAS gives exact squared distances, and a record's
+cluster cannot depend on which records share its block (docs/guarantees.md, "Fixed point, rounding,
+sampling").
+
+The room that is left below 2**53 pays for speed. With ``s_j = |c_j|**2 - 2 x . c_j``, which orders
+the centroids of a record x as the distance does, the matrix product yields ``K s_j + j`` for K a
+power of two and j < K: one minimum over j then finds the nearest centroid, its index and its
+distance, and ties go to the lowest index. Coordinates are at most 2**q, so every term and every
+partial sum of that product is an integer of at most ``K (3 d 4**q) + K <= K d 4**(q + 1)``, exact
+for ``K <= 2**53 / (d 4**(q + 1))``: with q = 16, up to 64 centroids at once for d <= 8,192.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csc_array
+
+from flower_kmeans.data.domain import GridRecords, IntArray, check_fraction_bits
+from flower_kmeans.data.records import FloatArray
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.threads import blas_threads, single_threaded_blas, sum_in_parts
+
+LabelArray = NDArray[np.int32]
+
+_TRANSPOSED = 16  # columns up to which records are transposed for BLAS
+_GROUP = 64  # centroids that are compared at once, at most
+_BLOCK_BYTES = 2**22  # of a thread's block: few enough for a cache, and for threads to meet rarely
+_SCORES = 2**17  # of a product, 1 MB
+_MAX_ROWS = 2**15
+_ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
+_ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
+
+
+def largest_weight(n_features: int, fraction_bits: int) -> int:
+    """Return the largest absolute weight of a power cell, in squared grid units: d 4^(q + 1).
+
+    No two points of ``[-2**q, 2**q]**d`` are further apart, squared, so more changes no cell.
+    """
+    return int(n_features * 4 ** (fraction_bits + 1))
+
+
+def check_exactness(n_features: int, fraction_bits: int, weighted: bool = False) -> None:
+    """Require that every squared distance is exact in float64.
+
+    Two points of ``[-2**q, 2**q]**d`` are at most ``d * 2**(2q + 2)`` apart, squared, and every
+    intermediate value of its computation is smaller. With a weight of at most `largest_weight`, it
+    is at most twice as large.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``d * 2**(2q + 2) > 2**53``, or with weights ``d * 2**(2q + 3)``.
+    """
+    check_fraction_bits(fraction_bits)
+    if largest_weight(n_features, fraction_bits) << weighted > 2**53:
+        most = 2 ** (51 - 2 * fraction_bits) >> weighted
+        raise ConfigurationError(
+            f"fraction_bits={fraction_bits} is too fine for {n_features} columns: squared "
+            f"distances are exact for at most {most} columns; take fewer bits."
+        )
+
+
+def assign(
+    points: FloatArray, centroids: IntArray, weights: IntArray | None = None
+) -> tuple[LabelArray, FloatArray]:
+    """Return the nearest centroid of each point, and the squared distance to it.
+
+    With weights, a point belongs to the centroid with the least ``|x - c_j|^2 - w_j`` (power
+    cells), and the squared distance is that to its centroid all the same.
+
+    Parameters
+    ----------
+    points : ndarray of shape (n, d), float64
+        Integers, within ``[-2**q, 2**q]`` for a ``q`` that passes ``check_exactness``.
+    centroids : ndarray of shape (k, d), int64
+        Within the same bounds; k >= 1.
+    weights : ndarray of shape (k,), int64, optional
+        In squared grid units, at most `largest_weight` in absolute value.
+
+    Returns
+    -------
+    labels : ndarray of shape (n,), int32
+        The lowest index among the nearest.
+    d2 : ndarray of shape (n,), float64
+        Exact integers, in squared grid units.
+    """
+    centers = centroids.astype(np.float64)
+    norms = np.einsum("ij,ij->i", centers, centers)
+    shifts = np.zeros(len(centers)) if weights is None else weights.astype(np.float64)
+    norms -= shifts
+    doubled = np.ascontiguousarray(-2 * centers.T)
+    labels = np.empty(len(points), dtype=np.int32)
+    d2 = np.empty(len(points))
+    step = max(1, _BLOCK_BYTES // (8 * sum(centers.shape)))
+    for start in range(0, len(points), step):
+        block = points[start : start + step]
+        scores = block @ doubled
+        scores += norms
+        nearest = scores.argmin(axis=1)
+        labels[start : start + step] = nearest
+        best = scores[np.arange(len(block)), nearest] + shifts[nearest]
+        d2[start : start + step] = best + np.einsum("ij,ij->i", block, block)
+    return labels, d2
+
+
+def cluster_sums(
+    records: GridRecords, centroids: IntArray, radius2: int | None = None
+) -> tuple[IntArray, IntArray]:
+    """Return the sum (k, d) and the number (k,) of the records of each cluster, as int64.
+
+    Streams over the records, on as many threads as BLAS would use, with a few megabytes each. The
+    result is made of exact integers, so it depends neither on blocks nor on threads.
+
+    Parameters
+    ----------
+    records : GridRecords
+        n records of d columns, on a grid that passes `check_exactness`.
+    centroids : ndarray of shape (k, d), int64
+        Within ``[-2**q, 2**q]``, q the records' fractional bits; k >= 1.
+    radius2 : int, optional
+        A record counts only if its squared distance to its centroid is at most this.
+    """
+    n, d = records.shape
+    check_exactness(d, records.fraction_bits)
+    if radius2 is not None and radius2 >= d * 4 ** (records.fraction_bits + 1):
+        radius2 = None  # no two points of the grid are further apart
+    query = _Query(centroids, records.fraction_bits, radius2)
+    work = n * (len(centroids) * d + _ROW_WORK)
+    sums, counts = sum_in_parts(n, work, partial(_sum_rows, records, query))
+    return sums, counts
+
+
+def vote_counts(
+    records: GridRecords, candidates: Iterable[FloatArray], n_candidates: int
+) -> IntArray:
+    """Return how many records are nearest to each of many points, which are made block by block.
+
+    Memory is that of one block of candidates, of a few blocks of records, and of 16 bytes for every
+    record and candidate. The result does not depend on blocks or threads.
+
+    Parameters
+    ----------
+    records : GridRecords
+        n records of d columns, on a grid that passes `check_exactness`.
+    candidates : iterable of ndarrays of shape (m, d), float64
+        Integers within ``[-2**q, 2**q]``, q the records' fractional bits; together at most
+        ``n_candidates``, at least one of them.
+    n_candidates : int
+        Length of the result (int64); the candidates that are missing get no votes. Of several
+        nearest candidates the first one gets a record's vote.
+    """
+    n, d = records.shape
+    check_exactness(d, records.fraction_bits)
+    best, labels = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
+    workers = min(blas_threads(), max(1, n // _ROWS_PER_VOTER))
+    edges = [n * i // workers for i in range(workers + 1)]
+    first = 0
+
+    def compare(query: _Query, start: int, stop: int) -> None:
+        for rows, worker in _labelled(records, query, start, stop):
+            scores = worker.scores()
+            closer = scores < best[rows]  # a tie keeps the candidate of an earlier block
+            np.copyto(best[rows], scores, where=closer)
+            np.copyto(labels[rows], worker.labels + first, where=closer)
+
+    with single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
+        for block in candidates:
+            query = _Query(block, records.fraction_bits, None)
+            if workers == 1:
+                compare(query, 0, n)
+            else:
+                list(pool.map(partial(compare, query), edges[:-1], edges[1:]))
+            first += len(block)
+    return np.bincount(labels, minlength=n_candidates).astype(np.int64, copy=False)
+
+
+# --------------------------------------------------------------------------- one block
+
+
+class _Query:
+    """The centroids and the radius of one call, prepared once and shared by its threads."""
+
+    def __init__(
+        self, centroids: IntArray | FloatArray, fraction_bits: int, radius2: int | None
+    ) -> None:
+        k, d = int(centroids.shape[0]), int(centroids.shape[1])
+        self.k, self.d = k, d
+        self.radius2 = radius2
+        room = 2**53 // (d * 4 ** (fraction_bits + 1))
+        bits = min(room.bit_length() - 1, (min(k, _GROUP) - 1).bit_length())
+        # With too little room the indices stay out of the scores, and argmin finds them.
+        self.packed = 2**bits >= min(k, 8)
+        self.factor = 2**bits if self.packed else 1
+        self.group = min(k, self.factor if self.packed else _GROUP)
+        matrix = np.empty((k, d + 1))
+        matrix[:, :d] = centroids * (-2 * self.factor)
+        matrix[:, d] = np.einsum("ij,ij->i", centroids, centroids) * self.factor
+        if self.packed:
+            matrix[:, d] += np.arange(k) % self.group
+        self.groups = [matrix[start : start + self.group] for start in range(0, k, self.group)]
+
+    def block_rows(self) -> int:
+        """Return how many records a thread takes at once."""
+        return max(1, min(_MAX_ROWS, _BLOCK_BYTES // (8 * (2 * self.d + 8))))
+
+
+class _Worker:
+    """Buffers for blocks of a fixed number of rows, and what is done with one block."""
+
+    def __init__(self, query: _Query, rows: int) -> None:
+        d = query.d
+        self.query = query
+        # The product needs columns by records, and a row of ones for the norms of the centroids;
+        # the sums need records by columns. Long records share one array. BLAS is faster with short
+        # ones that are transposed in memory, so those are kept twice.
+        table = np.empty((rows, d + 1) if d > _TRANSPOSED else (rows, d))
+        self._features = table.T if d > _TRANSPOSED else np.empty((d + 1, rows))
+        self._features[d] = 1
+        self._table = table
+        self.points = table[:, :d]
+        self.scratch = np.empty((rows, d)) if d > _TRANSPOSED else self.points
+        self._slice = max(1, min(rows, _SCORES // query.group))
+        self._scores = np.empty(query.group * self._slice)
+        self._packed = np.empty(rows, dtype=np.int64)
+        self._lowest, self._best = np.empty(rows), np.empty(rows)
+        self._index = np.empty(rows, dtype=np.int32)
+        # One entry per column: times the records, this matrix adds them up by cluster. Cluster k
+        # takes those that are too far away.
+        self._choice = csc_array(
+            (np.ones(rows), np.zeros(rows, np.int32), np.arange(rows + 1, dtype=np.int32)),
+            shape=(query.k + 1, rows),
+        )
+        self.labels: LabelArray = self._choice.indices
+
+    def label(self) -> None:
+        """Write to ``labels`` the cluster of each of ``points``, or k for one out of reach."""
+        query = self.query
+        if self.query.d <= _TRANSPOSED:
+            np.copyto(self._features[:-1], self.points.T)
+        self._nearest(query.groups[0], self.labels, self._best)
+        for number, group in enumerate(query.groups[1:], start=1):
+            self._nearest(group, self._index, self._lowest)
+            self._index += number * query.group
+            closer = self._lowest < self._best  # a tie keeps the lower index
+            np.copyto(self.labels, self._index, where=closer)
+            np.copyto(self._best, self._lowest, where=closer)
+        if query.radius2 is not None:
+            # The features hold a 1 beside x, and the lowest score may still hold an index below K:
+            # d2 <= radius2 means K (s + |x|**2 + 1) + index < K (radius2 + 2).
+            norms = np.einsum("ij,ij->j", self._features, self._features, out=self._lowest)
+            norms *= query.factor
+            norms += self._best
+            far = norms >= query.factor * (query.radius2 + 2)
+            np.copyto(self.labels, query.k, where=far)
+
+    def scores(self) -> FloatArray:
+        """Return |c|^2 - 2 x . c of the nearest centroid of each point, after ``label``."""
+        if self.query.packed and len(self.query.groups) == 1:
+            self._best -= self.labels
+        return np.multiply(self._best, 1 / self.query.factor, out=self._best)
+
+    def _nearest(self, group: FloatArray, index: LabelArray, lowest: FloatArray) -> None:
+        """Write the index within a group of the nearest centroid of each row, and its score."""
+        for start in range(0, len(self.points), self._slice):
+            part = slice(start, start + self._slice)
+            features = self._features[:, part]
+            shape = len(group), features.shape[1]
+            scores = self._scores[: shape[0] * shape[1]].reshape(shape)
+            np.dot(group, features, out=scores)
+            if self.query.packed:
+                np.minimum.reduce(scores, axis=0, out=lowest[part])
+            else:
+                index[part] = scores.argmin(axis=0)
+                lowest[part] = scores[index[part], np.arange(shape[1])]
+        if self.query.packed:
+            np.copyto(self._packed, lowest, casting="unsafe")  # an integer already
+            np.bitwise_and(self._packed, self.query.factor - 1, out=index, casting="same_kind")
+            if len(self.query.groups) > 1:
+                lowest -= index
+
+    def add(self, sums: IntArray, counts: IntArray) -> None:
+        """Add the points to the sums and counts of their clusters."""
+        k, labels = self.query.k, self.labels
+        if k > len(labels):  # touch only the clusters that occur
+            kept = labels < k
+            np.add.at(sums, labels[kept], self.points[kept].astype(np.int64))
+        else:
+            product = self._choice @ self._table  # below 2**53: exact
+            sums += product[:k, : self.query.d].astype(np.int64)
+        counts += np.bincount(labels, minlength=k + 1)[:k]
+
+
+def _labelled(
+    records: GridRecords, query: _Query, start: int, stop: int
+) -> Iterator[tuple[slice, _Worker]]:
+    """Yield the rows of each block with the worker that has labelled them, often the same one."""
+    worker: _Worker | None = None
+    step = query.block_rows()
+    for low in range(start, stop, step):
+        rows = slice(low, min(low + step, stop))
+        if worker is None or len(worker.points) != rows.stop - rows.start:
+            worker = _Worker(query, rows.stop - rows.start)
+        records.read(low, worker.points, worker.scratch)
+        worker.label()
+        yield rows, worker
+
+
+def _sum_rows(
+    records: GridRecords, query: _Query, start: int, stop: int
+) -> tuple[IntArray, IntArray]:
+    """Return the sums and counts of the rows from ``start`` to ``stop``."""
+    sums = np.zeros((query.k, query.d), dtype=np.int64)
+    counts = np.zeros(query.k, dtype=np.int64)
+    for _, worker in _labelled(records, query, start, stop):
+        worker.add(sums, counts)
+    return sums, counts

@@ -1,0 +1,206 @@
+"""Weighted k-means on integer points: the same integers on every processor.
+
+Points, weights and centres are integers, and everything is computed from integers that float64 or
+int64 holds exactly, by BLAS or not, in any order (docs/guarantees.md, "Fixed point, rounding,
+sampling"). Where a product could be longer than 53 bits, one multiplication rounds it, element by
+element, and its last bits are cut off before anything is added. Starts are drawn from raw Philox
+words by integer masses. So clients that compute an update from the same sums agree on every centre.
+
+Bounds: with coordinates of at most B and weights that sum to W, sums of weighted coordinates are at
+most W B, and squared distances 4 p B^2. Weights lose as many last bits as it takes for W < 2^53 and
+W B < 2^60: up to 53 bits are left of W for B < 2^7, and 34 for B = 2^25. Weights times squared
+distances are floats, of which as many last bits are cut off, for all points and starts alike, as it
+takes for their sum to stay below 2^62.
+
+How long it takes follows from sizes alone: all steps are made also where nothing moves any more,
+and points without weight are carried along. A server that sees no sum must not learn of it from the
+time of a client's reply.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csc_array
+
+from flower_kmeans.algorithms.numerics.assignment import assign
+from flower_kmeans.algorithms.numerics.initialization import random_words
+from flower_kmeans.data.domain import IntArray
+from flower_kmeans.data.records import FloatArray
+from flower_kmeans.threads import single_threaded_blas
+
+_EXACT_BITS = 53  # of an integer in float64
+_SUM_BITS = 60  # of an int64, with room for a sign, a doubling and a rounding
+
+
+class GridCenters(NamedTuple):
+    """The centres of a weighted k-means, within the bounding box of points and given centres."""
+
+    points: IntArray  # (k, p)
+    cost: float  # sum of weighted squared distances to the nearest centre
+
+
+def grid_kmeans(
+    points: IntArray | FloatArray,
+    weights: IntArray,
+    n_clusters: int,
+    source: np.random.Philox,
+    n_starts: int = 5,
+    n_steps: int = 20,
+) -> GridCenters:
+    """Return the best of some starts of weighted k-means by greedy k-means++.
+
+    A centre is drawn with a probability proportional to its weight times its squared distance to
+    the nearest centre before, as the best of ``2 + floor(bits(k) / 2)`` candidates; the first one
+    by its weight alone. Lloyd's steps follow.
+
+    Parameters
+    ----------
+    points : ndarray of shape (n, p), int64 or float64
+        Integers of at most B in absolute value, with ``4 p B**2 <= 2**53``; n >= 1.
+    weights : ndarray of shape (n,), int64
+        At least 0. If all are 0, all points count alike.
+    n_clusters : int
+        k >= 1. Where fewer points differ, some centres are equal.
+    source : Philox
+        Public words (`initialization.public_words`). How many are taken depends on ``n_clusters``
+        and ``n_starts`` alone.
+    n_steps : int
+        Lloyd's steps, for each start.
+
+    Raises
+    ------
+    ValueError
+        If points or weights are not of this form.
+    """
+    data = _Data(points, weights)
+    n_candidates = 2 + n_clusters.bit_length() // 2
+    with single_threaded_blas():
+        found = []
+        for _ in range(n_starts):
+            words = random_words(source, 1 + (n_clusters - 1) * n_candidates)
+            chosen = _spread(data, words[:1], words[1:].reshape(n_clusters - 1, n_candidates))
+            found.append(_steps(data, data.points[chosen].astype(np.int64), n_steps))
+    cost, centers = min(found, key=lambda one: one[0])  # of equal costs the first
+    return GridCenters(centers, math.ldexp(cost, data.cut_bits))
+
+
+def lloyd_steps(
+    points: IntArray | FloatArray, weights: IntArray, centers: IntArray, n_steps: int
+) -> GridCenters:
+    """Return centres after Lloyd's steps on weighted points, which are as in `grid_kmeans`.
+
+    A step moves each centre (k, p), of at most B in absolute value, to the mean of its points,
+    rounded half up; one without points stays. Of several nearest centres a point belongs to the
+    first.
+    """
+    data = _Data(points, weights, centers)
+    with single_threaded_blas():
+        cost, centers = _steps(data, centers, n_steps)
+    return GridCenters(centers, math.ldexp(cost, data.cut_bits))
+
+
+def grid_means(
+    points: IntArray | FloatArray, weights: IntArray, labels: IntArray, centers: IntArray
+) -> IntArray:
+    """Return the weighted means (k, p) of points by label, rounded half up.
+
+    Points and weights are as in `grid_kmeans`. A centre, of at most B in absolute value, stays
+    where its label has no weight.
+    """
+    return _means(_Data(points, weights, centers), labels, centers)
+
+
+# --------------------------------------------------------------------------- details
+
+
+class _Data:
+    """Points with their weights, and how many bits of weights and masses are kept."""
+
+    def __init__(
+        self, points: IntArray | FloatArray, weights: IntArray, centers: IntArray | None = None
+    ) -> None:
+        n, p = points.shape
+        if weights.shape != (n,) or weights.dtype != np.int64 or not n or int(weights.min()) < 0:
+            raise ValueError("Expected weights (n,) of int64, at least 0, for n >= 1 points.")
+        largest = max(_largest(points), 0 if centers is None else _largest(centers))
+        if 4 * p * largest**2 > 2**_EXACT_BITS:
+            raise ValueError(
+                f"Expected coordinates B with 4 p B^2 <= 2^53. Got {largest} in {p} columns."
+            )
+        if not weights.any():
+            weights = np.ones(n, dtype=np.int64)
+        total = _sum(weights)
+        # Sums of weights are exact in float64, and of weighted coordinates in int64.
+        room = min(_EXACT_BITS, _SUM_BITS - largest.bit_length())
+        shift = max(0, total.bit_length() - room)
+        self.points = np.ascontiguousarray(points, dtype=np.float64)
+        self.integers = self.points.astype(np.int64)
+        self.weights = weights >> shift
+        self._norms = np.einsum("ij,ij->i", self.points, self.points)
+        longest = 4 * p * largest**2  # of a squared distance: for every start the same bits
+        self._shorter = max(0, (total >> shift).bit_length() + longest.bit_length() - 62)
+        self._factors = np.ldexp(self.weights.astype(np.float64), -self._shorter)
+        self.cut_bits = shift + self._shorter  # that sums of masses lack of the cost
+
+    def masses(self, d2: FloatArray) -> IntArray:
+        """Return weights times squared distances (..., n), whose sum is below 2^62."""
+        found: IntArray = np.floor(self._factors * d2).astype(np.int64)
+        return found
+
+    def distances(self, chosen: NDArray[np.intp]) -> FloatArray:
+        """Return the squared distances (m, n) of all points to some of them, exact integers."""
+        found: FloatArray = (-2 * self.points[chosen]) @ self.points.T
+        found += self._norms
+        found += self._norms[chosen, None]
+        return found
+
+
+def _spread(data: _Data, first: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return the places (k,) of points that greedy k-means++ draws; ``others`` is (k - 1, m)."""
+    chosen = _draw(data.weights, first)
+    nearest = data.distances(chosen)[0]
+    for words in others:
+        masses = data.masses(nearest)
+        candidates = _draw(masses if masses.any() else data.weights, words)
+        closer = np.minimum(data.distances(candidates), nearest)
+        best = int(data.masses(closer).sum(axis=1).argmin())
+        nearest = closer[best]
+        chosen = np.append(chosen, candidates[best])
+    return chosen
+
+
+def _draw(masses: IntArray, words: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return a place for every word, with probabilities proportional to the masses."""
+    reached = np.cumsum(masses)
+    total = int(reached[-1])
+    drawn = np.array([int(word) * total >> 64 for word in words], dtype=np.int64)
+    return np.asarray(np.searchsorted(reached, drawn, side="right"))
+
+
+def _steps(data: _Data, centers: IntArray, n_steps: int) -> tuple[int, IntArray]:
+    """Return the cost, without its last bits, and the centres after Lloyd's steps."""
+    labels, d2 = assign(data.points, centers)
+    for _ in range(n_steps):
+        centers = _means(data, labels, centers)
+        labels, d2 = assign(data.points, centers)
+    return int(data.masses(d2).sum()), centers
+
+
+def _means(data: _Data, labels: NDArray[np.integer[Any]], centers: IntArray) -> IntArray:
+    """Return the means of points by label; what was there where a label has no weight."""
+    k, n = len(centers), len(labels)
+    choice = csc_array((data.weights, labels, np.arange(n + 1)), shape=(k, n))
+    sums = choice @ data.integers
+    sizes = np.bincount(labels, data.weights, k).astype(np.int64)[:, None]
+    return np.where(sizes > 0, (2 * sums + sizes) // np.maximum(2 * sizes, 1), centers)
+
+
+def _largest(points: IntArray | FloatArray) -> int:
+    return max(int(points.max()), -int(points.min()))
+
+
+def _sum(weights: IntArray) -> int:
+    """Return the sum of any weights of at least 0, which int64 need not hold."""
+    return (int((weights >> 32).sum()) << 32) + int((weights & (2**32 - 1)).sum())

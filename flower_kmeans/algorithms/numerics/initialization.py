@@ -1,0 +1,260 @@
+"""Initial centroids without private data: sphere packing, and those of a server's own points.
+
+Sphere packing needs no data at all. Every client of a run computes the same points from public
+numbers alone, so they must not depend on a processor, a NumPy version or a library of linear
+algebra: coordinates come from raw Philox words, and all tests are comparisons of exact integers.
+
+The others cluster points that the server holds, which its results then describe: whoever sees the
+initial centroids learns about those points, and no privacy plan covers that.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from flower_kmeans.algorithms.numerics.assignment import check_exactness
+from flower_kmeans.data.domain import Ball, Domain, IntArray
+from flower_kmeans.data.records import FloatArray, check_records
+from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.parameters import LARGEST, integer
+from flower_kmeans.threads import single_threaded_blas
+
+ATTEMPTS = 100  # random points that are tried for one centroid before the radius is given up
+STARTS = 10  # of k-means by k-means++, of which the best counts
+
+_BLOCK_POINTS, _BLOCK_WORDS = 64, 2**16
+
+
+def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> IntArray:
+    """Return centroids (k, d) that keep away from each other and from the boundary.
+
+    Random points of the box are taken in turn, each at least ``a`` from the boundary and ``2 a``
+    from all points taken before; a radius ``a`` fails when 100 attempts find no further point. The
+    largest ``a`` that does not fail is found by bisection over the integers (FastLloyd, section
+    5.3.1, after Su et al. 2016). The same random numbers serve every radius. In a column narrower
+    than ``2 a`` the points lie in the middle. Squared distances within the half widths (d,) must be
+    exact in float64 (``assignment.check_exactness``).
+
+    Raises
+    ------
+    ConfigurationError
+        If that many distinct points cannot be placed.
+    """
+    widths = np.array(grid_half_widths, dtype=np.int64)
+    grid_points = math.prod(min(2 * int(width) + 1, n_clusters) for width in widths)
+    if grid_points < n_clusters:
+        raise ConfigurationError(
+            f"Expected n_clusters of at most the {grid_points} points of the grid. "
+            f"Got {n_clusters} instead."
+        )
+    # A strategy is often made beside Ray, and a fork never returns while another thread is inside
+    # a library of linear algebra that uses threads of its own.
+    with single_threaded_blas():
+        best = _pack(n_clusters, widths, 0, seed)
+        low, high = 0, int(widths.max()) + 1  # low works, high does not (or leaves a single point)
+        while best is not None and high - low > 1:
+            middle = (low + high) // 2
+            points = _pack(n_clusters, widths, middle, seed)
+            if points is None:
+                high = middle
+            else:
+                low, best = middle, points
+    if best is None:
+        raise ConfigurationError(
+            f"n_clusters={n_clusters} distinct initial centroids could not be placed on this small "
+            "grid: take fewer clusters, more fraction_bits, or give initial centroids."
+        )
+    return best.astype(np.int64)
+
+
+def _pack(n_clusters: int, widths: IntArray, radius: int, seed: int) -> FloatArray | None:
+    """Return k points (k, d) at that radius, integers in float64, or None if a point fails."""
+    margins = np.maximum(widths - radius, 0)
+    source = np.random.Philox(key=seed)
+    size = max(1, min(_BLOCK_POINTS, _BLOCK_WORDS // len(widths)))
+    chosen = np.empty((n_clusters, len(widths)))
+    n_chosen = failures = 0
+    while n_chosen < n_clusters:
+        block = _random_points(source, size, margins)
+        separation = max(4 * radius * radius, 1)  # distinct points even where the radius is 0
+        n_chosen, failures = take_apart(block, chosen, n_chosen, separation, failures)
+        if failures == ATTEMPTS:
+            return None
+    return chosen
+
+
+def take_apart(
+    block: FloatArray, chosen: FloatArray, n_chosen: int, separation: int, failures: int
+) -> tuple[int, int]:
+    """Write points of a block to those chosen before, in turn, if they are far enough from these.
+
+    Points (m, d) and the first ``n_chosen`` rows of ``chosen`` (k, d) are integers in float64 whose
+    squared distances, of at least ``separation``, are exact. It ends with the block, with k points,
+    or when ``ATTEMPTS`` points in turn were too near. Returned are ``n_chosen``, and the failures
+    since the last point that was chosen.
+    """
+    # Integers below 2**53: exact in any order, so BLAS may do it (docs/guarantees.md).
+    distances = np.full(len(block), np.inf)
+    if n_chosen:
+        others = chosen[:n_chosen]
+        distances = (block @ (-2 * others.T) + np.einsum("ij,ij->i", others, others)).min(axis=1)
+        distances += np.einsum("ij,ij->i", block, block)
+    for i, point in enumerate(block):
+        if distances[i] < separation:
+            failures += 1
+            if failures == ATTEMPTS:
+                break
+            continue
+        chosen[n_chosen] = point
+        n_chosen, failures = n_chosen + 1, 0
+        if n_chosen == len(chosen):
+            break
+        rest = block[i + 1 :] - point
+        near = np.einsum("ij,ij->i", rest, rest)
+        np.minimum(distances[i + 1 :], near, out=distances[i + 1 :])
+    return n_chosen, failures
+
+
+def _random_points(source: np.random.Philox, size: int, margins: IntArray) -> FloatArray:
+    """Return uniform grid points (size, d) of the box, as integers in float64.
+
+    A point takes d words whatever the size of a block, so the sequence of points is the same for
+    every size. The upper half of a word, times the number of values, over 2**32: the bias is below
+    2**-6 of a grid step's probability, and irrelevant to where a centroid starts.
+    """
+    words = source.random_raw(size * len(margins)).reshape(size, len(margins))
+    values = (2 * margins + 1).astype(np.uint64)
+    offsets = ((words >> np.uint64(32)) * values) >> np.uint64(32)
+    return offsets.astype(np.float64) - margins
+
+
+# --------------------------------------------------------------------------- in the user's units
+
+
+def packed_centroids(
+    n_clusters: int, domain: Domain, seed: int = 0, fraction_bits: int = 16
+) -> FloatArray:
+    """Return the centroids of sphere packing, from which a strategy with this seed starts.
+
+    Parameters
+    ----------
+    n_clusters : int
+        k >= 1.
+    domain : Box or Ball
+        For a ball, its enclosing box is packed and what lies outside is moved onto the sphere.
+    seed : int, default: 0
+        Public, in [0, 2**64).
+    fraction_bits : int, default: 16
+
+    Returns
+    -------
+    ndarray of shape (k, d), float64
+        In the user's units.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If that many distinct points cannot be placed, or an argument is out of range.
+    """
+    integer("n_clusters", n_clusters, 1, LARGEST)
+    integer("seed", seed, 0, 2**64 - 1)
+    check_exactness(domain.n_features, fraction_bits)
+    grid = sphere_packing(n_clusters, domain.grid_half_widths(fraction_bits), seed)
+    points = grid.astype(np.float64) * 2.0**-fraction_bits
+    if isinstance(domain, Ball):
+        points = domain.quantise(points, fraction_bits) * 2.0**-fraction_bits
+    return domain.from_unit(points)
+
+
+def server_kmeans_plus_plus(
+    server_data: ArrayLike, n_clusters: int, rng: np.random.Generator
+) -> FloatArray:
+    """Return k points of the server's, chosen by k-means++.
+
+    Parameters
+    ----------
+    server_data : array-like of shape (m, d)
+        Points that the server holds, in the user's units, at least k of them different.
+    n_clusters : int
+        k >= 1.
+    rng : Generator
+        Public randomness.
+
+    Returns
+    -------
+    ndarray of shape (k, d), float64
+        In the user's units.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If the points are not finite numbers, or too few are different.
+    """
+    from sklearn.cluster import kmeans_plusplus  # a second that clients need not pay
+
+    points = check_server_data(server_data, n_clusters)
+    centers, _ = kmeans_plusplus(points, n_clusters, random_state=_sklearn_seed(rng))
+    return np.asarray(centers, dtype=np.float64)
+
+
+def server_lloyd(server_data: ArrayLike, n_clusters: int, rng: np.random.Generator) -> FloatArray:
+    """Return the centroids (k, d) of k-means on the server's points, the best of ten starts.
+
+    Parameters and errors are those of `server_kmeans_plus_plus`.
+    """
+    from sklearn.cluster import KMeans
+
+    points = check_server_data(server_data, n_clusters)
+    # One thread: a server's points are few, and the result is then the same in every run.
+    with threadpool_limits(limits=1):
+        model = KMeans(n_clusters, n_init=STARTS, random_state=_sklearn_seed(rng)).fit(points)
+    return np.asarray(model.cluster_centers_, dtype=np.float64)
+
+
+def check_server_data(
+    server_data: ArrayLike, n_clusters: int, n_features: int | None = None
+) -> FloatArray:
+    """Return a server's points as a finite float64 array (m, d), k of them different."""
+    try:
+        points = check_records(server_data, n_features, name="server_data")
+    except DataError as error:
+        raise ConfigurationError(str(error)) from None
+    integer("n_clusters", n_clusters, 1, LARGEST)
+    if len(points) < n_clusters or len(np.unique(points, axis=0)) < n_clusters:
+        raise ConfigurationError(
+            f"Expected server_data with at least n_clusters={n_clusters} different points. "
+            f"Got {len(np.unique(points, axis=0)) if len(points) else 0} instead."
+        )
+    return points
+
+
+def public_generator(seed: int, round_number: int) -> np.random.Generator:
+    """Return the public randomness of a server's part of a round: never of keys or noise."""
+    return np.random.default_rng(np.random.SeedSequence((seed, round_number)))
+
+
+def public_words(key: int) -> np.random.Philox:
+    """Return the source of public words of a 128-bit key: its ``random_raw`` is the same anywhere.
+
+    What a generator's other methods make of the words may change with a NumPy version.
+    """
+    return np.random.Philox(key=np.array([key % 2**64, key >> 64], dtype=np.uint64))
+
+
+def round_words(seed: int, round_number: int) -> np.random.Philox:
+    """Return the public words of one round of a run: all that an `update` of clients may draw.
+
+    Their key is that of no other use of the seed: those have numbers below 2^32 beside it.
+    """
+    return public_words(seed + ((2**32 + round_number) << 64))
+
+
+def random_words(source: np.random.Philox, size: int) -> NDArray[np.uint64]:
+    """Return the next words of a source, (size,)."""
+    return np.asarray(source.random_raw(size), dtype=np.uint64)
+
+
+def _sklearn_seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(2**32))

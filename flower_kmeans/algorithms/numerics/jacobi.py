@@ -1,0 +1,86 @@
+"""Eigenvectors that are the same bits on every processor.
+
+A library of linear algebra rounds differently on every processor. Jacobi's rotations in a fixed
+order need only + - * / sqrt, element by element (Golub & Van Loan, Matrix Computations, section
+8.5). A round rotates d/2 disjoint pairs of columns and rows at once, in the order of a round-robin
+tournament, so that NumPy works on whole arrays. The number of sweeps does not depend on the matrix.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.data.domain import row_sums
+from flower_kmeans.data.records import FloatArray
+
+_SWEEPS = 9  # enough for 128 columns: each about squares what is left beside the diagonal
+_SMALL = 1e-14  # of the two diagonal entries: a rotation for less would change nothing
+
+
+def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the eigenvectors of a symmetric matrix (d, d), and their eigenvalues (d,).
+
+    In descending order of the eigenvalues, as orthonormal columns. The matrix is finite, of at most
+    1e150 in absolute value.
+    """
+    d = len(matrix)
+    half = (d + 1) // 2
+    work, vectors = np.zeros((2 * half, 2 * half)), np.eye(2 * half)
+    work[:d, :d] = matrix  # an odd one is paired with a column of zeros, which is never rotated
+    turn = _turn(half)
+    for _ in range(_SWEEPS):
+        _sweep(work, vectors, turn)
+    values = np.diagonal(work).copy()
+    # After whole sweeps all columns are at their first places again.
+    order = np.argsort(-values[:d], kind="stable")
+    return vectors[:d, :d][:, order], values[:d][order]
+
+
+def orthonormal(columns: FloatArray) -> FloatArray:
+    """Return an orthonormal basis (d, p) of columns that are not dependent (Gram and Schmidt).
+
+    Twice, since what rounding leaves of the first time is then below it.
+    """
+    rows = columns.T.copy()
+    for _ in range(2):
+        for i, row in enumerate(rows):
+            row /= math.sqrt(float(row_sums((row * row)[None])[0]))
+            later = rows[i + 1 :]
+            later -= row_sums(later * row)[:, None] * row
+    return rows.T
+
+
+def _turn(half: int) -> NDArray[np.intp]:
+    """Return where columns of the next round come from: place 0 stays, the others go around."""
+    top, bottom = np.arange(half), np.arange(half, 2 * half)
+    if half == 1:
+        return np.arange(2)
+    return np.concatenate([[0], bottom[:1], top[1:-1], bottom[1:], top[-1:]])
+
+
+def _sweep(work: FloatArray, vectors: FloatArray, turn: NDArray[np.intp]) -> None:
+    """Rotate every pair of columns once, in place."""
+    half = len(work) // 2
+    top, bottom = np.arange(half), np.arange(half, 2 * half)
+    for _ in range(len(work) - 1):
+        first, second, product = work[top, top], work[bottom, bottom], work[top, bottom]
+        used = np.abs(product) > _SMALL * (np.abs(first) + np.abs(second))
+        theta = np.where(used, second - first, 0.0) / np.where(used, 2 * product, 1.0)
+        tangent = 1 / (np.abs(theta) + np.sqrt(theta * theta + 1))
+        tangent = np.where(used, np.where(theta >= 0, tangent, -tangent), 0.0)
+        cosine = 1 / np.sqrt(tangent * tangent + 1)
+        sine = tangent * cosine
+        _rotate(work, cosine, sine)
+        _rotate(vectors, cosine, sine)
+        _rotate(work.T, cosine, sine)
+        work[...] = work[turn][:, turn]
+        vectors[...] = vectors[:, turn]
+
+
+def _rotate(matrix: FloatArray, cosine: FloatArray, sine: FloatArray) -> None:
+    """Rotate the columns of the first half with those of the second, in place."""
+    half = matrix.shape[1] // 2
+    left, right = matrix[:, :half].copy(), matrix[:, half:].copy()
+    matrix[:, :half] = cosine * left - sine * right
+    matrix[:, half:] = sine * left + cosine * right

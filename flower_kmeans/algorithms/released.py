@@ -1,0 +1,128 @@
+"""How many records clusters have, as a run released it, against public bounds.
+
+Source: docs/guarantees.md, "Bounds on cluster sizes".
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+FloatArray = NDArray[np.float64]
+Kept = Literal["kept", "open", "missed"]
+
+CONFIDENCE = 0.95
+"""With which all intervals hold at once."""
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """The inertia of a clustering, estimated from released values.
+
+    The sum of squared distances of the records that counted in the last round, to the new centroid
+    of the cluster that they were nearest to before. Noise may make it negative.
+    """
+
+    value: float
+    standard_error: float
+    """From the noise alone."""
+    users_units: bool
+    """Whether in squared units of the user's, which needs columns of one scale, or in those of the
+    scaled domain."""
+
+
+@dataclass(frozen=True)
+class SizeReport:
+    """Noisy cluster sizes beside the bounds on them."""
+
+    counts: tuple[float, ...]
+    """Noisy records of each cluster, (k,), in the round that measured the released weights."""
+    noise: float
+    """Standard deviation of a count's noise, in records; 0 without privacy."""
+    min_size: int
+    max_size: int | None
+    """Fewest and most records of a cluster; 0 and ``None`` without a bound."""
+
+    @property
+    def margin(self) -> float:
+        """How far a noisy count may be from the true one, in records.
+
+        For all k clusters at once, with probability `CONFIDENCE`:
+        ``noise * Phi^-1(1 - (1 - CONFIDENCE) / (2 k))``.
+        """
+        # A union bound over k clusters: true sizes are in all intervals at once.
+        k = len(self.counts)
+        return self.noise * float(norm.isf((1 - CONFIDENCE) / (2 * k)))
+
+    @property
+    def interval(self) -> FloatArray:
+        """Least and largest size of each cluster, (k, 2), within 0 and infinity."""
+        counts = np.array(self.counts)[:, None]
+        return np.maximum(counts + self.margin * np.array([[-1.0, 1.0]]), 0.0)
+
+    @property
+    def bounds_kept(self) -> tuple[Kept, ...]:
+        """For each cluster: its interval lies inside the bounds, meets one, or lies outside."""
+        low, high = self.interval.T
+        most = math.inf if self.max_size is None else self.max_size
+        inside = (low >= self.min_size) & (high <= most)
+        outside = (high < self.min_size) | (low > most)
+        words: list[Kept] = [
+            "kept" if within else "missed" if beyond else "open"
+            for within, beyond in zip(inside.tolist(), outside.tolist(), strict=True)
+        ]
+        return tuple(words)
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """What a reader must know of the sizes, in plain sentences."""
+        numbers = Counter(self.bounds_kept)
+        bounds = f"at least {self.min_size:,} records"
+        if self.max_size is not None:
+            bounds = f"{self.min_size:,} to {self.max_size:,} records"
+        if not self.noise:
+            measured = "The sizes that were measured have no noise."
+        else:
+            measured = (
+                f"The noise of a size has the standard deviation {self.noise:.3g} records: with "
+                f"probability {CONFIDENCE:g} every size lies within {self.margin:,.3g} records of "
+                "the noisy one."
+            )
+        n_open = numbers["open"]
+        return (
+            f"Bounds on cluster sizes: {bounds}. By their intervals {numbers['kept']} of "
+            f"{len(self.counts)} clusters kept them, {numbers['missed']} missed them, and {n_open} "
+            f"{'is' if n_open == 1 else 'are'} open.",
+            f"{measured} Exact sizes cannot be promised.",
+            "Sizes and intervals, and so whether bounds were kept, are those of the clients that "
+            "answered the last round.",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sizes as plain values, ready for JSON."""
+        return {
+            "counts": list(self.counts),
+            "noise": self.noise,
+            "min_size": self.min_size,
+            "max_size": self.max_size,
+            "confidence": CONFIDENCE,
+            "margin": self.margin,
+            "interval": self.interval.tolist(),
+            "bounds_kept": list(self.bounds_kept),
+        }
+
+
+def note_on_noise(noise: float, n_records: int, n_clusters: int) -> str | None:
+    """Return the warning that a size's noise is more than N / (4 k) records, or ``None``."""
+    most = n_records / (4 * n_clusters)
+    if noise <= most:
+        return None
+    return (
+        f"WARNING: the noise of a cluster's size has the standard deviation {noise:.3g} records, "
+        f"more than N/(4k) = {most:.3g}: bounds on sizes mean little. Take a larger epsilon, fewer "
+        "clusters or more records."
+    )

@@ -1,0 +1,183 @@
+"""Lloyd's algorithm over records whose columns belong to different parties (docs/vertical.md).
+
+Sums and counts of a round are one Gaussian release, calibrated to one record replaced by another.
+With a radius, the default, a record counts in its cluster if it is no further than that from the
+centroid, and sums are of offsets, which are no longer than the radius: less noise (FastLloyd's
+idea, at a price of one more sign for each cluster).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from flower_kmeans.algorithms.base import (
+    COUNTS,
+    LIMIT,
+    MIN_COUNT,
+    SUMS,
+    Query,
+    State,
+    Statistic,
+    register,
+)
+from flower_kmeans.algorithms.fastlloyd import packing_radius
+from flower_kmeans.algorithms.lloyd import FEWEST_AUTO_ROUNDS, LloydFamily
+from flower_kmeans.algorithms.numerics.assignment import cluster_sums
+from flower_kmeans.algorithms.numerics.postprocess import clip_rows, quotients, to_grid, truncate
+from flower_kmeans.data.domain import Box, GridRecords
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.parameters import FLAG, integer, whole
+from flower_kmeans.privacy.release import Release
+from flower_kmeans.vertical.moduli import MAX_CLUSTERS
+from flower_kmeans.vertical.ring import SLOTS
+
+MAX_RECORDS = 2**20
+MAX_HOLDERS = 3
+SOFT = 1.0016  # norm of a record's soft memberships at most, up to 16 clusters (docs/vertical.md)
+_ERROR_ALONE, _ERROR_PUBLIC = 0.005, 0.039
+_RANGE = 2.0**20.9  # below it an opened count or sum, noise included, does not wrap
+_DEVIATIONS = 8.0
+_LEAST_SHARE = 0.1  # deviation of a noise share, in records (docs/guarantees.md, Noise of parties)
+_MOST_AUTO_ROUNDS = 5
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class VerticalAlgorithm(LloydFamily):
+    """Lloyd's algorithm with Gaussian noise on the sums and counts of joined columns.
+
+    ``statistic`` is that of all columns together; parties compute it under encryption, with soft
+    memberships.
+
+    Parameters
+    ----------
+    n_parties : int
+        N, at least 2.
+    key_holders : int
+        H, 1 to ``min(N - 1, 3)``.
+    radius : bool
+        Whether only records near a centroid count in its cluster.
+    """
+
+    name: ClassVar[str] = "vertical"
+    vertical: ClassVar[bool] = True
+
+    n_parties: Annotated[int, whole()] = 2
+    key_holders: Annotated[int, whole()] = 1  # of n_parties - 1 at most
+    radius: Annotated[bool, FLAG] = (
+        True  # whether only records near a centroid count in its cluster
+    )
+
+    def __post_init__(self) -> None:
+        """Check every parameter: first those that parties need, then as all Lloyd algorithms."""
+        if not isinstance(self.domain, Box):
+            raise ConfigurationError(
+                "Expected domain as a Box: each party clips its columns alone. Got a Ball instead."
+            )
+        if not self.budget.is_private:
+            raise ConfigurationError(
+                "Expected a private budget: encryption without noise protects nothing of the "
+                "result. Got epsilon=None instead."
+            )
+        if self.budget.protects_clients:
+            raise ConfigurationError(
+                "Expected a budget with unit='record': parties hold columns of the same records. "
+                "Got unit='client' instead."
+            )
+        n_parties = integer("n_parties", self.n_parties, 2, self.domain.n_features)
+        integer("key_holders", self.key_holders, 1, min(n_parties - 1, MAX_HOLDERS))
+        n_clusters = integer("n_clusters", self.n_clusters, 2, MAX_CLUSTERS)
+        integer("n_records", self.n_records, n_clusters, MAX_RECORDS)
+        super().__post_init__()
+
+    @cached_property
+    def reach(self) -> int:
+        """Most by which a record that counts differs from what sums are taken from, in grid units.
+
+        With a radius ``r / k^(1/d)``, r the distance of the box's corners from its centre, where
+        sums are taken from otherwise.
+        """
+        if self.radius:
+            return packing_radius(1.0, self.n_clusters, self.domain, self.fraction_bits)
+        return math.ceil(self.domain.l2_bound(self.fraction_bits))
+
+    @property
+    def measured_error(self) -> float:
+        """The part of `rho` that stands for errors of CKKS: measured, not proved.
+
+        Twelve standard deviations at the worst records that are known, at least: six for each of
+        two neighbouring data sets. Sums of offsets are released in smaller units.
+        """
+        error = _ERROR_ALONE if self.n_parties == 2 else _ERROR_PUBLIC * math.sqrt(self.key_holders)
+        chunks = -(-(self.n_records or MAX_RECORDS) // SLOTS)
+        return error * math.sqrt(chunks) * self.domain.l2_bound(self.fraction_bits) / self.reach
+
+    @property
+    def rho(self) -> float:
+        """By how much soft memberships and errors of CKKS lengthen a record's answer."""
+        return SOFT + self.measured_error
+
+    def statistic(self, query: Query, records: GridRecords) -> Statistic:
+        """Return each cluster's sum and number of records, in exact arithmetic.
+
+        With a radius, of the records within it, and the sums are of their offsets.
+        """
+        if not self.radius:
+            return super().statistic(query, records)
+        centroids = query.arrays["centroids"]
+        sums, counts = cluster_sums(records, centroids, self.reach**2)
+        offsets = sums - counts[:, None] * centroids
+        return Statistic({SUMS: offsets, COUNTS: counts << self.fraction_bits})
+
+    def update(
+        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+    ) -> State:
+        """Return the means; a cluster whose count is too small keeps its centroid."""
+        if not self.radius:
+            return super().update(state, answer, rng)
+        counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
+        moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
+        moved = old + to_grid(clip_rows(moves, float(self.reach)))
+        centroids = truncate(moved, self._half_widths)
+        return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
+
+    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
+        """Require that no opened value can wrap, but with probability 1e-14 each.
+
+        Nor a sum on the grid reach ``limit``, as for all Lloyd algorithms.
+        """
+        super().require_capacity(noise_factor, limit)
+        multiplier = self.plan().rounds[0][0].noise_multiplier
+        share = 2 * self.rho * multiplier / math.sqrt(self.key_holders)
+        if share < _LEAST_SHARE:
+            raise ConfigurationError(
+                f"Expected noise shares of at least {_LEAST_SHARE} records. Got {share:.2g}: "
+                "take a smaller epsilon."
+            )
+        unit, step = max(self.block_sensitivities(1).values()), 2.0**-self.fraction_bits
+        noise = _DEVIATIONS * noise_factor * multiplier * unit * step
+        largest = (self.n_records or 0) + noise
+        if largest >= _RANGE:
+            raise ConfigurationError(
+                f"Expected n_records and noise below {_RANGE:.0f} together. Got {largest:.0f}: "
+                "take a larger epsilon, or fewer rounds."
+            )
+
+    def _auto_rounds(self) -> int:
+        """Return 2 to 5, by signal over noise: each round costs two round trips and much work."""
+        signal = self._mu * (self._planning_records or 0) / math.sqrt(self.domain.n_features)
+        return int(min(max(signal / (4 * self.n_clusters), FEWEST_AUTO_ROUNDS), _MOST_AUTO_ROUNDS))
+
+    def _releases(self, round_number: int) -> tuple[Release, ...]:
+        return (Release(SUMS, "gaussian", "l2", 1.0, (SUMS, COUNTS)),)
+
+    def _sum_sensitivity(self, round_number: int) -> float:
+        return 2 * self.rho * self.reach
+
+    def block_sensitivities(self, round_number: int) -> dict[str, float]:
+        """Return by how much one record changes each block at most."""
+        counts = 2 * self.rho * 2.0**self.fraction_bits
+        return {SUMS: self._sum_sensitivity(round_number), COUNTS: counts}

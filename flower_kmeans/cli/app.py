@@ -1,0 +1,510 @@
+"""The ``flower-kmeans`` command.
+
+``simulate`` clusters a photograph, or a table of one's own, with all clients on this machine;
+``plan`` prints what a private run would cost, from its parameters; ``keygen`` makes keys and a
+roster for a deployment and checks them, ``check`` says whether a node could take part in one, and
+``forget`` erases what runs that failed left in its ledger; ``bench`` runs benchmarks. Errors are
+one sentence and end with exit code 1.
+"""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from flower_kmeans.cli.bench import bench
+from flower_kmeans.cli.console import one_sentence, plain_console
+from flower_kmeans.cli.options import (
+    Engine,
+    Keys,
+    Settings,
+    Unit,
+    even_widths,
+    placeholders,
+    with_settings,
+)
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import prepare_directory, printable
+from flower_kmeans.version import __version__
+
+if TYPE_CHECKING:
+    from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
+
+app = typer.Typer(
+    name="flower-kmeans",
+    help="Private, federated k-means for the Flower framework.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its traceback would print local variables, that is, records
+)
+app.command()(bench)
+
+
+# Stands first in the report of such a run, whose epsilon is otherwise that of its noise.
+_BOUNDS_READ_OFF = (
+    "NOT PRIVATE: the bounds were read off the records and are exact facts about single ones; "
+    "epsilon and delta would hold for public bounds."
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"flower-kmeans {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Private, federated k-means for the Flower framework."""
+
+
+@app.command()
+@with_settings
+def simulate(
+    settings: Settings,
+    *,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A csv, npy, npz or parquet file; by default a bundled photograph."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns to cluster by, as NAME,NAME; all by default.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Column with labels; never a feature.")] = None,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(help="Public bounds of one column, as NAME=LOW:HIGH; may be repeated."),
+    ] = None,
+    lower: Annotated[float | None, typer.Option(help="Public lower bound of all columns.")] = None,
+    upper: Annotated[float | None, typer.Option(help="Public upper bound of all columns.")] = None,
+    bounds_from_data: Annotated[
+        bool, typer.Option("--bounds-from-data", help="Read missing bounds off: NOT private.")
+    ] = False,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="tiles (of the photograph), iid, column:NAME (clients by its values), "
+            "dirichlet:ALPHA (by the labels); for the strategy vertical columns (halves), or "
+            "columns:NAME,NAME/NAME (the columns of each party)."
+        ),
+    ] = None,
+    server_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="For feddp: a file with the server's own points, in the columns of the records."
+        ),
+    ] = None,
+    keys: Annotated[
+        Keys,
+        typer.Option(help="Whether clients' keys are relayed by the server or pinned in a roster."),
+    ] = Keys.RELAYED,
+    seed: Annotated[int, typer.Option(help="Public randomness only: never that of noise.")] = 0,
+    engine: Annotated[Engine, typer.Option(help="Where the clients run.")] = Engine.RAY,
+    output: Annotated[Path, typer.Option(help="Directory for the results.")] = Path(
+        "flower-kmeans-out"
+    ),
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Flower's own log.")] = False,
+) -> None:
+    """Cluster a photograph, or your own table, in a federation on this machine.
+
+    The results are centroids (npz, csv), a report (html, json) and a picture (png).
+    """
+    import numpy as np
+
+    from flower_kmeans.cli import inputs as sources
+    from flower_kmeans.cli import outputs as out
+    from flower_kmeans.data.datasets import load_table
+    from flower_kmeans.report.html import html_report
+    from flower_kmeans.simulation import simulate as run
+
+    console, private = plain_console(), settings.is_private
+    if data is None:
+        _refuse_for_photo(columns, label)
+        source = sources.photo()
+    else:
+        source = sources.table(data, columns, label, split, settings.n_records)
+    settings.check_server("--server-data", "a file with points of the server's own", server_data)
+    parameters: dict[str, Any] = {"keys": keys.value, "seed": seed}
+    if server_data is not None:
+        points = load_table(server_data, features=list(source.columns))
+        parameters["server_data"] = points.records
+    parties = source.parties(split) if settings.name.is_vertical else []
+    if parties:
+        source = source.ordered([name for party in parties for name in party])
+    box = source.box(bounds or [], lower, upper, from_data=bounds_from_data or not private)
+    read_off = bool(source.without_bounds(bounds or [], lower, upper))
+    if read_off and private:
+        _warn_of_bounds()
+    if parties:
+        parameters["parties"] = widths = [len(party) for party in parties]
+        box = replace(box, columns=source.columns)
+        partitions = np.split(source.records, np.cumsum(widths)[:-1], axis=1)
+    else:
+        partitions = source.split(split, settings.clients, seed)
+        parameters["n_clients"] = len(partitions)
+    planned = source.n_records if settings.n_records is None else settings.n_records
+    if planned is None:
+        if private and not parties:
+            raise ConfigurationError(
+                "A private run needs --n-records, the public planning figure for the number "
+                "of records: it is not counted, because the true number is private."
+            )
+        planned = len(source.records)  # all parties with columns know it, so it is public
+    chosen = settings.make(box, planned, **parameters)
+    prepare_directory(output)
+    console.print(
+        Text(
+            f"{printable(source.name)}: {_number(len(source.records), 'record')} of "
+            f"{_number(len(partitions), 'party' if parties else 'client')}, "
+            f"{_number(len(source.columns), 'column')}; "
+            f"{type(chosen).__name__}, {_number(settings.clusters, 'cluster')}, engine {engine}"
+        ),
+        soft_wrap=True,
+    )
+    for note in chosen.plan.notes:
+        console.print(Text(note, style="bold"), soft_wrap=True)
+    start = time.perf_counter()
+    with console.status("starting the clients") as status, _quiet(verbose):
+        clustering = run(
+            chosen,
+            partitions,
+            engine=engine.value,
+            on_round=_round_printer(console, status, "party" if parties else "client"),
+        )
+    seconds = time.perf_counter() - start
+    inertia = clustering.inertia(source.records) / len(source.records)
+    facts: dict[str, Any] = {
+        "data": source.name,
+        "columns": source.columns,
+        "lower": box.lower,
+        "upper": box.upper,
+        "bounds_from_data": read_off,
+        "n_clusters": settings.clusters,
+        "engine": engine.value,
+        "seed": seed,
+        "seconds": seconds,
+    }
+    not_private = _BOUNDS_READ_OFF if read_off and private else None
+    statements = clustering.report.statements
+    if clustering.report.sizes is None and clustering.size_report is not None:
+        statements += clustering.size_report.statements  # which a blind server has not
+    if not_private is not None:
+        statements = (not_private, *statements)
+        facts |= {"private": False, "statements": statements}
+    page = html_report(
+        clustering,
+        columns=[printable(name) for name in source.columns],
+        facts=[
+            ("data", source.name),
+            ("engine", str(engine)),
+            ("seed, of public randomness", str(seed)),
+            ("time", f"{seconds:.1f} s"),
+        ],
+        not_private=not_private,
+    )
+    files = out.write_page(output, page)
+    files += out.write_report(output, clustering.report.to_dict() | facts)
+    files += out.write_centroids(
+        output,
+        clustering.centroids,
+        clustering.counts,
+        source.columns,
+        weights=clustering.weights,
+        sizes=clustering.size_report,
+    )
+    privacy = f"epsilon {clustering.report.epsilon:.4g}" if private else "not private"
+    caption = f"after: {settings.clusters} colours, {privacy}"
+    picture = "none: it needs two columns and matplotlib (pip install 'flower-kmeans[plots]')"
+    if source.draw(output / "picture.png", clustering, caption):
+        picture = "picture.png, which shows the records themselves"
+    out.print_warnings(console, clustering.report, statements)
+    noted = " (but for bounds that were read off the records)" if not_private else ""
+    out.print_lines(
+        console,
+        {
+            "Found": f"{_number(settings.clusters, 'cluster')} in "
+            f"{_number(len(source.records), 'record')}, inertia {inertia:.5g} per record "
+            "(exact: only a simulation can compute it)",
+            "Cost": out.privacy_line(clustering.report) + noted,
+            "Run": f"{_number(clustering.report.n_rounds, 'round')} in {seconds:.1f} s",
+            "Files": f"{output}: {', '.join(files)}",
+            "Picture": picture,
+        },
+    )
+
+
+@app.command()
+@with_settings
+def plan(
+    settings: Settings,
+    *,
+    features: Annotated[int, typer.Option(help="Number of columns.")] = 3,
+    parties: Annotated[
+        int | None,
+        typer.Option(help="For vertical: number of parties, with as many columns each; 2."),
+    ] = None,
+    server_points: Annotated[
+        int | None, typer.Option(help="For feddp: how many points the server has.")
+    ] = None,
+) -> None:
+    """Print what a run would cost, from its parameters alone.
+
+    Columns are taken as scaled to [-1, 1]. The defaults are those of the photograph.
+    """
+    from flower_kmeans.cli import outputs as output
+    from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
+    from flower_kmeans.data import datasets
+    from flower_kmeans.data.domain import Box
+    from flower_kmeans.report.report import clip_text
+    from flower_kmeans.strategies import KMeansStrategy
+
+    if features < 1:
+        raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
+    name = settings.name
+    if name.takes("server_data") and settings.unit is Unit.CLIENT and settings.clip is None:
+        raise ConfigurationError(
+            f"Expected --clip with --unit client for the strategy {name}: its clips follow from "
+            "where the server's points lie, and only their number is known here. Got none."
+        )
+    settings.check_server("--server-points", "the number of points of the server", server_points)
+    if parties is not None and not name.is_vertical:
+        raise ConfigurationError(
+            f"Expected --parties with --strategy vertical only. Got it with {name}."
+        )
+    parameters: dict[str, Any] = {}
+    if server_points is not None:
+        parameters["server_data"] = placeholders(server_points, features)
+    if name.is_vertical:
+        parameters["parties"] = even_widths(features, 2 if parties is None else parties)
+    else:
+        parameters["n_clients"] = DEFAULT_CLIENTS if settings.clients is None else settings.clients
+    planned = datasets.PHOTO_RECORDS if settings.n_records is None else settings.n_records
+    box = Box([-1.0] * features, [1.0] * features)
+    chosen = settings.make(box, planned, **parameters)
+    facts = {"n_clients": str(chosen.n_clients), "min_clients": str(chosen.min_clients)}
+    if chosen.trust_model.is_protected:
+        facts["max_colluders"] = str(chosen.max_colluders)
+    if isinstance(chosen, KMeansStrategy) and chosen.clip is not None:
+        facts["clip"] = clip_text(chosen.clip, chosen.clips)
+    if chosen.plan.is_private:
+        facts["noise factor"] = output.noise_text(chosen.noise_factor, chosen.added_noise_factor)
+    output.print_plan(
+        plain_console(),
+        chosen.plan,
+        trust=chosen.trust,
+        size_noise=_size_noise(chosen),
+        facts=facts,
+    )
+
+
+@app.command()
+def keygen(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names of the clients to make keys for, by slot.")
+    ] = None,
+    *,
+    output: Annotated[
+        Path | None, typer.Option(help="The directory for keys and roster; the current one.")
+    ] = None,
+    beacon: Annotated[
+        str | None,
+        typer.Option(
+            help="For the new roster: public random hexadecimal digits, fixed after keys."
+        ),
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option(metavar="ROSTER", help="Make nothing; check this roster.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="With --check: the own key, which must be on the roster.")
+    ] = None,
+) -> None:
+    """Make keys for the named clients and the roster that pins them, or check a roster.
+
+    The server may have the roster, and none of the keys. A client that makes its own key gives away
+    its line of the roster only; the lines of all, in one order, are the roster of everybody.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.check import describe_roster
+        from flower_kmeans.protocol.roster import Roster, read_identity, write_members
+
+        makes = {"--output": output, "--beacon": beacon, "names of clients": names or None}
+        given = [name for name, value in makes.items() if value is not None]
+        if check is not None and given:
+            raise ConfigurationError(f"Expected --check alone or with --key. Got {given} as well.")
+        if check is None and (key is not None or not names):
+            raise ConfigurationError(
+                "Expected names of clients to make keys for, or --check ROSTER. Got neither."
+            )
+        if check is None:
+            for path in write_members(output or Path(), names or [], beacon):
+                typer.echo(f"Wrote {path}")
+            typer.echo(f"Read the digest of the roster that all use: keygen --check {path}")
+        else:
+            identity = None if key is None else read_identity(check, key)
+            for line in describe_roster(Roster.from_file(check), identity):
+                typer.echo(line)
+
+
+@app.command()
+def check(
+    *,
+    policy_file: Annotated[Path, typer.Option(help="The policy that the node names.")],
+    data: Annotated[
+        Path | None, typer.Option(help="The node's records: a csv, npy, npz or parquet file.")
+    ] = None,
+    header: Annotated[
+        str | None,
+        typer.Option(help="NAME,NAME: columns of a csv file whose first line is a record already."),
+    ] = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="The SuperLink to reach with TLS, as HOST:PORT.")
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Certificate of the SuperLink's authority (ca.crt).")
+    ] = None,
+) -> None:
+    """Say whether a node could take part, as the user who runs it. Nothing is changed.
+
+    Exit code 0 if all is well, 1 otherwise. No record's value and no number of records is printed.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.check import check_node, print_findings
+
+        if root_certificates is not None and superlink is None:
+            raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
+        names = None if header is None else header.split(",")
+        findings = check_node(policy_file, data, superlink, root_certificates, names)
+        print_findings(plain_console(), findings)
+        if not all(finding.is_well for finding in findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def forget(
+    *,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="The directory with the node's ledger.")
+    ] = None,
+    policy_file: Annotated[
+        Path | None, typer.Option(help="Or the policy that names that directory.")
+    ] = None,
+) -> None:
+    """Erase the secrets of runs that never ended from a node's ledger.
+
+    A run that failed leaves its keys there, for 30 days at most. What it answered stays charged,
+    and what was reserved for its further rounds comes back. A run that still goes on is refused
+    from then on.
+    """
+    with one_sentence():
+        from flower_kmeans.privacy.ledger import Ledger
+        from flower_kmeans.privacy.ledger_file import find_private_file
+        from flower_kmeans.protocol.policy import ClientPolicy
+        from flower_kmeans.protocol.session import forget_unfinished, remove_copies
+        from flower_kmeans.protocol.vertical import erase_ended
+
+        if (state_dir is None) == (policy_file is None):
+            raise ConfigurationError("Expected either --state-dir or --policy-file.")
+        if policy_file is not None:
+            policy = ClientPolicy.from_file(policy_file)
+        else:
+            policy = ClientPolicy(state_dir=state_dir)
+        named = policy.state_dir
+        if named is None:
+            raise ConfigurationError(f"The policy file {policy_file} names no state_dir.")
+        if find_private_file(Path(named)) is None:
+            raise ConfigurationError(f"There is no ledger in {named}.")
+        with Ledger(named) as ledger:
+            n = forget_unfinished(ledger)
+            remove_copies(Path(named), ledger)
+            erase_ended(policy, ledger)
+        typer.echo(
+            f"Forgot {_number(n, 'unfinished run')} in {named}. What they answered stays charged; "
+            "what was reserved for further rounds comes back."
+        )
+
+
+def main() -> None:
+    """Run the command."""
+    app()
+
+
+def _refuse_for_photo(columns: str | None, label: str | None) -> None:
+    for option, value in (("--columns", columns), ("--label", label)):
+        if value is not None:
+            raise ConfigurationError(
+                f"{option} names columns of your own file: give it with --data."
+            )
+
+
+def _size_noise(strategy: "KMeansStrategy | VerticalKMeans") -> float | None:
+    """Return the standard deviation of the last cluster sizes' noise, if it is known by now."""
+    algorithm, last = strategy.algorithm, strategy.n_rounds
+    noise = algorithm.noise_of(last).get("counts") if strategy.plan.is_private else None
+    if noise is None:
+        return None
+    (block,) = (block for block in algorithm.layout(last) if block.name == "counts")
+    return noise * 2.0**-block.exponent * strategy.noise_factor
+
+
+def _round_printer(console: Console, status: Status, who: str) -> "Callable[[RoundInfo], None]":
+    def on_round(info: "RoundInfo") -> None:
+        missing = f", {info.dropped} missing" if info.dropped else ""
+        console.print(
+            f"round {info.round} of {info.n_rounds}: "
+            f"{_number(info.n_answers, who)} answered{missing}",
+            highlight=False,
+        )
+        status.update("delivering" if info.round == info.n_rounds else "sending the next query")
+
+    return on_round
+
+
+def _number(n: int, noun: str) -> str:
+    if n != 1:
+        noun = noun.removesuffix("y") + "ies" if noun.endswith("y") else noun + "s"
+    return f"{n:,} {noun}"
+
+
+def _warn_of_bounds() -> None:
+    Console(stderr=True).print(
+        Text(
+            "WARNING: --bounds-from-data read the bounds off the records. They are exact facts "
+            "about single records, so this run is NOT private, whatever epsilon says.",
+            style="bold red",
+        ),
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _quiet(verbose: bool) -> Iterator[None]:
+    """Keep the logs of Flower and Ray, but not their errors, from between the rounds' lines."""
+    if verbose:
+        yield
+        return
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+            yield
+    finally:
+        logger.setLevel(level)

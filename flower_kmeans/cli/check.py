@@ -1,0 +1,349 @@
+"""Whether a node could take part in private runs: for its operator, and nothing is changed.
+
+Each finding is one line of ``flower-kmeans check``. It holds names and limits, but no record's
+value and no number of records.
+"""
+
+import math
+import os
+import platform
+import re
+import shutil
+import socket
+import ssl
+import stat
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from flower_kmeans.data.domain import Ball, Domain
+from flower_kmeans.data.records import as_number, check_columns
+from flower_kmeans.data.tables import MissingValuesError, load_table
+from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
+from flower_kmeans.privacy.ledger import spent_epsilon
+from flower_kmeans.protocol.committee import MAX_POSITIONS
+from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.roster import Identity, Roster
+from flower_kmeans.protocol.trust import PLAIN, VERTICAL, trust_model
+from flower_kmeans.version import __version__
+from flower_kmeans.vertical.costs import costs
+from flower_kmeans.vertical.engine import require_tenseal
+
+FLWR = ("1.39", "2")  # supported versions: from the first on, below the second
+_FIRST_HTTP = (1, 40)
+_SECONDS = 10.0
+_HINTS = {
+    "versions": f"Install what fits: pip install 'flwr>={FLWR[0]},<{FLWR[1]}'.",
+    "policy file": "docs/threat-model.md has an example under 'What an operator decides'.",
+    "accepts": "Change these settings in the policy file.",
+    "keys": "flower-kmeans keygen makes and checks them; only the node's own user may read a key.",
+    "ledger": "state_dir is a directory of this node's own, mode 0700, in one that exists.",
+    "vertical": "Party 0 computes on encrypted columns; docs/vertical.md says what it needs.",
+    "data": "Needed are numbers without empty cells, in the columns that the policy pins, if any.",
+    "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, whether it is well, and what there is to know or to do."""
+
+    name: str
+    is_well: bool
+    text: str
+
+
+def check_node(
+    policy_file: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    superlink: str | None = None,
+    root_certificates: str | os.PathLike[str] | None = None,
+    header: Sequence[str] | None = None,
+) -> list[Finding]:
+    """Look at everything that a node needs, as the user who runs it, and change nothing.
+
+    Parameters
+    ----------
+    policy_file : path
+        The operator's policy (`ClientPolicy.from_file`).
+    data : path, optional
+        The node's records. What would be a null record in a run is an error here.
+    superlink : str, optional
+        ``HOST:PORT``, to be reached with TLS.
+    root_certificates : path, optional
+        Of the authority that signed the SuperLink's; by default those of the system.
+    header : sequence of str, optional
+        The columns of a csv file whose first line does not name them.
+
+    Returns
+    -------
+    list of Finding
+        The node could take part if all is well.
+    """
+    findings = [_find("versions", _versions)]
+    try:
+        policy = ClientPolicy.from_file(policy_file)
+    except KMeansError as error:
+        findings.append(_bad("policy file", error))
+    else:
+        findings.append(_find("policy file", _policy_file, Path(policy_file)))
+        findings.append(_find("accepts", _accepted, policy))
+        findings.append(_find("keys", _keys, policy))
+        findings.append(_find("ledger", _ledger, policy))
+        if VERTICAL.name in policy.trusts:
+            findings.append(_find("vertical", _vertical, policy))
+        if data is not None:
+            findings.append(_find("data", _data, Path(data), policy, header))
+    if superlink is not None:
+        findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
+    return findings
+
+
+def print_findings(console: Console, findings: list[Finding]) -> None:
+    """Print the conclusion, and then a row for each finding, what is wrong first."""
+    bad = [finding.name for finding in findings if not finding.is_well]
+    answer = f"No, because of: {', '.join(bad)}." if bad else "Yes, as far as this can see."
+    console.print(Text(f"Could this node take part? {answer}", style="bold"), soft_wrap=True)
+    table = Table("", "what", Column("finding", overflow="fold"))
+    for finding in sorted(findings, key=lambda finding: finding.is_well):
+        mark = Text("ok", style="green") if finding.is_well else Text("no", style="bold red")
+        table.add_row(mark, finding.name, Text(finding.text))
+    console.print(table)
+
+
+def _find(name: str, look: Callable[..., str], *arguments: Any) -> Finding:
+    try:
+        return Finding(name, True, look(*arguments))
+    except KMeansError as error:
+        return _bad(name, error)
+
+
+def _bad(name: str, error: KMeansError) -> Finding:
+    return Finding(name, False, f"{error} {_HINTS[name]}")
+
+
+# --------------------------------------------------------------------------- what is looked at
+
+
+def _versions() -> str:
+    flwr = metadata.version("flwr")
+    if not _numbers(FLWR[0]) <= _numbers(flwr) < _numbers(FLWR[1]):
+        raise ConfigurationError(f"Expected flwr>={FLWR[0]},<{FLWR[1]}. Got {flwr} instead.")
+    transport = "HTTP" if _numbers(flwr) >= _FIRST_HTTP else "gRPC"
+    return (
+        f"flower-kmeans {__version__}, flwr {flwr} (nodes speak {transport}), "
+        f"Python {platform.python_version()}. "
+        "The SuperLink and all nodes must have the same."
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _policy_file(path: Path) -> str:
+    mode, named = stat.S_IMODE(path.stat().st_mode), f'policy-file="{path.resolve()}"'
+    return f"Read, mode {mode:04o}. The node names it: --node-config '{named}'"
+
+
+def _accepted(policy: ClientPolicy) -> str:
+    nothing = [name for name in ("trusts", "algorithms", "units") if getattr(policy, name) == ()]
+    if nothing:
+        raise ConfigurationError(f"Every run is refused: {' and '.join(nothing)} admit nothing.")
+    columns, domain = policy.columns, policy.domain
+    bounds = "any bounds (pin domain)" if domain is None else _bounds(domain)
+    named = "any columns (pin columns)" if columns is None else f"columns {_listed(columns)}"
+    return "; ".join(
+        (
+            f"trust {_either(policy.trusts)}",
+            f"algorithm {_either(policy.algorithms)}" if policy.algorithms else "any algorithm",
+            f"epsilon up to {policy.max_epsilon:g} at delta {policy.max_delta:g} in one run",
+            f"per {_either(policy.units)}",
+            f"at least {policy.min_clients} clients",
+            f"max_colluders of at least {policy.max_colluders}",
+            f"at most {policy.max_rounds} rounds, with {policy.max_attempts} attempts each",
+            f"keys {_either(policy.accepted_keys)}",
+            bounds,
+            named,
+        )
+    )
+
+
+def _keys(policy: ClientPolicy) -> str:
+    identity = policy.read_identity()
+    if not any(trust_model(name).is_protected for name in policy.trusts):
+        return "Not needed: under the accepted trust models vectors leave the clients unprotected."
+    if identity is None:
+        return (
+            "Relayed by the server, which protects against a passive server only: set roster_file "
+            "and member_key_file."
+        )
+    if len(identity.roster) < policy.min_clients:
+        raise ConfigurationError(
+            f"Expected at least min_clients={policy.min_clients} clients in the roster_file "
+            f"{policy.roster_file}. Got {len(identity.roster)} instead."
+        )
+    return " ".join(describe_roster(identity.roster, identity))
+
+
+def describe_roster(roster: Roster, identity: Identity | None = None) -> list[str]:
+    """Return what operators must know and compare of a roster; ``identity`` is the reader's."""
+    lines = [f"The roster has {len(roster)} clients, each with a valid key."]
+    if identity is not None:
+        name, number = roster.names[identity.slot], identity.slot + 1
+        lines.append(f"The own key is that of {name}, number {number} of {len(roster)}.")
+    if roster.beacon:
+        lines.append(
+            f"The beacon is {roster.beacon.hex()}. It must have been fixed after all keys were: "
+            "somebody who knew it before could choose keys that come into a committee."
+        )
+    else:
+        lines.append(f"There is no beacon, and none is needed up to {MAX_POSITIONS} clients.")
+    digest = roster.digest.hex()
+    groups = " ".join(digest[i : i + 4] for i in range(0, len(digest), 4))
+    lines.append(f"Digest: {groups}")
+    lines.append(
+        "All operators must have the same digest: compare it by phone, not through the server."
+    )
+    return lines
+
+
+def _ledger(policy: ClientPolicy) -> str:
+    delta, total = policy.max_total_delta, policy.max_total_epsilon
+    if policy.state_dir is None:
+        if set(policy.trusts) <= {PLAIN.name}:
+            return "Not needed: no private run is accepted."
+        if policy.in_memory:
+            return "None is kept (in_memory): nothing bounds what all runs cost together."
+        raise ConfigurationError("Without state_dir every private run is refused.")
+    spent = spent_epsilon(policy.state_dir, delta)
+    if spent is None:
+        return (
+            f"None yet in {policy.state_dir}; the first run makes it. Of epsilon {total:g} at "
+            f"delta {delta:g}, all is left."
+        )
+    if spent >= total:
+        raise ConfigurationError(
+            f"Expected less than max_total_epsilon={total:g} spent at delta {delta:g}. Got "
+            f"{spent:.4g} instead, so no further private run is accepted."
+        )
+    return (
+        f"In {policy.state_dir}: epsilon {spent:.4g} of {total:g} at delta {delta:g} is spent or "
+        f"reserved, {total - spent:.4g} is left (runs cost less than the sum of their epsilons)."
+    )
+
+
+def _vertical(policy: ClientPolicy) -> str:
+    """Compare what party 0 needs for the smallest run with what there is."""
+    identity = policy.read_identity()
+    slot = policy.party if identity is None else identity.slot
+    if slot is None:
+        raise ConfigurationError(
+            "Without a roster and without party, this node's slot, every vertical run is refused."
+        )
+    if slot:
+        return f"Party {slot}, which needs no further package: it encrypts, and may hold a key."
+    require_tenseal()
+    least = costs(2, (1, 1), 1, 1, 1)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    if memory < least.memory:
+        raise ConfigurationError(
+            f"Expected at least {least.memory:g} GB of memory. Got {memory:.2g} GB instead."
+        )
+    place = Path(policy.work_dir or policy.state_dir or tempfile.gettempdir())
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < least.disk:
+        raise ConfigurationError(
+            f"Expected at least {least.disk / 1e6:.0f} MB of free disk in {place}. "
+            f"Got {free / 1e6:.0f} MB instead."
+        )
+    return (
+        f"Party 0, which computes: tenseal works here. {memory:.3g} GB of memory, "
+        f"{free / 1e9:.3g} GB free in {place}; flower-kmeans plan --strategy vertical says what a "
+        "run needs."
+    )
+
+
+def _data(path: Path, policy: ClientPolicy, header: Sequence[str] | None) -> str:
+    try:
+        columns = load_table(path, header=header or True).columns
+    except MissingValuesError as error:  # whose text has numbers of records
+        raise DataError(
+            f"The column {error.column!r} is empty, NaN or infinite in some records."
+        ) from None
+    if path.suffix.lower() == ".csv" and all(math.isfinite(as_number(name)) for name in columns):
+        raise DataError(  # whose names may be a record
+            f"Expected the names of columns in the first line of {path}. Got numbers instead: name "
+            "the columns with --header here, and with header= in the node's --node-config."
+        )
+    check_columns(columns, policy.columns)
+    if policy.domain is not None and policy.domain.n_features != len(columns):
+        raise DataError(
+            f"Expected {policy.domain.n_features} columns, as domain has. Got {len(columns)} "
+            f"({_listed(columns)}) instead."
+        )
+    pinned = "as pinned" if policy.columns else "and the policy pins no names"
+    return f"{path} is a table of numbers with the columns {_listed(columns)}, {pinned}."
+
+
+def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -> str:
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit():
+        raise ConfigurationError(f"Expected --superlink as HOST:PORT. Got {address!r} instead.")
+    try:
+        context = ssl.create_default_context(cafile=root_certificates)
+    except (OSError, ssl.SSLError):
+        raise ConfigurationError(
+            f"The root certificates {root_certificates} cannot be read as PEM."
+        ) from None
+    # A SuperLink speaks gRPC (HTTP/2) or HTTP/1.1; gRPC servers refuse clients that offer no ALPN.
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        with (
+            socket.create_connection((host, int(port)), _SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=host) as tls,
+        ):
+            version = tls.version()
+    except ssl.SSLCertVerificationError as error:
+        raise RunError(
+            f"The certificate of {address} is refused: {error.verify_message}."
+        ) from None
+    except ssl.SSLError:
+        raise RunError(f"{address} was reached, but does not speak TLS.") from None
+    except (OSError, OverflowError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no answer in time"
+        raise RunError(f"{address} cannot be reached: {reason}.") from None
+    authority = "the system's authorities" if root_certificates is None else root_certificates
+    return (
+        f"{address} was reached with {version}, and its certificate verified by {authority}. "
+        "Whether this node is registered there shows when it connects."
+    )
+
+
+# --------------------------------------------------------------------------- words
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return " or ".join(names)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
+
+
+def _bounds(domain: Domain) -> str:
+    if isinstance(domain, Ball):
+        return f"bounds: within {domain.radius:g} of a centre, {domain.n_features} columns"
+    pairs = list(zip(domain.lower, domain.upper, strict=True))
+    shown = ", ".join(f"{low:g} to {high:g}" for low, high in pairs[:20])
+    return f"bounds {shown}{', ...' if len(pairs) > 20 else ''}"

@@ -1,0 +1,249 @@
+"""What the command line clusters: records with public bounds, and a split over clients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.cli.options import even_widths
+from flower_kmeans.data import datasets
+from flower_kmeans.data.domain import Box
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.report.clustering import Clustering
+
+DEFAULT_CLIENTS = 20
+_MAX_CLIENTS_BY_VALUE = 1_000
+
+
+@dataclass(frozen=True)
+class Source:
+    """Records, and what is publicly known of them."""
+
+    name: str  # of the file
+    records: NDArray[np.float64]  # (n, d), in the user's units
+    columns: tuple[str, ...]
+    n_records: int | None  # public planning figure, if the user gave one
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # that are public
+    table: datasets.Table | None = None  # where the records come from
+    image: NDArray[np.uint8] | None = None  # (height, width, 3): they are its pixels
+
+    def box(
+        self,
+        bounds: Sequence[str],
+        lower: float | None,
+        upper: float | None,
+        *,
+        from_data: bool,
+    ) -> Box:
+        """Return the public bounds of all columns.
+
+        ``bounds`` are ``NAME=LOW:HIGH`` of single columns; ``lower`` and ``upper`` hold for all
+        others. With ``from_data`` missing ones are taken from the records: that is not private.
+        """
+        known = self._known_bounds(bounds, lower, upper)
+        missing = self.without_bounds(bounds, lower, upper)
+        if missing and not from_data:
+            raise ConfigurationError(
+                f"The public bounds of {_some(missing)} are missing: a private run cannot read "
+                "them off the records, so give them as --bounds NAME=LOW:HIGH (or --lower and "
+                "--upper for all columns) from what is publicly known, or see --bounds-from-data."
+            )
+        known |= {name: self._extent(name) for name in missing}
+        for name in self.columns:
+            low, high = known[name]
+            if not low < high:
+                raise ConfigurationError(
+                    f"Expected bounds of column {name!r} with LOW < HIGH. "
+                    f"Got {low:g}:{high:g} instead."
+                )
+        lows, highs = zip(*(known[name] for name in self.columns), strict=True)
+        return Box(lows, highs)
+
+    def without_bounds(
+        self, bounds: Sequence[str], lower: float | None, upper: float | None
+    ) -> list[str]:
+        """Return the columns whose bounds are neither known nor given, as for `box`."""
+        known = self._known_bounds(bounds, lower, upper)
+        return [name for name in self.columns if name not in known]
+
+    def split(self, split: str | None, clients: int | None, seed: int) -> list[NDArray[np.float64]]:
+        """Return the records of each client.
+
+        ``split`` is ``iid``, ``tiles``, ``column:NAME`` or ``dirichlet:ALPHA``; by default tiles of
+        a photograph, and iid otherwise.
+        """
+        kind, _, detail = (split or ("iid" if self.image is None else "tiles")).partition(":")
+        if clients is not None and clients < 1:
+            raise ConfigurationError(f"Expected --clients of at least 1. Got {clients} instead.")
+        if seed < 0:
+            raise ConfigurationError(f"Expected --seed of at least 0. Got {seed} instead.")
+        n_clients = DEFAULT_CLIENTS if clients is None else clients
+        rng = np.random.default_rng(seed)
+        if kind == "iid" and not detail:
+            parts = datasets.split_iid(len(self.records), n_clients, rng)
+        elif kind == "tiles" and not detail:
+            if self.image is None:
+                raise ConfigurationError(
+                    "Only the photograph can be split into tiles: leave out --data, or choose iid, "
+                    "column:NAME or dirichlet:ALPHA."
+                )
+            parts = datasets.tiles(self.image.shape[0], self.image.shape[1], n_clients)
+        elif kind == "column" and detail:
+            parts = self._by_column(detail, clients)
+        elif kind == "dirichlet" and detail:
+            if self.table is None or self.table.labels is None:
+                raise ConfigurationError(
+                    "The dirichlet split goes by labels: give a file with --data, "
+                    "and its column of labels with --label."
+                )
+            alpha = _number("dirichlet:ALPHA", detail)
+            parts = datasets.split_dirichlet(self.table.labels, n_clients, alpha, rng)
+        else:
+            raise ConfigurationError(
+                "Expected --split as iid, tiles, column:NAME or dirichlet:ALPHA. "
+                f"Got {split!r} instead."
+            )
+        return [self.records[part] for part in parts]
+
+    def parties(self, split: str | None) -> list[tuple[str, ...]]:
+        """Return the columns of each party that holds columns.
+
+        ``split`` is ``columns``, for two parties with half of them each, or
+        ``columns:NAME,NAME/NAME`` with the names of each party's.
+        """
+        kind, _, detail = (split or "columns").partition(":")
+        if kind != "columns":
+            raise ConfigurationError(
+                "Expected --split as columns or columns:NAME,NAME/NAME for the strategy vertical. "
+                f"Got {split!r} instead."
+            )
+        if not detail:
+            first, _ = even_widths(len(self.columns), 2)
+            return [self.columns[:first], self.columns[first:]]
+        parties = [tuple(name.strip() for name in part.split(",")) for part in detail.split("/")]
+        names = [name for party in parties for name in party]
+        if sorted(names) != sorted(self.columns):
+            raise ConfigurationError(
+                f"Expected --split columns:... with each of {_some(self.columns)} once. "
+                f"Got {_some(names)} instead."
+            )
+        if self.image is not None and tuple(names) != self.columns:
+            raise ConfigurationError(
+                f"Expected the columns of the photograph in their order, {', '.join(self.columns)}."
+            )
+        return parties
+
+    def ordered(self, names: Sequence[str]) -> "Source":
+        """Return the source with all its columns in another order."""
+        places = [self.columns.index(name) for name in names]
+        return replace(self, records=self.records[:, places], columns=tuple(names))
+
+    def draw(self, path: Path, clustering: Clustering, caption: str) -> bool:
+        """Write the photograph in its new colours, or a scatter plot of a table with two columns.
+
+        Return whether there was anything to draw it with.
+        """
+        from flower_kmeans.report import picture
+
+        labels = clustering.predict(self.records)
+        if self.image is not None:
+            picture.save_photo_picture(
+                path, self.image, labels, clustering.centroids, clustering.counts, caption
+            )
+            return True
+        if len(self.columns) < 2 or not picture.can_plot():
+            return False
+        picture.save_scatter_picture(path, self.records, labels, clustering.centroids, self.columns)
+        return True
+
+    def _known_bounds(
+        self, bounds: Sequence[str], lower: float | None, upper: float | None
+    ) -> dict[str, tuple[float, float]]:
+        if (lower is None) != (upper is None):
+            raise ConfigurationError("Expected both --lower and --upper. Got one of them only.")
+        known = dict(self.bounds)
+        if lower is not None and upper is not None:
+            known = dict.fromkeys(self.columns, (lower, upper))
+        for text in bounds:
+            name, interval = parse_bounds(text)
+            if name not in self.columns:
+                raise ConfigurationError(
+                    f"Expected bounds of one of the columns {', '.join(self.columns)}. "
+                    f"Got {name!r} instead."
+                )
+            known[name] = interval
+        return known
+
+    def _by_column(self, name: str, clients: int | None) -> list[NDArray[np.int64]]:
+        table = self.table or datasets.Table(self.records, self.columns)
+        values: NDArray[Any] = table.column(name)
+        parts = datasets.split_by_column(values, clients)
+        if clients is None and len(parts) > _MAX_CLIENTS_BY_VALUE:
+            raise ConfigurationError(
+                f"The column {name!r} has {len(parts):,} values, too many for one client each: "
+                "say with --clients over how many to spread them."
+            )
+        return parts
+
+    def _extent(self, name: str) -> tuple[float, float]:
+        values = self.records[:, self.columns.index(name)]
+        if not len(values):
+            raise ConfigurationError(f"There are no records to read the bounds of {name!r} off.")
+        low, high = float(values.min()), float(values.max())
+        return (low, high) if low < high else (low - 0.5, high + 0.5)
+
+
+def photo() -> Source:
+    """Return the bundled photograph; its size and its bounds are public."""
+    image = datasets.load_photo()
+    return Source(
+        name="china.jpg",
+        records=image.reshape(-1, 3).astype(np.float64),
+        columns=datasets.PHOTO_COLUMNS,
+        n_records=datasets.PHOTO_RECORDS,
+        bounds=dict.fromkeys(datasets.PHOTO_COLUMNS, (0.0, 255.0)),
+        image=image,
+    )
+
+
+def table(
+    path: Path, columns: str | None, label: str | None, split: str | None, n_records: int | None
+) -> Source:
+    """Return the records of a user's file."""
+    kind, _, detail = (split or "").partition(":")
+    loaded = datasets.load_table(
+        path,
+        label=label,
+        features=None if columns is None else [name.strip() for name in columns.split(",")],
+        keep=[detail] if kind == "column" and detail else [],
+    )
+    if not len(loaded.records):
+        raise ConfigurationError(f"The data file {path} has no records.")
+    return Source(path.name, loaded.records, loaded.columns, n_records, table=loaded)
+
+
+def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:
+    """Return column, lower and upper bound of ``NAME=LOW:HIGH``."""
+    name, equals, interval = text.rpartition("=")
+    low, colon, high = interval.partition(":")
+    if not (name and equals and colon):
+        raise ConfigurationError(f"Expected --bounds as NAME=LOW:HIGH. Got {text!r} instead.")
+    return name.strip(), (_number("--bounds", low), _number("--bounds", high))
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise ConfigurationError(f"Expected a number in {option}. Got {text!r} instead.")
+    return value
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:5])
+    return f"column{'s' if len(names) > 1 else ''} {shown}{', ...' if len(names) > 5 else ''}"

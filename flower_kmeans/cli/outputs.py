@@ -1,0 +1,162 @@
+"""What a finished run leaves behind: its files, and the few lines that the command prints.
+
+The files can hold records: the centroid of a small cluster in a run without privacy, or bounds that
+were read off. So their owner alone may read them.
+"""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
+
+from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.files import csv_name, open_private
+from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.report.report import Report
+
+
+def write_centroids(
+    output: Path,
+    centroids: NDArray[np.float64],
+    counts: NDArray[np.float64],
+    columns: Sequence[str],
+    *,
+    weights: NDArray[np.float64] | None = None,
+    sizes: SizeReport | None = None,
+) -> list[str]:
+    """Write centroids and noisy sizes to ``centroids.npz`` and ``centroids.csv``.
+
+    Parameters
+    ----------
+    output : Path
+        An existing directory.
+    centroids : ndarray of shape (k, d)
+        In the user's units.
+    counts : ndarray of shape (k,)
+        Noisy cluster sizes.
+    columns : sequence of d str
+        Names of the columns. The csv file has them as `csv_name` writes them.
+    weights : ndarray of shape (k,), optional
+        Of the power cells, in squared units as in `Clustering`.
+    sizes : SizeReport, optional
+        Noisy sizes with their intervals, where sizes have bounds.
+
+    Returns
+    -------
+    list of str
+        Names of the files.
+    """
+    names = [str(column) for column in columns]
+    arrays: dict[str, Any] = {"centroids": centroids, "counts": counts, "columns": np.array(names)}
+    table: dict[str, Sequence[object]] = {
+        "cluster": range(len(counts)),
+        "noisy_size": counts.tolist(),
+    }
+    if weights is not None:
+        arrays["weights"] = weights
+        table["cell_weight"] = weights.tolist()
+    if sizes is not None:
+        arrays |= {"sizes": np.array(sizes.counts), "size_interval": sizes.interval}
+        table["size_at_least"], table["size_at_most"] = sizes.interval.T.tolist()
+        table["bounds"] = sizes.bounds_kept
+    with open_private(output / "centroids.npz") as file:
+        np.savez(file, **arrays)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow([*table, *map(csv_name, names)])
+    for cells, centroid in zip(zip(*table.values(), strict=True), centroids.tolist(), strict=True):
+        writer.writerow([*cells, *centroid])
+    _write(output / "centroids.csv", text.getvalue())
+    return ["centroids.npz", "centroids.csv"]
+
+
+def _write(path: Path, text: str) -> None:
+    with open_private(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_report(output: Path, report: Mapping[str, Any]) -> list[str]:
+    """Write plain values to ``report.json`` and return its name."""
+    text = json.dumps(_jsonable(report), indent=2, allow_nan=False)
+    _write(output / "report.json", text + "\n")
+    return ["report.json"]
+
+
+def write_page(output: Path, page: str) -> list[str]:
+    """Write what `html_report` returned to ``report.html`` and return its name."""
+    _write(output / "report.html", page)
+    return ["report.html"]
+
+
+def print_lines(console: Console, lines: Mapping[str, str]) -> None:
+    """Print a line for each fact, with its name in front; only the terminal wraps lines."""
+    for name, value in lines.items():
+        console.print(Text.assemble((f"{name:9}", "bold"), value), soft_wrap=True)
+
+
+def print_warnings(console: Console, report: Report, statements: Sequence[str]) -> None:
+    """Print what a user must not miss, a line each; the report has the rest."""
+    lines = [words for words in statements if words.startswith(("NOT PRIVATE", "WARNING"))]
+    missed = len({entry.node_id for entry in report.dropped})
+    if missed:
+        lines.append(f"WARNING: {missed} of {report.n_clients} clients missed a round.")
+    for words in (*lines, *report.warnings):
+        console.print(Text(words, style="bold red"), soft_wrap=True)
+
+
+def privacy_line(report: Report) -> str:
+    """Return what the run cost, for which unit, and under which trust model."""
+    if report.epsilon is None:
+        cost = "NOT PRIVATE (no noise was added)"
+    else:
+        cost = f"epsilon {report.epsilon:.4g}, delta {report.delta:.3g} per {report.unit}"
+    return f"{cost}, trust model {report.trust}"
+
+
+def print_plan(
+    console: Console,
+    plan: PrivacyPlan,
+    *,
+    trust: str,
+    size_noise: float | None,
+    facts: Mapping[str, str],
+) -> None:
+    """Print what a plan costs, how large its noise is, and then its releases.
+
+    ``size_noise`` is the standard deviation of the noise of the last cluster sizes, where it is
+    known. ``facts`` are numbers of clients and what else the noise follows from.
+    """
+    lines = [f"Trust model {trust}."]
+    if plan.is_private:
+        unit, delta = plan.budget.unit, plan.budget.delta
+        lines = [f"Epsilon {plan.epsilon():.6g}, delta {delta:.4g} per {unit}, {lines[0].lower()}"]
+        if size_noise is not None:
+            lines += [f"A cluster's size is known up to noise of about {size_noise:.3g} records."]
+    lines += [plan.describe(), ", ".join(f"{name} {value}" for name, value in facts.items())]
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def noise_text(noise_factor: float, added: float) -> str:
+    """Return a noise factor, and what it was before noise beyond the plan was removed."""
+    factor, before = f"{noise_factor:.4g}", f"{added:.4g}"
+    return factor if factor == before else f"{factor} ({before} before removal)"
+
+
+def _jsonable(value: Any) -> Any:
+    """Return plain values; JSON has no infinity and no NaN, so those become text."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

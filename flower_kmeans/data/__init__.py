@@ -1,0 +1,1 @@
+"""Public bounds, and records from wherever they are kept."""

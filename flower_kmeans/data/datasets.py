@@ -1,0 +1,151 @@
+"""Records to cluster: the bundled photograph, a user's own table, and their split over clients.
+
+Nothing here is private by itself: these functions run where the records are (in a simulation, in
+one process) and produce what clients load.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flower_kmeans.data.tables import Table as Table
+from flower_kmeans.data.tables import load_table as load_table
+from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.extras import require
+
+PHOTO_COLUMNS = ("red", "green", "blue")
+PHOTO_SIZE = (427, 640)
+PHOTO_RECORDS = 273_280
+
+Indices = NDArray[np.int64]
+
+
+def load_photo() -> NDArray[np.uint8]:
+    """Return scikit-learn's bundled photograph ``china.jpg``, which needs Pillow.
+
+    An array of shape (427, 640, 3), uint8: rows, columns, and red, green, blue in 0 to 255.
+    """
+    from sklearn.datasets import load_sample_image
+
+    require("PIL", "The photograph")
+    image: NDArray[np.uint8] = np.asarray(load_sample_image("china.jpg"), dtype=np.uint8)
+    return image
+
+
+def photo_records() -> NDArray[np.float64]:
+    """Return the pixels of the photograph as records, (273280, 3), row by row."""
+    return load_photo().reshape(-1, 3).astype(np.float64)
+
+
+def photo_tile(client: int, n_clients: int) -> NDArray[np.float64]:
+    """Return the records of one client: the pixels of its tile of the photograph, (n_client, 3).
+
+    ``client`` is in [0, n_clients), and ``n_clients`` the number of `tiles`.
+    """
+    indices = tiles(*PHOTO_SIZE, n_clients)
+    if not 0 <= client < n_clients:
+        raise ConfigurationError(f"Expected client in [0, {n_clients}). Got {client} instead.")
+    return photo_records()[indices[client]]
+
+
+def split_iid(n_records: int, n_clients: int, rng: np.random.Generator) -> list[Indices]:
+    """Deal records out at random, in parts of nearly equal size.
+
+    Returned are the row numbers of each client; every row is in one of them.
+    """
+    _require_clients(n_clients)
+    parts: list[Indices] = np.array_split(rng.permutation(n_records), n_clients)
+    return parts
+
+
+def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Indices]:
+    """Give all records with one value of a column, (n,), to one client.
+
+    By default there is one client per value. With fewer clients than values, each gets neighbouring
+    values (in sorted order), as equal in number as possible. Returned are the row numbers of each
+    client; every row is in one of them.
+    """
+    distinct, codes = _codes_of(values, "values")
+    if n_clients is None:
+        n_clients = len(distinct)
+    _require_clients(n_clients)
+    if n_clients > len(distinct):
+        raise ConfigurationError(
+            f"Expected at most as many clients as the column has values, {len(distinct)}. "
+            f"Got {n_clients} instead."
+        )
+    parts = np.array_split(np.arange(len(distinct)), n_clients)
+    return _group(np.repeat(np.arange(n_clients), list(map(len, parts)))[codes], n_clients)
+
+
+def split_dirichlet(
+    labels: ArrayLike, n_clients: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    """Spread every label over the clients, in proportions that are drawn from Dirichlet(alpha).
+
+    Small ``alpha`` gives clients with few labels each, large ``alpha`` similar clients
+    (Hsu, Qi & Brown 2019). A client may end up with no records. Returned are the row numbers of
+    each client, in increasing order; every row is in one of them.
+    """
+    _require_clients(n_clients)
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ConfigurationError(f"Expected alpha > 0 and finite. Got {alpha} instead.")
+    distinct, codes = _codes_of(labels, "labels")
+    owner = np.empty(len(codes), dtype=np.int64)
+    for code in range(len(distinct)):
+        rows = rng.permutation(np.flatnonzero(codes == code))
+        fractions = rng.dirichlet(np.full(n_clients, alpha))
+        if not np.isfinite(fractions).all():  # all gamma draws underflow for a tiny alpha
+            fractions = np.eye(n_clients)[rng.integers(n_clients)]
+        ends = np.minimum(np.rint(np.cumsum(fractions) * len(rows)).astype(np.int64), len(rows))
+        ends[-1] = len(rows)
+        for client, part in enumerate(np.split(rows, ends[:-1])):
+            owner[part] = client
+    return _group(owner, n_clients)
+
+
+def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:
+    """Cut an image into contiguous rectangles of nearly equal size and nearly square shape.
+
+    Returned are the numbers of each tile's pixels, which are counted row by row; tiles go row by
+    row as well. It is an error if the image cannot be cut into that many rectangles.
+    """
+    _require_clients(n_tiles)
+    pairs = [(rows, n_tiles // rows) for rows in range(1, n_tiles + 1) if n_tiles % rows == 0]
+    pairs = [(rows, cols) for rows, cols in pairs if rows <= height and cols <= width]
+    if not pairs:
+        raise ConfigurationError(
+            f"Expected a number of tiles into which {height} x {width} pixels can be cut as a "
+            f"grid. Got {n_tiles} instead."
+        )
+    rows, cols = min(pairs, key=lambda pair: abs(np.log(height / pair[0] / (width / pair[1]))))
+    pixels = np.arange(height * width, dtype=np.int64).reshape(height, width)
+    return [
+        tile.reshape(-1)
+        for band in np.array_split(pixels, rows, axis=0)
+        for tile in np.array_split(band, cols, axis=1)
+    ]
+
+
+def _codes_of(values: ArrayLike, name: str) -> tuple[NDArray[Any], Indices]:
+    """Return a column's different values, sorted, and the number of each record's value."""
+    column = np.asarray(values)
+    if column.ndim != 1:
+        raise DataError(f"Expected {name} in one dimension. Got {column.ndim} instead.")
+    if column.dtype == object:  # text from a table, where a null is None
+        column = np.array(["" if value is None else str(value) for value in column])
+    distinct, codes = np.unique(column, return_inverse=True)
+    return distinct, codes.reshape(-1)  # whose shape differs between versions of NumPy
+
+
+def _group(owner: Indices, n_clients: int) -> list[Indices]:
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=n_clients))
+    parts: list[Indices] = np.split(order, ends[:-1])
+    return parts
+
+
+def _require_clients(n_clients: int) -> None:
+    if n_clients < 1:
+        raise ConfigurationError(f"Expected n_clients >= 1. Got {n_clients} instead.")

@@ -1,0 +1,512 @@
+"""Public bounds of the records, and the integer grid on which all private work is done.
+
+A record's way (docs/guarantees.md, "Fixed point, rounding, sampling"): user's units -> clipped to
+the public bounds -> scaled to the unit box or the unit ball -> rounded to the grid of step
+``2**-fraction_bits``. Every step maps one record without looking at any other: the same record
+gives the same grid point in any block, on any client, so sensitivities are those of one record.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flower_kmeans.canonical import (
+    array_from_text,
+    array_to_text,
+    real_from_text,
+    real_to_text,
+)
+from flower_kmeans.data.records import FloatArray, as_numbers
+from flower_kmeans.data.records import check_records as check_records
+from flower_kmeans.data.records import usable_records as usable_records
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
+from flower_kmeans.parameters import integer
+
+IntArray = NDArray[np.int64]
+_Reader = Callable[[FloatArray, FloatArray, FloatArray], None]  # of rows, into out, by scratch
+
+MAX_FRACTION_BITS = 25  # more would leave no room for a single squared distance (check_exactness)
+_LARGEST_BOUND = 1e300  # beyond these two, widths or their reciprocals leave float64's range
+_SMALLEST_WIDTH = 1e-280
+_INNER_LOOP = 4_096
+_SLACK = 1e-9  # relative; far above what the order of additions, or rounding a bound, changes
+
+
+# --------------------------------------------------------------------------- domains
+
+
+class _Bounds:
+    """What `Box` and `Ball` have in common.
+
+    ``_center`` is what becomes 0, and ``_unit`` the user's units in one scaled unit, of all columns
+    or of each.
+    """
+
+    columns: tuple[str, ...] | None
+    _center: FloatArray
+    _unit: FloatArray
+    half_widths: FloatArray
+
+    @property
+    def n_features(self) -> int:
+        """Number of columns, d."""
+        return len(self._center)
+
+    @property
+    def common_unit(self) -> float | None:
+        """User's units in one scaled unit, if that is the same in every column.
+
+        Widths that are meant to be equal differ by what their bounds are rounded.
+        """
+        least, most = float(self._unit.min()), float(self._unit.max())
+        return most if most - least <= _SLACK * most else None
+
+    def from_unit(self, points: FloatArray) -> FloatArray:
+        """Return scaled points (m, d) in the user's units, without clipping."""
+        return points * self._unit + self._center
+
+    def grid_half_widths(self, fraction_bits: int) -> IntArray:
+        """Return the largest absolute integer coordinate of each column, (d,)."""
+        check_fraction_bits(fraction_bits)
+        limits: FloatArray = np.rint(self.half_widths * 2**fraction_bits)
+        return limits.astype(np.int64)
+
+    def _config(self, name: str, **bounds: Any) -> dict[str, Any]:
+        """Return the domain for a run document, in which what is not set is left out."""
+        names = {} if self.columns is None else {"columns": list(self.columns)}
+        return {"name": name, "n_features": self.n_features, **bounds, **names}
+
+
+@dataclass(frozen=True, init=False)
+class Box(_Bounds):
+    """Records lie between a lower and an upper bound in every column.
+
+    Parameters
+    ----------
+    lower, upper : array-like of shape (d,)
+        Public bounds in the user's units; a record outside is clipped to them. They must not be
+        computed from private records.
+    scale : {"column", "common"}
+        ``"column"`` scales every column to [-1, 1]; ``"common"`` divides all columns by the half
+        width of the widest one, so distances keep their meaning in the user's units.
+    columns : sequence of str, optional
+        Public, printable names of the d columns, in order. With them, a client whose records name
+        their columns answers only if the names and their order are these.
+    """
+
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    scale: Literal["column", "common"] = "column"
+    columns: tuple[str, ...] | None = None
+
+    def __init__(
+        self,
+        lower: ArrayLike,
+        upper: ArrayLike,
+        scale: Literal["column", "common"] = "column",
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        lows, highs = _vector("lower", lower), _vector("upper", upper)
+        if len(lows) != len(highs):
+            raise ConfigurationError(
+                f"lower and upper must have one bound per column, got {len(lows)} and {len(highs)}."
+            )
+        for column, (low, high) in enumerate(zip(lows, highs, strict=True)):
+            if not high - low >= _SMALLEST_WIDTH:
+                raise ConfigurationError(
+                    f"lower must be below upper in every column, got lower={low!r} and "
+                    f"upper={high!r} in column {column}."
+                )
+        if scale not in ("column", "common"):
+            raise ConfigurationError(f"scale must be 'column' or 'common', got {scale!r}.")
+        object.__setattr__(self, "lower", lows)
+        object.__setattr__(self, "upper", highs)
+        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "columns", check_names(columns, n_features=len(lows)))
+
+    @cached_property
+    def _center(self) -> FloatArray:  # type: ignore[override]
+        return np.array(self.lower) / 2 + np.array(self.upper) / 2
+
+    @cached_property
+    def _half(self) -> FloatArray:
+        return np.array(self.upper) / 2 - np.array(self.lower) / 2
+
+    @cached_property
+    def _unit(self) -> FloatArray:  # type: ignore[override]
+        half = self._half
+        return np.full_like(half, half.max()) if self.scale == "common" else half
+
+    @cached_property
+    def half_widths(self) -> FloatArray:  # type: ignore[override]
+        """Public bound of each scaled coordinate, (d,): 1, or less with a common scale."""
+        return _frozen(self._half / self._unit)
+
+    def to_unit(self, records: FloatArray) -> FloatArray:
+        """Clip records (n, d) to the bounds and scale them to ``[-half_widths, half_widths]``."""
+        with np.errstate(over="ignore"):
+            unit = (records - self._center) * (1 / self._unit)
+        return np.clip(unit, -self.half_widths, self.half_widths, out=unit)
+
+    def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
+        """Return the nearest grid points (n, d), as integers in float64; ties go to even ones."""
+        limit = self.grid_half_widths(fraction_bits)
+        grid = np.rint(unit_points * float(2**fraction_bits))
+        return np.clip(grid, -limit, limit, out=grid)
+
+    def l2_bound(self, fraction_bits: int) -> float:
+        """Return the largest l2 norm of a quantised record, in grid units (attained)."""
+        return _sqrt_up(sum(int(g) ** 2 for g in self.grid_half_widths(fraction_bits)))
+
+    def l1_bound(self, fraction_bits: int) -> float:
+        """Return the largest l1 norm of a quantised record, in grid units (attained)."""
+        return float(self.grid_half_widths(fraction_bits).sum())
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the box for a run document."""
+        lower, upper = array_to_text(self.lower), array_to_text(self.upper)
+        return self._config("box", lower=lower, upper=upper, scale=self.scale)
+
+
+@dataclass(frozen=True, init=False)
+class Ball(_Bounds):
+    """Records lie within a radius of a centre; all columns share one scale.
+
+    Parameters
+    ----------
+    radius : float
+        Public l2 bound in the user's units; a record outside is moved straight towards the centre
+        until it lies on the sphere.
+    center : array-like of shape (d,)
+        In the user's units; public as well.
+    columns : sequence of str, optional
+        As for `Box`.
+    """
+
+    radius: float
+    center: tuple[float, ...]
+    columns: tuple[str, ...] | None = None
+
+    def __init__(
+        self, radius: float, center: ArrayLike, columns: Sequence[str] | None = None
+    ) -> None:
+        if isinstance(radius, bool) or not isinstance(radius, int | float | np.number):
+            raise ConfigurationTypeError(f"radius must be a number, got {type(radius).__name__}.")
+        if not _SMALLEST_WIDTH <= float(radius) <= _LARGEST_BOUND:
+            raise ConfigurationError(f"radius must be positive and finite, got {radius!r}.")
+        object.__setattr__(self, "radius", float(radius))
+        object.__setattr__(self, "center", _vector("center", center))
+        object.__setattr__(self, "columns", check_names(columns, n_features=len(self.center)))
+
+    @cached_property
+    def _center(self) -> FloatArray:  # type: ignore[override]
+        return np.array(self.center)
+
+    @cached_property
+    def _unit(self) -> FloatArray:  # type: ignore[override]
+        return np.array(self.radius)
+
+    @cached_property
+    def half_widths(self) -> FloatArray:  # type: ignore[override]
+        """Public bound of each scaled coordinate, (d,): all 1."""
+        return _frozen(np.ones(self.n_features))
+
+    def to_unit(self, records: FloatArray) -> FloatArray:
+        """Move records (n, d) into the ball and scale them to the unit ball."""
+        with np.errstate(over="ignore"):
+            unit = (records - self._center) * (1 / self.radius)
+        # Squares must stay finite. A record so far out keeps its direction only roughly.
+        np.clip(unit, -1e150, 1e150, out=unit)
+        # Most records are inside, as the fast sum shows. Its last bits may depend on the block, so
+        # it decides nothing near the sphere.
+        near = np.flatnonzero(np.einsum("ij,ij->i", unit, unit) > 1 - _SLACK)
+        if len(near):
+            squared = row_sums(unit[near] ** 2)
+            outside = near[squared > 1]
+            unit[outside] /= np.sqrt(squared[squared > 1])[:, None]
+        return unit
+
+    def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
+        """Return grid points (n, d) as integers in float64, truncated toward zero.
+
+        Rounding to the nearest grid point would put half of the points of the sphere outside.
+        """
+        check_fraction_bits(fraction_bits)
+        grid = np.trunc(unit_points * float(2**fraction_bits))
+        # Truncation cannot lengthen a vector, but to_unit's division may, by a few roundings. These
+        # squared norms are integers below 2**53, which are exact in whatever order they are added,
+        # and the factor below 1 covers the roundings of this correction, so afterwards no norm
+        # exceeds 2**fraction_bits.
+        squared = np.einsum("ij,ij->i", grid, grid)
+        outside = squared > float(4**fraction_bits)
+        if outside.any():
+            factor = (1 - 2.0**-40) * 2**fraction_bits / np.sqrt(squared[outside])
+            grid[outside] = np.trunc(grid[outside] * factor[:, None])
+        return grid
+
+    def l2_bound(self, fraction_bits: int) -> float:
+        """Return the largest l2 norm of a quantised record, in grid units (attained)."""
+        check_fraction_bits(fraction_bits)
+        return float(2**fraction_bits)
+
+    def l1_bound(self, fraction_bits: int) -> float:
+        """Return a bound of the l1 norm of a quantised record, in grid units."""
+        check_fraction_bits(fraction_bits)
+        # By Cauchy-Schwarz sqrt(d) 2^fraction_bits, and an l1 norm of integers is an integer.
+        return float(math.isqrt(self.n_features * 4**fraction_bits))
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the ball for a run document."""
+        center = array_to_text(self.center)
+        return self._config("ball", radius=real_to_text(self.radius), center=center)
+
+
+Domain = Box | Ball
+
+
+def domain_from_config(config: Mapping[str, Any]) -> Domain:
+    """Return the domain that ``to_config`` wrote; any other configuration is an error."""
+    fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
+    name = config.get("name")
+    expected = fields.get(name) if isinstance(name, str) else None
+    if expected is None or set(config) - {"columns"} != expected | {"name", "n_features"}:
+        raise ConfigurationError("domain must hold exactly the fields of a 'box' or a 'ball'.")
+    width, columns = config["n_features"], config.get("columns")
+    if type(width) is not int or width < 1:
+        raise ConfigurationError("n_features of a domain must be a positive integer.")
+    if "columns" in config and not isinstance(columns, list):
+        raise ConfigurationError("columns of a domain must be a list of names.")
+    if name == "box":
+        lower, upper = (array_from_text(config[bound], (width,)) for bound in ("lower", "upper"))
+        return Box(lower, upper, config["scale"], columns)
+    center = array_from_text(config["center"], (width,))
+    return Ball(real_from_text(config["radius"]), center, columns)
+
+
+def difference(first: Domain, second: Domain) -> tuple[str, Any, Any] | None:
+    """Return the first difference of two domains, but for the names of their columns.
+
+    It is what differs, and what that is in either domain; ``None`` if records have the same bounds
+    and the same scale.
+    """
+    # What decides how many parts there are comes first.
+    for (name, value), (_, other) in zip(_parts(first), _parts(second), strict=False):
+        if value != other:
+            return name, value, other
+    return None
+
+
+def _parts(domain: Domain) -> list[tuple[str, Any]]:
+    parts: list[tuple[str, Any]] = [
+        ("kind", type(domain).__name__.lower()),
+        ("number of columns", domain.n_features),
+    ]
+    if isinstance(domain, Box):
+        bounds = enumerate(zip(domain.lower, domain.upper, strict=True))
+        columns = [(f"bounds of column {i}", pair) for i, pair in bounds]
+        return [*parts, ("scale", domain.scale), *columns]
+    center = [(f"center in column {i}", value) for i, value in enumerate(domain.center)]
+    return [*parts, ("radius", domain.radius), *center]
+
+
+def check_names(
+    columns: Sequence[str] | None, name: str = "columns", n_features: int | None = None
+) -> tuple[str, ...] | None:
+    """Return names of columns as a tuple, or raise what `Box` raises for them."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise ConfigurationTypeError(
+            f"{name} must be a sequence of names, got {type(columns).__name__}."
+        )
+    for column in columns:
+        if not isinstance(column, str):
+            raise ConfigurationTypeError(
+                f"{name} must be a sequence of names, got {type(column).__name__} among them."
+            )
+        if not column or not column.isprintable():
+            raise ConfigurationError(f"{name} must be printable names, got {column!r}.")
+    if not columns or len(set(columns)) < len(columns):
+        raise ConfigurationError(f"{name} must be one or more different names.")
+    if n_features not in (None, len(columns)):
+        raise ConfigurationError(
+            f"{name} must name all {n_features} columns, got {len(columns)} names."
+        )
+    return tuple(columns)
+
+
+def check_fraction_bits(fraction_bits: int) -> None:
+    """Require a number of fractional bits that the grid can have."""
+    integer("fraction_bits", fraction_bits, 1, MAX_FRACTION_BITS)
+
+
+# --------------------------------------------------------------------------- records
+
+
+class GridRecords:
+    """Records as exact integers on the grid of step ``2**-fraction_bits``, made block by block.
+
+    The records, as ``check_records`` or ``usable_records`` return them, stay where they are, in the
+    user's units; blocks are clipped, scaled and quantised on the fly, so nothing of the records'
+    size is allocated. Coordinates are those of ``domain.quantise(domain.to_unit(records),
+    fraction_bits)``, bit for bit.
+    """
+
+    def __init__(self, records: FloatArray, domain: Domain, fraction_bits: int) -> None:
+        check_fraction_bits(fraction_bits)
+        if records.ndim != 2 or records.shape[1] != domain.n_features:
+            raise DataError(
+                f"records must have shape (n, {domain.n_features}), got {records.shape}."
+            )
+        self._records = np.ascontiguousarray(records, dtype=np.float64)
+        self.fraction_bits = int(fraction_bits)
+        reader: Any = _box_reader if isinstance(domain, Box) else _ball_reader
+        self._read: _Reader = reader(domain, fraction_bits)
+
+    @classmethod
+    def from_grid(cls, grid: ArrayLike, fraction_bits: int) -> "GridRecords":
+        """Return records that are already integers on the grid, (n, d)."""
+        check_fraction_bits(fraction_bits)
+        values = np.asarray(grid)
+        points = values.astype(np.float64)
+        if values.ndim != 2 or not (np.rint(points) == points).all():
+            raise DataError("grid must be a two-dimensional array of integers.")
+        if points.size and np.abs(points).max() > 2**fraction_bits:
+            raise DataError(f"grid must lie in [-{2**fraction_bits}, {2**fraction_bits}].")
+        self = cls.__new__(cls)
+        self._records = np.ascontiguousarray(points)
+        self.fraction_bits = int(fraction_bits)
+        self._read = lambda rows, out, scratch: np.copyto(out, rows)
+        return self
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of records and of columns."""
+        return self._records.shape[0], self._records.shape[1]
+
+    def read(self, start: int, out: FloatArray, scratch: FloatArray | None = None) -> None:
+        """Write the grid points of rows ``start`` to ``start + len(out)`` into ``out``.
+
+        ``scratch`` has the shape of ``out`` and is C-contiguous; ``out`` itself serves if it is.
+        """
+        rows = self._records[start : start + len(out)]
+        self._read(rows, out, out if scratch is None else scratch)
+
+    def blocks(
+        self, max_rows: int, start: int = 0, stop: int | None = None
+    ) -> Iterator[FloatArray]:
+        """Yield grid points (m, d) as integer-valued float64, m <= max_rows, in order.
+
+        They are those of the rows from ``start`` to ``stop``, by default all.
+        """
+        n, d = self.shape
+        stop = n if stop is None else stop
+        for first in range(start, stop, max_rows):
+            block = np.empty((min(max_rows, stop - first), d))
+            self.read(first, block)
+            yield block
+
+
+# --------------------------------------------------------------------------- details
+
+
+def _ball_reader(ball: Ball, fraction_bits: int) -> _Reader:
+    def read(records: FloatArray, out: FloatArray, scratch: FloatArray) -> None:
+        out[...] = ball.quantise(ball.to_unit(records), fraction_bits)
+
+    return read
+
+
+def _box_reader(box: Box, fraction_bits: int) -> _Reader:
+    """Return ``quantise(to_unit(rows))`` of a box as a few passes over a block.
+
+    A factor 2**q commutes with every rounding, and clipping with rounding, so the result is that of
+    the two methods. Where columns differ, the row of their bounds is repeated up to a few thousand
+    columns, because NumPy's inner loop would otherwise be as short as a record.
+    """
+    d = box.n_features
+    group = max(1, _INNER_LOOP // d)
+
+    def spread(row: FloatArray) -> FloatArray:
+        return np.array(row[0]) if (row == row[0]).all() else np.tile(row, group)
+
+    def cut(bound: FloatArray, width: int) -> FloatArray:
+        return bound[:width] if bound.ndim else bound
+
+    center, factor = spread(box._center), spread(1 / box._unit * 2**fraction_bits)
+    limit = spread(box.grid_half_widths(fraction_bits).astype(np.float64))
+    centered = not box._center.any()
+
+    def convert(records: FloatArray, work: FloatArray) -> None:
+        width = work.shape[1]
+        if not centered:
+            records = np.subtract(records, cut(center, width), out=work)
+        np.multiply(records, cut(factor, width), out=work)
+        np.rint(work, out=work)
+        if limit.ndim:
+            np.maximum(work, -limit[:width], out=work)
+            np.minimum(work, limit[:width], out=work)
+
+    def read(records: FloatArray, out: FloatArray, scratch: FloatArray) -> None:
+        whole = len(records) // group * group
+        with np.errstate(over="ignore"):
+            if whole:
+                wide = (-1, group * d)
+                convert(records[:whole].reshape(wide), scratch[:whole].reshape(wide))
+            if whole < len(records):
+                convert(records[whole:], scratch[whole:])
+        if not limit.ndim:
+            np.clip(scratch, -limit, limit, out=out)
+        elif out is not scratch:
+            np.copyto(out, scratch)
+
+    return read
+
+
+def row_sums(values: FloatArray) -> FloatArray:
+    """Return the sum of each row, adding halves in place (``values`` is overwritten).
+
+    Only elementwise operations: the order of additions depends on the width alone, so a row's sum
+    is the same in every block, which NumPy's own reductions do not promise.
+    """
+    width = values.shape[1]
+    while width > 1:
+        half = (width + 1) // 2
+        values[:, : width - half] += values[:, half:width]
+        width = half
+    return values[:, 0]
+
+
+def _sqrt_up(square: int) -> float:
+    """Return the smallest float64 that is not below the root of an integer."""
+    root = math.sqrt(square)
+    numerator, denominator = root.as_integer_ratio()
+    below = numerator**2 < square * denominator**2
+    return math.nextafter(root, math.inf) if below else root
+
+
+def _frozen(array: FloatArray) -> FloatArray:
+    array.setflags(write=False)
+    return array
+
+
+def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:
+    """Return a non-empty finite vector of public numbers as a hashable tuple."""
+    array = as_numbers(values, name)
+    if array.ndim != 1 or not array.size:
+        raise ConfigurationError(
+            f"{name} must be one number per column, of shape (d,), got shape {array.shape}."
+        )
+    vector = array.astype(np.float64) + 0.0  # no negative zeros: equal domains hash alike
+    wrong = np.flatnonzero(~(np.abs(vector) <= _LARGEST_BOUND))
+    if wrong.size:
+        raise ConfigurationError(
+            f"{name} must be finite (at most {_LARGEST_BOUND:g}), got {vector[wrong[0]]!s} in "
+            f"column {wrong[0]}."
+        )
+    return tuple(vector.tolist())

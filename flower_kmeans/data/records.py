@@ -1,0 +1,220 @@
+"""Records as they come from users: checked, or with their unusable rows left out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
+
+FloatArray = NDArray[np.float64]
+
+_CHECK_ROWS = 8_192
+_TRUTH = {"true": "1", "false": "0"}
+_NOT_NUMBERS = (np.ndarray, np.datetime64, np.timedelta64)  # though float() takes some of them
+
+
+def check_records(
+    records: ArrayLike, n_features: int | None = None, *, name: str = "records"
+) -> FloatArray:
+    """Return records as a finite, C-contiguous float64 array, uncopied if they are one.
+
+    Parameters
+    ----------
+    records : array-like of shape (n, d)
+        Numbers; n may be 0.
+    n_features : int or None
+        The width that is expected, if one is.
+    name : str
+        How the message calls the records.
+
+    Raises
+    ------
+    DataError, ConfigurationTypeError
+        If the shape is wrong, a value is NaN or infinite, or values are not numbers.
+    """
+    checked = _as_table(records, n_features, name)
+    bad = _first_bad_row(checked)
+    if bad is not None:
+        raise DataError(f"{name} must be finite, got NaN or infinity in row {bad}.")
+    return checked
+
+
+def usable_records(
+    records: ArrayLike, n_features: int, columns: Sequence[str] | None = None
+) -> tuple[FloatArray, int]:
+    """Return the records that a client may use during a run, and how many are not among them.
+
+    Inside a run nothing visible may depend on a single record, so a row that is malformed or not
+    finite is a null record that counts as none, and no records at all are a table without rows
+    (docs/guarantees.md, "Neighbours, budget, delta"). For the same reason one row that turns a
+    whole array into text, complex numbers or objects decides nothing about the others: text that
+    reads as a number is that number, and so is a complex one without imaginary part (`as_number`).
+    All records take the same path, so that the time shows no more than the result: cells of lists
+    and of objects are read one by one, arrays of numbers as a whole, and all are copied.
+
+    Parameters
+    ----------
+    records : array-like of shape (n, d)
+        May name its columns, as the tables of pandas, pyarrow and this library do.
+    n_features : int
+        The width that is expected, d.
+    columns : sequence of str, optional
+        Names that the columns must have, in this order, where the records name them.
+
+    Returns
+    -------
+    usable : ndarray of shape (n, d), float64
+        A copy: another process may write to the loader's memory between two uses of it.
+    n_null : int
+        Rows left out. Private: for the client's own log only.
+
+    Raises
+    ------
+    DataError, ConfigurationTypeError
+        If this is not a table at all, an array of another width, of dates or with a mask, or one
+        with other columns: nothing that a single record decides.
+    """
+    table = all_records(records, n_features, columns)
+    finite: NDArray[np.bool_] = np.all(np.isfinite(table), axis=1)
+    return table[finite], int(len(finite) - finite.sum())
+
+
+def all_records(
+    records: ArrayLike, n_features: int, columns: Sequence[str] | None = None
+) -> FloatArray:
+    """Return all records, (n, d): as `usable_records`, with NaN or infinity for what is missing.
+
+    The array may be the loader's own.
+    """
+    check_columns(named_columns(records), columns)
+    if isinstance(records, list | tuple):
+        return _table_of_rows(records, n_features)
+    try:
+        return _as_table(records, n_features, "records")
+    except (KMeansError, TypeError, ValueError, OverflowError):
+        # Whether an object has rows follows from its type and shape, which no record decides.
+        if not isinstance(records, np.ma.MaskedArray):
+            array = np.asarray(records)
+            if array.shape in ((0,), (0, 0)):
+                return np.empty((0, n_features))
+            if array.ndim == 1 and array.dtype.kind == "O":
+                return _table_of_rows(array.tolist(), n_features)
+            if array.ndim == 2 and array.shape[1] == n_features:
+                table = _numbers(array)
+                if table is not None:
+                    return table
+        raise
+
+
+def named_columns(records: Any) -> tuple[str, ...] | None:
+    """Return the names that a table gives its columns, or ``None`` if it has no such names.
+
+    A name that is no text appears as its type, which no name of a run is, and never as its value.
+    """
+    # In this order: the `columns` of a pyarrow table are not names.
+    for attribute in ("column_names", "columns"):
+        names = getattr(records, attribute, None)
+        if names is not None and not callable(names):
+            return tuple(n if isinstance(n, str) else f"<{type(n).__name__}>" for n in names)
+    return None
+
+
+def check_columns(found: Sequence[str] | None, expected: Sequence[str] | None) -> None:
+    """Require the columns of records to be the expected ones, in order, where both are named."""
+    if found is not None and expected is not None and tuple(found) != tuple(expected):
+        raise DataError(
+            f"records must have the columns {list(expected)} in this order, got {list(found)}."
+        )
+
+
+def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Return an array of real numbers, of any shape, or raise ``ConfigurationTypeError``."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise ConfigurationTypeError(f"{name} must not be a masked array: remove masked rows.")
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise DataError(f"{name} must be rectangular: rows differ in length.") from None
+    if array.dtype.kind not in "biuf":
+        raise ConfigurationTypeError(
+            f"{name} must be an array of real numbers, got dtype {array.dtype}."
+        )
+    return array
+
+
+def _as_table(records: ArrayLike, n_features: int | None, name: str) -> FloatArray:
+    array = as_numbers(records, name)
+    if array.ndim != 2 or array.shape[1] < 1:
+        width = "d" if n_features is None else n_features
+        hint = " Use reshape(-1, 1) for a single column." if array.ndim == 1 else ""
+        raise DataError(
+            f"{name} must be two-dimensional, of shape (n, {width}), got shape {array.shape}.{hint}"
+        )
+    if n_features is not None and array.shape[1] != n_features:
+        raise DataError(f"{name} must have {n_features} columns, got {array.shape[1]}.")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def as_number(cell: Any) -> float:
+    """Return what one cell of a table says, or NaN if that is no number.
+
+    Text counts as the number that it spells, with ``true`` and ``false`` as 1 and 0, so that a
+    record is the same whether or not another one made its column a column of text.
+    """
+    if type(cell) is float:
+        return cell
+    try:
+        if isinstance(cell, str | bytes):
+            text = (cell.decode() if isinstance(cell, bytes) else cell).strip().lower()
+            if "_" in text:  # Python's own way to write numbers, and nobody else's
+                return np.nan
+            return float(_TRUTH.get(text, text))
+        if isinstance(cell, complex | np.complexfloating):
+            return float(cell.real) if cell.imag == 0 else np.nan
+        return np.nan if isinstance(cell, _NOT_NUMBERS) else float(cell)
+    except Exception:  # whatever an object of the loader raises when it is converted
+        return np.nan
+
+
+def _table_of_rows(rows: Sequence[Any], n_features: int) -> FloatArray:
+    """Return rows of any kind as a table, with NaN where one is malformed."""
+    table = np.full((len(rows), n_features), np.nan)
+    for i, row in enumerate(rows):
+        if isinstance(row, list | tuple):
+            if len(row) == n_features:
+                table[i] = [as_number(cell) for cell in row]
+            continue
+        try:
+            array = np.asarray(row)
+        except Exception:  # as in `as_number`
+            array = np.empty(0)
+        numbers = _numbers(array) if array.shape == (n_features,) else None
+        if numbers is not None:
+            table[i] = numbers
+    return table
+
+
+def _numbers(array: NDArray[Any]) -> FloatArray | None:
+    """Return an array cell by cell as numbers or NaN; ``None`` for what never holds numbers."""
+    kind = array.dtype.kind
+    if kind in "biuf":
+        with np.errstate(over="ignore"):
+            return np.asarray(array, dtype=np.float64)
+    if kind == "c":
+        return np.where(array.imag == 0, array.real, np.nan).astype(np.float64)
+    if kind in "OSTU":
+        cells = [as_number(cell) for cell in array.ravel().tolist()]
+        return np.array(cells, dtype=np.float64).reshape(array.shape)
+    return None
+
+
+def _first_bad_row(records: FloatArray) -> int | None:
+    """Return the first row that is not finite; a block at a time, to allocate little."""
+    for start in range(0, len(records), _CHECK_ROWS):
+        finite = np.isfinite(records[start : start + _CHECK_ROWS])
+        if not finite.all():
+            return start + int(np.argmin(finite.all(axis=1)))
+    return None

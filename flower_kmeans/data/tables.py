@@ -1,0 +1,324 @@
+"""Tables of records from csv, npy, npz and parquet files."""
+
+import csv
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.data.records import as_number
+from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.extras import require
+
+Header = Literal[True] | Sequence[str]
+_Columns = dict[str, NDArray[Any]]
+
+_SUFFIXES = (".csv", ".npy", ".npz", ".parquet")
+
+
+class MissingValuesError(DataError):
+    """A column holds nulls, NaN or infinity. The text says how many; for the data's owner."""
+
+    def __init__(self, column: str, bad: int, n_records: int) -> None:
+        super().__init__(
+            f"The column {column!r} is empty, NaN or infinite in {bad} of {n_records} "
+            "records: fill them in or remove them first."
+        )
+        self.column = column
+
+
+@dataclass(frozen=True)
+class Table:
+    """Records read from a file: an array-like that names its columns.
+
+    Attributes
+    ----------
+    records : ndarray of shape (n, d), float64
+        The features; finite, unless malformed cells were read as NaN.
+    columns : tuple of str
+        Names of the d features.
+    labels : ndarray of shape (n,), optional
+        The label column, of any type; never a feature.
+    others : mapping from str to ndarray of shape (n,)
+        Columns that were kept beside the features, to split by.
+    """
+
+    records: NDArray[np.float64]
+    columns: tuple[str, ...]
+    labels: NDArray[Any] | None = None
+    others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the features, for NumPy."""
+        if copy is None:
+            return np.asarray(self.records, dtype)
+        return np.array(self.records, dtype, copy=copy)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the values of a feature or of a column that was kept."""
+        available: _Columns = dict(zip(self.columns, self.records.T, strict=True))
+        available.update(self.others)
+        _require_columns([name], available)
+        return available[name]
+
+
+def load_table(
+    path: str | Path,
+    *,
+    label: str | None = None,
+    features: Sequence[str] | None = None,
+    keep: Collection[str] = (),
+    malformed: Literal["error", "nan"] = "error",
+    header: Header | None = None,
+) -> Table:
+    """Read records from a csv, npy, npz or parquet file.
+
+    Columns without a name are called ``x0``, ``x1``, ... An npz file holds either one
+    two-dimensional array (with, optionally, ``columns``: its names) and any number of
+    one-dimensional ones as long as it has rows, which may serve as label or to split by; or
+    one-dimensional arrays only, which are the columns.
+
+    Parameters
+    ----------
+    path : path
+        The suffix names the format.
+    label : str, optional
+        Column with labels. It is not a feature.
+    features : sequence of str, optional
+        Columns to cluster by; by default all but the label and columns in ``keep`` that hold no
+        numbers. With ``malformed="nan"``: all but the label and columns in ``keep``.
+    keep : collection of str
+        Further columns to return, whatever they hold.
+    malformed : {"error", "nan"}
+        What to do with a cell of a feature that is no finite number, and with a line of a csv file
+        that has more or fewer cells than there are columns. ``"error"`` stops. ``"nan"`` is for
+        `load_data` in a run, where no single record may decide whether a client answers
+        (docs/guarantees.md, "Neighbours, budget, delta"): such a cell, or all of such a line, is
+        NaN, and so a null record. Each line of a csv file is a record then, also within quotes.
+    header : True or sequence of str, optional
+        ``True`` if the first line of a csv file names its columns, or the names if it does not: the
+        file is then separated by commas. By default the first line is no header if it holds numbers
+        only; with ``malformed="nan"`` this is not guessed from a record, and has to be said.
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        If an option does not fit the file, a package to read it is missing, or it cannot be read.
+    """
+    if malformed not in ("error", "nan"):
+        raise ConfigurationError(
+            f"Expected malformed as 'error' or 'nan'. Got {malformed!r} instead."
+        )
+    lenient = malformed == "nan"
+    path = Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ConfigurationError(
+            f"Expected data in a file that ends in {', '.join(_SUFFIXES)}. Got {path} instead."
+        )
+    if not path.is_file():
+        raise DataError(f"The data file {path} does not exist.")
+    columns, side = _read(path, header, lenient)
+    available = {**columns, **side}
+    labels = [] if label is None else [label]
+    _require_columns([*labels, *(features or ()), *keep], available)
+    if features is None:
+        features = [
+            name
+            for name, values in columns.items()
+            if name != label and (name not in keep or (not lenient and _is_number(values)))
+        ]
+    elif label in features:
+        raise ConfigurationError(f"The label column {label!r} cannot be a feature as well.")
+    elif len(set(features)) < len(features):
+        raise ConfigurationError("Expected every feature once. Got one of them twice.")
+    if not features:
+        raise DataError(f"The data file {path} has no column to cluster by.")
+    return Table(
+        records=_stack({name: available[name] for name in features}, lenient),
+        columns=tuple(features),
+        labels=None if label is None else available[label],
+        others={name: available[name] for name in keep if name not in features},
+    )
+
+
+def _read(path: Path, header: Header | None, lenient: bool) -> tuple[_Columns, _Columns]:
+    """Return a file's columns, and what it holds beside them."""
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        return _columns_of_array(_load_numpy(path), None), {}
+    if suffix == ".npz":
+        return _read_npz(path)
+    if suffix == ".csv" and lenient:
+        return _read_lines(path, header), {}
+    require("pyarrow", f"A {suffix[1:]} file")
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        table = _read_csv(path, header) if suffix == ".csv" else parquet.read_table(path)
+    except (ArrowInvalid, OSError):
+        # The reader's own text quotes the lines it failed on.
+        raise DataError(f"The data file {path} is not a {suffix[1:]} table.") from None
+    names = [str(name).strip() for name in table.column_names]
+    if len(set(names)) < len(names):
+        raise DataError(f"The data file {path} has two columns with the same name.")
+    # Nulls become NaN in columns of numbers, which is what the check of features looks for.
+    arrays = [np.asarray(column.to_numpy()) for column in table.columns]
+    return dict(zip(names, arrays, strict=True)), {}
+
+
+def _read_csv(path: Path, header: Header | None) -> Any:
+    from pyarrow import csv as arrow_csv
+
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline().rstrip("\r\n")
+    delimiter = _delimiter(first)
+    names: list[str] | None = None
+    if header is None:
+        cells = [cell.strip().strip('"') for cell in first.split(delimiter)]
+        if first and all(_is_number_text(cell) for cell in cells):
+            names = _default_names(len(cells))
+    elif header is not True:
+        names, delimiter = list(header), ","
+    return arrow_csv.read_csv(
+        path,
+        read_options=arrow_csv.ReadOptions(column_names=names),
+        parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
+    )
+
+
+def _read_lines(path: Path, header: Header | None) -> _Columns:
+    """Return the columns of a csv file as text, line by line: no line changes another's cells."""
+    if header is None:
+        raise ConfigurationError(
+            "Expected header with malformed='nan': True if a csv file's first line names its "
+            "columns, else their names. Got None: it is not guessed from a record."
+        )
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
+            first = file.readline() if header is True else ""
+            delimiter = _delimiter(first)
+            cells = _cells_of_line(first, delimiter) if header is True else header
+            names = [name.strip() for name in cells]
+            nothing = [""] * len(names)
+            rows = [_cells_of_line(line, delimiter) for line in file if line.strip()]
+    except OSError:
+        raise DataError(f"The data file {path} is not a csv table.") from None
+    if not names or len(set(names)) < len(names):
+        raise DataError(f"Expected the data file {path} with columns of different names.")
+    table = np.array(
+        [row if len(row) == len(names) else nothing for row in rows], dtype=object
+    ).reshape(len(rows), len(names))
+    return dict(zip(names, table.T, strict=True))
+
+
+def _cells_of_line(line: str, delimiter: str) -> list[str]:
+    """Return the cells of one line, which ends where its text does, whatever it quotes."""
+    line = line.rstrip("\r\n")
+    if '"' not in line:  # much faster
+        return line.split(delimiter)
+    try:
+        return next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error:
+        return []
+
+
+def _delimiter(line: str) -> str:
+    return max(",;\t", key=line.count)
+
+
+def _read_npz(path: Path) -> tuple[_Columns, _Columns]:
+    archive = _load_numpy(path)
+    if not hasattr(archive, "files"):
+        raise DataError(f"The data file {path} is not an npz archive.")
+    with archive:
+        try:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+        except (ValueError, OSError):
+            raise DataError(f"The data file {path} holds objects or is damaged.") from None
+    names = arrays.pop("columns", None)
+    flat = {name: array for name, array in arrays.items() if array.ndim == 1}
+    tables = [array for array in arrays.values() if array.ndim == 2]
+    if not tables and flat and len({len(array) for array in flat.values()}) == 1:
+        return flat, {}
+    if len(tables) != 1:
+        raise DataError(
+            f"Expected the data file {path} with one two-dimensional array, or "
+            f"one-dimensional arrays of one length. Got {len(tables)} two-dimensional instead."
+        )
+    (table,) = tables
+    columns = _columns_of_array(table, None if names is None else [str(n) for n in names.flat])
+    return columns, {
+        name: array
+        for name, array in flat.items()
+        if len(array) == len(table) and name not in columns
+    }
+
+
+def _load_numpy(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError):
+        raise DataError(f"The data file {path} is not a NumPy file, or it holds objects.") from None
+
+
+def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> _Columns:
+    fields = array.dtype.names
+    if fields is not None and array.ndim == 1:
+        return {name: array[name] for name in fields}
+    if array.ndim != 2:
+        raise DataError(f"Expected a two-dimensional array of records. Got {array.ndim}-d instead.")
+    if names is None:
+        names = _default_names(array.shape[1])
+    if len(names) != array.shape[1] or len(set(names)) < len(names):
+        raise DataError(
+            f"Expected {array.shape[1]} different names in columns. Got {len(names)} names instead."
+        )
+    return dict(zip(names, array.T, strict=True))
+
+
+def _stack(features: Mapping[str, NDArray[Any]], lenient: bool) -> NDArray[np.float64]:
+    lengths = {len(values) for values in features.values()}
+    if len(lengths) != 1:
+        raise DataError("Expected columns of one length.")
+    records = np.empty((lengths.pop(), len(features)), dtype=np.float64)
+    for i, (name, values) in enumerate(features.items()):
+        numbers = values
+        if lenient and not _is_number(values) and values.dtype.kind in "OSTUc":
+            numbers = np.array([as_number(cell) for cell in values.tolist()], dtype=np.float64)
+        if values.ndim != 1 or (len(values) and not _is_number(numbers)):
+            raise DataError(
+                f"The column {name!r} does not hold numbers (dates and text do not count): "
+                "name the columns to cluster by with --columns, or turn it into numbers."
+            )
+        records[:, i] = numbers
+        bad = 0 if lenient else int(np.count_nonzero(~np.isfinite(records[:, i])))
+        if bad:
+            raise MissingValuesError(name, bad, len(records))
+    return records
+
+
+def _default_names(n: int) -> list[str]:
+    return [f"x{i}" for i in range(n)]
+
+
+def _is_number(values: NDArray[Any]) -> bool:
+    return values.dtype.kind in "biuf"
+
+
+def _is_number_text(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _require_columns(names: Collection[str], available: Collection[str]) -> None:
+    columns = list(available)
+    shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
+    for name in names:
+        if name not in columns:
+            raise ConfigurationError(f"Expected one of the columns {shown}. Got {name!r} instead.")

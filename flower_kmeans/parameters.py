@@ -1,0 +1,241 @@
+"""Parameters of algorithms, each declared once: as an annotated field of the algorithm's dataclass.
+
+``seed: Annotated[int, whole(0, LARGEST)] = 0`` declares type, range and default. The constructor,
+the check with its message, and both directions of the run document follow. A second annotation says
+when a parameter stands in documents: "given", where it differs from its default, or "clients",
+where the budget protects clients; always without one.
+"""
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flower_kmeans.canonical import real_from_text, real_to_text
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+
+AUTO: Any = "auto"
+"""Default of a parameter that the library chooses; documents hold what it chose."""
+DERIVED: Any = None
+"""Default of a parameter that follows from others where it is not given."""
+LARGEST = 2**53 - 1
+"""Largest integer of a parameter: a float64 holds every integer up to it."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What values a parameter has, and what stands for them in a document."""
+
+    check: Callable[[str, Any], Any]
+    """Returns the attribute of a parameter's name and argument, or raises."""
+    write: Callable[[Any], Any] = lambda value: value
+    """Returns a document's value of an attribute."""
+    read: Callable[[Any], Any] = lambda value: value
+    """Returns an argument of a document's value."""
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """Return a parameter as an int, and require that it is one of the range."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool | np.bool_):
+        raise ConfigurationTypeError(f"{name} must be an integer, got {type(value).__name__}.")
+    if not low <= number <= high:
+        raise ConfigurationError(f"Expected {name} in [{low}, {high}]. Got {number} instead.")
+    return number
+
+
+_NUMBERS = int | float | np.integer | np.floating
+
+
+def require_type(name: str, value: object, kind: Any, expected: str) -> None:
+    """Require the type of a parameter."""
+    if not isinstance(value, kind):
+        raise ConfigurationTypeError(
+            f"Expected {name} as {expected}. Got {type(value).__name__} instead."
+        )
+
+
+def _require_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__}.")
+
+
+def whole(low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False) -> Kind:
+    """Declare an integer, of any range where it depends on others; ``auto`` is one to choose."""
+
+    def check(name: str, value: Any) -> int:
+        if auto and isinstance(value, str):
+            raise ConfigurationError(f"Expected {name} as an integer or 'auto'. Got {value!r}.")
+        return integer(name, value, low, high)
+
+    return Kind(check)
+
+
+def real(low: float, high: float) -> Kind:
+    """Declare a real of a range."""
+
+    def check(name: str, value: Any) -> float:
+        _require_number(name, value)
+        if not low <= value <= high:
+            raise ConfigurationError(
+                f"Expected {name} in [{low:g}, {high:g}]. Got {value!r} instead."
+            )
+        return float(value)
+
+    return Kind(check, real_to_text, real_from_text)
+
+
+def instance(kind: Any, expected: str) -> Kind:
+    """Declare an object of a type, which no document holds."""
+
+    def check(name: str, value: Any) -> Any:
+        require_type(name, value, kind, expected)
+        return value
+
+    return Kind(check)
+
+
+def choice(*options: str) -> Kind:
+    """Declare one of some strings."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in options:
+            raise ConfigurationError(f"Expected {name} in {list(options)}. Got {value!r} instead.")
+        return value
+
+    return Kind(check)
+
+
+def reals(*names: str) -> Kind:
+    """Declare a mapping from some names to positive numbers; its attribute is sorted pairs."""
+
+    def check(name: str, value: Any) -> tuple[tuple[str, float], ...]:
+        if value is None or value == ():
+            return ()
+        if not isinstance(value, Mapping):
+            raise ConfigurationTypeError(
+                f"{name} must be a mapping from releases to numbers, got {type(value).__name__}."
+            )
+        for key, each in value.items():
+            if not isinstance(key, str) or key not in names:
+                raise ConfigurationError(
+                    f"Expected {name} for releases in {list(names)}. Got {key!r} instead."
+                )
+            if isinstance(each, bool) or not isinstance(each, _NUMBERS):
+                raise ConfigurationTypeError(
+                    f"{name} must hold numbers, got {type(each).__name__} for {key!r}."
+                )
+            if not 1e-12 <= each <= 1e12:
+                raise ConfigurationError(
+                    f"Expected {name} between 1e-12 and 1e12. Got {each!r} for {key!r} instead."
+                )
+        return tuple(sorted((key, float(each)) for key, each in value.items()))
+
+    def read(config: Any) -> dict[str, float]:
+        if not isinstance(config, dict):
+            raise ConfigurationTypeError("A mapping of a run document has the wrong type.")
+        return {key: real_from_text(text) for key, text in config.items()}
+
+    return Kind(check, lambda pairs: {key: real_to_text(each) for key, each in pairs}, read)
+
+
+def _positive(name: str, value: Any) -> float:
+    _require_number(name, value)
+    if not 0 < value < math.inf:
+        raise ConfigurationError(f"Expected {name} positive and finite. Got {value!r} instead.")
+    return float(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationTypeError(f"{name} must be a bool, got {type(value).__name__}.")
+    return value
+
+
+POSITIVE = Kind(_positive, real_to_text, real_from_text)
+"""A positive, finite real."""
+FLAG = Kind(_flag)
+"""A bool."""
+
+
+def is_auto(value: Any) -> bool:
+    """Return whether a parameter is left to the library."""
+    return isinstance(value, str) and value == AUTO
+
+
+def check_parameters(holder: Any) -> None:
+    """Put what was checked in place of the declared parameters of a frozen dataclass.
+
+    "auto" and ``None`` pass where they are the default.
+    """
+    for name, (kind, _, default) in _declared(type(holder)).items():
+        value = getattr(holder, name)
+        if not (value is default is None or (is_auto(value) and is_auto(default))):
+            object.__setattr__(holder, name, kind.check(name, value))
+
+
+def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the checked arguments of the parameters that a signature declares; defaults pass."""
+    checked = {}
+    for name, each in inspect.signature(function).parameters.items():
+        for kind in getattr(each.annotation, "__metadata__", ()):
+            value = arguments[name]
+            checked[name] = value if value is each.default else kind.check(name, value)
+    return checked
+
+
+def write_parameters(holder: Any, clients: bool) -> dict[str, Any]:
+    """Return the declared parameters for a run document, where clients are protected or not."""
+    config = {}
+    for name, (kind, when, default) in _declared(type(holder)).items():
+        value = getattr(holder, name)
+        if when == "always" or (value != default if when == "given" else clients):
+            config[name] = kind.write(value)
+    return config
+
+
+def read_parameters(holder: Any, config: Mapping[str, Any], clients: bool) -> dict[str, Any]:
+    """Return the arguments that `write_parameters` wrote.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError, MessageError
+        If one is missing or unknown, no canonical text, or not resolved.
+    """
+    declared, given = _declared(holder), set(config) - {"name"}
+    optional = {name for name, each in declared.items() if each.when == "given"}
+    required = {
+        name for name, each in declared.items() if each.when == "always" or clients
+    } - optional
+    if not required <= given <= required | optional:
+        raise ConfigurationError(f"The fields of algorithm {holder.name!r} are not as expected.")
+    values = {}
+    for name in sorted(given):
+        kind, when, default = declared[name]
+        values[name] = kind.read(config[name])
+        # A default that is left out, and a choice that is made, have one encoding.
+        if values[name] == default and (when == "given" or is_auto(default)):
+            raise ConfigurationTypeError(f"{name} must be resolved in a run document.")
+    return values
+
+
+class _Declared(NamedTuple):
+    kind: Kind
+    when: str
+    default: Any
+
+
+def _declared(holder: type[Any]) -> dict[str, _Declared]:
+    found = {}
+    for each in fields(holder):
+        kind, when = (*getattr(each.type, "__metadata__", ()), "always", None)[:2]
+        if isinstance(kind, Kind) and each.init:
+            found[each.name] = _Declared(kind, when, each.default)
+    return found

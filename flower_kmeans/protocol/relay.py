@@ -1,0 +1,332 @@
+"""The server of a vertical run: which party is sent which turn, and who receives which parcel.
+
+It is a relay (docs/protocol.md, section 13): parties seal what they send each other, and the server
+puts each parcel into the mailboxes of its receivers, which are delivered with their next turn. No
+party can be missing. A party that does not reply as planned is sent the same bytes once more; then
+all are sent an `Abort`, and the run ends.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.protocol.cohort import MALFORMED
+from flower_kmeans.protocol.messages import (
+    Abort,
+    Code,
+    Delivery,
+    Enrol,
+    Joined,
+    Peer,
+    Refusal,
+    Reply,
+    Request,
+    Sent,
+    Step,
+    Turn,
+)
+from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, in_parts, planned, shape_of
+from flower_kmeans.protocol.roster import Roster
+from flower_kmeans.protocol.run import Run
+from flower_kmeans.protocol.server import NO_ANSWER, STRAY, Replies, Trip
+from flower_kmeans.protocol.wire import MAX_MESSAGE
+from flower_kmeans.report.report import Dropped, Kind
+from flower_kmeans.secagg.key_agreement import TAG_BYTES
+
+COMPUTING = 0
+"""Slot of the party that computes."""
+_SET_UP = ("keys", "join", "encrypt")
+_ROUND = ("step", "open")
+_SHOWN = 5
+_OVERHEAD = 2**20  # of a message, beside the parcels that it holds
+_SEAL = 16  # bytes that a parcel has more than its plaintext
+_DELIVERY = 256  # bytes of a delivery beside its data, at most
+_TAKEN = "Another node has the party's slot."
+_NO_IDS = "The party has no row ids, which the run compares."
+
+
+@dataclass(frozen=True)
+class Party:
+    """A party that takes part: its node, and what it stated when it joined."""
+
+    node_id: int
+    public: Joined
+
+    def as_peer(self, reader: int) -> Peer:
+        """Return the party as another one is sent it."""
+        tag = self.public.tags[TAG_BYTES * reader : TAG_BYTES * (reader + 1)]
+        return Peer(slot=self.public.slot, public_key=self.public.public_key, tag=tag)
+
+
+class Relay:
+    """The server of one vertical run.
+
+    Parameters
+    ----------
+    run : Run
+        Its document has the body `Vertical`.
+    roster : Roster, optional
+        The parties' public keys by slot; needed exactly under ``keys="roster"``.
+    """
+
+    def __init__(self, run: Run, roster: Roster | None = None) -> None:
+        shape = shape_of(run)
+        if (None if roster is None else roster.digest) != run.document.roster:
+            raise ConfigurationError(
+                "Expected the roster that the run document names. Got another, or none."
+            )
+        if roster is not None and len(roster) != shape.n_parties:
+            raise ConfigurationError(
+                f"Expected a roster of {shape.n_parties} parties, one line for each. "
+                f"Got {len(roster)} lines instead."
+            )
+        self.run, self._roster, self._shape = run, roster, shape
+        self.parties: dict[int, Party] = {}  # by slot, those that joined
+        self.incidents: list[Dropped] = []  # all that was not an orderly reply
+        self.head = self.round_trips = 0  # rounds that are complete, and round trips
+        self.sent_bytes = self.delivered_bytes = 0  # of parcels: from parties, and to them
+        self._mail: dict[int, list[Delivery]] = {slot: [] for slot in range(shape.n_parties)}
+
+    @property
+    def all_keep_ledgers(self) -> bool:
+        """Whether every party stated that it keeps a ledger, which only they can know."""
+        return bool(self.parties) and all(each.public.ledger for each in self.parties.values())
+
+    # ------------------------------------------------------------------ the run
+
+    def set_up(self, nodes: Iterable[int], trip: Trip) -> None:
+        """Let the parties join, make the keys, and encrypt their columns.
+
+        This and all that follows raises a `RunError` if a party does not do its step.
+        """
+        self._enrol(sorted(nodes), trip)
+        self._step("keys", self._shape.holders, trip)
+        if self._shape.is_joint:
+            self._step("join", self._shape.holders, trip)
+        if self._shape.others:
+            self._step("encrypt", self._shape.others, trip)
+        while self._size(COMPUTING) > _room():
+            self._ask("load", {COMPUTING: self._turn(COMPUTING, "load")}, trip)
+
+    def round_request(self) -> dict[int, Request]:
+        """Return the request of the next round by node: the computing party's step."""
+        return self._requests({COMPUTING: self._turn(COMPUTING, "step", self.head + 1)})
+
+    def take_round(self, request: Mapping[int, Request], replies: Replies, trip: Trip) -> None:
+        """Take the computing party's reply, and let the key holders open the round's values."""
+        t = self.head + 1
+        self.round_trips += 1
+        self._take("step", request, replies, trip)
+        self._step("open", self._shape.holders, trip, t)
+        self.head = t
+
+    def close_request(self) -> dict[int, Request]:
+        """Return the request after the last round by node: the computing party's result."""
+        return self._requests({COMPUTING: self._turn(COMPUTING, "close")})
+
+    def take_close(self, request: Mapping[int, Request], replies: Replies, trip: Trip) -> None:
+        """Take the computing party's sealed result, and deliver it to all others."""
+        self.round_trips += 1
+        self._take("close", request, replies, trip)
+        self._step("finish", range(1, self._shape.n_parties), trip)
+
+    def abort(self, trip: Trip) -> None:
+        """Let all parties erase what is secret; no party is waited for long."""
+        request = Abort(doc_hash=self.run.doc_hash)
+        nodes = [party.node_id for party in self.parties.values()]
+        for _ in trip("abort", dict.fromkeys(nodes, request), lambda: True):
+            pass
+
+    # ------------------------------------------------------------------ parties
+
+    def _enrol(self, nodes: list[int], trip: Trip) -> None:
+        request = Enrol(doc=self.run.data)
+        for _ in range(2):
+            joined = {party.node_id for party in self.parties.values()}
+            requests = {node: request for node in nodes if node not in joined}
+            self.round_trips += 1
+            silent = set(requests)
+            for node_id, reply in trip("enrol", requests, lambda: self._is_complete):
+                silent.discard(node_id)
+                self._take_party(node_id, reply)
+            if self._is_complete:
+                return
+            for node_id in sorted(silent):
+                self._note(-1, node_id, 0, NO_ANSWER)
+        missing = sorted(set(self._mail) - set(self.parties))
+        self._fail(f"Expected party {missing[0]} to join.", 0, trip)
+
+    @property
+    def _is_complete(self) -> bool:
+        return len(self.parties) == self._shape.n_parties
+
+    def _take_party(self, node_id: int, reply: Reply | str) -> None:
+        if not isinstance(reply, Joined) or reply.doc_hash != self.run.doc_hash:
+            self._note(-1, node_id, 0, reply)
+            return
+        objection = self._objection(reply)
+        if objection is not None:
+            self._note(reply.slot, node_id, 0, objection)
+        else:
+            self.parties[reply.slot] = Party(node_id, reply)
+
+    def _objection(self, reply: Joined) -> str | None:
+        """Return why a party cannot take part as it joined, or ``None``."""
+        keys, shape = () if self._roster is None else self._roster.keys, self._shape
+        is_orderly = (
+            reply.slot in self._mail
+            and len(reply.tags) == TAG_BYTES * len(keys)
+            and reply.static == (keys[reply.slot] if keys else b"")
+            and bool(reply.commitment) == (shape.is_joint and reply.slot in shape.holders)
+        )
+        if not is_orderly:
+            return MALFORMED
+        if shape.check_ids and not reply.has_ids:
+            return _NO_IDS
+        return _TAKEN if reply.slot in self.parties else None
+
+    # ------------------------------------------------------------------ turns
+
+    def _step(self, step: Step, slots: Iterable[int], trip: Trip, t: int = 0) -> None:
+        """Let parties do a step and send all parts of what they made.
+
+        Before round 1, what has come for the computing party is loaded meanwhile, so that it takes
+        no round trip.
+        """
+        turns = {slot: self._turn(slot, step, t) for slot in slots}
+        while turns:
+            has_mail = step in _SET_UP and self._mail[COMPUTING]
+            load = {COMPUTING: self._turn(COMPUTING, "load")} if has_mail else {}
+            sent = self._ask(step, turns | load, trip)
+            turns = {
+                slot: _next_part(turn)
+                for slot, turn in turns.items()
+                if sent[slot].parts > turn.part
+            }
+
+    def _turn(self, slot: int, step: Step, t: int = 0) -> Turn:
+        """Return a party's next turn, with as much of its mail as fits."""
+        others = (self.parties[other] for other in sorted(self.parties) if other != slot)
+        holders = self._shape.holders if self._shape.is_joint and step == "keys" else ()
+        return Turn(
+            doc_hash=self.run.doc_hash,
+            step=step,
+            t=t,
+            peers=tuple(other.as_peer(slot) for other in others),
+            commitments=tuple(self.parties[holder].public.commitment for holder in holders),
+            deliveries=tuple(self._collect(slot)),
+        )
+
+    def _collect(self, slot: int) -> Iterator[Delivery]:
+        """Yield and remove mail in order of senders and numbers, up to one message."""
+        mail = sorted(self._mail[slot], key=lambda each: (each.sender, each.number))
+        size = n = 0
+        for n, delivery in enumerate(mail, 1):
+            size += len(delivery.data) + _DELIVERY
+            if size > _room():
+                n -= 1
+                break
+            self.delivered_bytes += len(delivery.data)
+            yield delivery
+        self._mail[slot] = mail[n:]
+
+    def _size(self, slot: int) -> int:
+        return sum(len(each.data) + _DELIVERY for each in self._mail[slot])
+
+    def _ask(self, kind: Step, turns: Mapping[int, Turn], trip: Trip) -> dict[int, Sent]:
+        requests = self._requests(turns)
+        self.round_trips += 1
+        return self._take(kind, requests, trip(kind, requests, lambda: False), trip)
+
+    def _requests(self, turns: Mapping[int, Turn]) -> dict[int, Request]:
+        return {self.parties[slot].node_id: turn for slot, turn in turns.items()}
+
+    def _take(
+        self, kind: Step, requests: Mapping[int, Request], replies: Replies, trip: Trip
+    ) -> dict[int, Sent]:
+        """Return the replies by slot; a party that sent none is sent the same request once more."""
+        # In the report 0 is the set-up, R + 1 the delivery.
+        t = self.head + 1 if kind in (*_ROUND, "close", "finish") else 0
+        slots = {party.node_id: slot for slot, party in self.parties.items()}
+        left, found = dict(requests), dict[int, Sent]()
+        for is_repeat in (False, True):
+            if is_repeat and left:
+                self.round_trips += 1
+                replies = trip(kind, left, lambda: False)
+            silent = set(left)
+            for node_id, reply in replies if left else ():
+                silent.discard(node_id)
+                request = left.get(node_id)
+                if request is None:
+                    continue
+                if isinstance(reply, Sent) and self._is_orderly(reply, request, slots[node_id]):
+                    found[slots[node_id]] = reply
+                    del left[node_id]
+                else:
+                    self._note(slots[node_id], node_id, t, reply)
+            for node_id in silent:
+                self._note(slots[node_id], node_id, t, NO_ANSWER)
+        if left:
+            slot = min(slots[node_id] for node_id in left)
+            where = f" in round {t}" if kind in _ROUND else ""
+            self._fail(f"Expected an answer from party {slot} to {kind!r}{where}.", t, trip)
+        for slot in sorted(found):
+            self._put(slot, found[slot])
+        return found
+
+    def _is_orderly(self, reply: Sent, request: Request, sender: int) -> bool:
+        """Return whether a reply is the part that a turn requires, so none fills the mailboxes."""
+        if not isinstance(request, Turn) or reply.doc_hash != self.run.doc_hash:
+            return False
+        parts = in_parts(planned(self.run, sender, request.step, request.t))
+        found = [
+            (sender, each.step, each.t, each.number, each.receivers, len(each.data) - _SEAL)
+            for each in reply.parcels
+        ]
+        # Lengths follow from the run document: no party can send more than was planned.
+        has_keys = all(len(each.keys) == len(each.receivers) for each in reply.parcels)
+        return has_keys and reply.parts == len(parts) and found == parts[request.part - 1]
+
+    def _put(self, sender: int, sent: Sent) -> None:
+        for parcel in sent.parcels:
+            self.sent_bytes += len(parcel.data)
+            what: dict[str, Any] = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
+            for receiver, key in zip(parcel.receivers, parcel.keys, strict=True):
+                delivery = Delivery(sender=sender, **what, key=key, data=parcel.data)
+                self._mail[receiver].append(delivery)
+
+    # ------------------------------------------------------------------ faults
+
+    def _note(self, slot: int, node_id: int, t: int, reply: Reply | str) -> None:
+        kind: Kind = "silent" if reply == NO_ANSWER else "failed"
+        if isinstance(reply, Refusal):
+            reason, kind = Code(reply.code).sentence, "refused"
+        elif isinstance(reply, str):
+            reason = reply
+        else:
+            reason = MALFORMED if reply.doc_hash == self.run.doc_hash else STRAY
+        self.incidents.append(Dropped(slot, node_id, t, reason, kind))
+
+    def _fail(self, expected: str, t: int, trip: Trip) -> None:
+        """End the run: abort it at all parties, and raise the error that names one of them."""
+        reasons = dict.fromkeys(
+            f"Node {each.node_id}: {each.reason}" for each in self.incidents if each.round == t
+        )
+        self.abort(trip)
+        got = " ".join(list(reasons)[:_SHOWN]) or "Got nothing."
+        raise RunError(
+            f"{expected} {got} The run was ended at all parties; what it charged stays charged."
+        )
+
+
+def _room() -> int:
+    return MAX_MESSAGE - _OVERHEAD
+
+
+def _next_part(turn: Turn) -> Turn:
+    """Return the request for the next part of an answer: a party needs these parcels again."""
+    again = tuple(each for each in turn.deliveries if each.number in (PUBLIC, DIGESTS))
+    return msgspec.structs.replace(turn, part=turn.part + 1, deliveries=again)

@@ -1,0 +1,104 @@
+"""The result of a run: what a client learns, and how a server that sees the sums sends it."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.algorithms.base import Algorithm, State
+from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.errors import MessageError
+from flower_kmeans.protocol.removal import noise_factor
+from flower_kmeans.protocol.run import MAX_SLOTS, Run
+from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
+
+Floats = NDArray[np.float64]
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a client learns from a finished run."""
+
+    centroids: Floats  # (n_clusters, n_features), in the user's units
+    counts: Floats  # (n_clusters,): noisy cluster sizes of the last round
+    run: str  # identity of the run, 32 hexadecimal digits
+    weights: Floats | None = None  # (n_clusters,), as in a `Clustering`; if sizes have bounds
+    size_report: SizeReport | None = None  # the sizes beside their bounds
+
+
+def result_of(run: Run, state: State, noise_factor: float) -> ClientResult | None:
+    """Return the result that the state after the last round holds; ``None`` without centroids.
+
+    ``noise_factor`` is the standard deviation of the last sum's noise over the planned one.
+    """
+    algorithm = run.algorithm
+    centroids, counts = algorithm.centroids(state), algorithm.counts(state)
+    if centroids is None or counts is None:
+        return None
+    weights, sizes = algorithm.weights(state), algorithm.sizes(state, noise_factor)
+    return ClientResult(centroids, counts, run.document.run.hex(), weights, sizes)
+
+
+def encode_result(result: ClientResult) -> bytes:
+    """Return a result as its server sends it: without the run, which the message names."""
+    arrays = {"centroids": result.centroids, "counts": result.counts}
+    if result.weights is not None and result.size_report is not None:
+        arrays["weights"] = result.weights
+        arrays["size_noise"] = np.array([result.size_report.noise])
+    return encode_arrays(arrays)
+
+
+def read_result(run: Run, data: bytes) -> ClientResult:
+    """Return the result that a server sends: finite, in the domain, and with possible weights.
+
+    The noise of sizes is the planned one, and more only where more clients may have added shares.
+    A `MessageError` for other results.
+    """
+    arrays, algorithm = decode_arrays(data), run.algorithm
+    k, d = algorithm.n_clusters, algorithm.domain.n_features
+    bounds, kind = algorithm.size_bounds, np.dtype(np.float64)
+    expected = {"centroids": (kind, (k, d)), "counts": (kind, (k,))}
+    if bounds is not None:
+        expected |= {"weights": (kind, (k,)), "size_noise": (kind, (1,))}
+    if {name: (array.dtype, array.shape) for name, array in arrays.items()} != expected:
+        raise MessageError("The result of a run has the wrong names, types or sizes.")
+    _require_in_domain(arrays["centroids"], algorithm)
+    centroids, counts, name = arrays["centroids"], arrays["counts"], run.document.run.hex()
+    if bounds is None:
+        return ClientResult(centroids, counts, name)
+    weights, noise = arrays["weights"], float(arrays["size_noise"][0])
+    if (np.abs(weights) > largest_weight(algorithm.domain)).any():
+        raise MessageError("The weights of a result are larger than any that change a cluster.")
+    # Less noise than planned would be a claim against the plan; more needs more noise shares.
+    planned = algorithm.size_noise or 0.0
+    most = planned * noise_factor(run, MAX_SLOTS)
+    if not (1 - _ROUNDING) * planned <= noise <= (1 + _ROUNDING) * most:
+        raise MessageError("The noise of a result's sizes is less or more than any run gives them.")
+    sizes = SizeReport(tuple(counts.tolist()), noise, *bounds)
+    return ClientResult(centroids, counts, name, weights, sizes)
+
+
+def largest_weight(domain: Domain) -> float:
+    """Return the largest weight of a cluster, in the units of `Algorithm.weights`.
+
+    It is the squared diagonal of the cube around the domain, 4 d in squared scaled units; more
+    changes no cluster. On the grid this is 4^(q+1) d, which every query keeps to.
+    """
+    unit = domain.common_unit or 1.0
+    largest = 4 * domain.n_features * unit * unit
+    return largest + 4 * math.ulp(largest)  # both sides are rounded
+
+
+def _require_in_domain(points: Floats, algorithm: Algorithm) -> None:
+    """Require points in the domain, or up to one step of its grid beyond: they were rounded."""
+    domain, origin = algorithm.domain, np.zeros((1, algorithm.domain.n_features))
+    with np.errstate(over="ignore", invalid="ignore"):
+        nearest = domain.from_unit(domain.to_unit(points))
+        step = domain.from_unit(origin + 2.0**-algorithm.fraction_bits) - domain.from_unit(origin)
+        rounding = 4 * np.spacing(np.maximum(np.abs(points), np.abs(nearest)))
+        if not (np.abs(points - nearest) <= np.abs(step) + rounding).all():
+            raise MessageError("The result of a run lies outside of its domain.")

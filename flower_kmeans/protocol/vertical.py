@@ -1,0 +1,697 @@
+"""A party of a vertical run: its turns, what it seals for the others, and what it refuses.
+
+Slot 0 computes, slots 1 to H hold the key, slots H + 1 to N - 1 only encrypt. The server relays:
+each `Parcel` of a `Sent` goes into the mailboxes of its receivers, as one `Delivery` each, and
+leaves with a receiver's next `Turn`. Which turns there are, what they bring, and what each parcel
+holds is in docs/protocol.md, section 13, "Messages"; `parcels.planned` lists the parcels of a run.
+
+A turn can be requested again, with the same bytes in return, until the next one is answered; a
+close or finish also after the session's end.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flower_kmeans import errors
+from flower_kmeans.algorithms.base import COUNTS, SUMS, State, Statistic
+from flower_kmeans.algorithms.vertical import VerticalAlgorithm
+from flower_kmeans.data.records import all_records
+from flower_kmeans.errors import MessageError
+from flower_kmeans.privacy.filter import Charge, Price
+from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.privacy.noise import draw_share
+from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.protocol import checks, pairs, transcript
+from flower_kmeans.protocol import session as sessions
+from flower_kmeans.protocol.checks import RefuseError
+from flower_kmeans.protocol.messages import Code, Delivery, Joined, Peer, Sent, Step, Turn
+from flower_kmeans.protocol.noise import releases_of
+from flower_kmeans.protocol.pairs import Pairs
+from flower_kmeans.protocol.parcels import (
+    COLUMNS,
+    DIGESTS,
+    HALF,
+    IDS,
+    NONCE_BYTES,
+    PUBLIC,
+    RELIN,
+    Planned,
+    Seals,
+    due,
+    in_parts,
+    planned,
+    shape_of,
+)
+from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.roster import Identity
+from flower_kmeans.protocol.run import Run, Vertical
+from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory, unpack_session
+from flower_kmeans.protocol.wire import Struct, decode, decode_arrays, encode, encode_arrays
+from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
+from flower_kmeans.vertical.align import ids_digest
+from flower_kmeans.vertical.engine import require_tenseal
+from flower_kmeans.vertical.keys import (
+    KeyHolder,
+    confirmed_key,
+    encrypted_columns,
+    expand,
+    public_key,
+    relin_common,
+    total,
+)
+from flower_kmeans.vertical.packing import pack, packed_bytes, unpack
+from flower_kmeans.vertical.parties import ComputingParty
+from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, Words
+from flower_kmeans.vertical.signs import scaled_columns, scaled_squares
+from flower_kmeans.vertical.store import Store, disk_bytes
+
+_SET_UP = ("keys", "join", "encrypt")
+_require = RefuseError.unless
+log = logging.getLogger("flower_kmeans.client")
+
+Digests = dict[str, bytes]
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """What a party keeps in its client session beside what every client keeps."""
+
+    peers: tuple[Peer, ...] = ()
+    commitments: tuple[bytes, ...] = ()
+    public: bytes = b""  # a joint holder's: SHA-256 of the public key that it added up
+    files: Digests = msgspec.field(default_factory=dict)  # party 0's
+    parcels: Digests = msgspec.field(default_factory=dict)  # party 0's: plaintexts that it has
+    c1: bytes = b""  # party 0's: SHA-256 of what it sent in the round that is open; empty before it
+
+
+class VerticalParty:
+    """A party and one message of a vertical run.
+
+    ``identity`` is for keys of a roster. ``load_records`` and ``load_ids`` are the user's.
+    ``deliver`` takes an encoded result and returns whether its keeper has it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        memory: Memory,
+        session: ClientSession,
+        pairs: Pairs,
+        policy: ClientPolicy,
+        identity: Identity | None,
+        load_records: Callable[[], ArrayLike],
+        load_ids: Callable[[], Iterable[object]] | None,
+        deliver: Callable[[bytes], bool],
+    ) -> None:
+        self._run, self._memory, self._session, self._pairs = run, memory, session, pairs
+        self._policy, self._load_records, self._load_ids = policy, load_records, load_ids
+        self._deliver, self._doc_hash = deliver, run.doc_hash
+        self._shape = shape_of(run)
+        self._body = cast(Vertical, run.document.body)
+        self._algorithm = cast(VerticalAlgorithm, run.algorithm)
+        self._progress = Progress()
+        if session.vertical:
+            self._progress = decode(session.vertical, Progress)
+        self._slot = self._own_slot(identity)
+        checks.require_one_slot(session, self._slot)
+        session.slot = self._slot
+
+    def _own_slot(self, identity: Identity | None) -> int:
+        slot, n_parties = self._policy.party, self._shape.n_parties
+        if identity is not None:
+            slot = identity.slot
+            is_complete = len(identity.roster) == n_parties
+            _require(is_complete, Code.POLICY, f"Expected a roster of {n_parties} parties.")
+        if slot is None:
+            raise RefuseError(Code.POLICY, "Expected a policy with party, this client's slot.")
+        objection = self._policy.objection_to_slot(self._run, slot)
+        if objection is not None:
+            raise RefuseError(Code.POLICY, objection)
+        return slot
+
+    def _put(self, **changes: Any) -> None:
+        """Keep what changed of the party's progress."""
+        self._progress = msgspec.structs.replace(self._progress, **changes)
+        self._session.vertical = encode(self._progress)
+
+    # ------------------------------------------------------------------ requests
+
+    def join(self, software: str) -> Joined:
+        """Take part: return the session's public values."""
+        shape, session = self._shape, self._session
+        if self._slot == 0:
+            require_tenseal()
+            keys = sum(plan.n_bytes for plan in self._key_plans)  # as they come, until round 2
+            n_records, d = self._algorithm.n_records or 0, self._algorithm.domain.n_features
+            n_foreign = sum(shape.widths[1:])
+            files = disk_bytes(shape.moduli, n_records, n_foreign, d, self._n_workers)
+            self._store.require_space(files + keys)
+        if shape.check_ids:
+            self._require_ids()
+        commits = shape.is_joint and self._slot in shape.holders
+        if commits and session.commitment == transcript.ZERO:
+            session.commitment = self._holder.commitment()
+        return Joined(
+            doc_hash=self._doc_hash,
+            slot=self._slot,
+            static=self._pairs.static,
+            public_key=self._pairs.public_key,
+            tags=self._pairs.tags(self._run.document.epoch),
+            commitment=session.commitment if commits else b"",
+            has_ids=self._load_ids is not None,
+            ledger=self._policy.state_dir is not None,
+            software=software,
+        )
+
+    def take(self, request: Turn) -> Sent:
+        """Do a step and return what it gives for the other parties."""
+        shape = self._shape
+        steps: dict[Step, Callable[[Turn], Sent]] = {"finish": self._finish}
+        if self._slot == 0:
+            steps = {"load": self._load, "step": self._step, "close": self._close}
+        elif self._slot not in shape.holders:
+            steps |= {"encrypt": self._encrypt}
+        elif shape.is_joint:
+            steps |= {"keys": self._share_keys, "join": self._join, "open": self._open}
+        else:
+            steps |= {"keys": self._make_keys, "open": self._open}
+        step = steps.get(request.step)
+        is_set_up, has_round = request.step in _SET_UP, request.step in ("step", "open")
+        if step is None or (request.part > 1 and not is_set_up) or (request.t and not has_round):
+            raise MessageError("Expected a turn of this party's role.")
+        if has_round and not 1 <= request.t <= shape.n_rounds:
+            raise RefuseError(Code.POLICY, f"Expected a round up to {shape.n_rounds}.")
+        if bool(request.commitments) != (step == self._share_keys):
+            raise MessageError("Expected commitments with the first turn of joint holders.")
+        self._take_peers(request.peers)
+        if step != self._load and (request.step, request.t) != ("step", 1):
+            self._require_mail(request)
+        return step(request)
+
+    def _take_peers(self, peers: tuple[Peer, ...]) -> None:
+        """Take the other parties' keys; no others later."""
+        others = [slot for slot in range(self._shape.n_parties) if slot != self._slot]
+        if [peer.slot for peer in peers] != others:
+            raise MessageError("Expected all other parties, in order of slot.")
+        _require(self._progress.peers in ((), peers), Code.CONFLICT)
+        for peer in peers:
+            with _refused_as_key():
+                self._pairs.secret(peer.slot, peer.public_key, peer.tag)
+        if not self._progress.peers:
+            self._put(peers=peers)
+
+    # ------------------------------------------------------------------ mail
+
+    @cached_property
+    def _seals(self) -> Seals:
+        peers = {peer.slot: peer for peer in self._progress.peers}
+        return Seals(self._doc_hash, self._session.secret, self._slot, self._pairs, peers)
+
+    def _due(self, request: Turn) -> tuple[Planned, ...]:
+        return due(self._run, self._slot, request.step, request.t, request.part)
+
+    def _require_mail(self, request: Turn) -> None:
+        """Require all that others sealed for this turn, and nothing else."""
+        wanted = [each[:4] for each in self._due(request)]
+        found = [(each.sender, each.step, each.t, each.number) for each in request.deliveries]
+        if found != wanted:
+            if set(found) < set(wanted):
+                raise RefuseError(Code.NEED, "A turn lacks a parcel of another party.")
+            raise MessageError("Expected the parcels of this turn, in order.")
+
+    def _opened_mail(self, request: Turn) -> Iterator[tuple[Planned, bytes]]:
+        """Yield what others sealed for this turn, one parcel at a time: they are large."""
+        for plan, delivery in zip(self._due(request), request.deliveries, strict=True):
+            yield plan, self._opened(plan, delivery)
+
+    def _opened(self, plan: Planned, delivery: Delivery) -> bytes:
+        with _refused_as_key():
+            return self._seals.open(plan, delivery)
+
+    def _sent(self, request: Turn, make: Callable[[int], bytes]) -> Sent:
+        """Return one part of an answer; ``make`` returns the data of a parcel."""
+        parts = in_parts(planned(self._run, self._slot, request.step, request.t))
+        if request.part > len(parts):
+            raise MessageError(f"Expected a part up to {len(parts)}.")
+        parcels = (self._seals.seal(each, make(each.number)) for each in parts[request.part - 1])
+        return Sent(doc_hash=self._doc_hash, parts=len(parts), parcels=tuple(parcels))
+
+    # ------------------------------------------------------------------ ledger
+
+    def _require_order(self, number: int) -> None:
+        """Require the answer after the last one, or that one again. The set-up's is number 1."""
+        last = self._memory.last_answer(self._doc_hash)
+        _require(number <= (1 if last is None else last.t + 1), Code.NEED)
+        checks.require_not_stale(last, number)
+
+    def _write(self, number: int, context: bytes, digest: bytes) -> None:
+        """Write an answer with the session. The first one charges the whole plan.
+
+        No request has a second answer, and no answer has two requests (``context``).
+        """
+        answer = LastAnswer(number, 1, context, digest)
+        checks.require_one_answer(self._memory.last_answer(self._doc_hash), answer)
+        price = self._run.price
+        if price is not None:
+            rest = [(Charge(), Charge())] * self._shape.n_rounds
+            price = Price(price.unit, (price.whole, *rest))
+        self._memory.answer(self._doc_hash, answer, price, self._session)
+
+    # ------------------------------------------------------------------ records
+
+    @property
+    def _half_widths(self) -> Floats:
+        """Half widths of the domain on its grid, (d,), in scaled units."""
+        bits = self._algorithm.fraction_bits
+        return np.ldexp(self._algorithm.domain.grid_half_widths(bits).astype(np.float64), -bits)
+
+    @cached_property
+    def _columns(self) -> Floats:
+        """Columns of this party on the scaled grid, (n, width), clipped; squares follow.
+
+        Over their half widths, unless they stay here (party 0).
+        """
+        domain, bits = self._algorithm.domain, self._algorithm.fraction_bits
+        is_first, own = not self._session.digest, self._body.places(self._slot)
+        table = self._table()
+        finite = np.isfinite(table)
+        n_missing = finite.size - int(finite.sum())
+        if n_missing and is_first:
+            text = "%d values are missing or not finite; each is the middle of its column's range."
+            log.warning(text, n_missing)
+        columns = np.empty(table.shape)
+        for start in range(0, len(table), SLOTS):
+            rows = slice(start, start + SLOTS)
+            whole = np.zeros((len(table[rows]), domain.n_features))
+            whole[:, own] = np.where(finite[rows], table[rows], 0.0)
+            grid = domain.quantise(domain.to_unit(whole), bits)[:, own]
+            columns[rows] = np.where(finite[rows], grid * 2.0**-bits, 0.0)
+        half_widths = self._half_widths[own]
+        scaled = scaled_columns(columns, half_widths) if self._slot else columns
+        if not self._shape.moduli.radius:
+            return scaled
+        return np.column_stack([scaled, scaled_squares(columns, half_widths)])
+
+    def _table(self) -> Floats:
+        """Return the party's records, (n, width), which are the same in the whole run."""
+        domain, own = self._algorithm.domain, self._body.places(self._slot)
+        names = None if domain.columns is None else domain.columns[own]
+        width = self._body.widths[self._slot]
+        found: Floats = _from_user(lambda: all_records(self._load_records(), width, names))
+        table = np.array(found)  # another process may write to the loader's memory
+        if len(table) != self._algorithm.n_records:
+            raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} records.")
+        digest = transcript.data_digest(table)
+        if self._session.digest not in (b"", digest):
+            raise RefuseError(Code.DATA, "Expected the same records in the whole run.")
+        self._session.digest = digest
+        return table
+
+    def _require_ids(self) -> Callable[[], Iterable[object]]:
+        if self._load_ids is None:
+            raise RefuseError(Code.DATA, "Expected load_ids, for the run compares rows. Got none.")
+        return self._load_ids
+
+    def _own_ids(self) -> bytes:
+        load = self._require_ids()
+        ids = _from_user(lambda: list(load()))
+        if len(ids) != self._algorithm.n_records:
+            raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} ids.")
+        return ids_digest(ids)
+
+    # ------------------------------------------------------------------ noise
+
+    def _noise(self, t: int, stream: Stream) -> Integers:
+        """Return this party's noise share of a round, (values,), in units of opened integers."""
+        run, algorithm = self._run, self._algorithm
+        unit = 2.0**-algorithm.fraction_bits * self._shape.moduli.unit
+        noise = np.zeros(self._shape.n_values, dtype=np.int64)
+        for release, words, sensitivities in releases_of(algorithm, run.plan, t):
+            noise[words] = draw_share(
+                release, sensitivities * unit, run.document.noise_shares, stream
+            )
+        blocks = algorithm.unflatten(noise, t).blocks
+        return np.column_stack([blocks[COUNTS], blocks[SUMS]]).reshape(-1)
+
+    # ------------------------------------------------------------------ set-up
+
+    @cached_property
+    def _holder(self) -> KeyHolder:
+        return KeyHolder(self._shape.moduli, self._session.secret, self._doc_hash)
+
+    def _make_keys(self, request: Turn) -> Sent:
+        """Make the keys of a sole holder, and encrypt its columns in half of the bytes."""
+        q, holder, keys = self._shape.moduli, self._holder, dict[int, bytes]()
+        if request.part == 1:
+            keys = {
+                PUBLIC: pack(holder.public_share(), q.key),
+                RELIN: pack(holder.relin_alone(), q.key),
+            }
+
+        def columns(table: Floats, start: int) -> Iterator[bytes]:
+            for nonce, half in holder.columns_alone(table, start):
+                yield nonce + pack(half, q.data)
+
+        return self._set_up(request, keys, columns)
+
+    def _share_keys(self, request: Turn) -> Sent:
+        """Keep what all holders committed to, and reveal this one's share of a joint key."""
+        commitments, holders = request.commitments, self._shape.holders
+        own = self._session.commitment
+        counts = {len(commitments), len(set(commitments))}
+        if counts != {len(holders)} or commitments[self._slot - 1] != own:
+            raise MessageError("Expected a commitment of each holder, this one's among them.")
+        _require(self._progress.commitments in ((), commitments), Code.CONFLICT)
+        self._put(commitments=commitments)
+        message = self._holder.first_message()
+        size = packed_bytes(self._shape.moduli.key)
+        return self._sent(request, {PUBLIC: message[:size], RELIN: message[size:]}.__getitem__)
+
+    def _join(self, request: Turn) -> Sent:
+        """Add up all holders' shares, answer the sum, and encrypt own columns under it."""
+        q, commitments = self._shape.moduli, self._progress.commitments
+        _require(bool(commitments), Code.NEED)
+        self._require_order(1)
+        mail, keys = self._opened_mail(request), dict[int, bytes]()
+        if request.part == 1:
+            others = [c for i, c in enumerate(commitments, 1) if i != self._slot]
+            parcels = (data for _, data in mail)
+            # the two parcels of a holder are its first message
+            first_messages = (a + b for a, b in zip(parcels, parcels, strict=True))
+            with _refused_as_key():
+                joined = self._holder.join(others, first_messages)
+            self._put(public=joined.digests[0])
+            halves = {PUBLIC: joined.public, RELIN: joined.round2, HALF: joined.h1}
+            keys = {number: pack(half, q.key) for number, half in halves.items()}
+            public = keys[PUBLIC]
+            keys[DIGESTS] = b"".join(joined.digests)
+        else:
+            own = self._holder.public_share()
+            shares = [unpack(data, q.key) for _, data in mail]
+            public = pack(total([own, *shares], q.key), q.key)
+        columns = self._under(public, [self._progress.public])
+        return self._set_up(request, keys, columns, self._progress.public)
+
+    def _encrypt(self, request: Turn) -> Sent:
+        """Encrypt the columns of a party without a key, under the key that all holders confirm."""
+        self._require_order(1)
+        (_, public), *others = self._opened_mail(request)
+        digests = [data[:DIGEST_BYTES] for _, data in others]
+        context = hashlib.sha256(public).digest()
+        if not self._shape.is_joint:
+            digests = [context]
+        return self._set_up(request, {}, self._under(public, digests), context)
+
+    def _under(
+        self, public: bytes, digests: Sequence[bytes]
+    ) -> Callable[[Floats, int], Iterator[bytes]]:
+        """Return a function that encrypts columns under a public key, which holders confirm."""
+        q, doc_hash, secret = self._shape.moduli, self._doc_hash, self._session.secret
+        with _refused_as_key():
+            pk = confirmed_key(q, doc_hash, public, digests)
+
+        def columns(table: Floats, start: int) -> Iterator[bytes]:
+            for words in encrypted_columns(q, pk, table, secret, doc_hash, start):
+                yield pack(words, q.data)
+
+        return columns
+
+    def _set_up(
+        self,
+        request: Turn,
+        keys: Mapping[int, bytes],
+        columns: Callable[[Floats, int], Iterator[bytes]],
+        context: bytes = transcript.ZERO,
+    ) -> Sent:
+        """Return keys, the digest of row ids, and columns; charge the plan.
+
+        ``context`` is SHA-256 of the public key: the masks of columns do not depend on it, so
+        columns under two keys would give them.
+        """
+        self._require_order(1)
+        table, streams = self._columns, list[Iterator[bytes]]()
+
+        def make(number: int) -> bytes:
+            if number < COLUMNS:
+                return self._own_ids() if number == IDS else keys[number]
+            if not streams:  # the first column of this part
+                streams.append(columns(table, number - COLUMNS))
+            return next(streams[0])
+
+        sent = self._sent(request, make)
+        self._write(1, context, self._session.digest)
+        return sent
+
+    # ------------------------------------------------------------------ a holder's rounds
+
+    def _open(self, request: Turn) -> Sent:
+        """Return this holder's words of one round: one c1 for each round, no more rounds."""
+        t, shape = request.t, self._shape
+        self._require_order(t + 1)
+        ((_, data),) = self._opened_mail(request)
+        digest = hashlib.sha256(data).digest()
+        c1 = unpack(data, (shape.moduli.q0,), (shape.n_values,))[:, 0]
+        words = self._holder.decryption_share(t, c1, lambda stream: self._noise(t, stream))
+        share = words.astype("<u8").tobytes()
+        sent = self._sent(request, lambda _: share)
+        self._session.head = t
+        self._write(t + 1, digest, hashlib.sha256(share).digest())
+        return sent
+
+    def _finish(self, request: Turn) -> Sent:
+        """Take the result, and end the session."""
+        last = self._memory.last_answer(self._doc_hash)
+        is_holder = self._slot in self._shape.holders
+        if last is None or self._session.head != (self._shape.n_rounds if is_holder else 0):
+            raise RefuseError(Code.NEED)
+        ((_, data),) = self._opened_mail(request)
+        return self._ended(data, Sent(doc_hash=self._doc_hash))
+
+    def _ended(self, result: bytes, reply: Sent) -> Sent:
+        """End the session if the result has a keeper; a repeated request has the same reply."""
+        if self._deliver(result):
+            pairs.forget()
+            self._session.end(sessions.DELIVERED)
+            self._session.vertical = encode(reply)
+            self._memory.save(self._doc_hash, self._session)  # before files that a repeat needs
+            if self._slot == 0:
+                self._store.erase()
+        return reply
+
+    # ------------------------------------------------------------------ party 0
+
+    @property
+    def _n_workers(self) -> int:
+        return self._policy.workers or max((os.cpu_count() or 1) - 1, 1)
+
+    @cached_property
+    def _store(self) -> Store:
+        directory = work_dir(self._policy)
+        if directory is None:
+            raise RefuseError(Code.POLICY, "Expected a policy with work_dir or state_dir.")
+        return Store(directory / self._doc_hash.hex(), self._progress.files)
+
+    @cached_property
+    def _computing(self) -> ComputingParty:
+        algorithm = self._algorithm
+        radius = algorithm.reach * 2.0**-algorithm.fraction_bits
+        return ComputingParty(
+            self._shape.moduli,
+            self._store,
+            self._session.secret,
+            self._doc_hash,
+            self._half_widths,
+            self._body.widths,
+            radius if self._shape.moduli.radius else None,
+            self._n_workers,
+        )
+
+    def _load(self, request: Turn) -> Sent:
+        _require(not self._session.head and not self._progress.c1, Code.STALE)
+        self._take_parcels(request)
+        return Sent(doc_hash=self._doc_hash)
+
+    def _take_parcels(self, request: Turn) -> None:
+        """Keep what others sealed: columns for SEAL, keys as they are until there are all."""
+        wanted = {each[:4]: each for each in due(self._run, 0, "load")}
+        parcels = dict(self._progress.parcels)
+        for each in request.deliveries:
+            plan = wanted.get((each.sender, each.step, each.t, each.number))
+            if plan is None:
+                raise MessageError("Expected parcels of a set-up.")
+            data, name = self._opened(plan, each), _name(plan)
+            digest = hashlib.sha256(data).digest()
+            _require(parcels.setdefault(name, digest) == digest, Code.CONFLICT)
+            if plan.number == IDS and data != self._own_ids():
+                raise RefuseError(Code.DATA, "The parties have other rows, or another order.")
+            if plan.number >= COLUMNS:
+                self._keep_column(plan, data)
+            elif plan.number != IDS:
+                self._store.write(name, [data])
+        self._put(parcels=parcels, files=self._store.digests)
+
+    def _keep_column(self, plan: Planned, data: bytes) -> None:
+        q, slot = self._shape.moduli, plan.sender
+        if self._shape.set_up(slot) == "keys":
+            words = expand(q, data[:NONCE_BYTES], unpack(data[NONCE_BYTES:], q.data))
+        else:
+            words = unpack(data, q.data, (2,))
+        chunk, number = divmod(plan.number - COLUMNS, self._shape.widths[slot])
+        self._computing.take_column(slot, chunk, number, words)
+
+    @property
+    def _key_plans(self) -> list[Planned]:
+        return [plan for plan in due(self._run, 0, "load") if plan.number < IDS]
+
+    def _require_complete(self) -> None:
+        """Require all that a set-up sends, and put the keys together."""
+        q, parcels = self._shape.moduli, self._progress.parcels
+        _require(all(_name(plan) in parcels for plan in due(self._run, 0, "load")), Code.NEED)
+        names = {(plan.sender, plan.number): _name(plan) for plan in self._key_plans}
+        found = {key: self._store.path(name).read_bytes() for key, name in names.items()}
+        public, digits = unpack(found[1, PUBLIC], q.key), (len(q.data),)
+        shares = (unpack(found[holder, RELIN], q.key, digits) for holder in self._shape.holders)
+        b, a = total(shares, q.key), relin_common(q, self._doc_hash)
+        if self._shape.is_joint:
+            halves = [hashlib.sha256(found[1, number]).digest() for number in (PUBLIC, HALF)]
+            digests = {data for (_, number), data in found.items() if number == DIGESTS}
+            if digests != {b"".join(halves)}:
+                raise RefuseError(Code.KEY, "The holders do not agree on their keys.")
+            a = unpack(found[1, HALF], q.key, digits)
+        self._computing.take_keys(public_key(q, self._doc_hash, public), np.stack([b, a], 1))
+
+    def _step(self, request: Turn) -> Sent:
+        """Evaluate a round on encrypted columns, after the values of the one before are opened."""
+        t, session, algorithm = request.t, self._session, self._algorithm
+        self._require_order(t)
+        is_new, context = t > session.head + bool(self._progress.c1), transcript.ZERO
+        state = self._state()
+        if t == 1 and is_new:
+            self._take_parcels(request)
+            self._require_complete()
+        elif t > 1:
+            context, shares = self._shares(request)
+            if is_new:
+                state = self._next_state(t - 1, shares)
+                for plan in self._key_plans:  # not before: an interrupted step 1 needs them again
+                    self._store.remove(_name(plan))
+        own = self._columns[:, : self._computing.widths[0]]
+        centroids = algorithm.query(state).arrays["centroids"] * 2.0**-algorithm.fraction_bits
+        c1 = self._computing.step(t, own, centroids)
+        data = pack(c1[:, None], (self._shape.moduli.q0,))
+        digest = hashlib.sha256(data).digest()
+        sent = self._sent(request, lambda _: data)
+        if is_new:
+            session.head = t - 1
+            session.state = encode_arrays(dict(state.arrays))
+            self._put(c1=digest, files=self._store.digests)
+        self._write(t, context, digest)
+        return sent
+
+    def _close(self, request: Turn) -> Sent:
+        """Open the last round's values, and send all parties the result."""
+        n_rounds, algorithm = self._shape.n_rounds, self._algorithm
+        self._require_order(n_rounds + 1)
+        context, shares = self._shares(request)
+        state = self._next_state(n_rounds, shares)
+        counts = state.arrays["counts"] * 2.0**-algorithm.fraction_bits
+        centroids = cast(NDArray[Any], algorithm.centroids(state))  # since the start
+        result = encode_arrays({"centroids": centroids, "counts": counts})
+        sent = self._sent(request, lambda _: result)
+        self._write(n_rounds + 1, context, hashlib.sha256(result).digest())
+        return self._ended(result, sent)
+
+    def _shares(self, request: Turn) -> tuple[bytes, Words]:
+        """Return the hash of the holders' words of a round, and the words (H, values)."""
+        data = [each for _, each in self._opened_mail(request)]
+        words = np.stack([np.frombuffer(each, dtype="<u8") for each in data])
+        return H(b"vertical shares", *data), words.astype(np.uint64)
+
+    def _state(self) -> State:
+        session = self._session
+        if not session.state:
+            return self._algorithm.initial_state(None)
+        return State(session.head, decode_arrays(session.state))
+
+    def _next_state(self, t: int, shares: Words) -> State:
+        """Return the state after a round, from its values under the noise of all parties."""
+        algorithm = self._algorithm
+        opened = self._computing.open(t, shares, lambda stream: self._noise(t, stream))
+        scale = 2.0**algorithm.fraction_bits / self._shape.moduli.unit
+        grid = np.rint(opened * scale).astype(np.int64)
+        return algorithm.update(self._state(), Statistic({SUMS: grid[:, 1:], COUNTS: grid[:, 0]}))
+
+
+@contextmanager
+def _refused_as_key() -> Iterator[None]:
+    """Refuse with KEY what is wrong with another party's key, seal or share of a key."""
+    try:
+        yield
+    except MessageError as error:
+        raise RefuseError(Code.KEY, str(error)) from None
+
+
+def _name(plan: Planned) -> str:
+    """Return the name of a parcel in party 0's store and session."""
+    return f"parcel-{plan.sender}-{plan.number}"
+
+
+def _from_user(load: Callable[[], Any]) -> Any:
+    """Return what a user's function returns; whatever it raises is DATA."""
+    try:
+        return load()
+    except errors.KMeansError as error:  # whose text holds no record's value
+        raise RefuseError(Code.DATA, str(error)) from None
+    except BaseException as error:  # some libraries raise what is no Exception
+        raise RefuseError(Code.DATA) from error
+
+
+def repeated(request: Turn, former: ClientSession) -> Sent:
+    """Return the last reply of a session that ended with its result, if it is requested again."""
+    reply: Sent = decode(former.vertical, Sent)
+    if request.step != ("close" if reply.parcels else "finish"):
+        raise RefuseError(Code.STALE)
+    return reply
+
+
+# ------------------------------------------------------------------------------ party 0's files
+
+
+def work_dir(policy: ClientPolicy) -> Path | None:
+    """Return where a policy keeps the files of vertical runs, or ``None``."""
+    if policy.work_dir is not None:
+        return Path(policy.work_dir)
+    return None if policy.state_dir is None else Path(policy.state_dir) / "vertical"
+
+
+def erase(policy: ClientPolicy, doc_hash: bytes) -> None:
+    """Remove the files of a run."""
+    directory = work_dir(policy)
+    if directory is not None:
+        Store(directory / doc_hash.hex()).erase()
+
+
+def erase_ended(policy: ClientPolicy, ledger: Ledger) -> None:
+    """Remove the files of runs that ended in a ledger, or that it dropped.
+
+    In a ``work_dir`` beside the ledger runs of other ledgers may lie, which it does not know.
+    """
+    directory, is_shared = work_dir(policy), policy.work_dir is not None
+    for path in () if directory is None else directory.glob("?" * 64):
+        with suppress(ValueError, errors.LedgerError):
+            doc_hash = bytes.fromhex(path.name)
+            found = ledger.load(doc_hash)
+            if unpack_session(found[1]).over if found else not is_shared:
+                try:
+                    erase(policy, doc_hash)
+                except OSError as error:
+                    log.warning("%s cannot be removed: %s.", path, error)

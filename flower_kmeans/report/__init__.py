@@ -1,0 +1,1 @@
+"""What users receive of a run: clusterings, reports, pages."""

@@ -1,0 +1,162 @@
+"""The result of a clustering, in the user's units."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.data.domain import Domain, check_records
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.report.report import Report
+
+_BLOCK_ROWS = 65_536
+
+
+class FinishedRun(Protocol):
+    """What a run left: a `Clustering`, or a strategy after its start."""
+
+    @property
+    def centroids(self) -> NDArray[np.float64]:
+        """Centroids in the user's units, (n_clusters, n_features)."""
+
+    @property
+    def report(self) -> Report:
+        """The run's report."""
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """Centroids, noisy cluster sizes and the report of the run that made them.
+
+    Attributes
+    ----------
+    centroids : ndarray of shape (n_clusters, n_features), float64
+        In the user's units.
+    counts : ndarray of shape (n_clusters,), float64
+        Records per cluster in the last round, with that round's noise.
+    domain : Box or Ball
+        The public bounds, and the scaling under which records were compared.
+    report : Report
+    weights : ndarray of shape (n_clusters,), float64, or None
+        With bounds on sizes: a record x is in the cluster with the least ``|x - c_j|^2 - w_j``. In
+        squared user's units where all columns have one scale (a `Ball`, or a `Box` with
+        ``scale="common"`` or equal widths), else in squared units of the scaled domain.
+    size_report : SizeReport or None
+        With bounds on sizes: the noisy sizes of these clusters beside them.
+    """
+
+    centroids: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    domain: Domain
+    report: Report
+    weights: NDArray[np.float64] | None = None
+    size_report: SizeReport | None = None
+
+    @property
+    def sizes(self) -> NDArray[np.float64] | None:
+        """Noisy records of each cluster as `predict` assigns them, (k,); ``None`` without bounds.
+
+        Of the clients that answered the last round. Without bounds, ``counts`` are of the centroids
+        before the last step.
+        """
+        return None if self.size_report is None else np.array(self.size_report.counts)
+
+    @property
+    def size_interval(self) -> NDArray[np.float64] | None:
+        """Least and largest size of each cluster, (k, 2); ``None`` without bounds.
+
+        All k intervals hold at once with probability 0.95 over the noise.
+        """
+        return None if self.size_report is None else self.size_report.interval
+
+    def predict(
+        self,
+        X: ArrayLike,
+        columns: Sequence[str] | Sequence[int] | None = None,
+        nearest: bool = False,
+    ) -> NDArray[np.int64]:
+        """Return the cluster of each record: that of the nearest centroid, or by the weights.
+
+        Records and centroids are compared after the domain's scaling, but without clipping.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+            In the user's units. If both the domain and a DataFrame name their columns, the names
+            decide which column is which.
+        columns : sequence of str or of int, optional
+            The columns that ``X`` has, by the domain's names or by number: the nearest centroid in
+            these alone, as a party of `VerticalKMeans` can compute it.
+        nearest : bool, default: False
+            Ignore the weights.
+
+        Returns
+        -------
+        ndarray of shape (n,), int64
+
+        Raises
+        ------
+        ConfigurationError
+            If a column is unknown or named twice, or is missing and the weights are not ignored.
+        DataError
+            If ``X`` is not a finite two-dimensional array of that width.
+        """
+        chosen = self._places(self._names_of(X) if columns is None else columns)
+        records = check_records(X, len(chosen), name="X")
+        scale, shift = self._scale()[:, chosen], self.centroids[:, chosen].mean(axis=0)
+        centroids = (self.centroids[:, chosen] - shift) / scale  # the shift saves digits
+        norms = np.einsum("ij,ij->i", centroids, centroids)
+        if self.weights is not None and not nearest:
+            if len(chosen) < self.domain.n_features:
+                raise ConfigurationError(
+                    f"Expected all {self.domain.n_features} columns, or nearest=True: the weights "
+                    f"belong to distances in all columns. Got {len(chosen)} of them instead."
+                )
+            unit = self.domain.common_unit or 1.0
+            norms = norms - self.weights / unit / unit
+        labels = np.empty(len(records), dtype=np.int64)
+        for start in range(0, len(records), _BLOCK_ROWS):
+            block = (records[start : start + _BLOCK_ROWS] - shift) / scale
+            labels[start : start + len(block)] = np.argmin(norms - 2 * block @ centroids.T, axis=1)
+        return labels
+
+    def inertia(self, X: ArrayLike) -> float:
+        """Return the sum of squared distances of records to the centroid that `predict` gives.
+
+        It is exact, and so not private. ``X`` is (n, n_features) in the user's units.
+        """
+        places = self._places(self._names_of(X))
+        records = check_records(X, self.domain.n_features, name="X")
+        residuals = records - self.centroids[self.predict(X)][:, places]
+        return float(np.einsum("ij,ij->", residuals, residuals))
+
+    def _names_of(self, X: ArrayLike) -> list[str] | None:
+        """Return the names of a DataFrame's columns, where the domain has names as well."""
+        names = getattr(X, "columns", None)
+        return None if names is None or self.domain.columns is None else [str(n) for n in names]
+
+    def _places(self, columns: Sequence[str] | Sequence[int] | None) -> list[int]:
+        """Return the numbers of columns, from their names or numbers."""
+        known = list(range(self.domain.n_features))
+        if columns is None:
+            return known
+        if isinstance(columns, str) or not isinstance(columns, Sequence):
+            raise ConfigurationTypeError(
+                f"Expected columns as a list of names or numbers. Got {type(columns).__name__}."
+            )
+        names: dict[object, int] = dict(zip(self.domain.columns or (), known, strict=False))
+        places = [names.get(each, -1) if isinstance(each, str) else each for each in columns]
+        if not places or not set(places) <= set(known) or len(set(places)) != len(places):
+            raise ConfigurationError(
+                f"Expected columns from {self.domain.columns or known}, each once. "
+                f"Got {columns!r} instead."
+            )
+        return places
+
+    def _scale(self) -> NDArray[np.float64]:
+        """Return the (1, d) user's units in one unit of the scaled domain."""
+        d = self.domain.n_features
+        return self.domain.from_unit(np.ones((1, d))) - self.domain.from_unit(np.zeros((1, d)))

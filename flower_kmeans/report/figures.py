@@ -1,0 +1,115 @@
+"""Axes of the page's charts, and where values are in a drawing; figures.svg.j2 draws them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+_TICKS = 6
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a chart: ``low < high``, both positive where it is logarithmic."""
+
+    label: str
+    low: float
+    high: float
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """Return where a value lies, 0 at the low end and 1 at the high one; cut to that."""
+        if self.log:
+            above = max(value, self.low) / self.low
+            place = math.log(above) / math.log(self.high / self.low)
+        else:
+            place = (value - self.low) / (self.high - self.low)
+        return min(1.0, max(0.0, place))
+
+    def ticks(self) -> list[float]:
+        """Return round values between both ends."""
+        if self.log:
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            powers = range(last, first - 1, -max(1, -(-(last - first) // _TICKS)))
+            return [10.0**power for power in powers][::-1]
+        least = (self.high - self.low) / _TICKS
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(power * f for f in (1.0, 2.0, 5.0, 10.0) if least <= power * f * (1 + 1e-9))
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [i * step for i in range(first, last + 1)]
+
+    def text(self, tick: float) -> str:
+        """Return a tick's value as it is written at the axis."""
+        if self.log:
+            return f"{tick:.4g}" if 0.001 <= tick <= 1000 else f"1e{round(math.log10(tick))}"
+        return f"{0.0 if abs(tick) < 1e-12 * (self.high - self.low) else tick:.6g}"
+
+
+def around(values: Sequence[float], label: str) -> Axis:
+    """Return an axis that holds all values, with room at both ends."""
+    low, high = min(values), max(values)
+    room = 0.08 * (high - low) or max(1.0, abs(low)) * 0.5
+    return Axis(label, low - room, high + room)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The part of a drawing that its axes enclose, in the drawing's units."""
+
+    x: Axis | None = None
+    y: Axis | None = None
+    height: float = 280
+    left: float = 58
+    right: float = 426
+    top: float = 14
+
+    @property
+    def floor(self) -> float:
+        """Where the lower axis is."""
+        return self.height - 46
+
+    def across(self, value: float) -> float:
+        """Return the place of a value of x."""
+        return self.left + (self.x.share(value) if self.x else 0) * (self.right - self.left)
+
+    def up(self, value: float) -> float:
+        """Return the place of a value of y; the middle without such an axis."""
+        return self.floor - (self.y.share(value) if self.y else 0.5) * (self.floor - self.top)
+
+
+class Dot(NamedTuple):
+    """A centroid in a plot: the name beside it, and the text for a reader who points at it."""
+
+    name: str
+    x: float
+    y: float
+    radius: float
+    title: str
+    colour: str | None = None
+
+
+def principal_places(points: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return points, (k, d >= 2), along their first two principal directions.
+
+    Places are (k, 2) distances from the mean under the weights (k,), none of them negative. Shares
+    (2,) of the weighted variance follow, 0 where there is none.
+    """
+    if not weights.sum() > 0:
+        weights = np.ones(len(points))
+    weights = weights / weights.sum()
+    centred = points - weights @ points
+    _, values, directions = np.linalg.svd(np.sqrt(weights)[:, None] * centred, full_matrices=False)
+    first = np.zeros((2, points.shape[1]))
+    first[: len(directions[:2])] = directions[:2]
+    largest = np.abs(first).argmax(axis=1)
+    first *= np.where(first[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
+    squares = np.zeros(2)
+    squares[: len(values[:2])] = values[:2] ** 2
+    total = float((values**2).sum())
+    return centred @ first.T, squares / total if total > 0 else np.zeros(2)

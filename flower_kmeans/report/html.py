@@ -1,0 +1,413 @@
+"""A run's report as one HTML page that needs nothing else: no script, no network, no plots extra.
+
+The page is ``page.html.j2``, which has its sentences, with ``figures.svg.j2`` and ``page.css``.
+`Outcome` is what a page may know of a run: all of it is public or released, never a record.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import jinja2
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
+from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.report.clustering import Clustering, FinishedRun
+from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
+from flower_kmeans.report.report import Report
+from flower_kmeans.version import __version__
+
+FloatArray = NDArray[np.float64]
+
+MAX_ROWS, MAX_COLUMNS = 200, 64
+_NAMED_DOTS = 40
+_LARGEST_DOT, _SMALLEST_DOT = 20.0, 4.0
+_REACH = 2.5  # of the axis of epsilon, in epsilons of the run
+_POINTS = 241
+
+
+def html_report(
+    run: FinishedRun,
+    result: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    title: str | None = None,
+    facts: Sequence[tuple[str, str]] = (),
+    not_private: str | None = None,
+) -> str:
+    """Return a run's report as one HTML page that fetches nothing and holds no script.
+
+    It holds the run's report, public parameters, and released centroids and sizes; never a record.
+    ``docs/reading-a-report.md`` explains it.
+
+    Parameters
+    ----------
+    run : Clustering or a strategy
+        What `simulate` returned, or the strategy after its ``start``, also if that raised a
+        `RunError`. The page of a server that saw no sum has no centroids.
+    result : flwr.serverapp.strategy.Result, optional
+        With a strategy: what ``start`` returned. Without it the page has no sizes.
+    columns : sequence of str, optional
+        Names of the columns; by default those of the domain, or numbers.
+    title : str, optional
+        Of the page.
+    facts : sequence of (str, str), optional
+        Names and values of what else is publicly known of the run; nothing counted in records.
+    not_private : str, optional
+        Why the run was not private in spite of its noise, as a sentence.
+
+    Returns
+    -------
+    str
+        The page.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If ``run`` is neither of these, or ``columns`` or ``result`` do not fit it.
+    RunError
+        If the strategy has not started.
+    """
+    outcome = _outcome_of(run, result, columns, title, facts, not_private)
+    report = outcome.report
+    dropped = {(entry.round, entry.node_id) for entry in report.dropped}
+    page = TEMPLATES.get_template("page.html.j2").render(
+        run=outcome,
+        report=report,
+        domain=type(outcome.domain).__name__,
+        releases=[(t, each) for t, group in enumerate(report.plan.rounds, 1) for each in group],
+        curve=_curve(report),
+        dropped=dropped,
+        missing=[sum(t == each for each, _ in dropped) for t in range(1, len(report.answers) + 1)],
+        learned=_learned(outcome),
+        sized=_sized(outcome),
+        version=__version__,
+        flwr_version=version("flwr"),
+    )
+    # Values hold no line breaks, since these do not print: all of them are the templates' layout.
+    page = re.sub(r"(?<=>)\s*\n\s*|\s*\n\s*(?=<)", "", page)
+    return "<!doctype html>\n" + re.sub(r"\s*\n\s*", " ", page) + "\n"
+
+
+# --------------------------------------------------------------------------- what a page may know
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run as its page shows it: report, public parameters, and what its writer may see."""
+
+    report: Report
+    domain: Domain
+    columns: tuple[str, ...]
+    n_clusters: int
+    centroids: FloatArray | None  # (k, d)
+    counts: FloatArray | None  # (k,)
+    sizes: SizeReport | None
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    not_private: str | None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the run's guarantee holds: none of its statements denies it."""
+        denied = any(words.startswith("NOT PRIVATE") for words in self.report.statements)
+        return self.not_private is None and not denied
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all planned rounds were completed."""
+        return self.report.n_rounds == len(self.report.plan.rounds)
+
+    @property
+    def bounds(self) -> tuple[FloatArray, FloatArray] | None:
+        """The public lower and upper bounds, (d,) each in the user's units; of a `Box` only."""
+        lower, upper = getattr(self.domain, "lower", None), getattr(self.domain, "upper", None)
+        return None if lower is None or upper is None else (np.array(lower), np.array(upper))
+
+    @property
+    def are_colours(self) -> bool:
+        """Whether records are colours: red, green and blue, within 0 to 255."""
+        bounds = self.bounds
+        named = [column.lower() for column in self.columns] == ["red", "green", "blue"]
+        return named and bounds is not None and bounds[0].min() >= 0 and bounds[1].max() <= 255
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """Clusters by size, the largest first; as they come, where sizes are not known."""
+        if self.counts is None:
+            return np.arange(self.n_clusters)
+        return np.argsort(-self.counts, kind="stable")
+
+
+def _outcome_of(
+    run: Any,
+    result: Any,
+    columns: Sequence[str] | None,
+    title: str | None,
+    facts: Sequence[tuple[str, str]],
+    not_private: str | None,
+) -> Outcome:
+    """Return what a page may know of a run, after checks of the arguments of `html_report`."""
+    arrays: tuple[FloatArray | None, FloatArray | None]
+    if isinstance(run, Clustering):
+        n_clusters, arrays = len(run.centroids), (run.centroids, run.counts)
+    elif all(hasattr(run, name) for name in ("domain", "n_clusters", "plan")):
+        n_clusters, arrays = int(run.n_clusters), _of_server(run, result)
+    else:
+        raise ConfigurationTypeError(
+            "Expected run as a Clustering, or one of flower_kmeans.strategies after its start. "
+            f"Got {type(run).__name__} instead."
+        )
+    report = run.report
+    if not isinstance(report, Report):
+        raise ConfigurationTypeError(
+            f"Expected the run's report as a Report. Got {type(report).__name__} instead."
+        )
+    d = run.domain.n_features
+    names = columns if columns is not None else run.domain.columns
+    if names is None:
+        names = [f"column {i + 1}" for i in range(d)]
+    if isinstance(names, str) or len(names) != d:
+        raise ConfigurationError(f"Expected columns as {d} names. Got {len(names)} instead.")
+    shapes = {"centroids": (n_clusters, d), "counts": (n_clusters,)}
+    for (name, shape), array in zip(shapes.items(), arrays, strict=True):
+        if array is not None and array.shape != shape:
+            raise ConfigurationError(
+                f"Expected {name} of shape {shape}. Got {array.shape} instead."
+            )
+    return Outcome(
+        report=report,
+        domain=run.domain,
+        columns=tuple(str(name) for name in names),
+        n_clusters=n_clusters,
+        centroids=arrays[0],
+        counts=arrays[1],
+        sizes=run.size_report if isinstance(run, Clustering) else report.sizes,
+        title=title or f"Report of a {report.strategy} run",
+        facts=tuple((str(name), str(value)) for name, value in facts),
+        not_private=not_private,
+    )
+
+
+def _of_server(strategy: Any, result: Any) -> tuple[FloatArray | None, FloatArray | None]:
+    """Return what the server knows of the result: nothing, where it saw no sum."""
+    if strategy.report.trust_model.is_blind:
+        return None, None
+    arrays = getattr(result, "arrays", result)
+    if arrays is not None:
+        if not isinstance(arrays, Mapping):
+            raise ConfigurationTypeError(
+                f"Expected result as what start returned. Got {type(result).__name__} instead."
+            )
+        return _floats(arrays.get("centroids")), _floats(arrays.get("counts"))
+    try:
+        return _floats(strategy.centroids), None
+    except KMeansError:  # no sum of a round was reconstructed
+        return None, None
+
+
+def _floats(array: Any) -> FloatArray | None:
+    values = array.numpy() if hasattr(array, "numpy") else array
+    return None if values is None else np.asarray(values, dtype=np.float64)
+
+
+# --------------------------------------------------------------------------- numbers of the page
+
+
+def detection(report: Report, alarm: float) -> float:
+    """Return the largest true positive rate of a test whether one record (or client) was there.
+
+    ``alarm`` in (0, 1) is its rate of false alarms. This is one minus the trade-off function of the
+    run (Dong, Roth & Su 2022, section 2): attained for Gaussian noise, else a bound by epsilon and
+    delta.
+    """
+    if report.mu is not None:
+        return float(norm.cdf(norm.ppf(alarm) + report.mu))
+    epsilon = math.inf if report.epsilon is None else report.epsilon
+    delta = 1.0 if report.delta is None else report.delta
+    grown = alarm * math.exp(min(epsilon, 700.0)) + delta  # e^710 is no float
+    return min(1.0, grown, 1 - math.exp(-epsilon) * max(0.0, 1 - delta - alarm))
+
+
+def cost_shares(plan: PrivacyPlan) -> list[float | None]:
+    """Return each release's fraction of the run's cost, or ``None`` where costs do not add up.
+
+    Squares of mu add up if all noise is Gaussian, and epsilons if all of it is Laplace noise.
+    """
+    costs = [release.cost for release in plan.releases]
+    if plan.mu is not None:
+        return [(cost / plan.mu) ** 2 for cost in costs]
+    if plan.is_private and plan.budget.delta == 0:
+        total = math.fsum(costs)
+        return [cost / total for cost in costs]
+    return [None] * len(costs)
+
+
+def scaled(points: FloatArray, domain: Domain) -> FloatArray:
+    """Return points, (k, d) in the user's units, in the scale in which records were compared."""
+    origin = domain.from_unit(np.zeros((1, domain.n_features)))
+    return (points - origin) / (domain.from_unit(np.ones((1, domain.n_features))) - origin)
+
+
+def colour_of(centroid: FloatArray) -> str:
+    """Return red, green and blue in 0 to 255, (3,), as the name of a colour."""
+    red, green, blue = (int(c) for c in np.clip(np.rint(centroid), 0, 255))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def whole(low: float, high: float) -> str:
+    """Return an interval of records in whole numbers, rounded outwards."""
+    return f"{math.floor(low):,} to {math.ceil(high):,}"
+
+
+def decimals(column: FloatArray) -> int:
+    """Return how many decimals show four digits of a column's largest value."""
+    largest = float(np.abs(column).max(initial=0.0))
+    return int(np.clip(3 - math.floor(math.log10(largest)), 0, 9)) if largest > 0 else 0
+
+
+def least_shown(delta: float) -> float:
+    """Return the lower end of the axis of delta: a power of ten well below the claimed one."""
+    return max(1e-15, 10.0 ** (math.floor(math.log10(delta)) - 3)) if delta > 0 else 1e-12
+
+
+def _curve(report: Report) -> dict[str, Any] | None:
+    """Return axes and lines of delta by epsilon: of the run, and together with those before it."""
+    epsilon, delta, together = report.epsilon, report.delta, report.together
+    if epsilon is None or delta is None:
+        return None
+    plans = [report.plan] if together is None else [report.plan, together]
+    reach, low = _REACH * max(plan.epsilon() or 0.0 for plan in plans), least_shown(delta)
+    # The claim is a point of the line, or its mark would lie beside it.
+    epsilons = sorted([*np.linspace(reach / (_POINTS - 1), reach, _POINTS).tolist(), epsilon])
+    return {
+        "epsilon": Axis("epsilon", 0.0, reach),
+        "delta": Axis("delta", low, 1.0, log=True),
+        "lines": [_line(plan, epsilons, low) for plan in plans],
+    }
+
+
+def _line(plan: PrivacyPlan, epsilons: list[float], low: float) -> tuple[list[float], list[float]]:
+    """Return epsilons and deltas, down to ``low``, which the last delta may be instead."""
+    deltas = [plan.delta(epsilon) for epsilon in epsilons]
+    n = sum(delta >= low for delta in deltas) + 1  # one more, so that the line reaches the axis
+    return epsilons[:n], [max(delta, low) for delta in deltas[:n]]
+
+
+def _learned(run: Outcome) -> dict[str, Any] | None:
+    """Return rows of the table of centroids, and axes and dots of their plot."""
+    centroids, counts, bounds = run.centroids, run.counts, run.bounds
+    if centroids is None:
+        return None
+    k, d = centroids.shape
+    sizes = np.ones(k) if counts is None else np.maximum(counts, 0.0)
+    relative = sizes / (sizes.max() or 1.0)
+    places, labels = centroids, list(run.columns)
+    if d > 2:
+        places, parts = principal_places(scaled(centroids, run.domain), sizes)
+        labels = [f"principal direction {i + 1} ({100 * parts[i]:.0f}%)" for i in (0, 1)]
+    axes = [
+        around(places[:, i].tolist(), label)
+        if d > 2 or bounds is None
+        else Axis(label, float(bounds[0][i]), float(bounds[1][i]))
+        for i, label in enumerate(labels)
+    ]
+    # A circle's area is its size; without sizes, and where noise left none, all circles are equal.
+    drawn = 0.15 * relative if counts is None else relative if sizes.any() else np.full(k, 0.09)
+    radii = np.maximum(_SMALLEST_DOT, _LARGEST_DOT * np.sqrt(drawn))
+    dots = [
+        Dot(
+            name=str(cluster) if k <= _NAMED_DOTS else "",
+            x=float(places[cluster, 0]),
+            y=float(places[cluster, 1]) if d > 1 else 0.0,
+            radius=float(radii[cluster]),
+            title=f"cluster {cluster}"
+            + ("" if counts is None else f", size {counts[cluster]:,.0f}"),
+            colour=colour_of(centroids[cluster]) if run.are_colours else None,
+        )
+        for cluster in run.order
+    ]
+    if bounds is None:
+        last = [f"within {float(getattr(run.domain, 'radius', np.nan)):.4g} of"]
+        last += [f"{float(c):.4g}" for c in getattr(run.domain, "center", ())]
+    else:
+        last = ["bounds", *(f"{a:.4g} to {b:.4g}" for a, b in zip(*bounds, strict=True))]
+    shown, digits = run.order[:MAX_ROWS].tolist(), [decimals(column) for column in centroids.T]
+    rows = [
+        [f"{value:,.{n}f}" for value, n in zip(centroids[cluster], digits, strict=True)]
+        for cluster in shown
+    ]
+    return {
+        "shown": shown,
+        "columns": list(run.columns[:MAX_COLUMNS]),
+        "rows": [row[:MAX_COLUMNS] for row in rows],
+        "bounds": last[: MAX_COLUMNS + 1],
+        "shares": (sizes / (sizes.sum() or 1.0)).tolist(),
+        "widths": (100 * relative).tolist(),
+        "axes": axes,
+        "dots": dots,
+    }
+
+
+def _sized(run: Outcome) -> dict[str, Any] | None:
+    """Return the bounds that were given, and which clusters are shown, the largest first."""
+    sizes = run.sizes
+    if sizes is None:
+        return None
+    least = sizes.min_size or None
+    most = sizes.max_size
+    order = np.argsort(-np.array(sizes.counts), kind="stable")
+    if len(order) > MAX_ROWS:  # then those nearest to a bound
+        low, high = sizes.interval.T
+        room = low - sizes.min_size
+        if most is not None:
+            room = np.minimum(room, most - high)
+        order = order[np.isin(order, np.argsort(room, kind="stable")[:MAX_ROWS])]
+    ends = [*sizes.interval[order].ravel().tolist(), *(b for b in (least, most) if b is not None)]
+    axis = around(ends, "records")
+    axis = Axis("records", max(axis.low, 0.0), axis.high)
+    return {"least": least, "most": most, "shown": order.tolist(), "axis": axis}
+
+
+# --------------------------------------------------------------------------- templates
+
+
+def _printable(value: object) -> object:
+    """Replace characters that do not print, such as those that turn the direction of writing."""
+    if hasattr(value, "__html__"):  # markup, whose values were replaced before
+        return value
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+
+
+def column_parts(n_columns: int, fit: int) -> list[list[int]]:
+    """Return the columns of each part of a table, at most ``fit``: the first is in all of them."""
+    if n_columns <= fit:
+        return [list(range(n_columns))]
+    starts = range(1, n_columns, fit - 1)
+    return [[0, *range(start, min(start + fit - 1, n_columns))] for start in starts]
+
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("flower_kmeans", "report"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=_printable,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters.update(
+    g=lambda value, digits=4: f"{value:.{digits}g}",
+    px=lambda value: f"{value:.2f}",
+    commas=lambda value: f"{value:,.0f}",
+)
+for _function in (Axis, Frame, colour_of, column_parts, cost_shares, detection, whole, zip):
+    TEMPLATES.globals[_function.__name__] = _function
+TEMPLATES.globals.update(exp=math.exp, confidence=CONFIDENCE)

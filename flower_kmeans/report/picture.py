@@ -1,0 +1,142 @@
+"""Pictures of a clustering: a photograph with its palette, or a scatter plot.
+
+They show the records themselves. They are for those who hold the data, as a simulation does, and
+nothing that a private run would publish: their owner alone may read the files.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.extras import require
+from flower_kmeans.files import open_private, printable
+
+_MARGIN = 16
+_CAPTION = 34
+_SWATCHES = 120
+_INK = (30, 30, 30)
+_PAPER = (255, 255, 255)
+_MAX_POINTS = 20_000
+
+
+def save_photo_picture(
+    path: Path,
+    image: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    centroids: NDArray[np.float64],
+    counts: NDArray[np.float64],
+    caption: str,
+) -> None:
+    """Write a png: the photograph before and after, and below them the palette.
+
+    Parameters
+    ----------
+    path : Path
+        Where to write.
+    image : ndarray of shape (height, width, 3), uint8
+        The photograph.
+    labels : ndarray of shape (height * width,)
+        Cluster of each pixel, row by row.
+    centroids : ndarray of shape (k, 3)
+        Red, green and blue in 0 to 255.
+    counts : ndarray of shape (k,)
+        Noisy cluster sizes: the widths of the palette's colours, largest first.
+    caption : str
+        Of the picture after.
+
+    Raises
+    ------
+    ConfigurationError
+        If Pillow is not installed, or the shapes do not belong together.
+    """
+    require("PIL", "The picture")
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, width = image.shape[:2]
+    if labels.shape != (height * width,) or centroids.shape != (len(counts), 3):
+        raise ConfigurationError(
+            f"Expected a label for each of {height * width} pixels, and 3 columns. "
+            f"Got labels of shape {labels.shape} and centroids of shape {centroids.shape} instead."
+        )
+    colours = np.clip(np.rint(centroids), 0, 255).astype(np.uint8)
+    after = colours[labels].reshape(height, width, 3)
+
+    full_width = 2 * width + 3 * _MARGIN
+    palette_top = 2 * _MARGIN + _CAPTION + height
+    page = Image.new("RGB", (full_width, palette_top + _CAPTION + _SWATCHES + _MARGIN), _PAPER)
+    page.paste(Image.fromarray(image), (_MARGIN, _MARGIN + _CAPTION))
+    page.paste(Image.fromarray(after), (width + 2 * _MARGIN, _MARGIN + _CAPTION))
+
+    draw = ImageDraw.Draw(page)
+    font = ImageFont.load_default(size=20)
+    small = ImageFont.load_default(size=13)
+    draw.text((_MARGIN, _MARGIN), "before", fill=_INK, font=font)
+    draw.text((width + 2 * _MARGIN, _MARGIN), caption, fill=_INK, font=font)
+    title = f"the palette of {len(colours)} colours, by noisy size"
+    draw.text((_MARGIN, palette_top), title, fill=_INK, font=font)
+
+    top = palette_top + _CAPTION
+    edges = _MARGIN + _palette_edges(counts, full_width - 2 * _MARGIN)
+    order = np.argsort(-counts, kind="stable")
+    for left, right, cluster in zip(edges, edges[1:], order, strict=False):
+        colour = tuple(int(c) for c in colours[cluster])
+        draw.rectangle((left, top, right - 1, top + _SWATCHES), fill=colour)
+        text = "#{:02x}{:02x}{:02x}".format(*colour)
+        if draw.textlength(text, font=small) + 8 <= right - left:
+            ink = _PAPER if np.dot(colour, (0.299, 0.587, 0.114)) < 128 else _INK
+            draw.text((left + 4, top + _SWATCHES - 20), text, fill=ink, font=small)
+    with open_private(path) as file:
+        page.save(file, format="PNG")
+
+
+def save_scatter_picture(
+    path: Path,
+    records: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    centroids: NDArray[np.float64],
+    columns: tuple[str, ...],
+) -> None:
+    """Write a png: records by their first two columns and cluster, and the centroids.
+
+    ``records`` (n, d >= 2) and ``centroids`` (k, d) are in the user's units; of more than 20,000
+    records evenly spaced ones are drawn. ``labels`` (n,) need not be of the nearest centroids.
+    """
+    require("matplotlib", "The picture", extra="plots")
+    from matplotlib.figure import Figure
+
+    if centroids.shape[1] < 2:
+        raise ConfigurationError("Expected at least 2 columns to plot. Got 1 instead.")
+    # Every n-th record: a random choice would make the picture of a run change.
+    step = -(-len(records) // _MAX_POINTS) or 1
+    shown = records[::step]
+    figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    axes.scatter(
+        shown[:, 0], shown[:, 1], c=labels[::step] % 20, s=4, cmap="tab20", vmin=0, vmax=19
+    )
+    axes.scatter(centroids[:, 0], centroids[:, 1], c="black", s=90, marker="x", label="centroids")
+    # Dollars in a name from a file are no formula to set.
+    axes.set_xlabel(printable(columns[0]), parse_math=False)
+    axes.set_ylabel(printable(columns[1]), parse_math=False)
+    axes.set_title(f"{len(centroids)} clusters")
+    axes.legend(loc="best")
+    with open_private(path) as file:
+        figure.savefig(file, format="png")
+
+
+def can_plot() -> bool:
+    """Return whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def _palette_edges(counts: NDArray[np.float64], width: int) -> NDArray[np.int64]:
+    """Return where the palette's colours begin and end, in pixels; each has a visible width."""
+    sizes = np.sort(np.maximum(counts, 0.0))[::-1]
+    total = float(sizes.sum())
+    shares = sizes / total if total > 0 else np.full(len(sizes), 1 / len(sizes))
+    shares = 0.92 * shares + 0.08 / len(shares)  # noise may make a size zero or less
+    edges: NDArray[np.float64] = np.rint(np.concatenate([[0.0], np.cumsum(shares)]) * width)
+    return edges.astype(np.int64)

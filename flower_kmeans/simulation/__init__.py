@@ -1,0 +1,5 @@
+"""Whole federations on one machine."""
+
+from flower_kmeans.simulation.engines import simulate
+
+__all__ = ["simulate"]

@@ -1,0 +1,203 @@
+"""Faults for simulations: clients that drop, crash, answer late, twice, or wrongly.
+
+A fault is produced where it would arise: the client's side raises or spoils its reply, and what
+the network would do (lose, delay, repeat) is done to real messages between client and strategy.
+The strategy and the honest clients run their ordinary code.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import msgspec
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.protocol.messages import (
+    Add,
+    Added,
+    Answer,
+    Ask,
+    Enrol,
+    Finish,
+    Reply,
+    Turn,
+    decode_reply,
+    decode_request,
+)
+from flower_kmeans.protocol.wire import RECORD, VERSION, encode, from_content, to_content
+from flower_kmeans.simulation.in_process import PolledGrid, Run
+
+FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
+FaultTrip = Literal["ask", "add"]
+_NETWORK = ("drop", "late", "twice")
+_TAG = "fault"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One client's misbehaviour in one round.
+
+    Parameters
+    ----------
+    client : int
+        Partition id of the client.
+    round : int
+        1 to T for the rounds, 0 for the enrolment, -1 for the final delivery.
+    kind : str
+        ``"drop"`` the message never reaches the client; ``"crash"`` the client raises;
+        ``"late"`` its answer comes after the round trip is over; ``"twice"`` it comes again;
+        ``"shape"``, ``"type"``, ``"round"`` and ``"run"`` the answer has the wrong length, the
+        wrong type, or belongs to another round or another run.
+    trip : {"ask", "add"}, default: "ask"
+        Which of the round's messages: the query, or the request for a committee member's sum-share.
+    """
+
+    client: int
+    round: int
+    kind: FaultKind
+    trip: FaultTrip = "ask"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("kind", self.kind, FaultKind), ("trip", self.trip, FaultTrip)):
+            if value not in get_args(known):
+                raise ConfigurationError(
+                    f"Expected {name} from {get_args(known)}. Got {value!r} instead."
+                )
+        if self.client < 0 or self.round < -1:
+            raise ConfigurationError(
+                "Expected client >= 0 and round >= -1. "
+                f"Got client={self.client} and round={self.round} instead."
+            )
+        if self.trip == "add" and self.round < 1:
+            raise ConfigurationError(
+                f"Expected round >= 1 with trip='add'. Got round={self.round} instead."
+            )
+
+
+class InjectedCrashError(RuntimeError):
+    """Raised by a simulated client that crashes."""
+
+
+def _moment_of(message: Message) -> tuple[int, FaultTrip] | None:
+    """Return the round and the round trip that a message belongs to, as faults name them."""
+    try:
+        request = decode_request(from_content(message.content))
+    except MessageError:
+        return None
+    match request:
+        case Ask():
+            return request.t, "ask"
+        case Add():
+            return request.t, "add"
+        case Enrol():
+            return 0, "ask"
+        case Finish() | Turn(step="close" | "finish"):
+            return -1, "ask"
+        case Turn():  # of a vertical run; its set-up has t = 0
+            return request.t, "ask"
+    return None
+
+
+class FaultyClientApp(ClientApp):
+    """A ClientApp whose clients have faults."""
+
+    def __init__(self, app: ClientApp, faults: Sequence[Fault]) -> None:
+        super().__init__()
+        self._app = app
+        self._faults = {(fault.client, fault.round, fault.trip): fault.kind for fault in faults}
+        self._clients = {fault.client for fault in faults}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer as the client would, or with its fault."""
+        client = int(context.node_config["partition-id"])
+        moment = _moment_of(message) if client in self._clients else None
+        kind = None if moment is None else self._faults.get((client, *moment))
+        if kind == "crash":
+            raise InjectedCrashError("The client crashes by its fault.")
+        if kind == "drop":
+            reply = Message(RecordDict(), reply_to=message)
+        else:
+            reply = self._app(message, context)
+        if kind in _NETWORK:
+            reply.content[_TAG] = ConfigRecord({"kind": str(kind)})
+        elif kind is not None:
+            reply.content = _spoilt(reply.content, kind)
+        return reply
+
+
+def _spoilt(content: RecordDict, kind: str) -> RecordDict:
+    if kind == "type":
+        return RecordDict({RECORD: ConfigRecord({"v": VERSION, "m": "words"})})
+    reply = decode_reply(from_content(content))
+    if kind == "run":
+        changed: Reply = msgspec.structs.replace(reply, doc_hash=bytes(32))
+    elif isinstance(reply, Answer) and kind == "round":
+        changed = msgspec.structs.replace(reply, tag=bytes(b ^ 1 for b in reply.tag))
+    elif isinstance(reply, Answer):
+        changed = msgspec.structs.replace(reply, words=reply.words[:-8], sealed=reply.sealed[:-1])
+    elif isinstance(reply, Added):
+        share = bytes(len(reply.share)) if kind == "round" else reply.share[:-8]
+        changed = msgspec.structs.replace(reply, share=share)
+    else:  # it belongs to no round
+        return to_content(encode(reply)[:-1]) if kind == "shape" else content
+    return to_content(encode(changed))
+
+
+class FaultyGrid(PolledGrid):
+    """A grid that loses, delays and repeats the replies that a FaultyClientApp has tagged."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid.run)
+        self._grid = grid
+        self._lost: set[str] = set()
+        self._held: list[Message] = []
+        self._late: list[Message] = []
+
+    def set_run(self, run: Run) -> None:
+        """Set the run of both grids."""
+        super().set_run(run)
+        self._grid.set_run(run)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages to the wrapped grid; what was held back until then will arrive."""
+        self._late += self._held
+        self._held = []
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Yield replies, with those of earlier rounds that came late first."""
+        ids = list(message_ids)
+        late, self._late = self._late, []
+        yield from late
+        for reply in self._grid.pull_messages(ids):
+            kind = self._untag(reply)
+            reply_to = reply.metadata.reply_to_message_id
+            if kind == "drop":
+                self._lost.add(reply_to)
+            elif kind == "late":
+                self._lost.add(reply_to)
+                self._held.append(reply)
+            else:
+                yield reply
+                if kind == "twice":
+                    yield reply
+
+    def known_lost(self, message_ids: Iterable[str]) -> set[str]:
+        """Return the messages whose replies this grid holds back or has lost."""
+        ids = set(message_ids)
+        inner = getattr(self._grid, "known_lost", None)
+        return (self._lost & ids) | (inner(ids) if inner is not None else set())
+
+    @staticmethod
+    def _untag(reply: Message) -> str | None:
+        if not reply.has_content():
+            return None
+        tag = reply.content.pop(_TAG, None)
+        return str(tag["kind"]) if isinstance(tag, ConfigRecord) else None

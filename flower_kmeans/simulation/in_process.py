@@ -1,0 +1,139 @@
+"""A Flower grid that runs every client in this process, one after the other.
+
+It calls the very ClientApp that a SuperNode would, with real Flower messages and contexts, and is
+the one file that touches Flower's internals: message ids are set by the SuperLink in a deployment,
+and creating a message needs the identity of the running task.
+"""
+
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run as Run
+from flwr.supercore.task_identity import TaskIdentity
+
+CLIENT_RAISED = 2
+_RUN_ID = 1
+_SERVER_NODE_ID = 1
+_FIRST_NODE_ID = 1001
+_PAUSE = 0.02
+
+
+@contextmanager
+def task_identity() -> Iterator[None]:
+    """Give this process the identity that Flower requires for creating messages."""
+    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
+    TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
+    TaskIdentity.node_id = _SERVER_NODE_ID
+    try:
+        yield
+    finally:
+        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
+
+
+class PolledGrid(Grid):
+    """A grid whose ``pull_messages`` never waits, and whose ``known_lost`` is complete."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid operates in."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """Run information."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message; kept for Flower's interface."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    @abstractmethod
+    def known_lost(self, message_ids: Iterable[str]) -> set[str]:
+        """Return those of these messages that will never be answered."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and return their replies."""
+        waiting, replies = list(self.push_messages(messages)), list[Message]()
+        started = time.monotonic()
+        while waiting and (timeout is None or time.monotonic() - started < timeout):
+            arrived = list(self.pull_messages(waiting))
+            replies += arrived
+            done = {reply.metadata.reply_to_message_id for reply in arrived}
+            done |= self.known_lost(waiting)
+            waiting = [message_id for message_id in waiting if message_id not in done]
+            if waiting and not arrived:
+                time.sleep(_PAUSE)
+        return replies
+
+
+class InProcessGrid(PolledGrid):
+    """A grid whose nodes are function calls; node ids ascend with the partition id.
+
+    ``client_app(message, context)`` returns a reply, as a ClientApp does.
+    """
+
+    def __init__(self, client_app: Callable[[Message, Context], Message], n_nodes: int) -> None:
+        super().__init__(Run.create_empty(run_id=_RUN_ID))
+        self._client_app = client_app
+        self._lock = threading.Lock()
+        self._replies: dict[str, Message] = {}
+        self._contexts = {
+            _FIRST_NODE_ID + i: Context(
+                run_id=_RUN_ID,
+                node_id=_FIRST_NODE_ID + i,
+                node_config={"partition-id": i, "num-partitions": n_nodes},
+                state=RecordDict(),
+                run_config={},
+            )
+            for i in range(n_nodes)
+        }
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Remember the messages; each runs its client when its reply is pulled."""
+        ids = []
+        for message in messages:
+            message_id = str(uuid4())
+            message.metadata.__dict__["_message_id"] = message_id
+            self._replies[message_id] = message
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Run the clients of the given messages and yield their replies one by one."""
+        for message_id in list(message_ids):
+            with self._lock:
+                message = self._replies.pop(message_id, None)
+            if message is not None:
+                yield self._run_client(message)
+
+    def known_lost(self, message_ids: Iterable[str]) -> set[str]:
+        """Return the messages that will never be answered: here, all that were pulled."""
+        return {message_id for message_id in message_ids if message_id not in self._replies}
+
+    def _run_client(self, message: Message) -> Message:
+        context = self._contexts[message.metadata.dst_node_id]
+        try:
+            return self._client_app(message, context)
+        except Exception as error:  # what Flower's runtime does with an app that raises
+            return Message(Error(code=CLIENT_RAISED, reason=repr(error)), reply_to=message)

@@ -1,0 +1,65 @@
+"""The same order of rows at every party (docs/vertical.md, "Rows")."""
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.errors import ConfigurationError, DataError
+
+_KEY_BYTES = 16
+
+
+def align_rows(ids: Iterable[object], key: bytes | str | os.PathLike[str]) -> NDArray[np.intp]:
+    """Return an order of rows that all parties with the same ids and the same key agree on.
+
+    Rows are sorted by HMAC-SHA256 of their ids, so nobody without the key knows the order. Ids that
+    only some parties have must be removed before: which ids are shared is not found out here.
+
+    Parameters
+    ----------
+    ids : iterable
+        One id for each of this party's rows, compared as text: 17 and "17" are the same.
+    key : bytes or path
+        A secret that all parties share, at least 16 bytes, or the file that holds it.
+
+    Returns
+    -------
+    ndarray of shape (n,), intp
+        ``rows[order]`` are the rows in the common order.
+
+    Raises
+    ------
+    DataError
+        If an id occurs more than once.
+    ConfigurationError
+        If the key cannot be read or is shorter than 16 bytes.
+    """
+    try:
+        secret = key if isinstance(key, bytes) else Path(key).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected key as bytes or a file that can be read. Got {key!r}: {error.strerror}."
+        ) from None
+    if len(secret) < _KEY_BYTES:
+        raise ConfigurationError(
+            f"Expected key with at least {_KEY_BYTES} bytes. Got {len(secret)} instead."
+        )
+    texts = [str(each) for each in ids]
+    if len(set(texts)) < len(texts):
+        raise DataError("Expected ids that differ in all rows. Got at least one id twice.")
+    digests = [hmac.digest(secret, text.encode(), "sha256") for text in texts]
+    return np.array(sorted(range(len(texts)), key=digests.__getitem__), dtype=np.intp)
+
+
+def ids_digest(ids: Iterable[object]) -> bytes:
+    """Return SHA-256 of ids in their order, 32 bytes, by which two parties compare their rows."""
+    digest = hashlib.sha256()
+    for each in ids:
+        text = str(each).encode()
+        digest.update(len(text).to_bytes(8, "little") + text)
+    return digest.digest()

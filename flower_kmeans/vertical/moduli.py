@@ -1,0 +1,88 @@
+"""The moduli of a vertical run: they follow from the number of clusters (docs/protocol.md, 13)."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.vertical.ring import SLOTS, N
+
+# Up to 16 clusters all primes together have 817 bits: within the bounds of the Homomorphic
+# Encryption Standard for N = 2^15 and a ternary secret, 881 for 128-bit security and 827 if the
+# attacker has a quantum computer. Pairs grow with the square of the clusters.
+MAX_CLUSTERS = 16
+_SIGN_LEVELS = 12
+_SCALE = 0.999 * 2.0**40  # a prime near it lies below 2^40: five bytes
+_Q0, _SPECIAL = 0.99 * 2.0**48, 0.99 * 2.0**49
+
+
+@dataclass(frozen=True)
+class Moduli:
+    """Primes and scales of a run."""
+
+    n_clusters: int
+    radius: bool  # whether each cluster has a sign more, for records within a radius
+    levels: int  # how often a fresh ciphertext is rescaled
+    q0: int  # the prime below 2^48 that is left at the last level
+    special: int  # the prime below 2^49 of evaluation keys
+    scales: tuple[float, ...]  # at every level, the fresh one first
+    data: tuple[int, ...]  # q0, then one prime below 2^40 for each level, the last level's first
+    key: tuple[int, ...]  # the primes of keys: ``data`` and the special prime
+
+    @property
+    def unit(self) -> float:
+        """An opened integer counts multiples of 1 / unit: one record is about 2^26."""
+        return self.scales[-1] / SLOTS
+
+
+@functools.lru_cache
+def moduli(n_clusters: int, radius: bool = False) -> Moduli:
+    """Return the moduli for a number of clusters.
+
+    Each prime is the one nearest to what keeps the scales of all levels equal, so scales are exact
+    for each level and stay within 0.001 of the first one.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``n_clusters`` is outside 2 to 16.
+    """
+    if not isinstance(n_clusters, int) or not 2 <= n_clusters <= MAX_CLUSTERS:
+        raise ConfigurationError(
+            "The 'n_clusters' parameter of a vertical run must be in [2, "
+            f"{MAX_CLUSTERS}]. Got {n_clusters!r} instead."
+        )
+    factors = n_clusters if radius else n_clusters - 1  # signs that a membership is a product of
+    levels = 1 + _SIGN_LEVELS + math.ceil(math.log2(factors)) + 1
+    used: set[int] = set()
+    q0, special = (_prime_near(target, used) for target in (_Q0, _SPECIAL))
+    scales, primes = [_SCALE], []
+    for _ in range(levels):
+        primes.append(_prime_near(scales[-1] ** 2 / _SCALE, used))
+        scales.append(scales[-1] ** 2 / primes[-1])
+    data = (q0, *reversed(primes))
+    return Moduli(
+        n_clusters, radius, levels, q0, special, tuple(scales), data, key=(*data, special)
+    )
+
+
+def _prime_near(target: float, used: set[int]) -> int:
+    """Return the prime nearest to a target that is 1 modulo 2 N and not used yet."""
+    step = 2 * N
+    below = int(target) // step * step + 1
+    distance = 0
+    while True:
+        for candidate in (below + distance, below - distance):
+            if candidate not in used and _is_prime(candidate):
+                used.add(candidate)
+                return candidate
+        distance += step
+
+
+def _is_prime(n: int) -> bool:
+    """Return whether a number passes Fermat's test.
+
+    There are few moduli, one sequence for all numbers of clusters, and tests divide them by all
+    numbers up to their roots.
+    """
+    return all(pow(base, n - 1, n) == 1 for base in (2, 3, 5, 7))

@@ -1,0 +1,95 @@
+"""The polynomial that decides which centroid is nearer (docs/vertical.md, "How it works").
+
+Additions and products are all that CKKS has, so the sign of a number is a polynomial of it: three
+odd minimax polynomials of degree 15, one of the other, which is within 1.4e-4 of -1 or 1 for every
+argument of size 0.0035 to 1. Nearer to 0 it passes from one to the other with slope 640, and a
+record there belongs to two clusters in parts. Beyond 1 it diverges, so every argument here is
+divided by its exact maximum over the public box.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flower_kmeans.vertical.ring import Floats
+
+
+class Stage(NamedTuple):
+    """An odd polynomial on [-bound, bound]."""
+
+    coefficients: tuple[float, ...]  # of Chebyshev polynomials 1, 3, ..., 15 of x / bound
+    bound: float  # largest argument: a little more than the stage before gives
+
+
+def _stage(bound: str, *coefficients: str) -> Stage:
+    return Stage(tuple(map(float.fromhex, coefficients)), float.fromhex(bound))
+
+
+# Remez exchange for [0.0035, 1]: benchmarks/vertical_sign.py finds them.
+STAGES = (
+    _stage(
+        "0x1.0000000000000p+0",
+        *("0x1.463257e48b2b1p+0", "-0x1.b599a4ca1e3bdp-2", "0x1.09e01785adbb1p-2"),
+        *("-0x1.83581e737319ap-3", "0x1.35bda875d83dfp-3", "-0x1.071b4843a76d7p-3"),
+        *("0x1.d3f3053a1ad40p-4", "-0x1.f0dcfea97c6edp-1"),
+    ),
+    _stage(
+        "0x1.ea831235d5c8ap+0",
+        *("0x1.45e698fe2541cp+0", "-0x1.b2087961f16d4p-2", "0x1.03df944c92bd6p-2"),
+        *("-0x1.7249f98c1cca2p-3", "0x1.1f5a7bbc996d9p-3", "-0x1.d5f1b8e05f84bp-4"),
+        *("0x1.8efb861775e4dp-4", "-0x1.a6540c28fc783p-2"),
+    ),
+    _stage(
+        "0x1.5e06f637f08e0p+0",
+        *("0x1.419f098f8ccd0p+0", "-0x1.8105b36f18a0bp-2", "0x1.72c2abb3d2330p-3"),
+        *("-0x1.78075b258c6dbp-4", "0x1.689abd8771a76p-5", "-0x1.315477cebac09p-6"),
+        *("0x1.a30344a4214f1p-8", "-0x1.84476e72bba9ap-10"),
+    ),
+)
+
+_ABOVE = 1 + 2.0**-20
+"""Arguments stay this factor below 1, which is more than the noise of CKKS."""
+
+
+def pair(cj: Floats, cl: Floats, half_widths: Floats) -> tuple[Floats, float]:
+    """Return the comparison of two centroids: ``w.x + b`` is positive where ``cj`` is nearer.
+
+    It is ``|x - cl|^2 - |x - cj|^2``, which is linear in x, divided by (1 + 2^-20) times its
+    maximum over the box [-half_widths, half_widths], which is public. Equal centroids give 0
+    everywhere, so each gets half of a record.
+    """
+    w, b = 2 * (cj - cl), float(cl @ cl - cj @ cj)
+    largest = (float(half_widths @ np.abs(w)) + abs(b)) * _ABOVE
+    return (w / largest, b / largest) if largest > 0 else (w, 0.0)
+
+
+def near(c: Floats, radius: float, half_widths: Floats) -> tuple[Floats, float, float]:
+    """Return the test of a radius: ``w.x + u |x|^2 + b`` is positive where ``|x - c| < radius``.
+
+    It is ``radius^2 - |x - c|^2``, divided by (1 + 2^-20) times its largest size over the box:
+    ``radius^2`` at the centroid, or what the farthest corner lacks, whichever is more.
+    """
+    square = radius * radius
+    farthest = float(((half_widths + np.abs(c)) ** 2).sum())
+    largest = max(square, farthest - square) * _ABOVE
+    return 2 * c / largest, -1 / largest, (square - float(c @ c)) / largest
+
+
+def scaled_columns(columns: Floats, half_widths: Floats) -> Floats:
+    """Return a party's columns over their half widths, (n, w): in [-1, 1], as they are encrypted.
+
+    The error of an encrypted number is the same whatever its size. Centroids that differ in a
+    narrow column alone would multiply it by 1 over the half width.
+    """
+    scaled: Floats = columns / np.where(half_widths > 0, half_widths, 1.0)
+    return scaled
+
+
+def scaled_squares(columns: Floats, half_widths: Floats) -> Floats:
+    """Return a party's part of ``|x|^2``, (n,), scaled to [-1, 1] so that it can be encrypted.
+
+    It is twice the sum of squares over its maximum, minus 1.
+    """
+    largest = float(half_widths @ half_widths) or 1.0  # 0: far narrower than another column
+    scaled: Floats = (columns**2).sum(1) * (2 / largest) - 1
+    return scaled

@@ -1,0 +1,468 @@
+"""The audit of privacy: what its adversaries see, what they guess, and that it can fail."""
+
+import csv
+import json
+import math
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+from scripts import load_script
+
+from flower_kmeans import strategies
+from flower_kmeans.bench.harness import Options, plan_of
+from flower_kmeans.privacy.calibration import epsilon_of_mu
+from flower_kmeans.protocol import noise as round_noise
+from flower_kmeans.protocol.trust import TRUST_MODELS
+from flower_kmeans.strategies import KMeansStrategy
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SURE = 1 - 1e-10
+SHARE = 1_000
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+
+@pytest.fixture
+def audit(monkeypatch):
+    """The script, with the modules beside it."""
+    return load_script(monkeypatch, "audit", FOLDER)
+
+
+@pytest.fixture
+def parts(audit):
+    """What the script's measurements are made of."""
+    return SimpleNamespace(**audit.attack.__globals__)
+
+
+# --------------------------------------------------------------------------- what is looked at
+
+
+def test_every_private_strategy_is_audited_under_every_trust_model_for_both_units(audit, parts):
+    listed = {(cell.strategy, cell.trust, cell.unit) for cell in audit.cells()}
+    made = {
+        name: parts.setting_of(parts.Cell(name, "trusted-server")).strategy
+        for name in strategies.__all__
+        if issubclass(getattr(strategies, name), KMeansStrategy)
+        # What a record changes under ConstrainedLloyd is enumerated in its own tests.
+        if name not in ("KMeansStrategy", "Lloyd", "ConstrainedLloyd")
+    }
+    wanted = {
+        (name, trust.name, unit)
+        for name, strategy in made.items()
+        for trust in TRUST_MODELS.values()
+        if trust.objection(strategy.algorithm, strategy.plan) is None
+        for unit in ("record", "client")
+    }
+    assert len(wanted) == 48
+    assert listed == wanted
+
+
+CELLS = [
+    ("FastLloyd", "oblivious-server", "record", ""),
+    ("GLloyd", "distributed-noise", "record", ""),
+    ("GLloyd", "clients-only", "record", "beyond the threshold"),
+    ("SuLloyd", "trusted-server", "client", ""),
+    ("SuLloyd", "trusted-server", "record", "columns"),
+    ("FedDPKMeans", "distributed-noise", "client", "beyond the threshold"),
+    ("PEMeans", "trusted-server", "client", ""),
+    ("SynopsisKMeans", "distributed-noise", "record", ""),
+    ("SynopsisKMeans", "oblivious-server", "record", ""),
+    ("SynopsisKMeans", "clients-only", "record", ""),
+    ("PEMeans", "clients-only", "client", ""),
+    ("GLloyd", "distributed-noise", "record", "2 of 4 collude"),
+    ("FastLloyd", "trusted-server", "record", "cost"),
+    ("FastLloyd", "trusted-server", "record", "weighted"),
+    ("GLloyd", "trusted-server", "record", "cost"),
+    ("FedDPKMeans", "trusted-server", "record", "cost"),
+    ("FedDPKMeans", "trusted-server", "client", "cost"),
+    ("FedDPKMeans", "trusted-server", "record", "relative"),
+    ("FedDPKMeans", "trusted-server", "client", "relative"),
+    ("FedDPKMeans", "trusted-server", "client", "means"),
+]
+
+
+@pytest.mark.parametrize(("strategy", "trust", "unit", "variant"), CELLS)
+def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(
+    parts, strategy, trust, unit, variant
+):
+    """With noise of one known size, views of recorded runs and of repetitions are exact."""
+    setting = parts.setting_of(parts.Cell(strategy, trust, unit, variant=variant))
+    shares = 2 if setting.shared and not setting.alone else 1
+    with (
+        mock.patch.object(round_noise, "draw", lambda each, units, _: constant(units)),
+        mock.patch.object(round_noise, "draw_share", lambda each, units, n, _: constant(units)),
+    ):
+        questions, absent = parts.recorded(setting, False)
+        _, present = parts.recorded(setting, True)
+        answers = parts.Answers(setting)
+        again = [parts.repeated(answers, questions, 2, at_once) for at_once in (True, False)]
+    assert (absent.residual == SHARE * shares).all()
+    np.testing.assert_array_equal(present.residual - SHARE * shares, present.change)
+    for without, having in again:
+        np.testing.assert_array_equal(without.residual, np.repeat(absent.residual, 2, axis=0))
+        changes = np.broadcast_to(having.change, having.residual.shape)
+        np.testing.assert_array_equal(having.residual - SHARE * shares, changes)
+    assert 0.97 < answers.attained(absent) <= 1 + 1e-9
+    if variant == "cost":  # which is the last word of all
+        unit = answers.algorithm.sensitivities(answers.algorithm.n_rounds)[-1]
+        assert 0.97 < absent.change[0, -1] / unit <= 1
+
+
+def test_variants_are_what_they_are_called(parts):
+    def answers_of(strategy, trust, variant, unit="record"):
+        return parts.Answers(parts.setting_of(parts.Cell(strategy, trust, unit, variant=variant)))
+
+    for strategy in ("FastLloyd", "GLloyd", "FedDPKMeans"):
+        plan = answers_of(strategy, "distributed-noise", "cost").plan
+        assert plan.rounds[-1][-1].name == "cost"
+    share = {release.name: release.cost**2 for release in plan.releases}["cost"]
+    assert share == pytest.approx(sum(each.cost**2 for each in plan.releases) / 2)
+    for unit in ("record", "client"):
+        relative = answers_of("FedDPKMeans", "trusted-server", "relative", unit)
+        assert relative.algorithm.sums == "relative"
+    means = answers_of("FedDPKMeans", "trusted-server", "means", "client").algorithm
+    assert means.contribution == "means"
+    clips = {each.name: means.clip_of(each) for each in means.releases(means.n_rounds)}
+    assert clips == {"lloyd-sums": math.sqrt(2), "lloyd-counts": math.sqrt(2)}
+    (sums, _), *_ = answers_of("SuLloyd", "trusted-server", "columns").plan.rounds
+    assert sums.parts == ((1.0, 16),)
+    setting = answers_of("GLloyd", "distributed-noise", "2 of 4 collude").setting
+    assert (setting.n_clients, setting.shares, setting.strategy.max_colluders) == (4, 2, 2)
+
+
+def constant(units):
+    return np.full(len(units), SHARE, dtype=np.int64)
+
+
+def test_members_beyond_the_threshold_are_held_to_what_the_report_says(parts):
+    cell = parts.Cell("GLloyd", "clients-only", "record", 4.0, "beyond the threshold")
+    answers = parts.Answers(parts.setting_of(cell))
+    np.testing.assert_allclose(answers.mu, math.sqrt(2) * answers.plan.mu)
+    assert answers.epsilon == epsilon_of_mu(answers.mu, answers.plan.budget.delta)
+    sums = parts.Answers(parts.setting_of(replace(cell, variant="")))
+    assert (sums.mu, sums.epsilon) == (sums.plan.mu, sums.plan.epsilon())
+
+
+def test_shares_below_the_threshold_say_nothing_and_all_of_them_open(parts):
+    """The same adversary, of the same vector: one member more, and it has every word."""
+    cell = parts.Cell("GLloyd", "clients-only", "record", 4.0, "below the threshold")
+    below = parts.setting_of(cell)
+    runs = parts.recorded.__globals__
+    beyond = replace(below, view="beyond")
+    assert (runs["held_by"](below), runs["held_by"](beyond)) == ((1, 2), (0, 1, 2))
+    words = np.arange(-500, 500)
+    np.testing.assert_array_equal(runs["dealt"](beyond, words), words)
+    found = [runs["dealt"](below, words) for _ in range(2)]
+    assert not (found[0] == words).any()
+    assert not (found[0] == found[1]).any()
+    assert (np.abs(found) > 2**40).mean() > 0.99  # uniform elements of the ring
+    line = parts.attack(cell, parts.Effort(500, 1, SURE))
+    assert (line.mu, line.claimed_epsilon) == (0.0, 0.0)
+    assert (line.epsilon_bound, line.verdict) == (0.0, "below")
+    assert math.isnan(line.ratio)
+
+
+# --------------------------------------------------------------------------- bounds and bugs
+
+
+@pytest.mark.parametrize("place", [0, 1, 5, 6])
+def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, place):
+    strategy, trust, unit, variant = CELLS[place]
+    effort = audit.Effort(250, 1, SURE)
+    line = audit.attack(audit.Cell(strategy, trust, unit, variant=variant), effort)
+    assert line.verdict == audit.BELOW
+    assert line.epsilon_bound <= line.claimed_epsilon
+    if not math.isnan(line.mu):
+        assert line.tpr - line.fpr > 0.14  # 0.36 is expected: seven standard deviations
+    assert (line.recorded, line.confidence) == (2, SURE)
+    assert (250 * line.tpr, 250 * line.fpr) == (round(250 * line.tpr), round(250 * line.fpr))
+
+
+CERTAIN = {
+    "noise halved": 400,
+    "columns not counted": 2000,
+    "cost of half the norm": 400,
+    "free squares without the joint bound": 100,
+    "squares without the joint bound": 1000,
+    "weights above the budget": 1000,
+    "relocation that looks at records": 1000,
+    "clip forgotten": 100,
+    "noise truncated: whole records": 100,
+    "noise reused": 100,
+    "server's seed known": 100,
+    "clients' seed known": 100,
+    "own noise missing": 100,
+    "share key known": 400,
+    "threshold too small": 400,
+}
+
+
+@pytest.mark.parametrize("name", CERTAIN)
+def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
+    """Bounds of a few hundred runs exceed the claim by far; without the bug they cannot."""
+    (bug,) = (bug for bug in audit.bugs() if bug.name == name)
+    effort = audit.Effort(CERTAIN[name], 1)
+    task = audit.task_of(bug.cell, effort.repetitions, name, planted=True)
+    planted = audit.line_of(task, effort)
+    assert planted.epsilon_bound > planted.claimed_epsilon
+    if bug.guess != "likelihood ratio":
+        assert planted.recorded_right == planted.recorded
+    absent = audit.line_of(replace(task, planted=False), replace(effort, confidence=SURE))
+    assert absent.verdict == audit.BELOW
+
+
+@pytest.mark.parametrize("absent", [-99, 99])
+def test_recorded_runs_with_other_noise_than_the_repetitions_are_noticed(
+    audit, parts, monkeypatch, absent
+):
+    cell = audit.Cell("PEMeans", "trusted-server")
+    effort = audit.Effort(repetitions=100, recorded=1)
+
+    def louder(setting, present):
+        questions, views = parts.recorded(setting, present)
+        more = (99 if present else absent) * 2**16
+        return questions, replace(views, residual=views.residual + more)
+
+    monkeypatch.setitem(audit.attack.__globals__, "recorded", louder)
+    assert audit.attack(cell, effort).verdict == parts.DIFFERENT
+
+
+# --------------------------------------------------------------------------- the script
+
+
+@pytest.fixture
+def made(audit):
+    """What one attack gave, with a number that csv files have to hold all the same."""
+    cell = audit.Cell("PEMeans", "trusted-server")
+    line = audit.attack(cell, audit.Effort(20, 1), threshold=np.float64(0.1))
+    bounds = {"epsilon_bound": 3.0, "ratio": 0.75, "verdict": audit.BELOW}
+    return replace(line, mu=math.nan, mu_bound=math.nan, **bounds)
+
+
+def test_tasks_are_all_cells_at_the_epsilons_asked_for_and_each_bug_twice(audit):
+    plan = plan_of(audit.SUITE, Options(7))
+    bugs = {(bug.name, bug.cell) for bug in audit.bugs()}
+    of_cells = [task for task in plan.tasks if not task.bug]
+    assert [task.cell for task in of_cells] == audit.cells((4.0,))
+    assert {(task.bug, task.cell) for task in plan.tasks if task.planted} == bugs
+    assert {(t.bug, t.cell) for t in plan.tasks if t.bug and not t.planted} == bugs
+    assert {task.repetitions for task in plan.tasks} == {7}
+    both = plan_of(audit.SUITE, Options(7, only=(("epsilon", ("4", "1")),)))
+    assert [task.cell for task in both.tasks if not task.bug] == audit.cells((4.0, 1.0))
+    assert len(both.tasks) == len(plan.tasks) + len(of_cells)
+
+
+def test_it_goes_on_where_it_was_stopped_and_writes_everything(
+    audit, made, monkeypatch, tmp_path, capsys
+):
+    asked = []
+
+    def line_of(task, effort):
+        asked.append((task, effort))
+        return replace(made, epsilon_bound=9.0 if task.planted else 3.0)
+
+    def run(*more):
+        asked.clear()
+        command = ["audit.py", "--runs", "20", "--jobs", "1", "--output", str(tmp_path), *more]
+        monkeypatch.setattr(sys, "argv", command)
+        audit.main()
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(audit, "line_of", line_of)
+    tasks = list(plan_of(audit.SUITE, Options(20)).tasks)
+    printed = run()
+    assert asked == [(task, audit.Effort(20)) for task in tasks]
+    assert printed.count("| caught |") == len(audit.bugs())
+    assert printed.count("| below |") == len(tasks) - len(audit.bugs())
+    assert "All lines are as they must be." in printed
+    assert "| nan |" not in printed
+    written = {path.name for path in tmp_path.iterdir()} - {"runs.parquet", ".lock"}
+    assert written == {"runs.csv", "meta.json", "tables.md", "audit.png", "audit.svg"}
+    with (tmp_path / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(tasks)
+    assert {row["mu"] for row in rows} == {"nan"}
+    settings = json.loads((tmp_path / "meta.json").read_text("utf-8"))["settings"]
+    assert settings == {"recorded": "5", "confidence": "0.95"}
+    printed = run("--trusts", "distributed-noise")
+    assert not asked
+    assert "| FastLloyd | distributed-noise | record | 4 |  |" in printed  # NaN, read back
+    assert printed.count("| caught |") == sum(
+        bug.cell.trust == "distributed-noise" for bug in audit.bugs()
+    )
+    run("--runs", "21", "--strategies", "PEMeans")  # other repetitions are other lines
+    assert {task for task, _ in asked} == {
+        replace(task, repetitions=21) for task in tasks if task.strategy == "PEMeans"
+    }
+    for other in (("--recorded", "2"), ("--confidence", "0.9")):
+        with pytest.raises(SystemExit, match="choose another --output"):
+            run(*other)
+    assert not asked
+
+
+def test_recorded_runs_and_confidence_are_those_of_the_command(audit, made, monkeypatch, tmp_path):
+    efforts = []
+
+    def line_of(task, effort):
+        efforts.append(effort)
+        return made
+
+    monkeypatch.setattr(audit, "line_of", line_of)
+    asked = ["--runs", "9", "--recorded", "2", "--confidence", "0.9", "--bugs", ""]
+    monkeypatch.setattr(sys, "argv", ["audit.py", "--output", str(tmp_path), "--jobs", "1", *asked])
+    audit.main()
+    assert set(efforts) == {audit.Effort(9, 2, 0.9)}
+
+
+def rows_of(audit, lines):
+    return [{**asdict(task), **asdict(line)} for task, line in lines.items()]
+
+
+def test_a_claim_that_is_exceeded_and_a_bug_that_is_missed_are_failures(audit, made):
+    cell, bug = audit.Cell("PEMeans", "trusted-server"), audit.bugs()[0]
+    first = audit.task_of(cell, 20)
+    planted, absent = (audit.task_of(bug.cell, 20, bug.name, state) for state in (True, False))
+    high = replace(made, epsilon_bound=9.0, verdict="ABOVE THE CLAIM")
+    low = replace(made, attained=1.0)
+
+    def failures(*lines):
+        rows = rows_of(audit, dict(zip((first, planted, absent), lines, strict=True)))
+        found = audit.failures(rows)
+        assert all(each in audit.tables_of(rows, Options(20)) for each in found)
+        return found
+
+    assert failures(low, high, low) == []
+    assert failures(high, high, low) == [
+        "PEMeans, trusted-server, record, epsilon 4: ABOVE THE CLAIM"
+    ]
+    (missed,) = failures(low, low, low)
+    assert missed.startswith("noise halved, planted, GLloyd")
+    assert missed.endswith("not caught")
+    (found,) = failures(low, high, high)
+    assert found.startswith("noise halved, not planted, GLloyd")
+    (weak,) = failures(replace(low, attained=0.5), high, low)
+    assert "attain 0.50 of the cost" in weak
+
+
+def test_lines_that_are_not_as_they_must_be_end_with_status_1(
+    audit, made, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(audit, "line_of", lambda task, effort: made)  # no bug is caught
+    command = ["audit.py", "--jobs", "1", "--bugs", "noise halved", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        audit.main()
+    assert ended.value.code == 1
+    printed = capsys.readouterr()
+    assert "| MISSED |" in printed.out
+    assert printed.err.count("\n") == 1
+    assert "not caught" in printed.err
+
+
+def test_a_bug_without_its_other_side_is_shown(audit, made):
+    bug = audit.bugs()[0]
+    for planted in (True, False):
+        task = audit.task_of(bug.cell, 20, bug.name, planted)
+        shown = audit.tables_of(rows_of(audit, {task: made}), Options(20))
+        assert ("| MISSED |" in shown, "| below |" in shown) == (planted, not planted)
+        audit.plot(rows_of(audit, {task: made}), Options(20))
+
+
+# --------------------------------------------------------------------------- the page
+
+
+def table_rows(page):
+    """Return the cells of all lines of a document's tables."""
+    text = (FOLDER.parent / "docs" / page).read_text("utf-8")
+    return [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines()]
+
+
+def test_the_page_has_every_line_and_every_bug(audit):
+    rows = table_rows("tables/audit.md")
+    lines = {tuple(row[:4]): row[-1] for row in rows if len(row) == 14}
+    for cell in audit.cells((4.0, 1.0)):
+        label = cell.strategy + (f" ({cell.variant})" if cell.variant else "")
+        assert lines[label, cell.trust, cell.unit, f"{cell.epsilon:g}"] == "below"
+    gaussian = {
+        tuple(row[:4]): []
+        for row in rows
+        if len(row) == 14 and row[3] == "4" and row[10] and float(row[5])
+    }  # the least repetitions first, then those of lines that fell short by chance
+    for row in rows:
+        if tuple(row[:4]) in gaussian:
+            gaussian[tuple(row[:4])].append((int(row[7]), float(row[12])))
+    assert len(gaussian) == sum(
+        cell.strategy != "SuLloyd" and cell.variant not in ("laplace", "below the threshold")
+        for cell in audit.cells((4.0,))
+    )
+    assert all(reached[0][0] == 5_000 for reached in gaussian.values())
+    assert all(reached[-1][1] >= audit.WANTED for reached in gaussian.values())
+    assert all(len(reached) == 1 for reached in gaussian.values())  # as the page says
+    bugs = {row[0]: (row[7], row[9]) for row in rows if len(row) == 10}
+    for bug in audit.bugs():
+        assert bugs[bug.name] == ("caught", "below")
+
+
+def ranges(lines, between=" to "):
+    """Return the smallest and the largest part of the claim, as the page has them."""
+    parts = sorted(float(line[12]) for line in lines if line[12])
+    return between.join(dict.fromkeys(f"{part:.2f}" for part in (parts[0], parts[-1])))
+
+
+def test_the_headlines_are_those_of_the_tables():
+    lines = [
+        row for row in table_rows("tables/audit.md") if len(row) == 14 and row[3] in ("4", "1")
+    ]
+    page = table_rows("audit.md")
+    (start,) = [i for i, row in enumerate(page) if row[:1] == ["strategy"]]
+    trusts = [trust.strip("`") for trust in page[start][1:]]
+    shown = {}
+    for row in page[start + 2 : page.index([], start)]:
+        name = row[0].strip("`")
+        shown |= {(name, trust): cell for trust, cell in zip(trusts, row[1:], strict=True) if cell}
+    found = {}
+    for line in lines:
+        if line[3] == "4" and line[12]:
+            found.setdefault((line[0].split(" (")[0], line[1]), []).append(line)
+    assert shown == {place: ranges(of_place) for place, of_place in found.items()}
+
+    four, one = ([line for line in lines if line[3] == epsilon] for epsilon in "41")
+    kinds = [
+        lambda line: line[12] and line[4],  # Gaussian noise has a level mu
+        lambda line: line[12] and not line[4],
+    ]
+    (start,) = [i for i, row in enumerate(page) if row[:1] == ["lines"]]
+    for row, kind in zip(page[start + 2 :], kinds, strict=False):
+        here = [list(filter(kind, at)) for at in (four, one)]
+        assert int(row[0].split()[0]) == len(here[0]) == len(here[1])
+        assert row[1].split(",")[0] == ranges(here[0])
+        assert row[2] == ranges(here[1])
+    nothing = [line for line in four if not line[12]]
+    assert page[start + 4][0].startswith(f"{len(nothing)} ")
+    assert {line[11] for line in lines if not line[12]} == {"0.00"}
+    bugs = [row for row in table_rows("tables/audit.md") if len(row) == 10 and row[7] == "caught"]
+    text = (FOLDER.parent / "docs" / "audit.md").read_text("utf-8")
+    assert f"all {len(bugs)} planted bugs are found" in text
+    least = min(float(row[5]) / float(row[4]) for row in bugs if float(row[4]))
+    assert least == pytest.approx(4.45 / 4.00)
+    assert "4.45 of a claimed 4.00" in text
+
+
+# --------------------------------------------------------------------------- all of it
+
+
+@pytest.mark.slow
+def test_every_line_of_the_audit_is_as_it_must_be(audit):
+    effort = audit.Effort(repetitions=5_000, recorded=2)
+    for task in audit.tasks_of(Options(effort.repetitions)):
+        sure = effort if task.planted else replace(effort, confidence=SURE)
+        line = audit.line_of(task, sure)
+        assert line.attained > 0.97, task
+        assert audit.failures(rows_of(audit, {task: line})) == []
+        if not task.bug and not math.isnan(line.mu):
+            assert line.tpr - line.fpr > 0.25, task  # 0.356 and more is expected

@@ -1,0 +1,666 @@
+"""The command: what it writes, what it prints, and that every error is one sentence."""
+
+import csv
+import json
+import re
+import stat
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ledger_workers import DELTA, answer_of, charge, gaussian_plan, price
+from report_pages import addresses, finished, read, tables
+from rich.console import Console
+from typer.testing import CliRunner
+
+import flower_kmeans
+from flower_kmeans import strategies
+from flower_kmeans.cli.app import app
+from flower_kmeans.cli.options import Keys, StrategyName, Trust
+from flower_kmeans.cli.outputs import print_warnings
+from flower_kmeans.data.datasets import PHOTO_RECORDS
+from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger_file import FILE_NAME
+from flower_kmeans.protocol.roster import Roster
+from flower_kmeans.protocol.run import KEYS
+from flower_kmeans.protocol.session import ClientSession, unpack_session
+from flower_kmeans.protocol.trust import TRUST_MODELS
+from flower_kmeans.protocol.wire import encode
+from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.report.report import Dropped
+from flower_kmeans.strategies import BY_NAME
+
+CENTERS = np.array([[-3.0, 1.0], [3.0, 2.0], [0.0, 9.0]])
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def invoke(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return invoke
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    rng = np.random.default_rng(5)
+    kind = np.repeat([0, 1, 2], 400)
+    records = CENTERS[kind] + rng.normal(scale=0.2, size=(1200, 2))
+    path = tmp_path / "blobs.csv"
+    with path.open("w") as file:
+        file.write("height,weight,site\n")
+        for (height, weight), k in zip(records, kind, strict=True):
+            file.write(f"{height},{weight},site-{k}\n")
+    return path
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Points near the blobs, in a file with the columns in another order and one more."""
+    points = np.repeat(CENTERS, 5, axis=0) + np.random.default_rng(6).normal(size=(15, 2))
+    path = tmp_path / "server.csv"
+    with path.open("w") as file:
+        file.write("weight,height,age\n")
+        for height, weight in points:
+            file.write(f"{weight},{height},999\n")
+    return path
+
+
+PUBLIC = ("--bounds", "height=-5:5", "--bounds", "weight=0:10", "--n-records", 1200)
+FEDDP = ("--strategy", "feddp", "--server-data")
+SIGHTED = "The server computes the next query, so it must see the sums."
+LOCAL = ("--engine", "in-process", "--clusters", 3, "--output", "out", "--columns", "height,weight")
+
+
+def simulate(run, path, *arguments):
+    return run("simulate", "--data", path, *LOCAL, *arguments)
+
+
+@pytest.fixture
+def simulated(run, blobs, tmp_path):
+    """Run the command with success; return what it printed, its report and its arrays."""
+
+    def invoke(*arguments, path=blobs):
+        result = simulate(run, path, *arguments)
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        with np.load(tmp_path / "out" / "centroids.npz") as saved:
+            return result, report, dict(saved)
+
+    return invoke
+
+
+def page_of(directory):
+    return read((directory / "out" / "report.html").read_text("utf-8"))
+
+
+def assert_near_the_blobs(centroids, tolerance):
+    nearest = np.abs(centroids[:, None] - CENTERS).sum(axis=2).argmin(axis=0)
+    assert sorted(nearest) == [0, 1, 2]
+    np.testing.assert_allclose(centroids[nearest], CENTERS, atol=tolerance)
+
+
+def facts_of(text):
+    """Return the last lines by the name in front."""
+    names = ("Found", "Cost", "Run", "Files", "Picture")
+    lines = text.rstrip().splitlines()[-len(names) :]
+    assert tuple(line.split()[0] for line in lines) == names
+    return dict(line.split(maxsplit=1) for line in lines)
+
+
+def assert_one_sentence(result, *words):
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+    for word in words:
+        assert word in result.stderr
+
+
+class TestSimulate:
+    @pytest.mark.parametrize("arguments", [("--strategy", "lloyd"), ("--trust", "plain")])
+    def test_runs_without_privacy_find_the_blobs_and_say_so(self, simulated, tmp_path, arguments):
+        result, report, saved = simulated("--clients", 4, *arguments)
+        assert sorted(saved) == ["centroids", "columns", "counts"]
+        assert saved["columns"].tolist() == report["columns"] == ["height", "weight"]
+        assert_near_the_blobs(saved["centroids"], 0.1)
+        np.testing.assert_allclose(saved["counts"].sum(), 1200)
+        with (tmp_path / "out" / "centroids.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert list(rows[0]) == ["cluster", "noisy_size", "height", "weight"]
+        assert [float(row["height"]) for row in rows] == saved["centroids"][:, 0].tolist()
+        assert [float(row["noisy_size"]) for row in rows] == saved["counts"].tolist()
+        assert result.stdout.count("NOT PRIVATE: nobody adds noise") == 1
+        assert facts_of(result.stdout)["Cost"].startswith("NOT PRIVATE")
+        assert report["epsilon"] is None
+
+    def test_the_last_lines_are_the_facts_and_those_that_matter_come_first(self, simulated):
+        result, report, _ = simulated(
+            "--strategy", "FastLloyd", "--epsilon", 2, "--delta", 1e-7, "--rounds", 3,
+            "--clients", 1, "--trust", "trusted-server", *PUBLIC[:4], "--n-records", 1000,
+        )  # fmt: skip
+        assert report["epsilon"] == pytest.approx(2, rel=1e-4)
+        assert (report["delta"], report["trust"]) == (1e-7, "trusted-server")
+        assert (report["n_rounds"], report["n_clients"], report["n_records"]) == (3, 1, 1000)
+        assert (report["lower"], report["upper"]) == ([-5, 0], [5, 10])
+        first, *rounds, found, cost, run, files, _ = result.stdout.splitlines()
+        assert first.startswith("blobs.csv: 1,200 records of 1 client, 2 columns; FastLloyd")
+        assert rounds == [f"round {number} of 3: 1 client answered" for number in (1, 2, 3)]
+        assert found.startswith("Found    3 clusters in 1,200 records, inertia 0.")
+        unit = "per record, trust model trusted-server"
+        assert cost == f"Cost     epsilon {report['epsilon']:.4g}, delta 1e-07 {unit}"
+        assert run.startswith("Run      3 rounds in ")
+        names = "report.html, report.json, centroids.npz, centroids.csv"
+        assert files == f"Files    out: {names}"
+
+    @pytest.mark.parametrize(
+        ("arguments", "strategy", "trust"),
+        [
+            ((), "SynopsisKMeans", "distributed-noise"),
+            (("--trust", "trusted-server"), "SynopsisKMeans", "trusted-server"),
+            (("--trust", "oblivious-server", "--rounds", 2), "FastLloyd", "oblivious-server"),
+            (("--strategy", "glloyd"), "GLloyd", "oblivious-server"),
+        ],
+    )
+    def test_the_strategy_when_in_doubt(self, run, simulated, arguments, strategy, trust):
+        _, report, _ = simulated("--clients", 4, *PUBLIC, *arguments)
+        assert (report["strategy"], report["trust"]) == (strategy, trust)
+        planned = run("plan", *arguments)
+        assert planned.exit_code == 0, planned.output
+        assert f"trust model {trust}." in planned.stdout
+
+    @pytest.mark.parametrize(
+        ("trust", "keys", "colluders"),
+        [("clients-only", "roster", None), ("distributed-noise", "relayed", 3)],
+    )
+    def test_trust_models_keys_and_colluders(self, simulated, trust, keys, colluders):
+        given = () if colluders is None else ("--max-colluders", colluders)
+        arguments = ("--trust", trust, "--keys", keys, "--rounds", 2, "--clients", 8)
+        _, report, _ = simulated(*arguments, *PUBLIC, *given)
+        assert (report["trust"], report["keys"]) == (trust, keys)
+        assert report["max_colluders"] == (colluders or 1)
+        shares = report["min_clients"] - report["max_colluders"]
+        assert report["added_noise_factor"] == pytest.approx((8 / shares) ** 0.5)
+
+    def test_files_are_their_owners_alone_and_names_do_not_act(self, run, tmp_path):
+        """Names of columns come from the data file: they are neither formulas nor commands."""
+        names = ['=HYPERLINK("http://x","y")', "-b", "\x1b]0;title\x07c", "$\\frac{$", "a\u202eb"]
+        rows = np.random.default_rng(0).random((400, len(names)))
+        with (tmp_path / "x.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([names, *rows.tolist()])
+        arguments = ("--lower", 0, "--upper", 1, "--n-records", 400, "--clients", 5, "--rounds", 2)
+        for _ in range(2):  # also over files that are there
+            result = run("simulate", "--data", tmp_path / "x.csv", *LOCAL[:-2], *arguments)
+            assert result.exit_code == 0, result.output
+            files = list((tmp_path / "out").iterdir())
+            assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+            for path in files:
+                path.chmod(0o644)
+        assert not {"\x1b", "\u202e"} & set(result.output)
+        with (tmp_path / "out" / "centroids.csv").open(newline="") as file:
+            _, _, *written = next(csv.reader(file))
+        shown = [r"\x1b]0;title\x07c", "$\\frac{$", r"a\u202eb"]
+        assert written == [f"'{names[0]}", "'-b", *shown]
+        with np.load(tmp_path / "out" / "centroids.npz") as saved:
+            assert saved["columns"].tolist() == names
+
+    def test_whole_clients_are_protected(self, simulated):
+        arguments = ("--unit", "client", "--rounds", 2, "--clients", 4, "--clip", 50, *PUBLIC)
+        result, report, _ = simulated("--trust", "distributed-noise", *arguments)
+        assert (report["unit"], report["clip"], report["planned_clients"]) == ("client", 50, 4)
+        assert " per client, trust model" in result.stdout
+        assert report["noise_factor"] == pytest.approx((4 / 3) ** 0.5)
+
+    @pytest.mark.parametrize("trust", [None, "plain"])
+    def test_feddp_starts_from_the_servers_file(self, simulated, server, trust):
+        arguments = ("--epsilon", 50) if trust is None else ("--trust", trust)
+        arguments += (*FEDDP, server, "--rounds", 1, *PUBLIC, "--clients", 4)
+        result, report, saved = simulated(*arguments)
+        assert report["strategy"] == "FedDPKMeans"
+        assert report["trust"] == (trust or "distributed-noise")
+        assert (report["n_rounds"], report["private"]) == (4, trust is None)
+        assert "round 4 of 4: 4 clients answered" in result.stdout
+        assert_near_the_blobs(saved["centroids"], 1.0)
+
+    @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
+    def test_bounds_on_sizes_give_weights_and_intervals(self, simulated, tmp_path, trust):
+        arguments = ("--min-size", 350, "--max-size", 500, "--epsilon", 2, "--trust", trust)
+        _, report, saved = simulated(*PUBLIC, *arguments, "--clients", 4)
+        weights, sizes, interval = (saved[name] for name in ("weights", "sizes", "size_interval"))
+        assert (weights.shape, sizes.shape, interval.shape) == ((3,), (3,), (3, 2))
+        np.testing.assert_allclose(interval.mean(axis=1), sizes)
+        assert (np.abs(sizes - 400) < 2 * (sizes - interval[:, 0])).all()
+        with (tmp_path / "out" / "centroids.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [float(row["cell_weight"]) for row in rows] == weights.tolist()
+        assert [float(row["noisy_size"]) for row in rows] == sizes.tolist()
+        ends = [[float(row["size_at_least"]), float(row["size_at_most"])] for row in rows]
+        assert ends == interval.tolist()
+        statements = " ".join(report["statements"])
+        if trust == "clients-only":  # the server does not know the sizes, the clients do
+            assert report["sizes"] is None
+        else:
+            assert report["sizes"]["counts"] == sizes.tolist()
+            assert report["sizes"]["bounds_kept"] == [row["bounds"] for row in rows]
+            assert statements.count("Exact sizes cannot be promised") == 1
+        assert len(page_of(tmp_path).the("section", id="sizes").all("g", "span")) == 3
+
+    def test_too_much_noise_for_bounds_is_said_before_the_run(self, simulated, tmp_path):
+        arguments = ("--epsilon", 0.1, "--min-size", 100, "--clients", 4)
+        result, _, _ = simulated(*PUBLIC, *arguments)
+        warned = result.stdout.index("bounds on sizes mean little")
+        assert warned < result.stdout.index("round 1 of")
+        assert "bounds on sizes mean little" in page_of(tmp_path).the("section", id="first").text
+
+    @pytest.mark.parametrize("strategy", [s for s in StrategyName if not s.takes("min_size")])
+    def test_bounds_that_a_strategy_does_not_take_are_refused(self, run, blobs, strategy):
+        given = ("--min-size", 400, "--max-size", 400)
+        words = (f"The strategy {strategy} takes no bounds", "--min-size and --max-size, or choose")
+        feddp = ("--server-points", 3) if strategy.takes("server_data") else ()
+        assert_one_sentence(run("plan", "--strategy", strategy, *feddp, *given), *words)
+        if not (strategy.takes("server_data") or strategy.is_vertical):
+            assert_one_sentence(simulate(run, blobs, "--strategy", strategy, *given), *words)
+
+    @pytest.mark.parametrize("bounds", [("--min-size", 401), ("--max-size", 399)])
+    def test_bounds_that_cannot_be_kept_are_refused_before_the_run(self, run, blobs, bounds):
+        result = simulate(run, blobs, *PUBLIC, *bounds)
+        assert_one_sentence(result, str(bounds[1]), "n_records=1200", "n_clusters=3")
+        assert "round" not in result.stdout
+
+    @pytest.mark.parametrize("has_matplotlib", [True, False])
+    def test_picture_of_a_table(self, simulated, tmp_path, monkeypatch, has_matplotlib):
+        if has_matplotlib:
+            pytest.importorskip("matplotlib")
+        else:
+            monkeypatch.setattr("flower_kmeans.report.picture.can_plot", lambda: False)
+        result, _, _ = simulated("--strategy", "lloyd")
+        words = "picture.png, which" if has_matplotlib else "flower-kmeans[plots]"
+        assert words in facts_of(result.stdout)["Picture"]
+        assert (tmp_path / "out" / "picture.png").exists() == has_matplotlib
+
+    @pytest.mark.parametrize(
+        ("split", "more", "n_clients"),
+        [
+            ("iid", (), 20),
+            ("column:site", (), 3),
+            ("column:site", ("--clients", 2), 2),
+            ("dirichlet:0.5", ("--label", "site", "--clients", 6), 6),
+        ],
+    )
+    def test_splits(self, simulated, split, more, n_clients):
+        _, report, _ = simulated("--strategy", "lloyd", "--split", split, *more)
+        assert report["n_clients"] == n_clients
+
+    def test_a_text_column_to_split_by_need_not_be_left_out(self, run, blobs, tmp_path):
+        arguments = ("--strategy", "lloyd", "--split", "column:site")
+        result = run("simulate", "--data", blobs, *LOCAL[:-2], *arguments)
+        assert result.exit_code == 0, result.output
+        assert tables(page_of(tmp_path))["Centroids"][0][-2:] == ["height", "weight"]
+
+    def test_one_bound_for_all_columns_and_another_for_one(self, simulated):
+        bounds = ("--lower", -10, "--upper", 10, "--bounds", "height=-5:5", "--bounds-from-data")
+        result, report, _ = simulated("--n-records", 1200, *bounds, "--rounds", 2)
+        assert (report["lower"], report["upper"]) == ([-5, -10], [5, 10])
+        assert (report["bounds_from_data"], report["private"]) == (False, True)
+        assert "not private" not in result.output.lower()
+
+    def test_bounds_from_data_warn_loudly(self, simulated, tmp_path):
+        result, report, _ = simulated("--n-records", 1200, "--bounds-from-data", "--rounds", 2)
+        assert "NOT private" in result.stderr
+        assert result.stdout.index("NOT PRIVATE: the bounds") < result.stdout.index("Found ")
+        assert "but for bounds that were read off" in facts_of(result.stdout)["Cost"]
+        assert (report["bounds_from_data"], report["private"]) == (True, False)
+        assert report["statements"][0].startswith("NOT PRIVATE")
+        assert len(report["statements"]) > 1
+        page = page_of(tmp_path)
+        assert page.all("li")[0].text.startswith("Privacy NOT PRIVATE: the bounds were read off")
+        assert "NOT PRIVATE" in page.the("header").text
+
+    def test_the_page_holds_nothing_that_was_counted_in_records(
+        self, simulated, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(Clustering, "inertia", lambda *_: 1200 * 98_765_432.1)
+        arguments = ("--epsilon", 50, "--rounds", 2, *PUBLIC[:4], "--n-records", 1300)
+        result, report, _ = simulated(*arguments)
+        page = page_of(tmp_path)
+        for statement in report["statements"]:
+            assert statement in page.text
+        assert addresses(page) == []
+        (inertia,) = re.findall(r"inertia (\S+) per record", result.stdout)
+        assert float(inertia) == pytest.approx(98_765_432.1, rel=1e-3)
+        assert "1,200 records" in result.stdout
+        words = [text for element in page.the("body").all() for text in element.children]
+        text = " ".join(word for word in words if isinstance(word, str))
+        numbers = re.findall(r"\d[\d,.]*", text)
+        assert "1,300" in numbers
+        assert not {"1200", "1,200"} & set(numbers)
+        assert inertia not in text
+        assert "inertia" not in text
+
+    def test_photograph(self, run, tmp_path):
+        result = run("simulate", "--engine", "in-process", "--output", "out")
+        assert result.exit_code == 0, result.output
+        report = json.loads((tmp_path / "out" / "report.json").read_text())
+        assert (report["n_clients"], report["n_records"]) == (20, PHOTO_RECORDS)
+        assert report["epsilon"] == pytest.approx(1)
+        assert report["columns"] == ["red", "green", "blue"]
+        with np.load(tmp_path / "out" / "centroids.npz") as saved:
+            assert saved["centroids"].shape == (16, 3)
+            assert saved["centroids"].min() >= 0
+            assert saved["centroids"].max() <= 255
+        assert len(page_of(tmp_path).all("div", "palette")[0].children) == 16
+        image = pytest.importorskip("PIL.Image")
+        with image.open(tmp_path / "out" / "picture.png") as picture:
+            assert picture.size[0] > 2 * 640
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (PUBLIC[:4], ["--n-records"]),
+            (("--n-records", 1200), ["'height', 'weight'", "--bounds-from-data"]),
+            ((*PUBLIC[:2], *PUBLIC[4:]), ["'weight'", "--bounds"]),
+            ((*PUBLIC, "--bounds", "size=0:1"), ["'size'"]),
+            ((*PUBLIC, "--bounds", "height"), ["NAME=LOW:HIGH"]),
+            ((*PUBLIC, "--bounds", "height=0:tall"), ["'tall'"]),
+            ((*PUBLIC, "--bounds", "height=5:-5"), ["'height'", "5:-5"]),
+            ((*PUBLIC, "--bounds", "height=nan:5"), ["'nan'"]),
+            ((*PUBLIC, "--lower", 0), ["--lower", "--upper"]),
+            ((*PUBLIC, "--epsilon", 0), ["epsilon"]),
+            ((*PUBLIC, "--clusters", 0), ["n_clusters"]),
+            ((*PUBLIC, "--clients", 0), ["--clients"]),
+            ((*PUBLIC, "--seed", -1), ["--seed"]),
+            ((*PUBLIC, "--columns", "height,age"), ["'age'"]),
+            ((*PUBLIC, "--label", "age"), ["'age'"]),
+            ((*PUBLIC, "--split", "random"), ["'random'"]),
+            ((*PUBLIC, "--split", "column:age"), ["'age'"]),
+            ((*PUBLIC, "--split", "column:site", "--clients", 4), ["3", "4"]),
+            ((*PUBLIC, "--split", "column:height"), ["--clients"]),
+            ((*PUBLIC, "--split", "dirichlet:1"), ["--label"]),
+            ((*PUBLIC, "--split", "dirichlet:x", "--label", "site"), ["'x'"]),
+            ((*PUBLIC, "--split", "tiles"), ["photograph"]),
+            (("--strategy", "lloyd", "--epsilon", 1), ["lloyd", "--epsilon"]),
+            (("--strategy", "lloyd", "--unit", "client"), ["--unit", "--clip"]),
+            ((*PUBLIC, "--trust", "plain", "--clip", 5), ["--unit", "--clip"]),
+            ((*PUBLIC, "--clip", 5), ["clip=5", "unit='client'"]),
+            ((*PUBLIC, "--trust", "plain", "--epsilon", 1), ["plain", "--epsilon"]),
+            ((*PUBLIC, "--strategy", "feddp"), ["feddp", "--server-data"]),
+            ((*PUBLIC, "--strategy", "synopsis", "--rounds", 4), ["n_rounds='auto'"]),
+            ((*PUBLIC, "--server-data", "server.csv"), ["synopsis", "--server-data", "feddp"]),
+            ((*PUBLIC, *FEDDP, "server.csv", "--trust", "oblivious-server"), [SIGHTED]),
+            ((*PUBLIC, *FEDDP, "none.csv"), ["none.csv"]),
+            ((*PUBLIC, *FEDDP, "few.csv"), ["server_data", "n_clusters=3", "Got 2"]),
+            ((*PUBLIC, *FEDDP, "narrow.csv"), ["'weight'"]),
+        ],
+    )
+    def test_one_sentence_before_anything_is_written(
+        self, run, blobs, server, tmp_path, arguments, words
+    ):
+        (tmp_path / "few.csv").write_text("height,weight\n1,2\n3,4\n1,2\n")
+        (tmp_path / "narrow.csv").write_text("height,age\n1,2\n3,4\n2,3\n")
+        assert_one_sentence(simulate(run, blobs, *arguments), *words)
+        assert not (tmp_path / "out").exists()
+
+    def test_files_that_cannot_be_used(self, run, blobs, tmp_path):
+        assert_one_sentence(simulate(run, tmp_path / "none.csv"), "none.csv")
+        assert_one_sentence(run("simulate", "--data", "."), "Got . instead")
+        (tmp_path / "empty.csv").write_text("height,weight\n")
+        assert_one_sentence(simulate(run, tmp_path / "empty.csv"), "empty.csv")
+        (tmp_path / "out").write_text("a file")
+        assert_one_sentence(simulate(run, blobs, "--strategy", "lloyd"), "out")
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("simulate --columns red", "--columns names columns of your own file: give it with"),
+            ("simulate --label red", "--label"),
+            ("plan --features 0", "--features"),
+            ("plan --strategy feddp", "--server-points"),
+            ("plan --server-points 50", "--server-points"),
+            ("plan --strategy feddp --server-points 0", "--server-points"),
+            (f"plan --strategy feddp --server-points {2**23}", "--server-points"),
+            ("plan --strategy feddp --server-points 15", "n_clusters=16"),
+            ("plan --strategy feddp --server-points 50 --unit client", "--clip"),
+            ("plan --strategy feddp --server-points 50 --trust oblivious-server", SIGHTED),
+            ("keygen", "--check ROSTER"),
+            ("keygen --key a.key", "--check ROSTER"),
+            ("keygen a --key a.key", "--check ROSTER"),
+            ("keygen a --check roster.toml", "names of clients"),
+            ("keygen --check roster.toml --output x", "--output"),
+            (f"keygen --check roster.toml --beacon {'5a' * 32}", "--beacon"),
+            ("keygen --check missing.toml", "cannot be read"),
+            ("keygen ../a", "../a"),
+            ("keygen c --beacon 5a", "beacon"),
+            ("keygen a A", "case"),
+            ("forget", "--state-dir"),
+            ("forget --state-dir a --policy-file b", "--policy-file"),
+            ("forget --state-dir none", "no ledger"),
+        ],
+    )
+    def test_other_commands_write_nothing_either(self, run, tmp_path, line, words):
+        assert_one_sentence(run(*line.split()), words)
+        assert not list(tmp_path.iterdir())
+
+    def test_no_record_is_shown(self, run, tmp_path):
+        path = tmp_path / "bad.csv"
+        path.write_text("height,weight\n123.456,2\n654.321,nan\n")
+        result = simulate(run, path)
+        assert_one_sentence(result, "'weight'", "1 of 2")
+        assert "123.456" not in result.output
+        assert "654.321" not in result.output
+
+    def test_missing_packages_name_the_extra(self, run, blobs, monkeypatch):
+        monkeypatch.setitem(sys.modules, "PIL", None)
+        assert_one_sentence(run("simulate"), "Pillow", "flower-kmeans[simulation]")
+        monkeypatch.setitem(sys.modules, "ray", None)
+        result = simulate(run, blobs, *PUBLIC, "--engine", "ray")
+        assert_one_sentence(result, "ray", "flower-kmeans[simulation]", "in-process")
+
+    def test_text_and_missing_values_say_what_to_do(self, run, tmp_path):
+        path = tmp_path / "people.csv"
+        path.write_text("id,age,seen\nP1,31,2024-01-02\nP2,,2024-02-03\n")
+        for columns, words in (
+            ((), ("'id'", "--columns")),
+            (("--columns", "seen"), ("'seen'", "dates")),
+            (("--columns", "age"), ("'age'", "1 of 2", "remove")),
+        ):
+            assert_one_sentence(run("simulate", "--data", path, *columns), *words)
+
+
+def rows_of(text):
+    """Return the rows of releases of a plan."""
+    rows = [line.split() for line in text.splitlines()]
+    return [row for row in rows if len(row) == 7 and row[0].isdigit()]
+
+
+def stated_noise(text):
+    return float(text.split("up to noise of about ")[1].split()[0])
+
+
+class TestPlan:
+    @pytest.fixture
+    def planned(self, run):
+        def invoke(*arguments):
+            result = run("plan", *arguments)
+            assert result.exit_code == 0, result.output
+            return result.stdout
+
+        return invoke
+
+    def test_what_matters_comes_first(self, planned):
+        first, second, head, *_, last = planned("--delta", 1e-6, "--epsilon", 0.5).splitlines()
+        assert first == "Epsilon 0.5, delta 1e-06 per record, trust model distributed-noise."
+        assert second.startswith("A cluster's size is known up to noise of about ")
+        assert head.startswith("round  release")
+        # Of 20 clients' noise shares 14 make the planned noise; most of the rest is removed.
+        factor = f"1.054 ({(20 / 14) ** 0.5:.4g} before removal)"
+        assert last == f"n_clients 20, min_clients 16, max_colluders 2, noise factor {factor}"
+
+    def test_the_noise_for_clients_is_clip_times_as_large(self, planned):
+        same = ("--strategy", "glloyd", "--rounds", 2, "--delta", 1e-6)
+        records, clients = planned(*same), planned(*same, "--unit", "client", "--clip", 40)
+        assert stated_noise(clients) == pytest.approx(40 * stated_noise(records), rel=0.01)
+        crowd = "n_clients 20, min_clients 3, max_colluders 1"
+        assert f"{crowd}, noise factor 1" in records
+        clip = "clip 40 records' worth of a client in each release"
+        assert f"{crowd}, {clip}, noise factor 1" in clients
+
+    def test_every_release_of_feddp_from_parameters_alone(self, planned):
+        text = planned(
+            "--strategy", "feddp", "--server-points", 40, "--features", 8, "--epsilon", 2,
+            "--delta", 1e-6, "--rounds", 2,
+        )  # fmt: skip
+        rows, lloyd = rows_of(text), ["lloyd-sums", "lloyd-counts"]
+        lift = ["lift-sums", "lift-counts"]
+        names = ["projection", "weights", *lift, *lloyd, "spread", *lloyd]
+        assert [row[1] for row in rows] == names
+        assert [row[0] for row in rows] == list("123344455")
+        mu = float(text.split("All rounds together: mu ")[1].split(",")[0])
+        together = np.hypot.reduce([float(row[6]) for row in rows])
+        assert together == pytest.approx(mu, rel=1e-3)
+        # The last size is known up to the noise of the release above, times the noise factor.
+        assert stated_noise(text) == pytest.approx(1.054 * float(rows[-1][4]), rel=0.01)
+
+    def test_the_plan_of_bounds_has_four_more_rounds_and_warns_where_noise_is_large(self, planned):
+        same, bounds = (
+            ("--n-records", 2000, "--clusters", 4),
+            ("--min-size", 400, "--max-size", 600),
+        )
+        free, text = rows_of(planned(*same)), planned(*same, *bounds)
+        refinements = ["refinement-sums", "refinement-counts"] * 4
+        assert [row[1] for row in free] == ["moments", *["synopsis"] * 3, *refinements]
+        rows = rows_of(text)
+        assert [row[1] for row in rows] == [*(row[1] for row in free), *["sizes"] * 4]
+        assert stated_noise(text) == pytest.approx(1.054 * float(rows[-1][4]), rel=0.01)
+        assert "WARNING" not in text
+        assert "bounds on sizes mean little" in planned(*same, *bounds, "--epsilon", 0.2)
+
+    @pytest.mark.parametrize(("strategy", "factor"), [("glloyd", 1.0), ("sulloyd", 2**0.5)])
+    def test_how_large_the_noise_of_a_size_is(self, planned, strategy, factor):
+        text = planned("--strategy", strategy, "--clusters", 3, "--n-records", 5000)
+        multiplier = next(float(row[4]) for row in rows_of(text) if "counts" in row[1])
+        assert stated_noise(text) == pytest.approx(multiplier * factor, rel=0.01)
+
+    def test_the_plan_of_feddp_is_that_of_a_run(self, planned, simulated, server):
+        same = ("--strategy", "feddp", "--epsilon", 3, "--n-records", 1200, "--clusters", 3)
+        text = planned(*same, "--features", 2, "--server-points", 15, "--clients", 4)
+        _, report, _ = simulated(*same, "--server-data", server, "--clients", 4, *PUBLIC)
+        for release in report["releases"]:
+            row = f"{release['name']} gaussian l2 {release['noise_multiplier']:.6g}".split()
+            assert row in [line.split()[1:5] for line in text.splitlines()]
+
+    def test_not_private(self, planned):
+        assert planned("--strategy", "lloyd").startswith("Trust model plain.\nNOT PRIVATE")
+
+
+class TestKeygen:
+    def test_keys_and_a_roster_are_made(self, run, tmp_path):
+        result = run("keygen", "a", "b", "c", "--output", tmp_path / "new")
+        assert result.exit_code == 0, result.output
+        names = sorted(path.name for path in (tmp_path / "new").iterdir())
+        assert names == ["a.key", "b.key", "c.key", "roster.toml"]
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+        assert Roster.from_file(tmp_path / "new" / "roster.toml").names == ("a", "b", "c")
+        for name in names:
+            assert name in result.stdout
+            assert (tmp_path / "new" / name).read_bytes().hex() not in result.stdout
+        assert_one_sentence(run("keygen", "a", "--output", tmp_path / "new"), "a.key")
+
+    def test_a_roster_is_checked(self, run, tmp_path):
+        run("keygen", "a", "b", "c", "--beacon", "5a" * 32)
+        result = run("keygen", "--check", "roster.toml", "--key", "b.key")
+        assert result.exit_code == 0, result.output
+        assert "3 clients, each with a valid key." in result.stdout
+        assert "The own key is that of b, number 2 of 3." in result.stdout
+        assert f"The beacon is {'5a' * 32}. It must have been fixed after all" in result.stdout
+        (digest,) = [line for line in result.stdout.splitlines() if line.startswith("Digest: ")]
+        expected = Roster.from_file("roster.toml").digest.hex()
+        assert digest.removeprefix("Digest: ").replace(" ", "") == expected
+        assert (tmp_path / "b.key").read_bytes().hex() not in result.stdout
+        alone = run("keygen", "--check", "roster.toml")
+        assert digest in alone.stdout
+        assert "own key" not in alone.stdout
+
+    def test_a_roster_that_cannot_be_used_is_one_sentence(self, run):
+        run("keygen", "a", "b")
+        run("keygen", "c", "--output", "other")
+        stranger = run("keygen", "--check", "roster.toml", "--key", "other/c.key")
+        assert_one_sentence(stranger, "a key that is not there")
+
+
+class TestForget:
+    @pytest.fixture
+    def state(self, tmp_path):
+        """A ledger with one unfinished run, answered once, and one that is over."""
+        plan, loose = gaussian_plan(), Limit(100.0, DELTA)
+        with Ledger(tmp_path / "state") as ledger:
+            for number in (1, 2):
+                session = ClientSession(secret=b"SECRET" * 5, commitment=bytes([number]) * 32)
+                ledger.charge(answer_of(number), price(plan), loose, 0, encode(session))
+                copy = f"records-{bytes([number]).hex() * 32}-{bytes([number]).hex() * 32}.npy"
+                (tmp_path / "state" / copy).write_bytes(b"records")
+            version, _ = ledger.load(answer_of(2).run)
+            ledger.end(answer_of(2).run, version, encode(ClientSession(over=1)))
+        return tmp_path / "state"
+
+    @pytest.mark.parametrize("option", ["--state-dir", "--policy-file"])
+    def test_unfinished_runs_are_erased_and_stay_charged(self, run, state, tmp_path, option):
+        (tmp_path / "policy.toml").write_text('state_dir = "state"')
+        named = state if option == "--state-dir" else tmp_path / "policy.toml"
+        assert b"SECRET" in (state / FILE_NAME).read_bytes()
+        result = run("forget", option, named)
+        assert result.exit_code == 0, result.output
+        assert "Forgot 1 unfinished run" in result.stdout
+        assert b"SECRET" not in (state / FILE_NAME).read_bytes()
+        assert [path.name for path in state.iterdir()] == [FILE_NAME]  # no copy of records
+        with Ledger(state) as ledger:
+            assert unpack_session(ledger.load(answer_of(1).run)[1]).over
+            assert unpack_session(ledger.load(answer_of(2).run)[1]).over == 1
+            assert ledger.last_answer(answer_of(1).run) is not None
+            charge(ledger, answer_of(9), gaussian_plan(rounds=2), Limit(100.0, DELTA))
+        assert "Forgot 1 unfinished run" in run("forget", option, named).stdout  # the new one
+        assert "Forgot 0 unfinished runs" in run("forget", option, named).stdout
+
+    def test_a_policy_names_a_ledger(self, run, tmp_path):
+        (tmp_path / "policy.toml").write_text("max_epsilon = 1.0")
+        assert_one_sentence(run("forget", "--policy-file", "policy.toml"), "no state_dir")
+
+
+def test_missing_clients_are_a_warning(capsys):
+    dropped = [Dropped(2, 7, number, "No answer in time.", "silent") for number in (1, 3)]
+    report = replace(finished("FastLloyd", "trusted-server").report, dropped=dropped)
+    print_warnings(Console(), report, ("WARNING: this.", "No warning."))
+    expected = "WARNING: this.\nWARNING: 1 of 5 clients missed a round.\n"
+    assert capsys.readouterr().out == expected
+
+
+def test_help_lists_the_commands_and_the_version_is_that_of_the_package(run):
+    result = run("--help")
+    for command in ("simulate", "plan", "keygen", "check", "forget", "bench"):
+        assert command in result.stdout
+    assert run("--version").output.strip() == f"flower-kmeans {flower_kmeans.__version__}"
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_every_trust_model_is_offered_with_who_learns_what(run, command):
+    assert set(Trust) == set(TRUST_MODELS)
+    assert set(Keys) == set(KEYS)
+    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", run(command, "--help").stdout).split())
+    for trust in Trust:
+        assert f"{trust}: {trust.learns}." in shown
+
+
+def test_every_strategy_can_be_chosen_by_name():
+    assert {name.value: name.kind for name in StrategyName} == BY_NAME
+    assert {each.__name__ for each in BY_NAME.values()} == {*strategies.__all__} - {
+        "KFed",
+        "KMeansStrategy",
+        "RoundInfo",
+    }

@@ -1,0 +1,421 @@
+"""`flower-kmeans check`: each line well and not, and nothing on the disk is touched."""
+
+import multiprocessing
+import os
+import re
+import socket
+import sqlite3
+import ssl
+import threading
+import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ledger_workers import DELTA, answer_of, charge, crash_with_a_hot_journal, gaussian_plan
+from scripts import load_script
+from typer.testing import CliRunner
+
+from flower_kmeans.cli import check
+from flower_kmeans.cli.app import app
+from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.ledger_file import FILE_NAME
+from flower_kmeans.protocol.roster import read_identity, write_members
+
+ROOT = Path(__file__).parents[2]
+PLAN = gaussian_plan()
+SECRET = 7.1325891
+
+POLICY = """
+state_dir = "state"
+roster_file = "members/roster.toml"
+member_key_file = "members/b.key"
+max_epsilon = 0.5
+max_total_epsilon = 3.0
+algorithms = ["fastlloyd"]
+columns = ["age", "income"]
+units = ["record"]
+
+[domain]
+lower = [0, 0]
+upper = [120, 250000]
+"""
+
+
+def written(path, text, mode=0o600):
+    path.write_text(text, "utf-8")
+    path.chmod(mode)
+    return path
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Return a node's files: a policy, a key, a roster and records; all is well with them."""
+    write_members(tmp_path / "members", ("a", "b", "c"))
+    written(tmp_path / "policy.toml", POLICY)
+    written(tmp_path / "records.csv", f"age,income\n41,{SECRET}\n42,20000\n43,30000\n")
+    return tmp_path
+
+
+def snapshot(directory):
+    """Return all that there is under a directory, but for the times at which it was read."""
+    found = {}
+    for path in [directory, *sorted(directory.rglob("*"))]:
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else None
+        found[path] = (status.st_mode, status.st_mtime_ns, status.st_ino, content)
+    return found
+
+
+def run(node, *arguments):
+    """Run the command; return its exit code and its output as one line per finding."""
+    before = snapshot(node)
+    result = CliRunner().invoke(
+        app,
+        ["check", "--policy-file", str(node / "policy.toml"), *map(str, arguments)],
+        env={"COLUMNS": "1000"},
+    )
+    assert snapshot(node) == before
+    assert "Traceback" not in result.output
+    assert str(SECRET) not in result.output
+    assert isinstance(result.exception, SystemExit | None)
+    found = {}
+    for line in result.output.splitlines():
+        cells = [cell.strip() for cell in line.split("│")]
+        if len(cells) == 5:
+            assert cells[1] in ("ok", "no")
+            found[cells[2]] = SimpleNamespace(is_well=cells[1] == "ok", text=cells[3])
+    assert (result.exit_code == 0) == all(finding.is_well for finding in found.values())
+    return result.exit_code, found
+
+
+def change(node, old, new):
+    text = (node / "policy.toml").read_text("utf-8")
+    assert text.count(old) == 1
+    written(node / "policy.toml", text.replace(old, new))
+
+
+def test_a_node_that_could_take_part(node):
+    code, found = run(node, "--data", node / "records.csv")
+    assert code == 0
+    assert list(found) == ["versions", "policy file", "accepts", "keys", "ledger", "data"]
+
+
+def test_the_conclusion_comes_first_and_then_what_is_wrong(node):
+    arguments = ["check", "--policy-file", str(node / "policy.toml")]
+    answer = "Could this node take part? "
+    assert CliRunner().invoke(app, arguments).output.startswith(f"{answer}Yes, as far as this")
+    (node / "members" / "b.key").chmod(0o644)
+    result = CliRunner().invoke(app, arguments)
+    assert result.output.startswith(f"{answer}No, because of: keys.\n")
+    assert result.exit_code == 1
+    assert next(iter(run(node)[1])) == "keys"
+
+
+def refused(node, name, expected, *arguments):
+    """Require that one thing is wrong, and return what is said of it."""
+    code, found = run(node, *arguments)
+    assert code == 1
+    assert not found[name].is_well
+    assert expected in found[name].text
+    return found[name].text
+
+
+# --------------------------------------------------------------------------- versions
+
+
+@pytest.mark.parametrize(
+    ("version", "transport"), [("1.39.0", "gRPC"), ("1.40.1", "HTTP"), ("1.100.0", "HTTP")]
+)
+def test_versions_that_fit(version, transport, node, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    code, found = run(node)
+    assert code == 0
+    assert f"flwr {version} (nodes speak {transport})" in found["versions"].text
+
+
+@pytest.mark.parametrize("version", ["1.38.2", "2.0.0"])
+def test_versions_that_do_not_fit(version, node, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    text = refused(node, "versions", f"Expected flwr>=1.39,<2. Got {version}")
+    assert "pip install" in text
+
+
+def test_the_range_is_that_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert f"flwr>={check.FLWR[0]},<{check.FLWR[1]}" in project["dependencies"]
+
+
+# --------------------------------------------------------------------------- what is wrong
+
+FILES = 'roster_file = "members/roster.toml"\nmember_key_file = "members/b.key"\n'
+
+
+def policy(text, mode=0o600):
+    return lambda node: written(node / "policy.toml", text, mode)
+
+
+def records(text):
+    return lambda node: written(node / "records.csv", text)
+
+
+def state_of(name):
+    """Name another directory for the ledger, where there is a file."""
+    return lambda node: (
+        written(node / "file", "") and change(node, 'state_dir = "state"', f'state_dir = "{name}"')
+    )
+
+
+def members(n):
+    """Return what makes a roster of n clients and names it in the policy."""
+
+    def make(node):
+        write_members(node / "others", ["b", *(f"c{i}" for i in range(1, n))])
+        change(node, FILES, FILES.replace("members", "others"))
+
+    return make
+
+
+def spend(node, runs):
+    with Ledger(node / "state") as ledger:
+        for number in range(1, runs + 1):
+            charge(ledger, answer_of(number), PLAN, Limit(100.0, DELTA))
+        return ledger.epsilon(DELTA)
+
+
+def spent_ledger(spoil):
+    return lambda node: spend(node, 1) and spoil(node / "state")
+
+
+def spend_all(node):
+    change(node, "max_total_epsilon = 3.0", f"max_total_epsilon = {spend(node, 5)!r}")
+
+
+def other_version(state):
+    with sqlite3.connect(state / FILE_NAME) as db:
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "spoil"),
+    [
+        ("policy file", "Got mode 0666", policy(POLICY, 0o666)),
+        ("policy file", "max_epsilom", policy("max_epsilom = 1")),
+        ("policy file", "not TOML", policy("max_epsilon: 1")),
+        ("policy file", "cannot be read", lambda node: (node / "policy.toml").unlink()),
+        *(
+            ("accepts", f"Every run is refused: {each}", policy(f'state_dir = "s"\n{each} = []'))
+            for each in ("trusts", "algorithms", "units")
+        ),
+        ("keys", "0600. Got 0644", lambda node: (node / "members" / "b.key").chmod(0o644)),
+        ("keys", "Got 31", lambda node: (node / "members" / "b.key").write_bytes(b"k" * 31)),
+        ("keys", "not there", lambda node: (node / "members" / "b.key").write_bytes(b"k" * 32)),
+        ("keys", "cannot be read", lambda node: (node / "members" / "roster.toml").unlink()),
+        ("keys", "min_clients=3 clients", members(2)),
+        ("keys", "a beacon", members(65)),
+        ("ledger", "mode 0700", lambda node: change(node, 'state_dir = "state"', "")),
+        ("ledger", "0700. Got 0755", spent_ledger(lambda state: state.chmod(0o755))),
+        ("ledger", "0600. Got 0644", spent_ledger(lambda s: (s / FILE_NAME).chmod(0o644))),
+        ("ledger", "Got version 2", spent_ledger(other_version)),
+        ("ledger", "no further private run", spend_all),
+        ("ledger", "state_dir", state_of("file/state")),
+        ("ledger", "state_dir", state_of("missing/state")),
+        ("ledger", "state_dir", state_of("file")),
+        ("data", "got ['income', 'age']", records("income,age\n1,2\n")),
+        ("data", "got ['age']", records("age\n1\n")),
+        ("data", "Got numbers instead: name the columns with --header", records("1,2\n3,4\n")),
+        ("data", "is empty, NaN or infinite in some", records(f"age,income\n{SECRET},\n2,3\n")),
+        ("data", "does not hold numbers", records("age,income\nx,1\n")),
+        ("data", "not a csv table", records(f"age,income\n{SECRET}\n")),
+        ("data", "does not exist", lambda node: (node / "records.csv").unlink()),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_to_do(name, expected, spoil, node):
+    spoil(node)
+    text = refused(node, name, expected, "--data", node / "records.csv")
+    assert check._HINTS[name] in text
+    assert "kkkk" not in text  # of a key
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="the superuser may write everywhere")
+def test_a_parent_that_cannot_be_written(node):
+    (node / "sealed").mkdir()
+    change(node, 'state_dir = "state"', 'state_dir = "sealed/state"')
+    (node / "sealed").chmod(0o500)
+    refused(node, "ledger", "writable")
+
+
+def test_a_ledger_that_a_process_left_half_written_is_not_touched(node):
+    spend(node, 1)
+    process = multiprocessing.get_context("spawn").Process(
+        target=crash_with_a_hot_journal, args=(node / "state" / FILE_NAME,)
+    )
+    process.start()
+    process.join(60)
+    refused(node, "ledger", "died while it wrote")
+    with Ledger(node / "state") as ledger:  # which undoes it
+        assert ledger.epsilon(DELTA) > 0
+    assert run(node)[0] == 0
+
+
+# --------------------------------------------------------------------------- what is well
+
+
+def test_what_the_node_would_accept_is_in_words(node):
+    text = run(node)[1]["accepts"].text
+    for words in (
+        "trust oblivious-server or distributed-noise or clients-only",
+        "algorithm fastlloyd",
+        "epsilon up to 0.5 at delta 1e-06 in one run",
+        "per record;",
+        "at least 3 clients",
+        "max_colluders of at least 1",
+        "at most 100 rounds, with 3 attempts each",
+        "keys roster",
+        "bounds 0 to 120, 0 to 250000",
+        "columns 'age', 'income'",
+    ):
+        assert words in text
+    assert f'policy-file="{node.resolve()}/policy.toml"' in run(node)[1]["policy file"].text
+    written(node / "policy.toml", 'state_dir = "state"')
+    text = run(node)[1]["accepts"].text
+    for words in ("any algorithm", "per record or client", "pin domain", "pin columns"):
+        assert words in text
+    written(node / "policy.toml", 'state_dir = "state"\n[domain]\nradius = 2\ncenter = [0, 0, 0]')
+    assert "within 2 of a centre, 3 columns" in run(node)[1]["accepts"].text
+
+
+@pytest.mark.parametrize("beacon", ["", "5a" * 32])
+def test_the_own_key_the_beacon_and_the_digest_to_compare(node, beacon):
+    folder = node / "members"
+    if beacon:
+        with (folder / "roster.toml").open("a") as file:
+            file.write(f'beacon = "{beacon}"\n')
+    text = run(node)[1]["keys"].text
+    assert "3 clients, each with a valid key. The own key is that of b, number 2 of 3." in text
+    must = f"The beacon is {beacon}. It must have been fixed after all keys were"
+    assert (must if beacon else "no beacon") in text
+    digest = read_identity(folder / "roster.toml", folder / "b.key").roster.digest
+    assert digest.hex() in text.replace(" ", "")
+    assert "compare it by phone" in text
+
+
+def test_keys_that_are_relayed_or_not_needed(node):
+    change(node, FILES, "")
+    code, found = run(node)
+    assert (code, "passive server only" in found["keys"].text) == (0, True)
+    assert "keys relayed;" in found["accepts"].text
+    change(node, "units", 'trusts = ["plain", "trusted-server"]\nunits')
+    assert "Not needed" in run(node)[1]["keys"].text
+
+
+def test_a_ledger_that_will_be_made_and_what_is_left_in_one(node):
+    assert "None yet" in run(node)[1]["ledger"].text
+    assert not (node / "state").exists()
+    (node / "state").mkdir(mode=0o700)
+    assert "None yet" in run(node)[1]["ledger"].text
+    (node / "state" / FILE_NAME).touch(mode=0o600)  # made, and nothing written yet
+    assert "epsilon 0 of 3" in run(node)[1]["ledger"].text
+    spent = spend(node, 2)
+    left = f"epsilon {spent:.4g} of 3 at delta 1e-06 is spent or reserved, {3 - spent:.4g} is left"
+    assert left in run(node)[1]["ledger"].text
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [("in_memory = true", "nothing bounds"), ('trusts = ["plain"]', "no private run is accepted")],
+)
+def test_a_node_without_a_ledger(node, setting, expected):
+    change(node, 'state_dir = "state"', setting)
+    code, found = run(node)
+    assert (code, expected in found["ledger"].text) == (0, True)
+
+
+def test_records_that_fit(node):
+    code, found = run(node, "--data", node / "records.csv")
+    assert code == 0
+    assert "columns 'age', 'income', as pinned" in found["data"].text
+    # Neither how many there are nor what they hold.
+    assert not set(re.findall(r"\d+", found["data"].text.replace(str(node), ""))) & {"3", "41"}
+    np.savez(node / "records.npz", age=[1.0], income=[2.0])
+    assert run(node, "--data", node / "records.npz")[0] == 0
+    written(node / "records.csv", f"{SECRET},2\n3,4\n")
+    assert run(node, "--data", node / "records.csv", "--header", "age,income")[0] == 0
+    assert run(node, "--data", node / "records.csv", "--header", "income,age")[0] == 1
+
+
+def test_columns_that_are_not_pinned(node):
+    change(node, 'columns = ["age", "income"]\n', "")
+    code, found = run(node, "--data", node / "records.csv")
+    assert (code, "and the policy pins no names" in found["data"].text) == (0, True)
+    np.save(node / "records.npy", np.ones((2, 3)))
+    refused(node, "data", "Expected 2 columns", "--data", node / "records.npy")
+
+
+# --------------------------------------------------------------------------- the SuperLink
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory):
+    """Two authorities, and a server's certificate for 127.0.0.1 by the first."""
+    folder = tmp_path_factory.mktemp("link")
+    with pytest.MonkeyPatch.context() as patch:
+        script = load_script(patch, "credentials", ROOT / "simulations" / "deployment")
+    for name in ("own", "other"):
+        script.make_link(folder / name, [])
+    return folder
+
+
+@pytest.fixture
+def link(credentials):
+    """Return the ports of a server that speaks TLS, and of one that does not."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(credentials / "own/server.pem", credentials / "own/server.key")
+    servers = [ThreadingHTTPServer(("", 0), BaseHTTPRequestHandler) for _ in range(2)]
+    servers[0].socket = context.wrap_socket(servers[0].socket, server_side=True)
+    for server in servers:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield [server.server_port for server in servers]
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_superlink_that_is_reached_and_verified(node, link, credentials):
+    authority = ("--root-certificates", credentials / "own/ca.crt")
+    arguments = ("--superlink", f"127.0.0.1:{link[0]}", *authority)
+    code, found = run(node, *arguments)
+    assert code == 0
+    assert "verified by" in found["SuperLink"].text
+    (node / "policy.toml").unlink()  # it is looked at also without a policy
+    code, found = run(node, *arguments)
+    assert (code, found["SuperLink"].is_well) == (1, True)
+    result = CliRunner().invoke(app, ["check", "--policy-file", "p", *map(str, authority)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: --root-certificates needs --superlink")
+
+
+def test_a_superlink_that_cannot_be_trusted_or_reached(node, link, credentials):
+    secure, without_tls = link
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        unused = closed.getsockname()[1]
+    for superlink, authority, expected in (
+        (f"127.0.0.1:{secure}", "other/ca.crt", "is refused"),
+        (f"127.0.0.1:{secure}", None, "is refused"),
+        (f"127.0.0.2:{secure}", "own/ca.crt", "is refused"),  # which the certificate does not name
+        (f"127.0.0.1:{without_tls}", "own/ca.crt", "does not speak TLS"),
+        (f"127.0.0.1:{unused}", "own/ca.crt", "cannot be reached"),
+        ("no-such-host.invalid:443", "own/ca.crt", "cannot be reached"),
+        ("127.0.0.1:99999", "own/ca.crt", "cannot be reached"),
+        ("127.0.0.1", "own/ca.crt", "HOST:PORT"),
+        ("127.0.0.1:http", "own/ca.crt", "HOST:PORT"),
+        (f"127.0.0.1:{secure}", "own/none.crt", "cannot be read"),
+        (f"127.0.0.1:{secure}", "own/server.key", "cannot be read"),
+    ):
+        trusted = () if authority is None else ("--root-certificates", credentials / authority)
+        text = refused(node, "SuperLink", expected, "--superlink", superlink, *trusted)
+        assert "docs/deploy.md" in text

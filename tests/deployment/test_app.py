@@ -1,0 +1,281 @@
+"""The Flower app of docs/deploy.md in this process: its settings, and what nodes refuse."""
+
+import json
+import re
+import shutil
+import tomllib
+
+import loopback
+import numpy as np
+import pytest
+from checks import NEVER_SEEN, PAGE, read_result, server_points
+from flwr.app import Context, RecordDict
+from report_pages import read, tables
+from scripts import load_script
+from typer.testing import CliRunner
+
+from flower_kmeans import Box, ClientPolicy
+from flower_kmeans.cli.app import app as flower_kmeans
+from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsError
+from flower_kmeans.protocol.roster import write_members
+from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
+from flower_kmeans.strategies import FastLloyd, FedDPKMeans, HDPEMeans, PEMeans, SynopsisKMeans
+
+PROJECT = tomllib.loads((loopback.APP / "pyproject.toml").read_text("utf-8"))
+SETTINGS = PROJECT["tool"]["flwr"]["app"]["config"]
+SHARED = {"trust": "distributed-noise"}
+RELAYED = {"roster_file": None, "member_key_file": None}  # a policy without a roster
+ODD = 2  # a node with a policy that differs
+
+
+def test_the_app_installs_nothing_and_fits_its_example():
+    assert PROJECT["project"]["dependencies"] == []
+    assert SETTINGS["bounds"] == ",".join(f"{low:g}:{high:g}" for low, high in loopback.BOUNDS)
+    assert SETTINGS["min-clients"] == ClientPolicy().min_clients
+    assert SETTINGS["n-records"] == sum(map(len, loopback.example_partitions()))
+
+
+def write_policy(node, bounds=None, settings=None, name="a"):
+    path = node / "policy.toml"
+    path.write_text(loopback.policy_text(bounds or loopback.BOUNDS, settings, name), "utf-8")
+    path.chmod(0o600)
+    return path
+
+
+def test_the_policy_of_a_node_is_as_strict_as_can_be(tmp_path):
+    policy = ClientPolicy.from_file(write_policy(tmp_path, [(0, 1), (-2, 2.5)]))
+    assert policy == ClientPolicy(
+        trusts=("oblivious-server",),
+        domain=Box([0, -2], [1, 2.5]),
+        roster_file=str(tmp_path.resolve() / "../member/roster.toml"),
+        member_key_file=str(tmp_path.resolve() / "../member/a.key"),
+        state_dir=str(tmp_path.resolve() / "state"),
+    )
+    settings = {"min_clients": 2, "trusts": ["distributed-noise"], **RELAYED}
+    policy = ClientPolicy.from_file(write_policy(tmp_path, settings=settings))
+    assert (policy.min_clients, policy.trusts) == (2, ("distributed-noise",))
+    assert policy.accepted_keys == ("relayed",)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Return what runs the app's two sides with three nodes, and returns the server's report.
+
+    ``policy`` holds settings of all nodes' policies, ``odd`` and ``bounds`` those of one.
+    """
+    app = load_script(monkeypatch, "client_app", loopback.APP).app
+    server = load_script(monkeypatch, "server_app", loopback.APP).app
+    names, report = "abc", tmp_path / "report.json"
+    *_, roster = write_members(tmp_path / "member", names)
+
+    def client(message, context):
+        node = tmp_path / f"node{context.node_config['partition-id']}"
+        context.node_config |= {
+            "data": str(node / "records.npy"),
+            "policy-file": str(node / "policy.toml"),
+            "result": str(node / "result.npz"),
+        }
+        return app(message, context)
+
+    def start(config=None, policy=None, *, odd=None, bounds=None):
+        for i, records in enumerate(loopback.example_partitions()):
+            node = tmp_path / f"node{i}"
+            node.mkdir()
+            np.save(node / "records.npy", records)
+            settings = {**(policy or {}), **((odd or {}) if i == ODD else {})}
+            write_policy(node, bounds if i == ODD else None, settings, names[i])
+        settings = {"n-rounds": 2, "timeout": 5, "report": str(report), "roster": str(roster)}
+        context = Context(1, 1, {}, RecordDict(), SETTINGS | settings | (config or {}))
+        with task_identity():
+            server(InProcessGrid(client, len(names)), context)
+        assert len(results(tmp_path)) == len(names)
+        return json.loads(report.read_text("utf-8"))
+
+    return start
+
+
+def results(directory):
+    """Return what nodes wrote, whole or not."""
+    return list(directory.glob("node?/result*"))
+
+
+def could_take_part(node):
+    command = loopback.check_command(node / "policy.toml", node / "records.npy")
+    return CliRunner().invoke(flower_kmeans, command[1:]).exit_code == 0
+
+
+def test_the_apps_two_sides_make_a_run(run, tmp_path):
+    report = run()
+    assert (report["arrays_at_the_server"], report["finished"]) == ([], True)
+    assert all(could_take_part(tmp_path / f"node{i}") for i in range(3))
+    page = read((tmp_path / "report.html").read_text("utf-8"))
+    assert NEVER_SEEN in page.text
+    assert "Centroids" not in tables(page)
+
+
+@pytest.mark.parametrize("keys", ["roster", "relayed"])
+@pytest.mark.parametrize("trust", ["clients-only", "distributed-noise"])
+def test_the_trust_model_and_the_keys_are_settings(run, trust, keys, tmp_path):
+    policy = {"trusts": [trust], **(RELAYED if keys == "relayed" else {})}
+    report = run({"trust": trust, "keys": keys, "max-colluders": 1}, policy)
+    assert (report["trust"], report["keys"]) == (trust, keys)
+    if trust == "clients-only":
+        assert report["arrays_at_the_server"] == []
+        return
+    assert report["arrays_at_the_server"] == ["centroids", "counts"]
+    centroids, _ = read_result(tmp_path / "node0" / "result.npz")
+    head, *rows, _ = tables(read((tmp_path / "report.html").read_text("utf-8")))["Centroids"]
+    assert head[1] == "noisy size"
+    shown = {int(row[0]): [float(cell) for cell in row[-2:]] for row in rows}
+    np.testing.assert_allclose([shown[i] for i in range(3)], centroids, rtol=1e-3, atol=5e-3)
+    assert all(could_take_part(tmp_path / f"node{i}") for i in range(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "config", "n_rounds", "accepted"),
+    [
+        ("feddp", "FedDPKMeans", {"server-data": "server.npy"}, 5, ["feddp"]),
+        ("synopsis", "SynopsisKMeans", {"n-rounds": 0}, 8, ["synopsis"]),
+        ("synopsis", "SynopsisKMeans", {"n-rounds": 0}, 8, None),
+        ("pe-means", "PEMeans", {}, 2, ["pe-means"]),
+        ("feddp", "FedDPKMeans", {"server-data": "server.npy"}, 0, ["fastlloyd"]),
+    ],
+)
+def test_algorithms_are_settings_that_policies_may_name(
+    run, name, strategy, config, n_rounds, accepted, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("server.npy", server_points())
+    named = {} if accepted is None else {"algorithms": accepted}
+    policy = {"trusts": ["distributed-noise"], "max_epsilon": 1.5, **named}
+    if not n_rounds:
+        with pytest.raises(TooFewClientsError, match="policy"):
+            run({**SHARED, "strategy": name, **config}, policy)
+        assert not results(tmp_path)
+        return
+    report = run({**SHARED, "strategy": name, **config}, policy)
+    assert (report["strategy"], report["n_rounds"]) == (strategy, n_rounds)
+    assert report["arrays_at_the_server"] == ["centroids", "counts"]
+    assert could_take_part(tmp_path / "node2")
+
+
+def app_config(**changes):
+    """Return the app's run configuration with some settings changed, by their names with _."""
+    changes = {name.replace("_", "-"): value for name, value in changes.items()}
+    assert set(changes) <= set(SETTINGS)  # Flower takes no other
+    return SETTINGS | changes
+
+
+@pytest.fixture
+def strategy_of(monkeypatch):
+    """Return the app's function that makes a strategy of settings."""
+    return load_script(monkeypatch, "server_app", loopback.APP).strategy_of
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "bounds", "n_rounds"),
+    [
+        ("fastlloyd", FastLloyd, "-14:14,-14:14", None),
+        ("synopsis", SynopsisKMeans, "-14:14,-14:14", None),
+        ("pe-means", PEMeans, "-14:14,-14:14", 5),
+        ("hdpe-means", HDPEMeans, ",".join(["-9:9"] * 17), 5),
+    ],
+)
+@pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
+def test_the_apps_settings_choose_the_strategy(strategy_of, name, cls, bounds, n_rounds, trust):
+    rounds = {} if n_rounds is None else {"n_rounds": n_rounds}
+    made = strategy_of(app_config(strategy=name, trust=trust, bounds=bounds, **rounds))
+    assert (type(made), made.trust, made.keys) == (cls, trust, "roster")
+    if n_rounds:
+        assert made.algorithm.n_vote_rounds == n_rounds
+
+
+def test_the_apps_settings_choose_feddp_and_its_points(strategy_of, tmp_path):
+    points, seen = tmp_path / "server.csv", []
+    points.write_text("y,name,x\n" + "".join(f"{i + 0.5},p{i},{-i}\n" for i in range(5)))
+    settings = {"server_data": str(points), "bounds": "x=-14:14,y=-14:14", "n_rounds": 1, "seed": 4}
+    config = app_config(strategy="feddp", trust="distributed-noise", **settings)
+    made = strategy_of(config, seen.append)
+    assert (type(made), made.trust, made.n_rounds) == (FedDPKMeans, "distributed-noise", 4)
+    assert (made.n_clients, made.min_clients, made.keys, made.seed) == (3, 3, "roster", 4)
+    assert (made.privacy.epsilon, made.on_round) == (1.0, seen.append)
+    # Columns are found by their names.
+    grid = made.domain.to_unit([[-i, i + 0.5] for i in range(5)]) * 2**16
+    np.testing.assert_allclose(made.algorithm.server_points, grid, atol=1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "match"),
+    [
+        ("lloyd", {}, "Expected strategy in"),
+        ("synopsis", {**SHARED, "n_rounds": 3}, "n_rounds='auto'"),
+        ("feddp", {"server_data": "points.npy"}, "must see the sums"),
+        ("feddp", SHARED, "Expected"),
+        ("feddp", {**SHARED, "server_data": "few.npy"}, "at least"),
+        ("feddp", {**SHARED, "server_data": "no.npy"}, "no.npy"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    strategy_of, strategy, changes, match, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    np.save("points.npy", server_points())
+    np.save("few.npy", server_points()[:2])
+    with pytest.raises((ConfigurationError, DataError), match=match):
+        strategy_of(app_config(strategy=strategy, **changes))
+
+
+NAMED = {"bounds": "x0=-14:14,x1=-14:14"}
+
+
+@pytest.mark.parametrize(
+    ("config", "odd", "bounds", "reason", "could"),
+    [
+        (SHARED, {}, None, "policy", True),  # no policy accepts this trust model
+        ({}, {}, [(-14, 14), (-15, 14)], "policy", True),
+        ({}, {"columns": ["x0", "x1"]}, None, "policy", True),  # the run names no columns
+        (NAMED, {"columns": ["x1", "x0"]}, None, "policy", False),
+        ({"bounds": "age=-14:14,income=-14:14"}, {"columns": ["age", "income"]}, None,
+         "loaded or checked", False),
+        ({}, {"member_key_file": "../open.key"}, None, "Reasons", False),  # which others can read
+    ],
+    ids=["trust", "bounds", "no columns", "order", "other columns", "open key"],
+)  # fmt: skip
+def test_a_node_refuses_what_differs_from_its_policy(
+    run, config, odd, bounds, reason, could, tmp_path
+):
+    shutil.copy(tmp_path / "member" / "c.key", tmp_path / "open.key")
+    (tmp_path / "open.key").chmod(0o644)
+    with pytest.raises(TooFewClientsError, match=reason):
+        run(config, odd=odd, bounds=bounds)
+    assert not results(tmp_path)
+    assert could_take_part(tmp_path / "node2") == could
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["finished"], report["n_rounds"]) == (False, 0)
+    assert {entry["round"] for entry in report["incidents"]} == {0}
+    assert "not finished" in read((tmp_path / "report.html").read_text("utf-8")).text
+
+
+def test_columns_that_are_named_are_those_of_the_policy_and_of_the_file(run, tmp_path):
+    run(NAMED, odd={"columns": ["x0", "x1"]})
+    assert could_take_part(tmp_path / "node2")
+
+
+def test_the_page_names_the_columns_of_the_test_before_this_one():
+    assert f'bounds="{NAMED["bounds"]}"' in PAGE
+    page = re.sub(r"^ +", "", PAGE, flags=re.MULTILINE)
+    (line,) = re.findall(r"^columns = .*$", page, re.MULTILINE)
+    assert tomllib.loads(line) == {"columns": ["x0", "x1"]}
+    assert tomllib.loads(f"{line}\n{loopback.policy_text(loopback.BOUNDS)}")["columns"]
+
+
+def test_the_pages_refusal_is_what_a_node_logs(run, tmp_path, caplog):
+    with pytest.raises(TooFewClientsError, match="policy"):
+        run(odd={"max_epsilon": 0.5})
+    report = json.loads((tmp_path / "report.json").read_text())
+    (reason,) = {entry["reason"] for entry in report["incidents"]}
+    assert f'("{reason}")' in " ".join(PAGE.split())
+    (documented,) = re.findall(r"^Refused .*$", PAGE, re.MULTILINE)
+    logged = [line for line in caplog.messages if line.startswith("Refused")]
+    assert len(logged) == 1
+    assert re.sub(r"run \w{8}", "run", logged[0]) == re.sub(r"run \w{8}", "run", documented)

@@ -1,0 +1,203 @@
+"""Faults on real deployments, and that the checks which judge them can fail."""
+
+import base64
+
+import checks
+import fault_runs
+import faults
+import loopback
+import numpy as np
+import pytest
+from ledger_workers import answer_of, charge, gaussian_plan
+
+from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.randomness import token
+
+NAMES = (
+    "client-raises",
+    "client-killed",
+    "slow-client",
+    "supernode-killed",
+    "supernode-killed-before-add",
+    "supernode-late",
+    "stale-messages",
+    "superlink-killed",
+    "network-silent",
+    "network-refused",
+)
+TRUSTS = ("oblivious-server", "clients-only")
+DELTA = 1e-6
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("trust", TRUSTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_fault_costs_nothing_but_time(tmp_path, name, trust):
+    outcome = faults.run_fault(name, tmp_path, trust)
+    assert outcome.complaints == []
+
+
+def test_every_fault_is_tested():
+    assert {"undisturbed", *NAMES} == set(fault_runs.FAULTS)
+    assert set(TRUSTS) == set(faults.TRUSTS)
+
+
+# --------------------------------------------------------------------------- ciphertexts
+
+
+def sent(node, words, t=1, attempt=1, kind="ask"):
+    """Return the line of a protected answer, or of a sum-share."""
+    data = base64.b64encode(np.asarray(words, dtype="<u8").tobytes()).decode()
+    line = {"node": node, "run": "ab" * 32, "kind": kind, "t": t, "attempt": attempt}
+    return {**line, "words": data}
+
+
+def mask(length=10):
+    return np.frombuffer(token(8 * length), "<u8")
+
+
+def test_fresh_masks_pass():
+    lines = [sent(node, mask(), t) for node in range(3) for t in range(4)]
+    lines += [sent(node, mask(), t, kind="add") for node in range(3) for t in range(4)]
+    # The same bytes again are nothing new.
+    assert checks.secrecy_complaints([*lines, lines[5]]) == []
+    assert checks.n_ciphertexts([*lines, lines[5]]) == (25, 24)
+
+
+def test_bytes_that_are_no_whole_words_are_compared_too():
+    lines = [sent(node, mask()) for node in range(3)]
+    for line in lines:
+        line["words"] = base64.b64encode(base64.b64decode(line["words"])[:-3]).decode()
+    assert checks.secrecy_complaints(lines) == []
+    lines[1]["words"] = lines[0]["words"]
+    assert "two ciphertexts share a mask" in checks.secrecy_complaints(lines)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "kind", "place"), [([1, 1, 2], "ask", "ask 1"), ([1, 2], "add", "add")]
+)
+def test_a_second_answer_or_sum_share_is_found(attempts, kind, place):
+    lines = [sent(1, mask(), attempt=n, kind=kind) for n in attempts] + [sent(2, mask())]
+    found = f"node 1 sent 2 ciphertexts for {place} of round 1 of run abababab"
+    assert checks.secrecy_complaints(lines) == [found]
+
+
+@pytest.mark.parametrize(("node", "t"), [(1, 2), (2, 1), (2, 2)])
+def test_a_mask_used_twice_is_found(node, t):
+    rng = np.random.default_rng(0)
+    once, again = (rng.integers(0, 2**40, 10).astype(np.uint64) for _ in range(2))
+    one = mask()
+    lines = [sent(1, once + one), sent(node, again + one, t), sent(0, mask())]
+    assert checks.secrecy_complaints(lines) == ["two ciphertexts share a mask"]
+    lines[1] = sent(node, again + mask(), t)
+    assert checks.secrecy_complaints(lines) == []
+
+
+def test_answers_without_a_mask_are_found():
+    rng = np.random.default_rng(0)
+    lines = [sent(0, rng.integers(0, 2**40, 10).astype(np.uint64), t) for t in range(12)]
+    assert "the bytes of the ciphertexts are not uniform" in checks.secrecy_complaints(lines)
+    assert checks.secrecy_complaints([]) == ["there is no ciphertext"]
+
+
+# --------------------------------------------------------------------------- ledgers and files
+
+
+def test_a_ledger_that_charged_twice_is_found(tmp_path):
+    plan = gaussian_plan(rounds=2)
+    states = [tmp_path / name for name in ("good", "twice")]
+    answers = {
+        "good": [answer_of(t=1), answer_of(t=1), answer_of(t=1, attempt=2), answer_of(t=2)],
+        "twice": [answer_of(run=1), answer_of(run=2)],
+    }
+    for state in states:
+        with Ledger(state) as ledger:
+            for answer in answers[state.name]:
+                charge(ledger, answer, plan, Limit(100.0, DELTA))
+    with Ledger(states[0]) as ledger:
+        ledger.save(bytes([9]) * 32, 0, b"an enrolment alone is no charge")
+    epsilon = plan.epsilon()
+    assert checks.ledger_complaints(states[:1], 1, epsilon, DELTA) == []
+    found = checks.ledger_complaints([*states, tmp_path / "none"], 1, epsilon, DELTA)
+    assert [text.split(" is charged")[0] for text in found] == [
+        "node 1 charged 2 runs instead of 1",
+        "node 1",
+        "node 2 charged 0 runs instead of 1",
+        "node 2",
+    ]
+    assert checks.ledger_complaints(states[1:2], 2, epsilon, DELTA) == []
+
+
+def test_what_must_not_be_in_a_file_is_found(tmp_path):
+    clean = tmp_path / "clean.log"
+    clean.write_text("nothing but 0.0")
+    centroids = np.array([[0.123456789, 2.5125e-3, 0.0], [0.5, 0.25, 1.0]])
+    records = np.array([[1.23456789, 9.87654321]])
+    leaks = {
+        "bytes": np.float64(0.123456789).tobytes(),
+        "digits": b"centroid 0.0025125 here",
+        "record": b"[9.87654321]",
+        "text": b"RuntimeError: secret",
+        "row": np.array([0.5, 0.25, 1.0]).tobytes(),
+        "column": np.array([0.0, 1.0]).tobytes(),
+    }
+    for name, content in leaks.items():
+        (tmp_path / name).write_bytes(content)
+    files = [clean, *(tmp_path / name for name in leaks)]
+    assert checks.leak_complaints(files, [centroids, records], ["secret"]) == [
+        f"{name} holds 1 values that it must not hold" for name in leaks
+    ]
+
+
+def test_results_that_differ_lack_or_are_wrong_are_found(tmp_path):
+    partitions = loopback.example_partitions()
+    centers = np.array([[-7.0, -7.0], [7.0, -6.0], [0.0, 8.0]])
+    results = [tmp_path / f"{i}.npz" for i in range(3)]
+    for path in results[:2]:
+        np.savez(path, centroids=centers, counts=np.ones(3))
+    assert checks.result_complaints(results, [0, 1], partitions) == []
+    assert checks.result_complaints(results, [2], partitions) == ["node 2 has no result"]
+    np.savez(results[2], centroids=centers + 1e-9, counts=np.ones(3))
+    assert checks.result_complaints(results, [], partitions) == ["nodes have different results"]
+    for path in results:
+        np.savez(path, centroids=centers + 1, counts=np.ones(3))
+    (complaint,) = checks.result_complaints(results, [], partitions)
+    assert "away from the non-private solution" in complaint
+
+
+# --------------------------------------------------------------------------- the table
+
+
+def test_the_table_sets_faults_beside_undisturbed_runs():
+    def outcome(trust, name, statuses, seconds, **more):
+        statuses = [f"finished:{status}" for status in statuses]
+        return faults.Outcome(name, trust, "1.0, gRPC", statuses, seconds, **more)
+
+    plain, slower = (
+        outcome(trust, "undisturbed", ["completed"], [seconds])
+        for trust, seconds in zip(TRUSTS, (60.0, 90.0), strict=True)
+    )
+    ends, complaints = ["failed", "completed"], ["node 1 has no result"]
+    failed = outcome(TRUSTS[0], "superlink-killed", ends, [31.0, 64.4], complaints=complaints)
+    lines = faults.table([plain, failed, slower]).splitlines()
+    assert [line.count("|") for line in lines] == [lines[0].count("|")] * 5
+    assert "| failed, then completed | 31 + 64 (60) | nobody |" in lines[3]
+    assert lines[3].endswith("| FAILED: node 1 has no result |")
+    assert lines[2].endswith("| passed |")
+
+
+@pytest.mark.parametrize("option", ["--faults", "--trust"])
+def test_an_unknown_fault_or_trust_model_is_an_error(capsys, option):
+    with pytest.raises(SystemExit):
+        faults.main([option, "earthquake"])
+    assert "earthquake" in capsys.readouterr().err
+
+
+def test_the_app_under_test_is_the_deployments_own(tmp_path):
+    app = faults._hooked_app(tmp_path / "app")
+    for file in (loopback.APP).glob("*.py"):
+        assert (app / file.name).read_bytes() == file.read_bytes()
+    project = (app / "pyproject.toml").read_text("utf-8")
+    assert 'serverapp = "server_hooks:app"' in project
+    assert 'clientapp = "client_hooks:app"' in project
+    assert project.endswith("\nreplay = 0\nttl = 0.0\n")

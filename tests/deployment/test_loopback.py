@@ -1,0 +1,221 @@
+"""docs/deploy.md on loopback: real processes, certificates and keys, and the installed Flower."""
+
+import ipaddress
+import re
+import shlex
+import stat
+import tomllib
+from pathlib import Path
+
+import loopback
+import numpy as np
+import pytest
+from checks import (
+    PAGE,
+    ROUNDS,
+    check_outcome,
+    check_shared_outcome,
+    leak_complaints,
+    left_after,
+    run_once,
+    server_files,
+    server_points,
+)
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from scripts import load_script
+from typer.testing import CliRunner
+
+from flower_kmeans import ClientPolicy
+from flower_kmeans.cli.app import app as flower_kmeans
+from flower_kmeans.protocol.roster import Roster, read_identity
+
+
+@pytest.fixture
+def credentials(monkeypatch):
+    return load_script(monkeypatch, "credentials", loopback.CREDENTIALS.parent)
+
+
+# --------------------------------------------------------------------------- a whole run
+
+
+@pytest.mark.deployment
+def test_three_nodes_learn_the_same_and_the_server_nothing(tmp_path):
+    partitions = loopback.example_partitions()
+    check_outcome(run_once(tmp_path, partitions), partitions)
+
+
+@pytest.mark.deployment
+def test_four_nodes_and_a_server_that_sees_no_sum(tmp_path):
+    """``clients-only`` with pinned keys: every client adds a noise share, and clients open."""
+    partitions = loopback.example_partitions(4)
+    config, policy = {"trust": "clients-only"}, {"trusts": ["clients-only"]}
+    check_outcome(run_once(tmp_path, partitions, config, policy), partitions, "clients-only")
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize(
+    ("name", "strategy", "asked", "n_rounds"),
+    [("synopsis", "SynopsisKMeans", 0, 8), ("pe-means", "PEMeans", 4, 4)],
+)
+def test_nodes_and_server_learn_the_same_where_it_asks(tmp_path, name, strategy, asked, n_rounds):
+    partitions = loopback.example_partitions()
+    config = {"strategy": name, "n-rounds": asked}
+    check_shared_outcome(run_shared(tmp_path, partitions, config), partitions, strategy, n_rounds)
+
+
+@pytest.mark.deployment
+def test_the_server_starts_feddp_from_points_that_stay_with_it(tmp_path):
+    partitions, points = loopback.example_partitions(), server_points()
+    np.save(tmp_path / "server.npy", points)
+    config = {"strategy": "feddp", "server-data": str(tmp_path / "server.npy")}
+    running = run_shared(tmp_path, partitions, config)
+    report = check_shared_outcome(running, partitions, "FedDPKMeans", 3 + ROUNDS)
+    assert report["warnings"] == []
+    assert leak_complaints(server_files(running), [points]) == []
+
+
+def run_shared(directory, partitions, config):
+    """Run an algorithm that the nodes' policies name, under distributed noise."""
+    limits = {"max_epsilon": 1.5, "algorithms": [config["strategy"]]}
+    policy = {"trusts": ["distributed-noise"], **limits}
+    return run_once(directory, partitions, {**config, "trust": "distributed-noise"}, policy)
+
+
+@pytest.mark.deployment
+def test_a_process_that_ends_or_takes_too_long_ends_the_deployment(tmp_path):
+    with loopback.Processes(tmp_path) as processes:
+        processes.start("sleeper", ["sleep", "600"])
+        with pytest.raises(loopback.DeploymentError, match="took too long"):
+            processes.wait("sleeper", 0)
+        processes.start("superlink", ["flower-superlink", "--no-such-option"])
+        with pytest.raises(loopback.DeploymentError, match="superlink ended with 2"):
+            processes.wait_for_port(loopback.HOST, loopback.free_ports(1)[0], 60)
+    assert left_after(processes) == []
+
+
+def test_a_demonstration_that_fails_says_why_and_what_to_try(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(loopback.signal, "signal", lambda *_: None)
+
+    def place(directory):
+        raise loopback.DeploymentError(f"The end of run took too long; the logs are in {directory}")
+
+    options = loopback.options_of("Demonstrate.").parse_args(
+        ["--directory", str(tmp_path), "--timeout", "7"]
+    )
+    with pytest.raises(SystemExit, match=r"took too long(.|\n)*--timeout above 7"):
+        loopback.demonstrate(options, place)
+    assert capsys.readouterr().out == f"Setting up in {tmp_path}\n"
+
+
+# --------------------------------------------------------------------------- the page
+
+
+def commands():
+    """Return the page's commands as lists of words, comments left out."""
+    found = []
+    for block in re.findall(r"^ *```bash\n(.*?)^ *```", PAGE, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                found.append(words)
+    return found
+
+
+def test_the_pages_commands_are_those_that_run():
+    documented = commands()
+    settings = {
+        "data": "/srv/records.csv",
+        "policy-file": "/srv/node/policy.toml",
+        "result": "/srv/result.npz",
+    }
+    link = ("link", "0.0.0.0", 8000)  # noqa: S104
+    command = loopback.superlink_command(*link, None)
+    assert command in documented
+    more = loopback.superlink_command(*link, "0.0.0.0:9092")[len(command) :]
+    assert f"With flwr 1.39 add `{' '.join(more)}`" in PAGE
+    address = "link.example.org:8000"
+    assert loopback.supernode_command("node", address, 9094, settings) in documented
+    assert loopback.register_command("hospital-a.pub") in documented
+    assert loopback.status_command() in documented
+    for more in ((), ("link.example.org:8000", "node/ca.crt")):
+        files = ("/srv/node/policy.toml", "/srv/records.csv")
+        assert loopback.check_command(*files, *more) in documented
+    config = {"n-clients": 3, "report": "/srv/report.json", "roster": "/srv/roster.toml"}
+    assert loopback.run_command("simulations/deployment/app", config) in documented
+    points = {"strategy": "feddp", "server-data": "/srv/server.csv"}
+    for more in (
+        {"strategy": "synopsis", "trust": "clients-only"},
+        {"strategy": "synopsis", "trust": "distributed-noise"},
+        points | {"trust": "distributed-noise"},
+    ):
+        assert f"| `{loopback.run_command('', more)[-1]}` |" in PAGE
+    assert ["python", "tests/deployment/loopback.py"] in documented
+    page = re.sub(r"^ +", "", PAGE, flags=re.MULTILINE)
+    assert loopback.policy_text(loopback.BOUNDS) in page
+    text = loopback.flower_config("link.example.org:8000", "/srv/ca.crt")
+    assert text in page
+    assert tomllib.loads(text)["superlink"]["deployment"]["address"] == "link.example.org:8000"
+
+
+def test_the_pages_credentials_are_made(credentials, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    made = [
+        words[2:]
+        for words in commands()
+        if words[1:2] == [loopback.CREDENTIALS.relative_to(loopback.ROOT).as_posix()]
+    ]
+    assert [words[0] for words in made] == ["link", "node"]
+    for words in made:
+        credentials.main(words)
+    written = ["link/ca.crt", "link/server.pem", "link/ca.key", "link/server.key"]
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in [*written, "node/node.pub", "node/node.key"])
+    keygen = [words[1:] for words in commands() if words[:2] == ["flower-kmeans", "keygen"]]
+    own = ["keygen", "a", "--output", "member"]
+    assert keygen == [own, ["keygen", "--check", "member/roster.toml", "--key", "member/a.key"]]
+    for words in keygen:
+        assert CliRunner().invoke(flower_kmeans, words).exit_code == 0
+    assert len(Roster.from_file("member/roster.toml")) == 1
+    lines = re.findall(r"^ +((?:roster|member_key)_file = .*)$", PAGE, re.MULTILINE)
+    Path("node/policy.toml").write_text("\n".join(lines), "utf-8")
+    Path("node/policy.toml").chmod(0o600)
+    policy = ClientPolicy.from_file("node/policy.toml")
+    assert read_identity(policy.roster_file, policy.member_key_file).slot == 0
+    lines = ""
+    for name in "abc":  # each on its own node, as the page merges them
+        words = [name if word == "a" else word for word in own]
+        words[-1] = f"from-{name}"
+        assert CliRunner().invoke(flower_kmeans, words).exit_code == 0
+        lines += Path(f"from-{name}/roster.toml").read_text("utf-8")
+    Path("member/roster.toml").write_text(lines, "utf-8")
+    assert Roster.from_file("member/roster.toml").names == ("a", "b", "c")
+    for place, name in enumerate("abc"):
+        assert read_identity("member/roster.toml", f"from-{name}/{name}.key").slot == place
+    merge = "cat from-a/roster.toml from-b/roster.toml from-c/roster.toml > member/roster.toml"
+    assert shlex.split(merge) in commands()
+
+    authority = x509.load_pem_x509_certificate(Path("link/ca.crt").read_bytes())
+    server = x509.load_pem_x509_certificate(Path("link/server.pem").read_bytes())
+    server.verify_directly_issued_by(authority)
+    key = load_pem_private_key(Path("link/server.key").read_bytes(), None)
+    assert key.public_key() == server.public_key()
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["link.example.org", "localhost"]
+    loopback_address = ipaddress.ip_address("127.0.0.1")
+    assert names.get_values_for_type(x509.IPAddress) == [loopback_address]
+
+    private = load_ssh_private_key(Path("node/node.key").read_bytes(), None)
+    assert private.public_key() == load_ssh_public_key(Path("node/node.pub").read_bytes())
+    names = ["link/ca.key", "link/server.key", "node/node.key", "member/a.key"]
+    modes = {stat.S_IMODE(Path(name).stat().st_mode) for name in names}
+    assert modes == {0o600}
+
+    before = Path("node/node.key").read_bytes()
+    with pytest.raises(SystemExit):  # keys are never overwritten
+        credentials.main(["node", "node"])
+    assert "it was left as it is" in capsys.readouterr().err
+    assert Path("node/node.key").read_bytes() == before

@@ -1,0 +1,169 @@
+"""Results with weights and sizes, as servers send them and as clients compute them."""
+
+import math
+
+import numpy as np
+import pytest
+from cohorts import BLIND, Cohort, code
+from documents import TRUSTS, make_algorithm
+
+from flower_kmeans import Ball, Box
+from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
+from flower_kmeans.protocol.messages import Ask, Code, Finished, Refusal
+from flower_kmeans.protocol.results import ClientResult, encode_result, largest_weight, read_result
+from flower_kmeans.protocol.wire import encode_arrays
+
+SIGHTED = [name for name in TRUSTS if name not in BLIND]
+BOUNDS = {"min_size": 300, "max_size": 700}
+
+
+def cohort_of(directory, trust, n=4, **bounds):
+    algorithm = make_algorithm(SynopsisAlgorithm, trust, **bounds)
+    return Cohort(directory, trust, n=n, algorithm=algorithm)
+
+
+def result_of(cohort, **changes):
+    """Return the arrays of a result that the cohort's clients accept, with changes."""
+    noise = cohort.run.algorithm.size_noise or 0.0
+    arrays = {
+        "centroids": np.full((2, 2), 0.5),
+        "counts": np.array([400.0, 600.0]),
+        "weights": np.array([-0.5, 0.25]),
+        "size_noise": np.array([noise]),
+    }
+    return {**arrays, **changes}
+
+
+@pytest.mark.parametrize("trust", SIGHTED)
+def test_wrong_weights_and_sizes_are_refused(tmp_path, trust):
+    cohort = cohort_of(tmp_path, trust, **BOUNDS).set_up()
+    good = result_of(cohort)
+    largest, noise = 4 * 2 * 0.5**2, good["size_noise"]
+    bad = [{n: v for n, v in good.items() if n != name} for name in ("weights", "size_noise")]
+    bad += [
+        {**good, name: value}
+        for name, values in {
+            "others": (np.zeros(2),),
+            "counts": (np.zeros(3),),
+            "weights": (
+                *(np.zeros(3), np.zeros((2, 1)), np.zeros(2, dtype=np.int64)),
+                *(np.array([0.0, sign * largest * (1 + 1e-9)]) for sign in (1, -1)),
+            ),
+            "size_noise": (
+                *(np.zeros(0), np.zeros(2), np.array(1.0), np.ones(1, dtype=np.int64)),
+                np.array([-1.0]),
+            ),
+        }.items()
+        for value in values
+    ]
+    # Only clients that share the noise can add more than is planned, and not any multiple.
+    shared = trust == "distributed-noise"
+    factor = 3 if shared else 1
+    bad += [{**good, "size_noise": value} for value in (np.array([1e300]), 1e3 * noise + 1e-3)]
+    if noise[0]:
+        bad += [{**good, "size_noise": noise * (1 - 1e-6)}, {**good, "size_noise": 0 * noise}]
+    for arrays in bad:
+        reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
+        assert code(reply) == Code.BAD_MESSAGE, sorted(arrays)
+    for value in (np.nan, np.inf, -np.inf):
+        for name in ("weights", "size_noise"):
+            data = _unchecked({**good, name: np.full_like(good[name], value)})
+            assert code(cohort.send(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
+    assert not cohort.nodes[0].results
+    most = {**good, "weights": np.array([largest, -largest]), "size_noise": factor * noise}
+    assert isinstance(cohort.send(0, cohort.finish_of(0, result=encode_arrays(most))), Finished)
+    (found,) = cohort.nodes[0].results
+    np.testing.assert_array_equal(found.weights, most["weights"])
+    assert found.size_report == SizeReport((400.0, 600.0), float(factor * noise[0]), 300, 700)
+
+
+def _unchecked(arrays):
+    """Return what `encode_arrays` would write of values that it refuses."""
+    marked = {name: np.where(np.isfinite(a), a, 0.123456789) for name, a in arrays.items()}
+    data = encode_arrays(marked)
+    for array in arrays.values():
+        for value in array[~np.isfinite(array)]:
+            data = data.replace(np.float64(0.123456789).tobytes(), np.float64(value).tobytes(), 1)
+    return data
+
+
+@pytest.mark.parametrize("trust", SIGHTED)
+def test_a_result_without_bounds_has_no_weights(tmp_path, trust):
+    cohort = cohort_of(tmp_path, trust).set_up()
+    arrays = result_of(cohort)
+    data = encode_arrays(arrays)
+    assert code(cohort.send(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
+    data = encode_arrays({name: arrays[name] for name in ("centroids", "counts")})
+    assert isinstance(cohort.send(0, cohort.finish_of(0, result=data)), Finished)
+    (found,) = cohort.nodes[0].results
+    assert (found.weights, found.size_report) == (None, None)
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_clients_of_every_server_have_weights_and_sizes(tmp_path, trust):
+    cohort = cohort_of(tmp_path, trust, **BOUNDS).play()
+    assert not cohort.refusals
+    first, *others = [node.results[0] for node in cohort.nodes]
+    for other in others:
+        np.testing.assert_array_equal(other.weights, first.weights)
+        assert other.size_report == first.size_report
+    assert first.size_report.counts == tuple(first.counts)
+    assert (first.size_report.min_size, first.size_report.max_size) == (300, 700)
+    planned = cohort.run.algorithm.size_noise or 0.0
+    factor = {"clients-only": math.sqrt(4 / 2), "distributed-noise": math.sqrt(4 / 2)}
+    assert first.size_report.noise == pytest.approx(planned * factor.get(trust, 1.0))
+
+
+@pytest.mark.parametrize("trust", BLIND)
+def test_the_noise_is_that_of_the_last_round_also_of_a_repeated_result(tmp_path, trust):
+    """``on_result`` fails once, so the client answers a repeated request from its memory."""
+    cohort = cohort_of(tmp_path, trust, **BOUNDS).set_up()
+    rounds, calls = cohort.document.rounds, []
+
+    def silent(request, reply):
+        is_last = isinstance(request, Ask) and request.t == rounds
+        return Refusal(code=Code.INTERNAL, doc_hash=cohort.doc_hash) if is_last else reply
+
+    cohort.nodes[3].change = silent
+    assert [len(cohort.round(t)) for t in range(1, rounds + 1)] == [4] * (rounds - 1) + [3]
+
+    class Failing(list):
+        def append(self, result):
+            calls.append(result)
+            if len(calls) == 1:
+                raise OSError("no room")
+
+    cohort.nodes[0].results = Failing()
+    for _ in range(2):
+        cohort.send(0, cohort.finish_of(0))
+    assert len(calls) == 2
+    planned = cohort.run.algorithm.size_noise or 0.0
+    factor = 1.0 if trust == "oblivious-server" else math.sqrt(3 / 2)
+    assert [found.size_report.noise for found in calls] == [pytest.approx(planned * factor)] * 2
+
+
+@pytest.mark.parametrize(
+    ("domain", "largest"),
+    [
+        (Ball(3.0, [0.0] * 5), 4 * 5 * 9.0),
+        (Box([0.0, 0.0], [2.0, 8.0], scale="common"), 4 * 2 * 16.0),
+        (Box([0.0, 5.0], [2.0, 7.0]), 4 * 2 * 1.0),
+        (Box([0.0, 0.0], [2.0, 8.0]), 4 * 2 * 1.0),
+    ],
+)
+def test_every_weight_of_a_query_is_possible_in_a_result(domain, largest):
+    assert largest_weight(domain) == pytest.approx(largest, rel=1e-12)
+    assert largest_weight(domain) >= largest
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path):
+    run = cohort_of(tmp_path, "trusted-server", **BOUNDS).run
+    sizes = SizeReport((400.0, 600.5), float(run.algorithm.size_noise or 0.0), 300, 700)
+    arrays = [[[0.25, 0.5], [0.75, 0.5]], [400.0, 600.5], [0.125, -0.25]]
+    centroids, counts, weights = map(np.array, arrays)
+    written = ClientResult(centroids, counts, run.document.run.hex(), weights, sizes)
+    found = read_result(run, encode_result(written))
+    for name in ("centroids", "counts", "weights"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(written, name))
+    assert (found.run, found.size_report) == (written.run, sizes)

@@ -1,0 +1,579 @@
+"""Vertical runs of real parties: results, restarts, charges, and what a server sees."""
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+import numpy as np
+import pytest
+from documents import make_document as make_horizontal
+from flwr.app import RecordDict
+from harness import byte_p_value
+from soft import soft_members
+from vertical_runs import (
+    N_RECORDS,
+    Forged,
+    Relay,
+    blobs,
+    code_of,
+    interrupted,
+    make_algorithm,
+    make_document,
+    make_parties,
+    make_run,
+)
+
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Statistic
+from flower_kmeans.data.domain import Box
+from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
+from flower_kmeans.privacy.noise import draw_share
+from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.protocol import parcels
+from flower_kmeans.protocol.client import Client
+from flower_kmeans.protocol.messages import (
+    Abort,
+    Code,
+    Enrol,
+    Finish,
+    Joined,
+    Sent,
+    Step,
+    Turn,
+    decode_reply,
+    decode_request,
+)
+from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.run import (
+    Horizontal,
+    UnacceptableRunError,
+    Vertical,
+    open_run,
+    verify_plan,
+)
+from flower_kmeans.protocol.session import forget_unfinished
+from flower_kmeans.protocol.vertical import erase_ended, work_dir
+from flower_kmeans.protocol.wire import MAX_MESSAGE, encode
+from flower_kmeans.secagg.hashing import u32
+from flower_kmeans.vertical.keys import secret_key
+from flower_kmeans.vertical.moduli import moduli
+from flower_kmeans.vertical.packing import unpack
+from flower_kmeans.vertical.store import Store
+
+OPEN = ClientPolicy.for_simulation()
+
+# ------------------------------------------------------------------------------ runs
+
+
+@dataclass
+class Story:
+    """A run that is over, with the sessions as they were before its first round."""
+
+    relay: Relay
+    table: np.ndarray
+    sessions: dict = field(default_factory=dict)
+    copies: dict = field(default_factory=dict)
+    spent: dict = field(default_factory=dict)
+
+    @property
+    def run(self):
+        return self.relay.run
+
+    @property
+    def parties(self):
+        return self.relay.parties
+
+    def note(self, name):
+        """Keep what the ledgers say now, and the sessions."""
+        self.spent[name] = [spent_epsilon(p.directory, 1e-6) for p in self.parties]
+        self.sessions = {i: p.session(self.run) for i, p in enumerate(self.parties)}
+
+    def of(self, slot, step, t=0):
+        """Return the first request and reply of a slot's step."""
+        for found, data, reply in self.relay.seen:
+            request = decode_request(data)
+            is_it = isinstance(request, Turn) and (request.step, request.t) == (step, t)
+            if found == slot and is_it:
+                return request, decode_reply(reply)
+        raise AssertionError
+
+    def as_slot(self, slot):
+        """Return a party that a test plays with a slot's own secrets."""
+        return Forged(self.run, slot, self.sessions[slot])
+
+    def c1(self, t):
+        """Return what the holders opened in a round, from its parcel and slot 1's secrets."""
+        (delivery,) = self.of(1, "open", t)[0].deliveries
+        q0 = moduli(2, self.run.algorithm.radius).q0
+        n_values = self.run.document.words[0]
+        data = self.as_slot(1).open(self.relay.joined[0], delivery, n_values * 2**15 * 6)
+        return unpack(data, (q0,), (n_values,))[:, 0]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """Two parties, two rounds; every request is repeated, each to a new process."""
+    ids = [f"customer {i}" for i in range(N_RECORDS)]
+    parties = make_parties(tmp_path_factory.mktemp("two"), blobs(), ids=ids)
+    relay = Relay(make_run(check_ids=True), parties, repeats=True)
+    story = Story(relay, blobs())
+    relay.enrol()
+    story.note("enrolled")
+    relay.do([1], "keys")
+    story.note("set up")
+    relay.round(1)
+    story.note("one round")
+    story.copies = {
+        i: party.copied(tmp_path_factory.mktemp("copies") / str(i))
+        for i, party in enumerate(parties)
+    }
+    relay.round(2)
+    story.note("two rounds")
+    relay.finish()
+    story.spent["over"] = [spent_epsilon(p.directory, 1e-6) for p in parties]
+    return story
+
+
+def noise_shares(story, t):
+    """Return the noise shares of party 0 and the holders in a round, (H + 1, k, 1 + d), records."""
+    run, c1 = story.run, story.c1(t)
+    algorithm, (release,) = run.algorithm, run.plan.rounds[t - 1]
+    places, unit = algorithm.places(t), moduli(2, algorithm.radius).unit
+    words = np.concatenate([places[name] for name in release.blocks])
+    units = algorithm.sensitivities(t)[words] * 2.0**-algorithm.fraction_bits * unit
+    found = []
+    for slot in range(run.document.body.n_noisy):
+        secret = story.sessions[slot].secret
+        stream = Stream(secret_key(secret, run.doc_hash, b"noise " + u32(t), c1))
+        noise = np.zeros(algorithm.words(t), dtype=np.int64)
+        noise[words] = draw_share(release, units, run.document.noise_shares, stream)
+        blocks = algorithm.unflatten(noise, t).blocks
+        found.append(np.column_stack([blocks[COUNTS], blocks[SUMS]]) / unit)
+    return np.stack(found)
+
+
+def same_run_in_the_clear(story):
+    """Return centroids and counts of the same run on all columns, under the same noise."""
+    algorithm = story.run.algorithm
+    domain, bits = algorithm.domain, algorithm.fraction_bits
+    X = domain.quantise(domain.to_unit(story.table), bits) * 2.0**-bits
+    state = algorithm.initial_state(None)
+    for t in range(1, algorithm.n_rounds + 1):
+        grid = algorithm.query(state).arrays["centroids"]
+        C, radius = grid * 2.0**-bits, algorithm.reach * 2.0**-bits if algorithm.radius else None
+        members = soft_members(X, C, domain.half_widths, radius)
+        counts, sums = members.sum(0), members.T @ X
+        if algorithm.radius:
+            sums -= counts[:, None] * C  # offsets
+        sums = np.column_stack([counts, sums]) + noise_shares(story, t).sum(0)
+        words = np.rint(sums * 2**bits).astype(np.int64)
+        state = algorithm.update(state, Statistic({SUMS: words[:, 1:], COUNTS: words[:, 0]}))
+    return algorithm.centroids(state), algorithm.counts(state)
+
+
+def assert_same_result(story):
+    centroids, counts = same_run_in_the_clear(story)
+    for party in story.parties:
+        (result,) = party.results
+        np.testing.assert_allclose(result.centroids, centroids, atol=2e-4)
+        np.testing.assert_allclose(result.counts, counts, atol=0.01)
+        assert result.run == story.run.document.run.hex()
+
+
+def test_two_parties_get_what_plaintext_gives_under_the_same_noise(story):
+    assert_same_result(story)
+
+
+def test_every_party_adds_another_noise_share(story):
+    for t in (1, 2):
+        shares = noise_shares(story, t)
+        assert (np.abs(shares) > 0).all()
+        assert not np.isclose(shares[0], shares[1]).any()
+
+
+@pytest.fixture(scope="module")
+def one_holder(tmp_path_factory):
+    """Three parties, one with the key; records within a radius, several messages, one scale."""
+    table = blobs(d=4, seed=3)
+    widths = (2, 1, 1)
+    domain = Box([0.0] * 4, [1.0, 2.0, 3.0, 4.0], scale="common")  # half widths below 1
+    algorithm = make_algorithm(widths, n_rounds=1, radius=True, domain=domain)
+    parties = make_parties(tmp_path_factory.mktemp("three"), table, widths)
+    relay = Relay(make_run(widths, algorithm), parties)
+    with pytest.MonkeyPatch.context() as patch:
+        relay.enrol()
+        keys = sum(each.n_bytes for each in parcels.planned(relay.run, 1, "keys")[:2])
+        patch.setattr(parcels, "_MAX_PART", keys)
+        relay.do([1], "keys")
+        patch.setattr(parcels, "_MAX_PART", 1)
+        relay.do([2], "encrypt")
+        story = Story(relay, table)
+        story.note("set up")
+        relay.load_each()
+        relay.round(1)
+        relay.finish()
+    return story
+
+
+def test_three_parties_with_one_holder_get_what_plaintext_gives(one_holder):
+    assert_same_result(one_holder)
+    sent = [decode_reply(reply) for _, _, reply in one_holder.relay.seen]
+    parts = [reply.parts for reply in sent if isinstance(reply, Sent) and reply.parts > 1]
+    assert parts == [2] * 2 + [2] * 2  # the holder's keys, its columns; each column of the other
+
+
+@pytest.fixture(scope="module")
+def joint(tmp_path_factory):
+    """Three parties, two of which hold the key together; slot 1 joins in two messages."""
+    widths = (1, 1, 1)
+    table = blobs(d=3, seed=4)
+    algorithm = make_algorithm(widths, key_holders=2, n_rounds=1)
+    parties = make_parties(tmp_path_factory.mktemp("joint"), table, widths)
+    relay = Relay(make_run(widths, algorithm), parties)
+    keys = sum(each.n_bytes for each in parcels.planned(relay.run, 1, "join")[:4])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parcels, "_MAX_PART", keys)
+        relay.set_up()
+        story = Story(relay, table)
+        story.note("set up")
+        relay.round(1)
+        relay.finish()
+    return story
+
+
+def test_three_parties_with_a_joint_key_get_what_plaintext_gives(joint):
+    assert_same_result(joint)
+    assert joint.of(1, "join")[1].parts == 2
+    assert joint.of(2, "join")[1].parts == 1
+
+
+@pytest.mark.parametrize("name", ["story", "one_holder", "joint"])
+def test_parcels_are_those_that_the_plan_lists(name, request):
+    story = request.getfixturevalue(name)
+    run, n_parties = story.run, len(story.parties)
+    found, delivered = {}, {}
+    for slot, data, reply in story.relay.seen:
+        turn, sent = decode_request(data), decode_reply(reply)
+        if isinstance(turn, Turn):
+            parcels_ = [(p.number, p.receivers, len(p.data) - 16) for p in sent.parcels]
+            found.setdefault((slot, turn.step, turn.t), []).extend(parcels_)
+            names = {(d.sender, d.step, d.t, d.number) for d in turn.deliveries}
+            delivered.setdefault((slot, turn.step, turn.t), set()).update(names)
+    for (slot, step, t), listed in found.items():
+        planned = [(p.number, p.receivers, p.n_bytes) for p in parcels.planned(run, slot, step, t)]
+        assert planned == listed
+    loaded = delivered.pop((0, "load", 0), set())
+    delivered[0, "step", 1] |= loaded
+    for (slot, step, t), names in delivered.items():
+        assert names == {due[:4] for due in parcels.due(run, slot, step, t)}
+    assert {slot for slot, _, _ in found} == set(range(n_parties))
+
+
+@pytest.mark.parametrize("radius", [False, True])
+@pytest.mark.parametrize("n_clusters", [2, 5, 16])
+@pytest.mark.parametrize("holders", [1, 2, 3])
+def test_every_message_of_the_largest_runs_has_room(n_clusters, holders, radius):
+    """Parts hold 240 MB, and a holder receives the shares of all others at once."""
+    widths = (3, 2, 2, 2)
+    options = {"n_clusters": n_clusters, "n_rounds": 1, "initial": None, "n_records": 2**20}
+    algorithm = make_algorithm(widths, key_holders=holders, radius=radius, **options)
+    run = make_run(widths, algorithm)
+    for slot, step in itertools.product(range(4), get_args(Step)):
+        t = 1 if step in ("step", "open") else 0
+        planned = parcels.planned(run, slot, step, t)
+        if not planned:  # another slot's step
+            continue
+        assert all(each.n_bytes <= 200 * 10**6 for each in planned)
+        parts = parcels.in_parts(planned)
+        assert [each for part in parts for each in part] == list(planned)
+        assert all(sum(each.n_bytes for each in part) <= 240 * 10**6 for part in parts)
+        keys = [each.number for each in parts[0] if each.number < parcels.IDS]
+        assert keys == [each.number for each in planned if each.number < parcels.IDS] or t
+        mail = parcels.due(run, slot, step, t) if (step, t) != ("step", 1) else ()
+        assert sum(each.n_bytes for each in mail) < MAX_MESSAGE - 2**20
+
+
+# ------------------------------------------------------------------------------ restarts
+
+
+def test_an_interrupted_step_is_done_again_with_the_same_bytes(story, tmp_path):
+    """The process ends after it has computed, and before its session is written."""
+    for slot, step in ((0, "step"), (1, "open")):
+        request, reply = story.of(slot, step, 2)
+        party = story.copies[slot].copied(tmp_path / str(slot))
+        for _ in range(2):
+            with interrupted(party):
+                assert encode(party.ask(request)) == encode(reply)
+
+
+def test_a_result_that_nobody_kept_is_delivered_again(story, tmp_path):
+    party = story.copies[1].copied(tmp_path / "1")
+    party.ask(story.of(1, "open", 2)[0])
+    request, reply = story.of(1, "finish")
+    party.is_failing = True
+    assert party.ask(request) == reply
+    assert party.results == []
+    party.is_failing = False
+    assert party.ask(request) == reply
+    assert party.ask(request) == reply
+    np.testing.assert_array_equal(party.results[0].centroids, story.parties[1].results[0].centroids)
+    assert len(party.results) == 1
+
+
+def test_records_of_party_0_that_changed_end_the_run(story, tmp_path):
+    party = story.copies[0].copied(tmp_path / "copy")
+    party.records = party.records.copy()
+    party.records[7] += 0.01
+    assert code_of(party.ask(story.of(0, "step", 2)[0])) == Code.DATA
+
+
+def test_a_file_that_changed_ends_the_run(story, tmp_path):
+    party = story.copies[0].copied(tmp_path / "copy")
+    (directory,) = (party.directory / "vertical").iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+    (directory / "relin").write_bytes(b"another key")
+    assert code_of(party.ask(story.of(0, "step", 2)[0])) == Code.INTERNAL
+
+
+# ------------------------------------------------------------------------------ charges
+
+
+def test_every_party_charges_the_plan_once_with_its_first_answer_about_records(story):
+    whole = story.run.plan.epsilon()
+    assert story.spent["enrolled"] == [0, 0]
+    assert story.spent["set up"] == [0, pytest.approx(whole)]
+    for later in ("one round", "two rounds", "over"):
+        assert story.spent[later] == [pytest.approx(whole)] * 2
+    assert whole == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_what_an_aborted_run_charged_stays_charged(story, tmp_path, slot):
+    party = story.copies[slot].copied(tmp_path / "copy")
+    abort = Abort(doc_hash=story.run.doc_hash)
+    spent = spent_epsilon(party.directory, 1e-6)
+    for _ in range(2):
+        assert party.ask(abort) == Sent(doc_hash=story.run.doc_hash)
+    assert spent_epsilon(party.directory, 1e-6) == spent
+    assert not list(party.directory.glob("vertical/*"))
+    assert secrets_in(party, story.sessions[slot]) == []
+    request, _ = story.of(slot, "step" if slot == 0 else "open", 2)
+    assert code_of(party.ask(request)) == Code.STALE
+    assert code_of(party.ask(Enrol(doc=story.run.data))) == Code.STALE
+
+
+def test_what_a_run_that_was_forgotten_leaves_is_removed(story, tmp_path):
+    party = story.copies[0].copied(tmp_path / "copy")
+    assert len(list(party.directory.glob("vertical/*/*"))) > 3
+    with Ledger(party.directory) as ledger:
+        erase_ended(party.policy, ledger)
+        assert list(party.directory.glob("vertical/*"))
+        assert forget_unfinished(ledger) == 1
+        erase_ended(party.policy, ledger)
+    assert not list(party.directory.glob("vertical/*"))
+    assert spent_epsilon(party.directory, 1e-6) == story.spent["over"][0]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_files_of_a_run_that_the_ledger_dropped_are_removed(tmp_path, is_shared):
+    """A ledger keeps few runs that gave nothing: a server could fill the disk of party 0 with them.
+
+    In a work_dir beside it another ledger's runs may lie.
+    """
+    run = make_run()
+    work = {"work_dir": tmp_path / "work"} if is_shared else {}
+    party = make_parties(tmp_path, blobs(), **work)[0]
+    unknown = work_dir(party.policy) / ("0" * 64)
+    Store(unknown).write("column-1-0-0", [b"1"])
+    assert isinstance(party.ask(Enrol(doc=run.data)), Joined)
+    assert unknown.exists() == is_shared
+
+
+def test_files_that_cannot_be_removed_stop_no_other_run(tmp_path, caplog):
+    run, elsewhere = make_run(), tmp_path / "elsewhere"
+    party = make_parties(tmp_path, blobs())[0]
+    Store(elsewhere).write("kept", [b"1"])
+    work_dir(party.policy).mkdir()
+    (work_dir(party.policy) / ("0" * 64)).symlink_to(elsewhere)
+    assert isinstance(party.ask(Enrol(doc=run.data)), Joined)
+    assert (elsewhere / "kept").exists()
+    assert "cannot be removed" in caplog.text
+
+
+# ------------------------------------------------------------------------------ what others see
+
+
+def secrets_in(party, session):
+    """Return which secrets of a session lie in the party's files."""
+    data = [path.read_bytes() for path in party.directory.rglob("*") if path.is_file()]
+    names = ("secret", "ephemeral")
+    return [name for name in names if any(getattr(session, name) in each for each in data)]
+
+
+@pytest.mark.parametrize("name", ["story", "one_holder"])
+def test_the_server_sees_no_centroid_and_nothing_but_uniform_bytes(name, request):
+    story = request.getfixturevalue(name)
+    result = story.parties[0].results[0]
+    values = [*result.centroids.ravel(), *result.counts]
+    patterns = [np.float64(value).tobytes() for value in values]
+    bits = story.run.algorithm.fraction_bits
+    for array in (story.run.algorithm.domain.to_unit(result.centroids), result.counts):
+        grid = np.rint(array * 2**bits).astype("<i8").ravel()
+        patterns += [value.tobytes() for value in grid]
+    for _, sent, reply in story.relay.seen:
+        assert not any(pattern in sent or pattern in reply for pattern in patterns)
+        decoded = decode_reply(reply)
+        for parcel in decoded.parcels if isinstance(decoded, Sent) else ():
+            if len(parcel.data) > 10_000:
+                assert byte_p_value(parcel.data[: 2**20]) > 1e-9
+
+
+def test_nothing_secret_is_left_when_a_run_is_over(story):
+    """Attack 20: who steals a node later cannot open what was recorded."""
+    for slot, party in enumerate(story.parties):
+        assert secrets_in(story.copies[slot], story.sessions[slot]) == ["secret", "ephemeral"]
+        assert secrets_in(party, story.sessions[slot]) == []
+        assert not list(party.directory.glob("vertical/*"))
+        session = party.session(story.run)
+        assert (session.secret, session.ephemeral, session.state) == (b"", b"", b"")
+
+
+# ------------------------------------------------------------------------------ joining
+
+
+def join(tmp_path, slot, run, **changes):
+    """Return what a party replies to an enrolment."""
+    run = run or make_run()
+    widths = run.document.body.widths
+    party = make_parties(tmp_path, blobs(d=len(widths)), widths)[slot]
+    party.policy = replace(party.policy, **changes)
+    return party.ask(Enrol(doc=run.data))
+
+
+NAMED = make_run(
+    algorithm=make_algorithm(domain=Box([0.0, 0.0], [1.0, 2.0], columns=("age", "income")))
+)
+IDS = make_run(check_ids=True)
+MEMORY = {"state_dir": None, "in_memory": True}
+
+
+@pytest.mark.parametrize(
+    ("slot", "run", "changes"),
+    [
+        (0, None, {}),
+        (1, None, {}),
+        (1, None, MEMORY),
+        (0, None, {**MEMORY, "work_dir": "work"}),
+        (0, NAMED, {"max_opened": 12}),
+        (1, NAMED, {"must_hold_key": True}),
+        (0, NAMED, {"domain": Box([0.0], [1.0]), "columns": ("age",)}),
+        (1, NAMED, {"columns": ("income",)}),
+    ],
+)
+def test_a_party_joins_at_the_slot_of_its_policy(tmp_path, monkeypatch, slot, run, changes):
+    monkeypatch.chdir(tmp_path)
+    joined = join(tmp_path, slot, run, **changes)
+    assert isinstance(joined, Joined)
+    has_ledger = changes.get("state_dir", "one") is not None
+    assert (joined.slot, joined.has_ids, joined.ledger) == (slot, False, has_ledger)
+    assert joined.commitment == b""
+
+
+@pytest.mark.parametrize(
+    ("slot", "run", "changes", "code"),
+    [
+        (0, None, {"party": None}, Code.POLICY),
+        (0, None, {"party": 2}, Code.POLICY),
+        (0, None, {"trusts": ("clients-only", "oblivious-server")}, Code.POLICY),
+        (0, None, {"max_opened": 11}, Code.POLICY),
+        (0, None, {"max_rounds": 1}, Code.POLICY),
+        (0, None, {"max_epsilon": 7.9}, Code.POLICY),
+        (0, None, {"max_colluders": 2}, Code.POLICY),
+        (0, None, {"min_clients": 3}, Code.POLICY),
+        (0, None, {"columns": ("age",)}, Code.POLICY),
+        (0, None, {"domain": Box([0.0], [1.5])}, Code.POLICY),
+        (0, None, {"domain": Box([0.0, 0.0], [1.0, 2.0])}, Code.POLICY),
+        (0, None, {"state_dir": None}, Code.LEDGER),
+        (0, None, MEMORY, Code.POLICY),  # party 0 needs a place for its files
+        (1, NAMED, {"columns": ("age",)}, Code.POLICY),
+        (2, make_run((1, 1, 1)), {"must_hold_key": True}, Code.POLICY),  # it only encrypts
+        (1, IDS, {}, Code.DATA),  # it has no ids
+        (1, None, {"max_total_epsilon": 7.9, "max_total_delta": 1e-6}, Code.LEDGER),
+    ],
+)
+def test_a_run_outside_of_the_policy_is_refused(tmp_path, slot, run, changes, code):
+    assert code_of(join(tmp_path, slot, run, **changes)) == code
+
+
+def test_no_request_of_another_kind_of_run_is_answered(story, tmp_path):
+    run = open_run(encode(make_horizontal()))
+    state = RecordDict()
+    client = Client(OPEN, state, lambda: blobs(), None)
+    enrolled = client.answer_bytes(encode(Enrol(doc=run.data)))
+    for request in (Turn(doc_hash=run.doc_hash, step="keys"), Abort(doc_hash=run.doc_hash)):
+        reply = decode_reply(client.answer_bytes(encode(request)))
+        assert code_of(reply) == Code.BAD_MESSAGE
+    assert client.answer_bytes(encode(Enrol(doc=run.data))) == enrolled
+    party = story.copies[1].copied(tmp_path / "copy")
+    assert code_of(party.ask(Finish(doc_hash=story.run.doc_hash))) == Code.BAD_MESSAGE
+
+
+# ------------------------------------------------------------------------------ documents
+
+
+BODY = make_document().body
+HORIZONTAL = Horizontal(algorithm=BODY.algorithm, domain=BODY.domain)
+
+
+def body(widths=(1, 1), **changes):
+    """Return a body whose algorithm or widths may not fit."""
+    algorithm = {**BODY.algorithm, **changes}
+    return {"body": Vertical(algorithm=algorithm, domain=BODY.domain, widths=widths)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"words": (7, 7)},
+        {"words": (6,)},
+        {"min_clients": 3},
+        {"max_attempts": 2},
+        {"epoch": 1},
+        {"max_colluders": 2, "share_variance": "1/1"},
+        {"share_variance": "1/2"},
+        {"keys": "none"},
+        {"levels": (2,)},
+        {"roster": bytes(32)},
+        {"trust": "clients-only"},
+        {"privacy": make_algorithm(n_rounds=3).plan().to_config()},
+        {"sampler": "none"},
+        {"body": HORIZONTAL},
+        *[body(widths) for widths in ((1, 2), (2, 1), (1,) * 3)],
+        *[body(key_holders=holders) for holders in (0, 2, "1", None)],
+    ],
+)
+def test_a_document_that_contradicts_itself_is_not_accepted(changes):
+    data = encode(make_document(**changes))
+    with pytest.raises(UnacceptableRunError):
+        verify_plan(data)  # which opens the run
+
+
+def test_a_round_opens_a_thousand_values_at_most():
+    for width, is_accepted in ((498, True), (499, False)):
+        widths = (width, 1)
+        data = encode(make_document(widths, make_algorithm(widths, n_rounds=1)))
+        if is_accepted:
+            assert open_run(data).document.words == (1000,)
+        else:
+            with pytest.raises(UnacceptableRunError, match="1000"):
+                open_run(data)
+
+
+@pytest.mark.parametrize(("colluders", "shares"), [(1, 2), (2, 1)])
+def test_max_colluders_say_how_wide_a_noise_share_is(colluders, shares):
+    widths = (1, 1, 1)
+    algorithm = make_algorithm(widths, key_holders=2)
+    run = make_run(widths, algorithm, max_colluders=colluders)
+    verify_plan(run.data)
+    assert run.document.noise_shares == shares
+    assert run.document.share_variance == f"1/{shares}"

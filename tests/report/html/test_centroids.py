@@ -1,0 +1,177 @@
+"""Centroids as a table and a plot: in the user's units, cut where they are many, never records."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_pages import finished, read, tables
+
+from flower_kmeans import Ball, Box, Clustering, html_report
+from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.report.figures import principal_places
+from flower_kmeans.report.html import MAX_COLUMNS, MAX_ROWS, colour_of, scaled
+
+REPORT = finished("FastLloyd", "trusted-server").report
+
+
+def section_of(clustering, **options):
+    return read(html_report(clustering, **options)).the("section", id="centroids")
+
+
+def clustering_of(centroids, counts=None, domain=None, report=REPORT):
+    centroids = np.asarray(centroids, dtype=float)
+    counts = np.ones(len(centroids)) if counts is None else np.asarray(counts, dtype=float)
+    d = centroids.shape[1]
+    return Clustering(centroids, counts, domain or Box([-50.0] * d, [50.0] * d), report)
+
+
+def test_the_table_is_the_result_largest_cluster_first():
+    result = clustering_of([[1.0, -20.5], [2.25, 30.0], [0.125, 0.0]], [10, -3.4, 29.6])
+    rows = tables(section_of(result, columns=["age", "income"]))["Centroids"]
+    assert rows == [
+        ["cluster", "noisy size", "fraction", "age", "income"],
+        ["2", "30", "74.7%", "0.125", "0.00"],
+        ["0", "10", "25.3%", "1.000", "-20.50"],
+        ["1", "-3", "0.0%", "2.250", "30.00"],
+        ["bounds", "", "", "-50 to 50", "-50 to 50"],
+    ]
+
+
+def test_sizes_without_noise_are_not_called_noisy():
+    section = section_of(finished("Lloyd", "plain"))
+    assert "size" in tables(section)["Centroids"][0]
+    assert "noisy" not in section.text
+
+
+@pytest.mark.parametrize(
+    ("domain", "names", "bounds"),
+    [
+        (
+            Box([0, 0], [1, 2], columns=["height", "weight"]),
+            ["height", "weight"],
+            ["bounds", "", "", "0 to 1", "0 to 2"],
+        ),
+        (Ball(2.5, [1, -1]), ["column 1", "column 2"], ["within 2.5 of", "", "", "1", "-1"]),
+    ],
+)
+def test_columns_and_bounds_are_those_of_the_domain(domain, names, bounds):
+    rows = tables(section_of(clustering_of([[0.5, 0.5]], domain=domain)))["Centroids"]
+    assert (rows[0][-2:], rows[-1]) == (names, bounds)
+
+
+def test_large_results_are_cut_and_it_is_said():
+    centroids = np.random.default_rng(0).normal(size=(MAX_ROWS + 5, MAX_COLUMNS + 7))
+    section = section_of(clustering_of(centroids, np.arange(MAX_ROWS + 5)))
+    parts = tables(section)
+    assert list(parts) == [f"Centroids, part {i + 1} of {len(parts)}" for i in range(len(parts))]
+    assert {len(rows) for rows in parts.values()} == {MAX_ROWS + 2}
+    for clusters in zip(*([row[0] for row in rows] for rows in parts.values()), strict=True):
+        assert len(set(clusters)) == 1
+    joined = [
+        [cell for row in rows for cell in row[1:]] for rows in zip(*parts.values(), strict=True)
+    ]
+    assert {len(row) for row in joined} == {MAX_COLUMNS + 2}
+    assert joined[0][2:] == [f"column {i + 1}" for i in range(MAX_COLUMNS)]
+    values = [[float(cell) for cell in row[2:]] for row in joined[1:-1]]
+    np.testing.assert_allclose(values, centroids[:4:-1, :MAX_COLUMNS], rtol=1e-3, atol=5e-3)
+    assert parts["Centroids, part 1 of 10"][1][0] == str(MAX_ROWS + 4)
+    assert f"the {MAX_ROWS} largest of {MAX_ROWS + 5} clusters" in section.text
+    assert f"the first {MAX_COLUMNS} of {MAX_COLUMNS + 7} columns" in section.text
+    assert len(section.all("circle")) == MAX_ROWS + 5
+
+
+def places_of(section):
+    (chart,) = section.all("svg")
+    places = {}
+    for group in chart.all("g"):
+        (dot,) = group.all("circle")
+        name = group.the("title").text.split(",")[0]
+        places[name] = [float(dot.attributes[key]) for key in ("cx", "cy", "r")]
+    return places
+
+
+def test_one_column_is_a_strip_between_its_bounds_and_two_are_where_their_values_are():
+    places = places_of(section_of(clustering_of([[-50.0], [0.0], [50.0]], [1, 4, 4])))
+    (x0, y0, r0), (x1, y1, r1), (x2, y2, r2) = (places[f"cluster {i}"] for i in range(3))
+    assert y0 == y1 == y2
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.02)
+    assert r1 == r2 == pytest.approx(2 * r0, abs=0.02)
+    places = places_of(section_of(clustering_of([[-50.0, -50.0], [50.0, 50.0], [25.0, -25.0]])))
+    low, high, third = (places[f"cluster {i}"] for i in range(3))
+    assert third[0] == pytest.approx(low[0] + 0.75 * (high[0] - low[0]), abs=0.02)
+    assert third[1] == pytest.approx(low[1] + 0.25 * (high[1] - low[1]), abs=0.02)
+    assert low[1] > high[1]  # downwards on a screen
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(2, 7))
+def test_principal_places_keep_what_a_plane_holds(seed, k, d):
+    """Points in a plane keep their distances; the first direction has the larger variance."""
+    rng = np.random.default_rng(seed)
+    plane, _ = np.linalg.qr(rng.normal(size=(d, 2)))
+    flat = rng.normal(size=(k, 2)) * [3.0, 1.0]
+    weights = rng.uniform(0, 5, k)
+    places, shares = principal_places(flat @ plane.T + rng.normal(size=d), weights)
+    distances = np.linalg.norm(flat[:, None] - flat[None], axis=2)
+    np.testing.assert_allclose(
+        np.linalg.norm(places[:, None] - places[None], axis=2), distances, atol=1e-6
+    )
+    used = weights / weights.sum()
+    np.testing.assert_allclose(used @ places, 0, atol=1e-6)
+    variances = used @ places**2
+    assert variances[0] >= variances[1] - 1e-9
+    if k > 1:
+        np.testing.assert_allclose(shares, variances / variances.sum(), atol=1e-6)
+        np.testing.assert_allclose(
+            (used[:, None] * places).T @ places, np.diag(variances), atol=1e-6
+        )
+
+
+def test_principal_places_follow_the_weights():
+    points = np.array([[0.0, 0, 0], [1, 0, 0], [0, 5, 0], [0, 0, 9]])
+    places, shares = principal_places(points, np.array([1.0, 1.0, 0.0, 0.0]))
+    assert shares == pytest.approx([1.0, 0.0])
+    assert places[1, 0] - places[0, 0] == pytest.approx(1.0)
+    alike, _ = principal_places(points, np.zeros(4))
+    np.testing.assert_allclose(alike, principal_places(points, np.ones(4))[0])
+
+
+def test_many_columns_are_drawn_in_the_scale_of_the_run():
+    domain = Box([0, 0, 0], [1, 1000, 10])
+    centroids = np.array([[0.0, 500, 5], [1.0, 500, 5], [0.5, 500, 6]])
+    section = section_of(clustering_of(centroids, domain=domain))
+    assert "principal direction 1 (99%)" in section.text
+    np.testing.assert_allclose(scaled(centroids, domain)[:2, 0], [-1, 1])
+
+
+def test_records_that_are_colours_are_shown_as_colours():
+    domain = Box([0] * 3, [255] * 3)
+    result = clustering_of([[255.2, 0, 16], [-3, 127.6, 300]], [3, 1], domain)
+    section = section_of(result, columns=["red", "green", "blue"])
+    rows = tables(section)["Centroids"]
+    assert [row[1].strip() for row in rows[1:-1]] == ["#ff0010", "#0080ff"]
+    fills = [dot.attributes["style"] for dot in section.all("circle")]
+    assert fills == ["fill:#ff0010", "fill:#0080ff"]
+    palette = section.all("div", "palette")[0].children
+    assert [each.attributes["title"] for each in palette] == ["#ff0010", "#0080ff"]
+    for other in ({"columns": ["r", "g", "b"]}, {}):
+        assert not section_of(result, **other).all("div", "palette")
+    wide = clustering_of([[1, 2, 3]], [1], Box([0] * 3, [256] * 3))
+    assert not section_of(wide, columns=["red", "green", "blue"]).all("div", "palette")
+    assert colour_of(np.array([0.5, 1.5, 254.5])) == "#0002fe"
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_equal_centroids_and_sizes_below_zero_are_no_error(d):
+    section = section_of(clustering_of(np.full((3, d), 7.0), [-2.0, 0.0, -1.0]))
+    assert len(section.all("circle")) == 3
+    assert "nan" not in html_report(clustering_of(np.full((1, d), 7.0), [0.0])).lower()
+
+
+def test_the_released_cost_has_its_error():
+    cost = CostEstimate(1234.5, 67.8, users_units=True)
+    text = section_of(clustering_of([[0.0, 0.0]], report=replace(REPORT, cost=cost))).text
+    assert "1234.5 with a standard error of 67.8, in squares of the records' scale" in text
+    assert "standard error" not in section_of(clustering_of([[0.0, 0.0]])).text

@@ -1,0 +1,109 @@
+"""Vertical runs on both engines, and what a simulation's parties are given."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from seamed import SeamedApp, bytes_of
+from vertical_runs import blobs
+
+from flower_kmeans import Box, ClientPolicy, PrivacyBudget, simulate
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
+from flower_kmeans.privacy import randomness
+from flower_kmeans.simulation import engines
+from flower_kmeans.strategies import VerticalKMeans
+from flower_kmeans.vertical.engine import require_tenseal
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+N = 400
+ONE_WORKER = replace(ClientPolicy.for_simulation(), workers=1)
+COLUMNS = ("income", "visits", "age")
+BOX = Box([0.0] * 3, [1.0, 2.0, 3.0], columns=COLUMNS)
+RECORDS = blobs(N, 3)
+
+
+def made(**options):
+    given = {
+        "parties": [2, 1],
+        "n_rounds": 1,
+        "radius": False,
+        "initial": [[0.3, 0.6, 0.9], [0.7, 1.4, 2.1]],
+        **options,
+    }
+    return VerticalKMeans(2, BOX, PrivacyBudget(8.0, 1e-6), N, **given)
+
+
+def seamed(engine, monkeypatch, **options):
+    """Simulate with randomness that is the same in every process."""
+    require_tenseal()  # whose first call in a process draws keys
+    make = engines._client_app
+    with monkeypatch.context() as patch:
+        patch.setattr(randomness, "_os_random", bytes_of("server"))
+        patch.setattr(engines, "_client_app", lambda *parts: SeamedApp(make(*parts)))
+        strategy = made(**options)
+        parts = [RECORDS[:, :2], RECORDS[:, 2:]]
+        clustering = simulate(strategy, parts, engine=engine, policy=ONE_WORKER)
+    assert clustering.report.round_trips == 2 * 1 + 4
+    return clustering
+
+
+@pytest.fixture(scope="module")
+def here():
+    """A run in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        return seamed("in-process", patch, check_ids=True)
+
+
+def test_a_simulation_returns_a_clustering_of_all_columns(here):
+    means = np.array([[0.25] * 3, [0.75] * 3]) * [1, 2, 3]
+    np.testing.assert_allclose(here.centroids, means, atol=0.15)
+    assert here.counts.shape == (2,)
+    labels = here.predict(RECORDS)
+    assert (labels[::2] == labels[0]).all()
+    assert (labels[1::2] == 1 - labels[0]).all()
+    assert here.report.vertical.check_ids
+
+
+def test_a_party_predicts_in_its_own_columns(here):
+    labels = here.predict(RECORDS)
+    for columns, places in ((["age"], [2]), (["visits", "income"], [1, 0]), ([0, 2], [0, 2])):
+        assert (here.predict(RECORDS[:, places], columns=columns) == labels).mean() > 0.98
+        distances = [
+            (((RECORDS[:, places] - centroid[places]) / np.array(BOX.upper)[places]) ** 2).sum(1)
+            for centroid in here.centroids
+        ]
+        nearest = np.argmin(distances, axis=0)
+        np.testing.assert_array_equal(here.predict(RECORDS[:, places], columns=columns), nearest)
+    np.testing.assert_array_equal(here.predict(RECORDS, columns=COLUMNS), labels)
+
+
+@pytest.mark.parametrize(
+    ("error", "columns"),
+    [
+        (ConfigurationError, ["height"]),
+        (ConfigurationError, ["age", "age"]),
+        (ConfigurationError, ["age", 2]),
+        (ConfigurationError, [3]),
+        (ConfigurationError, []),
+        (ConfigurationTypeError, "age"),
+        (ConfigurationTypeError, 2),
+    ],
+)
+def test_columns_that_are_not_there_are_one_sentence(here, error, columns):
+    with pytest.raises(error, match="Expected columns"):
+        here.predict(RECORDS[:, :1], columns=columns)
+
+
+def test_records_of_another_width_are_refused(here):
+    with pytest.raises(DataError, match="X"):
+        here.predict(RECORDS, columns=["age"])
+
+
+@pytest.mark.ray
+def test_ray_gives_the_same_result(here, monkeypatch):
+    """Bit by bit, noise included: the parties' randomness is the same."""
+    there = seamed("ray", monkeypatch, check_ids=True)
+    np.testing.assert_array_equal(here.centroids, there.centroids)
+    np.testing.assert_array_equal(here.counts, there.counts)
+    assert here.report.vertical == there.report.vertical

@@ -1,0 +1,422 @@
+"""What holds for every strategy, under every trust model that its algorithm allows."""
+
+import inspect
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from asking import Split
+from flwr.app import ArrayRecord
+from harness import (
+    P_VALUE,
+    SIMULATED,
+    exact_statistic,
+    stock_start,
+    without_noise,
+    write_roster,
+)
+from rows import BLIND, CENTERS, ROWS, SIGHTED, TRUSTS, M, make, parts_of, run
+from scipy import stats
+
+from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, ObliviousServerError
+from flower_kmeans.metrics import matched_centroid_error
+from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.protocol.messages import Ask, Finish
+from flower_kmeans.protocol.trust import trust_model
+from flower_kmeans.strategies import BY_NAME, GLloyd, KMeansStrategy, Lloyd
+
+
+def runs(name, trust, unit="record"):
+    """Return whether the strategy of a row runs so."""
+    try:
+        make(name, trust, unit=unit)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def listed(*units, trusts=TRUSTS, names=ROWS):
+    every = [(name, trust, unit) for name in names for trust in trusts for unit in units]
+    return [case for case in every if runs(*case)]
+
+
+def cases(*units, **choice):
+    return pytest.mark.parametrize(("name", "trust", "unit"), listed(*units, **choice))
+
+
+@cache
+def finished(name, trust, unit):
+    """A run for several tests, which only look at it."""
+    return run(name, make(name, trust, unit=unit))
+
+
+def queries(outcome):
+    """Return the queries of a run: those that were sent, or those that clients computed."""
+    if outcome.queries:
+        return outcome.queries
+    algorithm, found = outcome.strategy.algorithm, []
+    state = algorithm.initial_state()
+    for t, answers in enumerate(outcome.strategy.report.answers, start=1):
+        found.append(algorithm.query(state))
+        state = algorithm.update(
+            state, algorithm.unflatten(outcome.sums[t], t, answers / M, answers)
+        )
+    return found
+
+
+def exact(outcome, query, parts):
+    return sum(exact_statistic(outcome.strategy.algorithm, query, part) for part in parts)
+
+
+# --------------------------------------------------------------------------- runs
+
+
+@pytest.mark.parametrize(
+    ("name", "trust", "unit", "start"),
+    [(*case, None) for case in listed("record", "client")]
+    + [(*case, stock_start) for case in listed("record")],
+)
+def test_runs_end_with_one_result(name, trust, unit, start):
+    """Of all clients, and of the server where it may see it; Flower's own loop drives them too."""
+    if start is None:
+        outcome = finished(name, trust, unit)
+    else:
+        outcome = run(name, make(name, trust, unit=unit), start=start)
+    strategy, result = outcome.strategy, outcome.one
+    report, rounds = strategy.report, strategy.n_rounds
+    assert len(outcome.results) == M
+    assert result.centroids.shape == (3, ROWS[name][1])
+    assert np.isfinite(result.counts).all()
+    assert (result.weights is None) == (result.size_report is None) == ("bounds" not in name)
+    messages = [item.message for item in outcome.grid.sent]
+    sent = {m.query for m in messages if isinstance(m, Ask)}
+    if trust_model(trust).is_blind:
+        assert sent == {m.result for m in messages if isinstance(m, Finish)} == {None}
+        assert not outcome.result.arrays
+        assert strategy._running.n_opened == 0
+        assert (report.warnings, report.cost, report.sizes) == ((), None, None)
+        with pytest.raises(ObliviousServerError, match="on_result"):
+            _ = strategy.centroids
+    else:
+        assert None not in sent
+        outcome.agreed()
+    assert report.answers == [M] * rounds
+    assert (report.strategy, report.n_rounds) == (type(strategy).__name__, rounds)
+    assert (report.trust, report.unit) == (trust, unit)
+    assert 7.9 < report.epsilon <= 8.0
+    assert not report.incidents
+    assert not report.lost_rounds
+
+
+@cases("record", "client")
+def test_the_report_lists_every_release_with_its_cost(name, trust, unit):
+    strategy = finished(name, trust, unit).strategy
+    report, names = strategy.report.to_dict(), [each.name for each in strategy.plan.releases]
+    assert [(each["round"], each["name"]) for each in report["releases"]] == [
+        (t, each.name) for t, found in enumerate(strategy.plan.rounds, start=1) for each in found
+    ]
+    if report["mu"] is not None:
+        mus = [each["mu"] for each in report["releases"]]
+        assert math.hypot(*mus) == pytest.approx(report["mu"], rel=1e-9)
+    assert list(report["clips"]) == (list(dict.fromkeys(names)) if unit == "client" else [])
+    assert report["clips"] == strategy.clips
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_without_noise_every_trust_model_gives_the_same_integers(name):
+    """Queries that clients compute are those that a server sends; and the clusters are found."""
+    *_, off = ROWS[name]
+    with without_noise():
+        found = [run(name, make(name, trust)).one for trust in TRUSTS if runs(name, trust)]
+    for other in found[1:]:
+        for array in ("centroids", "counts", "weights"):
+            np.testing.assert_array_equal(getattr(other, array), getattr(found[0], array))
+    plain = run(name, make(name, "plain"))
+    report = plain.strategy.report
+    assert (report.trust, report.epsilon, report.is_private) == ("plain", None, False)
+    assert any("NOT PRIVATE" in statement for statement in report.statements)
+    means = np.zeros((3, ROWS[name][1]))
+    means[:, :3] = CENTERS
+    for one in (found[0], plain.agreed()):
+        assert matched_centroid_error(one.centroids, means) < off
+
+
+FAULTY = ("PEMeans", "SynopsisKMeans", "Split")
+
+
+@pytest.mark.parametrize(
+    ("name", "trust", "unit", "kind"),
+    [(*case, "drop") for case in listed("record")]
+    + [(*case, "drop") for case in listed("client", trusts=SIGHTED)]
+    + [
+        (*case, kind)
+        for case in listed("record", names=FAULTY)
+        for kind in ("crash", "late", "twice", "shape", "round")
+    ],
+)
+def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(name, trust, unit, kind):
+    """Without noise, the sum of each round is exactly that of the clients who answered it."""
+    strategy = make(name, trust, unit=unit)
+    away = {t: (t - 1) % M for t in range(1, strategy.n_rounds + 1)}
+    with without_noise():
+        outcome = run(name, strategy, faults=[Fault(i, t, kind) for t, i in away.items()])
+    report, missing = strategy.report, kind != "twice"
+    assert report.answers == [M - missing] * strategy.n_rounds
+    dropped = [(entry.round, entry.client) for entry in report.dropped]
+    assert dropped == (list(away.items()) if missing else [])
+    assert len(outcome.results) == M
+    for query in queries(outcome):
+        present = list(parts_of(name))
+        if missing:
+            del present[away[query.round]]
+        np.testing.assert_array_equal(outcome.sums[query.round], exact(outcome, query, present))
+
+
+@cases("record", names=FAULTY)
+def test_late_clients_take_part_and_have_the_result(name, trust, unit, tmp_path):
+    """Where clients compute the queries, they replay the transcript."""
+    roster, policies = write_roster(tmp_path, M)
+    strategy = make(name, trust, keys="roster", roster_file=roster, min_clients=3)
+    late = [Fault(i, 0, "late") for i in ((1, 4) if trust == "oblivious-server" else (4,))]
+    outcome = run(name, strategy, policy=policies, faults=late)
+    # Blind: one round passes until a client that has the group key has sealed it for them.
+    before = 2 if trust in BLIND else 1
+    answers = [M - len(late)] * before + [M] * (strategy.n_rounds - before)
+    assert strategy.report.answers == answers
+    assert len(outcome.results) == M
+    assert np.isfinite(outcome.one.counts).all()
+
+
+@cases("record", names=FAULTY)
+def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_path):
+    """States are written down between all messages, as bytes, and read again."""
+    policies = [replace(SIMULATED, in_memory=False, state_dir=tmp_path / str(i)) for i in range(M)]
+    strategy = make(name, trust)
+
+    def restart(grid, messages):
+        for state in grid.states.values():
+            state.clear()
+
+    outcome = run(name, strategy, policy=policies, on_push=restart)
+    assert strategy.report.answers == [M] * strategy.n_rounds
+    assert strategy.report.ledger
+    assert len(outcome.results) == M
+    assert np.isfinite(outcome.one.counts).all()
+    for policy in policies:
+        with Ledger(policy.state_dir) as ledger:
+            epsilon = ledger.epsilon(strategy.plan.budget.delta)
+            assert epsilon == pytest.approx(strategy.plan.epsilon(), rel=1e-9)
+
+
+@cases("record", "client", names=[name for name in ROWS if "Lloyd" not in name])
+def test_sums_carry_the_planned_noise(name, trust, unit):
+    """Of every release, and together with enough words to reject other scales.
+
+    tests/simulation/test_simulate.py has the same of the Lloyd family.
+    """
+    constrained = "constrained" in name
+    parts = [part[:12] for part in parts_of(name)] if constrained else parts_of(name)
+    options = {"n_rounds": 60, "n_records": 72} if constrained else {}
+    sizes, seed, n_words = {}, 0, 0
+    while n_words < 650:
+        strategy = make(name, trust, unit=unit, epsilon=2.0, seed=seed, **options)
+        outcome, algorithm, seed = run(name, strategy, parts), strategy.algorithm, seed + 1
+        for query in queries(outcome):
+            t = query.round
+            noise = outcome.sums[t] - exact(outcome, query, parts)
+            units, places = algorithm.sensitivities(t), algorithm.places(t)
+            for release in strategy.plan.rounds[t - 1]:
+                words = np.concatenate([places[block] for block in release.blocks])
+                scale = units[words] * release.noise_multiplier * strategy.noise_factor
+                key = release.name, release.mechanism
+                sizes.setdefault(key, []).append(np.abs(noise[words] / scale))
+                n_words += len(words)
+    for (_, mechanism), found in sizes.items():
+        drawn = np.concatenate(found)
+        # A Laplace number's size is exponential, whose sum is a gamma variable.
+        law = stats.chi2(drawn.size) if mechanism == "gaussian" else stats.gamma(drawn.size)
+        total = (drawn**2 if mechanism == "gaussian" else drawn).sum()
+        assert 2 * min(law.cdf(total), law.sf(total)) > P_VALUE
+    (mechanism,) = {each for _, each in sizes}
+    power, spread = (2, 2.0) if mechanism == "gaussian" else (1, 1.0)
+    drawn = np.concatenate([each for found in sizes.values() for each in found])
+    for wrong in (1.0, 2 / 3, 3 / 2):
+        deviation = (np.mean(drawn**power) / wrong**power - 1) / math.sqrt(spread / drawn.size)
+        assert (abs(deviation) < 5) == (wrong == 1.0), wrong
+
+
+@pytest.mark.ray
+@cases(
+    "record",
+    trusts=("distributed-noise", "oblivious-server"),
+    names=("FedDPKMeans", "PEMeans", "HDPEMeans", "SynopsisKMeans", "SynopsisKMeans, bounds"),
+)
+def test_ray_gives_the_same_result(name, trust, unit):
+    """Node ids differ, and with them the noise, so there is next to none."""
+    options = {"epsilon": 1e6, "fraction_bits": 20}
+    found = [
+        simulate(make(name, trust, **options), parts_of(name), engine=engine, timeout=120)
+        for engine in ("in-process", "ray")
+    ]
+    # A server's k-means numbers its clusters by chance.
+    first, second = (np.argsort(result.centroids[:, 0]) for result in found)
+    np.testing.assert_allclose(
+        found[0].centroids[first], found[1].centroids[second], rtol=0, atol=0.1
+    )
+    np.testing.assert_allclose(found[0].counts[first], found[1].counts[second], rtol=0, atol=1)
+    assert found[1].report.answers == [M] * found[1].report.n_rounds
+    assert (found[1].weights is None) == ("bounds" not in name)
+
+
+@cases("record", trusts=("distributed-noise", "oblivious-server"))
+def test_runs_take_keys_from_a_roster(name, trust, unit, tmp_path):
+    roster, policies = write_roster(tmp_path, M)
+    strategy = make(name, trust, keys="roster", roster_file=roster)
+    assert len(run(name, strategy, policy=policies).results) == M
+    assert strategy.report.keys == "roster"
+    assert strategy.report.answers == [M] * strategy.n_rounds
+
+
+@pytest.mark.parametrize("records", [0, 200], ids=["none", "equal"])
+@cases(
+    "record",
+    trusts=("oblivious-server", "trusted-server", "plain"),
+    names=[name for name in ROWS if not name.startswith("constrained, amn")],
+)
+def test_clients_without_records_and_equal_records_are_no_error(name, trust, unit, records):
+    strategy = make(name, trust, domain=Box([-14.0] * ROWS[name][1], [14.0] * ROWS[name][1]))
+    result = run(name, strategy, [np.full((records, ROWS[name][1]), 1.5)] * M).one
+    assert np.abs(result.centroids).max() <= 14.0 + 1e-3
+
+
+# --------------------------------------------------------------------------- parameters
+
+
+def test_every_strategy_has_a_row():
+    classes = {cls for cls, *_ in ROWS.values()} | {Lloyd}
+    assert classes - {Split} == {cls for cls in BY_NAME.values() if issubclass(cls, KMeansStrategy)}
+    # A case that is refused has no test, so none may be lost.
+    assert (len(listed("record")), len(listed("client"))) == (62, 28)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_default_trust_model_runs_and_plain_means_no_noise(name):
+    assert make(name, None).trust == ROWS[name][0].TRUST
+    assert make(name, "plain").plan.is_private is False
+    for trust in TRUSTS:
+        if not runs(name, trust):
+            reason = "so it must see the sums|Laplace noise has no shares"
+            with pytest.raises(ConfigurationError, match=f"trust of .*({reason})"):
+                make(name, trust)
+
+
+@pytest.mark.parametrize("start", [None, stock_start])
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "initial" not in row[2]])
+def test_initial_centroids_are_refused_by_those_that_make_their_own(name, start):
+    strategy, initial = make(name, "trusted-server"), np.zeros((3, ROWS[name][1]))
+    own = f": {type(strategy).__name__} makes its own"
+    with pytest.raises(ConfigurationError, match=f"no initial{own}"):
+        make(name, "trusted-server", initial=initial)
+    sent = []
+    with pytest.raises(ConfigurationError, match=f"no initial_arrays{own}"):
+        run(
+            name,
+            strategy,
+            start=start,
+            initial_arrays=ArrayRecord([initial]),
+            on_push=lambda grid, messages: sent.append(messages),
+        )
+    assert not sent
+
+
+@pytest.mark.parametrize("name", ["constrained, mna", "Split"])
+def test_whole_clients_are_protected_only_where_they_are_clipped(name):
+    with pytest.raises(ConfigurationError, match="unit='record'"):
+        make(name, "trusted-server", unit="client")
+    with pytest.raises(ConfigurationError, match="clip=None"):
+        make(name, "trusted-server", clip=2.0)
+
+
+@pytest.mark.parametrize("cls", [Lloyd, *{cls: 0 for cls, *_ in ROWS.values()}])
+def test_signature_and_documentation_hold_every_parameter(cls):
+    parameters = inspect.signature(cls).parameters
+    assert list(parameters)[:4] == ["n_clusters", "domain", "privacy", "n_records"]
+    assert parameters["n_clients"].kind is inspect.Parameter.KEYWORD_ONLY
+    defaults = inspect.signature(cls.ALGORITHM).parameters
+    for name, each in parameters.items():
+        if name in defaults and name not in ("n_records", "n_rounds"):
+            assert each.default == defaults[name].default, name
+    section = cls.__doc__.split("Parameters\n----------\n")[1].split("\n\n")[0]
+    headers = [line for line in section.splitlines() if not line.startswith(" ")]
+    documented = [name for line in headers for name in line.split(" : ")[0].split(", ")]
+    assert sorted(documented) == sorted(parameters)
+    if cls is not Split:
+        assert all(line.split(" : ")[1] for line in headers)
+    for line in headers:
+        name = line.split(" : ")[0]
+        if name in parameters and parameters[name].default not in (None, (), inspect._empty):
+            assert line.endswith(f", default: {parameters[name].default!r}")
+    with pytest.raises(ConfigurationTypeError, match=f"{cls.__name__} takes no parameter 'alfa'"):
+        cls(3, Ball(1.0, [0.0]), PrivacyBudget(None), alfa=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "field"),
+    [
+        ("FastLloyd", "alpha", 0.5, "alpha"),
+        ("FastLloyd", "seed", 9, "seed"),
+        ("PEMeans", "n_rounds", 2, "n_vote_rounds"),
+        ("FedDPKMeans", "n_rounds", 1, "n_lloyd_rounds"),
+        ("FedDPKMeans", "sums", "absolute", "sums"),
+        ("SynopsisKMeans", "max_size", 500, "max_size"),
+        ("constrained, mna", "n_clients", 8, "n_clients"),
+        ("constrained, mna", "initial", CENTERS, "initial"),
+    ],
+)
+def test_options_reach_the_algorithm_and_the_run_document(name, option, value, field):
+    strategy, usual = make(name, None, **{option: value}), make(name, None)
+    np.testing.assert_array_equal(getattr(strategy.algorithm, field), value)
+    config = strategy.algorithm.to_config()
+    assert config[field] != usual.algorithm.to_config().get(field)
+    seen = type(strategy.algorithm).from_config(config, strategy.domain, strategy.plan.budget)
+    np.testing.assert_array_equal(getattr(seen, field), value)
+
+
+def test_a_constructor_of_ones_own_is_completed_or_left_alone():
+    class Fixed(GLloyd):
+        """One round.
+
+        Parameters
+        ----------
+        rate : float
+            Ours.
+
+        Notes
+        -----
+        None.
+        """
+
+        def __init__(self, n_clusters, domain, privacy, n_records=None, *, rate, **options):
+            super().__init__(n_clusters, domain, privacy, n_records, n_rounds=1, **options)
+
+    class Shared(KMeansStrategy):
+        """Names no algorithm."""
+
+    class Closed(GLloyd):
+        """Nothing to choose."""
+
+        def __init__(self, domain):
+            super().__init__(2, domain, PrivacyBudget(1.0), 100)
+
+    names = list(inspect.signature(Fixed).parameters)
+    assert names[:6] == ["n_clusters", "domain", "privacy", "n_records", "cost", "rate"]
+    assert "rate : float\n    Ours.\n" in Fixed.__doc__
+    assert Fixed.__doc__.count("Parameters\n") == Fixed.__doc__.count("Notes\n") == 1
+    assert Fixed(2, Ball(1.0, [0.0]), PrivacyBudget(1.0), 100, rate=1.0).n_rounds == 1
+    assert list(inspect.signature(Closed).parameters) == ["domain"]
+    assert Shared.__doc__ == "Names no algorithm."
+    assert Closed.__doc__ == "Nothing to choose."
+    assert Closed(Ball(1.0, [0.0])).n_clusters == 2

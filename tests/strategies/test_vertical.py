@@ -1,0 +1,681 @@
+"""VerticalKMeans: what it refuses, whom it sends what, and what a party that fails costs."""
+
+import math
+import shutil
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Strategy
+from report_pages import read, tables
+from vertical_runs import blobs
+
+from flower_kmeans import Ball, Box, Fault, PrivacyBudget, html_report, simulate
+from flower_kmeans.client import ClientPolicy
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    ObliviousServerError,
+    RunError,
+)
+from flower_kmeans.protocol import parcels, relay
+from flower_kmeans.protocol.exchange import Exchange
+from flower_kmeans.protocol.messages import (
+    Abort,
+    Enrol,
+    Joined,
+    Parcel,
+    Refusal,
+    Sent,
+    Turn,
+    decode_reply,
+    decode_request,
+)
+from flower_kmeans.protocol.relay import Relay
+from flower_kmeans.protocol.wire import from_content, to_content
+from flower_kmeans.simulation import engines
+from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
+from flower_kmeans.strategies import VerticalKMeans
+from flower_kmeans.vertical import engine
+from flower_kmeans.vertical.costs import costs
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+N = 400
+BOX = Box([0.0, 0.0], [1.0, 2.0], columns=["age", "income"])
+START = [[0.3, 0.6], [0.7, 1.4]]
+MEANS = [[0.25, 0.5], [0.75, 1.5]]
+ONE_WORKER = replace(ClientPolicy.for_simulation(), workers=1)
+
+
+def made(widths=(1, 1), **options):
+    """Return a strategy with little noise for the records of `blobs`."""
+    d = sum(widths)
+    scale = np.arange(1.0, d + 1)
+    given = {
+        "parties": widths,
+        "n_rounds": 1,
+        "radius": False,
+        "initial": np.array([[0.3], [0.7]]) * scale,
+        "domain": Box([0.0] * d, scale),
+        "privacy": PrivacyBudget(8.0, 1e-6),
+        "n_records": N,
+        **options,
+    }
+    return VerticalKMeans(2, **given)
+
+
+def parts_of(widths):
+    return np.split(blobs(N, sum(widths)), np.cumsum(widths)[:-1], axis=1)
+
+
+class Recorder(ClientApp):
+    """The parties' app: it keeps every byte that the server sees, and fails where it should."""
+
+    def __init__(self, widths, directory, fails=None, loses=None):
+        super().__init__()
+        self.parts, self.seen, self.results = parts_of(widths), [], {}
+        self.fails = fails or (lambda slot, request: False)
+        self.loses = loses or (lambda slot, request: False)
+        policy = replace(ONE_WORKER, work_dir=directory)
+        self.app = engines._client_app(policy, (), self.load, self.keep)
+
+    def __call__(self, message, context):
+        slot = context.node_config["partition-id"]
+        data = from_content(message.content)
+        request = decode_request(data)
+        if self.fails(slot, request):
+            self.seen.append((slot, request, data, None))
+            raise RuntimeError("The party died.")
+        reply = self.app(message, context)
+        self.seen.append((slot, request, data, from_content(reply.content)))
+        if self.loses(slot, request):
+            return Message(to_content(b"\xc0"), reply_to=message)
+        return reply
+
+    def load(self, context):
+        return self.parts[context.node_config["partition-id"]]
+
+    def keep(self, result, context):
+        self.results[context.node_config["partition-id"]] = result
+
+    @property
+    def round_trips(self):
+        """Round trips of the grid that it answers: a wave of each holds all of a trip."""
+        return self.grid.pushes
+
+
+class CountingGrid(InProcessGrid):
+    """A grid that counts how often messages are pushed: once in each round trip."""
+
+    pushes = 0
+
+    def push_messages(self, messages):
+        self.pushes += 1
+        return super().push_messages(messages)
+
+
+def run(strategy, directory, **faults):
+    """Run a strategy by its own start and return what the parties' app has seen."""
+    app = Recorder(strategy.widths, directory, **faults)
+    app.grid = CountingGrid(app, strategy.n_clients)
+    with task_identity():
+        app.result = strategy.start(app.grid)
+    return app
+
+
+def planned_bytes(run):
+    """Return how many bytes of parcels the parties of a run send."""
+    shape, total = parcels.shape_of(run), 0
+    turns = [(slot, step, 0) for step in ("keys", "join", "encrypt", "close") for slot in range(4)]
+    for t in range(1, shape.n_rounds + 1):
+        turns += [(0, "step", t), *((holder, "open", t) for holder in shape.holders)]
+    for slot, step, t in turns:
+        if slot < shape.n_parties:
+            total += sum(each.n_bytes + 16 for each in parcels.planned(run, slot, step, t))
+    return total
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A run of two parties, two rounds."""
+    strategy = made(n_rounds=2, domain=BOX, initial=START, parties=[("age",), ("income",)])
+    return strategy, run(strategy, tmp_path_factory.mktemp("pair"))
+
+
+# --------------------------------------------------------------------------- two parties
+
+
+def test_two_parties_learn_the_means_and_the_server_nothing(pair):
+    strategy, app = pair
+    assert set(app.results) == {0, 1}
+    for result in app.results.values():
+        np.testing.assert_allclose(result.centroids, MEANS, atol=0.1)
+        np.testing.assert_allclose(result.counts, [N / 2, N / 2], atol=40)
+        np.testing.assert_array_equal(result.centroids, app.results[0].centroids)
+        assert result.run == app.results[0].run
+    assert len(app.result.arrays) == 0
+    with pytest.raises(ObliviousServerError, match="must never see"):
+        _ = strategy.centroids
+    # All that the server saw: no centroid, no count, no column, in any of the forms they had.
+    result = app.results[0]
+    seen = b"".join(data + answer for _, _, data, answer in app.seen)
+    assert strategy.domain.columns[0].encode() in seen  # what is public can be found
+    records = [part[:3].ravel() for part in app.parts]
+    values = np.concatenate([result.centroids.ravel(), result.counts, *records])
+    assert not [value for value in values if np.float64(value).tobytes() in seen]
+
+
+def test_round_trips_and_bytes_are_as_planned(pair):
+    strategy, app = pair
+    report = strategy.report
+    assert app.round_trips == report.round_trips == strategy.costs.round_trips == 2 * 2 + 4
+    sent = [
+        parcel
+        for reply in (decode_reply(answer) for _, _, _, answer in app.seen)
+        for parcel in (reply.parcels if isinstance(reply, Sent) else ())
+    ]
+    total = sum(len(parcel.data) for parcel in sent)
+    assert report.vertical.sent_bytes == total == planned_bytes(strategy._running.run)
+    assert 0 <= total - strategy.costs.total_bytes < 1000
+    assert report.vertical.delivered_bytes == total  # each has one receiver here
+    assert [request.step for _, request, _, _ in app.seen if isinstance(request, Turn)] == [
+        "keys", "step", "open", "step", "open", "close", "finish",
+    ]  # fmt: skip
+
+
+def test_the_report_states_the_guarantee_and_who_must_collude(pair):
+    strategy, _ = pair
+    report = strategy.report
+    assert (report.trust, report.unit, report.keys) == ("vertical", "record", "relayed")
+    assert (report.n_rounds, report.n_clients, report.answers) == (2, 2, [2, 2])
+    assert report.epsilon == pytest.approx(8.0)
+    assert report.noise_factor == pytest.approx(math.sqrt(2))
+    assert not report.incidents
+    text = " ".join(report.statements)
+    for words in (
+        "one record replaced by another; n_records is public",
+        "computational",
+        "honest but curious",
+        "Party 0 and party 1 together can read every encrypted column",
+        "1.414 times the planned",
+        f"rho = {strategy.algorithm.rho:.5g}",
+        "measured and not proved",
+        "Row ids were not compared",
+        "passive server only",
+        "in each of 12 words",
+        f"Round trips: {report.round_trips}",
+        "No ledger",
+    ):
+        assert words in text, words
+    facts = report.to_dict()
+    assert facts["neighbours"] == "one record replaced by another; n_records is public"
+    assert facts["vertical"]["columns"] == [["age"], ["income"]]
+    who = [row["who"] for row in facts["vertical"]["trust_table"]]
+    assert who == [
+        "party 0",
+        "party 1, the key holder",
+        "party 0 and party 1 together",
+        "the server",
+        "a server that breaks the protocol",
+    ]
+
+
+def test_the_page_shows_the_trust_table_and_the_parties_columns(pair):
+    strategy, app = pair
+    page = html_report(strategy)
+    assert tables(read(page))["Who learns what"][1:] == [
+        list(row) for row in strategy.report.vertical.trust_table
+    ]
+    assert "columns of party 0" in page
+    assert "2 parties hold columns of the records" in page
+    assert "with that record and one with another in its place" in page
+    assert f"{app.results[0].centroids[0, 0]!r}" not in page
+
+
+def test_one_word_reveals_at_most_what_the_report_says(pair):
+    """docs/threat-model.md, V8: 16 bits with a holder's noise of 20 records."""
+    strategy, _ = pair
+    vertical = strategy.report.vertical
+    assert vertical.n_values == 2 * 2 * 3
+    sigma = strategy._share
+    assert vertical.bits == pytest.approx(15.6 - math.log2(sigma / 20), abs=0.1)
+
+
+# --------------------------------------------------------------------------- more parties
+
+
+@pytest.mark.parametrize(
+    ("n_parties", "options", "factor", "words"),
+    [
+        (
+            3,
+            {"key_holders": 1, "keys": "roster", "check_ids": True, "radius": True},
+            2,
+            ("Party 2 only encrypts", "compares the row ids", "pinned by a roster"),
+        ),
+        (3, {}, 3 / 2, ("party 0 and all key holders but one cannot",)),
+        pytest.param(4, {"max_colluders": 2}, 2, (), marks=pytest.mark.slow),
+    ],
+)
+def test_more_parties_learn_the_means(n_parties, options, factor, words):
+    """With a roster and a party that only encrypts, and with keys of two and three holders."""
+    widths = (1,) * n_parties
+    strategy = made(widths, **options)
+    assert strategy.key_holders == options.get("key_holders", n_parties - 1)
+    clustering = simulate(strategy, parts_of(widths), policy=ONE_WORKER)
+    means = clustering.centroids / np.arange(1, n_parties + 1)
+    np.testing.assert_allclose(means, np.repeat([[0.25], [0.75]], n_parties, 1), atol=0.1)
+    report = clustering.report
+    assert report.round_trips == strategy.costs.round_trips == 2 * 1 + 5
+    assert report.vertical.sent_bytes == planned_bytes(strategy._running.run)
+    assert 0 <= report.vertical.sent_bytes - strategy.costs.total_bytes < 1000
+    assert report.noise_factor == pytest.approx(math.sqrt(factor))
+    text = " ".join(report.statements)
+    assert not [each for each in words if each not in text]
+    is_pinned = "keys" in options
+    assert report.protects_against["active server"].startswith("Yes" if is_pinned else "No")
+
+
+# --------------------------------------------------------------------------- Flower's own loop
+
+
+def test_flowers_own_loop_and_replies_that_get_lost(tmp_path):
+    """Each first reply is lost: the same bytes are sent once more, and answered by the same."""
+    strategy, lost = made(), set()
+
+    def loses(slot, request):
+        key = (slot, type(request), getattr(request, "step", ""))
+        return key not in lost and not lost.add(key)
+
+    app = Recorder(strategy.widths, tmp_path, loses=loses)
+    app.grid = CountingGrid(app, 2)
+    with task_identity():
+        result = Strategy.start(strategy, app.grid, ArrayRecord(), num_rounds=1, timeout=60)
+    assert len(result.arrays) == 0
+    assert strategy.report.round_trips == app.round_trips == 2 * (2 * 1 + 4)
+    np.testing.assert_allclose(app.results[1].centroids, MEANS, atol=0.1)
+    assert {entry.kind for entry in strategy.report.incidents} == {"failed"}
+    again = {}
+    for slot, _, data, answer in app.seen:
+        again.setdefault((slot, data), []).append(answer)
+    assert all(len(answers) == 2 for answers in again.values())
+    for first, second in again.values():
+        assert first == second
+
+
+def test_hooks_are_called_in_order():
+    strategy = made()
+    empty = ArrayRecord()
+    with pytest.raises(RunError, match="not started"):
+        strategy.configure_train(2, empty, {}, None)
+    with pytest.raises(RunError, match="not started"):
+        strategy.configure_evaluate(1, empty, {}, None)
+    assert made(n_rounds=2).configure_evaluate(1, empty, {}, None) == []
+    with pytest.raises(ConfigurationError, match="2 clients"), strategy.expecting(3):
+        pass
+    assert "widths=(1, 1)" in repr(strategy)
+    with pytest.raises(RunError, match="no report"):
+        _ = strategy.report
+
+
+# --------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize(
+    ("slot", "step", "words"),
+    [
+        (1, "keys", "party 1 to 'keys'"),
+        (0, "step", "party 0 to 'step' in round 1"),
+        (1, "open", "party 1 to 'open' in round 1"),
+    ],
+)
+def test_a_party_that_dies_ends_the_run_and_is_named(slot, step, words, tmp_path):
+    def fails(who, request):
+        return who == slot and getattr(request, "step", "") == step
+
+    strategy = made()
+    app = Recorder(strategy.widths, tmp_path, fails=fails)
+    with task_identity(), pytest.raises(RunError, match=words) as caught:
+        strategy.start(InProcessGrid(app, 2))
+    assert "what it charged stays charged" in str(caught.value)
+    tried = [data for who, request, data, _ in app.seen if fails(who, request)]
+    assert len(tried) == 2
+    assert tried[0] == tried[1]
+    assert [who for who, request, _, _ in app.seen if isinstance(request, Abort)] == [0, 1]
+    assert not list(tmp_path.iterdir())  # party 0's files are erased
+    assert not app.results
+    report = strategy.report
+    assert [(entry.client, entry.kind) for entry in report.incidents] == [(slot, "failed")] * 2
+    assert report.n_rounds == 0
+
+
+class SilentGrid(CountingGrid):
+    """A grid on which one step of a party is never answered."""
+
+    def pull_messages(self, message_ids):
+        heard = [each for each in message_ids if not self._is_lost(each)]
+        return super().pull_messages(heard)
+
+    def _is_lost(self, message_id):
+        message = self._replies.get(message_id)
+        request = message and decode_request(from_content(message.content))
+        return isinstance(request, Turn) and request.step == "keys"
+
+    def known_lost(self, message_ids):
+        return set()
+
+
+def test_a_party_that_is_silent_is_waited_for_twice(tmp_path, monkeypatch):
+    """An exchange that knew of the first silence would wait ten seconds for the second."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    timed = partial(Exchange, clock=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("flower_kmeans.strategies.vertical.Exchange", timed)
+    strategy = made()
+    grid = SilentGrid(Recorder(strategy.widths, tmp_path), 2)
+    with task_identity(), pytest.raises(RunError, match="party 1 to 'keys'") as caught:
+        strategy.start(grid, timeout=100)
+    assert "No answer in time" in str(caught.value)
+    assert now[0] >= 200
+    assert grid.pushes == 4  # enrolment, two requests, abort
+    assert [entry.kind for entry in strategy.report.incidents] == ["silent", "silent"]
+
+
+def test_a_party_that_refuses_is_named():
+    strategy = made()
+    with pytest.raises(RunError, match="Expected party 0 to join") as caught:
+        simulate(strategy, parts_of((1, 1)), policy=replace(ONE_WORKER, max_opened=5))
+    assert "outside of what the client's policy accepts" in str(caught.value)
+    assert {entry.kind for entry in strategy.report.incidents} == {"refused"}
+
+
+def test_a_party_that_does_not_join_ends_the_run():
+    faults = [Fault(client=1, round=0, kind="drop")]
+    with pytest.raises(RunError, match="Expected party 1 to join"):
+        simulate(made(), parts_of((1, 1)), faults=faults)
+
+
+# --------------------------------------------------------------------------- the relay alone
+
+
+def relay_of(strategy):
+    return Relay(strategy._run(None))
+
+
+def joined(run, number, **changes):
+    fields = {"doc_hash": run.doc_hash, "slot": number, "public_key": bytes(31) + bytes([number])}
+    return Joined(**fields | changes)
+
+
+class Trips:
+    """A trip whose nodes answer by a function of the slot and the request; node = 10 + slot."""
+
+    def __init__(self, answer):
+        self.answer, self.sent = answer, []
+
+    def __call__(self, kind, requests, has_enough):
+        for node, request in requests.items():
+            self.sent.append((kind, node, request))
+            reply = self.answer(node - 10, request)
+            if reply is not None:
+                yield node, reply
+
+
+def answering(server, keys, **changes):
+    """Return trips whose parties join, and send what ``keys`` returns of a request for keys.
+
+    ``changes`` are what party 1 joins with.
+    """
+
+    def answer(slot, request):
+        if isinstance(request, Enrol):
+            known = joined(server.run, slot, **{"has_ids": True, **(changes if slot else {})})
+            return Refusal(code=3) if slot > 1 else known
+        if not isinstance(request, Turn) or request.step != "keys":
+            return Sent(doc_hash=server.run.doc_hash)
+        parts, plans = keys(request)
+        return Sent(doc_hash=server.run.doc_hash, parts=parts, parcels=plans)
+
+    return Trips(answer)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"slot": 0}, "has the party's slot"),
+        ({"slot": 2}, "malformed"),
+        ({"tags": bytes(16)}, "malformed"),
+        ({"static": bytes(32)}, "malformed"),
+        ({"commitment": bytes(32)}, "malformed"),
+        ({"doc_hash": bytes(32)}, "another run"),
+        ({"has_ids": False}, "no row ids"),
+    ],
+)
+def test_who_does_not_join_as_planned_takes_no_part(changes, reason):
+    server = relay_of(made(check_ids=reason == "no row ids"))
+    trips = answering(server, None, **changes)
+    nodes = [10, 11, 12]  # the last one is beyond the parties
+    with pytest.raises(RunError, match=f"Expected party 1 to join.*{reason}"):
+        server.set_up(nodes, trips)
+    assert {kind for kind, _, _ in trips.sent} == {"enrol", "abort"}
+
+
+def parcel_of(plan):
+    """Return a planned parcel without any content."""
+    return Parcel(
+        step=plan.step,
+        number=plan.number,
+        receivers=plan.receivers,
+        keys=(bytes(48),) * len(plan.receivers),
+        data=bytes(plan.n_bytes + 16),
+    )
+
+
+def spoil(**changes):
+    """Return how the first parcel is changed; the answer has one part."""
+    return lambda first, *rest: (1, (msgspec.structs.replace(first, **changes), *rest))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        spoil(number=77),
+        spoil(receivers=(1,)),
+        spoil(data=b"1"),
+        spoil(step="join"),
+        spoil(keys=(bytes(48),) * 2),
+        spoil(t=1),
+        lambda first, *rest: (1, (first, first)),
+        lambda first, *rest: (1, (first,)),
+        lambda *all_: (1000, all_),
+        # a part for each parcel, the same in each; no party fills the server's memory
+        lambda *all_: (len(all_), all_),
+    ],
+)
+def test_only_planned_parcels_are_delivered(sent):
+    server = relay_of(made())
+    plans = parcels.planned(server.run, 1, "keys")
+    trips = answering(server, lambda request: sent(*map(parcel_of, plans)))
+    with pytest.raises(RunError, match=r"party 1 to 'keys'.*malformed"):
+        server.set_up([10, 11], trips)
+    assert not server._mail[0]
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts):
+    """Two parts of party 1, so that one load runs while it sends the second."""
+    server = relay_of(made())
+    first, *rest = parcels.planned(server.run, 1, "keys")
+    parts = [(first, *rest)]
+    if in_parts:
+        monkeypatch.setattr(relay, "MAX_MESSAGE", relay._OVERHEAD + 45 * 10**6)
+        size = max(first.n_bytes, sum(each.n_bytes for each in rest))
+        monkeypatch.setattr(parcels, "_MAX_PART", size)
+        parts = [(first,), tuple(rest)]
+    trips = answering(
+        server, lambda request: (len(parts), tuple(map(parcel_of, parts[request.part - 1])))
+    )
+    server.set_up([10, 11], trips)
+    asked = [(node - 10, r.step, r.part) for _, node, r in trips.sent if isinstance(r, Turn)]
+    assert asked == [(1, "keys", 1), *[(1, "keys", 2), (0, "load", 1)][: 2 * in_parts]]
+    assert server.round_trips == len(asked) + 1 - in_parts
+    step = server.round_request()[10]
+    found = [(each.number, len(each.data) - 16) for each in step.deliveries]
+    assert found == [(each.number, each.n_bytes) for each in parts[-1]]
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("2 to 64 parties", {"parties": [2]}),
+        ("at least one column", {"parties": [2, 0]}),
+        ("2 columns together", {"parties": [1, 2]}),
+        ("columns of the domain", {"parties": [("income",), ("age",)], "domain": BOX}),
+        ("columns of the domain", {"parties": [("age",), ("age",)], "domain": BOX}),
+        ("columns of the domain", {"parties": [("age",), ("income",)]}),
+        ("key_holders", {"key_holders": 0}),
+        ("key_holders", {"key_holders": 2}),
+        ("key_holders", {"key_holders": True}),
+        ("max_colluders", {"max_colluders": 0}),
+        ("max_colluders", {"max_colluders": 2}),
+        ("keys", {"keys": "none"}),
+        (
+            "1000 values",
+            {"n_clusters": 16, "domain": Box([0] * 64, [1] * 64), "parties": [32, 32]},
+        ),
+        ("noise shares of at least 0.1 records", {"privacy": PrivacyBudget(500.0, 1e-6)}),
+        ("larger epsilon", {"privacy": PrivacyBudget(1e-6, 1e-9)}),
+        ("domain as a Box", {"domain": Ball(1.0, [0, 0])}),
+        ("privacy as", {"privacy": 1.0}),
+        ("parties as a list", {"parties": 2}),
+        ("parties as a list of names", {"parties": ["age", "income"]}),
+        ("check_ids as", {"check_ids": 1}),
+        ("radius must be a bool", {"radius": 1}),
+        ("on_round as", {"on_round": 1}),
+    ],
+)
+def test_parameters_out_of_range_are_one_sentence(name, changes):
+    given = {"n_clusters": 2, "domain": Box([0, 0], [1, 2]), "privacy": PrivacyBudget(8.0, 1e-6)}
+    given |= {"n_records": N, "parties": [1, 1], "n_rounds": 1, **changes}
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=name) as caught:
+        VerticalKMeans(**given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "partitions"),
+    [
+        (ConfigurationError, "2 clients", lambda a, b: [a]),
+        (ConfigurationError, "n_records=400", lambda a, b: [a, b[:-1]]),
+        (ConfigurationError, "n_records=400", lambda a, b: [a[:-1], b[:-1]]),
+        (DataError, r"partitions\[1\]", lambda a, b: [a, np.where(b == b[0], np.nan, b)]),
+        (DataError, r"partitions\[0\]", lambda a, b: [np.hstack([a, b]), b]),
+    ],
+)
+def test_simulations_refuse_rows_that_do_not_fit(error, words, partitions):
+    with pytest.raises(error, match=words):
+        simulate(made(), partitions(*parts_of((1, 1))))
+
+
+def test_a_missing_extra_is_an_error_before_anything_is_sent(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tenseal.sealapi", None)
+    engine.require_tenseal.cache_clear()
+    strategy = made()
+    with pytest.raises(ConfigurationError, match=r"flower-kmeans\[vertical\]"):
+        simulate(strategy, parts_of((1, 1)))
+    with pytest.raises(RunError):
+        _ = strategy.report  # nothing was started
+
+
+def test_a_full_disk_is_an_error_before_anything_is_sent(monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=made().costs.disk - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigurationError, match="MB of free disk"):
+        simulate(made(), parts_of((1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("num_rounds", {"num_rounds": 2}),
+        ("timeout", {"timeout": 0}),
+        ("train_config", {"train_config": {"a": 1}}),
+        ("evaluate_config", {"evaluate_config": {"a": 1}}),
+        ("must never see", {"evaluate_fn": lambda t, arrays: None}),
+        ("roster_file", {}),
+    ],
+)
+def test_a_start_that_contradicts_the_plan_is_refused(name, changes):
+    with task_identity(), pytest.raises((ConfigurationError, ObliviousServerError), match=name):
+        made(keys="roster").start(InProcessGrid(None, 2), **changes)
+
+
+def test_initial_arrays_are_public_and_given_once():
+    arrays = ArrayRecord([np.array(START)])
+    with task_identity(), pytest.raises(ConfigurationError, match="Got both"):
+        made().start(InProcessGrid(None, 2), initial_arrays=arrays)
+    strategy = made(initial=None)
+    assert strategy._started_with(np.array(START)).initial == tuple(map(tuple, START))
+
+
+# --------------------------------------------------------------------------- costs
+
+
+def test_costs_are_those_of_the_document():
+    """docs/protocol.md, section 13: MB of keys and of rounds, for two columns."""
+    for k, keys, in_round in ((2, 43.5, 1.2), (5, 54.8, 2.9), (16, 67.5, 9.4)):
+        made = costs(k, [1, 1], 16_384, 1, 1)
+        assert made.key_bytes / 1e6 == pytest.approx(keys, abs=0.06)
+        assert made.round_bytes / 1e6 == pytest.approx(in_round, abs=0.06)
+    whole = costs(5, [1, 1], 100_000, 10, 1)
+    assert whole.total_bytes / 1e6 == pytest.approx(104, abs=1)
+    assert whole.round_trips == 24
+
+
+def test_cpu_and_memory_estimates_are_those_that_were_measured():
+    """CPU seconds of one step and 16,384 records, GB of party 0 with one worker; and a radius."""
+    measured = {
+        (2, False): (1.6, 1.7, 0.87),
+        (3, False): (4.8, 5.1, 0.97),
+        (5, False): (17.1, 18.8, 1.13),
+        (8, False): (55.8, 63.4, 1.43),
+        (2, True): (4.9, 4.9, 0.98),
+        (3, True): (10.8, 10.8, 1.10),
+        (5, True): (30.5, 32.3, 1.28),
+        (8, True): (80.8, 80.8, None),
+    }
+    for (k, radius), (first, second, memory) in measured.items():
+        made = costs(k, [1, 1], 16_384, 1, 1, radius=radius)
+        assert made.step_seconds == pytest.approx(first, rel=0.1)
+        assert made.step_seconds == pytest.approx(second, rel=0.1)
+        if memory is not None:
+            assert made.memory == pytest.approx(memory, abs=0.01)
+
+
+def test_the_plan_describes_what_a_run_costs():
+    strategy = made()
+    text = strategy.plan.describe()
+    assert f"Round trips: {strategy.costs.round_trips}." in text
+    assert "Memory of party 0, estimated" in text
+    assert "CPU of one core, estimated" in text
+    assert "notes" not in strategy.plan.to_config()
+
+
+def test_the_timeout_grows_with_the_work():
+    assert made().default_timeout == 600
+    box, budget = Box([0, 0], [1, 1]), PrivacyBudget(1.0)
+    strategy = VerticalKMeans(16, box, budget, 100_000, parties=[1, 1])
+    assert strategy.default_timeout == pytest.approx(3 * strategy.costs.step_seconds)
+    assert strategy.default_timeout > 600

@@ -1,0 +1,78 @@
+"""Every strategy with options of small runs, and the records of these."""
+
+from functools import cache
+
+import numpy as np
+from asking import Split
+from harness import Outcome, run_recorded
+
+from flower_kmeans import Ball, Box, PrivacyBudget
+from flower_kmeans.strategies import (
+    ConstrainedLloyd,
+    FastLloyd,
+    FedDPKMeans,
+    GLloyd,
+    HDPEMeans,
+    KMeansStrategy,
+    PEMeans,
+    SuLloyd,
+    SynopsisKMeans,
+)
+
+RNG = np.random.default_rng
+CENTERS = np.array([[6.0, 6.0, 0.0], [-6.0, 6.0, 1.0], [0.0, -6.0, -1.0]])
+BLIND = ("clients-only", "oblivious-server")
+SIGHTED = ("distributed-noise", "trusted-server")
+TRUSTS = (*BLIND, *SIGHTED)
+N, M = 1200, 6
+START = CENTERS / 2
+SERVER = (CENTERS + RNG(3).normal(size=(10, 3, 3))).reshape(30, 3)
+FOUND = {"initial": START, "n_rounds": 3}
+
+# Name: the strategy, its columns, its options, and how far without noise its centroids are off.
+ROWS = {
+    "FastLloyd": (FastLloyd, 3, FOUND, 0.1),
+    "FastLloyd, paper": (FastLloyd, 3, FOUND | {"relocation": False, "alpha": 2.0}, 0.5),
+    "GLloyd": (GLloyd, 3, FOUND, 0.05),
+    "SuLloyd": (SuLloyd, 3, FOUND, 0.05),
+    "FedDPKMeans": (FedDPKMeans, 3, {"n_rounds": 2, "server_data": SERVER}, 0.1),
+    "PEMeans": (PEMeans, 3, {"n_rounds": 8}, 0.1),
+    "HDPEMeans": (HDPEMeans, 20, {"n_rounds": 4}, 0.05),
+    "SynopsisKMeans": (SynopsisKMeans, 3, {}, 0.1),
+    "SynopsisKMeans, bounds": (SynopsisKMeans, 3, {"min_size": 350, "max_size": 450}, 0.1),
+    "Split": (Split, 3, {"domain": Box([-14.0] * 3, [14.0] * 3)}, np.inf),
+}
+for _options in (
+    {},
+    {"mechanism": "laplace"},
+    {"assignment": "non-exclusive"},
+    {"assignment": "e-exclusive", "max_contribution": 2},
+):
+    for _aggregation in ("mna", "amn"):
+        _usual = FOUND | _options | {"aggregation": _aggregation}
+        _name = ", ".join(["constrained", _aggregation, *map(str, _options.values())])
+        ROWS[_name] = (ConstrainedLloyd, 3, _usual, 0.5)
+
+
+@cache
+def parts_of(name: str) -> list[np.ndarray]:
+    """Records around three centres, which lie in the first columns, by six clients."""
+    d = ROWS[name][1]
+    centers = np.zeros((3, d))
+    centers[:, :3] = CENTERS
+    records = np.repeat(centers, N // 3, axis=0) + RNG(1).normal(0, 0.3, (N, d))
+    return np.array_split(RNG(2).permutation(records), M)
+
+
+def make(name: str, trust: str | None, *, unit="record", epsilon=8.0, **options) -> KMeansStrategy:
+    """Return the strategy of a row; without noise for the trust "plain"."""
+    cls, d, usual, _ = ROWS[name]
+    budget = PrivacyBudget(None) if trust == "plain" else PrivacyBudget(epsilon, 1e-6, unit)
+    domain = Ball(14.0, [0.0] * d)
+    planned = {"domain": domain, "n_records": N, "n_clients": M, "min_clients": 4}
+    return cls(n_clusters=3, privacy=budget, trust=trust, **planned | usual | options)
+
+
+def run(name: str, strategy: KMeansStrategy, parts=None, **options) -> Outcome:
+    """Run it with the row's records, or others."""
+    return run_recorded(strategy, parts_of(name) if parts is None else parts, timeout=60, **options)

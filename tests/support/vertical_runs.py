@@ -1,0 +1,300 @@
+"""Vertical runs between party objects in one process: documents, parties, and a relay.
+
+Every message goes through its encoding. A party is a `Client` made anew for each message from what
+its memory holds, so every message meets a restarted party.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from flwr.app import RecordDict
+
+from flower_kmeans.algorithms.vertical import VerticalAlgorithm
+from flower_kmeans.data.domain import Box
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.protocol.client import Client
+from flower_kmeans.protocol.messages import (
+    Abort,
+    Delivery,
+    Enrol,
+    Joined,
+    Peer,
+    Refusal,
+    Reply,
+    Request,
+    Sent,
+    Turn,
+    decode_reply,
+)
+from flower_kmeans.protocol.noise import sampler_of
+from flower_kmeans.protocol.pairs import Pairs
+from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, Planned, Seals
+from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, open_run
+from flower_kmeans.protocol.session import ClientSession, unpack_session
+from flower_kmeans.protocol.wire import encode
+
+N_RECORDS = 400
+POLICY = replace(ClientPolicy.for_simulation(), in_memory=False, workers=1)
+
+
+def make_algorithm(widths=(1, 1), **options: Any) -> VerticalAlgorithm:
+    """Return a small algorithm whose noise is small beside its two clusters."""
+    d = sum(widths)
+    domain = options.pop("domain", None) or Box([0.0] * d, [float(1 + i) for i in range(d)])
+    given = {
+        "n_records": N_RECORDS,
+        "n_parties": len(widths),
+        "n_rounds": 2,
+        "radius": False,
+        "initial": [[0.3 * (1 + i) for i in range(d)], [0.7 * (1 + i) for i in range(d)]],
+        **options,
+    }
+    budget = PrivacyBudget(given.pop("epsilon", 8.0), delta=1e-6)
+    return VerticalAlgorithm(given.pop("n_clusters", 2), domain, budget, **given)
+
+
+def make_document(widths=(1, 1), algorithm=None, check_ids=False, **changes: Any) -> RunDocument:
+    """Return the document of a small vertical run; ``changes`` are fields, fitting or not."""
+    algorithm = algorithm or make_algorithm(widths)
+    plan = algorithm.plan()
+    colluders = changes.get("max_colluders", 1)
+    fields: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "run": bytes(16),
+        "trust": "vertical",
+        "keys": "relayed",
+        "min_clients": len(widths),
+        "max_attempts": 1,
+        "words": tuple(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1)),
+        "privacy": plan.to_config(),
+        "share_variance": f"1/{algorithm.key_holders + 1 - colluders}",
+        "sampler": sampler_of(plan, True),
+        "body": Vertical(
+            algorithm=algorithm.to_config(),
+            domain=algorithm.domain.to_config(),
+            widths=tuple(widths),
+            check_ids=check_ids,
+        ),
+    }
+    return RunDocument(**{**fields, **changes})
+
+
+def blobs(n_records=N_RECORDS, d=2, seed=0):
+    """Return records (n, d) in two clusters within the box of `make_algorithm`."""
+    random = np.random.default_rng(seed)
+    centers = np.array([[0.25] * d, [0.75] * d])
+    points = centers[np.arange(n_records) % 2] + random.normal(0, 0.05, (n_records, d))
+    return np.clip(points, 0, 1) * np.arange(1, d + 1)
+
+
+@dataclass
+class Party:
+    """What outlives a party's messages; ``records`` are those of the moment."""
+
+    directory: Path
+    records: Any
+    policy: ClientPolicy
+    ids: Any = None
+    results: list = field(default_factory=list)
+    is_failing: bool = False
+    state: RecordDict = field(default_factory=RecordDict)  # of no use with a ledger
+
+    def ask(self, request: Request | bytes) -> Reply:
+        """Let a new process of the party answer a message."""
+        data = request if isinstance(request, bytes) else encode(request)
+        return decode_reply(self.client.answer_bytes(data))
+
+    @property
+    def client(self) -> Client:
+        ids = self.ids
+        load_ids = None if ids is None else lambda: ids
+        return Client(self.policy, self.state, lambda: self.records, self._keep, load_ids)
+
+    def session(self, run: Run) -> ClientSession:
+        """Return the client session as it lies in the ledger."""
+        with Ledger(self.directory) as ledger:
+            return unpack_session(ledger.load(run.doc_hash)[1])
+
+    def _keep(self, result):
+        if self.is_failing:
+            raise OSError("The disk is full.")
+        self.results.append(result)
+
+    def copied(self, directory: Path) -> "Party":
+        """Return a copy with all that the party remembers, in another directory."""
+        shutil.copytree(self.directory, directory)
+        policy = replace(self.policy, state_dir=directory)
+        return replace(self, directory=directory, policy=policy, results=[])
+
+
+def make_parties(directory: Path, table, widths=(1, 1), ids=None, **changes: Any) -> list[Party]:
+    """Return parties with ledgers that hold the columns of a table."""
+    columns = np.split(np.asarray(table), np.cumsum(widths)[:-1], axis=1)
+    parties = []
+    for slot, own in enumerate(columns):
+        path = directory / f"party-{slot}"
+        path.mkdir(mode=0o700, parents=True)
+        policy = replace(POLICY, state_dir=path, party=slot, **changes)
+        parties.append(Party(path, own, policy, ids))
+    return parties
+
+
+@contextmanager
+def interrupted(party: Party) -> Iterator[None]:
+    """Undo what a party writes into its ledger meanwhile, as if it had ended before; keep files."""
+    (path,) = party.directory.glob("ledger*")
+    before = path.read_bytes()
+    yield
+    path.write_bytes(before)
+
+
+def peer_of(joined: Joined, reader: int) -> Peer:
+    """Return a party as another one is sent it."""
+    tag = joined.tags[16 * reader : 16 * (reader + 1)]
+    return Peer(slot=joined.slot, public_key=joined.public_key, tag=tag)
+
+
+class Forged:
+    """A party that a test plays: it can seal whatever it likes, as its slot's session."""
+
+    def __init__(self, run: Run, slot: int, session=None, identity=None) -> None:
+        self.run, self.slot = run, slot
+        self.session = session or ClientSession.begin(run.doc_hash, run.data, 1)
+        self.pairs = Pairs(run.doc_hash, self.session, identity)
+
+    def joined(self, commitment=b"") -> Joined:
+        """Return what it joins with."""
+        public = {"public_key": self.pairs.public_key, "commitment": commitment}
+        return Joined(doc_hash=self.run.doc_hash, slot=self.slot, **public)
+
+    def seals(self, other: Joined) -> Seals:
+        """Return its seals with another party."""
+        peers = {other.slot: peer_of(other, self.slot)}
+        return Seals(self.run.doc_hash, self.session.secret, self.slot, self.pairs, peers)
+
+    def deliver(self, to: Joined, data: bytes, step, t=0, number=0) -> Delivery:
+        """Return a parcel with any data as another party receives it."""
+        plan = Planned(self.slot, step, t, number, (to.slot,), len(data))
+        parcel = self.seals(to).seal(plan, data)
+        labels = {"step": step, "t": t, "number": number}
+        return Delivery(sender=self.slot, **labels, key=parcel.keys[0], data=parcel.data)
+
+    def open(self, sender: Joined, delivery: Delivery, n_bytes: int) -> bytes:
+        """Return what another party sealed for it."""
+        labels = (delivery.step, delivery.t, delivery.number)
+        plan = Planned(sender.slot, *labels, (self.slot,), n_bytes)
+        return self.seals(sender).open(plan, delivery)
+
+
+class Relay:
+    """The server's part: it puts parcels into mailboxes, and keeps every byte that it sees.
+
+    With ``repeats``, everything is requested twice, and the second reply must be that of the first.
+    """
+
+    def __init__(self, run: Run, parties: list[Party], repeats: bool = False) -> None:
+        self.run, self.parties, self.repeats = run, parties, repeats
+        self.joined: dict[int, Joined] = {}
+        self.mail: dict[int, list[Delivery]] = {slot: [] for slot in range(len(parties))}
+        self.seen: list[tuple[int, bytes, bytes]] = []
+
+    def ask(self, slot: int, request: Request) -> Reply:
+        """Send a request, note both messages, and return the reply."""
+        data = encode(request)
+        reply = self.parties[slot].ask(data)
+        self.seen.append((slot, data, encode(reply)))
+        if self.repeats:
+            assert encode(self.parties[slot].ask(data)) == encode(reply)
+        return reply
+
+    def load_each(self) -> None:
+        """Load what has come for party 0 one by one, the last one first, but for one parcel."""
+        for delivery in self.mail[0][:0:-1]:
+            reply = self.ask(0, self.turn(0, "load", deliveries=(delivery,)))
+            assert isinstance(reply, Sent), repr(reply)
+        self.mail[0] = self.mail[0][:1]
+
+    def enrol(self) -> None:
+        for slot in range(len(self.parties)):
+            reply = self.ask(slot, Enrol(doc=self.run.data))
+            assert isinstance(reply, Joined), reply
+            assert reply.slot == slot
+            self.joined[slot] = reply
+
+    def turn(self, slot: int, step, t=0, **changes: Any) -> Turn:
+        """Return a turn with all of the slot's mail, which stays there."""
+        others = [joined for other, joined in sorted(self.joined.items()) if other != slot]
+        peers = tuple(peer_of(joined, slot) for joined in others)
+        commitments = ()
+        if step == "keys" and len(self.holders) > 1:
+            commitments = tuple(self.joined[holder].commitment for holder in self.holders)
+        mail = sorted(self.mail[slot], key=lambda each: (each.sender, each.number))
+        fields = {"peers": peers, "commitments": commitments, "deliveries": tuple(mail), **changes}
+        return Turn(doc_hash=self.run.doc_hash, step=step, t=t, **fields)
+
+    def do(self, slots, step, t=0) -> None:
+        """Let parties do a step, all parts of it, and deliver what they send."""
+        turns = {slot: self.turn(slot, step, t) for slot in slots}
+        for slot in turns:
+            self.mail[slot] = []
+        for slot, turn in turns.items():
+            while turn is not None:
+                reply = self.ask(slot, turn)
+                assert isinstance(reply, Sent), repr(reply)
+                self.put(slot, reply)
+                turn = next_part(turn) if turn.part < reply.parts else None
+
+    def put(self, sender: int, sent: Sent) -> None:
+        for parcel in sent.parcels:
+            for receiver, key in zip(parcel.receivers, parcel.keys, strict=True):
+                labels = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
+                delivery = Delivery(sender=sender, **labels, key=key, data=parcel.data)
+                self.mail[receiver].append(delivery)
+
+    @property
+    def holders(self) -> range:
+        return range(1, self.run.document.body.n_noisy)
+
+    def set_up(self) -> None:
+        self.enrol()
+        self.do(self.holders, "keys")
+        if len(self.holders) > 1:
+            self.do(self.holders, "join")
+        self.do(range(len(self.holders) + 1, len(self.parties)), "encrypt")
+
+    def round(self, t: int) -> None:
+        self.do([0], "step", t)
+        self.do(self.holders, "open", t)
+
+    def finish(self) -> None:
+        self.do([0], "close")
+        self.do(range(1, len(self.parties)), "finish")
+
+    def abort(self) -> None:
+        for slot in range(len(self.parties)):
+            assert isinstance(self.ask(slot, Abort(doc_hash=self.run.doc_hash)), Sent)
+
+
+def next_part(turn: Turn) -> Turn:
+    """Return the request for the next part of an answer."""
+    again = tuple(each for each in turn.deliveries if each.number in (PUBLIC, DIGESTS))
+    return msgspec.structs.replace(turn, part=turn.part + 1, deliveries=again)
+
+
+def code_of(reply: Reply) -> int:
+    """Return the code of a refusal."""
+    assert isinstance(reply, Refusal), "no refusal"  # others are large
+    return reply.code
+
+
+def make_run(*args: Any, **options: Any) -> Run:
+    """Return the run of `make_document`."""
+    return open_run(encode(make_document(*args, **options)))

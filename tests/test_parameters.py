@@ -1,0 +1,143 @@
+"""Parameters: what a declaration says about checks and documents."""
+
+import math
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Annotated, ClassVar
+
+import numpy as np
+import pytest
+
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
+from flower_kmeans.parameters import (
+    AUTO,
+    DERIVED,
+    FLAG,
+    LARGEST,
+    POSITIVE,
+    check_parameters,
+    choice,
+    read_parameters,
+    real,
+    reals,
+    whole,
+    write_parameters,
+)
+
+
+@dataclass(frozen=True)
+class Declared:
+    name: ClassVar[str] = "declared"
+    k: Annotated[int, whole(1, 9)]
+    other: int = 5  # not declared
+    _: KW_ONLY
+    rounds: Annotated[int, whole(1, 7, auto=True)] = AUTO
+    any: Annotated[int, whole()] = DERIVED
+    bounded: Annotated[float, real(0.5, 2.0)] = 1.0
+    clip: Annotated[float | None, POSITIVE, "clients"] = None
+    size: Annotated[int | None, whole(0, 9), "given"] = None
+    cost: Annotated[bool, FLAG, "given"] = False
+    how: Annotated[str, choice("auto", "a", "b")] = AUTO
+    clips: Annotated[tuple[tuple[str, float], ...], reals("x", "y"), "clients"] = ()
+    made: Annotated[int, whole()] = field(default=0, init=False)
+
+    def __post_init__(self):
+        check_parameters(self)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"k": 0}, ConfigurationError, r"Expected k in \[1, 9\]. Got 0 instead"),
+        ({"k": 10}, ConfigurationError, r"Got 10 instead"),
+        ({"k": 2.0}, ConfigurationTypeError, "k must be an integer, got float"),
+        ({"k": True}, ConfigurationTypeError, "k must be an integer, got bool"),
+        ({"k": None}, ConfigurationTypeError, "k must be an integer, got NoneType"),
+        ({"k": "auto"}, ConfigurationTypeError, "k must be an integer, got str"),
+        ({"rounds": "many"}, ConfigurationError, "rounds as an integer or 'auto'. Got 'many'"),
+        ({"rounds": 8}, ConfigurationError, "rounds in"),
+        ({"any": LARGEST + 1}, ConfigurationError, "any in"),
+        ({"bounded": 2.1}, ConfigurationError, r"Expected bounded in \[0.5, 2\]. Got 2.1 instead"),
+        ({"bounded": math.nan}, ConfigurationError, "bounded in"),
+        ({"bounded": 10**400}, ConfigurationError, "bounded in"),
+        ({"bounded": "1"}, ConfigurationTypeError, "bounded must be a number, got str"),
+        ({"bounded": True}, ConfigurationTypeError, "bounded must be a number, got bool"),
+        ({"clip": 0}, ConfigurationError, "clip positive and finite. Got 0 instead"),
+        ({"clip": -1.0}, ConfigurationError, "clip positive and finite"),
+        ({"clip": math.nan}, ConfigurationError, "clip positive and finite"),
+        ({"clip": math.inf}, ConfigurationError, "clip positive and finite"),
+        ({"clip": "5"}, ConfigurationTypeError, "clip must be a number, got str"),
+        ({"clip": True}, ConfigurationTypeError, "clip must be a number, got bool"),
+        ({"cost": 1}, ConfigurationTypeError, "cost must be a bool, got int"),
+        ({"how": "c"}, ConfigurationError, r"how in \['auto', 'a', 'b'\]. Got 'c' instead"),
+        ({"how": 1}, ConfigurationError, "how in"),
+        ({"clips": [1]}, ConfigurationTypeError, "clips must be a mapping"),
+        ({"clips": {"z": 1}}, ConfigurationError, r"releases in \['x', 'y'\]. Got 'z' instead"),
+        ({"clips": {"x": "1"}}, ConfigurationTypeError, "hold numbers, got str for 'x'"),
+        ({"clips": {"x": 0}}, ConfigurationError, "between 1e-12 and 1e12. Got 0 for 'x'"),
+        ({"clips": {"x": math.nan}}, ConfigurationError, "Got nan for 'x'"),
+    ],
+)
+def test_errors_hold_the_parameter_what_is_expected_and_what_was_given(options, error, match):
+    with pytest.raises(error, match=match):
+        Declared(**{"k": 1, **options})
+
+
+def test_attributes_are_plain_values():
+    made = Declared(np.int64(3), clip=np.float32(0.5), clips={"y": 2, "x": np.int64(1)}, rounds=7)
+    assert (made.k, made.clip, made.clips) == (3, 0.5, (("x", 1.0), ("y", 2.0)))
+    assert (type(made.k), type(made.clip), type(made.clips[0][1])) == (int, float, float)
+    assert type(Declared(1, bounded=1).bounded) is float
+
+
+def test_what_is_left_to_the_library_passes():
+    made = Declared(1, clips=None)
+    assert (made.rounds, made.how, made.any, made.clip, made.clips) == (AUTO, AUTO, None, None, ())
+
+
+FULL = Declared(2, rounds=3, any=4, clip=0.5, size=0, cost=True, how="b", clips={"x": 2})
+
+
+def test_a_document_has_what_is_declared():
+    always = {"k": 2, "rounds": 3, "any": 4, "bounded": "0x1.0000000000000p+0", "how": "b"}
+    given = {"size": 0, "cost": True}
+    clients = {"clip": "0x1.0000000000000p-1", "clips": {"x": "0x1.0000000000000p+1"}}
+    assert write_parameters(FULL, True) == always | given | clients
+    assert write_parameters(FULL, False) == always | given
+    plain = Declared(2, rounds=3, any=4, how="b")
+    assert write_parameters(plain, False) == always
+    for holder, protects in ((FULL, True), (plain, False)):
+        values = read_parameters(Declared, write_parameters(holder, protects), protects)
+        assert Declared(**values) == holder
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"more": 1}, ConfigurationError),
+        ({"made": 0}, ConfigurationError),
+        ({"other": 5}, ConfigurationError),
+        ({"rounds": "auto"}, ConfigurationTypeError),
+        ({"how": "auto"}, ConfigurationTypeError),
+        ({"size": None}, ConfigurationTypeError),
+        ({"cost": False}, ConfigurationTypeError),
+        ({"clips": []}, ConfigurationTypeError),
+        ({"clip": 0.5}, MessageError),
+        ({"bounded": "1.0"}, MessageError),
+    ],
+)
+def test_a_document_has_one_encoding(change, error):
+    with pytest.raises(error):
+        read_parameters(Declared, write_parameters(FULL, True) | change, True)
+
+
+@pytest.mark.parametrize("lacking", ["k", "rounds", "bounded", "clip", "clips"])
+def test_a_document_lacks_no_field(lacking):
+    config = write_parameters(FULL, True)
+    del config[lacking]
+    with pytest.raises(ConfigurationError, match="'declared' are not as expected"):
+        read_parameters(Declared, config, True)
+
+
+def test_a_document_for_records_has_no_field_of_clients():
+    with pytest.raises(ConfigurationError, match="not as expected"):
+        read_parameters(Declared, write_parameters(FULL, True), False)
