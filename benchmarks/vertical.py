@@ -26,9 +26,8 @@ from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.keys import KeyHolder, expand, public_key, randomise, relin_common
 from flower_kmeans.vertical.moduli import moduli
-from flower_kmeans.vertical.packing import pack
 from flower_kmeans.vertical.parties import ComputingParty
-from flower_kmeans.vertical.ring import SLOTS, N
+from flower_kmeans.vertical.ring import SLOTS, N, pack
 from flower_kmeans.vertical.signs import scaled_squares
 from flower_kmeans.vertical.store import Store
 
