@@ -27,6 +27,7 @@ from flower_kmeans.protocol.run import (
     KEYS,
     MAX_PARTIES,
     MAX_VALUES,
+    Run,
     Vertical,
 )
 from flower_kmeans.protocol.server import HasEnough, Kind, Replies
@@ -250,13 +251,15 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         known = super()._talk
         return Exchange(known.grid, known.timeout)
 
-    def _begin(self, roster: Roster | None) -> tuple[Relay, dict[str, Any]]:
+    def _run(self, roster: Roster | None) -> Run:
         algorithm, domain = self.algorithm.to_config(), self.domain.to_config()
         body = Vertical(
             algorithm=algorithm, domain=domain, widths=self.widths, check_ids=self.check_ids
         )
-        run = self._run(roster, body, self._noise_shares)
-        m = moduli(self.n_clusters, self.algorithm.radius)
+        return self._described(roster, body, self._noise_shares)
+
+    def _begin(self, roster: Roster | None) -> tuple[Relay, dict[str, Any]]:
+        run, m = self._run(roster), moduli(self.n_clusters, self.algorithm.radius)
         report = VerticalReport(
             columns=self.columns,
             key_holders=self.key_holders,
