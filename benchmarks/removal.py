@@ -61,7 +61,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         k, Box([0.0] * d, [1.0] * d), PrivacyBudget(1.0), 100 * task.clients,
         n_clients=task.clients, trust="distributed-noise",
     )  # fmt: skip
-    run = strategy._run(strategy.algorithm, None)
+    run = strategy._run(None)
     whole = replace(run, document=msgspec.structs.replace(run.document, levels=()))
     m, n_words = min(task.clients, MAX_POSITIONS), run.document.words[0]
     corrupt = corrupt_positions(task.clients, run.document.max_colluders)

@@ -380,7 +380,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
                 "Got some."
             )
 
-    def _run(
+    def _described(
         self,
         roster: Roster | None,
         body: Horizontal | Vertical,
@@ -597,7 +597,7 @@ optional
             check_shares(self.algorithm, self.plan, self.min_clients - self.max_colluders)
         self.algorithm.require_capacity(self.added_noise_factor, self.trust_model.sum.limit)
         if self.n_clients is not None:  # else the messages' sizes are known at the start
-            require_sizes(self._new_run(None), self.n_clients)
+            require_sizes(self._run(None), self.n_clients)
         self._note()
 
     @contextmanager
@@ -716,10 +716,10 @@ optional
             self.plan = replace(self.plan, notes=() if note is None else (note,))
         self._cautions = self.plan.notes
 
-    def _new_run(self, roster: Roster | None) -> Run:
+    def _run(self, roster: Roster | None) -> Run:
         body = Horizontal(algorithm=self.algorithm.to_config(), domain=self.domain.to_config())
         shares = self.min_clients - self.max_colluders
-        return self._run(roster, body, shares, self._levels)
+        return self._described(roster, body, shares, self._levels)
 
     def _begin(self, roster: Roster | None) -> tuple[Server, dict[str, Any]]:
         if roster is not None and (self.n_clients or 0) > len(roster):
@@ -728,7 +728,7 @@ optional
                 f"Got {self.n_clients} instead."
             )
         self._note()
-        run = self._new_run(roster)
+        run = self._run(roster)
         require_sizes(run, max(self.n_clients or 0, self.min_clients, len(roster or ())))
         return Server(run, seed=self.seed, roster=roster), {
             "clip": self.clip,

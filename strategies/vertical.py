@@ -23,7 +23,7 @@ from flower_kmeans.protocol.messages import Request, Step
 from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import KEYS, MAX_PARTIES, MAX_VALUES, Vertical
+from flower_kmeans.protocol.run import KEYS, MAX_PARTIES, MAX_VALUES, Run, Vertical
 from flower_kmeans.protocol.server import HasEnough, Kind, Replies
 from flower_kmeans.protocol.trust import VERTICAL, TrustModel
 from flower_kmeans.report.report import Report
@@ -245,13 +245,15 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         known = super()._talk
         return Exchange(known.grid, known.timeout)
 
-    def _begin(self, roster: Roster | None) -> tuple[Relay, dict[str, Any]]:
+    def _run(self, roster: Roster | None) -> Run:
         algorithm, domain = self.algorithm.to_config(), self.domain.to_config()
         body = Vertical(
             algorithm=algorithm, domain=domain, widths=self.widths, check_ids=self.check_ids
         )
-        run = self._run(roster, body, self._noise_shares)
-        m = moduli(self.n_clusters, self.algorithm.radius)
+        return self._described(roster, body, self._noise_shares)
+
+    def _begin(self, roster: Roster | None) -> tuple[Relay, dict[str, Any]]:
+        run, m = self._run(roster), moduli(self.n_clusters, self.algorithm.radius)
         report = VerticalReport(
             columns=self.columns,
             key_holders=self.key_holders,
