@@ -24,7 +24,14 @@ from weighing import peak
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.vertical.costs import costs
-from flower_kmeans.vertical.keys import KeyHolder, expand, public_key, randomise, relin_common
+from flower_kmeans.vertical.keys import (
+    KeyHolder,
+    expand,
+    public_key,
+    randomise,
+    relin_common,
+    values_of,
+)
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.parties import ComputingParty
 from flower_kmeans.vertical.ring import SLOTS, N, pack
@@ -125,7 +132,8 @@ def make(task: Task, columns: NDArray[np.float64], folder: Path) -> dict[str, An
     np.save(folder / "relin.npy", relin)
     if task.radius:
         columns = np.column_stack([columns, scaled_squares(columns, HALF_WIDTHS[1:])])
-    made, encrypted = cpu(lambda: list(holder.columns_alone(columns)))
+    values = [values_of(columns, i) for i in range(-(-len(columns) // SLOTS) * columns.shape[1])]
+    made, encrypted = cpu(lambda: [holder.encrypt_alone(x, i) for i, x in enumerate(values)])
     for i, (nonce, half) in enumerate(made):
         chunk, number = divmod(i, columns.shape[1])
         np.save(folder / f"{chunk}-{number}.npy", expand(q, nonce, half))
