@@ -282,7 +282,10 @@ def test_a_policy_that_lost_its_ledger_refuses_the_rest_of_a_private_run(tmp_pat
     cohort = Cohort(tmp_path).set_up()
     node = cohort.nodes[1]
     node.policy = replace(node.policy, in_memory=False)
-    assert code(cohort.send(1, cohort.ask_of(1, 1))) == Code.LEDGER
+    other = Cohort(tmp_path, others=cohort)
+    for request in (cohort.ask_of(1, 1), Enrol(doc=other.run.data)):
+        assert code(cohort.send(1, request)) == Code.LEDGER
+    assert node.n_loads == 0
 
 
 # --------------------------------------------------------------------------- processes
