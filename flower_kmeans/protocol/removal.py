@@ -250,5 +250,5 @@ def _to_words(key: bytes) -> Integers:
 def _from_words(words: Integers) -> bytes:
     """Return the key of `_to_words`; an `OverflowError` if no key has such words."""
     *whole, last = words.tolist()
-    rest = last.to_bytes(DIGEST_BYTES % _PIECE, "little")
+    rest: bytes = last.to_bytes(DIGEST_BYTES % _PIECE, "little")
     return b"".join(word.to_bytes(_PIECE, "little") for word in whole) + rest
