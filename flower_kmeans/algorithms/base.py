@@ -16,53 +16,31 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.client_clipping import (
-    client_clip,
-    clip_factor,
-    move_of_a_record,
-    shortened,
-)
+from flower_kmeans import parameters
+from flower_kmeans.algorithms import client_clipping
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.parameters import (
-    AUTO,
-    LARGEST,
-    POSITIVE,
-    check_parameters,
-    read_parameters,
-    whole,
-    write_parameters,
-)
+from flower_kmeans.parameters import AUTO, LARGEST, POSITIVE, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-
 Range = tuple[tuple[int, ...], IntArray | int, IntArray | int]
 """Shape, least and largest value of an array of a query."""
 
 UNUSABLE = "The query of a round is not one of its algorithm."
-
-LIMIT = 2**63
-"""Below which absolute values sums of 64-bit words are exact."""
-
+LIMIT = 2**63  # below which absolute values sums of 64-bit words are exact
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
-MAX_WORDS = 2**22
-"""Words of a round: 32 MiB of a message, and a few times that of a client's memory."""
-MAX_RUN_WORDS = 2**27
-"""Words of all rounds: a gigabyte that each client sends."""
+MAX_WORDS = 2**22  # of a round: 32 MiB of a message, and a few times that of a client's memory
+MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
 OVERFLOW_PROBABILITY = 1e-9
-
-SUMS = "sums"
-COUNTS = "counts"
-MIN_COUNT = 1.0
-"""Fewest (noisy) records of a cluster whose sum is divided by them; public, the same for all."""
+SUMS, COUNTS = "sums", "counts"
+MIN_COUNT = 1.0  # fewest noisy records of a cluster whose sum is divided by them; public
 
 
 @dataclass(frozen=True)
@@ -84,20 +62,20 @@ class Statistic:
     """What one client answers, or the noisy sum of all answers: int64 arrays by block."""
 
     blocks: Mapping[str, IntArray]
+    # Of a sum, both public: its participation, in (0, 1], and the number of answers, if known.
     answered: float = 1.0
-    """Of a sum, public: its participation, in (0, 1]."""
     n_answers: int | None = None
-    """Of a sum, public: how many clients' answers are in it, where that is known."""
 
 
 @dataclass(frozen=True)
 class State:
-    """All that an algorithm knows after a number of rounds."""
+    """All that an algorithm knows after ``round`` rounds.
+
+    Arrays are of dtype int64 if the algorithm is replayable: clients keep them between messages.
+    """
 
     round: int
-    """Rounds that are done."""
     arrays: Mapping[str, NDArray[Any]]
-    """Of dtype int64 if the algorithm is replayable: clients keep them between messages."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +90,8 @@ class Query:
 class Algorithm(ABC):
     """A clustering algorithm as a sequence of additive queries.
 
-    Implementations are frozen, hashable dataclasses of public parameters, complete when
-    constructed: every parameter is checked there, before anything is sent or spent.
+    Implementations are frozen, hashable dataclasses of public parameters. The constructor checks
+    every parameter, before anything is sent or spent.
 
     ``n_records`` and ``n_clients`` are public planning numbers. The former is required with a
     private budget; the latter with one of ``unit="client"``, and refused otherwise. There ``clip``
@@ -128,7 +106,6 @@ class Algorithm(ABC):
 
     name: ClassVar[str]
     """The name in run documents."""
-
     replayable: ClassVar[bool]
     """Whether clients can compute the next query themselves, which a blind server needs.
 
@@ -136,20 +113,14 @@ class Algorithm(ABC):
     the round (`initialization.round_words`), and their results are the same integers on every
     processor.
     """
-
     vertical: ClassVar[bool] = False
     """Whether its records are split by columns among parties (trust model "vertical")."""
-
     has_joint_clipping: ClassVar[bool] = False
-    """Whether all releases of a round are shortened by one factor, the least that one of them
-    needs, and not each by its own."""
-
+    """Whether one factor, the least that one of them needs, shortens all releases of a round."""
     bounds_clients: ClassVar[bool] = False
     """Whether ``n_clients`` bounds what a client adds, and is given with ``unit="record"`` too."""
-
     possible_warnings: ClassVar[tuple[str, ...]] = ()
-    """What the report can say of a run, in fixed sentences. The state's ``flags``, one for each,
-    are not 0 where a remark holds."""
+    """Fixed sentences for the report. The state's ``flags`` are not 0 for those that hold."""
 
     n_clusters: Annotated[int, whole(1, MAX_CLUSTERS)]
     domain: Domain
@@ -164,7 +135,7 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         """Check what is declared, and resolve clip and budget; subclasses check the rest."""
-        check_parameters(self)
+        parameters.check_parameters(self)
         n_records, budget = self.n_records, self.budget
         if n_records is None and budget.is_private:
             raise ConfigurationError(
@@ -177,7 +148,7 @@ class Algorithm(ABC):
                 f"Got {self.n_clusters} instead."
             )
         n_clients = None if self.bounds_clients else self.n_clients
-        self._put(clip=client_clip(budget, n_records, n_clients, self.clip))
+        self._put(clip=client_clipping.client_clip(budget, n_records, n_clients, self.clip))
         # A default delta depends on the number of units: of what the budget protects.
         n_units = self.n_clients if budget.protects_clients else n_records
         self._put(budget=budget if n_units is None else budget.resolved(n_units))
@@ -228,30 +199,28 @@ class Algorithm(ABC):
         """
         if self.n_records is None:
             return
-        rounds = range(1, self.n_rounds + 1)
         # A union bound over both tails of all words of the run.
-        logarithm = math.log(2 * sum(map(self.words, rounds)) / OVERFLOW_PROBABILITY)
+        n_words = sum(map(self.words, range(1, self.n_rounds + 1)))
+        logarithm = math.log(2 * n_words / OVERFLOW_PROBABILITY)
         tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
         most = max(self.n_records, self.n_clients or 0)
-
-        def check(name: str, unit: float, noise: float) -> None:
-            require_capacity(
-                most * unit + noise,
-                limit,
-                f"They come from n_records={self.n_records} and noise of up to {noise:.3g} units "
-                f"in the release {name!r} at fraction_bits={self.fraction_bits}: take fewer "
-                "fraction_bits or a larger epsilon.",
-            )
-
         for number, releases in enumerate(self.plan().rounds, start=1):
             sensitivities = self.block_sensitivities(number)
-            if not releases:  # without noise a word is a sum of records alone
-                check("sums", max(sensitivities.values()), 0.0)
+            # Without noise a word is a sum of records alone.
+            found = [] if releases else [("sums", max(sensitivities.values()), 0.0)]
             for release in releases:
                 # No word of a record exceeds its unit, which all words of a release have together.
                 unit = max(sensitivities[name] for name in release.blocks)
                 noise = release.noise_multiplier * unit * tails[release.mechanism]
-                check(release.name, unit, noise * noise_factor * self.clip_of(release))
+                found.append((release.name, unit, noise * noise_factor * self.clip_of(release)))
+            for name, unit, noise in found:
+                require_capacity(
+                    most * unit + noise,
+                    limit,
+                    f"They come from n_records={self.n_records} and noise of up to {noise:.3g} "
+                    f"units in the release {name!r} at fraction_bits={self.fraction_bits}: take "
+                    "fewer fraction_bits or a larger epsilon.",
+                )
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
@@ -348,7 +317,9 @@ class Algorithm(ABC):
         ]
         joint = self.has_joint_clipping and len(parts) > 1
         shared = max(step for *_, step in parts) if joint else None
-        return tuple(move_of_a_record(part, norm, step, shared) for part, norm, step in parts)
+        return tuple(
+            client_clipping.move_of_a_record(part, norm, step, shared) for part, norm, step in parts
+        )
 
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
@@ -369,14 +340,14 @@ class Algorithm(ABC):
         vector = self.flatten(statistic, query.round)
         clipped = np.zeros_like(vector)
         parts = [
-            (words, clip_factor(vector[words], sensitivities[words], release.norm))
+            (words, client_clipping.clip_factor(vector[words], sensitivities[words], release.norm))
             for release, words in self.release_words(query.round)
         ]
         # A joint factor keeps a client's means where they are: sums and counts shrink alike.
         least = min((factor for _, factor in parts), default=1.0)
         for words, factor in parts:
             kept = least if self.has_joint_clipping else factor
-            clipped[words] = shortened(vector[words], sensitivities[words], kept)
+            clipped[words] = client_clipping.shortened(vector[words], sensitivities[words], kept)
         return self.unflatten(clipped, query.round)
 
     def _clip(self) -> float | None:
@@ -485,12 +456,12 @@ class Algorithm(ABC):
 
     def to_config(self) -> dict[str, Any]:
         """Return the parameters for a run document, without domain and budget."""
-        return {"name": self.name, **write_parameters(self, self.clip is not None)}
+        return {"name": self.name, **parameters.write_parameters(self, self.clip is not None)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described, or raise if it cannot be one."""
-        values = read_parameters(cls, config, budget.protects_clients)
+        values = parameters.read_parameters(cls, config, budget.protects_clients)
         return cls(domain=domain, budget=budget, **values)
 
     def words(self, round_number: int) -> int:
