@@ -270,22 +270,18 @@ class Algorithm(ABC):
         A client's own query is so never refused.
         """
         # Noise may lead anywhere, and a client must be able to answer what follows from it.
-        number = state.round + 1
-        return Query(
-            number,
-            {
-                name: np.clip(state.arrays[name], low, high)
-                for name, (_, low, high) in self.query_ranges(number).items()
-            },
-        )
+        ranges = self.query_ranges(state.round + 1).items()
+        arrays = {name: np.clip(state.arrays[name], low, high) for name, (_, low, high) in ranges}
+        return Query(state.round + 1, arrays)
 
     def record_sensitivities(self, round_number: int) -> FloatArray:
         """Return the sensitivity of every word of a round, (words,) float64, for one record.
 
         In grid units, in layout order: `block_sensitivities`, unless words of a block differ.
         """
-        sensitivities, layout = self.block_sensitivities(round_number), self.layout(round_number)
-        return np.concatenate([np.full(block.size, sensitivities[block.name]) for block in layout])
+        sensitivities = self.block_sensitivities(round_number)
+        blocks = self.layout(round_number)
+        return np.repeat([sensitivities[b.name] for b in blocks], [b.size for b in blocks])
 
     def sensitivities(self, round_number: int) -> FloatArray:
         """Return the noise scale of every word of a round, (words,) float64.
@@ -305,10 +301,9 @@ class Algorithm(ABC):
         return 1.0 if clip is None else clip
 
     def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
-        """Return by how much one record of a client that stays moves each of a round's releases.
+        """Return by how much one record of a protected client moves each of a round's releases.
 
-        For a budget that protects clients; over the noise scale and in the norm of each release
-        (docs/guarantees.md, "Client-level privacy").
+        Over the noise scale and in the norm of each (docs/guarantees.md, "Client-level privacy").
         """
         sensitivities = self.sensitivities(round_number)
         parts = [
@@ -328,10 +323,7 @@ class Algorithm(ABC):
     def answer(self, query: Query, records: GridRecords) -> Statistic:
         """Return what a client adds to a round's sum: its statistic, clipped for ``unit="client"``.
 
-        Then each release, in its norm and jointly over its blocks, is scaled to at most 1 in
-        `sensitivities` and truncated toward zero (docs/guarantees.md, "Client-level privacy"); with
-        ``has_joint_clipping``, by the least factor of the round. A word that no release covers has
-        no noise, so it is 0.
+        See docs/guarantees.md, "Client-level privacy". A word that no release covers is then 0.
         """
         statistic = self.statistic(query, records)
         if self._clip() is None:
@@ -362,9 +354,12 @@ class Algorithm(ABC):
         return self.clip
 
     def check_query(self, query: Query) -> None:
-        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
+        """Require the round's arrays, with their shapes, as int64 and within their ranges.
 
-        Otherwise there is a MessageError, without a word about values.
+        Raises
+        ------
+        MessageError
+            Otherwise, without a word about values.
         """
         number, arrays = query.round, query.arrays
         # Not isinstance: True is an int too, and would name a round that nobody planned.
@@ -381,14 +376,13 @@ class Algorithm(ABC):
                 raise MessageError(UNUSABLE)
 
     def require_packages(self) -> None:  # noqa: B027 - most need none
-        """Require the optional packages that a client's answer needs; by default none."""
+        """Require the optional packages that a client's answer needs."""
 
     def warnings(self, state: State) -> tuple[str, ...]:
         """Return what the run's reader should know about how it went, from released values only."""
         flags = state.arrays["flags"] if self.possible_warnings else ()
-        return tuple(
-            text for text, holds in zip(self.possible_warnings, flags, strict=True) if holds
-        )
+        pairs = zip(self.possible_warnings, flags, strict=True)
+        return tuple(text for text, holds in pairs if holds)
 
     def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
         """Return the inertia at the centroids after the last round, from released values.
@@ -402,11 +396,10 @@ class Algorithm(ABC):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the state after the noisy sum of all answers.
+        """Return the state after the noisy sum of all answers, which may be any integers.
 
-        Total: it accepts any integers. Noise makes every word possible, and an error would reveal
-        something about words that nobody may see. ``rng`` is for algorithms that are not
-        replayable.
+        Noise makes every word possible, and an error would reveal something about words that nobody
+        may see. ``rng`` is for algorithms that are not replayable.
         """
 
     def without_sum(self, state: State) -> State | None:
@@ -427,10 +420,7 @@ class Algorithm(ABC):
 
     @property
     def size_bounds(self) -> tuple[int, int | None] | None:
-        """Least and largest size of a cluster (0 and ``None`` where there is no such bound).
-
-        ``None`` unless results have weights and sizes.
-        """
+        """Least (or 0) and largest (or ``None``) size; ``None`` unless results have sizes."""
         return None
 
     @property
@@ -439,19 +429,15 @@ class Algorithm(ABC):
         return None
 
     def weights(self, state: State) -> FloatArray | None:
-        """Return the weights of the power diagram whose cells are the clusters, (k,).
+        """Return the weights (k,) of the power diagram whose cells are the clusters.
 
-        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``. In squared user's
-        units where all columns have one scale, else in those of the scaled domain; ``None`` where
-        a record belongs to its nearest centroid.
+        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``; ``None`` where that
+        is the nearest centroid. In the squared units of `cost_estimate`.
         """
         return None
 
     def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
-        """Return the clusters' sizes after the last round; ``None`` without bounds on them.
-
-        ``noise_factor`` is that of `cost_estimate`.
-        """
+        """Return the clusters' sizes after the last round; ``None`` without bounds on them."""
         return None
 
     def to_config(self) -> dict[str, Any]:

@@ -55,10 +55,6 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     are in units of the round's radius, and one record changes sums and nearness by at most 1
     together (the same, "FastLloyd's relocation").
 
-    ``alpha`` is the radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section
-    5.6); ``relocation=False`` is the paper's algorithm. All other parameters are documented by
-    `strategies.FastLloyd`.
-
     Parameters
     ----------
     alpha : float
@@ -91,10 +87,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     relocation: Annotated[bool, FLAG] = True
 
     def radius_of(self, round_number: int) -> int:
-        """Return the radius of a round (from 1) in whole grid units.
-
-        With relocation, the largest that it can have.
-        """
+        """Return the radius of a round in whole grid units; with relocation, the largest one."""
         return self._first_radius if round_number == 1 else self._radius
 
     def layout(self, round_number: int) -> tuple[Block, ...]:
@@ -123,8 +116,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         """Return sums of offsets from the centroids, and counts.
 
         Without relocation, of records within the radius. With relocation, of all records: offsets
-        over the radius, clipped to length 1, and what their squares leave of 1. Below the signal of
-        `WEIGHTED_BELOW` each offset is multiplied by the root of 1 plus its nearness.
+        over the radius, clipped to length 1, and what their squares leave of 1; with weights, each
+        offset times the root of 1 plus its nearness.
         """
         if self.postprocess == "none":  # distances to centroids outside of the box stay exact
             records = _WiderGrid(records)
@@ -143,8 +136,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
     ) -> State:
         """Move each centroid by its mean offset, at most by the round's radius.
 
-        A cluster whose noisy count is too small to divide by keeps its centroid. With relocation,
-        centroids are relocated after all rounds but the last.
+        A cluster whose noisy count is too small to divide by keeps its centroid.
         """
         counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
         moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT)

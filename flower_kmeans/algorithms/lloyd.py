@@ -57,9 +57,7 @@ class LloydFamily(base.Algorithm):
         Public initial centroids in the user's units; sphere packing otherwise.
     cost : bool
         Whether the last round also releases the cost, for ``report.cost``; Gaussian noise only, and
-        where the server sees the sums. A state holds its integers alone, so that every client has
-        the same one; `cost_estimate` follows from them (docs/guarantees.md, "Metrics that may
-        leave").
+        where the server sees the sums (docs/guarantees.md, "Metrics that may leave").
     n_clusters, domain, budget, n_records, n_clients, clip, seed, fraction_bits
         As for all algorithms.
     """
@@ -135,11 +133,8 @@ class LloydFamily(base.Algorithm):
         return into_domain(inside, self.domain, self.fraction_bits)
 
     def layout(self, round_number: int) -> tuple[Block, ...]:
-        """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if asked for.
-
-        One grid for all is simpler than several, and noise shares of counts too need a standard
-        deviation of some grid units.
-        """
+        """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if wanted."""
+        # One grid for all: noise shares of counts too need a deviation of some grid units.
         k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
         blocks = Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)
         return (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
@@ -235,9 +230,7 @@ class LloydFamily(base.Algorithm):
     def _planning_records(self) -> float | None:
         """N of the papers' rules for T."""
         # N enters them only over the noise's standard deviation, which has the clip as a factor.
-        if self.n_records is None or self.clip is None:
-            return self.n_records
-        return self.n_records / self.clip
+        return self.n_records if self.n_records is None else self.n_records / (self.clip or 1)
 
     @property
     def largest_cost(self) -> int:
@@ -329,9 +322,8 @@ class SuLloydAlgorithm(LloydFamily):
 
     Formal guarantee: one record changes all sums by at most ``domain.l1_bound`` in l1 and all
     counts by one; purely private with ``delta=0``. With a positive delta, a box and
-    ``unit="record"``, each column of the sums is accounted for itself, since one record changes it
-    by the column's half width at most: less noise, the more columns there are
-    (docs/guarantees.md, "Lloyd family, one round").
+    ``unit="record"``, each column of the sums is accounted for itself: less noise, the more columns
+    there are (docs/guarantees.md, "Lloyd family, one round").
     """
 
     name: ClassVar[str] = "sulloyd"
@@ -363,8 +355,7 @@ class SuLloydAlgorithm(LloydFamily):
     def _columns(self) -> tuple[tuple[float, int], ...]:
         """Half widths of the columns over the largest, each with how many columns have it.
 
-        Empty where the sums have one joint bound in l1: it is what pure epsilons, balls and clipped
-        clients need. Where half widths differ in too many columns, the composition would take long.
+        Empty where the sums have one joint bound in l1.
         """
         # A pure epsilon adds up however the sums are divided, and a ball or a clip bounds all
         # columns together, not each.
@@ -374,6 +365,7 @@ class SuLloydAlgorithm(LloydFamily):
         widths, numbers = np.unique(self._half_widths, return_counts=True)
         pairs = zip((widths / widths.max()).tolist(), numbers.tolist(), strict=True)
         columns = tuple((width, number) for width, number in pairs if width > 0)
+        # Where half widths differ in too many columns, the composition would take long.
         if len(columns) > MAX_WIDTHS or self.domain.n_features * self.n_rounds > MAX_PARTS:
             return ()
         return columns
