@@ -289,7 +289,7 @@ def suite_with(recorded: int, confidence: float) -> Suite:
 
 def main() -> None:
     """Run everything that was asked for, and write it down."""
-    parser = script.parser_of(SUITE, __doc__)
+    parser = script.parser_of(SUITE)
     parser.add_argument("--recorded", type=int, default=RECORDED, help="whole runs of each side")
     parser.add_argument("--confidence", type=float, default=CONFIDENCE, help="of every bound")
     parsed = parser.parse_args()

@@ -53,7 +53,7 @@ def plot(rows, options):
 
 SUITE = Suite(
     "toy", "What is measured.", Task, {"loss": float, "capped": bool}, tasks_of, measure, table,
-    {"toy": plot}, ("g2_2_30", "iris", "mine"), ("mine",), runs=2,
+    {"toy": plot}, ("g2_2_30", "iris", "mine"), runs=2, sources={"mine": {}},
 )
 """
 

@@ -286,13 +286,11 @@ class TestCommand:
 def test_a_script_has_an_option_for_each_column(suite, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["toy_suite.py"])
-    script.main(
-        suite, "About.", ["--epsilons", "7", "--data", "mine", "--runs", "1", "--jobs", "1"]
-    )
+    script.main(suite, ["--epsilons", "7", "--data", "mine", "--runs", "1", "--jobs", "1"])
     assert "| mine | noise |" in capsys.readouterr().out
     assert "mine,noise,7.0,0,7.33" in (tmp_path / "build" / "toy" / "runs.csv").read_text()
     with pytest.raises(SystemExit, match="Error: Expected method among"):
-        script.main(suite, "About.", ["--methods", "none at all", "--data", "mine"])
+        script.main(suite, ["--methods", "none at all", "--data", "mine"])
 
 
 AS_SCRIPT = """

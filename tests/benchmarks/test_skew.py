@@ -72,7 +72,7 @@ def test_it_goes_on_where_it_was_stopped(skew, monkeypatch, tmp_path, capsys):
     command = ["skew.py", "--data", f"{tmp_path / 'own.npz'}:2", "--settings", "even", "drops"]
     command += ["--runs", "1", "--jobs", "1", "--methods", "FastLloyd"]
     command += ["--output", str(tmp_path / "out")]
-    main = partial(script.main, skew.SUITE, None, command[1:])
+    main = partial(script.main, skew.SUITE, command[1:])
     main()
     first = (tmp_path / "out" / "runs.csv").read_text()
     assert first.splitlines()[0] == "data,setting,method,epsilon,run,ratio"

@@ -100,7 +100,7 @@ def test_noise_has_the_scale_of_its_units(thesis, factor, accepted):
 
 @pytest.mark.parametrize("method", ["exclusive MNA", "exclusive AMN"])
 def test_bounds_without_noise_find_the_clusters(thesis, method, monkeypatch):
-    monkeypatch.setattr(thesis, "load", lambda name, options: data())
+    monkeypatch.setattr(thesis, "in_box", lambda name, options: data())
     task = thesis.Task("made", method, "", thesis.NONE, thesis.TWO, None, 0)
     found = thesis.measure(task, Options(1))
     assert found["wcss"] < 2 * 0.1**2 * D * N
@@ -108,7 +108,7 @@ def test_bounds_without_noise_find_the_clusters(thesis, method, monkeypatch):
 
 
 def test_every_case_runs(thesis, monkeypatch):
-    monkeypatch.setattr(thesis, "load", lambda name, options: data())
+    monkeypatch.setattr(thesis, "in_box", lambda name, options: data())
     for case in thesis.CASES:
         epsilon = None if case.noise == thesis.NONE else 4.0
         found = thesis.measure(thesis.Task("made", *case, epsilon, 0), Options(1))
