@@ -26,16 +26,11 @@ from flower_kmeans.errors import ConfigurationError
 FloatArray = NDArray[np.float64]
 LabelArray = NDArray[np.int64]
 
-ALPHA = 0.05
-"""Share of a cluster outside of its two quantiles."""
-VARIANCES = (1.0, 10.0)
-"""Range of the eigenvalues of a cluster's covariance."""
-OUTLIER = -1
-"""Label of records that belong to no cluster."""
-SYNTH_DEGREES = (0.16, 0.26)
-"""Degrees of separation of the Synth families, from partly overlapping to separated."""
-SYNTH_OUTLIERS = 100
-"""Most outliers of a set of the Synth family."""
+ALPHA = 0.05  # share of a cluster outside of its two quantiles
+VARIANCES = (1.0, 10.0)  # range of the eigenvalues of a cluster's covariance
+OUTLIER = -1  # label of records that belong to no cluster
+SYNTH_DEGREES = (0.16, 0.26)  # of separation in the Synth families, from overlapping to separated
+SYNTH_OUTLIERS = 100  # at most in a set of the Synth family
 G2_MEANS = (500.0, 600.0)
 G2_RECORDS = 2048
 
@@ -45,21 +40,11 @@ _TOLERANCE = 1e-12
 
 
 class Generated(NamedTuple):
-    """A synthetic data set.
+    """A synthetic data set of n records, d columns and k clusters."""
 
-    Attributes
-    ----------
-    records : ndarray of shape (n, d), float64
-        In random order.
-    labels : ndarray of shape (n,), int64
-        Cluster of each record, or `OUTLIER`.
-    centers : ndarray of shape (k, d), float64
-        Means of the distributions, not of the records.
-    """
-
-    records: FloatArray
-    labels: LabelArray
-    centers: FloatArray
+    records: FloatArray  # (n, d), in random order
+    labels: LabelArray  # (n,), the cluster of each record, or `OUTLIER`
+    centers: FloatArray  # (k, d), means of the distributions, not of the records
 
 
 def sizes_of(n_records: int, weights: ArrayLike) -> LabelArray:

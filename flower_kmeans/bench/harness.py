@@ -184,23 +184,12 @@ class Suite:
 
 @dataclass(frozen=True)
 class Plan:
-    """Tasks, and the data sets of a command.
+    """Tasks, and the data sets of a command."""
 
-    Attributes
-    ----------
-    options : Options
-        With the data sets whose files exist.
-    tasks : tuple
-    skipped : tuple of str
-        Data sets whose files are missing.
-    named : tuple of str
-        Data sets that the command named.
-    """
-
-    options: Options
+    options: Options  # with the data sets whose files exist
     tasks: tuple[Any, ...]
-    skipped: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # data sets whose files are missing
+    named: tuple[str, ...] = ()  # data sets that the command named
 
 
 def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:

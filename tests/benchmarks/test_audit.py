@@ -5,13 +5,12 @@ import json
 import math
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
-from scripts import load_script
+from scripts import ROOT, load_script
 
 from flower_kmeans import strategies
 from flower_kmeans.bench.harness import Options, plan_of
@@ -20,7 +19,6 @@ from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.strategies import KMeansStrategy
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 SURE = 1 - 1e-10
 SHARE = 1_000
 
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 @pytest.fixture
 def audit(monkeypatch):
     """The script, with the modules beside it."""
-    return load_script(monkeypatch, "audit", FOLDER)
+    return load_script(monkeypatch, "audit")
 
 
 @pytest.fixture
@@ -378,7 +376,7 @@ def test_a_bug_without_its_other_side_is_shown(audit, made):
 
 def table_rows(page):
     """Return the cells of all lines of a document's tables."""
-    text = (FOLDER.parent / "docs" / page).read_text("utf-8")
+    text = (ROOT / "docs" / page).read_text("utf-8")
     return [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines()]
 
 
@@ -446,7 +444,7 @@ def test_the_headlines_are_those_of_the_tables():
     assert page[start + 4][0].startswith(f"{len(nothing)} ")
     assert {line[11] for line in lines if not line[12]} == {"0.00"}
     bugs = [row for row in table_rows("tables/audit.md") if len(row) == 10 and row[7] == "caught"]
-    text = (FOLDER.parent / "docs" / "audit.md").read_text("utf-8")
+    text = (ROOT / "docs" / "audit.md").read_text("utf-8")
     assert f"all {len(bugs)} planted bugs are found" in text
     least = min(float(row[5]) / float(row[4]) for row in bugs if float(row[4]))
     assert least == pytest.approx(4.45 / 4.00)

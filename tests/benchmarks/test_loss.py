@@ -2,7 +2,6 @@
 
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +11,10 @@ from flower_kmeans import strategies
 from flower_kmeans.bench import tables
 from flower_kmeans.bench.harness import Options, plan_of
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def loss(monkeypatch):
-    """The script as a module."""
-    return load_script(monkeypatch, "loss", FOLDER)
+    return load_script(monkeypatch, "loss")
 
 
 def records():

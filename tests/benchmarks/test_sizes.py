@@ -1,7 +1,6 @@
 """The suite of cluster sizes within bounds: its measures, the exact methods, and its tables."""
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +11,10 @@ from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.errors import ConfigurationError
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def sizes(monkeypatch):
-    """The script as a module."""
-    return load_script(monkeypatch, "sizes", FOLDER)
+    return load_script(monkeypatch, "sizes")
 
 
 def records(n=60, k=3):

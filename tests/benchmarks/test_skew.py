@@ -1,7 +1,6 @@
 """The script that measures losses under skew and drops: who holds what, who drops, going on."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +8,10 @@ from scripts import load_script
 
 from flower_kmeans.bench import script
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def skew(monkeypatch):
-    """The script as a module."""
-    return load_script(monkeypatch, "skew", FOLDER)
+    return load_script(monkeypatch, "skew")
 
 
 def data_of(skew, sizes):

@@ -1,7 +1,6 @@
 """The suite of the thesis's constrained clustering: its clients, its noise, and its tables."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +13,12 @@ from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import Stream
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 K, D, N = 3, 2, 60
 
 
 @pytest.fixture
 def thesis(monkeypatch):
-    """The script as a module."""
-    return load_script(monkeypatch, "thesis", FOLDER)
+    return load_script(monkeypatch, "thesis")
 
 
 def data():

@@ -1,20 +1,16 @@
 """The script that makes the tables of utility: its protocol, its tables, and what it refuses."""
 
 import math
-from pathlib import Path
 
 import pytest
 from scripts import load_script
 
 from flower_kmeans.bench.harness import Options, plan_of
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def utility(monkeypatch):
-    """The script as a module."""
-    return load_script(monkeypatch, "utility", FOLDER)
+    return load_script(monkeypatch, "utility")
 
 
 def test_tasks_are_the_methods_that_apply(utility):
