@@ -69,41 +69,19 @@ class Size:
 
 @dataclass
 class Trip:
-    """What was weighed of one round trip, messages out and answers back.
-
-    Attributes
-    ----------
-    asked, answered : list of int
-        Bytes of whole messages as Flower serialises them, without the identifier that the link
-        gives a message on its way.
-    words : list of int
-        Bytes of the protected words alone, in the answers that have any.
-    """
+    """Bytes of a round trip's messages, as Flower serialises them but for the link's number."""
 
     asked: list[int] = field(default_factory=list)
     answered: list[int] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)
+    words: list[int] = field(default_factory=list)  # of the protected words in answers alone
 
 
 class WeighingGrid(InProcessGrid):
     """An in-process grid that weighs messages and counts round trips.
 
-    Parameters
-    ----------
-    client_app : callable
-    n_nodes : int
-    weighs : callable, optional
-        From the name of a round trip to whether its messages are weighed, for runs whose time or
-        memory is measured; by default all are.
-
-    Attributes
-    ----------
-    trips : dict of str to Trip
-        By kind and round, such as "enrol" and "ask 3", in their order.
-    asked, answered : dict of str to list of int
-        Bytes of the encoded messages, without what Flower adds.
-    pushes : list of int
-        Numbers of messages of each round trip.
+    ``weighs`` says of the name of a round trip whether its messages are weighed, for runs whose
+    time or memory is measured. ``trips`` has these by kind and round, such as "enrol" and "ask 3";
+    ``asked`` and ``answered`` have the bytes of all encoded messages, without what Flower adds.
     """
 
     def __init__(

@@ -220,12 +220,13 @@ def _results(
         return_as="generator_unordered",
     )
     call = _in_fresh_process if suite.fresh else _tried
+    ended = BrokenProcessPool if suite.fresh else loky.process_executor.TerminatedWorkerError
     begun = (task for task in tasks if time.monotonic() < until)
     try:
         yield from pool(
             joblib.delayed(call)(suite.measure, task, options, threads) for task in begun
         )
-    except (loky.process_executor.TerminatedWorkerError, BrokenProcessPool):
+    except ended:
         raise RunError(
             "A process that did a task ended by itself, maybe because memory was short: try fewer "
             "--jobs."

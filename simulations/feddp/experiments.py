@@ -100,36 +100,18 @@ LLOYD_CLIP = 20.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all runs of a table.
-
-    Attributes
-    ----------
-    table : str
-    unit : {"record", "client"}
-    trust : str
-    clip : float or None
-        Of FedDP-KMeans, with ``unit="client"``; by default clips come from the server's points.
-    lloyd_clip : float or None
-        Of DP-Lloyd, with ``unit="client"``.
-    contribution : {"sums", "means"}
-        Of FedDP-KMeans, with ``unit="client"``.
-    clips : tuple of (str, float)
-        Clips of single releases of FedDP-KMeans, with ``unit="client"``.
-    sums : {"auto", "absolute", "relative", "narrowing"}
-        Of FedDP-KMeans.
-    lloyd_rounds : int or None
-        Rounds of DP-Lloyd; the library's rule otherwise.
-    methods : tuple of str
-    """
+    """What is the same for all runs of a table."""
 
     table: str
     unit: Literal["record", "client"] = "record"
     trust: str = TRUSTS[0]
+    # Of FedDP-KMeans where whole clients are protected; None takes clips from the server's points.
     clip: float | None = None
-    lloyd_clip: float | None = None
+    clips: tuple[tuple[str, float], ...] = ()  # of single releases
     contribution: Literal["sums", "means"] = "sums"
-    clips: tuple[tuple[str, float], ...] = ()
     sums: Literal["auto", "absolute", "relative", "narrowing"] = "auto"
+    # Of DP-Lloyd; None takes the library's rules.
+    lloyd_clip: float | None = None
     lloyd_rounds: int | None = None
     methods: tuple[str, ...] = METHODS
 
@@ -549,4 +531,6 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main()
+    from experiments import main as of_module  # other processes find functions by a module's name
+
+    of_module()

@@ -160,8 +160,8 @@ def plot(rows: Sequence[Row]) -> "Figure":
     from matplotlib.figure import Figure
 
     panels = panels_of(rows)
-    columns = min(len(panels), COLUMNS)
-    n_rows = -(-len(panels) // columns)
+    columns = max(1, min(len(panels), COLUMNS))  # none where all runs are not private
+    n_rows = max(1, -(-len(panels) // columns))
     figure = Figure(figsize=(4.6 * columns, 3.4 * n_rows + 0.4), layout="constrained")
     axes = figure.subplots(n_rows, columns, squeeze=False).ravel()
     for unused in axes[len(panels) :]:

@@ -11,9 +11,11 @@ from unittest import mock
 import numpy as np
 import pytest
 from scripts import ROOT, load_script
+from seamed import bytes_of
 
 from flower_kmeans import strategies
 from flower_kmeans.bench.harness import Options, plan_of
+from flower_kmeans.privacy import randomness
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.trust import TRUST_MODELS
@@ -187,7 +189,7 @@ CERTAIN = {
     "cost of half the norm": 400,
     "free squares without the joint bound": 100,
     "squares without the joint bound": 1000,
-    "weights above the budget": 1000,
+    "weights above the budget": 2000,
     "relocation that looks at records": 1000,
     "clip forgotten": 100,
     "noise truncated: whole records": 100,
@@ -202,11 +204,15 @@ CERTAIN = {
 
 @pytest.mark.parametrize("name", CERTAIN)
 def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
-    """Bounds of a few hundred runs exceed the claim by far; without the bug they cannot."""
+    """Bounds of a few hundred runs exceed the claim; without the bug they cannot.
+
+    The planted runs have seeded noise: of some bugs, one run in a hundred stays below the claim.
+    """
     (bug,) = (bug for bug in audit.bugs() if bug.name == name)
     effort = audit.Effort(CERTAIN[name], 1)
     task = audit.task_of(bug.cell, effort.repetitions, name, planted=True)
-    planted = audit.line_of(task, effort)
+    with mock.patch.object(randomness, "_os_random", bytes_of(name)):
+        planted = audit.line_of(task, effort)
     assert planted.epsilon_bound > planted.claimed_epsilon
     if bug.guess != "likelihood ratio":
         assert planted.recorded_right == planted.recorded

@@ -4,6 +4,7 @@ import csv
 import importlib
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -85,6 +86,13 @@ def test_a_file_of_runs_is_gone_on_with(experiments, quick):
     assert (output / "runs.csv").read_bytes() == before
     assert list(map(repr, again)) == list(map(repr, outcomes))
     assert len(before.splitlines()) == 1 + len(outcomes)
+
+
+def test_its_commands_run_in_two_processes(tmp_path):
+    command = [sys.executable, str(FOLDER / "experiments.py"), "record", "--quick", "--jobs", "2"]
+    command += ["--runs", "2", "--methods", "optimum (not private)", "--output", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 2
 
 
 def test_whole_clients_and_shared_noise(experiments, tmp_path):
