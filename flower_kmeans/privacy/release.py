@@ -77,14 +77,9 @@ class Release:
 
     @property
     def cost(self) -> float:
-        """The release's mu (Gaussian) or pure epsilon (Laplace), of all parts together.
-
-        It is infinite without noise.
-        """
-        if not self.noise_multiplier:
-            return math.inf
-        bound = math.fsum(bound * number for bound, number in self.parts) if self.parts else 1.0
-        return bound / self.noise_multiplier
+        """All parts' mu (Gaussian) or pure epsilon (Laplace); infinite without noise."""
+        bound = math.fsum(bound * number for bound, number in self.parts or ((1.0, 1),))
+        return bound / self.noise_multiplier if self.noise_multiplier else math.inf
 
     @property
     def costs(self) -> tuple[float, ...]:
@@ -93,12 +88,6 @@ class Release:
             return (self.cost,)
         each = (repeat(bound / self.noise_multiplier, number) for bound, number in self.parts)
         return tuple(chain.from_iterable(each))
-
-    @property
-    def measure(self) -> str:
-        """The norm as its reader sees it, with the number of words where there are parts."""
-        words = sum(number for _, number in self.parts)
-        return f"{self.norm} of {words} words" if self.parts else self.norm
 
     def to_config(self) -> dict[str, Any]:
         """Return the release for a run document."""
