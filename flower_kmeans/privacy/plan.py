@@ -183,10 +183,8 @@ class PrivacyPlan:
             return "NOT PRIVATE: no noise is added to any answer."
         rows = [("round", "release", "noise", "norm", "multiplier", "alone")]
         for number, release in ((i, r) for i, group in enumerate(self.rounds, 1) for r in group):
-            words = sum(count for _, count in release.parts)
-            norm = f"{release.norm} of {words} words" if words else release.norm
             alone = f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}"
-            noise = release.mechanism, norm, f"{release.noise_multiplier:.6g}"
+            noise = release.mechanism, release.measure, f"{release.noise_multiplier:.6g}"
             rows.append((str(number), release.name, *noise, alone))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [

@@ -89,6 +89,12 @@ class Release:
         each = (repeat(bound / self.noise_multiplier, number) for bound, number in self.parts)
         return tuple(chain.from_iterable(each))
 
+    @property
+    def measure(self) -> str:
+        """The norm as its reader sees it, with the number of words where there are parts."""
+        words = sum(number for _, number in self.parts)
+        return f"{self.norm} of {words} words" if self.parts else self.norm
+
     def to_config(self) -> dict[str, Any]:
         """Return the release for a run document."""
         config: dict[str, Any] = {
