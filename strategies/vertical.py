@@ -19,17 +19,11 @@ from flower_kmeans.parameters import integer, require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.exchange import Exchange
-from flower_kmeans.protocol.messages import Request
+from flower_kmeans.protocol.messages import Request, Step
 from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import (
-    KEYS,
-    MAX_PARTIES,
-    MAX_VALUES,
-    Run,
-    Vertical,
-)
+from flower_kmeans.protocol.run import KEYS, MAX_PARTIES, MAX_VALUES, Run, Vertical
 from flower_kmeans.protocol.server import HasEnough, Kind, Replies
 from flower_kmeans.protocol.trust import VERTICAL, TrustModel
 from flower_kmeans.report.report import Report
@@ -277,13 +271,13 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         return f"Parties: {self.n_clients}, {self.key_holders} with the key"
 
     def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
-        relay = self._running
-        self._requests = relay.close_request() if is_last else relay.round_request()
-        return "close" if is_last else "step", self._requests, lambda: False
+        step: Step = "close" if is_last else "step"
+        self._requests = self._running.request(step)
+        return step, self._requests, lambda: False
 
     def _take(self, replies: Replies, is_last: bool) -> None:
-        take = self._running.take_close if is_last else self._running.take_round
-        take(self._requests, replies, self._trip)
+        step: Step = "close" if is_last else "step"
+        self._running.take(step, self._requests, replies, self._trip)
 
     def _update(self, report: Report) -> None:
         relay = self._running
