@@ -8,6 +8,7 @@ silent clients, and invites late ones.
 
 import inspect
 import math
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,12 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.released import note_on_noise
 from flower_kmeans.data.domain import Ball, Box, Domain
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    ObliviousServerError,
+    RunError,
+)
 from flower_kmeans.parameters import check_arguments, choice, instance, require_type, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
@@ -51,22 +57,9 @@ from flower_kmeans.protocol.run import (
     Vertical,
 )
 from flower_kmeans.protocol.server import HasEnough, Kind, Replies, Server, require_sizes
-from flower_kmeans.protocol.trust import PLAIN, TrustModel, trust_model
+from flower_kmeans.protocol.trust import PLAIN, TRUST_MODELS, TrustModel, trust_model
 from flower_kmeans.report.clustering import FinishedRun
 from flower_kmeans.report.report import Report
-from flower_kmeans.strategies._checks import (
-    initial_centroids,
-    no_clip,
-    read_roster,
-    refuse_wrapper,
-    require_empty,
-    require_reader,
-    require_round,
-    require_start,
-    require_trust,
-    result_of,
-    unseen,
-)
 from flower_kmeans.strategies._declared import describe, own_parameters
 
 Keys = Literal["roster", "relayed", "none"]
@@ -90,6 +83,14 @@ class RoundInfo:
 
 
 S = TypeVar("S", bound=Server | Relay)
+
+
+def _require_empty(name: str, config: ConfigRecord | None) -> None:
+    if config:
+        raise ConfigurationError(
+            f"Expected an empty {name}: what clients need is in the run document. "
+            f"Got {len(config)} entries instead."
+        )
 
 
 class ClusteringStrategy(Strategy, Generic[S]):
@@ -201,8 +202,18 @@ class ClusteringStrategy(Strategy, Generic[S]):
         """
         require_type("initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord")
         require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
+        require_type("num_rounds", num_rounds, int | None, "an integer")
+        if num_rounds not in (None, self.n_rounds):
+            raise ConfigurationError(
+                f"Expected num_rounds={self.n_rounds} as planned, or None. "
+                f"Got {num_rounds} instead."
+            )
         seconds = self.default_timeout if timeout is None else timeout
-        require_start(self.n_rounds, num_rounds, seconds, train_config, evaluate_config)
+        require_type("timeout", seconds, int | float, "a number of seconds")
+        if not seconds > 0:
+            raise ConfigurationError(f"Expected timeout > 0 seconds. Got {seconds} instead.")
+        _require_empty("train_config", train_config)
+        _require_empty("evaluate_config", evaluate_config)
         if evaluate_fn is not None:
             self._require_sight()
         self._timeout, self._exchange, self._server = seconds, None, None
@@ -234,11 +245,16 @@ class ClusteringStrategy(Strategy, Generic[S]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of one round; in round 1, set up the run first."""
-        refuse_wrapper(self)
-        require_empty("train_config", config)
+        self._refuse_wrapper()
+        _require_empty("train_config", config)
         if server_round == 1:
             self._set_up(grid, arrays)
-        require_round(server_round, self._running.head, self.n_rounds)
+        due, n_rounds = self._running.head + 1, self.n_rounds
+        if server_round != due or server_round > n_rounds:
+            raise ConfigurationError(
+                f"Expected rounds 1 to {n_rounds} in their order, round {min(due, n_rounds)} next. "
+                f"Got {server_round} instead."
+            )
         return self._messages(is_last=False)
 
     def aggregate_train(
@@ -252,7 +268,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the delivery of the result after the last round, and nothing before."""
-        refuse_wrapper(self)
+        self._refuse_wrapper()
         return self._messages(is_last=True) if server_round == self.n_rounds else []
 
     def aggregate_evaluate(
@@ -265,7 +281,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     def summary(self) -> None:
         """Log the configuration of the strategy."""
-        refuse_wrapper(self)
+        self._refuse_wrapper()
         log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self.n_clusters, self.n_rounds)
         log(INFO, "\t├──> Trust: %s (keys: %s)", self.trust, self.keys)
         log(INFO, "\t├──> %s", self._crowd())
@@ -276,6 +292,17 @@ class ClusteringStrategy(Strategy, Generic[S]):
             log(INFO, "\t└──> Privacy: NOT PRIVATE")
         for caution in self._cautions:
             log(WARNING, caution)
+
+    def _refuse_wrapper(self) -> None:
+        """Refuse a call by another strategy, as by Flower's own privacy wrappers."""
+        # They clip arrays that this strategy never sends, and would report a guarantee that nobody
+        # gives. A wrapper calls the hooks of the strategy that it holds: this is called in a hook.
+        caller = sys._getframe(2).f_locals.get("self")
+        if caller is not self and isinstance(caller, Strategy):
+            raise ConfigurationError(
+                f"Expected {type(self).__name__} to be driven directly. Got it wrapped in "
+                f"{type(caller).__name__}, whose privacy does not apply to it."
+            )
 
     # ------------------------------------------------------------------ results
 
@@ -323,7 +350,10 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _require_sight(self) -> None:
         """Refuse what only a server that sees the sums could give."""
         if self.trust_model.is_blind:
-            raise unseen(self.trust)
+            raise ObliviousServerError(
+                f"Expected no request for centroids at the server under trust={self.trust!r}: the "
+                "server must never see the result. Take them from a client's on_result."
+            )
 
     # ------------------------------------------------------------------ the run
 
@@ -342,8 +372,21 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Enrol the clients, and give them slots and keys."""
         self._started = time.monotonic()
-        self.algorithm = self._started_with(initial_centroids(arrays))
-        self._server, details = self._begin(read_roster(self.keys, self.roster_file))
+        if len(arrays) > 1:
+            raise ConfigurationError(
+                "Expected initial_arrays with one array of shape (n_clusters, n_features). "
+                f"Got {len(arrays)} arrays instead."
+            )
+        self.algorithm = self._started_with(*(array.numpy() for array in arrays.values()))
+        roster = None
+        if self.keys == "roster":
+            if self.roster_file is None:
+                raise ConfigurationError(
+                    "Expected roster_file with keys='roster': the file of the clients' public "
+                    "keys. Got None."
+                )
+            roster = Roster.from_file(self.roster_file)
+        self._server, details = self._begin(roster)
         self._exchange = Exchange(grid, self._timeout or self.default_timeout)
         self._report = Report(
             strategy=type(self).__name__,
@@ -361,7 +404,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         with self._reporting():
             self._running.set_up(nodes, self._trip)
 
-    def _started_with(self, initial: NDArray[Any] | None) -> Algorithm:
+    def _started_with(self, initial: NDArray[Any] | None = None) -> Algorithm:
         """Return the algorithm with the start's public initial centroids, if it was given any."""
         if initial is None:
             return self._planned
@@ -565,16 +608,21 @@ optional
         self.max_attempts: int = checked["max_attempts"]
         self.seed = seed
         self.on_round = on_round
-        if initial is not None:
-            self._check_initial("initial")
-        initial, self._earlier = result_of(initial, privacy)
         parameters[self.ROUNDS] = n_rounds
         # Only what was given: an algorithm need not have these parameters.
+        self._earlier: Report | None = None
         if initial is not None:
-            parameters["initial"] = initial
+            self._check_initial("initial")
+            initial = parameters["initial"] = self._centroids_of(initial)
         if privacy.protects_clients or clip is not None:
             if not {"n_clients", "clip"} <= inspect.signature(self.ALGORITHM).parameters.keys():
-                raise no_clip(type(self).__name__, privacy, clip)
+                wanted, got = "clip=None", f"clip={clip!r}"
+                if privacy.protects_clients:
+                    wanted, got = "a budget with unit='record'", "unit='client'"
+                raise ConfigurationError(
+                    f"Expected {wanted} for {type(self).__name__}, whose algorithm does not clip "
+                    f"what a client adds. Got {got} instead."
+                )
             parameters |= {"n_clients": self.n_clients, "clip": clip}
         elif self.ALGORITHM.bounds_clients:
             parameters["n_clients"] = self.n_clients
@@ -591,8 +639,13 @@ optional
         )
         self.algorithm = self._planned = self._make_algorithm()
         self.plan = self.algorithm.plan()
-        require_trust(self.trust_model, self.algorithm, self.plan, type(self).__name__)
-        require_reader(parameters.get("cost", False), self.trust_model)
+        self._require_trust()
+        # Otherwise the release would cost privacy and nobody would report it.
+        if parameters.get("cost", False) and self.trust_model.is_blind:
+            raise ObliviousServerError(
+                f"Expected cost=False under trust={self.trust!r}: the report that states the cost "
+                "is the server's, which must not see it. Got cost=True; choose another trust."
+            )
         if self.trust_model.shares_noise:
             check_shares(self.algorithm, self.plan, self.min_clients - self.max_colluders)
         self.algorithm.require_capacity(self.added_noise_factor, self.trust_model.sum.limit)
@@ -619,6 +672,39 @@ optional
         )
 
     # ------------------------------------------------------------------ parameters
+
+    def _require_trust(self) -> None:
+        """Require that the algorithm runs under the trust model, or name those that would do."""
+        objections = {
+            name: model.objection(self.algorithm, self.plan) for name, model in TRUST_MODELS.items()
+        }
+        objection = objections[self.trust]
+        if objection is not None:
+            fitting = [name for name, each in objections.items() if each is None]
+            raise ConfigurationError(
+                f"Expected trust of {type(self).__name__} with epsilon={self.plan.budget.epsilon} "
+                f"in {fitting}. Got {self.trust!r} instead. {objection}"
+            )
+
+    def _centroids_of(self, initial: Any) -> Any:
+        """Return initial centroids, and keep the report of the run that they come from, if any."""
+        report = getattr(initial, "report", None)
+        if not isinstance(report, Report):
+            return initial
+        # Initial centroids are public: with them, a blind server could solve for the noise.
+        if trust_model(report.trust).is_blind:
+            raise ObliviousServerError(
+                "Expected initial centroids that the server may see. Got the result of a run under "
+                f"trust={report.trust!r}, whose server must never see it."
+            )
+        unit = self.privacy.unit
+        if report.is_private and self.privacy.is_private and report.unit != unit:
+            raise ConfigurationError(
+                f"Expected initial centroids of a run with unit={unit!r}, so that the costs of "
+                f"both runs can be added. Got those of one with unit={report.unit!r}."
+            )
+        self._earlier = report
+        return initial.centroids
 
     def _checked_crowd(self) -> tuple[int, int]:
         """Return ``min_clients`` and ``max_colluders``, as they were given or by default."""

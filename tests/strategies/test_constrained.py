@@ -32,7 +32,7 @@ def test_clients_that_drop_out_do_not_move_the_means(name, trust):
     with without_noise():
         for given in ([], faults):
             strategy = make(name, trust, n_rounds=2)
-            found.append(run_recorded(strategy, same, faults=given, timeout=60))
+            found.append(run_recorded(strategy, same, faults=given))
     assert found[1].strategy.report.answers == [M, 4]
     np.testing.assert_allclose(found[1].one.centroids, found[0].one.centroids, atol=1e-3)
     np.testing.assert_allclose(found[1].one.counts, found[0].one.counts * 4 / M)

@@ -40,7 +40,7 @@ def make(kind, trust, domain="box", *, epsilon=100.0, unit="record", **options):
 
 
 def run(strategy, **options):
-    return run_recorded(strategy, PARTS, timeout=60, **options)
+    return run_recorded(strategy, PARTS, **options)
 
 
 def exact_cost(outcome):

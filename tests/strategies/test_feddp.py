@@ -40,7 +40,7 @@ def make(trust="distributed-noise", *, epsilon=8.0, unit="record", k=3, domain=B
 
 
 def run(strategy, parts=PARTS, **options):
-    return run_recorded(strategy, parts, timeout=60, **options)
+    return run_recorded(strategy, parts, **options)
 
 
 @pytest.mark.parametrize("trust", ["trusted-server", "distributed-noise"])

@@ -1,45 +1,26 @@
-"""Whole runs whose queries only the server can compute: round trips, faults, keys, the report."""
+"""Queries of whole runs: who computes them, what travels, and what algorithms note."""
 
 import json
+import logging
 
 import msgspec
 import numpy as np
 import pytest
-from asking import FEW, Split
-from harness import (
-    run_recorded,
-    stock_start,
-    without_noise,
-)
+import rows
+from asking import FEW
+from harness import stock_start, without_noise
 from rich.console import Console
+from rows import make, run
 
-from flower_kmeans import Box, Fault, PrivacyBudget
+from flower_kmeans.algorithms.pe_means import HALVED, WARNINGS
 from flower_kmeans.cli.outputs import print_warnings
-from flower_kmeans.errors import RunError, TooFewClientsError
 from flower_kmeans.protocol.messages import Added, Answer, Ask, decode_request
 from flower_kmeans.protocol.wire import encode, from_content, to_content
 
-BOX = Box([0.0, 0.0], [10.0, 10.0])
-PARTS = [np.random.default_rng(i).uniform(0, 10, (60, 2)) for i in range(6)]
-TRUSTS = ("distributed-noise", "trusted-server", "plain")
+BLIND = pytest.mark.parametrize("trust", rows.BLIND)
+NAMES = pytest.mark.parametrize("name", ["PEMeans", "HDPEMeans", "SynopsisKMeans"])
 
-
-def make(trust="distributed-noise", cls=Split, **options):
-    budget = PrivacyBudget(None if trust == "plain" else 1.0)
-    options = {"min_clients": 3, "n_clients": 6, **options}
-    return cls(3, BOX, budget, 360, trust=trust, **options)
-
-
-def run(strategy, **options):
-    """Run a strategy; return what happened, and the round trips by kind."""
-    trips = []
-
-    def push(grid, messages):
-        if messages:
-            request = decode_request(from_content(messages[0].content))
-            trips.append(type(request).__name__.lower())
-
-    return run_recorded(strategy, PARTS, on_push=push, timeout=60, **options), trips
+# --------------------------------------------------------------------------- of the server alone
 
 
 def queries(outcome):
@@ -54,20 +35,32 @@ def queries(outcome):
 
 @pytest.mark.parametrize("start", [None, stock_start])
 def test_each_sum_is_opened_before_the_next_query(start):
-    outcome, trips = run(make(), start=start)
+    trips = []
+
+    def push(grid, messages):
+        if messages:
+            trips.append(type(decode_request(from_content(messages[0].content))).__name__.lower())
+
+    outcome = run("Split", make("Split", None), start=start, on_push=push)
     assert trips == ["enrol", "ask", "add", "ask", "add", "finish"]
     outcome.agreed()
 
 
 def test_evaluate_fn_is_called_where_there_are_centroids():
     seen = []
-    run(make(), evaluate_fn=lambda number, arrays: seen.append((number, set(arrays))))
+
+    def evaluate(number, arrays):
+        seen.append((number, set(arrays)))
+
+    run("Split", make("Split", None), evaluate_fn=evaluate)
     assert seen == [(2, {"centroids", "counts"})]
 
 
 def test_the_seed_decides_about_the_queries():
     """Nothing else is drawn in a run without noise."""
-    first, again, other = (queries(run(make("plain", seed=seed))[0]) for seed in (1, 1, 2))
+    first, again, other = (
+        queries(run("Split", make("Split", "plain", seed=seed))) for seed in (1, 1, 2)
+    )
     assert first == again
     assert first[1, 1] == other[1, 1] == encode({})
     assert first[2, 1] != other[2, 1]
@@ -82,8 +75,8 @@ def test_a_further_attempt_asks_the_same_query():
                 spoilt = msgspec.structs.replace(request, root=bytes(32))
                 message.content = to_content(encode(spoilt))
 
-    strategy = make()
-    outcome = run_recorded(strategy, PARTS, on_push=spoil, timeout=60)
+    strategy = make("Split", None)
+    outcome = run("Split", strategy, on_push=spoil)
     asked = queries(outcome)
     assert set(asked) == {(1, 1), (2, 1), (2, 2)}
     assert asked[2, 1] == asked[2, 2]
@@ -92,37 +85,8 @@ def test_a_further_attempt_asks_the_same_query():
     outcome.agreed()
 
 
-def test_a_round_with_too_few_answers_ends_the_run():
-    with pytest.raises(TooFewClientsError, match=r"at least min_clients=4 .* in round 2"):
-        run(make(min_clients=4), faults=[Fault(i, 2, "drop") for i in range(3)])
-
-
-def test_a_round_without_enough_sum_shares_ends_a_run_that_needs_its_sum():
-    faults = [Fault(i, 2, "drop", trip="add") for i in range(3)]
-    with pytest.raises(RunError, match=r"sum-shares that open the sum of round 2"):
-        run(make(), faults=faults)
-
-
-def test_restarts_without_a_ledger_cost_a_round():
-    """A client that lost its memory renews, and then answers and has the result."""
-    cleared = []
-
-    def restart(grid, messages):
-        kinds = {type(decode_request(from_content(m.content))).__name__ for m in messages}
-        if "Add" in kinds and not cleared:
-            cleared.append(True)
-            list(grid.states.values())[2].clear()
-
-    strategy = make()
-    outcome = run_recorded(strategy, PARTS, on_push=restart, timeout=60)
-    assert strategy.report.answers == [6, 5]
-    assert len(outcome.results) == 6
-    outcome.agreed()
-    assert strategy.report.renewed == {2: 1}
-
-
 def test_answers_hold_nothing_but_sealed_shares():
-    outcome, _ = run(make())
+    outcome = run("Split", make("Split", None))
     answers = [item.message for item in outcome.grid.received]
     for answer in answers:
         if isinstance(answer, Answer):
@@ -137,12 +101,127 @@ def test_answers_hold_nothing_but_sealed_shares():
 
 def test_warnings_of_the_algorithm_are_in_the_report(capsys):
     """All records are in one cell, so one of the two thresholds is not."""
-    strategy = make()
+    strategy = make("Split", None)
     with without_noise():
-        run_recorded(strategy, [np.full((5, 2), 5.0)] * 6, timeout=60)
+        run("Split", strategy, [np.full((5, 3), 5.0)] * 6)
     report = strategy.report
     assert report.warnings == (FEW,)
     assert json.loads(json.dumps(report.to_dict()))["warnings"] == [FEW]
     console = Console(width=200)
     print_warnings(console, report, report.statements)
     assert FEW in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------- of the clients
+
+
+@BLIND
+def test_what_the_algorithm_notes_is_in_the_clients_logs_alone(caplog, trust):
+    strategy = make("PEMeans", trust, epsilon=0.05, n_variations=300)
+    with caplog.at_level(logging.WARNING, "flower_kmeans.client"):
+        run("PEMeans", strategy)
+    texts = [record.getMessage() for record in caplog.records]
+    assert [WARNINGS[HALVED] in text for text in texts].count(True) == 1  # of six in one process
+    assert strategy.report.warnings == ()
+
+
+@BLIND
+@NAMES
+def test_clients_that_lose_their_memory_replay_the_transcript(name, trust):
+    """A client forgets everything before round 3, renews there, and has the result in the end."""
+    cleared = []
+
+    def restart(grid, messages):
+        requests = [decode_request(from_content(message.content)) for message in messages]
+        if not cleared and any(isinstance(each, Ask) and each.t == 3 for each in requests):
+            cleared.append(True)
+            list(grid.states.values())[2].clear()
+
+    strategy = make(name, trust)
+    outcome = run(name, strategy, on_push=restart)
+    # It lacks the run document, begins a new session, and is given the group key: each takes a
+    # message, and two of them come in one round where a committee adds.
+    missed = 2 if trust == "clients-only" else 3
+    answers = [6, 6] + [5] * missed + [6] * strategy.n_rounds
+    assert strategy.report.answers == answers[: strategy.n_rounds]
+    assert [each.round for each in strategy.report.incidents_of("renewed")] == [1 + missed]
+    assert len(outcome.results) == (6 if strategy.n_rounds >= 2 + missed else 5)
+    assert outcome.one.centroids.shape[0] == 3
+
+
+@NAMES
+def test_clients_of_one_process_share_their_updates_and_need_not(name, monkeypatch):
+    algorithm = type(make(name, "oblivious-server").algorithm)
+    calls, update = [], algorithm.update
+
+    def counted(self, state, answer, rng=None):
+        calls.append(state.round)
+        return update(self, state, answer, rng)
+
+    monkeypatch.setattr(algorithm, "update", counted)
+    with without_noise():
+        shared = run(name, make(name, "oblivious-server"))
+    rounds = shared.strategy.n_rounds
+    assert sorted(set(calls)) == list(range(rounds))
+    # One call of a subclass may be two, but never one for each client.
+    assert len(calls) <= 2 * rounds
+
+    def alone(session, key, entry, follow):
+        return follow()
+
+    monkeypatch.setattr("flower_kmeans.protocol.client.followed", alone)
+    with without_noise():
+        apart = run(name, make(name, "oblivious-server"))
+    assert len(calls) >= 6 * rounds
+    np.testing.assert_array_equal(shared.one.centroids, apart.one.centroids)
+    np.testing.assert_array_equal(shared.one.counts, apart.one.counts)
+
+
+# --------------------------------------------------------------------------- of PE-means
+
+
+@pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
+@pytest.mark.parametrize("name", ["PEMeans", "HDPEMeans"])
+def test_queries_do_not_grow_with_the_population(name, trust):
+    """No candidate but the selected ones is in a message; answers have a word for each."""
+    sizes = []
+    for n_variations in (5, 400):
+        strategy = make(name, trust, n_variations=n_variations, n_rounds=3)
+        outcome = run(name, strategy)
+        rounds = [item.message for item in outcome.grid.sent if item.kind == "ask"]
+        sizes.append(
+            [
+                max(len(each.query) for each in rounds if each.t == t)
+                for t in range(1, strategy.n_rounds + 1)
+            ]
+        )
+        asked = outcome.queries
+        assert not asked[0].arrays
+        assert {name: a.size for name, a in asked[2].arrays.items()} == {
+            "centers": 3 * len(strategy.algorithm.space.half_widths),
+            "variations": 1,
+            "seed": 2,
+        }
+        candidates = np.concatenate(list(strategy.algorithm._population(asked[2])))
+        sent = b"".join(item.data for item in outcome.grid.sent)
+        assert len(candidates) <= 3 * (n_variations + 1)
+        chosen = {row.tobytes() for q in asked[1:] for row in q.arrays["centers"]}
+        for row in candidates.astype(np.int64):
+            assert row.tobytes() in chosen or row.tobytes() not in sent
+        lengths = [
+            len(item.message.words) // 8 for item in outcome.grid.received if item.kind == "answer"
+        ]
+        # The one word more is the checksum.
+        if trust != "distributed-noise":  # shares are shorter, and there is one for each client
+            assert lengths.count(3 * (n_variations + 1) + 1) >= 2 * 6
+    assert sizes[0] == sizes[1]
+
+
+def test_a_cap_that_binds_is_reported():
+    strategy = make("PEMeans", None, max_candidates=30)
+    run("PEMeans", strategy)
+    assert WARNINGS[0] in strategy.report.warnings
+    assert strategy.report.to_dict()["warnings"] == list(strategy.report.warnings)
+    free = make("PEMeans", None)
+    run("PEMeans", free)
+    assert WARNINGS[0] not in free.report.warnings

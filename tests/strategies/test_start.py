@@ -17,6 +17,7 @@ from harness import (
     without_noise,
     write_roster,
 )
+from serving import ROUND_TRIPS
 
 from flower_kmeans import Box, ClientPolicy, PrivacyBudget, kmeans_client_app
 from flower_kmeans.errors import (
@@ -354,16 +355,7 @@ def test_nothing_is_evaluated_on_clients_before_the_last_round():
 
 
 @pytest.mark.parametrize("start", [None, stock_start])
-@pytest.mark.parametrize(
-    ("trust", "round_trips"),
-    [
-        ("oblivious-server", 3 + 3),
-        ("distributed-noise", 2 * 3 + 2),
-        ("clients-only", 2 * 3 + 2),
-        ("trusted-server", 3 + 2),
-        ("plain", 3 + 2),
-    ],
-)
+@pytest.mark.parametrize(("trust", "round_trips"), ROUND_TRIPS.items())
 def test_a_run_takes_as_many_round_trips_as_planned(trust, round_trips, start):
     pushes = []
     outcome = run_recorded(

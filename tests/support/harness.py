@@ -167,6 +167,7 @@ def run_recorded(
 ) -> Outcome:
     """Run a strategy in this process over a recording grid, with one policy or one each."""
     results: dict[int, ClientResult] = {}
+    options.setdefault("timeout", 60)
 
     def keep(result: ClientResult, context: Context) -> None:
         place = int(context.node_config["partition-id"])

@@ -75,4 +75,4 @@ def make(name: str, trust: str | None, *, unit="record", epsilon=8.0, **options)
 
 def run(name: str, strategy: KMeansStrategy, parts=None, **options) -> Outcome:
     """Run it with the row's records, or others."""
-    return run_recorded(strategy, parts_of(name) if parts is None else parts, timeout=60, **options)
+    return run_recorded(strategy, parts_of(name) if parts is None else parts, **options)
