@@ -15,7 +15,8 @@ for ``K <= 2**53 / (d 4**(q + 1))``: with q = 16, up to 64 centroids at once for
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,9 @@ _SCORES = 2**17  # of a product, 1 MB
 _MAX_ROWS = 2**15
 _ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
 _ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
+_FUSED_WORK = 2**33  # in products; NumPy takes about a second
+
+_work_so_far = 0.0
 
 
 def largest_weight(n_features: int, fraction_bits: int) -> int:
@@ -130,10 +134,36 @@ def cluster_sums(
     check_exactness(d, records.fraction_bits)
     if radius2 is not None and radius2 >= d * 4 ** (records.fraction_bits + 1):
         radius2 = None  # no two points of the grid are further apart
-    query = _Query(centroids, records.fraction_bits, radius2)
     work = n * (len(centroids) * d + _ROW_WORK)
-    sums, counts = sum_in_parts(n, work, partial(_sum_rows, records, query))
+    fused, part = fused_kernel(work), None
+    if fused is not None:
+        part = partial(fused.cluster_sums, records, centroids, radius2)
+    else:
+        query = _Query(centroids, records.fraction_bits, radius2)
+        part = partial(_sum_rows, records, query)
+    sums, counts = sum_in_parts(n, work, part)
     return sums, counts
+
+
+def fused_kernel(work: float) -> Any:
+    """Return the compiled kernel `fused`, or ``None`` while NumPy is quicker or all there is.
+
+    Importing Numba and reading the compiled code back takes most of a second, in each process. So
+    the kernel is loaded once the ``work`` of the calls so far, in products, would have taken about
+    as long with NumPy. It needs the extra ``fast`` and a folder for compiled code.
+    """
+    global _work_so_far
+    _work_so_far += work
+    return None if _work_so_far < _FUSED_WORK else _load_fused()
+
+
+@cache
+def _load_fused() -> Any:
+    try:
+        from flower_kmeans.algorithms.numerics import fused
+    except (ImportError, RuntimeError):  # no Numba, or no folder for what it compiles
+        return None
+    return fused
 
 
 def vote_counts(

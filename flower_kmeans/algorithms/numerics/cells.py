@@ -7,12 +7,13 @@ count, and to the sums u and the slacks w of that cell numbers with ``|u|^2 + w^
 costs nothing beside the residual (docs/guarantees.md, "SynopsisKMeans").
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csc_array
 
-from flower_kmeans.algorithms.numerics.assignment import assign
+from flower_kmeans.algorithms.numerics.assignment import assign, fused_kernel
 from flower_kmeans.data.domain import Ball, GridRecords, IntArray
 from flower_kmeans.threads import single_threaded_blas, sum_in_parts
 
@@ -83,7 +84,12 @@ def cell_sums(
         return sums, counts, slacks
 
     n_records = records.shape[0]
-    return CellSums(*sum_in_parts(n_records, n_records * p * (m + _ROW_WORK), part))
+    work = n_records * p * (m + _ROW_WORK)
+    fused = fused_kernel(work)
+    if fused is not None:
+        options = centers, radii, fraction_bits, weighted, weights
+        return CellSums(*sum_in_parts(n_records, work, partial(fused.cell_sums, records, *options)))
+    return CellSums(*sum_in_parts(n_records, work, part))
 
 
 def squared_norms(records: GridRecords) -> int:
