@@ -9,14 +9,11 @@ which must stay below the claim. The planted bugs of ``audit_bugs.py`` must exce
 it is, attacked in the same way, must not. docs/tables/audit.md says who attacks, docs/audit.md
 what this can show.
 
-``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both. Written to
-``--output``: runs.csv (one row per attack, as soon as it is done: the same command goes on where it
-was stopped), tables.md (also printed) and audit.png. Ends with status 1 if a line is not as it must
-be: also one whose neighbours attain too little of the plan's cost. ``flower-kmeans bench --suite
-benchmarks/audit.py`` does the same, and says in its tables which lines are not as they must be.
+``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both. Ends with
+status 1 if a line is not as it must be: also one whose neighbours attain too little of the plan's
+cost. ``flower-kmeans bench --suite benchmarks/audit.py`` states these lines in its tables.
 """
 
-import itertools
 import logging
 import math
 import sys
@@ -45,18 +42,7 @@ RECORDED, CONFIDENCE = Effort().recorded, Effort().confidence
 
 @dataclass(frozen=True)
 class Task:
-    """A line to be measured: a cell, or the attack on a bug where it is planted or where it is not.
-
-    Attributes
-    ----------
-    strategy, trust, unit, epsilon, variant
-        Of the cell.
-    bug : str
-        Its name; empty for a cell.
-    planted : bool
-    repetitions : int
-        Of the attack.
-    """
+    """A line to be measured: a cell, or the attack on a bug (``bug`` is not empty) at that cell."""
 
     strategy: str
     trust: str
@@ -146,7 +132,7 @@ def label_of(row: Row) -> tuple[str, str, str]:
     return row["strategy"] + variant, row["trust"], row["unit"]
 
 
-def _rounded(value: float, digits: int = 3) -> str:
+def _rounded(value: float, digits: int) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
@@ -154,19 +140,13 @@ def cell_table(rows: Sequence[Row]) -> str:
     """Return the table of cells in markdown, with who attacks below it."""
     head = ("strategy", "trust", "unit", "ε", "claimed μ", "claimed ε", "whole runs", "repetitions")
     head = (*head, "TPR", "FPR", "μ ≥", "ε ≥", "of the claim", "verdict")
+    numbers = {"mu": 3, "claimed_epsilon": 2, "recorded": 0, "repetitions": 0, "tpr": 4, "fpr": 4}
+    numbers |= {"mu_bound": 3, "epsilon_bound": 2, "ratio": 2}
     lines = [
         (
             *label_of(row),
             f"{row['epsilon']:g}",
-            _rounded(row["mu"]),
-            _rounded(row["claimed_epsilon"], 2),
-            f"{row['recorded']}",
-            f"{row['repetitions']}",
-            _rounded(row["tpr"], 4),
-            _rounded(row["fpr"], 4),
-            _rounded(row["mu_bound"]),
-            _rounded(row["epsilon_bound"], 2),
-            _rounded(row["ratio"], 2),
+            *(_rounded(row[name], digits) for name, digits in numbers.items()),
             row["verdict"],
         )
         for row in rows
@@ -188,19 +168,13 @@ def bug_table(rows: Sequence[Row]) -> str:
         bug, planted, absent = _bug(name), pair.get(True), pair.get(False)
         place = ", ".join((bug.cell.strategy, bug.cell.trust, bug.cell.unit))
         claimed = next(iter(pair.values()))["claimed_epsilon"]
-        cells = [name, bug.what, place, bug.guess, _rounded(claimed, 2)]
-        if planted is None:
-            cells += [""] * 3
-        else:
-            cells += [
-                _rounded(planted["epsilon_bound"], 2),
-                f"{planted['recorded_right']} of {planted['recorded']}",
-                "caught" if caught(planted) else "MISSED",
-            ]
-        if absent is None:
-            cells += [""] * 2
-        else:
-            cells += [_rounded(absent["epsilon_bound"], 2), absent["verdict"]]
+        cells = [name, bug.what, place, bug.guess, _rounded(claimed, 2), *[""] * 5]
+        if planted is not None:
+            right = f"{planted['recorded_right']} of {planted['recorded']}"
+            found = "caught" if caught(planted) else "MISSED"
+            cells[5:8] = [_rounded(planted["epsilon_bound"], 2), right, found]
+        if absent is not None:
+            cells[8:] = [_rounded(absent["epsilon_bound"], 2), absent["verdict"]]
         lines.append(cells)
     return tables.markdown(head, lines, (0, 1, 2, 3, 7, 9))
 
@@ -244,8 +218,7 @@ def plot(rows: Sequence[Row], options: Options) -> "Figure":
     names = tables.unique(map(label_of, shown))
     figure = Figure(figsize=(9.0, 0.24 * len(names) + 1.4), layout="constrained")
     axes = figure.subplots()
-    epsilons = sorted({row["epsilon"] for row in shown})
-    for epsilon, marker in zip(epsilons, itertools.cycle("so^v"), strict=False):
+    for epsilon, marker in zip(sorted({row["epsilon"] for row in shown}), "so^v", strict=False):
         here = [row for row in shown if row["epsilon"] == epsilon]
         places = [names.index(label_of(row)) for row in here]
         ratios = [row["ratio"] for row in here]
@@ -289,7 +262,7 @@ def suite_with(recorded: int, confidence: float) -> Suite:
 
 def main() -> None:
     """Run everything that was asked for, and write it down."""
-    parser = script.parser_of(SUITE, __doc__)
+    parser = script.parser_of(SUITE)
     parser.add_argument("--recorded", type=int, default=RECORDED, help="whole runs of each side")
     parser.add_argument("--confidence", type=float, default=CONFIDENCE, help="of every bound")
     parsed = parser.parse_args()

@@ -63,32 +63,16 @@ _PUBLIC_KEY = bytes(32)
 
 @dataclass(frozen=True)
 class Bug:
-    """A planted bug.
-
-    Attributes
-    ----------
-    name, what : str
-    cell : Cell
-        Where it is planted.
-    patch : callable
-        Makes the context that plants it.
-    guess : str
-        What the score is, for the reader.
-    score : callable
-    threshold : float
-        Fixed here, before any run.
-    at_once : bool
-        Whether the noise of all repetitions can be drawn by one call for each release.
-    """
+    """A planted bug, with the guess that finds it."""
 
     name: str
     what: str
     cell: Cell
-    patch: Patch
-    guess: str = "likelihood ratio"
+    patch: Patch  # makes the context that plants it
+    guess: str = "likelihood ratio"  # what the score is, for the reader
     score: Score = log_likelihood
-    threshold: float = 0.0
-    at_once: bool = True
+    threshold: float = 0.0  # fixed here, before any run
+    at_once: bool = True  # whether one call for each release can draw the noise of all repetitions
 
 
 # --------------------------------------------------------------------------- plants
@@ -327,97 +311,94 @@ def bugs() -> list[Bug]:
     hidden_shares = Cell("GLloyd", "clients-only")
     shared, hidden = Cell("GLloyd", "distributed-noise"), Cell("FastLloyd", "oblivious-server")
 
-    def make(name: str, what: str, cell: Cell, patch: Patch, **more: Any) -> Bug:
-        return Bug(name, what, cell, patch, **more)
-
     return [
-        make(
+        Bug(
             "noise halved",
             "the server draws half of the planned deviation",
             glloyd,
             _drawing(_halved),
         ),
-        make(
+        Bug(
             "shares of all clients",
             "clients divide the noise by their number, colluders included",
             shared,
             _too_many_shares,
         ),
-        make(
+        Bug(
             "a share of the noise missing",
             "the first client adds no noise, others theirs",
             shared,
             _one_share_missing,
             at_once=False,
         ),
-        make(
+        Bug(
             "own noise missing",
             "the first client adds no noise, and its answers are opened",
             replace(hidden_shares, variant=BEYOND),
             _one_share_missing,
             at_once=False,
         ),
-        make(
+        Bug(
             "share key known",
             "shares are sealed under a key that the server knows",
             replace(hidden_shares, variant=BELOW),
             _known_share_key,
         ),
-        make(
+        Bug(
             "threshold too small",
             "polynomials hide an answer from f shares, and not from tau",
             replace(hidden_shares, variant=BELOW),
             _short_polynomials,
         ),
-        make(
+        Bug(
             "radius of the wrong round",
             "noise of round 1 is made for the radius of later rounds",
             replace(fast, variant=PAPER),
             _later_radius,
         ),
-        make(
+        Bug(
             "squares without the joint bound",
             "squared offsets stand beside offsets, in place of what they leave of 1",
             fast,
             lambda: _slacks(fastlloyd, _squares),
         ),
-        make(
+        Bug(
             "weights above the budget",
             "near records weigh more in their nearness, too, and not in the sums alone",
             replace(fast, variant=WEIGHTED),
             lambda: _slacks(fastlloyd, _weighted),
         ),
-        make(
+        Bug(
             "relocation that looks at records",
             "a record beyond the radius is also counted at another centroid, to draw it there",
             fast,
             _far_records_twice,
         ),
-        make(
+        Bug(
             "cost of half the norm",
             "noise of the cost is made for norms of D/2, not D",
             Cell("FedDPKMeans", _TRUSTED, variant=COST),
             _short_norms,
         ),
-        make(
+        Bug(
             "columns not counted",
             "a record's sums in 16 columns are accounted for as one column",
             Cell("SuLloyd", _TRUSTED, variant=COLUMNS),
             _one_column,
         ),
-        make(
+        Bug(
             "free squares without the joint bound",
             "a record adds the square of its offset beside the offset, and not what it lacks of 1",
             Cell("SynopsisKMeans", _TRUSTED),
             lambda: _slacks(synopsis, _squares),
         ),
-        make(
+        Bug(
             "clip forgotten",
             "a client adds all of its records, not `clip` records' worth",
             replace(glloyd, unit="client"),
             _unclipped,
         ),
-        make(
+        Bug(
             "noise truncated: tails",
             f"noise is clipped to {_CLIP:g} standard deviations",
             glloyd,
@@ -426,7 +407,7 @@ def bugs() -> list[Bug]:
             score=_beyond_the_clip,
             threshold=0.5,
         ),
-        make(
+        Bug(
             "noise truncated: whole records",
             "noise is cut to whole records, sums are not",
             fast,
@@ -435,7 +416,7 @@ def bugs() -> list[Bug]:
             score=_wholeness,
             threshold=0.5,
         ),
-        make(
+        Bug(
             "noise truncated: toward zero",
             "noise is cut to grid steps toward zero, on a grid of 2^-1",
             Cell("GLloyd", _TRUSTED, epsilon=1.0, variant="coarse"),
@@ -444,7 +425,7 @@ def bugs() -> list[Bug]:
             score=_truncated_likelihood,
             threshold=np.log(2.0) / 2,  # zero has twice the mass that it should have
         ),
-        make(
+        Bug(
             "noise reused",
             "sums and counts of a round are given the same draws",
             hidden,
@@ -453,7 +434,7 @@ def bugs() -> list[Bug]:
             score=_disagreement,
             at_once=False,
         ),
-        make(
+        Bug(
             "server's seed known",
             "the server draws its noise from a public seed",
             hidden,
@@ -462,7 +443,7 @@ def bugs() -> list[Bug]:
             score=_known(_public_noise),
             at_once=False,
         ),
-        make(
+        Bug(
             "clients' seed known",
             "every client draws its share from a public seed",
             Cell("FastLloyd", "distributed-noise"),

@@ -10,6 +10,7 @@ held a radius away.
 """
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -73,22 +74,13 @@ WEIGHTED = "weighted"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is attacked.
-
-    Attributes
-    ----------
-    strategy, trust, unit : str
-    epsilon : float
-        Of the whole run, at `DELTA`.
-    variant : str
-        Beside the usual setting of the strategy.
-    """
+    """What is attacked."""
 
     strategy: str
     trust: str
     unit: str = "record"
-    epsilon: float = 4.0
-    variant: str = ""
+    epsilon: float = 4.0  # of the whole run, at `DELTA`
+    variant: str = ""  # beside the usual setting of the strategy
 
     @property
     def sees(self) -> str:
@@ -100,21 +92,13 @@ class Cell:
 class Setting:
     """A cell's run and its two neighbours.
 
-    Attributes
-    ----------
-    strategy : KMeansStrategy
-    background : list of ndarrays of shape (n_i, d)
-        The clients' records without what is attacked, in the user's units.
-    target : ndarray of shape (n, d)
-        What the first client holds beside them, or not.
-    view : {"sums", "below", "beyond"}
-        Whether the sums are seen, or the first client's own answers in shares, of so few committee
-        members that these say nothing, or of so many that they open.
+    The sums are seen, or the first client's own answers in shares, of so few committee members that
+    these say nothing ("below"), or of so many that they open.
     """
 
     strategy: KMeansStrategy
-    background: list[FloatArray]
-    target: FloatArray
+    background: list[FloatArray]  # the clients' records without what is attacked, (n_i, d)
+    target: FloatArray  # what the first client holds beside them, or not, (n, d)
     view: Literal["sums", "below", "beyond"] = "sums"
 
     def partitions(self, present: bool) -> list[FloatArray]:
@@ -145,30 +129,21 @@ class Setting:
 
 def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
     """Return every strategy under every trust model that it allows, for both units."""
-    private = ("FastLloyd", "GLloyd", "SuLloyd", "FedDPKMeans", "PEMeans", "HDPEMeans")
+    both = ("distributed-noise", "trusted-server")
     found = []
-    for epsilon in epsilons:
-        for unit in ("record", "client"):
-            for strategy in (*private, "SynopsisKMeans"):
-                for trust in TRUSTS[strategy]:
-                    found.append(Cell(strategy, trust, unit, epsilon))
-            found.append(Cell("FedDPKMeans", "trusted-server", unit, epsilon, "laplace"))
-            for trust in TRUSTS["SuLloyd"] if unit == "record" else ():
-                found.append(Cell("SuLloyd", trust, unit, epsilon, COLUMNS))
-            for strategy, trust in (
-                ("GLloyd", "clients-only"),
-                ("FedDPKMeans", "distributed-noise"),
-            ):
-                for variant in (BELOW, BEYOND):
-                    found.append(Cell(strategy, trust, unit, epsilon, variant))
-            found.append(Cell("GLloyd", "distributed-noise", unit, epsilon, COALITION))
-            variants = [(name, COST) for name in ("FastLloyd", "GLloyd", "FedDPKMeans")]
-            variants.append(("FedDPKMeans", RELATIVE))
-            if unit == "client":
-                variants.append(("FedDPKMeans", MEANS))
-            for strategy, variant in variants:
-                for trust in ("distributed-noise", "trusted-server"):
-                    found.append(Cell(strategy, trust, unit, epsilon, variant))
+    for epsilon, unit in product(epsilons, ("record", "client")):
+        places = [(strategy, trust, "") for strategy in TRUSTS for trust in TRUSTS[strategy]]
+        places.append(("FedDPKMeans", "trusted-server", "laplace"))
+        if unit == "record":
+            places += [("SuLloyd", trust, COLUMNS) for trust in TRUSTS["SuLloyd"]]
+        for variant in (BELOW, BEYOND):
+            places.append(("GLloyd", "clients-only", variant))
+            places.append(("FedDPKMeans", "distributed-noise", variant))
+        places.append(("GLloyd", "distributed-noise", COALITION))
+        variants = [(strategy, COST) for strategy in ("FastLloyd", "GLloyd", "FedDPKMeans")]
+        variants += [("FedDPKMeans", each) for each in (RELATIVE, MEANS)[: 1 + (unit == "client")]]
+        places += [(strategy, trust, variant) for strategy, variant in variants for trust in both]
+        found += [Cell(name, trust, unit, epsilon, variant) for name, trust, variant in places]
     return found
 
 

@@ -24,69 +24,35 @@ LEAST_ATTAINED = 0.8
 class Line:
     """What an attack gave: the columns of runs.csv beside those that say which attack it is.
 
-    Attributes
-    ----------
-    delta : float
-    mu, claimed_epsilon : float
-        What is claimed against this adversary; ``mu`` is NaN where not all noise is Gaussian.
-    recorded : int
-        Runs through strategy and client code, half of them with the target.
-    recorded_right : int
-        Recorded runs that were guessed right.
-    sigmas : float
-        How far the recorded scores lie from those of the repetitions; NaN where that cannot be
-        decided, because scores are infinite, always the same, or no likelihood ratios.
-    attained : float
-        Part of the plan's cost that the neighbours attain in the recorded runs.
-    threshold : float
-        A score above it is the guess that the target is there.
-    tpr, fpr : float
-        Of the repetitions.
-    mu_bound, epsilon_bound : float
-        Lower bounds of the given confidence; ``mu_bound`` is NaN where epsilon comes from the
-        rates themselves.
-    ratio : float
-        ``epsilon_bound`` over ``claimed_epsilon``.
-    verdict : str
-    seconds : float
-    adversary : str
-        Who attacks.
+    What is claimed is so against this adversary. A NaN stands for what cannot be said: mu where not
+    all noise is Gaussian, and sigmas where scores are infinite, always the same, or no ratios.
     """
 
     delta: float
     mu: float
     claimed_epsilon: float
-    recorded: int
-    recorded_right: int
-    sigmas: float
-    attained: float
-    threshold: float
-    tpr: float
+    recorded: int  # runs through strategy and client code, half of them with the target
+    recorded_right: int  # of these, those that were guessed right
+    sigmas: float  # how far the recorded scores lie from those of the repetitions
+    attained: float  # part of the plan's cost that the neighbours attain in the recorded runs
+    threshold: float  # a score above it is the guess that the target is there
+    tpr: float  # of the repetitions
     fpr: float
     confidence: float
-    mu_bound: float
+    mu_bound: float  # lower bounds of that confidence
     epsilon_bound: float
-    ratio: float
+    ratio: float  # of the bound on epsilon over the claim
     verdict: str
     seconds: float
-    adversary: str
+    adversary: str  # who attacks
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is run, and how sure a bound is to be.
+    """How much is run, and how sure a bound is to be."""
 
-    Attributes
-    ----------
-    repetitions : int
-        Of answers and noise, each scored with the target and without.
-    recorded : int
-        Whole runs of each neighbour.
-    confidence : float
-    """
-
-    repetitions: int = 5_000
-    recorded: int = 5
+    repetitions: int = 5_000  # of answers and noise, each scored with the target and without
+    recorded: int = 5  # whole runs of each neighbour
     confidence: float = 0.95
 
 
@@ -120,7 +86,8 @@ def attack(
     with patch():
         setting = setting_of(cell)
         answers = Answers(setting)
-        whole = [(present, recorded(setting, present)) for present in _turns(effort.recorded)]
+        turns = [False, True] * effort.recorded
+        whole = [(present, recorded(setting, present)) for present in turns]
         queries = whole[0][1][0]
         gaussian = answers.mu is not None
         if not gaussian or threshold is None:
@@ -161,10 +128,6 @@ def attack(
         seconds=time.monotonic() - began,
         adversary=cell.sees,
     )
-
-
-def _turns(recorded_of_each: int) -> list[bool]:
-    return [False, True] * recorded_of_each
 
 
 def _chosen(answers: Answers, effort: Effort, score: Score, views: tuple[Views, Views]) -> float:

@@ -45,12 +45,9 @@ IntArray = NDArray[np.int64]
 class Views:
     """What adversaries saw in some runs, of all rounds one after the other.
 
-    Attributes
-    ----------
-    residual : ndarray of shape (runs, words), int64
-        Every noisy sum that was seen, less the exact one without the target.
-    change : ndarray of shape (runs, words) or (words,), int64
-        By how much the target changes the exact sums, at the queries of these runs.
+    ``residual`` (runs, words) is every noisy sum that was seen, less the exact one without the
+    target; ``change`` (runs, words) or (words,) is by how much the target changes the exact sums,
+    at the queries of these runs.
     """
 
     residual: IntArray
@@ -299,24 +296,13 @@ def in_shares(answers: Answers, views: Views) -> Views:
 
 @dataclass
 class _Record:
-    """What is kept of a whole run.
-
-    Attributes
-    ----------
-    sums : dict of int to ndarray
-        The opened sums, by round.
-    states : dict of int to State
-        Before these.
-    noise : dict of (int, int) to ndarray
-        Every client's noise, by round and slot.
-    guesses : dict of int to ndarray
-        What the adversary makes of the first client's shares, by round.
-    """
+    """What is kept of a whole run, by round."""
 
     setting: Setting
     sums: dict[int, IntArray] = field(default_factory=dict)
-    states: dict[int, State] = field(default_factory=dict)
-    noise: dict[tuple[int, int], IntArray] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)  # before these
+    noise: dict[tuple[int, int], IntArray] = field(default_factory=dict)  # by slot, too
+    # What the adversary makes of the first client's shares.
     guesses: dict[int, IntArray] = field(default_factory=dict)
 
     @contextmanager

@@ -10,7 +10,7 @@ beyond the records.
 
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -107,12 +107,6 @@ def steps_of(n: int, k: int, d: int) -> Steps:
     return Steps(scikit_learn, plain, with_radius, peak_bytes(with_radius))
 
 
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every turn, size by size: those of one size share its records."""
-    for size in SIZES:
-        yield from (Task(*size, run) for run in range(options.runs))
-
-
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the three times in seconds and the memory in bytes."""
     steps = steps_of(task.records, task.clusters, task.columns)
@@ -126,29 +120,26 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the best time of each size."""
-    by = ("records", "clusters", "columns")
-    least = {
-        name: {key: min(values) for key, values in tables.grouped(rows, by, name).items()}
-        for name in SUITE.measures
-    }
-    lines = []
-    for key in least["sums"]:
-        theirs, plain, radius = (
-            least[name][key] for name in ("scikit_learn", "sums", "with_radius")
-        )
-        lines.append(
-            [
-                *(f"{number:,}" for number in key),
-                f"{1e3 * theirs:.2f}",
-                f"{1e3 * plain:.2f}",
-                f"{plain / theirs:.2f}",
-                f"{1e3 * radius:.2f}",
-                f"{radius / theirs:.2f}",
-                f"{least['memory'][key] / 2**20:.1f}",
-            ]
-        )
-    head = ["records", "k", "d", "sklearn ms", "sums ms", "ratio", "radius ms", "ratio"]
-    return tables.markdown([*head, "memory MB"], lines, 0)
+
+    def least(of: list[Row], name: str) -> float:
+        return min(row[name] for row in of)
+
+    def ratio(of: list[Row], name: str) -> str:
+        return f"{least(of, name) / least(of, 'scikit_learn'):.2f}"
+
+    return tables.by_key(
+        rows,
+        {"records": "records", "k": "clusters", "d": "columns"},
+        {
+            "sklearn ms": lambda of: f"{1e3 * least(of, 'scikit_learn'):.2f}",
+            "sums ms": lambda of: f"{1e3 * least(of, 'sums'):.2f}",
+            "ratio": lambda of: ratio(of, "sums"),
+            "radius ms": lambda of: f"{1e3 * least(of, 'with_radius'):.2f}",
+            "its ratio": lambda of: ratio(of, "with_radius"),
+            "memory MB": lambda of: f"{least(of, 'memory') / 2**20:.1f}",
+        },
+        0,
+    )
 
 
 SUITE = Suite(
@@ -158,7 +149,8 @@ SUITE = Suite(
     "and with the same threads; the best of the turns, and the memory of a step beyond the data.",
     Task,
     {"scikit_learn": float, "sums": float, "with_radius": float, "memory": int},
-    tasks_of,
+    # Size by size: turns of one size share its records.
+    lambda options: (Task(*size, run) for size in SIZES for run in range(options.runs)),
     measure,
     tables_of,
     runs=9,
@@ -167,4 +159,4 @@ SUITE = Suite(
 
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

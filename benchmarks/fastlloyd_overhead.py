@@ -10,22 +10,18 @@ both clients, and beside them those of the masked words alone, which is what the
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fastlloyd_protocol import N_CLIENTS, FloatArray, records_of
-from flwr.app import Context
-from weighing import WeighingGrid
+from protocols import N_CLIENTS, box_of, in_box, strategy_of
+from weighing import weighed
 
-from flower_kmeans import Box, PrivacyBudget
-from flower_kmeans.bench import tables
-from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.bench.script import main
+from flower_kmeans import PrivacyBudget
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.harness import Options, Row, Suite, grid
 from flower_kmeans.client import ClientPolicy, kmeans_client_app
-from flower_kmeans.simulation.in_process import task_identity
-from flower_kmeans.strategies import FastLloyd, RoundInfo
 
 ROUNDS = 7
 WEIGHED = "ask 3"  # the steady state: two rounds lie behind
@@ -54,43 +50,27 @@ class Task:
     run: int
 
 
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run, all first runs before any second."""
-    for run in range(options.runs):
-        for name in options.data:
-            yield from (Task(name, trust, run) for trust in TRUSTS)
-
-
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the median time of a round after the first, and the bytes of one."""
-    records, n_clusters = records_of(task.data, options)
-    n, d = records.shape
-    halves = np.array_split(records[np.random.default_rng(task.run).permutation(n)], N_CLIENTS)
-    strategy = FastLloyd(
-        n_clusters,
-        Box(np.full(d, -1.0), np.full(d, 1.0)),
+    data, ends = in_box(task.data, options), list[float]()
+    order = np.random.default_rng(task.run).permutation(len(data.records))
+    halves = np.array_split(data.records[order], N_CLIENTS)
+    strategy = strategy_of(
+        "FastLloyd:paper",
+        data,
+        box_of(data),
         PrivacyBudget(1.0),
-        n_records=n,
-        n_clients=N_CLIENTS,
+        task.run,
         n_rounds=ROUNDS,
-        relocation=False,  # the paper's
         trust=task.trust,
-        seed=task.run,
+        on_round=lambda _: ends.append(time.perf_counter()),
     )
-    ends = []
-
-    def note(info: RoundInfo) -> None:
-        ends.append(time.perf_counter())
-
-    def load(context: Context) -> FloatArray:
-        return halves[int(context.node_config["partition-id"])]
-
-    strategy.on_round = note
-    app = kmeans_client_app(load, ClientPolicy.for_simulation())
-    grid = WeighingGrid(app, N_CLIENTS, lambda trip, client: trip == WEIGHED)
-    with task_identity():
-        strategy.start(grid, timeout=600)
-    trip = grid.trips[WEIGHED]
+    app = kmeans_client_app(
+        lambda context: halves[int(context.node_config["partition-id"])],
+        ClientPolicy.for_simulation(),
+    )
+    run = weighed(strategy, app, N_CLIENTS, weighs=lambda trip: trip == WEIGHED)
+    trip = run.trips[WEIGHED]
     return {
         "seconds": float(np.median(np.diff(ends))),
         "total": sum(trip.asked) + sum(trip.answered),
@@ -100,35 +80,31 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return our figures beside the printed ones."""
-    times = tables.grouped(rows, ("data", "trust"), "seconds")
-    totals = tables.grouped(rows, ("data", "trust"), "total")
-    words = tables.grouped(rows, ("data", "trust"), "words")
-    lines = []
-    for name in tables.unique(row["data"] for row in rows):
-        printed, their_bytes, other, other_bytes = PRINTED.get(name, (None,) * 4)
-        for trust in TRUSTS:
-            if (name, trust) in times:
-                milliseconds = [1e3 * seconds for seconds in times[name, trust]]
-                lines.append(
-                    [
-                        name,
-                        trust,
-                        tables.cell(milliseconds, ".2f", count=False),
-                        _figure(printed, "g"),
-                        _figure(other, ",.0f"),
-                        f"{np.mean(words[name, trust]):,.0f}",
-                        f"{np.mean(totals[name, trust]):,.0f}",
-                        _figure(their_bytes, ",.0f"),
-                        _figure(other_bytes, ".3g"),
-                    ]
-                )
-    head = ["data", "trust", "ms", "FastLloyd printed, ms", "MohLloyd printed, ms"]
-    head += ["words, bytes", "messages, bytes", "FastLloyd printed", "MohLloyd printed"]
-    return tables.markdown(head, lines, 2)
 
+    def printed(place: int, form: str) -> Callable[[list[Row]], str]:
+        def show(of: list[Row]) -> str:
+            value = PRINTED.get(of[0]["data"], (None,) * 4)[place]
+            return "" if value is None else format(value, form)
 
-def _figure(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
+        return show
+
+    def ms(of: list[Row]) -> str:
+        return tables.cell([1e3 * row["seconds"] for row in of], ".2f", count=False)
+
+    return tables.by_key(
+        rows,
+        {"data": "data", "trust": "trust"},
+        {
+            "ms": ms,
+            "FastLloyd printed, ms": printed(0, "g"),
+            "MohLloyd printed, ms": printed(2, ",.0f"),
+            "words, bytes": lambda of: f"{np.mean([row['words'] for row in of]):,.0f}",
+            "messages, bytes": lambda of: f"{np.mean([row['total'] for row in of]):,.0f}",
+            "FastLloyd printed": printed(1, ",.0f"),
+            "MohLloyd printed": printed(3, ".3g"),
+        },
+        2,
+    )
 
 
 SUITE = Suite(
@@ -138,7 +114,7 @@ SUITE = Suite(
     "from and to both clients. Printed times are of other machines.",
     Task,
     {"seconds": float, "total": int, "words": int},
-    tasks_of,
+    lambda options: grid(Task, options, data=options.data, trust=TRUSTS),
     measure,
     tables_of,
     datasets=tuple(PRINTED),
@@ -147,4 +123,4 @@ SUITE = Suite(
 )
 
 if __name__ == "__main__":
-    main(SUITE, __doc__)
+    script.main(SUITE)

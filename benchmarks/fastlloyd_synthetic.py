@@ -11,22 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fastlloyd_protocol import (
-    COLORS,
-    EPSILONS,
-    LLOYD,
-    METHODS,
-    OURS,
-    FloatArray,
-    cluster,
-    records_of,
-    tasks_on,
-)
+from fastlloyd_metrics import COLORS, EPSILONS, LLOYD, METHODS, OURS, as_paper, tasks_on
+from protocols import FloatArray, as_fastlloyd, in_box
 
-from flower_kmeans.bench import plots, tables
+from flower_kmeans.bench import plots, script, tables
 from flower_kmeans.bench.data import family_of
 from flower_kmeans.bench.harness import Options, Row, Suite, Task
-from flower_kmeans.bench.script import main
 from flower_kmeans.metrics import nicv
 
 if TYPE_CHECKING:
@@ -35,34 +25,31 @@ if TYPE_CHECKING:
 BASE = "SuLloyd"
 SPREAD = 30  # of the G2 sets: the paper does not say which it took
 SEEDS = (0, 1, 2)
-COLUMNS = tuple(2**i for i in range(1, 11))
-CLUSTERS = tuple(2**i for i in range(1, 8))
 GRID_CLUSTERS = (2, 4, 8, 16, 32)
 GRID_COLUMNS = tuple(2**i for i in range(1, 10))
 GRID_METHODS = (BASE, "FastLloyd", OURS)
-G2 = tuple(f"g2_{d}_{SPREAD}" for d in COLUMNS)
-SYNTH_K = tuple(f"synth_{k}_2_{seed}" for k in CLUSTERS for seed in SEEDS)
+LINES = (
+    *(f"g2_{2**i}_{SPREAD}" for i in range(1, 11)),
+    *(f"synth_{2**i}_2_{seed}" for i in range(1, 8) for seed in SEEDS),
+)
 GRID = tuple(
-    f"synth_{k}_{d}_{seed}"
-    for d in GRID_COLUMNS
-    for k in GRID_CLUSTERS
-    for seed in SEEDS
-    if d > 2 or k > max(CLUSTERS)
+    f"synth_{k}_{d}_{seed}" for d in GRID_COLUMNS[1:] for k in GRID_CLUSTERS for seed in SEEDS
 )
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run, all first runs before any second."""
-    for run in range(options.runs):
-        for name in options.data:
-            yield from tasks_on(name, run, GRID_METHODS if name in GRID else METHODS)
+    """Yield every run: on the grid, of the methods that are compared there."""
+    lines = [name for name in options.data if name not in GRID]
+    yield from tasks_on(lines, options.runs)
+    grid = [name for name in options.data if name in GRID]
+    yield from tasks_on(grid, options.runs, GRID_METHODS)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the NICV of one run."""
-    records, n_clusters = records_of(task.data, options)
-    found = cluster(records, n_clusters, task.method, task.epsilon, task.run)
-    return {"nicv": nicv(records, found.centroids), "rounds": found.report.n_rounds}
+    data = in_box(task.data, options)
+    found = as_fastlloyd(data, as_paper(task.method), task.epsilon, task.run)
+    return {"nicv": nicv(data.records, found.centroids), "rounds": found.report.n_rounds}
 
 
 # --------------------------------------------------------------------------- figures
@@ -70,52 +57,46 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 def ratios_of(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """Return, for each data set, mean areas over that of `BASE`; of data sets that have both."""
-    areas = {
-        key: tables.areas_of(curve, EPSILONS)
-        for key, curve in tables.curves_of(rows, "nicv").items()
-    }
-    means = {key: float(np.mean(values)) for key, values in areas.items() if values}
-    found: dict[str, dict[str, float]] = {}
-    for (name, method), mean in means.items():
-        if (name, BASE) in means:
-            found.setdefault(name, {})[method] = mean / means[name, BASE]
-    return found
+    curves = tables.curves_of(rows, "nicv").items()
+    areas = {key: found for key, curve in curves if (found := tables.areas_of(curve, EPSILONS))}
+    ratios: dict[str, dict[str, float]] = {}
+    for (name, method), values in areas.items():
+        if (name, BASE) in areas:
+            ratio = float(np.mean(values) / np.mean(areas[name, BASE]))
+            ratios.setdefault(name, {})[method] = ratio
+    return ratios
 
 
-def by_place(rows: Sequence[Row], family: str, axis: int) -> dict[str, dict[int, dict[int, float]]]:
-    """Return ratios by method, by a number in the data sets' names, and by seed."""
-    found: dict[str, dict[int, dict[int, float]]] = {}
+def by_place(rows: Sequence[Row], family: str) -> dict[str, tables.Curve]:
+    """Return ratios by method, by columns of G2 or clusters of Synth-K, and by seed."""
+    found: dict[str, tables.Curve] = {}
     for name, ratios in ratios_of(rows).items():
         kind, numbers = family_of(name) or ("", ())
-        if kind != family or (family == "synth" and numbers[1] != 2):
-            continue
-        seed = numbers[2] if family == "synth" else 0
-        for method, ratio in ratios.items():
-            found.setdefault(method, {}).setdefault(numbers[axis], {})[seed] = ratio
-    return found
+        if kind == family and name not in GRID:
+            for method, ratio in ratios.items():
+                found.setdefault(method, {}).setdefault(numbers[0], {})[numbers[-1]] = ratio
+    return {method: found[method] for method in METHODS if method in found}
 
 
-def line_table(rows: Sequence[Row], family: str, axis: int, name: str) -> str:
+def line_table(rows: Sequence[Row], family: str, name: str) -> str:
     """Return a row for each size, and a column for each method."""
-    found = by_place(rows, family, axis)
-    places = sorted({place for places in found.values() for place in places})
+    found = by_place(rows, family)
+    places = sorted({place for curve in found.values() for place in curve})
+    values = {m: tables.points_of(found.get(m, {}), places) for m in METHODS}
     lines = [
-        [str(place), *(_mean(found.get(m, {}).get(place, {}).values()) for m in METHODS)]
-        for place in places
+        [str(place), *(f"{np.mean(of[i]):.3f}" if of[i] else "" for of in values.values())]
+        for i, place in enumerate(places)
     ]
     return tables.markdown([name, *METHODS], lines)
 
 
 def grid_of(rows: Sequence[Row], method: str) -> FloatArray:
     """Return mean ratios over seeds, clusters by columns; nan where there are none."""
-    grid = np.full((len(GRID_CLUSTERS), len(GRID_COLUMNS)), np.nan)
-    ratios = ratios_of(rows)
-    for i, k in enumerate(GRID_CLUSTERS):
-        for j, d in enumerate(GRID_COLUMNS):
-            names = [f"synth_{k}_{d}_{seed}" for seed in SEEDS]
-            values = [ratios[n][method] for n in names if method in ratios.get(n, {})]
-            if values:
-                grid[i, j] = np.mean(values)
+    grid, ratios = np.full((len(GRID_CLUSTERS), len(GRID_COLUMNS)), np.nan), ratios_of(rows)
+    for i, j in np.ndindex(grid.shape):
+        names = [f"synth_{GRID_CLUSTERS[i]}_{GRID_COLUMNS[j]}_{seed}" for seed in SEEDS]
+        values = [ratios[name][method] for name in names if method in ratios.get(name, {})]
+        grid[i, j] = np.mean(values) if values else np.nan
     return grid
 
 
@@ -133,9 +114,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     return "\n\n".join(
         [
             f"G2 (k = 2, standard deviation {SPREAD}), by columns:",
-            line_table(rows, "g2", 0, "d"),
+            line_table(rows, "g2", "d"),
             "Synth-K (d = 2), by clusters, means over three data sets:",
-            line_table(rows, "synth", 0, "k"),
+            line_table(rows, "synth", "k"),
             "Synth, FastLloyd over SuLloyd, means over three data sets:",
             grid_table(rows, "FastLloyd"),
             f"Synth, {OURS} over SuLloyd:",
@@ -144,20 +125,12 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     )
 
 
-def _mean(values: Any) -> str:
-    return f"{np.mean(list(values)):.3f}" if values else ""
-
-
 def line_plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Draw figure 3."""
-    panels = {
-        "G2 (k = 2)": by_place(rows, "g2", 0),
-        "Synth-K (d = 2)": by_place(rows, "synth", 0),
-    }
-    grid = sorted({p for panel in panels.values() for places in panel.values() for p in places})
+    panels = {"G2 (k = 2)": by_place(rows, "g2"), "Synth-K (d = 2)": by_place(rows, "synth")}
     return plots.lines(
-        {title: {m: panel[m] for m in METHODS if m in panel} for title, panel in panels.items()},
-        grid,
+        panels,
+        sorted({place for panel in panels.values() for curve in panel.values() for place in curve}),
         colors=COLORS,
         dashed=(LLOYD,),
         xlabel="columns, or clusters",
@@ -178,8 +151,7 @@ def grid_plot(rows: Sequence[Row], options: Options) -> "Figure":
                 panel.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=8)
         panel.set_xticks(range(len(GRID_COLUMNS)), list(map(str, GRID_COLUMNS)))
         panel.set_yticks(range(len(GRID_CLUSTERS)), list(map(str, GRID_CLUSTERS)))
-        panel.set_xlabel("columns")
-        panel.set_ylabel("clusters")
+        panel.set(xlabel="columns", ylabel="clusters")
         panel.set_title(f"{method}: AUC / that of {BASE}", fontsize=10)
     figure.colorbar(image, ax=figure.axes)
     return figure
@@ -197,9 +169,9 @@ SUITE = Suite(
     measure,
     tables_of,
     {"fastlloyd-scaling": line_plot, "fastlloyd-grid": grid_plot},
-    (*G2, *SYNTH_K, *GRID),
+    (*LINES, *GRID),
     runs=3,
 )
 
 if __name__ == "__main__":
-    main(SUITE, __doc__)
+    script.main(SUITE)

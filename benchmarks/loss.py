@@ -4,70 +4,57 @@
 
 The protocol is the paper's: records are centred and scaled to a largest l2 norm of 1, delta is
 ``N^-1.1``, the loss is the mean squared distance to the nearest centroid, and the area under its
-curve (AUC) is taken by the trapezoidal rule over epsilon = 0.25, 0.5, 1, 2, 4. Every private
-clustering is a whole run of a strategy through ``simulate`` in this process, over two clients under
-``trusted-server``: the noise is that of a server that adds all of it, as in the paper.
-``SynopsisKMeans:oblivious`` is the same with as much noise under ``oblivious-server``. Beside the
-strategies stand scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++),
-IBM's diffprivlib where it is installed (pure epsilon, bounds as FastLloyd), and the paper's printed
-figures (50 runs on its own copies of the data). ``FastLloyd:paper`` is
-FastLloyd without relocation.
-
-``DIR`` holds ``NAME.npz`` files with an array ``X`` of shape (N, d); missing ones are skipped.
-``blobs_K_D`` is ``make_blobs(20000, n_features=D, centers=K, random_state=1)``, the paper's
-``sklearn_K_D``. ``--data FILE.npz:K`` adds a file of one's own.
-
-``flower-kmeans bench --suite benchmarks/loss.py`` does the same. Written to ``--output``: runs.csv
-(one row per run, as soon as it is done: the same command goes on where it was stopped), tables.md
-(also printed) and loss.png.
-
-The centre, the largest norm and N itself are read off the private records, and such a delta lets
-one record leak outright with a probability near N^-0.1. The paper does so, to compare; an
-application must not: take public bounds, a public ``n_records`` and the default delta.
+curve (AUC) is taken by the trapezoidal rule over epsilon. Every private clustering is a whole run
+of a strategy through ``simulate`` in this process, over two clients under ``trusted-server``: the
+noise is that of a server that adds all of it, as in the paper. Beside the strategies stand
+scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++), IBM's diffprivlib
+where it is installed (pure epsilon, bounds as FastLloyd), and the paper's printed figures (50 runs
+on its own copies of the data).
 """
 
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from sklearn.cluster import KMeans
+from protocols import (
+    KMEANS,
+    PROJECTED,
+    FloatArray,
+    ball_of,
+    best_of_ten,
+    box_of,
+    in_ball,
+    over_parts,
+    strategy_of,
+)
 
-from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
+from flower_kmeans import Ball, PrivacyBudget, strategies
 from flower_kmeans.bench import plots, script, tables
-from flower_kmeans.bench.data import Data, family_of, to_unit_ball
+from flower_kmeans.bench.data import Data, family_of
 from flower_kmeans.bench.harness import Options, Row, Suite, Task
-from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, points_of, shown_half
+from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, shown_half
 from flower_kmeans.metrics import nicv
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FloatArray = NDArray[np.float64]
-
-KMEANS = "KMeans"
 AT_EPSILON = 1.0
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
-N_CLIENTS = 2
 DIFFPRIVLIB = "diffprivlib"
-OBLIVIOUS = "SynopsisKMeans:oblivious"
-PAPERS = "FastLloyd:paper"
-"""FastLloyd without relocation, as its paper and the printed figures have it."""
-BALL_METHODS = ("SynopsisKMeans", OBLIVIOUS, "PEMeans", "HDPEMeans")
-BOX_METHODS = ("FastLloyd", PAPERS, "SuLloyd")
-METHODS = (KMEANS, *BALL_METHODS, *BOX_METHODS, DIFFPRIVLIB)
-PROJECTED = 16
-"""Columns beyond which the paper recommends HDPE-means."""
-BLOBS = tuple((k, d) for k in (4, 16, 64) for d in (4, 16, 64, 128))
-FILES = ("iris", "birch2", *(f"g2mg_{d}_30" for d in (2, 4, 16, 128)))
+BALL_METHODS = ("SynopsisKMeans", "SynopsisKMeans:oblivious", "PEMeans", "HDPEMeans")
+METHODS = (KMEANS, *BALL_METHODS, "FastLloyd", "FastLloyd:paper", "SuLloyd", DIFFPRIVLIB)
+"""``SynopsisKMeans:oblivious`` runs under ``oblivious-server``; the paper's FastLloyd does not
+relocate."""
+COLORS = {method: f"C{i}" for i, method in enumerate(METHODS)} | {KMEANS: "0.6"}
+BLOBS = sorted(((k, d) for k in (4, 16, 64) for d in (4, 16, 64, 128)), key=math.prod)
 DATASETS = (
-    *FILES,
-    *(f"blobs_{k}_{d}" for k, d in sorted(BLOBS, key=lambda pair: pair[0] * pair[1])),
+    *("iris", "birch2", *(f"g2mg_{d}_30" for d in (2, 4, 16, 128))),
+    *(f"blobs_{k}_{d}" for k, d in BLOBS),
 )
 """Those of few columns first: they take the least time."""
 
@@ -102,13 +89,6 @@ PRINTED = {
 Evolution* (Humphries, Lin & Yekhanin). Its G2 sets are others than the g2mg ones."""
 
 
-@lru_cache(maxsize=4)
-def load(name: str, options: Options) -> Data:
-    """Return a data set whose records have a largest norm of 1 around their centre."""
-    data = options.load(name)
-    return replace(data, records=to_unit_ball(data.records))
-
-
 # --------------------------------------------------------------------------- runs
 
 
@@ -137,7 +117,7 @@ def tasks_of(options: Options, every: bool = False) -> Iterator[Task]:
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run one method; return the loss of what it found, and whether its population was capped."""
-    data = load(task.data, options)
+    data = in_ball(task.data, options)
     started = time.perf_counter()
     centroids, capped = cluster(data, task)
     seconds = round(time.perf_counter() - started, 2)
@@ -146,38 +126,26 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 def cluster(data: Data, task: Task) -> tuple[FloatArray, bool]:
     """Return the centroids of one run, and whether PE-means' population was capped."""
-    n, d = data.records.shape
     largest = float(np.abs(data.records).max())
     if task.method == KMEANS:
-        model = KMeans(data.n_clusters, n_init=10, random_state=task.run).fit(data.records)
-        return model.cluster_centers_, False
+        return best_of_ten(data, task.run).cluster_centers_, False
     if task.method == DIFFPRIVLIB:
-        return _diffprivlib(data, task, largest), False
-    budget = PrivacyBudget(task.epsilon, n**-1.1)
-    box = Box(np.full(d, -largest), np.full(d, largest))
-    strategy = getattr(strategies, task.method.partition(":")[0])(
-        data.n_clusters,
-        Ball(1.0, np.zeros(d)) if task.method in BALL_METHODS else box,
-        budget,
-        n,
-        n_clients=N_CLIENTS,
-        trust="oblivious-server" if task.method == OBLIVIOUS else "trusted-server",
-        seed=task.run,
-        **({"relocation": False} if task.method == PAPERS else {}),
+        from diffprivlib.models import KMeans as PrivateKMeans
+
+        given = {"epsilon": task.epsilon, "bounds": (-largest, largest), "random_state": task.run}
+        model = PrivateKMeans(data.n_clusters, **given).fit(data.records)
+        return np.asarray(model.cluster_centers_), False
+    oblivious = task.method.endswith(":oblivious")
+    strategy = strategy_of(
+        task.method,
+        data,
+        ball_of(data) if task.method in BALL_METHODS else box_of(data, largest),
+        PrivacyBudget(task.epsilon, len(data.records) ** -1.1),
+        task.run,
+        **{} if oblivious else {"trust": "trusted-server"},
     )
-    order = np.random.default_rng(task.run).permutation(n)
-    result = simulate(strategy, np.array_split(data.records[order], N_CLIENTS))
+    result = over_parts(strategy, data, task.run)
     return result.centroids, any("max_candidates" in note for note in result.report.warnings)
-
-
-def _diffprivlib(data: Data, task: Task, largest: float) -> FloatArray:
-    from diffprivlib.models import KMeans as PrivateKMeans
-
-    bounds = (-largest, largest)
-    model = PrivateKMeans(
-        data.n_clusters, epsilon=task.epsilon, bounds=bounds, random_state=task.run
-    )
-    return np.asarray(model.fit(data.records).cluster_centers_)
 
 
 # --------------------------------------------------------------------------- figures
@@ -271,83 +239,59 @@ def lift_table() -> str:
     return markdown(head, lines)
 
 
-def loss_table(curves: Curves, names: Sequence[str]) -> str:
-    """Return losses by epsilon, as a markdown table."""
-    lines = []
-    for name in names:
-        for method in METHODS:
-            found = points_of(curves.get((name, method), {}), EPSILONS)
-            if any(found):
-                cells = [tables.cell(losses, ".3g", count=False) for losses in found]
-                lines.append([name, method, *cells])
-    return markdown(["data", "method", *(f"eps {epsilon:g}" for epsilon in EPSILONS)], lines, 2)
+def ratios(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with losses over the mean loss of `KMEANS`, of data sets that have it."""
+    without = tables.grouped([r for r in rows if r["method"] == KMEANS], ["data"], "loss")
+    return [
+        {**row, "loss": row["loss"] / float(np.mean(without[row["data"],]))}
+        for row in rows
+        if row["method"] != KMEANS and (row["data"],) in without
+    ]
 
 
-def ratio_table(curves: Curves, names: Sequence[str]) -> str:
-    """Return losses over the mean loss of `KMEANS` by epsilon, as a markdown table."""
-    lines = []
-    for name in names:
-        (without,) = points_of(curves.get((name, KMEANS), {}), (None,))
-        for method in METHODS if without else ():
-            found = points_of(curves.get((name, method), {}), EPSILONS)
-            if method != KMEANS and any(found):
-                ratios = [[loss / float(np.mean(without)) for loss in losses] for losses in found]
-                lines.append(
-                    [name, method, *(tables.cell(each, ".3f", count=False) for each in ratios)]
-                )
-    head = ["data", "loss over KMeans'", *(f"eps {epsilon:g}" for epsilon in EPSILONS)]
-    return markdown(head, lines, 2)
-
-
-def names_of(rows: Sequence[Row]) -> list[str]:
-    """Return the data sets of rows, in the order of `DATASETS` and then of the rows."""
-    found = tables.unique(row["data"] for row in rows)
-    return sorted(found, key=lambda name: DATASETS.index(name) if name in DATASETS else 99)
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """Return rows by data set, in the order of `DATASETS` and then of the rows, and by method."""
+    names = tables.unique([*DATASETS, *(row["data"] for row in rows)])
+    return sorted(rows, key=lambda row: (names.index(row["data"]), METHODS.index(row["method"])))
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return all tables."""
-    curves, names = tables.curves_of(rows, "loss"), names_of(rows)
+    rows = ordered(rows)
+    curves, names = tables.curves_of(rows, "loss"), tables.unique(row["data"] for row in rows)
     capped = sorted({row["data"] for row in rows if row["capped"]})
     parts = [
         auc_table(curves, names),
         "In brackets: whole runs. The population was capped on: " + ", ".join(capped or ["none"]),
         comparison(curves, names),
         lift_table(),
-        loss_table(curves, names),
-        ratio_table(curves, names),
+        tables.over_grid(rows, "loss", EPSILONS, form=".3g", count=False),
+        "Losses over that of KMeans:",
+        tables.over_grid(ratios(rows), "loss", EPSILONS, count=False),
     ]
     return "\n\n".join(parts)
 
 
 def plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Return the loss over epsilon with its confidence band, one panel per data set."""
-    curves = tables.curves_of(rows, "loss")
-    panels = {
-        name: {method: curves[name, method] for method in METHODS if (name, method) in curves}
-        for name in names_of(rows)
-    }
-    colors = {method: f"C{i}" for i, method in enumerate(METHODS)} | {KMEANS: "0.6"}
-    return plots.lines(panels, EPSILONS, colors=colors, dashed=(KMEANS,), ylabel="loss", columns=4)
+    panels = tables.panels(tables.curves_of(ordered(rows), "loss"))
+    return plots.lines(panels, EPSILONS, colors=COLORS, dashed=(KMEANS,), ylabel="loss", columns=4)
 
 
 def cluster_plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Return the loss at one epsilon over clusters, a panel for each width (the paper's fig. 4)."""
-    found = tables.grouped(
-        [row for row in rows if row["epsilon"] in (None, AT_EPSILON)], ("data", "method"), "loss"
-    )
+    at = [row for row in rows if row["epsilon"] in (None, AT_EPSILON)]
     panels: dict[str, dict[str, Curve]] = {}
-    for (name, method), losses in found.items():
-        family, numbers = family_of(name) or ("", (0, 0))
+    for (name, method), losses in tables.grouped(at, ("data", "method"), "loss").items():
+        family, numbers = family_of(name) or ("", ())
         if family == "blobs":
             k, d = numbers
             curves = panels.setdefault(f"d = {d}, epsilon {AT_EPSILON:g}", {})
             curves.setdefault(method, {})[k] = dict(enumerate(losses))
-    clusters = sorted({k for curves in panels.values() for curve in curves.values() for k in curve})
     return plots.lines(
         panels,
-        clusters,
-        colors={method: f"C{i}" for i, method in enumerate(METHODS)} | {KMEANS: "0.6"},
+        sorted({k for curves in panels.values() for curve in curves.values() for k in curve}),
+        colors=COLORS,
         dashed=(KMEANS,),
         xlabel="clusters",
         ylabel="loss",
@@ -376,7 +320,7 @@ SUITE = Suite(
 
 def main() -> None:
     """Run everything that was asked for, and write it down."""
-    parser = script.parser_of(SUITE, __doc__)
+    parser = script.parser_of(SUITE)
     parser.add_argument("--every", action="store_true", help="PEMeans beyond 16 columns: hours")
     parsed = parser.parse_args()
     script.run(replace(SUITE, tasks=partial(tasks_of, every=parsed.every)), parsed)

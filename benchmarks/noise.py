@@ -6,19 +6,16 @@ One draw per coordinate of a Lloyd round: clusters * (features + 1).
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, Suite, grid
 from flower_kmeans.privacy.noise import SAMPLERS
 from flower_kmeans.privacy.randomness import Stream
-
-SHAPES = ("100x784",)
-EXPONENTS = (2, 18, 24, 32)
 
 
 @dataclass(frozen=True)
@@ -35,15 +32,6 @@ def n_draws(shape: str) -> int:
     """Return the coordinates of a round."""
     clusters, features = map(int, shape.split("x"))
     return clusters * (features + 1)
-
-
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run, all first runs before any second."""
-    for run in range(options.runs):
-        for shape in options.chosen("shape", SHAPES, str):
-            for sampler in SAMPLERS:
-                for exponent in EXPONENTS:
-                    yield Task(shape, sampler, exponent, run)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
@@ -66,15 +54,20 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return medians by sampler and scale."""
-    by = ("shape", "sampler", "exponent")
-    base = tables.grouped(rows, by, "numpy")
-    lines = []
-    for (shape, sampler, exponent), seconds in tables.grouped(rows, by, "seconds").items():
-        middle, other = float(np.median(seconds)), float(np.median(base[shape, sampler, exponent]))
-        cells = [f"{1e3 * middle:.2f}", f"{n_draws(shape) / middle:.3g}", f"{middle / other:.1f}x"]
-        lines.append([shape, sampler, f"2^{exponent}", *cells])
-    head = ["k x d", "sampler", "scale", "ms", "draws/s", "vs numpy"]
-    return tables.markdown(head, lines, 2)
+
+    def median(rows: list[Row], name: str = "seconds") -> float:
+        return float(np.median([row[name] for row in rows]))
+
+    return tables.by_key(
+        rows,
+        {"k x d": "shape", "sampler": "sampler", "scale, log2": "exponent"},
+        {
+            "ms": lambda of: f"{1e3 * median(of):.2f}",
+            "draws/s": lambda of: f"{n_draws(of[0]['shape']) / median(of):.3g}",
+            "vs numpy": lambda of: f"{median(of) / median(of, 'numpy'):.1f}x",
+        },
+        2,
+    )
 
 
 SUITE = Suite(
@@ -82,7 +75,9 @@ SUITE = Suite(
     "The noise of one Lloyd round, a draw for each of k (d + 1) coordinates; medians.",
     Task,
     {"seconds": float, "numpy": float},
-    tasks_of,
+    lambda options: grid(
+        Task, options, "shape", shape=("100x784",), sampler=SAMPLERS, exponent=(2, 18, 24, 32)
+    ),
     measure,
     tables_of,
     runs=7,
@@ -91,4 +86,4 @@ SUITE = Suite(
 
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

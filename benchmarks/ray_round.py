@@ -3,32 +3,35 @@
     python benchmarks/ray_round.py [--clients 10 40] [--shapes 15x2 64x32 100x784] [--runs 3]
 
 Each run is one Flower simulation on Ray with both strategies in turn, on the same workers:
-FastLloyd with an oblivious server (masks, noise, transcript, a client's step), and Flower's FedAvg
-whose clients load the same records and send back, unchanged, an array of as many 8-byte numbers
-(``ray_runs.py``). A round's time runs from the end of the round before to its own end at the
-server, so set-up and delivery are not in it; the first round is left out. Times are means over all
-runs, because Flower's simulation looks for messages every 0.1 s and single rounds jump by that
-much; below 1 the private round is the faster one. FedAvg's clients compute nothing; a private
-client's records are few, but masks, the noisy sum of the round before and its new centroids are as
-large as the array: the ratio shows that work where arrays are large. For the step over many records
-see ``client_step.py``.
+FastLloyd (masks or shares, noise, transcript, a client's step), and Flower's FedAvg without its
+evaluation, whose clients load the same records and send back, unchanged, an array of as many 8-byte
+numbers. A round's time runs from the end of the round before to its own end at the server, so
+set-up and delivery are not in it; the first round is left out. Times are means over all runs,
+because Flower's simulation looks for messages every 0.1 s and single rounds jump by that much.
+FedAvg's clients compute nothing; for a client's step see ``client_step.py``.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from ray_runs import FEDAVG, PRIVATE, on_ray
-from uniform_clients import Size, numbers
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from weighing import Size, peak
 
+from flower_kmeans import ClientPolicy, register_kmeans
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, Suite, grid
 
-SHAPES = ("15x2", "64x32", "100x784")
-CLIENTS = (10, 40)
-N_RECORDS = 100
-N_ROUNDS = 7
+PRIVATE, FEDAVG = NAMES = ("fastlloyd", "fedavg")
 
 
 @dataclass(frozen=True)
@@ -37,60 +40,147 @@ class Task:
 
     shape: str
     clients: int
+    trust: str
+    rounds: int
     run: int
 
 
-def size_of(shape: str, clients: int) -> Size:
-    """Return the numbers of a simulation."""
-    return Size(clients, *numbers(shape), records=N_RECORDS, rounds=N_ROUNDS)
+class Runs:
+    """Runs on one grid, one after the other. Of FastLloyd there is one.
+
+    Attributes
+    ----------
+    found : dict of str to float
+        Mean seconds of a strategy's rounds after the first; of FastLloyd also the seconds of the
+        whole run, those that the server's process computed, and the most bytes it ever had.
+    """
+
+    def __init__(self, size: Size, trust: str) -> None:
+        self.size, self.found = size, dict[str, float]()
+        self._ends: list[float] = []
+        self._private = size.fastlloyd(lambda _: self._tick(), trust)
+
+    def run(self, grid: Grid, name: str) -> None:
+        """Run a strategy, and keep what it took."""
+        self._ends.clear()
+        computed, started = time.process_time(), time.perf_counter()
+        if name == PRIVATE:
+            self._private.start(grid)
+            self.found["whole"] = time.perf_counter() - started
+            self.found["computed"] = time.process_time() - computed
+            self.found["peak"] = peak()
+        else:
+            self.fedavg(grid, self.size.rounds)
+        self.found[name] = float(np.mean(np.diff(self._ends)))
+
+    def fedavg(self, grid: Grid, n_rounds: int) -> None:
+        """Run FedAvg. One round, which does not count, lets workers start and import everything."""
+
+        def tick(server_round: int, _: ArrayRecord) -> None:
+            if server_round:  # 0 is before the first round
+                self._tick()
+
+        clients = self.size.clients
+        strategy = FedAvg(
+            fraction_evaluate=0.0,
+            min_train_nodes=clients,
+            min_evaluate_nodes=0,
+            min_available_nodes=clients,
+        )
+        arrays = ArrayRecord([np.zeros(self.size.reply // 8)])
+        strategy.start(grid, arrays, num_rounds=n_rounds, evaluate_fn=tick)
+
+    def _tick(self) -> None:
+        self._ends.append(time.perf_counter())
 
 
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run, all first runs before any second."""
-    for run in range(options.runs):
-        for shape in options.chosen("shape", SHAPES, str):
-            for clients in options.chosen("clients", CLIENTS, int):
-                yield Task(shape, clients, run)
+def client_app(size: Size) -> ClientApp:
+    """Return an app that takes part in both strategies."""
+    app = ClientApp()
+    app.train()(partial(_send_back, size))
+    register_kmeans(app, size.load, ClientPolicy.for_simulation(), lambda *_: None)
+    return app
+
+
+def _send_back(size: Size, message: Message, context: Context) -> Message:
+    """Answer a FedAvg round as it was asked."""
+    metrics = MetricRecord({"num-examples": len(size.load(context))})
+    content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+    return Message(content, reply_to=message)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the mean seconds of a round; strategies take turns in who is first."""
-    names = (PRIVATE, FEDAVG) if task.run % 2 == 0 else (FEDAVG, PRIVATE)
-    costs = on_ray(size_of(task.shape, task.clients), "oblivious-server", names)
-    return {
-        "fastlloyd": float(np.mean(costs[PRIVATE].rounds)),
-        "fedavg": float(np.mean(costs[FEDAVG].rounds)),
-    }
+    """Run both in one simulation on Ray; strategies take turns in who is first."""
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    from flwr.simulation import run_simulation
+    from ray import cloudpickle
+
+    for module in (__name__, Size.__module__):  # workers do not find these files by themselves
+        cloudpickle.register_pickle_by_value(sys.modules[module])
+    # Made before Ray forks its processes: a fork while another thread is inside BLAS can hang.
+    runs = Runs(Size.of(task.shape, task.clients, rounds=task.rounds), task.trust)
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        runs.fedavg(grid, 1)
+        for name in NAMES if task.run % 2 == 0 else NAMES[::-1]:
+            runs.run(grid, name)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        run_simulation(
+            server_app,
+            client_app(runs.size),
+            num_supernodes=task.clients,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                "init_args": {"log_to_driver": False},
+            },
+        )
+    return {**runs.found, "peak": int(runs.found["peak"])}
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the mean over the runs of each size."""
-    by = ("shape", "clients")
-    own, other = (tables.grouped(rows, by, name) for name in ("fastlloyd", "fedavg"))
-    lines = []
-    for (shape, clients), values in own.items():
-        size = size_of(shape, clients)
-        ours, theirs = (float(np.mean(each)) for each in (values, other[shape, clients]))
-        lines.append(
-            [
-                *map(str, (size.clusters, size.columns, clients, size.reply)),
-                f"{1e3 * theirs:.0f}",
-                f"{1e3 * ours:.0f}",
-                f"{ours / theirs:.2f}",
-            ]
-        )
-    head = ["k", "d", "clients", "payload bytes", "FedAvg ms", "FastLloyd ms", "ratio"]
-    return tables.markdown(head, lines, 0)
+
+    def mean(rows: list[Row], name: str) -> float:
+        return float(np.mean([row[name] for row in rows]))
+
+    return tables.by_key(
+        rows,
+        {"k x d": "shape", "clients": "clients", "trust": "trust", "rounds": "rounds"},
+        {
+            "payload bytes": lambda of: f"{Size.of(of[0]['shape'], 1).reply:,}",
+            "FedAvg ms": lambda of: f"{1e3 * mean(of, FEDAVG):.0f}",
+            "FastLloyd ms": lambda of: f"{1e3 * mean(of, PRIVATE):.0f}",
+            "ratio": lambda of: f"{mean(of, PRIVATE) / mean(of, FEDAVG):.2f}",
+            "run s": lambda of: f"{mean(of, 'whole'):.0f}",
+            "CPU s of the server's process": lambda of: f"{mean(of, 'computed'):.0f}",
+            "peak MB": lambda of: f"{max(row['peak'] for row in of) / 2**20:.0f}",
+        },
+        (0, 2),
+    )
 
 
 SUITE = Suite(
     "ray-round",
-    "A round of FastLloyd under an oblivious server against one of FedAvg whose clients send the "
-    "same number of 8-byte words back without computing anything, on the same workers in the same "
-    f"simulation. Mean times of rounds 2 to {N_ROUNDS}.",
+    "A round of FastLloyd against one of FedAvg whose clients send the same number of 8-byte words "
+    "back without computing anything, on the same workers in the same simulation: mean times of "
+    "the rounds after the first. Of FastLloyd also the seconds of the whole run, those that the "
+    "server's process computed, and the most memory that it had, with Flower's SuperLink and the "
+    "memories of all nodes.",
     Task,
-    {"fastlloyd": float, "fedavg": float},
-    tasks_of,
+    {**dict.fromkeys((*NAMES, "whole", "computed"), float), "peak": int},
+    lambda options: grid(
+        Task,
+        options,
+        *("shape", "trust"),
+        shape=("15x2", "64x32", "100x784"),
+        clients=(10, 40),
+        trust=("oblivious-server",),
+        rounds=(7,),
+    ),
     measure,
     tables_of,
     runs=3,
@@ -100,4 +190,4 @@ SUITE = Suite(
 
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

@@ -13,25 +13,22 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from uniform_clients import Size, forget
-from weighing import WeighingGrid
+from weighing import Size
 
-from flower_kmeans import ClientPolicy, PrivacyBudget, kmeans_client_app
+from flower_kmeans import PrivacyBudget
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.simulation.in_process import task_identity
+from flower_kmeans.bench.harness import Options, Row, Suite, grid
 from flower_kmeans.strategies import GLloyd, KMeansStrategy, Lloyd
 
 N_CLIENTS = 5
 TRUSTS = ("plain", "trusted-server", "oblivious-server", "distributed-noise", "clients-only")
-WAYS = ("send_and_receive", "own polling")
 HERE = Path(__file__).resolve().parent
 TIMEOUT = 600.0
 
@@ -42,12 +39,6 @@ class Task:
 
     trust: str
     rounds: int
-
-
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every trust model."""
-    for rounds in options.chosen("rounds", (7,), int):
-        yield from (Task(trust, rounds) for trust in TRUSTS)
 
 
 def strategy_of(task: Task, size: Size) -> KMeansStrategy:
@@ -68,23 +59,20 @@ def strategy_of(task: Task, size: Size) -> KMeansStrategy:
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run it once and count."""
     size = Size(N_CLIENTS, clusters=2)
-    app = kmeans_client_app(size.load, ClientPolicy.for_simulation(), forget)
-    grid = WeighingGrid(app, N_CLIENTS, lambda trip, client: False)
-    with task_identity():
-        strategy_of(task, size).start(grid)
+    grid = size.over(strategy_of(task, size), weighs=lambda trip: False)
     return {"trips": len(grid.pushes), "messages": sum(grid.pushes)}
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the round trips of each kind of run."""
-    lines = [
-        [
-            *(str(row[name]) for name in ("trust", "rounds", "trips")),
-            f"{row['messages'] / N_CLIENTS:.1f}",
-        ]
-        for row in rows
-    ]
-    return tables.markdown(["trust", "rounds", "round trips", "messages / client"], lines, 1)
+    return tables.by_key(
+        rows,
+        {"trust": "trust", "rounds": "rounds"},
+        {
+            "round trips": lambda of: str(of[0]["trips"]),
+            "messages / client": lambda of: f"{of[0]['messages'] / N_CLIENTS:.1f}",
+        },
+    )
 
 
 SUITE = Suite(
@@ -93,7 +81,7 @@ SUITE = Suite(
     f"{N_CLIENTS} clients.",
     Task,
     {"trips": int, "messages": int},
-    tasks_of,
+    lambda options: grid(Task, options, rounds=(7,), trust=TRUSTS),
     measure,
     tables_of,
     runs=1,
@@ -129,7 +117,7 @@ def show(found: Mapping[str, Sequence[float]]) -> str:
 def main() -> None:
     """Time round trips of a deployment, or count those of runs."""
     if "--deployed" not in sys.argv:
-        script.main(SUITE, __doc__)
+        script.main(SUITE)
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deployed", type=int, required=True, help="round trips to time")

@@ -14,7 +14,7 @@ The last section has 1,000 clients, as a sweep over cohort sizes would.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from flower_kmeans import Box, PrivacyBudget, simulate
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.strategies import FastLloyd, RoundInfo
+from flower_kmeans.strategies import FastLloyd
 
 N_ROUNDS = 7
 BASE = {"records": 100_000, "columns": 8, "clusters": 16, "clients": 10}
@@ -49,14 +49,6 @@ class Task:
     run: int
 
 
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run, section by section: rows that are compared are measured together."""
-    for grows, sizes in SECTIONS.items():
-        for run in range(options.runs):
-            for size in sizes:
-                yield Task(grows, **size, run=run)
-
-
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run FastLloyd once; return the seconds of the run, and of a round (median)."""
     source = np.random.default_rng(0)
@@ -70,39 +62,36 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         n_rounds=N_ROUNDS,
     )
     ends: list[float] = []
-
-    def tick(_: RoundInfo) -> None:
-        ends.append(time.perf_counter())
-
     started = time.perf_counter()
-    simulate(strategy, np.array_split(records, task.clients), on_round=tick)
+    simulate(
+        strategy,
+        np.array_split(records, task.clients),
+        on_round=lambda _: ends.append(time.perf_counter()),
+    )
     total = time.perf_counter() - started
     return {"total": total, "round": float(np.median(np.diff(ends)))}
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the best run of each size."""
-    best: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        key = tuple(row[name] for name in ("grows", *SIZES))
-        if key not in best or row["round"] < best[key]["round"]:
-            best[key] = row
-    first: dict[str, float] = {}
-    lines = []
-    for row in sorted(best.values(), key=lambda row: list(SECTIONS).index(row["grows"])):
-        seconds = row["round"]
-        ratio = seconds / first.setdefault(row["grows"], seconds)
-        lines.append(
-            [
-                row["grows"],
-                *(f"{row[name]:,}" for name in SIZES),
-                f"{row['total']:.2f}",
-                f"{row['total'] - N_ROUNDS * seconds:.2f}",
-                f"{1e3 * seconds:.1f}",
-                f"{ratio:.2f}",
-                f"{1e3 * seconds / row['clients']:.2f}",
-            ]
-        )
+    keys = tables.grouped(rows, ("grows", *SIZES), "round")
+    ordered = [
+        next(row for row in rows if (row["grows"], row["round"]) == (key[0], min(rounds)))
+        for key, rounds in sorted(keys.items(), key=lambda pair: list(SECTIONS).index(pair[0][0]))
+    ]
+    first = {row["grows"]: row["round"] for row in reversed(ordered)}
+    lines = [
+        [
+            row["grows"],
+            *(f"{row[name]:,}" for name in SIZES),
+            f"{row['total']:.2f}",
+            f"{row['total'] - N_ROUNDS * row['round']:.2f}",
+            f"{1e3 * row['round']:.1f}",
+            f"{row['round'] / first[row['grows']]:.2f}",
+            f"{1e3 * row['round'] / row['clients']:.2f}",
+        ]
+        for row in ordered
+    ]
     head = ["grows", "N", "d", "k", "M", "run s", "set-up s", "round ms", "ratio", "round ms / M"]
     return tables.markdown(head, lines)
 
@@ -114,7 +103,13 @@ SUITE = Suite(
     "clients.",
     Task,
     {"total": float, "round": float},
-    tasks_of,
+    # Section by section: rows that are compared are measured together.
+    lambda options: (
+        Task(grows, **size, run=run)
+        for grows, sizes in SECTIONS.items()
+        for run in range(options.runs)
+        for size in sizes
+    ),
     measure,
     tables_of,
     runs=3,
@@ -123,4 +118,4 @@ SUITE = Suite(
 
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

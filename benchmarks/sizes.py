@@ -31,25 +31,25 @@ without a record; s, the standard deviation of a released size; how many cluster
 meet one, or miss them by their 95% intervals; and whether all true sizes lie in these intervals.
 
 `TUNED` are the data on which the algorithm's constants were chosen, with seeds 0 to 9: their rows
-are no evidence of how it does on other data. ``DIR`` holds NAME.npz files; missing ones are
-skipped. The scale is read off the records, which an application must not do.
+are no evidence of how it does on other data.
 """
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from direct import final_state
-from loss import load
 from numpy.typing import NDArray
+from protocols import FloatArray, ball_of, in_ball
 from scipy.spatial.distance import cdist
 from sklearn.cluster import kmeans_plusplus
 
-from flower_kmeans import Ball, PrivacyBudget, simulate
+from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.bench import script, tables
@@ -59,7 +59,6 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.strategies import SynopsisKMeans
 
-FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 BOUNDED, OBLIVIOUS = "SynopsisKMeans", "SynopsisKMeans:oblivious"
@@ -89,54 +88,6 @@ FEW = {"uneven_32_8": 3, "birch2": 1}
 """Data of which a run takes long, and how many private runs they have at most."""
 REPLAYED = (("uneven_16_16", "balanced"),)
 """What is run under an oblivious server, too: the arithmetic is the same under all trust models."""
-AIMED = {
-    ("s1", "balanced"): ("1.30 (1.60) 25%", "0.86 (1.04) 12%", "0.86 (1.02) 10%", "0.91 (1.02) 5%"),
-    ("s1", "min"): ("1.07 (1.07) 0%", "1.07 (1.02) 0%", "1.01 (1.01) 0%", "1.00 (1.00) 0%"),
-    ("blobs_16_16", "balanced"): (
-        "1.09 (1.05) 1.4%",
-        "1.03 (1.02) 0.2%",
-        "1.01 (1.01) 0.2%",
-        "1.00 (1.00) 0.1%",
-    ),
-    ("blobs_16_16", "min"): (
-        "1.04 (1.04) 0%",
-        "1.02 (1.02) 0%",
-        "1.01 (1.01) 0%",
-        "1.00 (1.00) 0%",
-    ),
-    ("blobs_16_16", "max"): (
-        "1.04 (1.04) 0%",
-        "1.02 (1.02) 0%",
-        "1.01 (1.01) 0%",
-        "1.00 (1.00) 0%",
-    ),
-    ("uneven_16_16", "balanced"): (
-        "0.90 (1.08) 18%",
-        "0.95 (1.04) 8%",
-        "0.99 (1.03) 4.0%",
-        "0.99 (1.01) 2.5%",
-    ),
-    ("uneven_16_16", "min"): (
-        "1.19 (1.11) 2.5%",
-        "1.18 (1.10) 1.2%",
-        "1.09 (1.05) 0.6%",
-        "1.07 (1.06) 0.3%",
-    ),
-    ("uneven_16_16", "max"): (
-        "1.20 (1.08) 0%",
-        "1.09 (1.00) 0%",
-        "1.01 (0.97) 0.4%",
-        "0.95 (0.94) 0.4%",
-    ),
-    ("uneven_8_2", "balanced"): (
-        "0.98 (1.02) 7%",
-        "0.99 (1.01) 3.0%",
-        "1.00 (1.01) 2.2%",
-        "1.00 (1.01) 0.8%",
-    ),
-    ("iris", "balanced"): ("6.4 (7.5) 92%", "4.2 (4.2) 63%", "1.7 (1.7) 25%", "1.02 (1.06) 18%"),
-}
-"""What a floating-point prototype reached in 3 runs, at `EPSILONS`: cost, by flow, violation."""
 
 
 @dataclass(frozen=True)
@@ -256,30 +207,20 @@ def applies(data: str, bounds: str, method: str) -> bool:
     return method != PEER or (data not in FEW and find_spec("k_means_constrained") is not None)
 
 
-def epsilons_of(data: str, bounds: str, method: str) -> tuple[float | None, ...]:
-    """Return the epsilons at which a method is run: all of them where figures are aimed at."""
-    if method in NOT_PRIVATE:
-        return (None,)
-    if method == OBLIVIOUS:
-        return (1.0,)
-    return tuple(e for e in EPSILONS if e != 0.5 or (data, bounds) in AIMED)
-
-
 def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second: a table is whole as early as it can be."""
     for run in range(max(options.runs, *STARTS.values())):
-        for data in options.data:
-            for bounds in BOUNDS:
-                for method in METHODS:
-                    most = STARTS.get(method, min(options.runs, FEW.get(data, options.runs)))
-                    if run < most and applies(data, bounds, method):
-                        for epsilon in epsilons_of(data, bounds, method):
-                            yield Task(data, bounds, method, epsilon, run)
+        for data, bounds, method in product(options.data, BOUNDS, METHODS):
+            most = STARTS.get(method, min(options.runs, FEW.get(data, options.runs)))
+            epsilons = {OBLIVIOUS: (1.0,)}.get(method, EPSILONS)
+            if run < most and applies(data, bounds, method):
+                for epsilon in (None,) if method in NOT_PRIVATE else epsilons:
+                    yield Task(data, bounds, method, epsilon, run)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run one method; return what it found against the bounds."""
-    data = load(task.data, options)
+    data = in_ball(task.data, options)
     low, high = sizes_within(task.bounds, len(data.records), data.n_clusters)
     started = time.perf_counter()
     found = cluster(data, task, low, high)
@@ -295,8 +236,7 @@ def cluster(data: Data, task: Task, low: int, high: int) -> Clusters:
         return Clusters(exact(records, start, low, high))
     if task.method == PEER:
         return Clusters(_peer(data, low, high, seed))
-    n, d = records.shape
-    domain, budget = Ball(1.0, np.zeros(d)), PrivacyBudget(task.epsilon)
+    n, domain, budget = len(records), ball_of(data), PrivacyBudget(task.epsilon)
     bounds = {} if task.method == NEAREST else bounds_of(task.bounds, low, high)
     if task.method == OBLIVIOUS:
         strategy = SynopsisKMeans(
@@ -381,7 +321,7 @@ def label_of(name: str) -> str:
 
 def per_cluster(name: str, options: Options) -> float:
     """Return N / k."""
-    data = load(name, options)
+    data = in_ball(name, options)
     return len(data.records) / data.n_clusters
 
 
@@ -404,86 +344,66 @@ def cost_table(rows: Sequence[Row], options: Options) -> str:
 
     The methods that are not private stand once for data and bounds, with their best and their mean.
     """
-    by = ("data", "bounds", "method", "epsilon")
-    values = ("cost", "flow", "violation", "empty")
-    found = {value: tables.grouped(rows, by, value) for value in values}
     lines = []
     for name, bounds in order_of(rows):
-        least = least_cost(rows, name, bounds)
-        others = []
-        for method in NOT_PRIVATE:
-            costs = found["cost"].get((name, bounds, method, None), [])
-            shown = f"{min(costs) / least:.3f}, {np.mean(costs) / least:.3f}" if costs else ""
-            others.append(shown)
-        for method in PRIVATE:
-            keys = [(name, bounds, method, epsilon) for epsilon in EPSILONS]
-            if any(key in found["cost"] for key in keys):
-                cells = [
-                    _cell({value: found[value].get(key, []) for value in values}, least, per)
-                    for per in [per_cluster(name, options)]
-                    for key in keys
-                ]
-                runs = _shown_runs(len(found["cost"].get(key, ())) for key in keys)
-                lines.append([label_of(name), bounds, *others, method, *cells, runs])
-                others = [""] * len(NOT_PRIVATE)
-                if method == BOUNDED and (name, bounds) in AIMED:
-                    aims = AIMED[name, bounds]
-                    lines.append([label_of(name), bounds, *others, "aimed at", *aims, "3"])
+        found: dict[str, dict[float | None, list[Row]]] = {}
+        for row in rows:
+            if (row["data"], row["bounds"]) == (name, bounds):
+                found.setdefault(row["method"], {}).setdefault(row["epsilon"], []).append(row)
+        exact = {
+            method: [row["cost"] for row in found.get(method, {}).get(None, [])]
+            for method in NOT_PRIVATE
+        }
+        least = min((cost for costs in exact.values() for cost in costs), default=math.nan)
+        others = [
+            f"{min(c) / least:.3f}, {np.mean(c) / least:.3f}" if c else "" for c in exact.values()
+        ]
+        per = per_cluster(name, options)
+        for method in [method for method in PRIVATE if method in found]:
+            by_epsilon = [found[method].get(epsilon, []) for epsilon in EPSILONS]
+            numbers = sorted({len(runs) for runs in by_epsilon if runs})
+            cells = [_cell(runs, least, per) for runs in by_epsilon]
+            runs = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+            lines.append([label_of(name), bounds, *others, method, *cells, runs])
+            others = [""] * len(NOT_PRIVATE)
     head = ["data", "bounds", *NOT_PRIVATE, "method", *map("eps {:g}".format, EPSILONS), "runs"]
     return tables.markdown(head, lines, (0, 1, 4))
 
 
-def _shown_runs(numbers: Iterable[int]) -> str:
-    least, *_, most = sorted(number for number in numbers if number) * 2
-    return str(most) if least == most else f"{least} to {most}"
-
-
-def _cell(found: Mapping[str, Sequence[float]], least: float, per: float) -> str:
-    if not found["cost"]:
+def _cell(runs: Sequence[Row], least: float, per: float) -> str:
+    if not runs:
         return ""
-    costs = tables.cell([cost / least for cost in found["cost"]], ".3f", count=False)
-    flow = float(np.mean(found["flow"])) / least
-    missed, empty = (float(np.mean(found[value])) for value in ("violation", "empty"))
-    shown = f"{costs} ({flow:.3f}) {percent(missed / per)}"
+    costs = tables.cell([row["cost"] / least for row in runs], ".3f", count=False)
+    flow, missed, empty = (
+        float(np.mean([row[value] for row in runs])) for value in ("flow", "violation", "empty")
+    )
+    shown = f"{costs} ({flow / least:.3f}) {percent(missed / per)}"
     return shown + (f", {empty:.2g} empty" if empty else "")
-
-
-def least_cost(rows: Sequence[Row], name: str, bounds: str) -> float:
-    """Return the least cost within the bounds that a method without privacy found."""
-    costs = [
-        row["cost"]
-        for row in rows
-        if (row["data"], row["bounds"]) == (name, bounds) and row["method"] in NOT_PRIVATE
-    ]
-    return min(costs, default=math.nan)
 
 
 def size_table(rows: Sequence[Row], options: Options) -> str:
     """Return s, clusters by what their intervals say of the bounds, and coverage of intervals."""
-    by = ("data", "bounds", "method", "epsilon")
-    values = ("noise", "kept", "open", "missed", "covered")
-    reported = [row for row in rows if row["noise"] is not None]
-    found = {value: tables.grouped(reported, by, value) for value in values}
-    lines = []
-    for name, bounds in order_of(reported):
-        per = per_cluster(name, options)
-        for method in (BOUNDED, OBLIVIOUS):
-            cells = []
-            for epsilon in EPSILONS:
-                key = (name, bounds, method, epsilon)
-                if key not in found["noise"]:
-                    cells.append("")
-                    continue
-                words = " / ".join(f"{np.mean(found[word][key]):.2g}" for word in values[1:4])
-                covered = found["covered"][key]
-                cells.append(
-                    f"{percent(found['noise'][key][0] / per)}; {words}; "
-                    f"{sum(covered)} of {len(covered)}"
-                )
-            if any(cells):
-                lines.append([label_of(name), bounds, method, *cells])
-    head = ["data", "bounds", "method", *map("eps {:g}".format, EPSILONS)]
-    return tables.markdown(head, lines, 3)
+
+    def at(epsilon: float) -> Callable[[list[Row]], str]:
+        def show(of: list[Row]) -> str:
+            runs = [row for row in of if row["epsilon"] == epsilon]
+            if not runs:
+                return ""
+            said = (f"{np.mean([row[w] for row in runs]):.2g}" for w in ("kept", "open", "missed"))
+            noise = percent(runs[0]["noise"] / per_cluster(runs[0]["data"], options))
+            covered = f"{sum(row['covered'] for row in runs)} of {len(runs)}"
+            return f"{noise}; {' / '.join(said)}; {covered}"
+
+        return show
+
+    order = order_of(rows)
+    reported = [
+        {**row, "label": label_of(row["data"])}
+        for row in sorted(rows, key=lambda row: order.index((row["data"], row["bounds"])))
+        if row["noise"] is not None
+    ]
+    by = {"data": "label", "bounds": "bounds", "method": "method"}
+    return tables.by_key(reported, by, {f"eps {e:g}": at(e) for e in EPSILONS}, 3)
 
 
 def coverage(rows: Sequence[Row]) -> str:
@@ -544,7 +464,7 @@ SUITE = Suite(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run everything that was asked for, and write it down."""
-    parser = script.parser_of(SUITE, __doc__)
+    parser = script.parser_of(SUITE)
     parser.add_argument("--quick", action="store_true", help="two runs at epsilon 1")
     parsed = parser.parse_args(arguments)
     if parsed.quick:

@@ -14,24 +14,22 @@ clients     1,000 clients with random parts, and a client is what is protected
 one-each    1,000 clients, each with records of one cluster only, and a client is protected
 
 All but ``shares`` are under ``trusted-server``, where the noise is that of one party: it does not
-depend on who answers. ``flower-kmeans bench --suite benchmarks/skew.py`` does the same. Written to
-``--output``: runs.csv, from which the same command goes on, and tables.md, also printed.
+depend on who answers.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from loss import BALL_METHODS, FloatArray, load
 from numpy.typing import NDArray
-from sklearn.cluster import KMeans
+from protocols import OF_THE_SERVER, FloatArray, ball_of, box_of, in_ball, least
+from protocols import strategy_of as named
 
-from flower_kmeans import Ball, Box, PrivacyBudget, simulate, strategies
+from flower_kmeans import PrivacyBudget, simulate
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.data import Data
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, Suite, grid
 from flower_kmeans.metrics import nicv
 from flower_kmeans.simulation.faults import Fault
 from flower_kmeans.strategies import KMeansStrategy
@@ -54,12 +52,6 @@ class Task:
     method: str
     epsilon: float
     run: int
-
-
-def best_labels(data: Data) -> tuple[NDArray[np.int64], float]:
-    """Return the cluster of each record in the best of ten starts of k-means, and its loss."""
-    model = KMeans(data.n_clusters, n_init=10, random_state=0).fit(data.records)
-    return model.labels_.astype(np.int64), nicv(data.records, model.cluster_centers_)
 
 
 def parts_of(
@@ -86,22 +78,18 @@ def parts_of(
 
 def strategy_of(data: Data, task: Task, n_clients: int) -> KMeansStrategy:
     """Return the strategy of a run."""
-    n, d = data.records.shape
-    largest = float(np.abs(data.records).max())
     protected = task.setting in OF_CLIENTS
-    delta = None if protected else n**-1.1
-    made: KMeansStrategy = getattr(strategies, task.method)(
-        data.n_clusters,
-        Ball(1.0, np.zeros(d))
-        if task.method in BALL_METHODS
-        else Box(np.full(d, -largest), np.full(d, largest)),
+    delta = None if protected else len(data.records) ** -1.1
+    largest = float(np.abs(data.records).max())
+    return named(
+        task.method,
+        data,
+        ball_of(data) if task.method in OF_THE_SERVER else box_of(data, largest),
         PrivacyBudget(task.epsilon, delta, "client" if protected else "record"),
-        n,
-        n_clients=n_clients,
+        task.run,
+        n_clients,
         trust="distributed-noise" if task.setting == "shares" else "trusted-server",
-        seed=task.run,
     )
-    return made
 
 
 def drops(n_clients: int, n_rounds: int, rng: np.random.Generator) -> list[Fault]:
@@ -112,13 +100,6 @@ def drops(n_clients: int, n_rounds: int, rng: np.random.Generator) -> list[Fault
         for number in range(1, n_rounds + 1)
         for client in rng.choice(n_clients, n_dropped, replace=False)
     ]
-
-
-@lru_cache(maxsize=4)
-def case_of(name: str, options: Options) -> tuple[Data, NDArray[np.int64], float]:
-    """Return records, the cluster of each, and the least loss."""
-    data = load(name, options)
-    return data, *best_labels(data)
 
 
 def loss_in(data: Data, labels: NDArray[np.int64], task: Task) -> float:
@@ -133,28 +114,13 @@ def loss_in(data: Data, labels: NDArray[np.int64], task: Task) -> float:
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the loss of one run over that of k-means."""
-    data, labels, optimum = case_of(task.data, options)
-    return {"ratio": loss_in(data, labels, task) / optimum}
-
-
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run, all first runs before any second."""
-    for run in range(options.runs):
-        for name in options.data:
-            for setting in SETTINGS:
-                for method in METHODS:
-                    for epsilon in EPSILONS:
-                        yield Task(name, setting, method, epsilon, run)
+    labels, optimum = least(task.data, options)
+    return {"ratio": loss_in(in_ball(task.data, options), labels, task) / optimum}
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return mean ratios with their intervals, as a markdown table."""
-    lines = []
-    for key, curve in tables.curves_of(rows, "ratio", ("data", "setting", "method")).items():
-        found = tables.points_of(curve, EPSILONS)
-        lines.append([*key, *(tables.cell(ratios) for ratios in found)])
-    head = ["data", "setting", "method", *(f"eps {epsilon:g}" for epsilon in EPSILONS)]
-    return tables.markdown(head, lines, 3)
+    return tables.over_grid(rows, "ratio", EPSILONS, ("data", "setting", "method"))
 
 
 SUITE = Suite(
@@ -168,7 +134,9 @@ SUITE = Suite(
     "one cluster, and a client is protected. All but shares are under trusted-server.",
     Task,
     {"ratio": float},
-    tasks_of,
+    lambda options: grid(
+        Task, options, data=options.data, setting=SETTINGS, method=METHODS, epsilon=EPSILONS
+    ),
     measure,
     tables_of,
     datasets=("blobs_16_16",),
@@ -177,4 +145,4 @@ SUITE = Suite(
 
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

@@ -25,21 +25,20 @@ Seeds are from 1000 on, and noise is the operating system's. Nothing was chosen 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from direct import final_state
 from numpy.typing import NDArray
+from protocols import FloatArray, box_of, in_box
 from sizes import cost_of, squared
 
-from flower_kmeans import Box, PrivacyBudget
+from flower_kmeans import PrivacyBudget
 from flower_kmeans.algorithms import (
     Algorithm,
     ConstrainedLloydAlgorithm,
     GLloydAlgorithm,
     LloydAlgorithm,
-    State,
     SuLloydAlgorithm,
     SynopsisAlgorithm,
 )
@@ -47,16 +46,14 @@ from flower_kmeans.algorithms.base import Block
 from flower_kmeans.algorithms.constrained import MEANS
 from flower_kmeans.algorithms.lloyd import COUNTS
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.data import Data, to_unit_box
+from flower_kmeans.bench.data import Data
 from flower_kmeans.bench.harness import Options, Row, Suite
-from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.noise import draw
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import releases_of
 
-FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 FIRST_SEED = 1000
@@ -135,13 +132,6 @@ class Task:
     run: int
 
 
-@lru_cache(maxsize=4)
-def load(name: str, options: Options) -> Data:
-    """Return a data set with its columns in [-1, 1]."""
-    data = options.load(name)
-    return Data(name, to_unit_box(data.records), data.n_clusters, data.note, data.labels)
-
-
 def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second."""
     epsilons = options.chosen("epsilon", EPSILONS, float)
@@ -174,10 +164,10 @@ def parts_of(data: Data, clients: str, rng: np.random.Generator) -> list[FloatAr
 
 def algorithm_of(data: Data, task: Task) -> Algorithm:
     """Return the library's algorithm of a task."""
-    n, d = data.records.shape
+    n = len(data.records)
     k, low, high = data.n_clusters, *bounds_of(n, data.n_clusters)
     seed = FIRST_SEED + task.run
-    domain = Box(np.full(d, -1.0), np.full(d, 1.0))
+    domain = box_of(data)
     delta = 0.0 if task.mechanism == "laplace" else None
     budget = PrivacyBudget(task.epsilon, delta)
     if task.method in (SYNOPSIS, BOUNDED):
@@ -242,32 +232,17 @@ def noise_of(
     return noise
 
 
-def rounds(
-    algorithm: Algorithm, parts: Sequence[FloatArray], units: Callable[[int], FloatArray]
-) -> State:
-    """Return the state after all rounds, with noise of the plan's multipliers times units."""
-    plan, stream, state = algorithm.plan(), Stream.fresh(), algorithm.initial_state()
-    grids = [GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in parts]
-    for number in range(1, algorithm.n_rounds + 1):
-        query, scale = algorithm.query(state), units(number)
-        total = np.zeros(algorithm.words(number), dtype=np.int64)
-        for grid in grids:
-            total += algorithm.flatten(algorithm.answer(query, grid), number)
-        total += noise_of(algorithm, plan, number, scale, stream)
-        answer = algorithm.unflatten(total, number, n_answers=len(parts))
-        state = algorithm.update(state, answer)
-    return state
-
-
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run one method; return the cost of its centroids."""
-    data = load(task.data, options)
+    data = in_box(task.data, options)
     rng = np.random.default_rng(FIRST_SEED + task.run)
     algorithm, parts = algorithm_of(data, task), parts_of(data, task.clients, rng)
-    if task.method in (SYNOPSIS, BOUNDED):
-        state = final_state(algorithm, parts, FIRST_SEED + task.run)
-    else:
-        state = rounds(algorithm, parts, lambda number: units_of(algorithm, task.noise, number))
+    plan, stream = algorithm.plan(), Stream.fresh()
+
+    def noise(number: int) -> IntArray:
+        return noise_of(algorithm, plan, number, units_of(algorithm, task.noise, number), stream)
+
+    state = final_state(algorithm, parts, FIRST_SEED + task.run, noise)
     distances = squared(data.records, algorithm.centroids(state))
     nearest, weights = distances.argmin(axis=1), algorithm.weights(state)
     by_weights = None if weights is None else (distances - weights).argmin(axis=1)
@@ -286,54 +261,54 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return WCSS and empty clusters by data and epsilon, without noise and with it."""
     names = tables.unique(row["data"] for row in rows)
     without = [row for row in rows if row["noise"] == NONE]
-    private = [row for row in rows if row["noise"] != NONE]
-    parts = ["Without noise:", _without(without, names)] if without else []
-    parts += [_private(private, name) for name in names if any(r["data"] == name for r in private)]
+    parts = []
+    if without:
+        cells = {name: _cells("data", name) for name in names}
+        parts += ["Without noise:"]
+        parts += [tables.by_key(without, {"method": "method", "clients": "clients"}, cells, 2)]
+    for name in names:
+        mine = [row for row in rows if row["noise"] != NONE and row["data"] == name]
+        # Clusters by weights, which SynopsisKMeans with bounds also has, stand in a line below.
+        shown = [
+            {
+                **row,
+                "wcss": row[value],
+                "shown": row["method"] + more,
+                "empty": row["empty"] * counts,
+            }
+            for row in mine
+            for value, more, counts in (("wcss", "", 1), ("by_weights", ", by weights", 0))
+            if row[value] is not None
+        ]
+        if mine:
+            parts.append(_private(shown, name))
     return "\n\n".join(parts)
 
 
-def _cell(rows: Sequence[Row], value: str = "wcss") -> str:
-    if not rows:
-        return ""
-    empty = float(np.mean([row["empty"] for row in rows]))
-    shown = tables.cell([row[value] for row in rows], ".4g", count=False)
-    return shown + (f" ({empty:.2g})" if empty and value == "wcss" else "")
+def _cells(column: str, value: Any) -> Callable[[list[Row]], str]:
+    def show(of: list[Row]) -> str:
+        runs = [row for row in of if row[column] == value]
+        empty = float(np.mean([row["empty"] for row in runs])) if runs else 0.0
+        wcss = tables.cell([row["wcss"] for row in runs], ".4g", count=False)
+        return wcss + (f" ({empty:.2g})" if empty else "")
+
+    return show
 
 
-def _without(rows: Sequence[Row], names: Sequence[str]) -> str:
-    lines = []
-    for method, clients in tables.unique((row["method"], row["clients"]) for row in rows):
-        mine = [row for row in rows if (row["method"], row["clients"]) == (method, clients)]
-        cells = [_cell([row for row in mine if row["data"] == name]) for name in names]
-        lines.append([method, clients, *cells])
-    return tables.markdown(["method", "clients", *names], lines, 2)
+def _printed(of: list[Row]) -> str:
+    printed = PRINTED.get((of[0]["data"], of[0]["method"])) if of[0]["noise"] == CLAIMED else None
+    return "" if printed is None else f"{printed:g}"
 
 
 def _private(rows: Sequence[Row], name: str) -> str:
-    rows = [row for row in rows if row["data"] == name]
-    lines = []
-    for case in tables.unique((row["method"], row["mechanism"], row["noise"]) for row in rows):
-        method, mechanism, noise = case
-        mine = [row for row in rows if (row["method"], row["mechanism"], row["noise"]) == case]
-        values = ["wcss"] + (["by_weights"] if method == BOUNDED else [])
-        for value in values:
-            cells = [_cell([row for row in mine if row["epsilon"] == e], value) for e in EPSILONS]
-            shown = method if value == "wcss" else f"{method}, by weights"
-            printed = PRINTED.get((name, method)) if noise == CLAIMED else None
-            rows_of_case = tables.unique(row["rounds"] for row in mine)
-            lines.append(
-                [
-                    shown,
-                    mechanism.capitalize(),
-                    noise,
-                    "/".join(map(str, sorted(rows_of_case))),
-                    *cells,
-                    "" if printed is None else f"{printed:g}",
-                    str(len({row["run"] for row in mine})),
-                ]
-            )
-    head = [name, "mechanism", "noise", "rounds", *(f"eps {epsilon:g}" for epsilon in EPSILONS)]
-    return tables.markdown([*head, "thesis, eps 4", "runs"], lines, 3)
+    shown = [{**row, "law": row["mechanism"].capitalize()} for row in rows]
+    cells = {
+        "rounds": lambda of: "/".join(map(str, sorted({row["rounds"] for row in of}))),
+        **{f"eps {epsilon:g}": _cells("epsilon", epsilon) for epsilon in EPSILONS},
+        "thesis, eps 4": _printed,
+        "runs": lambda of: str(len({row["run"] for row in of})),
+    }
+    return tables.by_key(shown, {name: "shown", "mechanism": "law", "noise": "noise"}, cells, 3)
 
 
 SUITE = Suite(
@@ -354,4 +329,4 @@ SUITE = Suite(
 
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

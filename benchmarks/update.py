@@ -6,7 +6,7 @@ several runs. Records are ``make_blobs(20000, n_features=D, centers=K, random_st
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,13 +41,6 @@ class Task:
     run: int
 
 
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run."""
-    for run in range(options.runs):
-        for method in options.chosen("method", tuple(ALGORITHMS), str):
-            yield from (Task(method, k, d, run) for k, d in SIZES)
-
-
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the longest update and all updates of a run, in seconds."""
     points = to_unit_ball(options.load(f"blobs_{task.clusters}_{task.columns}").records)
@@ -74,21 +67,15 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the best times of each algorithm and size."""
-    by = ("method", "clusters", "columns")
-    longest, together = (tables.grouped(rows, by, name) for name in ("longest", "together"))
-    rounds = tables.grouped(rows, by, "rounds")
-    lines = [
-        [
-            key[0],
-            *(str(number) for number in key[1:]),
-            f"{min(values):.3f}",
-            f"{min(together[key]):.3f}",
-            f"{rounds[key][0]:.0f}",
-        ]
-        for key, values in longest.items()
-    ]
-    head = ["method", "k", "d", "longest update, s", "all updates, s", "rounds"]
-    return tables.markdown(head, lines)
+    return tables.by_key(
+        rows,
+        {"method": "method", "k": "clusters", "d": "columns"},
+        {
+            "longest update, s": lambda of: f"{min(row['longest'] for row in of):.3f}",
+            "all updates, s": lambda of: f"{min(row['together'] for row in of):.3f}",
+            "rounds": lambda of: str(of[0]["rounds"]),
+        },
+    )
 
 
 SUITE = Suite(
@@ -97,13 +84,17 @@ SUITE = Suite(
     "best of the runs; 20,000 records, epsilon 1.",
     Task,
     {"longest": float, "together": float, "rounds": int},
-    tasks_of,
+    lambda options: (
+        Task(method, *size, run)
+        for run in range(options.runs)
+        for method in ALGORITHMS
+        for size in SIZES
+    ),
     measure,
     tables_of,
-    choices={"method": tuple(ALGORITHMS)},
     runs=3,
     alone=True,
 )
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

@@ -24,11 +24,17 @@ from weighing import peak
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.vertical.costs import costs
-from flower_kmeans.vertical.keys import KeyHolder, expand, public_key, randomise, relin_common
+from flower_kmeans.vertical.keys import (
+    KeyHolder,
+    expand,
+    public_key,
+    randomise,
+    relin_common,
+    values_of,
+)
 from flower_kmeans.vertical.moduli import moduli
-from flower_kmeans.vertical.packing import pack
 from flower_kmeans.vertical.parties import ComputingParty
-from flower_kmeans.vertical.ring import SLOTS, N
+from flower_kmeans.vertical.ring import SLOTS, N, pack
 from flower_kmeans.vertical.signs import scaled_squares
 from flower_kmeans.vertical.store import Store
 
@@ -126,7 +132,8 @@ def make(task: Task, columns: NDArray[np.float64], folder: Path) -> dict[str, An
     np.save(folder / "relin.npy", relin)
     if task.radius:
         columns = np.column_stack([columns, scaled_squares(columns, HALF_WIDTHS[1:])])
-    made, encrypted = cpu(lambda: list(holder.columns_alone(columns)))
+    values = [values_of(columns, i) for i in range(-(-len(columns) // SLOTS) * columns.shape[1])]
+    made, encrypted = cpu(lambda: [holder.encrypt_alone(x, i) for i, x in enumerate(values)])
     for i, (nonce, half) in enumerate(made):
         chunk, number = divmod(i, columns.shape[1])
         np.save(folder / f"{chunk}-{number}.npy", expand(q, nonce, half))
@@ -173,65 +180,67 @@ def calibration() -> float:
 # ------------------------------------------------------------------------------ tables
 
 
+BY = {"k": "clusters", "radius": "held"}
+
+
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return times, bytes, workers, and figures beside the paper's; the best of several runs."""
     best: dict[tuple[Any, ...], Row] = {}
     for row in sorted(rows, key=lambda row: row["clock"]):
-        best.setdefault((row["clusters"], row["radius"], row["chunks"], row["workers"]), row)
+        key = (row["clusters"], row["radius"], row["chunks"], row["workers"])
+        best.setdefault(key, {**row, "held": "yes" if row["radius"] else "no"})
     ordered = [best[key] for key in sorted(best)]
     steps = [row for row in ordered if row["chunks"] == row["workers"] == 1]
     several = [row for row in ordered if row["chunks"] > 1]
-    parts = [_times(steps), _bytes(steps), _workers(several), _beside_the_paper(steps)]
+    sent = {
+        "public key": "public_bytes",
+        "relinearisation key": "relin_bytes",
+        "column chunk": "column_bytes",
+        "c1": "c1_bytes",
+        "shares": "share_bytes",
+    }
+    times = {
+        "keys, s": shown("keys", ".2f"),
+        "column chunk, s": shown("column", ".2f"),
+        "step, s": shown("step", ".1f"),
+        "step / loop": lambda of: f"{of[0]['step'] / of[0]['loop']:.0f}",
+        "randomise a value, ms": shown("randomise", ".1f", 1e3),
+        "share of a value, ms": shown("share", ".1f", 1e3),
+        "open all, ms": shown("open", ".1f", 1e3),
+        "peak, GB": shown("peak", ".2f", 1e-9),
+        "loop, s": shown("loop", ".3f"),
+    }
+    parts = [
+        tables.by_key(steps, BY, times) if steps else "",
+        tables.by_key(steps, BY, {head: shown(name, ",") for head, name in sent.items()}),
+        _workers(several) if several else "",
+        _beside_the_paper(steps),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _name(row: Row) -> list[str]:
-    return [str(row["clusters"]), "yes" if row["radius"] else "no"]
-
-
-def _times(rows: Sequence[Row]) -> str:
-    lines = [
-        [
-            *_name(row),
-            *(f"{row[name]:.2f}" for name in ("keys", "column")),
-            f"{row['step']:.1f}",
-            f"{row['step'] / row['loop']:.0f}",
-            *(f"{1e3 * row[name]:.1f}" for name in ("randomise", "share")),
-            f"{1e3 * row['open']:.1f}",
-            f"{row['peak'] / 1e9:.2f}",
-            f"{row['loop']:.3f}",
-        ]
-        for row in rows
-    ]
-    head = [
-        *("k", "radius", "keys, s", "column chunk, s", "step, s", "step / loop"),
-        *("randomise a value, ms", "share of a value, ms", "open all, ms", "peak, GB", "loop, s"),
-    ]
-    return tables.markdown(head, lines)
-
-
-def _bytes(rows: Sequence[Row]) -> str:
-    names = ("public_bytes", "relin_bytes", "column_bytes", "c1_bytes", "share_bytes")
-    lines = [[*_name(row), *(f"{row[name]:,}" for name in names)] for row in rows]
-    head = ["k", "radius", "public key", "relinearisation key", "column chunk", "c1", "shares"]
-    return tables.markdown(head, lines)
+def shown(name: str, form: str, factor: float = 1) -> Callable[[list[Row]], str]:
+    """Return a function that shows a column of a line."""
+    return lambda of: format(factor * of[0][name], form)
 
 
 def _workers(rows: Sequence[Row]) -> str:
-    alone = {(row["clusters"], row["chunks"]): row for row in rows if row["workers"] == 1}
-    lines = []
-    for row in rows:
-        lines.append([*_name(row), str(row["chunks"]), str(row["workers"])])
-        lines[-1] += [f"{row[name]:.1f}" for name in ("step", "clock")]
-        one = alone.get((row["clusters"], row["chunks"]))
-        if one is None:
-            lines[-1] += ["", ""]
-        else:
-            lines[-1].append(f"{one['clock'] / row['clock']:.2f}")
-            lines[-1].append(f"{row['workers'] * one['step'] / row['step']:.2f}")
-    head = ["k", "radius", "chunks", "workers", "step, CPU s", "on the clock, s"]
-    head += ["times as fast as one", "by CPU, on free cores"]
-    return tables.markdown(head, lines) if lines else ""
+    alone = {row["clusters"]: row for row in rows if row["workers"] == 1}
+
+    def times(name: str) -> Callable[[list[Row]], str]:
+        def show(of: list[Row]) -> str:
+            one, factor = alone.get(of[0]["clusters"]), of[0]["workers"] if name == "step" else 1
+            return "" if one is None else f"{factor * one[name] / of[0][name]:.2f}"
+
+        return show
+
+    cells = {
+        "step, CPU s": shown("step", ".1f"),
+        "on the clock, s": shown("clock", ".1f"),
+        "times as fast as one": times("clock"),
+        "by CPU, on free cores": times("step"),
+    }
+    return tables.by_key(rows, BY | {"chunks": "chunks", "workers": "workers"}, cells)
 
 
 def _beside_the_paper(rows: Sequence[Row]) -> str:
@@ -281,4 +290,4 @@ SUITE = Suite(
 )
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

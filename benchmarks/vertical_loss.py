@@ -15,7 +15,7 @@ best matching of clusters and true labels.
 was chosen with the seeds 0 to 59 of s1 and on other data.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,7 +28,7 @@ from sklearn.datasets import make_blobs
 from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms import LloydAlgorithm, VerticalAlgorithm
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, Suite, grid
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.randomness import Stream
@@ -38,7 +38,6 @@ FloatArray = NDArray[np.float64]
 
 MADE = ("synth_10000_8_2", "synth_100000_5_2")
 METHODS = ("plain", "sums", "radius")
-ROUNDS = (3, 5, 7)
 FIRST_SEED = 1000
 PARTIES = 2
 PRINTED = {
@@ -69,15 +68,6 @@ def load(name: str, options: Options) -> tuple[FloatArray, NDArray[np.int64], in
         records, labels, k = data.records, data.labels, data.n_clusters
     low, high = records.min(axis=0), records.max(axis=0)
     return (records - low) / (high - low), np.asarray(labels, dtype=np.int64), k
-
-
-def tasks_of(options: Options) -> Iterator[Task]:
-    """Yield every run."""
-    rounds = options.chosen("rounds", ROUNDS, int)
-    for run in range(options.runs):
-        for name in (*options.data, *MADE):
-            for method in options.chosen("method", METHODS, str):
-                yield from (Task(name, method, number, run) for number in rounds)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
@@ -113,23 +103,22 @@ def accuracy(labels: NDArray[np.int64], clusters: NDArray[np.int64]) -> float:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return means with their intervals, and the printed figures."""
-    by = ("data", "rounds", "method")
-    losses, accuracies = (tables.grouped(rows, by, name) for name in ("loss", "accuracy"))
-    lines = []
-    for name, rounds in dict.fromkeys(key[:2] for key in losses):
-        plain = np.mean(losses.get((name, rounds, "plain"), [np.nan]))
-        cells = [str(name), str(rounds)]
-        for method in METHODS:
-            values = losses.get((name, rounds, method))
-            if values is None:
-                cells.append("-")
-                continue
-            half = tables.interval(values)[1]
-            right = 100 * float(np.mean(accuracies[name, rounds, method]))
-            mean = float(np.mean(values))
-            cells.append(f"{mean:.4f} ± {half:.4f} ({mean / plain:.2f}x, {right:.1f} %)")
-        lines.append([*cells, PRINTED.get(str(name), "")])
-    return tables.markdown(["data", "rounds", *METHODS, "printed by the paper"], lines)
+
+    def shown(method: str) -> Callable[[list[Row]], str]:
+        def show(of: list[Row]) -> str:
+            losses = {m: [row["loss"] for row in of if row["method"] == m] for m in METHODS}
+            if not losses[method]:
+                return "-"
+            mean, half = tables.interval(losses[method])
+            quotient = mean / np.mean(losses["plain"] or [np.nan])
+            right = 100 * np.mean([row["accuracy"] for row in of if row["method"] == method])
+            return f"{mean:.4f} ± {half:.4f} ({quotient:.2f}x, {right:.1f} %)"
+
+        return show
+
+    cells = {method: shown(method) for method in METHODS}
+    cells["printed by the paper"] = lambda of: PRINTED.get(of[0]["data"], "")
+    return tables.by_key(rows, {"data": "data", "rounds": "rounds"}, cells)
 
 
 SUITE = Suite(
@@ -139,13 +128,13 @@ SUITE = Suite(
     "starts and the paper's printed figures.",
     Task,
     {"loss": float, "accuracy": float},
-    tasks_of,
+    lambda options: grid(Task, options, data=options.data, method=METHODS, rounds=(3, 5, 7)),
     measure,
     tables_of,
-    datasets=("s1",),
-    made=MADE,
+    datasets=("s1", *MADE),
+    sources={name: {} for name in MADE},
     runs=20,
 )
 
 if __name__ == "__main__":
-    script.main(SUITE, __doc__)
+    script.main(SUITE)

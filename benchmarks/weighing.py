@@ -1,80 +1,112 @@
-"""What a run weighs: the bytes of its messages by round trip, and the memory of this process."""
+"""Clients with a few uniform records, the bytes of their messages, and memory of this process."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from flwr.app import Context, Message
 from flwr.common.serde import message_to_proto
+from numpy.typing import NDArray
 
+from flower_kmeans import Box, ClientPolicy, PrivacyBudget, kmeans_client_app
 from flower_kmeans.protocol.messages import Answer, decode_reply
 from flower_kmeans.protocol.wire import RECORD, from_content
-from flower_kmeans.simulation.in_process import InProcessGrid
+from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
+from flower_kmeans.strategies import FastLloyd, KMeansStrategy, RoundInfo
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers that a run's cost depends on; ``records`` are those of each client."""
+
+    clients: int
+    clusters: int = 15
+    columns: int = 2
+    records: int = 20
+    rounds: int = 7
+
+    @classmethod
+    def of(cls, shape: str, clients: int, **more: int) -> "Size":
+        """Return numbers with clusters and columns of a shape such as "15x2"."""
+        return cls(clients, *map(int, shape.split("x")), **more)
+
+    @property
+    def reply(self) -> int:
+        """Bytes of the numbers in a reply of FastLloyd: sums, counts and the checksum."""
+        return 8 * (self.clusters * (self.columns + 1) + 1)
+
+    def box(self) -> Box:
+        """Return the domain."""
+        return Box(np.full(self.columns, -1.0), np.full(self.columns, 1.0))
+
+    def load(self, context: Context) -> NDArray[np.float64]:
+        """Return a client's records (records, columns)."""
+        source = np.random.default_rng(int(context.node_config["partition-id"]))
+        return source.uniform(-1, 1, (self.records, self.columns))
+
+    def fastlloyd(self, on_round: Callable[[RoundInfo], None], trust: str) -> FastLloyd:
+        """Return the private strategy, with relayed keys."""
+        return FastLloyd(
+            self.clusters,
+            self.box(),
+            PrivacyBudget(1.0),
+            n_records=self.clients * self.records,
+            n_clients=self.clients,
+            n_rounds=self.rounds,
+            relocation=False,  # whose replies are those of all Lloyd algorithms
+            trust=trust,
+            keys="relayed",
+            on_round=on_round,
+        )
+
+    def over(self, strategy: KMeansStrategy, **options: Any) -> "WeighingGrid":
+        """Run a strategy over the clients in this process, and return the grid."""
+        app = kmeans_client_app(self.load, ClientPolicy.for_simulation(), lambda *_: None)
+        return weighed(strategy, app, self.clients, **options)
 
 
 @dataclass
 class Trip:
-    """What was weighed of one round trip, messages out and answers back.
-
-    Attributes
-    ----------
-    asked, answered : list of int
-        Bytes of whole messages as Flower serialises them, without the identifier that the link
-        gives a message on its way.
-    words : list of int
-        Bytes of the protected words alone, in the answers that have any.
-    """
+    """Bytes of a round trip's messages, as Flower serialises them but for the link's number."""
 
     asked: list[int] = field(default_factory=list)
     answered: list[int] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)
+    words: list[int] = field(default_factory=list)  # of the protected words in answers alone
 
 
 class WeighingGrid(InProcessGrid):
     """An in-process grid that weighs messages and counts round trips.
 
-    Parameters
-    ----------
-    client_app : callable
-    n_nodes : int
-    weighs : callable, optional
-        From the name of a round trip and the number of a client to whether its messages are
-        weighed, for runs whose time or memory is measured; by default all are.
-
-    Attributes
-    ----------
-    trips : dict of str to Trip
-        By kind and round, such as "enrol" and "ask 3", in their order.
-    asked, answered : dict of str to dict of int to int
-        Bytes of the encoded messages, without what Flower adds, of every client.
-    pushes : list of int
-        Numbers of messages of each round trip.
+    ``weighs`` says of the name of a round trip whether its messages are weighed, for runs whose
+    time or memory is measured. ``trips`` has these by kind and round, such as "enrol" and "ask 3";
+    ``asked`` and ``answered`` have the bytes of all encoded messages, without what Flower adds.
     """
 
     def __init__(
         self,
         client_app: Callable[[Message, Context], Message],
         n_nodes: int,
-        weighs: Callable[[str, int], bool] = lambda trip, client: True,
+        weighs: Callable[[str], bool] = lambda trip: True,
     ) -> None:
-        def weighed(message: Message, context: Context) -> Message:
+        def answer(message: Message, context: Context) -> Message:
             reply = client_app(message, context)
-            name, client = self._whose(message)
-            self.answered.setdefault(name, {})[client] = payload_of(reply)
-            if weighs(name, client):
+            name = message.metadata.group_id
+            self.answered.setdefault(name, []).append(payload_of(reply))
+            if weighs(name):
                 trip = self.trips.setdefault(name, Trip())
                 trip.answered.append(_bytes_of(reply))
-                answer = decode_reply(from_content(reply.content))
-                if isinstance(answer, Answer):
-                    trip.words.append(len(answer.words) + sum(map(len, answer.sealed)))
+                decoded = decode_reply(from_content(reply.content))
+                if isinstance(decoded, Answer):
+                    trip.words.append(len(decoded.words) + sum(map(len, decoded.sealed)))
             return reply
 
-        super().__init__(weighed, n_nodes)
+        super().__init__(answer, n_nodes)
         self.trips: dict[str, Trip] = {}
-        self.asked: dict[str, dict[int, int]] = {}
-        self.answered: dict[str, dict[int, int]] = {}
+        self.asked: dict[str, list[int]] = {}
+        self.answered: dict[str, list[int]] = {}
         self._weighs = weighs
-        self._clients = {node: client for client, node in enumerate(sorted(self.get_node_ids()))}
 
     @property
     def pushes(self) -> list[int]:
@@ -85,14 +117,24 @@ class WeighingGrid(InProcessGrid):
         """Weigh what the server sends."""
         listed = list(messages)
         for message in listed:
-            name, client = self._whose(message)
-            self.asked.setdefault(name, {})[client] = payload_of(message)
-            if self._weighs(name, client):
+            name = message.metadata.group_id
+            self.asked.setdefault(name, []).append(payload_of(message))
+            if self._weighs(name):
                 self.trips.setdefault(name, Trip()).asked.append(_bytes_of(message))
         return super().push_messages(listed)
 
-    def _whose(self, message: Message) -> tuple[str, int]:
-        return message.metadata.group_id, self._clients[message.metadata.dst_node_id]
+
+def weighed(
+    strategy: KMeansStrategy,
+    client_app: Callable[[Message, Context], Message],
+    n_nodes: int,
+    **options: Any,
+) -> WeighingGrid:
+    """Run a strategy once in this process, and return the grid with its messages' weights."""
+    grid = WeighingGrid(client_app, n_nodes, **options)
+    with task_identity():
+        strategy.start(grid)
+    return grid
 
 
 def payload_of(message: Message) -> int:

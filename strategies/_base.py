@@ -9,7 +9,8 @@ silent clients, and invites late ones.
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from functools import partial
 from inspect import Signature
 from logging import INFO, WARNING
 from os import PathLike
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,13 +33,24 @@ from flower_kmeans.data.domain import Ball, Box, Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
 from flower_kmeans.parameters import check_arguments, choice, instance, require_type, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.exchange import Exchange
+from flower_kmeans.protocol.messages import Request
 from flower_kmeans.protocol.noise import NONE, check_shares, sampler_of
+from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.removal import levels_up_to
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import KEYS, MAX_ATTEMPTS, PROTOCOL, Horizontal, Run, RunDocument
-from flower_kmeans.protocol.server import Replies, Server, require_sizes
+from flower_kmeans.protocol.run import (
+    KEYS,
+    MAX_ATTEMPTS,
+    PROTOCOL,
+    Horizontal,
+    Run,
+    RunDocument,
+    Vertical,
+)
+from flower_kmeans.protocol.server import HasEnough, Kind, Replies, Server, require_sizes
 from flower_kmeans.protocol.trust import PLAIN, TrustModel, trust_model
 from flower_kmeans.report.clustering import FinishedRun
 from flower_kmeans.report.report import Report
@@ -59,7 +71,6 @@ from flower_kmeans.strategies._declared import describe, own_parameters
 
 Keys = Literal["roster", "relayed", "none"]
 
-_DEFAULT_TIMEOUT = 3600.0
 _FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
 _CLIENTS_PER_COLLUDER = 10
@@ -78,7 +89,362 @@ class RoundInfo:
     seconds: float
 
 
-class KMeansStrategy(Strategy):
+S = TypeVar("S", bound=Server | Relay)
+
+
+class ClusteringStrategy(Strategy, Generic[S]):
+    """Flower's hooks, for clients with different records as for parties with different columns.
+
+    A subclass sets the attributes below, and fills in what is abstract.
+    """
+
+    ALGORITHM: ClassVar[type[Algorithm]]
+    n_clusters: int
+    domain: Domain
+    privacy: PrivacyBudget
+    n_clients: int | None
+    min_clients: int
+    max_attempts: int = 1
+    max_colluders: int
+    trust_model: TrustModel
+    keys: Keys
+    roster_file: str | PathLike[str] | None
+    on_round: Callable[[RoundInfo], None] | None
+    algorithm: Algorithm
+    plan: PrivacyPlan
+    _make_algorithm: Callable[..., Algorithm]
+    _planned: Algorithm
+    _given_initial: Any
+    _cautions: tuple[str, ...] = ()  # what the summary warns of
+    _timeout: float | None = None
+    _exchange: Exchange | None = None
+    _server: S | None = None
+    _report: Report | None = None
+    _sent: Sequence[Message] = ()
+    _started = 0.0
+
+    # ------------------------------------------------------------------ what a subclass does
+
+    @abstractmethod
+    def _begin(self, roster: Roster | None) -> tuple[S, dict[str, Any]]:
+        """Return the server of a new run, and what its report has beside what all reports have."""
+
+    @abstractmethod
+    def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
+        """Return the requests of the next round, or those after the last one, and their kind."""
+
+    @abstractmethod
+    def _take(self, replies: Replies, is_last: bool) -> None:
+        """Take the replies to them."""
+
+    @abstractmethod
+    def _update(self, report: Report) -> None:
+        """Bring the report up to date."""
+
+    @abstractmethod
+    def _crowd(self) -> str:
+        """Return a line about the clients."""
+
+    def _invite(self, grid: Grid) -> None:
+        """Let nodes take part that connected after the start."""
+
+    def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
+        """Return the result so far, where the server may see it; of round ``t`` alone if given."""
+        return None
+
+    # ------------------------------------------------------------------ Flower's hooks
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the whole clustering.
+
+        Parameters
+        ----------
+        grid : Grid
+        initial_arrays : ArrayRecord, optional
+            Public initial centroids in the user's units, as one array (n_clusters, n_features),
+            where the strategy takes ``initial``.
+        num_rounds : int, optional
+            The planned number of rounds, if given: the plan is fixed before data is seen.
+        timeout : float, optional
+            Seconds after which a round trip ends in any case. It ends earlier when all clients
+            have replied, or at the end of the grace time after enough of them have.
+            Default: `default_timeout`.
+        train_config, evaluate_config : ConfigRecord, optional
+            Empty: everything that clients need is in the run document.
+        evaluate_fn : callable, optional
+            Called with the round and the centroids, where the server may see them and there are
+            some.
+
+        Returns
+        -------
+        Result
+            With the arrays "centroids", "counts" and, where sizes have bounds, "weights", if the
+            trust model lets the server see them; no arrays otherwise.
+
+        Raises
+        ------
+        ConfigurationError
+            If an argument contradicts the plan, or an oblivious server would see centroids.
+        TooFewClientsError
+            If fewer than ``min_clients`` clients answered a round in all attempts.
+        RunError
+            If the run ended otherwise.
+        """
+        require_type("initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord")
+        require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
+        seconds = self.default_timeout if timeout is None else timeout
+        require_start(self.n_rounds, num_rounds, seconds, train_config, evaluate_config)
+        if evaluate_fn is not None:
+            self._require_sight()
+        self._timeout, self._exchange, self._server = seconds, None, None
+        log(INFO, "Starting %s strategy:", type(self).__name__)
+        result = Result()
+
+        def evaluate(t: int) -> None:
+            if evaluate_fn is None:
+                return
+            arrays = initial_arrays if t == 0 else self._visible_arrays(t)
+            # An algorithm may have no centroids in its first rounds.
+            metrics = None if arrays is None else evaluate_fn(t, arrays)
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[t] = metrics
+
+        evaluate(0)
+        self._set_up(grid, ArrayRecord() if initial_arrays is None else initial_arrays)
+        for t in range(1, self.n_rounds + 1):
+            if t > 1:
+                self._invite(grid)
+            self._close_round(t, self._trip(*self._next(is_last=False)))
+            evaluate(t)
+        self._close_run(self._trip(*self._next(is_last=True)))
+        result.arrays = self._visible_arrays() or ArrayRecord()
+        log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the messages of one round; in round 1, set up the run first."""
+        refuse_wrapper(self)
+        require_empty("train_config", config)
+        if server_round == 1:
+            self._set_up(grid, arrays)
+        require_round(server_round, self._running.head, self.n_rounds)
+        return self._messages(is_last=False)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Add the answers up; return the centroids where the server knows them, and no metrics."""
+        self._close_round(server_round, self._talk.replies(replies, self._sent))
+        return self._visible_arrays(server_round), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the delivery of the result after the last round, and nothing before."""
+        refuse_wrapper(self)
+        return self._messages(is_last=True) if server_round == self.n_rounds else []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Take the replies to the delivery and finish the report."""
+        if server_round == self.n_rounds:
+            self._close_run(self._talk.replies(replies, self._sent))
+        return None
+
+    def summary(self) -> None:
+        """Log the configuration of the strategy."""
+        refuse_wrapper(self)
+        log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self.n_clusters, self.n_rounds)
+        log(INFO, "\t├──> Trust: %s (keys: %s)", self.trust, self.keys)
+        log(INFO, "\t├──> %s", self._crowd())
+        if self.plan.is_private:
+            epsilon, delta = self.plan.epsilon(), self.plan.budget.delta
+            log(INFO, "\t└──> Privacy: (%.4g, %.3g) per %s", epsilon, delta, self.privacy.unit)
+        else:
+            log(INFO, "\t└──> Privacy: NOT PRIVATE")
+        for caution in self._cautions:
+            log(WARNING, caution)
+
+    # ------------------------------------------------------------------ results
+
+    @property
+    def default_timeout(self) -> float:
+        """Seconds for a round trip where ``start`` is given no timeout."""
+        return 3600.0
+
+    @property
+    def trust(self) -> str:
+        """Name of the trust model."""
+        return self.trust_model.name
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of planned rounds."""
+        return self.algorithm.n_rounds
+
+    @property
+    def report(self) -> Report:
+        """Privacy and fault report of the run, complete after it."""
+        if self._report is None:
+            raise RunError("There is no report before the run has started.")
+        return self._report
+
+    @property
+    def centroids(self) -> NDArray[np.float64]:
+        """Centroids in the user's units, (n_clusters, n_features), where the server may see them.
+
+        Raises
+        ------
+        ObliviousServerError
+            Where clients open the sums: the server must never see them.
+        """
+        return self._visible("centroids")["centroids"].numpy()
+
+    def _visible(self, name: str) -> ArrayRecord:
+        """Return the result so far for a caller that asks for one of its arrays."""
+        self._require_sight()
+        arrays = self._visible_arrays()
+        if arrays is None:
+            raise RunError(f"There are no {name} before a round is finished.")
+        return arrays
+
+    def _require_sight(self) -> None:
+        """Refuse what only a server that sees the sums could give."""
+        if self.trust_model.is_blind:
+            raise unseen(self.trust)
+
+    # ------------------------------------------------------------------ the run
+
+    @property
+    def _running(self) -> S:
+        if self._server is None:
+            raise RunError("The run has not started: round 1 must be configured first.")
+        return self._server
+
+    @property
+    def _talk(self) -> Exchange:
+        if self._exchange is None:
+            raise RunError("The run has not started: round 1 must be configured first.")
+        return self._exchange
+
+    def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
+        """Enrol the clients, and give them slots and keys."""
+        self._started = time.monotonic()
+        self.algorithm = self._started_with(initial_centroids(arrays))
+        self._server, details = self._begin(read_roster(self.keys, self.roster_file))
+        self._exchange = Exchange(grid, self._timeout or self.default_timeout)
+        self._report = Report(
+            strategy=type(self).__name__,
+            plan=self.plan,
+            trust_model=self.trust_model,
+            keys=self.keys,
+            min_clients=self.min_clients,
+            max_colluders=self.max_colluders,
+            max_attempts=self.max_attempts,
+            sampler=self._running.run.document.sampler,
+            **details,
+        )
+        self.summary()
+        nodes = self._talk.wait_for_nodes(self.n_clients or self.min_clients)
+        with self._reporting():
+            self._running.set_up(nodes, self._trip)
+
+    def _started_with(self, initial: NDArray[Any] | None) -> Algorithm:
+        """Return the algorithm with the start's public initial centroids, if it was given any."""
+        if initial is None:
+            return self._planned
+        self._check_initial("initial_arrays")
+        if self._given_initial is not None:
+            raise ConfigurationError(
+                "Expected either initial_arrays of start or the option initial. Got both."
+            )
+        return self._make_algorithm(initial=initial)
+
+    def _check_initial(self, name: str) -> None:
+        """Refuse initial centroids where the algorithm always makes its own."""
+        if "initial" not in inspect.signature(self.ALGORITHM).parameters:
+            raise ConfigurationError(
+                f"Expected no {name}: {type(self).__name__} makes its own initial centroids. "
+                "Got some."
+            )
+
+    def _described(
+        self,
+        roster: Roster | None,
+        body: Horizontal | Vertical,
+        noise_shares: int,
+        levels: tuple[int, ...] = (),
+    ) -> Run:
+        """Return a new run; without a roster, one that has the size of the run to come."""
+        trust, algorithm = self.trust_model, self.algorithm
+        digest = bytes(32) if roster is None else roster.digest
+        checksum = 0 if trust.is_vertical else 1  # a word that counts the vectors in a sum
+        document = RunDocument(
+            protocol=PROTOCOL,
+            run=token(16),
+            trust=self.trust,
+            keys=self.keys,
+            roster=digest if self.keys == "roster" else None,
+            max_colluders=self.max_colluders,
+            min_clients=self.min_clients,
+            max_attempts=self.max_attempts,
+            words=tuple(algorithm.words(t) + checksum for t in range(1, algorithm.n_rounds + 1)),
+            privacy=self.plan.to_config(),
+            share_variance=f"1/{noise_shares}" if trust.shares_noise else NONE,
+            levels=levels,
+            sampler=sampler_of(self.plan, trust.shares_noise),
+            body=body,
+        )
+        return Run(document, algorithm, self.plan, trust)
+
+    def _trip(self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough) -> Replies:
+        return self._talk.trip(kind, requests, has_enough)
+
+    def _messages(self, is_last: bool) -> Sequence[Message]:
+        """Return the next requests as messages that Flower's own loop sends."""
+        kind, requests, _ = self._next(is_last)
+        self._sent = self._talk.messages(kind, requests)
+        return self._sent
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Bring the report up to date, also if the run ends here."""
+        try:
+            yield
+        finally:
+            server, report = self._running, self.report
+            report.seconds, report.n_rounds = time.monotonic() - self._started, server.head
+            report.ledger, report.incidents = server.all_keep_ledgers, list(server.incidents)
+            self._update(report)
+
+    def _close_round(self, t: int, replies: Replies) -> None:
+        with self._reporting():
+            self._take(replies, is_last=False)
+        report, n_rounds = self.report, self.n_rounds
+        answers, clients = report.answers[-1], report.n_clients
+        log(INFO, "Round %s/%s: %s of %s clients", t, n_rounds, answers, clients)
+        if self.on_round is not None:
+            missing = clients - answers
+            self.on_round(RoundInfo(t, n_rounds, answers, clients, missing, report.seconds))
+
+    def _close_run(self, replies: Replies) -> None:
+        with self._reporting():
+            self._take(replies, is_last=True)
+
+
+class KMeansStrategy(ClusteringStrategy[Server]):
     """Base of the library's strategies.
 
     A strategy names the class of its algorithm (``ALGORITHM``) and its default trust model
@@ -144,7 +510,6 @@ optional
         If a parameter is out of range, or parameters contradict each other.
     """
 
-    ALGORITHM: ClassVar[type[Algorithm]]
     TRUST: ClassVar[str]
     ROUNDS: ClassVar[str] = "n_rounds"
     """The algorithm's parameter that ``n_rounds`` is."""
@@ -232,14 +597,8 @@ optional
             check_shares(self.algorithm, self.plan, self.min_clients - self.max_colluders)
         self.algorithm.require_capacity(self.added_noise_factor, self.trust_model.sum.limit)
         if self.n_clients is not None:  # else the messages' sizes are known at the start
-            require_sizes(self._run(self.algorithm, None), self.n_clients)
+            require_sizes(self._run(None), self.n_clients)
         self._note()
-        self._timeout = _DEFAULT_TIMEOUT
-        self._exchange: Exchange | None = None
-        self._server: Server | None = None
-        self._sent: list[Message] = []
-        self._report: Report | None = None
-        self._started = 0.0
 
     @contextmanager
     def expecting(self, n_clients: int) -> Iterator[None]:
@@ -292,172 +651,7 @@ optional
             return max(2, math.ceil(_FRACTION_OF_CLIENTS * self.n_clients))
         return _MIN_CLIENTS if self.n_clients is None else min(_MIN_CLIENTS, self.n_clients)
 
-    def _run(self, algorithm: Algorithm, roster: Roster | None) -> Run:
-        """Return a new run; without a roster, one that has the size of the run to come."""
-        rounds = range(1, algorithm.n_rounds + 1)
-        shared = self.trust_model.shares_noise
-        digest = bytes(32) if roster is None else roster.digest
-        document = RunDocument(
-            protocol=PROTOCOL,
-            run=token(16),
-            trust=self.trust,
-            keys=self.keys,
-            roster=digest if self.keys == "roster" else None,
-            max_colluders=self.max_colluders,
-            min_clients=self.min_clients,
-            max_attempts=self.max_attempts,
-            words=tuple(algorithm.words(t) + 1 for t in rounds),  # one more: the checksum
-            privacy=self.plan.to_config(),
-            share_variance=f"1/{self.min_clients - self.max_colluders}" if shared else NONE,
-            levels=self._levels,
-            sampler=sampler_of(self.plan, shared),
-            body=Horizontal(algorithm=algorithm.to_config(), domain=self.domain.to_config()),
-        )
-        return Run(document, algorithm, self.plan, self.trust_model)
-
-    # ------------------------------------------------------------------ Flower's hooks
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int | None = None,
-        timeout: float = _DEFAULT_TIMEOUT,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run the whole clustering.
-
-        Parameters
-        ----------
-        grid : Grid
-        initial_arrays : ArrayRecord, optional
-            Public initial centroids in the user's units, as one array (n_clusters, n_features),
-            where the strategy takes ``initial``.
-        num_rounds : int, optional
-            The planned number of rounds, if given: the plan is fixed before data is seen.
-        timeout : float
-            Seconds after which a round trip ends in any case. It ends earlier when all clients
-            have replied, or at the end of the grace time after enough of them have.
-        train_config, evaluate_config : ConfigRecord, optional
-            Empty: everything that clients need is in the run document.
-        evaluate_fn : callable, optional
-            Called with the round and the centroids, where the server may see them and there are
-            some.
-
-        Returns
-        -------
-        Result
-            With the arrays "centroids", "counts" and, where sizes have bounds, "weights", if the
-            trust model lets the server see them; no arrays otherwise.
-
-        Raises
-        ------
-        ConfigurationError
-            If an argument contradicts the plan, or an oblivious server would see centroids.
-        TooFewClientsError
-            If fewer than ``min_clients`` clients answered a round in all attempts.
-        RunError
-            If the run ended otherwise.
-        """
-        require_type("initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord")
-        require_type("evaluate_fn", evaluate_fn, Callable | None, "a callable")
-        require_start(self.n_rounds, num_rounds, timeout, train_config, evaluate_config)
-        if evaluate_fn is not None:
-            self._require_sight()
-        self._timeout, self._exchange, self._server = timeout, None, None
-        log(INFO, "Starting %s strategy:", type(self).__name__)
-        result, evaluated = Result(), 0
-
-        def keep(number: int, arrays: ArrayRecord) -> None:
-            metrics = None if evaluate_fn is None else evaluate_fn(number, arrays)
-            if metrics is not None:
-                result.evaluate_metrics_serverapp[number] = metrics
-
-        if initial_arrays is not None:
-            keep(0, initial_arrays)
-        self._set_up(grid, ArrayRecord() if initial_arrays is None else initial_arrays)
-        exchange, server = self._talk, self._running
-        for t in range(1, self.n_rounds + 1):
-            if t > 1:  # nodes that connected after the start
-                invited = set(exchange.invited)
-                late = [node for node in sorted(grid.get_node_ids()) if node not in invited]
-                exchange.invite(server.join(late))
-            self._close_round(t, exchange.trip("ask", server.ask(), server.has_enough))
-            if evaluate_fn is not None and server.n_opened != evaluated:
-                evaluated, visible = server.n_opened, self._visible_arrays()
-                if visible is not None:  # an algorithm may have no centroids in its first rounds
-                    keep(evaluated, visible)
-        requests = server.finish_requests()
-        self._close_run(exchange.trip("finish", requests, lambda: bool(server.delivered)))
-        result.arrays = self._visible_arrays() or ArrayRecord()
-        log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
-        return result
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the messages of one round; in round 1, set up the cohort first."""
-        refuse_wrapper(self)
-        require_empty("train_config", config)
-        if server_round == 1:
-            self._set_up(grid, arrays)
-        require_round(server_round, self._running.head, self.n_rounds)
-        self._sent = self._talk.messages("ask", self._running.ask())
-        return self._sent
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Add the answers up; return the centroids where the server knows them, and no metrics."""
-        server = self._running
-        self._close_round(server_round, self._talk.replies(replies, self._sent))
-        return (self._visible_arrays() if server.n_opened == server_round else None), None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the delivery of the result after the last round, and nothing before."""
-        refuse_wrapper(self)
-        if server_round != self.n_rounds:
-            return []
-        self._sent = self._talk.messages("finish", self._running.finish_requests())
-        return self._sent
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Take the acknowledgements of the delivery and finish the report."""
-        if server_round == self.n_rounds:
-            self._close_run(self._talk.replies(replies, self._sent))
-        return None
-
-    def summary(self) -> None:
-        """Log the configuration of the strategy."""
-        refuse_wrapper(self)
-        log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self.n_clusters, self.n_rounds)
-        log(INFO, "\t├──> Trust: %s (keys: %s)", self.trust, self.keys)
-        log(INFO, "\t├──> Clients: at least %s", self.min_clients)
-        if self.plan.is_private:
-            epsilon, delta = self.plan.epsilon(), self.plan.budget.delta
-            log(INFO, "\t└──> Privacy: (%.4g, %.3g) per %s", epsilon, delta, self.privacy.unit)
-        else:
-            log(INFO, "\t└──> Privacy: NOT PRIVATE")
-        for note in self.plan.notes:
-            log(WARNING, note)
-
     # ------------------------------------------------------------------ results
-
-    @property
-    def trust(self) -> str:
-        """Name of the trust model."""
-        return self.trust_model.name
-
-    @property
-    def n_rounds(self) -> int:
-        """Number of planned rounds."""
-        return self.algorithm.n_rounds
 
     @property
     def clip(self) -> float | None:
@@ -501,24 +695,6 @@ optional
         return levels_up_to(self.min_clients - self.max_colluders, most)
 
     @property
-    def report(self) -> Report:
-        """Privacy and fault report of the run, complete after it."""
-        if self._report is None:
-            raise RunError("There is no report before the run has started.")
-        return self._report
-
-    @property
-    def centroids(self) -> NDArray[np.float64]:
-        """Centroids in the user's units, (n_clusters, n_features), where the server may see them.
-
-        Raises
-        ------
-        ObliviousServerError
-            Where clients open the sums: the server must never see them.
-        """
-        return self._visible("centroids")["centroids"].numpy()
-
-    @property
     def weights(self) -> NDArray[np.float64] | None:
         """Weights of the clusters, (n_clusters,), as in a `Clustering`; ``None`` without bounds.
 
@@ -532,133 +708,74 @@ optional
 
     # ------------------------------------------------------------------ inside
 
-    @property
-    def _running(self) -> Server:
-        if self._server is None:
-            raise RunError("The run has not started: round 1 must be configured first.")
-        return self._server
-
-    @property
-    def _talk(self) -> Exchange:
-        if self._exchange is None:
-            raise RunError("The run has not started: round 1 must be configured first.")
-        return self._exchange
-
     def _note(self) -> None:
         """Write into the plan what its reader should know before a run of so many clients."""
-        if self.algorithm.size_bounds is None or self.n_records is None:
-            return
-        noise = (self.algorithm.size_noise or 0.0) * self.noise_factor
-        note = note_on_noise(noise, self.n_records, self.n_clusters)
-        self.plan = replace(self.plan, notes=() if note is None else (note,))
+        if self.algorithm.size_bounds is not None and self.n_records is not None:
+            noise = (self.algorithm.size_noise or 0.0) * self.noise_factor
+            note = note_on_noise(noise, self.n_records, self.n_clusters)
+            self.plan = replace(self.plan, notes=() if note is None else (note,))
+        self._cautions = self.plan.notes
 
-    def _require_sight(self) -> None:
-        """Refuse what only a server that sees the sums could give."""
-        if self.trust_model.is_blind:
-            raise unseen(self.trust)
+    def _run(self, roster: Roster | None) -> Run:
+        body = Horizontal(algorithm=self.algorithm.to_config(), domain=self.domain.to_config())
+        shares = self.min_clients - self.max_colluders
+        return self._described(roster, body, shares, self._levels)
 
-    def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
-        """Enrol the clients, and give them slots and keys."""
-        self._started = time.monotonic()
-        self.algorithm = self._started_with(initial_centroids(arrays))
-        roster = read_roster(self.keys, self.roster_file)
+    def _begin(self, roster: Roster | None) -> tuple[Server, dict[str, Any]]:
         if roster is not None and (self.n_clients or 0) > len(roster):
             raise ConfigurationError(
                 f"Expected n_clients of at most {len(roster)}, the clients in roster_file. "
                 f"Got {self.n_clients} instead."
             )
         self._note()
-        run = self._run(self.algorithm, roster)
+        run = self._run(roster)
         require_sizes(run, max(self.n_clients or 0, self.min_clients, len(roster or ())))
-        server = self._server = Server(run, seed=self.seed, roster=roster)
-        exchange = self._exchange = Exchange(grid, self._timeout)
-        self._report = Report(
-            strategy=type(self).__name__,
-            plan=self.plan,
-            clip=self.clip,
-            clips=self.clips,
-            trust_model=self.trust_model,
-            keys=self.keys,
-            min_clients=self.min_clients,
-            max_colluders=self.max_colluders,
-            max_attempts=self.max_attempts,
-            levels=run.document.levels,
-            sampler=run.document.sampler,
-            earlier=self._earlier,
-        )
-        self.summary()
-        nodes = exchange.wait_for_nodes(self.n_clients or self.min_clients)
-        with self._reporting():
-            server.set_up(nodes, exchange.trip)
+        return Server(run, seed=self.seed, roster=roster), {
+            "clip": self.clip,
+            "clips": self.clips,
+            "levels": self._levels,
+            "earlier": self._earlier,
+        }
 
-    def _started_with(self, initial: NDArray[Any] | None) -> Algorithm:
-        """Return the algorithm with the start's public initial centroids, if it was given any."""
-        if initial is None:
-            return self._planned
-        self._check_initial("initial_arrays")
-        if self._given_initial is not None:
-            raise ConfigurationError(
-                "Expected either initial_arrays of start or the option initial. Got both."
-            )
-        return self._make_algorithm(initial=initial)
+    def _crowd(self) -> str:
+        return f"Clients: at least {self.min_clients}"
 
-    def _check_initial(self, name: str) -> None:
-        """Refuse initial centroids where the algorithm always makes its own."""
-        if "initial" not in inspect.signature(self.ALGORITHM).parameters:
-            raise ConfigurationError(
-                f"Expected no {name}: {type(self).__name__} makes its own initial centroids. "
-                "Got some."
-            )
+    def _invite(self, grid: Grid) -> None:
+        invited = set(self._talk.invited)
+        late = [node for node in sorted(grid.get_node_ids()) if node not in invited]
+        self._talk.invite(self._running.join(late))
 
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Bring the report up to date, also if the run ends here."""
-        try:
-            yield
-        finally:
-            report, server = self.report, self._running
-            # Copies: a report that a user keeps must not change when the server goes on.
-            for name, value in vars(server.proceedings).items():
-                setattr(report, name, copy(value))
-            report.seconds, report.n_rounds = time.monotonic() - self._started, server.head
-            report.n_clients, report.ledger = server.n_clients, server.all_keep_ledgers
-            report.dropped, report.incidents = list(server.dropped), list(server.incidents)
-            algorithm = server.run.algorithm
-            if server.n_opened:
-                report.warnings = tuple(algorithm.warnings(server.state))
-            if server.n_opened == server.run.document.rounds:
-                report.cost = algorithm.cost_estimate(server.state, server.noise_factor)
-                report.sizes = algorithm.sizes(server.state, server.noise_factor)
-
-    def _close_round(self, t: int, replies: Replies) -> None:
-        server, report = self._running, self.report
-        with self._reporting():
-            server.take_answers(replies, self._talk.trip)
-        answers = report.answers[-1]
-        missing = report.n_clients - answers
-        info = RoundInfo(t, self.n_rounds, answers, report.n_clients, missing, report.seconds)
-        log(INFO, "Round %s/%s: %s of %s clients", t, self.n_rounds, answers, info.n_clients)
-        if self.on_round is not None:
-            self.on_round(info)
-
-    def _close_run(self, replies: Replies) -> None:
+    def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
         server = self._running
-        with self._reporting():
-            server.take_finished(replies, self._talk.trip)
-        if not server.delivered:
-            raise RunError("No client confirmed the delivery of the result.")
+        if is_last:
+            return "finish", server.finish_requests(), lambda: bool(server.delivered)
+        return "ask", server.ask(), server.has_enough
 
-    def _visible(self, name: str) -> ArrayRecord:
-        """Return the result so far for a caller that asks for one of its arrays."""
-        self._require_sight()
-        arrays = self._visible_arrays()
-        if arrays is None:
-            raise RunError(f"There are no {name} before a round is finished.")
-        return arrays
-
-    def _visible_arrays(self) -> ArrayRecord | None:
+    def _take(self, replies: Replies, is_last: bool) -> None:
         server = self._running
-        if self.trust_model.is_blind or not server.n_opened:
+        if is_last:
+            server.take_finished(replies, self._trip)
+            if not server.delivered:
+                raise RunError("No client confirmed the delivery of the result.")
+        else:
+            server.take_answers(replies, self._trip)
+
+    def _update(self, report: Report) -> None:
+        server = self._running
+        # Copies: a report that a user keeps must not change when the server goes on.
+        for name, value in vars(server.proceedings).items():
+            setattr(report, name, copy(value))
+        report.n_clients, report.dropped = server.n_clients, list(server.dropped)
+        algorithm = server.run.algorithm
+        if server.n_opened:
+            report.warnings = tuple(algorithm.warnings(server.state))
+        if server.n_opened == server.run.document.rounds:
+            report.cost = algorithm.cost_estimate(server.state, server.noise_factor)
+            report.sizes = algorithm.sizes(server.state, server.noise_factor)
+
+    def _visible_arrays(self, t: int | None = None) -> ArrayRecord | None:
+        server = self._running
+        if self.trust_model.is_blind or not server.n_opened or t not in (None, server.n_opened):
             return None
         state = server.state
         arrays = {

@@ -1,58 +1,34 @@
 """VerticalKMeans: k-means between parties that hold different columns of the same records."""
 
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from logging import INFO
 from os import PathLike
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.logger import log
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from flower_kmeans.algorithms.base import COUNTS
 from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
-from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import integer, require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.exchange import Exchange
-from flower_kmeans.protocol.messages import Reply, Request
-from flower_kmeans.protocol.noise import check_shares, sampler_of
+from flower_kmeans.protocol.messages import Request, Step
+from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import (
-    KEYS,
-    MAX_PARTIES,
-    MAX_VALUES,
-    PROTOCOL,
-    Run,
-    RunDocument,
-    Vertical,
-)
-from flower_kmeans.protocol.server import Kind, Replies
+from flower_kmeans.protocol.run import KEYS, MAX_PARTIES, MAX_VALUES, Run, Vertical
+from flower_kmeans.protocol.server import HasEnough, Kind, Replies
 from flower_kmeans.protocol.trust import VERTICAL, TrustModel
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.vertical import VerticalReport
-from flower_kmeans.strategies._base import RoundInfo
-from flower_kmeans.strategies._checks import (
-    initial_centroids,
-    read_roster,
-    refuse_wrapper,
-    require_empty,
-    require_round,
-    require_start,
-    unseen,
-)
+from flower_kmeans.strategies._base import ClusteringStrategy, RoundInfo
 from flower_kmeans.vertical.costs import Costs, costs
 from flower_kmeans.vertical.moduli import moduli
 
@@ -60,7 +36,7 @@ LEAST_TIMEOUT = 600.0
 _OPENED_BITS = math.log2(math.sqrt(2 * math.pi * math.e))  # entropy of a Gaussian, over log2 sigma
 
 
-class VerticalKMeans(Strategy):
+class VerticalKMeans(ClusteringStrategy[Relay]):
     """k-means between parties that hold different columns of the same records.
 
     The rows of all parties must be the same records in the same order (`align_rows`). Party 0
@@ -200,13 +176,7 @@ class VerticalKMeans(Strategy):
         )
         self.plan: PrivacyPlan = replace(plan, notes=self.costs.describe())
         self._check_noise()
-        self._timeout = self.default_timeout
-        self._relay: Relay | None = None
-        self._report: Report | None = None
-        self._grid: Grid | None = None
-        self._request: Mapping[int, Request] = {}
-        self._sent: list[Message] = []
-        self._started = 0.0
+        self._requests: Mapping[int, Request] = {}
 
     def __repr__(self) -> str:
         return (
@@ -236,101 +206,7 @@ class VerticalKMeans(Strategy):
         multiplier = self.plan.rounds[0][0].noise_multiplier
         return multiplier * unit * 2.0**-algorithm.fraction_bits / math.sqrt(self._noise_shares)
 
-    # ------------------------------------------------------------------ Flower's interface
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int | None = None,
-        timeout: float | None = None,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run the whole clustering; arguments are those of `KMeansStrategy.start`.
-
-        ``timeout`` is `default_timeout` unless it is given, and ``evaluate_fn`` must be ``None``:
-        the server sees no centroids, and the result has no arrays.
-
-        Raises
-        ------
-        ConfigurationError
-            If an argument contradicts the plan.
-        RunError
-            If a party did not take part, or did not do its step; it is named.
-        """
-        require_type("initial_arrays", initial_arrays, ArrayRecord | None, "an ArrayRecord")
-        seconds = self.default_timeout if timeout is None else timeout
-        require_start(self.n_rounds, num_rounds, seconds, train_config, evaluate_config)
-        if evaluate_fn is not None:
-            raise unseen(self.trust)
-        self._timeout = seconds
-        log(INFO, "Starting %s strategy:", type(self).__name__)
-        self._set_up(grid, initial_arrays)
-        for t in range(1, self.n_rounds + 1):
-            request = self._running.round_request()
-            self._close_round(t, request, self._trip("step", request, lambda: False))
-        request = self._running.close_request()
-        self._close_run(request, self._trip("close", request, lambda: False))
-        log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
-        return Result()
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the message to party 0 in one round; in round 1, set up the run first."""
-        refuse_wrapper(self)
-        require_empty("train_config", config)
-        if server_round == 1:
-            self._set_up(grid, arrays)
-        require_round(server_round, self._running.head, self.n_rounds)
-        return self._messages("step", self._running.round_request())
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the key holders open the values of a round; the server sees none of them."""
-        self._close_round(server_round, self._request, self._replies(replies))
-        return None, None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return the message to party 0 after the last round, and nothing before."""
-        refuse_wrapper(self)
-        if server_round != self.n_rounds:
-            return []
-        return self._messages("close", self._running.close_request())
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Deliver party 0's sealed result to all other parties."""
-        if server_round == self.n_rounds:
-            self._close_run(self._request, self._replies(replies))
-        return None
-
-    def summary(self) -> None:
-        """Log the configuration of the strategy."""
-        refuse_wrapper(self)
-        log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self.n_clusters, self.n_rounds)
-        log(INFO, "\t├──> Trust: %s (keys: %s)", self.trust, self.keys)
-        log(INFO, "\t├──> Parties: %s, %s with the key", self.n_clients, self.key_holders)
-        epsilon, delta = self.plan.epsilon(), self.plan.budget.delta
-        log(INFO, "\t└──> Privacy: (%.4g, %.3g) per %s", epsilon, delta, self.privacy.unit)
-
     # ------------------------------------------------------------------ results
-
-    @property
-    def trust(self) -> str:
-        """Name of the trust model."""
-        return self.trust_model.name
-
-    @property
-    def n_rounds(self) -> int:
-        """Number of planned rounds."""
-        return self.algorithm.n_rounds
 
     @property
     def noise_factor(self) -> float:
@@ -352,18 +228,6 @@ class VerticalKMeans(Strategy):
         ends = np.cumsum(self.widths).tolist()
         return tuple(names[end - width : end] for width, end in zip(self.widths, ends, strict=True))
 
-    @property
-    def report(self) -> Report:
-        """Privacy and fault report of the run, complete after it."""
-        if self._report is None:
-            raise RunError("There is no report before the run has started.")
-        return self._report
-
-    @property
-    def centroids(self) -> NDArray[np.float64]:
-        """None that the server may see: an `ObliviousServerError`. Parties have the result."""
-        raise unseen(self.trust)
-
     @contextmanager
     def expecting(self, n_clients: int) -> Iterator[None]:
         """Run with a known number of clients, which must be that of the parties."""
@@ -373,130 +237,56 @@ class VerticalKMeans(Strategy):
             )
         yield
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ the run
 
     @property
-    def _running(self) -> Relay:
-        if self._relay is None:
-            raise RunError("The run has not started: round 1 must be configured first.")
-        return self._relay
-
-    def _set_up(self, grid: Grid, arrays: ArrayRecord | None) -> None:
-        """Let the parties join, make the keys, and encrypt their columns."""
-        self._started, self._grid = time.monotonic(), grid
-        self.algorithm = self._started_with(initial_centroids(arrays or ArrayRecord()))
-        roster = read_roster(self.keys, self.roster_file)
-        run = self._run(roster)
-        relay = self._relay = Relay(run, roster)
-        words = sum(run.document.words)
-        m = moduli(self.n_clusters, self.algorithm.radius)
-        self._report = Report(
-            strategy=type(self).__name__,
-            plan=self.plan,
-            trust_model=self.trust_model,
-            keys=self.keys,
-            min_clients=self.n_clients,
-            max_colluders=self.max_colluders,
-            n_slots=self.n_clients,
-            sampler=run.document.sampler,
-            vertical=VerticalReport(
-                columns=self.columns,
-                key_holders=self.key_holders,
-                max_colluders=self.max_colluders,
-                keys=self.keys,
-                rho=self.algorithm.rho,
-                soft=SOFT,
-                check_ids=self.check_ids,
-                n_values=words,
-                bits=math.log2(m.q0 / (self._share * m.unit)) - _OPENED_BITS,
-            ),
-        )
-        self.summary()
-        nodes = self._exchange().wait_for_nodes(self.n_clients)
-        with self._reporting():
-            relay.set_up(nodes, self._trip)
-
-    def _started_with(self, initial: NDArray[Any] | None) -> VerticalAlgorithm:
-        """Return the algorithm with the start's public initial centroids, if it was given any."""
-        if initial is None:
-            return self._planned
-        if self._given_initial is not None:
-            raise ConfigurationError(
-                "Expected either initial_arrays of start or the option initial. Got both."
-            )
-        found: VerticalAlgorithm = self._make_algorithm(initial=initial)
-        return found
+    def _talk(self) -> Exchange:
+        """A new exchange: a party that was silent once is waited for all the same."""
+        known = super()._talk
+        return Exchange(known.grid, known.timeout)
 
     def _run(self, roster: Roster | None) -> Run:
-        algorithm = self.algorithm
-        document = RunDocument(
-            protocol=PROTOCOL,
-            run=token(16),
-            trust=self.trust,
-            keys=self.keys,
-            roster=None if roster is None else roster.digest,
-            max_colluders=self.max_colluders,
-            min_clients=self.n_clients,
-            max_attempts=1,
-            words=tuple(algorithm.words(t) for t in range(1, algorithm.n_rounds + 1)),
-            privacy=self.plan.to_config(),
-            share_variance=f"1/{self._noise_shares}",
-            sampler=sampler_of(self.plan, shared=True),
-            body=Vertical(
-                algorithm=algorithm.to_config(),
-                domain=self.domain.to_config(),
-                widths=self.widths,
-                check_ids=self.check_ids,
-            ),
+        algorithm, domain = self.algorithm.to_config(), self.domain.to_config()
+        body = Vertical(
+            algorithm=algorithm, domain=domain, widths=self.widths, check_ids=self.check_ids
         )
-        return Run(document, algorithm, self.plan, self.trust_model)
+        return self._described(roster, body, self._noise_shares)
 
-    def _exchange(self) -> Exchange:
-        """Return a new exchange: a party that was silent once is waited for all the same."""
-        if self._grid is None:
-            raise RunError("The run has not started: round 1 must be configured first.")
-        return Exchange(self._grid, self._timeout)
+    def _begin(self, roster: Roster | None) -> tuple[Relay, dict[str, Any]]:
+        run, m = self._run(roster), moduli(self.n_clusters, self.algorithm.radius)
+        report = VerticalReport(
+            columns=self.columns,
+            key_holders=self.key_holders,
+            max_colluders=self.max_colluders,
+            keys=self.keys,
+            rho=self.algorithm.rho,
+            soft=SOFT,
+            check_ids=self.check_ids,
+            n_values=sum(run.document.words),
+            bits=math.log2(m.q0 / (self._share * m.unit)) - _OPENED_BITS,
+        )
+        return Relay(run, roster), {"n_slots": self.n_clients, "vertical": report}
 
-    def _trip(
-        self, kind: Kind, requests: Mapping[int, Request], has_enough: Callable[[], bool]
-    ) -> Iterator[tuple[int, Reply | str]]:
-        return self._exchange().trip(kind, requests, has_enough)
+    def _crowd(self) -> str:
+        return f"Parties: {self.n_clients}, {self.key_holders} with the key"
 
-    def _messages(self, kind: Kind, request: Mapping[int, Request]) -> list[Message]:
-        """Return a request as messages that Flower's own loop sends."""
-        self._request, self._sent = request, self._exchange().messages(kind, request)
-        return self._sent
+    def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
+        step: Step = "close" if is_last else "step"
+        self._requests = self._running.request(step)
+        return step, self._requests, lambda: False
 
-    def _replies(self, messages: Iterable[Message]) -> Replies:
-        return self._exchange().replies(messages, self._sent)
+    def _take(self, replies: Replies, is_last: bool) -> None:
+        step: Step = "close" if is_last else "step"
+        self._running.take(step, self._requests, replies, self._trip)
 
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Bring the report up to date, also if the run ends here."""
-        try:
-            yield
-        finally:
-            report, relay = self.report, self._running
-            report.seconds = time.monotonic() - self._started
-            report.n_clients, report.n_rounds = len(relay.parties), relay.head
-            report.ledger, report.incidents = relay.all_keep_ledgers, list(relay.incidents)
-            report.attempts, report.round_trips = relay.head, relay.round_trips
-            report.answers = [self.n_clients] * relay.head
-            if report.vertical is not None:
-                report.vertical.sent_bytes = relay.sent_bytes
-                report.vertical.delivered_bytes = relay.delivered_bytes
-
-    def _close_round(self, t: int, request: Mapping[int, Request], replies: Replies) -> None:
-        with self._reporting():
-            self._running.take_round(request, replies, self._trip)
-        n, seconds = self.n_clients, self.report.seconds
-        log(INFO, "Round %s/%s", t, self.n_rounds)
-        if self.on_round is not None:
-            self.on_round(RoundInfo(t, self.n_rounds, n, n, 0, seconds))
-
-    def _close_run(self, request: Mapping[int, Request], replies: Replies) -> None:
-        with self._reporting():
-            self._running.take_close(request, replies, self._trip)
+    def _update(self, report: Report) -> None:
+        relay = self._running
+        report.n_clients, report.attempts = len(relay.parties), relay.head
+        report.answers = [len(self.widths)] * relay.head
+        report.round_trips = relay.round_trips
+        if report.vertical is not None:
+            report.vertical.sent_bytes = relay.sent_bytes
+            report.vertical.delivered_bytes = relay.delivered_bytes
 
 
 def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ from flower_kmeans.strategies import (
 )
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.moduli import moduli
-from flower_kmeans.vertical.packing import packed_bytes
+from flower_kmeans.vertical.ring import packed_bytes
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

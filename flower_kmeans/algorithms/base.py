@@ -16,53 +16,31 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.client_clipping import (
-    client_clip,
-    clip_factor,
-    move_of_a_record,
-    shortened,
-)
+from flower_kmeans import parameters
+from flower_kmeans.algorithms import client_clipping
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
-from flower_kmeans.parameters import (
-    AUTO,
-    LARGEST,
-    POSITIVE,
-    check_parameters,
-    read_parameters,
-    whole,
-    write_parameters,
-)
+from flower_kmeans.parameters import AUTO, LARGEST, POSITIVE, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan, Release, calibrate
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-
 Range = tuple[tuple[int, ...], IntArray | int, IntArray | int]
 """Shape, least and largest value of an array of a query."""
 
 UNUSABLE = "The query of a round is not one of its algorithm."
-
-LIMIT = 2**63
-"""Below which absolute values sums of 64-bit words are exact."""
-
+LIMIT = 2**63  # below which absolute values sums of 64-bit words are exact
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
-MAX_WORDS = 2**22
-"""Words of a round: 32 MiB of a message, and a few times that of a client's memory."""
-MAX_RUN_WORDS = 2**27
-"""Words of all rounds: a gigabyte that each client sends."""
+MAX_WORDS = 2**22  # of a round: 32 MiB of a message, and a few times that of a client's memory
+MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
 OVERFLOW_PROBABILITY = 1e-9
-
-SUMS = "sums"
-COUNTS = "counts"
-MIN_COUNT = 1.0
-"""Fewest (noisy) records of a cluster whose sum is divided by them; public, the same for all."""
+SUMS, COUNTS = "sums", "counts"
+MIN_COUNT = 1.0  # fewest noisy records of a cluster whose sum is divided by them; public
 
 
 @dataclass(frozen=True)
@@ -84,20 +62,20 @@ class Statistic:
     """What one client answers, or the noisy sum of all answers: int64 arrays by block."""
 
     blocks: Mapping[str, IntArray]
+    # Of a sum, both public: its participation, in (0, 1], and the number of answers, if known.
     answered: float = 1.0
-    """Of a sum, public: its participation, in (0, 1]."""
     n_answers: int | None = None
-    """Of a sum, public: how many clients' answers are in it, where that is known."""
 
 
 @dataclass(frozen=True)
 class State:
-    """All that an algorithm knows after a number of rounds."""
+    """All that an algorithm knows after ``round`` rounds.
+
+    Arrays are of dtype int64 if the algorithm is replayable: clients keep them between messages.
+    """
 
     round: int
-    """Rounds that are done."""
     arrays: Mapping[str, NDArray[Any]]
-    """Of dtype int64 if the algorithm is replayable: clients keep them between messages."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +90,8 @@ class Query:
 class Algorithm(ABC):
     """A clustering algorithm as a sequence of additive queries.
 
-    Implementations are frozen, hashable dataclasses of public parameters, complete when
-    constructed: every parameter is checked there, before anything is sent or spent.
+    Implementations are frozen, hashable dataclasses of public parameters. The constructor checks
+    every parameter, before anything is sent or spent.
 
     ``n_records`` and ``n_clients`` are public planning numbers. The former is required with a
     private budget; the latter with one of ``unit="client"``, and refused otherwise. There ``clip``
@@ -128,7 +106,6 @@ class Algorithm(ABC):
 
     name: ClassVar[str]
     """The name in run documents."""
-
     replayable: ClassVar[bool]
     """Whether clients can compute the next query themselves, which a blind server needs.
 
@@ -136,20 +113,14 @@ class Algorithm(ABC):
     the round (`initialization.round_words`), and their results are the same integers on every
     processor.
     """
-
     vertical: ClassVar[bool] = False
     """Whether its records are split by columns among parties (trust model "vertical")."""
-
     has_joint_clipping: ClassVar[bool] = False
-    """Whether all releases of a round are shortened by one factor, the least that one of them
-    needs, and not each by its own."""
-
+    """Whether one factor, the least that one of them needs, shortens all releases of a round."""
     bounds_clients: ClassVar[bool] = False
     """Whether ``n_clients`` bounds what a client adds, and is given with ``unit="record"`` too."""
-
     possible_warnings: ClassVar[tuple[str, ...]] = ()
-    """What the report can say of a run, in fixed sentences. The state's ``flags``, one for each,
-    are not 0 where a remark holds."""
+    """Fixed sentences for the report. The state's ``flags`` are not 0 for those that hold."""
 
     n_clusters: Annotated[int, whole(1, MAX_CLUSTERS)]
     domain: Domain
@@ -164,7 +135,7 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         """Check what is declared, and resolve clip and budget; subclasses check the rest."""
-        check_parameters(self)
+        parameters.check_parameters(self)
         n_records, budget = self.n_records, self.budget
         if n_records is None and budget.is_private:
             raise ConfigurationError(
@@ -177,7 +148,7 @@ class Algorithm(ABC):
                 f"Got {self.n_clusters} instead."
             )
         n_clients = None if self.bounds_clients else self.n_clients
-        self._put(clip=client_clip(budget, n_records, n_clients, self.clip))
+        self._put(clip=client_clipping.client_clip(budget, n_records, n_clients, self.clip))
         # A default delta depends on the number of units: of what the budget protects.
         n_units = self.n_clients if budget.protects_clients else n_records
         self._put(budget=budget if n_units is None else budget.resolved(n_units))
@@ -228,30 +199,28 @@ class Algorithm(ABC):
         """
         if self.n_records is None:
             return
-        rounds = range(1, self.n_rounds + 1)
         # A union bound over both tails of all words of the run.
-        logarithm = math.log(2 * sum(map(self.words, rounds)) / OVERFLOW_PROBABILITY)
+        n_words = sum(map(self.words, range(1, self.n_rounds + 1)))
+        logarithm = math.log(2 * n_words / OVERFLOW_PROBABILITY)
         tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
         most = max(self.n_records, self.n_clients or 0)
-
-        def check(name: str, unit: float, noise: float) -> None:
-            require_capacity(
-                most * unit + noise,
-                limit,
-                f"They come from n_records={self.n_records} and noise of up to {noise:.3g} units "
-                f"in the release {name!r} at fraction_bits={self.fraction_bits}: take fewer "
-                "fraction_bits or a larger epsilon.",
-            )
-
         for number, releases in enumerate(self.plan().rounds, start=1):
             sensitivities = self.block_sensitivities(number)
-            if not releases:  # without noise a word is a sum of records alone
-                check("sums", max(sensitivities.values()), 0.0)
+            # Without noise a word is a sum of records alone.
+            found = [] if releases else [("sums", max(sensitivities.values()), 0.0)]
             for release in releases:
                 # No word of a record exceeds its unit, which all words of a release have together.
                 unit = max(sensitivities[name] for name in release.blocks)
                 noise = release.noise_multiplier * unit * tails[release.mechanism]
-                check(release.name, unit, noise * noise_factor * self.clip_of(release))
+                found.append((release.name, unit, noise * noise_factor * self.clip_of(release)))
+            for name, unit, noise in found:
+                require_capacity(
+                    most * unit + noise,
+                    limit,
+                    f"They come from n_records={self.n_records} and noise of up to {noise:.3g} "
+                    f"units in the release {name!r} at fraction_bits={self.fraction_bits}: take "
+                    "fewer fraction_bits or a larger epsilon.",
+                )
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
@@ -301,22 +270,18 @@ class Algorithm(ABC):
         A client's own query is so never refused.
         """
         # Noise may lead anywhere, and a client must be able to answer what follows from it.
-        number = state.round + 1
-        return Query(
-            number,
-            {
-                name: np.clip(state.arrays[name], low, high)
-                for name, (_, low, high) in self.query_ranges(number).items()
-            },
-        )
+        ranges = self.query_ranges(state.round + 1).items()
+        arrays = {name: np.clip(state.arrays[name], low, high) for name, (_, low, high) in ranges}
+        return Query(state.round + 1, arrays)
 
     def record_sensitivities(self, round_number: int) -> FloatArray:
         """Return the sensitivity of every word of a round, (words,) float64, for one record.
 
         In grid units, in layout order: `block_sensitivities`, unless words of a block differ.
         """
-        sensitivities, layout = self.block_sensitivities(round_number), self.layout(round_number)
-        return np.concatenate([np.full(block.size, sensitivities[block.name]) for block in layout])
+        sensitivities = self.block_sensitivities(round_number)
+        blocks = self.layout(round_number)
+        return np.repeat([sensitivities[b.name] for b in blocks], [b.size for b in blocks])
 
     def sensitivities(self, round_number: int) -> FloatArray:
         """Return the noise scale of every word of a round, (words,) float64.
@@ -336,10 +301,9 @@ class Algorithm(ABC):
         return 1.0 if clip is None else clip
 
     def moves_of_a_record(self, round_number: int) -> tuple[float, ...]:
-        """Return by how much one record of a client that stays moves each of a round's releases.
+        """Return by how much one record of a protected client moves each of a round's releases.
 
-        For a budget that protects clients; over the noise scale and in the norm of each release
-        (docs/guarantees.md, "Client-level privacy").
+        Over the noise scale and in the norm of each (docs/guarantees.md, "Client-level privacy").
         """
         sensitivities = self.sensitivities(round_number)
         parts = [
@@ -348,7 +312,9 @@ class Algorithm(ABC):
         ]
         joint = self.has_joint_clipping and len(parts) > 1
         shared = max(step for *_, step in parts) if joint else None
-        return tuple(move_of_a_record(part, norm, step, shared) for part, norm, step in parts)
+        return tuple(
+            client_clipping.move_of_a_record(part, norm, step, shared) for part, norm, step in parts
+        )
 
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
@@ -357,10 +323,7 @@ class Algorithm(ABC):
     def answer(self, query: Query, records: GridRecords) -> Statistic:
         """Return what a client adds to a round's sum: its statistic, clipped for ``unit="client"``.
 
-        Then each release, in its norm and jointly over its blocks, is scaled to at most 1 in
-        `sensitivities` and truncated toward zero (docs/guarantees.md, "Client-level privacy"); with
-        ``has_joint_clipping``, by the least factor of the round. A word that no release covers has
-        no noise, so it is 0.
+        See docs/guarantees.md, "Client-level privacy". A word that no release covers is then 0.
         """
         statistic = self.statistic(query, records)
         if self._clip() is None:
@@ -369,14 +332,14 @@ class Algorithm(ABC):
         vector = self.flatten(statistic, query.round)
         clipped = np.zeros_like(vector)
         parts = [
-            (words, clip_factor(vector[words], sensitivities[words], release.norm))
+            (words, client_clipping.clip_factor(vector[words], sensitivities[words], release.norm))
             for release, words in self.release_words(query.round)
         ]
         # A joint factor keeps a client's means where they are: sums and counts shrink alike.
         least = min((factor for _, factor in parts), default=1.0)
         for words, factor in parts:
             kept = least if self.has_joint_clipping else factor
-            clipped[words] = shortened(vector[words], sensitivities[words], kept)
+            clipped[words] = client_clipping.shortened(vector[words], sensitivities[words], kept)
         return self.unflatten(clipped, query.round)
 
     def _clip(self) -> float | None:
@@ -391,9 +354,12 @@ class Algorithm(ABC):
         return self.clip
 
     def check_query(self, query: Query) -> None:
-        """Require the arrays of the round, with their shapes, as int64 and within their ranges.
+        """Require the round's arrays, with their shapes, as int64 and within their ranges.
 
-        Otherwise there is a MessageError, without a word about values.
+        Raises
+        ------
+        MessageError
+            Otherwise, without a word about values.
         """
         number, arrays = query.round, query.arrays
         # Not isinstance: True is an int too, and would name a round that nobody planned.
@@ -410,14 +376,13 @@ class Algorithm(ABC):
                 raise MessageError(UNUSABLE)
 
     def require_packages(self) -> None:  # noqa: B027 - most need none
-        """Require the optional packages that a client's answer needs; by default none."""
+        """Require the optional packages that a client's answer needs."""
 
     def warnings(self, state: State) -> tuple[str, ...]:
         """Return what the run's reader should know about how it went, from released values only."""
         flags = state.arrays["flags"] if self.possible_warnings else ()
-        return tuple(
-            text for text, holds in zip(self.possible_warnings, flags, strict=True) if holds
-        )
+        pairs = zip(self.possible_warnings, flags, strict=True)
+        return tuple(text for text, holds in pairs if holds)
 
     def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
         """Return the inertia at the centroids after the last round, from released values.
@@ -431,11 +396,10 @@ class Algorithm(ABC):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the state after the noisy sum of all answers.
+        """Return the state after the noisy sum of all answers, which may be any integers.
 
-        Total: it accepts any integers. Noise makes every word possible, and an error would reveal
-        something about words that nobody may see. ``rng`` is for algorithms that are not
-        replayable.
+        Noise makes every word possible, and an error would reveal something about words that nobody
+        may see. ``rng`` is for algorithms that are not replayable.
         """
 
     def without_sum(self, state: State) -> State | None:
@@ -456,10 +420,7 @@ class Algorithm(ABC):
 
     @property
     def size_bounds(self) -> tuple[int, int | None] | None:
-        """Least and largest size of a cluster (0 and ``None`` where there is no such bound).
-
-        ``None`` unless results have weights and sizes.
-        """
+        """Least (or 0) and largest (or ``None``) size; ``None`` unless results have sizes."""
         return None
 
     @property
@@ -468,29 +429,25 @@ class Algorithm(ABC):
         return None
 
     def weights(self, state: State) -> FloatArray | None:
-        """Return the weights of the power diagram whose cells are the clusters, (k,).
+        """Return the weights (k,) of the power diagram whose cells are the clusters.
 
-        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``. In squared user's
-        units where all columns have one scale, else in those of the scaled domain; ``None`` where
-        a record belongs to its nearest centroid.
+        A record x belongs to the cluster with the least ``|x - c_j|^2 - w_j``; ``None`` where that
+        is the nearest centroid. In the squared units of `cost_estimate`.
         """
         return None
 
     def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
-        """Return the clusters' sizes after the last round; ``None`` without bounds on them.
-
-        ``noise_factor`` is that of `cost_estimate`.
-        """
+        """Return the clusters' sizes after the last round; ``None`` without bounds on them."""
         return None
 
     def to_config(self) -> dict[str, Any]:
         """Return the parameters for a run document, without domain and budget."""
-        return {"name": self.name, **write_parameters(self, self.clip is not None)}
+        return {"name": self.name, **parameters.write_parameters(self, self.clip is not None)}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described, or raise if it cannot be one."""
-        values = read_parameters(cls, config, budget.protects_clients)
+        values = parameters.read_parameters(cls, config, budget.protects_clients)
         return cls(domain=domain, budget=budget, **values)
 
     def words(self, round_number: int) -> int:

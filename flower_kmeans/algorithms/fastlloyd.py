@@ -18,25 +18,8 @@ from typing import Annotated, ClassVar, Literal
 import mpmath
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MIN_COUNT,
-    SUMS,
-    Block,
-    FloatArray,
-    IntArray,
-    Query,
-    Range,
-    State,
-    Statistic,
-    register,
-)
-from flower_kmeans.algorithms.lloyd import (
-    FEWEST_AUTO_ROUNDS,
-    TARGET_ERROR,
-    LloydFamily,
-    auto_rounds,
-)
+from flower_kmeans.algorithms import base, lloyd
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, FloatArray, IntArray, Query, State
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import (
@@ -46,34 +29,24 @@ from flower_kmeans.algorithms.numerics.postprocess import (
     to_grid,
     truncate,
 )
-from flower_kmeans.algorithms.relocation import (
-    Clusters,
-    n_steps,
-    public_directions,
-    relocated,
-)
+from flower_kmeans.algorithms.released import CostEstimate
+from flower_kmeans.algorithms.relocation import Clusters, n_steps, public_directions, relocated
 from flower_kmeans.data.domain import Domain, GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, POSITIVE, choice
 from flower_kmeans.privacy.plan import Release
 
-NEARNESS = "nearness"
-"""Name of the block of 1 - |u|^2, u an offset over the radius."""
-
-MOST_ROUNDS = 8
-"""Of the automatic number with relocation."""
-RADIUS_FACTOR = 1.25
-"""A round's radius over the root mean square of the offsets of the round before."""
+NEARNESS = "nearness"  # the block of 1 - |u|^2, u an offset over the radius
+MOST_ROUNDS = 8  # of the automatic number with relocation
+RADIUS_FACTOR = 1.25  # a round's radius over the root mean square of the offsets before
+# Sums are weighted below this signal, N mu / (k sqrt d). Above it, there is little noise to save,
+# and means of near records are not those of all.
 WEIGHTED_BELOW = 32.0
-"""Sums are weighted below this signal, N mu / (k sqrt d). Above it, there is little noise to save,
-and means of near records are not those of all."""
-
-_FREE_BOXES = 2  # the wider grid has one bit more
 
 
-@register
+@base.register
 @dataclass(frozen=True, kw_only=True)
-class FastLloydAlgorithm(LloydFamily):
+class FastLloydAlgorithm(lloyd.LloydFamily):
     """Radius-constrained Lloyd with Gaussian noise on relative sums and counts.
 
     Formal guarantee: without relocation, one record changes all sums of round t by at most
@@ -81,10 +54,6 @@ class FastLloydAlgorithm(LloydFamily):
     unit, is exactly mu-GDP (docs/guarantees.md, "Lloyd family, one round"). With relocation, sums
     are in units of the round's radius, and one record changes sums and nearness by at most 1
     together (the same, "FastLloyd's relocation").
-
-    ``alpha`` is the radius in units of ``beta / (2 k^(1/d))``, beta the domain's diameter (section
-    5.6); ``relocation=False`` is the paper's algorithm. All other parameters are documented by
-    `strategies.FastLloyd`.
 
     Parameters
     ----------
@@ -109,7 +78,6 @@ class FastLloydAlgorithm(LloydFamily):
 
     name: ClassVar[str] = "fastlloyd"
     HAS_COST: ClassVar[bool] = True
-    RELATIVE: ClassVar[bool] = True
 
     alpha: Annotated[float, POSITIVE] = 0.8
     radius: Annotated[Literal["step", "constant"], choice("step", "constant")] = "step"
@@ -119,10 +87,7 @@ class FastLloydAlgorithm(LloydFamily):
     relocation: Annotated[bool, FLAG] = True
 
     def radius_of(self, round_number: int) -> int:
-        """Return the radius of a round (from 1) in whole grid units.
-
-        With relocation, the largest that it can have.
-        """
+        """Return the radius of a round in whole grid units; with relocation, the largest one."""
         return self._first_radius if round_number == 1 else self._radius
 
     def layout(self, round_number: int) -> tuple[Block, ...]:
@@ -140,19 +105,19 @@ class FastLloydAlgorithm(LloydFamily):
             return state
         return State(0, {**state.arrays, "radius": np.array([self.radius_of(1)])})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
         """Return ``centroids``, (k, d), and with relocation a ``radius``, (1,), in grid units."""
         ranges = super().query_ranges(round_number)
         if not self.relocation:
             return ranges
         return {**ranges, "radius": ((1,), 1, self.radius_of(round_number))}
 
-    def statistic(self, query: Query, records: GridRecords) -> Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
         """Return sums of offsets from the centroids, and counts.
 
         Without relocation, of records within the radius. With relocation, of all records: offsets
-        over the radius, clipped to length 1, and what their squares leave of 1. Below the signal of
-        `WEIGHTED_BELOW` each offset is multiplied by the root of 1 plus its nearness.
+        over the radius, clipped to length 1, and what their squares leave of 1; with weights, each
+        offset times the root of 1 plus its nearness.
         """
         if self.postprocess == "none":  # distances to centroids outside of the box stay exact
             records = _WiderGrid(records)
@@ -164,18 +129,17 @@ class FastLloydAlgorithm(LloydFamily):
         blocks = {SUMS: found.sums, NEARNESS: found.slacks, COUNTS: found.counts << q}
         if self._has_cost(query.round):
             blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])  # 1 - (1 - |u|^2)
-        return Statistic(blocks)
+        return base.Statistic(blocks)
 
     def update(
-        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+        self, state: State, answer: base.Statistic, rng: np.random.Generator | None = None
     ) -> State:
         """Move each centroid by its mean offset, at most by the round's radius.
 
-        A cluster whose noisy count is too small to divide by keeps its centroid. With relocation,
-        centroids are relocated after all rounds but the last.
+        A cluster whose noisy count is too small to divide by keeps its centroid.
         """
         counts, old = answer.blocks[COUNTS], state.arrays["centroids"]
-        moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
+        moves, _ = quotients(answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT)
         number = state.round + 1
         radius = self.radius_of(number)
         if self.relocation:
@@ -195,7 +159,12 @@ class FastLloydAlgorithm(LloydFamily):
         return State(number, {"centroids": centroids, **arrays})
 
     def _relocated(
-        self, number: int, centroids: IntArray, moves: FloatArray, radius: int, answer: Statistic
+        self,
+        number: int,
+        centroids: IntArray,
+        moves: FloatArray,
+        radius: int,
+        answer: base.Statistic,
     ) -> tuple[IntArray, int]:
         """Return the centroids and the radius of the round after ``number``."""
         step, square = 2.0**-self.fraction_bits, float(radius * radius)
@@ -245,7 +214,6 @@ class FastLloydAlgorithm(LloydFamily):
         return max(min(math.floor(wanted), self._radius), 1)
 
     def _check_parameters(self) -> None:
-        super()._check_parameters()
         d = self.domain.n_features
         if self.cost and self.postprocess == "none":
             raise ConfigurationError(
@@ -266,11 +234,11 @@ class FastLloydAlgorithm(LloydFamily):
 
     def _auto_rounds(self) -> int:
         if self.relocation:
-            return int(min(max(self._signal, FEWEST_AUTO_ROUNDS), MOST_ROUNDS))
+            return int(min(max(self._signal, lloyd.FEWEST_AUTO_ROUNDS), MOST_ROUNDS))
         eta = self._radius * 2.0**-self.fraction_bits
         spread = 1 + math.sqrt(4 * self.domain.n_features)
         work = self.n_clusters**3 * (eta * eta) * (spread * spread)
-        return auto_rounds(self._mu, self._planning_records, work, 4 * TARGET_ERROR)
+        return lloyd.auto_rounds(self._mu, self._planning_records, work, 4 * lloyd.TARGET_ERROR)
 
     def _is_weighted(self, round_number: int) -> bool:
         """Return whether a round's sums are weighted: not with the cost, which is of plain sums."""
@@ -311,15 +279,15 @@ class FastLloydAlgorithm(LloydFamily):
             sensitivities[NEARNESS] = float(2**self.fraction_bits)
         return sensitivities
 
-    @property
-    def _cost_rounding(self) -> int:
-        # With relocation it is what slacks, which are rounded downward, leave of the counts.
-        return -1 if self.relocation else 1
-
-    def _sum_scale(self, state: State) -> float:
+    def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
+        """Return what `Algorithm` says, from the integers of the last round."""
         if not self.relocation:
-            return 1.0
-        return float(state.arrays["radius"][0]) * 2.0**-self.fraction_bits
+            return super().cost_estimate(state, noise_factor)
+        # The cost is what slacks, which are rounded downward, leave of the counts.
+        unit = float(state.arrays["radius"][0]) * 2.0**-self.fraction_bits
+        return lloyd.estimated_cost(
+            self, state, noise_factor, is_relative=True, unit=unit, rounding=-1
+        )
 
     def _reach(self, round_number: int) -> int | None:
         return self.radius_of(round_number)
@@ -328,7 +296,7 @@ class FastLloydAlgorithm(LloydFamily):
         if self.postprocess == "fold":
             return super()._into_domain(points)
         if self.postprocess == "truncate":
-            return self._into_ball(truncate(points, self._half_widths))
+            return into_domain(points, self.domain, self.fraction_bits)
         return truncate(points, self._free_boxes * self._half_widths)
 
     @property
@@ -340,7 +308,7 @@ class FastLloydAlgorithm(LloydFamily):
 
     @property
     def _free_boxes(self) -> int:
-        return _FREE_BOXES if self.postprocess == "none" else super()._free_boxes
+        return 2 if self.postprocess == "none" else 1  # `_WiderGrid` has one bit more
 
     @cached_property
     def _radius(self) -> int:

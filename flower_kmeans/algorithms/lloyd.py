@@ -15,33 +15,13 @@ from typing import Annotated, Any, ClassVar, Self
 import mpmath
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MAX_CLUSTERS,
-    MAX_RUN_WORDS,
-    MAX_WORDS,
-    MIN_COUNT,
-    SUMS,
-    Algorithm,
-    Block,
-    IntArray,
-    Query,
-    Range,
-    State,
-    Statistic,
-    register,
-)
+from flower_kmeans.algorithms import base
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, IntArray, Query, State, Statistic
+from flower_kmeans.algorithms.numerics import cost as costs
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
-from flower_kmeans.algorithms.numerics.cost import (
-    COST,
-    COST_SHARE,
-    LastRound,
-    in_users_units,
-    lost_by_rounding,
-    squared_distances,
-)
+from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.initialization import sphere_packing
-from flower_kmeans.algorithms.numerics.postprocess import fold, quotients, to_grid
+from flower_kmeans.algorithms.numerics.postprocess import fold, into_domain, quotients, to_grid
 from flower_kmeans.algorithms.numerics.projection import squared_bound
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.canonical import array_from_text, array_to_text
@@ -54,24 +34,17 @@ from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.privacy.release import MAX_PARTS
 
-MAX_PACKING = 2**33
-"""k^2 d of a sphere packing, which compares all pairs of points: up to a quarter of a minute."""
-MOST_AUTO_ROUNDS = 7
-FEWEST_AUTO_ROUNDS = 2
-MAX_WIDTHS = 16
-"""Different half widths of the columns that SuLloyd accounts for one by one."""
-
-RHO = 0.225
-"""Typical share of the half width by which a centroid's coordinate differs from 0 (Su et al.)."""
-
-TARGET_ERROR = 0.004
-"""Squared error per round that the automatic number of rounds accepts (Su et al.)."""
+MAX_PACKING = 2**33  # k^2 d of a sphere packing, which compares all pairs: a quarter of a minute
+FEWEST_AUTO_ROUNDS, MOST_AUTO_ROUNDS = 2, 7
+MAX_WIDTHS = 16  # different half widths of the columns that SuLloyd accounts for one by one
+RHO = 0.225  # typical share of the half width at which a centroid's coordinate lies (Su et al.)
+TARGET_ERROR = 0.004  # squared error per round that automatic rounds accept (Su et al.)
 
 _POINTS = Kind(lambda _, value: value, array_to_text)  # what is checked depends on k and d
 
 
 @dataclass(frozen=True, kw_only=True)
-class LloydFamily(Algorithm):
+class LloydFamily(base.Algorithm):
     """What all Lloyd algorithms share: parameters, their checks, sums and counts, and the cost.
 
     Parameters
@@ -84,9 +57,7 @@ class LloydFamily(Algorithm):
         Public initial centroids in the user's units; sphere packing otherwise.
     cost : bool
         Whether the last round also releases the cost, for ``report.cost``; Gaussian noise only, and
-        where the server sees the sums. A state holds its integers alone, so that every client has
-        the same one; `cost_estimate` follows from them (docs/guarantees.md, "Metrics that may
-        leave").
+        where the server sees the sums (docs/guarantees.md, "Metrics that may leave").
     n_clusters, domain, budget, n_records, n_clients, clip, seed, fraction_bits
         As for all algorithms.
     """
@@ -94,8 +65,6 @@ class LloydFamily(Algorithm):
     replayable: ClassVar[bool] = True
     HAS_COST: ClassVar[bool] = False
     """Whether the algorithm can release the cost."""
-    RELATIVE: ClassVar[bool] = False
-    """Whether sums and cost are of offsets from the centroids before, or from the origin."""
 
     initial: Annotated[tuple[tuple[float, ...], ...] | None, _POINTS, "given"] = None
     cost: Annotated[bool, FLAG, "given"] = False
@@ -111,9 +80,9 @@ class LloydFamily(Algorithm):
             )
         k, d = self.n_clusters, self.domain.n_features
         # Sizes of hours and gigabytes are refused: a client makes what a run document describes.
-        if k * (d + 1) > MAX_WORDS:
+        if k * (d + 1) > base.MAX_WORDS:
             raise ConfigurationError(
-                f"Expected n_clusters and columns with k (d + 1) <= {MAX_WORDS} words. "
+                f"Expected n_clusters and columns with k (d + 1) <= {base.MAX_WORDS} words. "
                 f"Got n_clusters={k} and {d} columns instead."
             )
         if self.initial is None and k * k * d > MAX_PACKING:
@@ -125,9 +94,9 @@ class LloydFamily(Algorithm):
         if is_auto(self.n_rounds):
             self._put(n_rounds=self._auto_rounds())
         words = self.n_rounds * self.words(1)
-        if words > MAX_RUN_WORDS:
+        if words > base.MAX_RUN_WORDS:
             raise ConfigurationError(
-                f"Expected n_rounds so that each client sends at most {MAX_RUN_WORDS} words. "
+                f"Expected n_rounds so that each client sends at most {base.MAX_RUN_WORDS} words. "
                 f"Got n_rounds={self.n_rounds}, which are {words} words."
             )
         if self.cost and self.block_sensitivities(self.n_rounds)[COST] < 1:
@@ -160,14 +129,12 @@ class LloydFamily(Algorithm):
 
     def _into_domain(self, points: IntArray) -> IntArray:
         """Return the centroids (k, d) that the next round uses: reflected at the walls."""
-        return self._into_ball(fold(points, self._half_widths))
+        inside = fold(points, self._half_widths)
+        return into_domain(inside, self.domain, self.fraction_bits)
 
     def layout(self, round_number: int) -> tuple[Block, ...]:
-        """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if asked for.
-
-        One grid for all is simpler than several, and noise shares of counts too need a standard
-        deviation of some grid units.
-        """
+        """Return sums (k, d) and counts (k,), and in the last round the cost, (1,), if wanted."""
+        # One grid for all: noise shares of counts too need a deviation of some grid units.
         k, d, q = self.n_clusters, self.domain.n_features, self.fraction_bits
         blocks = Block(SUMS, (k, d), q), Block(COUNTS, (k,), q)
         return (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
@@ -186,14 +153,14 @@ class LloydFamily(Algorithm):
             for t in range(1, self.n_rounds + 1)
             for release in self._releases(t)
         )
-        multiplier = 1 / math.sqrt(COST_SHARE * others)
+        multiplier = 1 / math.sqrt(costs.COST_SHARE * others)
         return (*found, Release(COST, "gaussian", "l2", multiplier, (COST,)))
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
         """Return the given initial centroids, or those of sphere packing. ``rng`` is not used."""
         return State(0, {"centroids": self._initial_grid.copy()})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
         """Return the array of a query: ``centroids``, (k, d), in grid units."""
         limit = self._free_boxes * self._half_widths
         return {"centroids": ((self.n_clusters, self.domain.n_features), -limit, limit)}
@@ -221,7 +188,7 @@ class LloydFamily(Algorithm):
     ) -> State:
         """Return the means; a cluster whose count is too small keeps its centroid."""
         counts = answer.blocks[COUNTS]
-        means, usable = quotients(answer.blocks[SUMS], counts, self.fraction_bits, MIN_COUNT)
+        means, usable = quotients(answer.blocks[SUMS], counts, self.fraction_bits, base.MIN_COUNT)
         moved = self._into_domain(to_grid(means))
         old, number = state.arrays["centroids"], state.round + 1
         centroids = np.where(usable[:, None], moved, old)
@@ -234,32 +201,15 @@ class LloydFamily(Algorithm):
 
     def cost_estimate(self, state: State, noise_factor: float = 1.0) -> CostEstimate | None:
         """Return what `Algorithm` says, from the integers of the last round."""
-        arrays, q, step = state.arrays, self.fraction_bits, 2.0**-self.fraction_bits
-        if COST not in arrays:
-            return None
-        means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, MIN_COUNT)
-        counts = arrays[COUNTS] * step
-        noise, unit = self.noise_of(self.n_rounds), self._sum_scale(state)
-        square, lost = unit * unit, self._cost_rounding * lost_by_rounding(counts, step)
-        last = LastRound(
-            q=(float(arrays[COST][0]) * step + lost) * square,
-            sums=arrays[SUMS] * (step * unit),
-            counts=counts,
-            references=arrays["before"] * step if self.RELATIVE else np.zeros_like(means),
-            after=arrays["centroids"] * step,
-            quotients=means * (step * unit),
-            usable=usable,
-            noise=(noise[COST] * step * square, noise[SUMS] * step * unit, noise[COUNTS] * step),
-            step=step,
-        )
-        return in_users_units(last.value, last.bias, last.error, self.domain, noise_factor)
+        is_relative = self._reach(self.n_rounds) is not None
+        return estimated_cost(self, state, noise_factor, is_relative=is_relative)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described."""
         values = read_parameters(cls, config, budget.protects_clients)
         if "initial" in values:
-            k = integer("n_clusters", values["n_clusters"], 1, MAX_CLUSTERS)
+            k = integer("n_clusters", values["n_clusters"], 1, base.MAX_CLUSTERS)
             values["initial"] = array_from_text(values["initial"], (k, domain.n_features))
         return cls(domain=domain, budget=budget, **values)
 
@@ -274,24 +224,13 @@ class LloydFamily(Algorithm):
             return {}
         # Copies: the answer's blocks are parts of a vector that its owner may use again.
         kept = {name: answer.blocks[name].copy() for name in (SUMS, COST)}
-        return {**kept, "before": before.copy()} if self.RELATIVE else kept
-
-    @property
-    def _cost_rounding(self) -> int:
-        """1 where what a record adds to the cost is rounded downward to the grid, -1 upward."""
-        return 1
-
-    def _sum_scale(self, state: State) -> float:
-        """Return the scaled units in one of the last round's sums; 1 unless they are shortened."""
-        return 1.0
+        return kept if self._reach(round_number) is None else {**kept, "before": before.copy()}
 
     @property
     def _planning_records(self) -> float | None:
         """N of the papers' rules for T."""
         # N enters them only over the noise's standard deviation, which has the clip as a factor.
-        if self.n_records is None or self.clip is None:
-            return self.n_records
-        return self.n_records / self.clip
+        return self.n_records if self.n_records is None else self.n_records / (self.clip or 1)
 
     @property
     def largest_cost(self) -> int:
@@ -314,14 +253,7 @@ class LloydFamily(Algorithm):
             return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
         # A packing takes seconds, and simulated clients of a process all need the same one.
         packed = _packed(self.n_clusters, tuple(self._half_widths.tolist()), self.seed)
-        return self._into_ball(packed)
-
-    def _into_ball(self, points: IntArray) -> IntArray:
-        """Move centroids that lie in a ball's enclosing box, but not in the ball, onto it."""
-        if not isinstance(self.domain, Ball):
-            return points
-        unit = points.astype(np.float64) * 2.0**-self.fraction_bits
-        return self.domain.quantise(unit, self.fraction_bits).astype(np.int64)
+        return into_domain(packed, self.domain, self.fraction_bits)
 
     @property
     def _mu(self) -> float:
@@ -331,7 +263,7 @@ class LloydFamily(Algorithm):
         return mu_of_budget(self.budget.epsilon, self.budget.delta)
 
 
-@register
+@base.register
 @dataclass(frozen=True, kw_only=True)
 class LloydAlgorithm(LloydFamily):
     """Lloyd's algorithm, exact: the centroids are those of the pooled records. Not private."""
@@ -339,7 +271,6 @@ class LloydAlgorithm(LloydFamily):
     name: ClassVar[str] = "lloyd"
 
     def _check_parameters(self) -> None:
-        super()._check_parameters()
         if self.budget.is_private:
             raise ConfigurationError(
                 "Expected a budget with epsilon=None for Lloyd, which adds no noise. "
@@ -353,7 +284,7 @@ class LloydAlgorithm(LloydFamily):
         return ()
 
 
-@register
+@base.register
 @dataclass(frozen=True, kw_only=True)
 class GLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on absolute sums and counts.
@@ -384,16 +315,15 @@ class GLloydAlgorithm(LloydFamily):
         )
 
 
-@register
+@base.register
 @dataclass(frozen=True, kw_only=True)
 class SuLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with Laplace noise on absolute sums and counts (Su et al. 2016).
 
     Formal guarantee: one record changes all sums by at most ``domain.l1_bound`` in l1 and all
     counts by one; purely private with ``delta=0``. With a positive delta, a box and
-    ``unit="record"``, each column of the sums is accounted for itself, since one record changes it
-    by the column's half width at most: less noise, the more columns there are
-    (docs/guarantees.md, "Lloyd family, one round").
+    ``unit="record"``, each column of the sums is accounted for itself: less noise, the more columns
+    there are (docs/guarantees.md, "Lloyd family, one round").
     """
 
     name: ClassVar[str] = "sulloyd"
@@ -425,8 +355,7 @@ class SuLloydAlgorithm(LloydFamily):
     def _columns(self) -> tuple[tuple[float, int], ...]:
         """Half widths of the columns over the largest, each with how many columns have it.
 
-        Empty where the sums have one joint bound in l1: it is what pure epsilons, balls and clipped
-        clients need. Where half widths differ in too many columns, the composition would take long.
+        Empty where the sums have one joint bound in l1.
         """
         # A pure epsilon adds up however the sums are divided, and a ball or a clip bounds all
         # columns together, not each.
@@ -436,6 +365,7 @@ class SuLloydAlgorithm(LloydFamily):
         widths, numbers = np.unique(self._half_widths, return_counts=True)
         pairs = zip((widths / widths.max()).tolist(), numbers.tolist(), strict=True)
         columns = tuple((width, number) for width, number in pairs if width > 0)
+        # Where half widths differ in too many columns, the composition would take long.
         if len(columns) > MAX_WIDTHS or self.domain.n_features * self.n_rounds > MAX_PARTS:
             return ()
         return columns
@@ -455,8 +385,45 @@ def summed(
     references = np.zeros_like(centroids[:1])  # the origin
     if radius is not None:
         references, sums = centroids, sums - counts[:, None] * centroids
-    total = 0 if largest is None else squared_distances(records, references, largest, radius2)
+    total = 0 if largest is None else costs.squared_distances(records, references, largest, radius2)
     return sums, counts, np.array([total], dtype=np.int64)
+
+
+def estimated_cost(
+    algorithm: base.Algorithm,
+    state: State,
+    noise_factor: float,
+    *,
+    is_relative: bool,
+    least_count: float = base.MIN_COUNT,
+    unit: float = 1.0,
+    rounding: float = 1.0,
+) -> CostEstimate | None:
+    """Return what `Algorithm.cost_estimate` says, from the last round's integers in its state.
+
+    Sums are in units of ``unit`` in the scaled domain, of offsets from the centroids before where
+    they are relative. What a record adds to the cost is rounded downward to ``rounding`` steps of
+    the grid, or upward if that is negative.
+    """
+    arrays, q, step = state.arrays, algorithm.fraction_bits, 2.0**-algorithm.fraction_bits
+    if COST not in arrays:
+        return None
+    means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, least_count)
+    counts, square = arrays[COUNTS] * step, unit * unit
+    lost = rounding * costs.lost_by_rounding(counts, step)
+    noise = algorithm.noise_of(algorithm.n_rounds)
+    last = costs.LastRound(
+        q=(float(arrays[COST][0]) * step + lost) * square,
+        sums=arrays[SUMS] * (step * unit),
+        counts=counts,
+        references=arrays["before"] * step if is_relative else np.zeros_like(means),
+        after=arrays["centroids"] * step,
+        quotients=means * (step * unit),
+        usable=usable,
+        noise=(noise[COST] * step * square, noise[SUMS] * step * unit, noise[COUNTS] * step),
+        step=step,
+    )
+    return costs.in_users_units(last.value, last.bias, last.error, algorithm.domain, noise_factor)
 
 
 def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:

@@ -1,15 +1,11 @@
 """SynopsisKMeans: a private synopsis of the records is clustered, and the result refined.
 
-The first round releases second moments: in which directions records vary, and how much. Rounds of
-the synopsis release counts, residuals and slacks of records by nearest cell; each makes a mixture
-of Gaussians whose records the next round's cells are made for. Weighted k-means on the last mixture
-gives centroids, and Lloyd rounds with residuals that are clipped to a shrinking radius refine them.
-With bounds on cluster sizes, points of the mixture stand for the records: every noisy count
-corrects their masses, and the last rounds release counts alone.
-
-How many rounds and cells there are follows from the signal ``mu N / C``, k and d before any data is
-seen, C being how many records' worth of one client count (1 where records are protected). Numbers
-and shares: docs/guarantees.md, "SynopsisKMeans" and "Bounds on cluster sizes".
+Round 1 releases second moments. Rounds of the synopsis release counts, residuals and slacks by
+nearest cell; each makes a mixture of Gaussians, for whose records the next cells are made. Weighted
+k-means on the last mixture gives centroids, which Lloyd rounds with a shrinking radius refine. With
+bounds on sizes, points of the mixture stand for the records: noisy counts correct their masses, and
+the last rounds release counts alone. Numbers and shares: docs/guarantees.md, "SynopsisKMeans" and
+"Bounds on cluster sizes".
 """
 
 import math
@@ -40,7 +36,8 @@ from flower_kmeans.algorithms.base import (
 )
 from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.assignment import check_exactness, largest_weight
-from flower_kmeans.algorithms.numerics.cells import cell_sums, squared_norms
+from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.algorithms.numerics.cost import squared_distances
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import logarithm, normals
@@ -64,20 +61,23 @@ from flower_kmeans.algorithms.numerics.projection import (
 )
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.canonical import real_from_text, real_to_text
-from flower_kmeans.data.domain import Domain, GridRecords, row_sums
+from flower_kmeans.data.domain import GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.parameters import (
     AUTO,
     DERIVED,
+    FLAG,
     LARGEST,
+    POSITIVE,
     Kind,
+    check_parameters,
     integer,
     is_auto,
     read_parameters,
     reals,
     whole,
+    write_parameters,
 )
-from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.threads import single_threaded_blas
@@ -132,25 +132,50 @@ BLIND, NO_SIGNAL, NO_CELL, FEW, LIGHT, HELD = range(len(WARNINGS))
 # --------------------------------------------------------------------------- the schedule
 
 
-@dataclass(frozen=True)
+def _numbers_of_cells(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigurationTypeError(f"{name} must be a list, got {type(value).__name__}.")
+    if not 1 <= len(value) <= _MOST_SYNOPSES:
+        raise ConfigurationError(
+            f"Expected between 1 and {_MOST_SYNOPSES} numbers of cells. Got {len(value)}."
+        )
+    return tuple(integer(name, m, 1, MAX_WORDS) for m in value)
+
+
+# A signal is compared with the plan's. An infinite one stands in no document.
+_SIGNAL = Kind(lambda _, value: value, real_to_text, real_from_text)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The queries of a run, from public figures.
+    """The queries of a run, from public figures, within limits that a client may follow.
 
     It stands in the run document, so that nothing of it is computed twice: clients read the same
     numbers, and calibration may give others on another processor.
     """
 
-    signal: float  # mu N / C, infinite without noise
-    moments: bool  # whether round 1 releases second moments, or the sum of squared norms alone
-    n_directions: int  # p, of the synopsis
-    cells: tuple[int, ...]  # M, of each synopsis round
-    n_refinements: int
-    count_share: float  # of a synopsis round's mu^2; residuals and slacks each have the rest
-    n_sizings: int = 0
+    name: ClassVar[str] = "synopsis, schedule"
+
+    signal: Annotated[float, _SIGNAL, "given"] = math.inf  # mu N / C
+    moments: Annotated[bool, FLAG]  # or round 1 releases the sum of squared norms alone
+    n_directions: Annotated[int, whole(1, MOST_DIRECTIONS)]  # p, of the synopsis
+    cells: Annotated[tuple[int, ...], Kind(_numbers_of_cells, list)]  # M, of each synopsis round
+    n_refinements: Annotated[int, whole(1, _MOST_REFINEMENTS)]
+    # Of a synopsis round's mu^2; residuals and slacks each have the rest.
+    count_share: Annotated[float, POSITIVE]
+    n_sizings: Annotated[int, whole(0, _MOST_SIZINGS), "given"] = 0
+
+    def __post_init__(self) -> None:
+        """Check every field, those of a document too."""
+        check_parameters(self)
+        if self.count_share >= 1:
+            raise ConfigurationError(
+                f"Expected count_share in (0, 1). Got {self.count_share!r} instead."
+            )
 
     @classmethod
     def of(cls, signal: float, n_clusters: int, n_features: int, n_sizings: int = 0) -> Self:
-        """Return the schedule for a signal ``mu N / C``, infinite without noise."""
+        """Return the schedule for a signal ``mu N / C``, C the clip; infinite without noise."""
         k, d = n_clusters, n_features
         root = math.sqrt(d)
         strength = signal * math.sqrt(_left(n_sizings))
@@ -164,7 +189,15 @@ class Schedule:
             for part in _synopsis_shares(1 + (counts > 6) + (counts > 14), d)
         )
         cells = tuple(int(min(max(m, FEWEST_CELLS * k), MOST_CELLS * k)) for m in wanted)
-        return cls(signal, moments, n_directions, cells, REFINEMENTS, count_share, n_sizings)
+        return cls(
+            signal=signal,
+            moments=moments,
+            n_directions=n_directions,
+            cells=cells,
+            n_refinements=REFINEMENTS,
+            count_share=count_share,
+            n_sizings=n_sizings,
+        )
 
     @property
     def n_rounds(self) -> int:
@@ -234,55 +267,12 @@ class Schedule:
         prefix = "" if round_number == FIRST else "refinement-"
         return tuple(release(prefix + name, (name,), share * parts[name]) for name in parts)
 
-    def to_config(self) -> dict[str, Any]:
-        """Return the schedule for a run document."""
-        return {
-            **({"signal": real_to_text(self.signal)} if self.signal < math.inf else {}),
-            "moments": self.moments,
-            "n_directions": self.n_directions,
-            "cells": list(self.cells),
-            "n_refinements": self.n_refinements,
-            "count_share": real_to_text(self.count_share),
-            **({"n_sizings": self.n_sizings} if self.n_sizings else {}),
-        }
-
     @classmethod
-    def from_config(cls, config: Any, n_features: int) -> Self:
-        """Return the schedule that ``to_config`` wrote, if a client may follow it.
-
-        Whatever it is, the plan is calibrated to the budget; here the work is bounded.
-        """
-        fields = {"moments", "n_directions", "cells", "n_refinements", "count_share"}
-        if not isinstance(config, Mapping) or set(config) - {"signal", "n_sizings"} != fields:
+    def from_config(cls, config: Any) -> Self:
+        """Return the schedule of a run document."""
+        if not isinstance(config, Mapping) or "name" in config:
             raise ConfigurationError("The fields of a schedule are not as expected.")
-        moments, cells = config["moments"], config["cells"]
-        if not isinstance(moments, bool) or not isinstance(cells, list):
-            raise ConfigurationTypeError("A field of a schedule has the wrong type.")
-        if not 1 <= len(cells) <= _MOST_SYNOPSES:
-            raise ConfigurationError(
-                f"Expected between 1 and {_MOST_SYNOPSES} numbers of cells. Got {len(cells)}."
-            )
-        share = real_from_text(config["count_share"])
-        if not 0 < share < 1:
-            raise ConfigurationError(f"Expected count_share in (0, 1). Got {share!r} instead.")
-        if moments and n_features > MOST_COLUMNS:
-            raise ConfigurationError(
-                f"Expected moments=false for more than {MOST_COLUMNS} columns. "
-                f"Got true for {n_features}."
-            )
-
-        def number(name: str, most: int) -> int:
-            return integer(name, config[name], 1, most)
-
-        return cls(
-            real_from_text(config["signal"]) if "signal" in config else math.inf,
-            moments,
-            number("n_directions", min(n_features, MOST_DIRECTIONS)),
-            tuple(integer("cells", m, 1, MAX_WORDS) for m in cells),
-            number("n_refinements", _MOST_REFINEMENTS),
-            share,
-            number("n_sizings", _MOST_SIZINGS) if "n_sizings" in config else 0,
-        )
+        return cls(**read_parameters(cls, config, False))
 
 
 def _left(n_sizings: int) -> float:
@@ -305,7 +295,11 @@ def _synopsis_shares(n_rounds: int, n_features: int) -> tuple[float, ...]:
 
 # --------------------------------------------------------------------------- the algorithm
 
-_SCHEDULE = Kind(lambda _, schedule: schedule, lambda schedule: schedule.to_config())
+_SCHEDULE = Kind(
+    lambda _, schedule: schedule,
+    lambda schedule: write_parameters(schedule, False),
+    Schedule.from_config,
+)
 _CLIPPED = MOMENTS, NORMS, "synopsis", "refinement-sums", "refinement-counts"
 
 
@@ -320,18 +314,13 @@ class SynopsisAlgorithm(Algorithm):
     the plan composes all releases (docs/guarantees.md, "SynopsisKMeans"). D is the largest norm of
     a record around the domain's centre.
 
-    ``clip`` is the root of ``n_records / n_clients`` by default, at least 1, and ``clips`` take its
-    place in single releases, in all rounds of a name. With bounds on sizes, clusters are power
-    cells with public weights, and `sizes` states what the run reached. ``schedule`` is what a run
-    document states; otherwise it follows from the public figures.
-
     Parameters
     ----------
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release.
         Default: the root of ``n_records / n_clients``, at least 1.
     clips : mapping of str to float, optional
-        Clips of single releases, in place of ``clip``.
+        Clips of single releases, in all rounds of a name, in place of ``clip``.
     min_size, max_size : int, optional
         Bounds on the records of each cluster. Clusters are then power cells with public weights,
         and what the run reaches stands in ``sizes`` (docs/guarantees.md, "Bounds on cluster
@@ -364,17 +353,18 @@ class SynopsisAlgorithm(Algorithm):
             # m records in m cells have the norm sqrt(m)
             self._put(clip=max(1.0, math.sqrt(self.clip)))
         self._require_clipping(self.clips)
-        self._check_sizes()
+        if self.bounded:
+            self._check_bounds()
         if not is_auto(self.n_rounds):
             raise ConfigurationError(
                 "Expected n_rounds='auto' for SynopsisKMeans, whose rounds have different tasks "
                 f"and follow from the privacy plan. Got {self.n_rounds!r} instead."
             )
-        check_exactness(self.domain.n_features, self.fraction_bits, weighted=self.bounded)
+        d, n_sizings = self.domain.n_features, SIZING_ROUNDS if self.bounded else 0
+        check_exactness(d, self.fraction_bits, weighted=self.bounded)
         signal, schedule = self._planned_signal(), cast(Schedule | None, self.schedule)
         if schedule is None:
-            n_sizings = SIZING_ROUNDS if self.bounded else 0
-            schedule = Schedule.of(signal, self.n_clusters, self.domain.n_features, n_sizings)
+            schedule = Schedule.of(signal, self.n_clusters, d, n_sizings)
         elif not math.isclose(schedule.signal, signal, rel_tol=_SIGNAL_TOLERANCE):
             raise ConfigurationError(
                 f"Expected a schedule for a signal of {signal:.6g}, that of the plan. "
@@ -385,6 +375,11 @@ class SynopsisAlgorithm(Algorithm):
                 "Expected a schedule with rounds for sizes if min_size or max_size is given, and "
                 f"without them otherwise. Got {schedule.n_sizings} such rounds with "
                 f"min_size={self.min_size} and max_size={self.max_size}."
+            )
+        integer("n_directions", schedule.n_directions, 1, d)
+        if schedule.moments and d > MOST_COLUMNS:
+            raise ConfigurationError(
+                f"Expected moments=false for more than {MOST_COLUMNS} columns. Got true for {d}."
             )
         self._put(schedule=schedule, n_rounds=schedule.n_rounds)
         self._check_size()
@@ -400,58 +395,49 @@ class SynopsisAlgorithm(Algorithm):
 
     def _check_size(self) -> None:
         """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
-        k, d, schedule, words = self.n_clusters, self.domain.n_features, self.schedule, 0
+        d, schedule, total = self.domain.n_features, self.schedule, 0
+        expected = "Expected n_clusters and columns so that"
+        given = f"with n_clusters={self.n_clusters} and {d} columns."
         for number in range(1, self.n_rounds + 1):
-            answered, asked = self.words(number), 0
-            if schedule.is_synopsis(number):
-                asked = schedule.n_directions * (d + schedule.n_cells(number))
-            if max(answered, asked) > MAX_WORDS:
+            words = self.words(number)
+            total += words
+            if schedule.is_synopsis(number):  # then the query may be longer
+                words = max(words, schedule.n_directions * (d + schedule.n_cells(number)))
+            if words > MAX_WORDS:
                 raise ConfigurationError(
-                    f"Expected n_clusters and columns so that a message has at most {MAX_WORDS} "
-                    f"words. Got {max(answered, asked)} in round {number} with n_clusters={k} and "
-                    f"{d} columns."
+                    f"{expected} a message has at most {MAX_WORDS} words. "
+                    f"Got {words} in round {number} {given}"
                 )
-            words += answered
-        if words > MAX_RUN_WORDS:
+        if total > MAX_RUN_WORDS:
             raise ConfigurationError(
-                f"Expected n_clusters and columns so that each client sends at most "
-                f"{MAX_RUN_WORDS} words. Got {words} with n_clusters={k} and {d} columns."
+                f"{expected} each client sends at most {MAX_RUN_WORDS} words. Got {total} {given}"
             )
 
-    def _check_sizes(self) -> None:
+    def _check_bounds(self) -> None:
         """Require bounds on cluster sizes that public figures do not contradict."""
-        if not self.bounded:
-            return
-        min_size, max_size, n_records = self.min_size, self.max_size, self.n_records
+        k, n_records = self.n_clusters, self.n_records
+        given = f"Got min_size={self.min_size}, max_size={self.max_size}"
         if self.budget.protects_clients:
             raise ConfigurationError(
                 "Expected min_size=None and max_size=None with unit='client': counts of clients "
-                f"that are clipped are no sizes. Got min_size={min_size} and max_size={max_size}."
+                f"that are clipped are no sizes. {given}."
             )
         if n_records is None:
             raise ConfigurationError(
                 "n_records is required with min_size or max_size: a public figure for the total "
                 "number of records, to which bounds are compared. Got None."
             )
-        k, least, most = self.n_clusters, min_size or 0, n_records if max_size is None else max_size
+        least, most = self.min_size or 0, n_records if self.max_size is None else self.max_size
         if not (least <= most and k * least <= n_records <= k * most):
             raise ConfigurationError(
                 "Expected min_size <= max_size, and n_records of at least n_clusters * min_size "
-                f"and at most n_clusters * max_size. Got min_size={min_size}, max_size={max_size}, "
-                f"n_records={n_records} and n_clusters={k}."
+                f"and at most n_clusters * max_size. {given}, {n_records=} and n_clusters={k}."
             )
         if k > MOST_BOUNDED:
             raise ConfigurationError(
                 f"Expected n_clusters of at most {MOST_BOUNDED} with min_size or max_size. "
                 f"Got {k} instead."
             )
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
-        """Return the algorithm that ``to_config`` described."""
-        values = read_parameters(cls, config, budget.protects_clients)
-        values["schedule"] = Schedule.from_config(values["schedule"], domain.n_features)
-        return cls(domain=domain, budget=budget, **values)
 
     @property
     def bounded(self) -> bool:
@@ -473,9 +459,7 @@ class SynopsisAlgorithm(Algorithm):
     def layout(self, round_number: int) -> tuple[Block, ...]:
         """Return the blocks of a round; sums and slacks of the synopsis are in radii of the cell.
 
-        Round 1: second moments, (d (d + 1) / 2,), or the sum of squared norms, (1,). Rounds of the
-        synopsis, M cells in p directions: sums (M, p), counts (M,) and slacks (M,). Refinement:
-        sums (k, d) and counts (k,). Sizing: counts (k,).
+        Of second moments: the diagonal, then the entries above it.
         """
         d, q = self.domain.n_features, self.fraction_bits
         if round_number == FIRST:
@@ -512,16 +496,14 @@ class SynopsisAlgorithm(Algorithm):
         return {name: one / math.sqrt(part) * (1 + 2.0**-50) for name, part in parts.items()}
 
     def record_sensitivities(self, round_number: int) -> FloatArray:
-        """Return the sensitivities to one record, for every word of a round."""
+        """Return the sensitivities to one record: those of second moments differ by word."""
         if round_number == FIRST and self.schedule.moments:
             return moment_units(self.domain, self.fraction_bits)
         return super().record_sensitivities(round_number)
 
     def clip_of(self, release: Release) -> float:
-        """Return how many records' worth of one client count in a release; 1 without clipping."""
-        if self.clip is None:
-            return 1.0
-        return dict(self.clips).get(release.name, self.clip)
+        """Return the release's own clip, or that of all."""
+        return dict(self.clips).get(release.name, super().clip_of(release))
 
     def noise_of(self, round_number: int) -> dict[str, float]:
         """Return the planned standard deviation of the noise in each block, in grid units.
@@ -541,16 +523,11 @@ class SynopsisAlgorithm(Algorithm):
     # ------------------------------------------------------------------ queries
 
     def initial_state(self, rng: np.random.Generator | None = None) -> State:
-        """Return that nothing is known. ``rng`` is not used."""
+        """Return the empty initial state. ``rng`` is not used."""
         return State(0, {"flags": np.zeros(len(WARNINGS), dtype=np.int64)})
 
     def query_ranges(self, round_number: int) -> Mapping[str, Range]:
-        """Return the arrays of a round's query.
-
-        Round 1: none. Synopsis: ``projection`` (d, p), ``cells`` (M, p) and ``radii`` (M,).
-        Refinement: ``centroids`` (k, d) and ``radius`` (1,). With bounds on sizes ``weights`` (k,)
-        as well; in sizing rounds without the radius.
-        """
+        """Return the ranges of a round's query; round 1 asks about nothing."""
         d, p, q = self.domain.n_features, self.schedule.n_directions, self.fraction_bits
         if round_number == FIRST:
             return {}
@@ -576,7 +553,9 @@ class SynopsisAlgorithm(Algorithm):
         if number == FIRST:
             if self.schedule.moments:
                 return Statistic({MOMENTS: second_moments(records)})
-            return Statistic({NORMS: np.array([squared_norms(records)], dtype=np.int64)})
+            origin = np.zeros((1, self.domain.n_features), dtype=np.int64)
+            norms = squared_distances(records, origin, squared_bound(self.domain, q))
+            return Statistic({NORMS: np.array([norms], dtype=np.int64)})
         if self.schedule.is_synopsis(number):
             projected = ProjectedRecords(records, self.projection, arrays["projection"])
             sums, counts, slacks = cell_sums(projected, arrays["cells"], arrays["radii"], q)
@@ -591,10 +570,7 @@ class SynopsisAlgorithm(Algorithm):
     def update(
         self, state: State, answer: Statistic, rng: np.random.Generator | None = None
     ) -> State:
-        """Return the state after a round's noisy sum: the same integers on every processor.
-
-        Random numbers are Philox words of the seed and the round. ``rng`` is not used.
-        """
+        """Return the state after a round's noisy sum. ``rng`` is not used."""
         number, flags = state.round + 1, state.arrays["flags"].copy()
         if number == FIRST:
             after = self._after_moments
@@ -681,15 +657,13 @@ class SynopsisAlgorithm(Algorithm):
                 unseen = model.prior(_real(before["prior"]))
                 unseen = unseen._replace(weights=share * unseen.weights)
             return self._cells(number + 1, mixture, source, unseen)
-        sized: dict[str, IntArray] = {}
+        k, sized = self.n_clusters, {}
         if self.bounded:
-            sized = {**model.in_state(mixture), "masses": model.equal_masses(self.n_clusters)}
-            points = model.drawn_points(sized, self.n_clusters, self._words_of_points)
-            found, weights = model.select_within(
-                mixture, points, self.n_clusters, self._aim, source
-            )
+            sized = {**model.in_state(mixture), "masses": model.equal_masses(k)}
+            points = model.drawn_points(sized, k, self._words_of_points)
+            found, weights = model.select_within(mixture, points, k, self._aim, source)
         else:
-            found = model.select(mixture, self.n_clusters, source)
+            found = model.select(mixture, k, source)
         flags[FEW] = found.few
         lifted = self.projection.lift(
             to_grid(found.centers / self._projected_step), before["projection"]
@@ -704,12 +678,12 @@ class SynopsisAlgorithm(Algorithm):
         rest = float(_real(before["rest"])[0])
         first, beside = math.fsum(found.within) + rest, rest / max(d - p, 1)
         within = np.append(found.within, beside)
-        doubts = np.hstack([found.doubts, np.full((self.n_clusters, 1), beside)])
+        doubts = np.hstack([found.doubts, np.full((k, 1), beside)])
         return {
             **sized,
             "centroids": centroids,
             "counts": to_grid(found.counts * 2.0**q),
-            "moves": np.zeros((self.n_clusters, d), dtype=np.int64),
+            "moves": np.zeros((k, d), dtype=np.int64),
             "within": _stored(within),
             "doubts": _stored(doubts + DRIFT * within),
             "first": _stored(first),
@@ -751,7 +725,7 @@ class SynopsisAlgorithm(Algorithm):
             have, labels = self._sizes_of_points(before)
             reached = np.where(missing, have, counts / answer.answered)
             gain = transport.refinement_gain(reached, have, noise)
-            sized = self._raked(before, labels, reached, gain, centroids)
+            sized = self._raked({**before, "centroids": centroids}, labels, reached, gain)
         return {
             **sized,
             "centroids": centroids,
@@ -763,7 +737,7 @@ class SynopsisAlgorithm(Algorithm):
         }
 
     def _after_sizing(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
-        """Return what counts alone change: masses and weights, and after the last round nothing."""
+        """Return what counts alone change: masses and weights, but not after the last round."""
         number, before = state.round + 1, state.arrays
         q, measured = self.fraction_bits, answer.blocks[COUNTS]
         if number == self.n_rounds:
@@ -777,7 +751,7 @@ class SynopsisAlgorithm(Algorithm):
         gain, variance = transport.sizing_gain(reached, have, noise, variance)
         return {
             "counts": np.where(missing, before["counts"], measured),
-            **self._raked(before, labels, reached, gain, before["centroids"]),
+            **self._raked(before, labels, reached, gain),
             "size_variance": _stored(variance / (noise * noise)),
         }
 
@@ -791,22 +765,15 @@ class SynopsisAlgorithm(Algorithm):
     def _sizes_of_points(self, arrays: Mapping[str, IntArray]) -> tuple[FloatArray, IntArray]:
         """Return how many records the points of each cell stand for, and the points' cells."""
         labels = transport.power_cells(self._distances(arrays), arrays["weights"])
-        return transport.cell_sizes(
-            arrays["masses"], labels, self.n_clusters
-        ) / self._per_record, labels
+        sizes = transport.cell_sizes(arrays["masses"], labels, self.n_clusters)
+        return sizes / self._per_record, labels
 
     def _raked(
-        self,
-        arrays: Mapping[str, IntArray],
-        labels: IntArray,
-        counts: FloatArray,
-        gain: float,
-        centroids: IntArray,
+        self, arrays: Mapping[str, IntArray], labels: IntArray, counts: FloatArray, gain: float
     ) -> Arrays:
-        """Return masses after noisy counts, and the weights for centroids."""
+        """Return masses after noisy counts, and weights for them."""
         masses = transport.rake(arrays["masses"], labels, counts * self._per_record, gain)
-        changed = {"masses": masses, "centroids": centroids}
-        return {"masses": masses, "weights": self._weights({**arrays, **changed})}
+        return {"masses": masses, "weights": self._weights({**arrays, "masses": masses})}
 
     def _distances(self, arrays: Mapping[str, IntArray]) -> FloatArray:
         """Return squared distances of all points to the centroids, in squared grid units."""
@@ -887,10 +854,9 @@ class SynopsisAlgorithm(Algorithm):
 
 
 def absent(expected: FloatArray, counts: FloatArray, noise: float) -> NDArray[np.bool_]:
-    """Return which cells (m,) must have lost their records to clients that did not answer.
+    """Return which cells (m,) noise of a standard deviation, in records, does not explain.
 
-    So many records were expected there, and so few were counted, that noise does not explain it.
-    ``noise`` is the standard deviation of a count, in records.
+    They must have lost their records to clients that did not answer.
     """
     clear = expected > ABSENT_NOISE * max(noise, MIN_COUNT)
     return np.asarray(clear & (counts < ABSENT_SHARE * expected))
@@ -904,10 +870,7 @@ def _held(
     noise: float,
     comparable: bool = True,
 ) -> NDArray[np.bool_]:
-    """Return which cells stay as they were, and flag that there are some.
-
-    Not while all clients answer, or where counts cannot be compared with those before.
-    """
+    """Return which cells stay as they were, as clients did not answer, and flag that some do."""
     if answer.answered == 1 or not comparable:
         return np.zeros(len(counts), dtype=bool)
     missing = absent(expected, counts, noise)
@@ -918,9 +881,8 @@ def _held(
 def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
     """Return moves (k, d) to which those before are added, as far as both point the same way.
 
-    ``moves + max(0, cos) before``, cos of the angle between the two. Residuals are clipped, and
-    noise keeps small clusters from moving by their mean: a centroid that is far from its records
-    needs many rounds, all in one direction. Noise has no direction.
+    ``moves + max(0, cos) before``. Clipping and noise keep moves short: a centroid that is far from
+    its records needs many rounds, all in one direction. Noise has no direction.
     """
     products = row_sums(moves * before)
     lengths = np.sqrt(row_sums(moves * moves)) * np.sqrt(row_sums(before * before))

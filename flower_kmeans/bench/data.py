@@ -71,32 +71,27 @@ class Data:
     labels: LabelArray | None = None
 
 
-def _blobs(k: int, d: int) -> generators.Generated:
+def _blobs(sizes: int | list[int], d: int, k: int | None = None) -> generators.Generated:
     from sklearn.datasets import make_blobs
 
-    return generators.Generated(
-        *make_blobs(20_000, n_features=d, centers=k, random_state=1, return_centers=True)
-    )
+    made = make_blobs(sizes, n_features=d, centers=k, random_state=1, return_centers=True)
+    return generators.Generated(*made)
 
 
 def _uneven(k: int, d: int) -> generators.Generated:
-    from sklearn.datasets import make_blobs
-
     shares = 20.0 ** (-np.arange(k) / max(k - 1, 1))
     sizes = np.maximum(1, np.rint(20_000 * shares / shares.sum())).astype(int)
-    return generators.Generated(
-        *make_blobs(sizes.tolist(), n_features=d, random_state=1, return_centers=True)
-    )
+    return _blobs(sizes.tolist(), d)
 
 
 _FAMILIES: dict[str, tuple[int, Callable[..., generators.Generated]]] = {
-    "blobs": (2, _blobs),
+    "blobs": (2, lambda k, d: _blobs(20_000, d, k)),
     "uneven": (2, _uneven),
     "g2": (2, lambda d, spread: generators.g2(d, spread, 0)),
     "separated": (
         3,
         lambda k, d, percent: generators.separated_clusters(
-            generators.balanced_sizes(5_000, k), d, percent / 100, 0
+            generators.sizes_of(5_000, np.ones(k)), d, percent / 100, 0
         ),
     ),
     "synth": (3, generators.synth),
@@ -120,19 +115,11 @@ def name_of(given: str) -> str:
     return Path(path).stem if path and clusters.isdigit() else given
 
 
-def is_there(given: str, directory: Path | None) -> bool:
-    """Return whether a data set can be loaded, or raise an error for an unknown name."""
-    if family_of(given) is not None or given in BUNDLED:
-        return True
-    path = _path_of(given, directory)
-    return path is not None and path.is_file()
-
-
 def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
     """Return what distinguishes a data set from others of its name; ``None`` for a missing file.
 
     For a file that is the number of clusters, its SHA-256, and how many records are drawn from it
-    where that is not all of them.
+    where that is not all of them. An unknown name is an error.
     """
     if family_of(given) is not None:
         return {"generated": True}
@@ -204,16 +191,11 @@ def _opened(path: Path) -> Any:
 def _data(name: str, records: Any, n_clusters: int, note: str, labels: Any) -> Data:
     table = np.array(records, dtype=np.float64)
     table.setflags(write=False)
-    known = None if labels is None else np.unique(labels, return_inverse=True)
-    numbers = None
-    if known is not None:  # classes as numbers from 0, and what belongs to none as -1
-        numbers = np.asarray(known[1], dtype=np.int64) - int(np.count_nonzero(_is_none(known[0])))
-        numbers = np.maximum(numbers, -1)
-    return Data(name, table, n_clusters, note, numbers)
-
-
-def _is_none(classes: NDArray[Any]) -> NDArray[np.bool_]:
-    return np.asarray(classes < 0 if classes.dtype.kind in "if" else np.zeros(len(classes), bool))
+    if labels is not None:  # classes as numbers from 0, and what belongs to none as -1
+        classes, labels = np.unique(labels, return_inverse=True)
+        n_none = np.count_nonzero(classes < 0) if classes.dtype.kind in "if" else 0
+        labels = np.maximum(labels.astype(np.int64) - n_none, -1)
+    return Data(name, table, n_clusters, note, labels)
 
 
 def _path_of(given: str, directory: Path | None) -> Path | None:

@@ -2,7 +2,7 @@
 
 `separated_clusters` draws Gaussian clusters with a given degree of separation, which is Qiu and
 Joe's index: for two clusters projected to a line, with ``L`` and ``U`` the lower and upper
-``alpha / 2`` quantiles of each, ``J = (L_2 - U_1) / (U_2 - L_1)``, in the direction in which it is
+``ALPHA / 2`` quantiles of each, ``J = (L_2 - U_1) / (U_2 - L_1)``, in the direction in which it is
 largest. It lies in (-1, 1): negative where clusters overlap, 0 where they touch, near 1 where they
 are far apart. FastLloyd's paper (section 6.1.3) draws its Synth families with such degrees.
 
@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from flower_kmeans.errors import ConfigurationError
@@ -25,69 +26,30 @@ from flower_kmeans.errors import ConfigurationError
 FloatArray = NDArray[np.float64]
 LabelArray = NDArray[np.int64]
 
-ALPHA = 0.05
-"""Share of a cluster outside of its two quantiles."""
-VARIANCES = (1.0, 10.0)
-"""Range of the eigenvalues of a cluster's covariance."""
-OUTLIER = -1
-"""Label of records that belong to no cluster."""
-SYNTH_DEGREES = (0.16, 0.26)
-"""Degrees of separation of the Synth families, from partly overlapping to separated."""
-SYNTH_OUTLIERS = 100
-"""Most outliers of a set of the Synth family."""
+ALPHA = 0.05  # share of a cluster outside of its two quantiles
+VARIANCES = (1.0, 10.0)  # range of the eigenvalues of a cluster's covariance
+OUTLIER = -1  # label of records that belong to no cluster
+SYNTH_DEGREES = (0.16, 0.26)  # of separation in the Synth families, from overlapping to separated
+SYNTH_OUTLIERS = 100  # at most in a set of the Synth family
 G2_MEANS = (500.0, 600.0)
 G2_RECORDS = 2048
 
-_ROUNDS = 200
+_QUANTILE = -float(ndtri(ALPHA / 2))
+_STEPS = 200
 _TOLERANCE = 1e-12
 
 
 class Generated(NamedTuple):
-    """A synthetic data set.
+    """A synthetic data set of n records, d columns and k clusters."""
 
-    Attributes
-    ----------
-    records : ndarray of shape (n, d), float64
-        In random order.
-    labels : ndarray of shape (n,), int64
-        Cluster of each record, or `OUTLIER`.
-    centers : ndarray of shape (k, d), float64
-        Means of the distributions, not of the records.
-    """
-
-    records: FloatArray
-    labels: LabelArray
-    centers: FloatArray
+    records: FloatArray  # (n, d), in random order
+    labels: LabelArray  # (n,), the cluster of each record, or `OUTLIER`
+    centers: FloatArray  # (k, d), means of the distributions, not of the records
 
 
-# --------------------------------------------------------------------------- sizes
-
-
-def balanced_sizes(n_records: int, n_clusters: int) -> LabelArray:
-    """Return sizes that differ by one at most, (k,), of sum ``n_records``."""
-    return _sizes(n_records, np.ones(n_clusters))
-
-
-def growing_sizes(n_records: int, n_clusters: int) -> LabelArray:
-    """Return sizes in the ratio 1 : 2 : ... : k, (k,), of sum ``n_records``."""
-    return _sizes(n_records, np.arange(1.0, n_clusters + 1))
-
-
-def varied_sizes(
-    n_records: int, n_clusters: int, rng: np.random.Generator, spread: float = 0.3
-) -> LabelArray:
-    """Return sizes around ``n_records / k``, (k,), uniform within a share ``spread`` of it.
-
-    Their sum varies as well (FastLloyd, appendix B: 2,048 records, a spread of 0.3).
-    """
-    mean = n_records / n_clusters
-    low, high = int(np.ceil((1 - spread) * mean)), int((1 + spread) * mean)
-    sizes: LabelArray = rng.integers(low, high, n_clusters, endpoint=True)
-    return sizes
-
-
-def _sizes(n_records: int, shares: FloatArray) -> LabelArray:
-    ends = np.rint(np.cumsum(shares) / shares.sum() * n_records).astype(np.int64)
+def sizes_of(n_records: int, weights: ArrayLike) -> LabelArray:
+    """Return sizes in the ratio of weights, (k,), of sum ``n_records``; each is rounded."""
+    ends = np.rint(np.cumsum(weights) / np.sum(weights) * n_records).astype(np.int64)
     sizes: LabelArray = np.diff(ends, prepend=0)
     if len(sizes) == 0 or sizes.min() < 1:
         raise ConfigurationError(
@@ -99,45 +61,37 @@ def _sizes(n_records: int, shares: FloatArray) -> LabelArray:
 # --------------------------------------------------------------------------- separation
 
 
-def separation(
-    delta: FloatArray, first: FloatArray, second: FloatArray, alpha: float = ALPHA
-) -> float:
+def separation(delta: FloatArray, first: FloatArray, second: FloatArray) -> float:
     """Return the index, in (-1, 1), of two Gaussian clusters in the best direction.
 
     ``delta`` (d,) is the difference of their means, ``first`` and ``second`` (d, d) are their
     covariances, positive definite.
     """
-    quantile = -float(ndtri(alpha / 2))
-    distance, _ = spread_distance(delta, first, second)
-    return (distance - quantile) / (distance + quantile)
+    distance = spread_distance(delta, first, second)
+    return (distance - _QUANTILE) / (distance + _QUANTILE)
 
 
-def distance_for(degree: float, alpha: float = ALPHA) -> float:
+def distance_for(degree: float) -> float:
     """Return the `spread_distance` at which Gaussian clusters have an index."""
-    return -float(ndtri(alpha / 2)) * (1 + degree) / (1 - degree)
+    return _QUANTILE * (1 + degree) / (1 - degree)
 
 
-def spread_distance(
-    delta: FloatArray, first: FloatArray, second: FloatArray
-) -> tuple[float, FloatArray]:
-    """Return the largest distance of means over the sum of standard deviations, and its direction.
+def spread_distance(delta: FloatArray, first: FloatArray, second: FloatArray) -> float:
+    """Return the largest distance of means over the sum of standard deviations, of all directions.
 
     In a direction ``a`` this is ``a'delta / (s_1 + s_2)`` with ``s_i^2 = a' S_i a``. Its maximum is
     a norm of ``delta``, and the index grows with it. ``s_1 + s_2`` is made least among ``a`` with
     ``a'delta = 1``: it is convex, and each step replaces ``s_i`` by the quadratic function that
-    touches it from above, so it never grows. The direction is scaled so that ``direction'delta`` is
-    the distance.
+    touches it from above, so it never grows.
     """
-    spreads = np.ones(2)
-    best, direction = 0.0, np.zeros_like(delta)
-    for _ in range(_ROUNDS):
+    spreads, best = np.ones(2), 0.0
+    for _ in range(_STEPS):
         found = np.linalg.solve(first / spreads[0] + second / spreads[1], delta)
         spreads = np.sqrt([found @ first @ found, found @ second @ found])
         before, best = best, float(found @ delta / spreads.sum())
-        direction = found / spreads.sum()
         if best - before <= _TOLERANCE * best:
             break
-    return best, direction
+    return best
 
 
 def separated_centers(
@@ -153,26 +107,22 @@ def separated_centers(
     largest = [float(np.sqrt(np.linalg.eigvalsh(each)[-1])) for each in covariances]
     centers = np.zeros((len(covariances), d))
     for new in range(1, len(covariances)):
-        from_which = int(rng.integers(new))
-        start = centers[from_which]
-        heading = rng.normal(size=d)
+        parent = int(rng.integers(new))
+        start, heading = centers[parent], rng.normal(size=d)
         heading /= np.linalg.norm(heading)
-        parent = covariances[from_which]
-        far = wanted / spread_distance(heading, parent, covariances[new])[0]  # it is a norm
+        # The distance is a norm, so it grows in proportion from the parent on.
+        far = wanted / spread_distance(heading, covariances[parent], covariances[new])
         centers[new] = start + far * heading
         while (near := _nearer(centers, covariances, new, wanted)) is not None:
-            gap = start - centers[near]
-            # Far enough for any direction; from there Newton's steps come down on a convex function
-            # and never pass its last crossing.
-            far = float(np.linalg.norm(gap)) + wanted * (largest[new] + largest[near])
-            for _ in range(_ROUNDS):
-                distance, direction = spread_distance(
-                    gap + far * heading, covariances[near], covariances[new]
-                )
-                step = (distance - wanted) / float(direction @ heading)
-                far -= step
-                if abs(step) <= _TOLERANCE * far:
-                    break
+
+            def excess(far: float, near: int = near, new: int = new) -> float:
+                delta = start + far * heading - centers[near]  # noqa: B023
+                return spread_distance(delta, covariances[near], covariances[new]) - wanted
+
+            # Far enough for any direction. A norm is convex: it is crossed once beyond ``far``.
+            enough = float(np.linalg.norm(start - centers[near]))
+            enough += 2 * wanted * (largest[new] + largest[near])
+            far = brentq(excess, far, enough, xtol=_TOLERANCE * enough)
             centers[new] = start + far * heading
     return centers
 
@@ -188,7 +138,7 @@ def _nearer(
         # Any direction bounds the largest distance from below; most clusters need no more.
         here = float(delta @ delta)
         spreads = np.sqrt(delta @ first @ delta) + np.sqrt(delta @ second @ delta)
-        if here < limit * spreads and spread_distance(delta, first, second)[0] < limit:
+        if here < limit * spreads and spread_distance(delta, first, second) < limit:
             return other
     return None
 
@@ -228,20 +178,17 @@ def separated_clusters(
     scales = [np.sqrt(rng.uniform(*VARIANCES, n_features)) for _ in counts]
     roots = [axis * scale for axis, scale in zip(axes, scales, strict=True)]
     centers = separated_centers([root @ root.T for root in roots], degree, rng)
-    parts = [
-        center + rng.normal(size=(count, n_features)) @ root.T
-        for center, root, count in zip(centers, roots, counts, strict=True)
-    ]
-    records = np.concatenate(parts)
+    records = np.concatenate(
+        [
+            center + rng.normal(size=(count, n_features)) @ root.T
+            for center, root, count in zip(centers, roots, counts, strict=True)
+        ]
+    )
     labels = np.repeat(np.arange(len(counts)), counts)
     mean, spread = records.mean(axis=0), records.std(axis=0)
     outliers = rng.uniform(mean - 4 * spread, mean + 4 * spread, (n_outliers, n_features))
-    return _shuffled(
-        np.concatenate([records, outliers]),
-        np.concatenate([labels, np.full(n_outliers, OUTLIER)]),
-        centers,
-        rng,
-    )
+    every = np.concatenate([labels, np.full(n_outliers, OUTLIER)])
+    return _shuffled(np.concatenate([records, outliers]), every, centers, rng)
 
 
 def synth(
@@ -255,7 +202,7 @@ def synth(
     rng = np.random.default_rng(rng)
     degree = rng.uniform(*SYNTH_DEGREES)
     n_outliers = int(rng.integers(SYNTH_OUTLIERS, endpoint=True))
-    sizes = growing_sizes(n_records, n_clusters)
+    sizes = sizes_of(n_records, np.arange(1, n_clusters + 1))
     return separated_clusters(sizes, n_features, degree, rng, n_outliers)
 
 
@@ -268,15 +215,17 @@ def time_synth(
     """
     rng = np.random.default_rng(rng)
     degree = rng.uniform(*SYNTH_DEGREES)
-    return separated_clusters(balanced_sizes(n_records, n_clusters), n_features, degree, rng)
+    return separated_clusters(sizes_of(n_records, np.ones(n_clusters)), n_features, degree, rng)
 
 
 def ablation(
     n_clusters: int, n_features: int, degree: float, rng: np.random.Generator | int
 ) -> Generated:
-    """Return a set of FastLloyd's appendix B: clusters of about 2048 / k records."""
+    """Return a set of FastLloyd's appendix B: clusters of 0.7 to 1.3 times 2048 / k records."""
     rng = np.random.default_rng(rng)
-    return separated_clusters(varied_sizes(2048, n_clusters, rng), n_features, degree, rng)
+    mean = 2048 / n_clusters
+    sizes = rng.integers(int(np.ceil(0.7 * mean)), int(1.3 * mean), n_clusters, endpoint=True)
+    return separated_clusters(sizes, n_features, degree, rng)
 
 
 def g2(
@@ -301,7 +250,7 @@ def g2(
             f"Expected at least one column and a positive spread. Got {n_features} and {spread} "
             "instead."
         )
-    labels = np.repeat([0, 1], balanced_sizes(n_records, 2))
+    labels = np.repeat([0, 1], sizes_of(n_records, np.ones(2)))
     centers = np.repeat(np.array(G2_MEANS)[:, None], n_features, axis=1)
     records = centers[labels] + spread * rng.normal(size=(n_records, n_features))
     return _shuffled(records, labels, centers, rng)

@@ -5,10 +5,13 @@
 
 import hashlib
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+
+import msgspec
 
 from flower_kmeans.bench import data as data_sets
 from flower_kmeans.errors import ConfigurationError
@@ -90,7 +93,7 @@ class Suite:
     measures : mapping of str to type
         The other columns.
     tasks : callable
-        From options to all tasks, in the order in which they should be done.
+        From options to all tasks, in the order in which they should be done (`grid`).
     measure : callable
         From a task and options to a mapping with the keys of ``measures``. It is pickled, so it
         stands at the top of a module. Everything random in it follows from the task (`seed_of`),
@@ -101,8 +104,6 @@ class Suite:
         Names of files, and functions from rows and options to a figure.
     datasets : tuple of str
         Data sets in `flower_kmeans.bench.data` unless the command names others.
-    made : tuple of str
-        Names of data sets that the suite makes itself.
     choices : mapping of str to tuple
         Values of a column that a command may name although none of its tasks has them, as where a
         method does not apply to a data set.
@@ -111,7 +112,7 @@ class Suite:
     settings : mapping of str to str
         What else a row depends on. Rows of other settings are refused.
     sources : mapping of str to (mapping of str to str)
-        The same for single data sets, by their names.
+        The same for data sets that the suite makes itself, by their names.
     alone : bool
         Whether tasks measure time, and run one at a time by default.
     fresh : bool
@@ -127,7 +128,6 @@ class Suite:
     tables: Callable[[Sequence[Row], Options], str]
     plots: Mapping[str, "Callable[[Sequence[Row], Options], Figure]"] = field(default_factory=dict)
     datasets: tuple[str, ...] = ()
-    made: tuple[str, ...] = ()
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     runs: int = 5
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -157,26 +157,39 @@ class Suite:
         """Return names and types of all columns of runs.csv."""
         return {**self.task_columns, **self.measures}
 
+    def wanted(self, options: Options) -> dict[str, tuple[Any, ...]]:
+        """Return the restrictions of a command in the types of their columns."""
+        kinds = self.task_columns
+        for column, _ in options.only:
+            if column not in kinds:
+                raise ConfigurationError(
+                    f"Expected a column of {', '.join(kinds)}. Got {column!r} instead."
+                )
+        return {
+            column: tuple(parse(kinds[column], text, column) for text in texts)
+            for column, texts in options.only
+        }
+
+    def known(self, options: Options) -> dict[str, dict[str, Any]]:
+        """Return what distinguishes data sets of one name; nothing for missing files."""
+        found = {name: dict(each) for name, each in self.sources.items()}
+        for given in options.data or self.datasets:
+            if given in found:
+                continue
+            known = data_sets.identity(given, options.data_dir)
+            if known is not None:
+                found[data_sets.name_of(given)] = known
+        return found
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Tasks, and the data sets of a command.
+    """Tasks, and the data sets of a command."""
 
-    Attributes
-    ----------
-    options : Options
-        With the data sets whose files exist.
-    tasks : tuple
-    skipped : tuple of str
-        Data sets whose files are missing.
-    named : tuple of str
-        Data sets that the command named.
-    """
-
-    options: Options
+    options: Options  # with the data sets whose files exist
     tasks: tuple[Any, ...]
-    skipped: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # data sets whose files are missing
+    named: tuple[str, ...] = ()  # data sets that the command named
 
 
 def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
@@ -189,21 +202,19 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
     ConfigurationError
         If all data sets are missing, ``only`` names what does not exist, or two tasks are equal.
     """
-    found, files, missing = [], [], []
-    for given in options.data or suite.datasets:
-        name = data_sets.name_of(given)
-        if given not in suite.made and not data_sets.is_there(given, options.data_dir):
-            missing.append(given)
-            continue
-        found.append(name)
-        files += [(name, given)] if name != given else []
-    if missing and not found and not redraw:
+    given = options.data or suite.datasets
+    known_sets = suite.known(options)
+    there = [each for each in given if data_sets.name_of(each) in known_sets]
+    missing = tuple(each for each in given if each not in there)
+    if missing and not there and not redraw:
         raise ConfigurationError(
             f"Expected a data set of suite {suite.name} to be there. Got none: "
             f"{', '.join(missing)} need NAME.npz files in --data-dir."
         )
-    resolved = replace(options, data=tuple(found), files=tuple(files))
-    wanted = parsed_only(suite, options)
+    names = {each: data_sets.name_of(each) for each in there}
+    files = tuple((name, each) for each, name in names.items() if name != each)
+    resolved = replace(options, data=tuple(names.values()), files=files)
+    wanted = suite.wanted(options)
     tasks = list(suite.tasks(resolved))
     if len(set(tasks)) != len(tasks):
         raise ConfigurationError(
@@ -216,44 +227,35 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
             raise ConfigurationError(
                 f"Expected {column} among {sorted(known, key=str)}. Got {strange[0]!r} instead."
             )
-    tasks = [
-        task
-        for task in tasks
-        if all(getattr(task, column) in values for column, values in wanted.items())
-    ]
+        tasks = [task for task in tasks if getattr(task, column) in values]
     if not tasks and not redraw:
         raise ConfigurationError(f"Expected runs of suite {suite.name} to be left. Got none.")
-    named = tuple(map(data_sets.name_of, options.data))
-    return Plan(resolved, tuple(tasks), tuple(missing), named)
+    return Plan(resolved, tuple(tasks), missing, tuple(map(data_sets.name_of, options.data)))
 
 
-def sources_of(suite: Suite, options: Options) -> dict[str, dict[str, Any]]:
-    """Return what rows depend on beside their columns, by data set; nothing for missing files."""
-    found: dict[str, dict[str, Any]] = {name: dict(each) for name, each in suite.sources.items()}
-    for given in options.data or suite.datasets:
-        known = None if given in suite.made else data_sets.identity(given, options.data_dir)
-        if known is not None:
-            found[data_sets.name_of(given)] = known
-    return found
+def grid(task: type, options: Options, *free: str, **columns: Iterable[Any]) -> Iterator[Any]:
+    """Yield a task for every combination of values, all first runs before any second.
 
-
-def parsed_only(suite: Suite, options: Options) -> dict[str, tuple[Any, ...]]:
-    """Return the restrictions of a command in the types of their columns.
-
-    Raises
-    ------
-    ConfigurationError
-        If a column does not exist, or a value cannot be one of its type.
+    Parameters
+    ----------
+    task : type
+        Of the tasks. If it has a column ``run``, there are as many as the command says.
+    options : Options
+        Numbers, and the columns in ``free``, may be others than the suite's; words may not.
+    **columns : iterable
+        Values of the other columns; those of the last one change fastest.
     """
-    kinds = suite.task_columns
-    wanted = {}
-    for column, texts in options.only:
-        if column not in kinds:
-            raise ConfigurationError(
-                f"Expected a column of {', '.join(kinds)}. Got {column!r} instead."
-            )
-        wanted[column] = tuple(parse(kinds[column], text, column) for text in texts)
-    return wanted
+    kinds = {name: inner_kind(kind) for name, kind in get_type_hints(task).items()}
+    if "run" in kinds:
+        columns = {"run": range(options.runs), **columns}
+    values = [
+        options.chosen(name, tuple(given), kinds[name])
+        if name in free or (name != "run" and kinds[name] in (int, float))
+        else given
+        for name, given in columns.items()
+    ]
+    for each in product(*values):
+        yield task(**dict(zip(columns, each, strict=True)))
 
 
 def seed_of(task: Any, *words: int | str) -> int:
@@ -274,10 +276,8 @@ def parse(kind: Any, text: str, column: str) -> Any:
     if inner is not kind and text in ("", "None"):
         return None
     try:
-        if inner is bool:
-            return {"0": False, "1": True}[text]
-        return inner(text)
-    except (ValueError, KeyError):
+        return msgspec.convert(text, inner, strict=False)
+    except msgspec.ValidationError:
         raise ConfigurationError(
             f"Expected {column} as {inner.__name__}. Got {text!r} instead."
         ) from None
@@ -285,9 +285,8 @@ def parse(kind: Any, text: str, column: str) -> Any:
 
 def shown(kind: Any, value: Any) -> str:
     """Return the text of a value in runs.csv, from which `parse` reads the very same value."""
-    inner = inner_kind(kind)
     if value is None:
         return ""
-    if inner is bool:
-        return str(int(value))
-    return repr(float(value)) if inner is float else str(inner(value))
+    inner = inner_kind(kind)
+    # A float's repr is exact; numbers of NumPy have another.
+    return repr(float(value)) if inner is float else str(int(value) if inner is bool else value)

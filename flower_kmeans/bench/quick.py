@@ -105,36 +105,32 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     return {"ratio": ratio, "rounds": clustering.report.n_rounds}
 
 
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """Return rows by data set, as they come, and by method, in the order of `METHODS`."""
+    names = tables.unique(row["data"] for row in rows)
+    return sorted(rows, key=lambda row: (names.index(row["data"]), METHODS.index(row["method"])))
+
+
+def epsilons_of(rows: Sequence[Row]) -> list[float]:
+    """Return the epsilons of rows."""
+    return sorted({row["epsilon"] for row in rows} - {None})
+
+
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return mean ratios with their intervals, a row for each data set and method."""
-    curves = tables.curves_of(rows, "ratio")
-    epsilons = sorted(tables.unique(row["epsilon"] for row in rows if row["epsilon"] is not None))
-    lines = []
-    for name in tables.unique(row["data"] for row in rows):
-        for method in METHODS:
-            if (name, method) in curves:
-                found = tables.points_of(curves[name, method], epsilons)
-                lines.append([name, method, *(tables.cell(values) for values in found)])
-    head = ["data", "method", *(f"eps {epsilon:g}" for epsilon in epsilons)]
-    return tables.markdown(head, lines, 2)
+    return tables.over_grid(ordered(rows), "ratio", epsilons_of(rows))
 
 
 def plot(rows: Sequence[Row], options: Options) -> "Figure":
     """Return the ratios over epsilon, a panel for each data set."""
-    curves = tables.curves_of(rows, "ratio")
-    epsilons = sorted(tables.unique(row["epsilon"] for row in rows if row["epsilon"] is not None))
-    panels = {
-        name: {method: curves[name, method] for method in METHODS if (name, method) in curves}
-        for name in tables.unique(row["data"] for row in rows)
-    }
+    runs = tables.grouped(rows, ("data", "method", "epsilon"), "run").values()
     return plots.lines(
-        panels,
-        epsilons,
+        tables.panels(tables.curves_of(ordered(rows), "ratio")),
+        epsilons_of(rows),
         colors={KMEANS: "0.6"},
         dashed=(KMEANS,),
         ylabel="cost / least cost",
-        bands=max(map(len, tables.grouped(rows, ("data", "method", "epsilon"), "run").values()))
-        > 4,
+        bands=max(map(len, runs)) > 4,
     )
 
 

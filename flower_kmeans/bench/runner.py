@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -31,17 +30,7 @@ from rich.text import Text
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from flower_kmeans.bench import plots
-from flower_kmeans.bench.harness import (
-    Options,
-    Plan,
-    Row,
-    Suite,
-    parse,
-    parsed_only,
-    plan_of,
-    shown,
-    sources_of,
-)
+from flower_kmeans.bench.harness import Options, Plan, Row, Suite, parse, plan_of, shown
 from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.extras import require
 from flower_kmeans.files import prepare_directory
@@ -136,6 +125,7 @@ def execute(
         If tasks failed, after all others are done and shown; or if a process was killed.
     """
     require("pandas", "A benchmark", "bench")
+    filelock = require("filelock", "A benchmark", "bench")
     console = console or Console()
     if jobs is None:
         jobs = 1 if suite.alone else available_cores()
@@ -143,16 +133,21 @@ def execute(
         raise ConfigurationError(f"Expected jobs >= 1. Got {jobs} instead.")
     plan = plan_of(suite, options, redraw=redraw)
     prepare_directory(output)
-    with _alone(output):
-        path = output / RUNS
-        meta = _read_meta(suite, output, sources_of(suite, options))
+    try:
+        lock = filelock.FileLock(output / LOCK).acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigurationError(
+            f"Expected {output} for this command alone. Got another command that is writing to "
+            "it: wait for its end, or choose another --output."
+        ) from None
+    with lock:
+        meta = _read_meta(suite, output, suite.known(options))
         if plan.skipped:
             console.print(Text(_skipped(plan)), soft_wrap=True)
-        known = read_runs(suite, path)
-        failures: list[str] = []
-        n_done = n_left = 0
+        known = read_runs(suite, output / RUNS)
+        left = [] if redraw else [task for task in plan.tasks if task not in known]
+        before, failures = len(known), list[str]()
         if not redraw:
-            left = [task for task in plan.tasks if task not in known]
             entry = _entry(arguments, jobs)
             meta["commands"].append(entry)
             _write_meta(output, meta)  # now: this process may be killed
@@ -165,15 +160,15 @@ def execute(
                     if isinstance(result, Exception):
                         failures.append(f"{task}: {type(result).__name__}: {result}")
                     else:
-                        known[task] = append_run(suite, path, task, result)
-                        n_done += 1
+                        known[task] = append_run(suite, output / RUNS, task, result)
             except KeyboardInterrupt:
                 console.print("Stopped: the same command continues.")
                 raise
             finally:
-                entry |= {"ended": _now(), "rows": n_done}
+                entry |= {"ended": _now(), "rows": len(known) - before}
                 _write_meta(output, meta)
-            n_left = len(left) - n_done - len(failures)
+        n_done = len(known) - before
+        n_left = len(left) - n_done - len(failures)
         rows = admitted(suite, plan, known)
         if rows:
             _show(suite, plan, rows, output, meta, console)
@@ -184,36 +179,20 @@ def execute(
         return Outcome(rows, n_done, n_left)
 
 
-@contextmanager
-def _alone(output: Path) -> Iterator[None]:
-    """Keep other commands from writing to a directory."""
-    filelock = require("filelock", "A benchmark", "bench")
-    try:
-        with filelock.FileLock(output / LOCK, timeout=0):
-            yield
-    except filelock.Timeout:
-        raise ConfigurationError(
-            f"Expected {output} for this command alone. Got another command that is writing to "
-            "it: wait for its end, or choose another --output."
-        ) from None
-
-
 def admitted(suite: Suite, plan: Plan, known: Mapping[Any, Row]) -> list[Row]:
     """Return the rows that the options admit, those of the plan's tasks first and in its order.
 
     Rows of more repetitions, and of data sets whose files are missing, belong to them, unless the
     command names others: a finished file can be shown without its data.
     """
-    wanted = parsed_only(suite, plan.options)
-    if plan.named:
-        wanted["data"] = plan.named
+    wanted = suite.wanted(plan.options) | ({"data": plan.named} if plan.named else {})
     order = {task: number for number, task in enumerate(plan.tasks)}
-    found = [
-        (order.get(task, len(order)), row)
-        for task, row in known.items()
-        if all(row[column] in values for column, values in wanted.items())
+    tasks = sorted(known, key=lambda task: order.get(task, len(order)))
+    return [
+        known[task]
+        for task in tasks
+        if all(known[task][column] in values for column, values in wanted.items())
     ]
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
 
 # --------------------------------------------------------------------------- tasks
@@ -235,16 +214,19 @@ def _results(
 
     until = time.monotonic() + 60 * minutes
     threads = max(1, available_cores() // jobs) if jobs > 1 else None
-    measure = partial(_in_fresh_process, suite.measure, threads) if suite.fresh else suite.measure
     pool = joblib.Parallel(
         min(jobs, max(1, len(tasks))),
         backend="threading" if suite.fresh else "loky",
         return_as="generator_unordered",
     )
+    call = _in_fresh_process if suite.fresh else _tried
+    ended = BrokenProcessPool if suite.fresh else loky.process_executor.TerminatedWorkerError
     begun = (task for task in tasks if time.monotonic() < until)
     try:
-        yield from pool(joblib.delayed(_tried)(measure, task, options, threads) for task in begun)
-    except loky.process_executor.TerminatedWorkerError:
+        yield from pool(
+            joblib.delayed(call)(suite.measure, task, options, threads) for task in begun
+        )
+    except ended:
         raise RunError(
             "A process that did a task ended by itself, maybe because memory was short: try fewer "
             "--jobs."
@@ -270,17 +252,9 @@ def _is_warning(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING
 
 
-def _in_fresh_process(
-    measure: Callable[[Any, Options], Measured], threads: int | None, task: Any, options: Options
-) -> Measured:
+def _in_fresh_process(*given: Any) -> tuple[Any, Measured | Exception]:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        try:
-            _, result = pool.submit(_tried, measure, task, options, threads).result()
-        except BrokenProcessPool:
-            raise RunError("The task's process ended by itself.") from None
-    if isinstance(result, Exception):
-        raise result
-    return result
+        return pool.submit(_tried, *given).result()
 
 
 # --------------------------------------------------------------------------- runs.csv
@@ -305,8 +279,7 @@ def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
         os.truncate(path, n_whole)
     if not n_whole:
         return {}
-    columns = suite.columns
-    rows: dict[Any, Row] = {}
+    columns, rows = suite.columns, dict[Any, Row]()
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
         if list(table.columns) != list(columns):
@@ -341,8 +314,7 @@ def append_run(suite: Suite, path: Path, task: Any, measured: Measured) -> Row:
     values = [*astuple(task), *(measured[name] for name in suite.measures)]
     texts = {name: shown(kinds[name], value) for name, value in zip(kinds, values, strict=True)}
     is_new = not path.exists() or not path.stat().st_size
-    table = pd.DataFrame([texts])
-    table.to_csv(path, mode="a", header=is_new, index=False, lineterminator="\n")
+    pd.DataFrame([texts]).to_csv(path, mode="a", header=is_new, index=False, lineterminator="\n")
     return {name: parse(kinds[name], text, name) for name, text in texts.items()}
 
 
@@ -360,9 +332,11 @@ def _show(
     """Write tables and plots, and print the tables."""
     written = [RUNS, META, TABLES]
     tables = suite.tables(rows, plan.options)
-    head = [f"# {suite.name}", suite.protocol, *map(_made_by, filter(_has_rows, meta["commands"]))]
-    head += [_skipped(plan)] if plan.skipped else []
-    (output / TABLES).write_text("\n\n".join([*head, tables]) + "\n", "utf-8")
+    # None: the command was killed, and its rows are in the file.
+    made_by = [_made_by(entry) for entry in meta["commands"] if entry["rows"] != 0]
+    skipped = [_skipped(plan)] if plan.skipped else []
+    parts = [f"# {suite.name}", suite.protocol, *made_by, *skipped, tables]
+    (output / TABLES).write_text("\n\n".join(parts) + "\n", "utf-8")
     without = ""
     for name, draw in suite.plots.items():
         try:
@@ -377,10 +351,6 @@ def _show(
 
 def _skipped(plan: Plan) -> str:
     return f"Skipped, because their files are missing: {', '.join(plan.skipped)}."
-
-
-def _has_rows(entry: Mapping[str, Any]) -> bool:
-    return bool(entry["rows"] != 0)  # None: the command was killed, and its rows are in the file
 
 
 def _made_by(entry: Mapping[str, Any]) -> str:
@@ -422,6 +392,8 @@ def _read_meta(
                 "instead: choose another --output."
             )
     for name, own in sources.items():
+        if not own:
+            continue
         before = meta["files"].setdefault(name, dict(own))
         differing = [
             "other contents" if key == "sha256" else f"{key} {own.get(key)}, not {before.get(key)}"
@@ -434,6 +406,11 @@ def _read_meta(
                 f"Got {'; '.join(differing)}: choose another --output."
             )
     return {**meta, "protocol": suite.protocol}
+
+
+def _words(mine: Mapping[str, Any]) -> str:
+    settings = ", ".join(f"{name}={value}" for name, value in mine["settings"].items())
+    return f"suite {mine['suite']}" + (f" with {settings}" if settings else "")
 
 
 def _write_meta(directory: Path, meta: dict[str, Any]) -> None:
@@ -479,17 +456,11 @@ def _commit() -> str | None:
     run = partial(subprocess.run, capture_output=True, text=True, check=True, timeout=20)
     try:
         run([*git, "ls-files", "--error-unmatch", "version.py"])
-        found: str = run([*git, "rev-parse", "HEAD"]).stdout.strip()
-        changed = run([*git, "status", "--porcelain", "--untracked-files=no"]).stdout.strip()
+        found = run([*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"])
     except (OSError, subprocess.SubprocessError):
         return None
-    return found + ("+" if changed else "")
+    return str(found.stdout.strip())
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _words(mine: Mapping[str, Any]) -> str:
-    settings = ", ".join(f"{name}={value}" for name, value in mine["settings"].items())
-    return f"suite {mine['suite']}" + (f" with {settings}" if settings else "")

@@ -15,17 +15,13 @@ from flower_kmeans.bench.runner import Outcome, execute, load_suite
 from flower_kmeans.errors import KMeansError
 
 
-def parser_of(suite: Suite, description: str | None = None) -> argparse.ArgumentParser:
+def parser_of(suite: Suite) -> argparse.ArgumentParser:
     """Return the options that every suite has."""
-    parser = argparse.ArgumentParser(
-        description=description or suite.protocol,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(description=suite.protocol)
     for column in suite.task_columns:
+        plural = f"{column[:-1]}ies" if column.endswith("y") else f"{column.removesuffix('s')}s"
         if column not in ("run", "data"):
-            parser.add_argument(
-                f"--{_plural(column)}", dest=f"only_{column}", nargs="*", metavar="VALUE"
-            )
+            parser.add_argument(f"--{plural}", dest=f"only_{column}", nargs="*", metavar="VALUE")
     if suite.datasets:
         parser.add_argument("--data-dir", type=Path, help="directory of NAME.npz files")
         parser.add_argument("--data", nargs="+", help="data sets, or FILE.npz:K")
@@ -38,21 +34,16 @@ def parser_of(suite: Suite, description: str | None = None) -> argparse.Argument
     return parser
 
 
-def _plural(column: str) -> str:
-    if column.endswith("s"):
-        return column
-    return f"{column[:-1]}ies" if column.endswith("y") else f"{column}s"
-
-
 def options_of(suite: Suite, parsed: argparse.Namespace) -> Options:
     """Return what was asked for."""
-    given = {column: getattr(parsed, f"only_{column}", None) for column in suite.task_columns}
+    given = vars(parsed)
+    only = {column: given.get(f"only_{column}") for column in suite.task_columns}
     return Options(
         parsed.runs,
-        data=tuple(getattr(parsed, "data", None) or ()),
-        data_dir=getattr(parsed, "data_dir", None),
+        data=tuple(given.get("data") or ()),
+        data_dir=given.get("data_dir"),
         only=tuple(
-            (column, tuple(values)) for column, values in given.items() if values is not None
+            (column, tuple(values)) for column, values in only.items() if values is not None
         ),
     )
 
@@ -76,8 +67,6 @@ def run(suite: Suite, parsed: argparse.Namespace) -> Outcome:
         sys.exit(f"Error: {error}")
 
 
-def main(
-    suite: Suite, description: str | None = None, arguments: Sequence[str] | None = None
-) -> None:
+def main(suite: Suite, arguments: Sequence[str] | None = None) -> None:
     """Run a suite from the command line."""
-    run(suite, parser_of(suite, description).parse_args(arguments))
+    run(suite, parser_of(suite).parse_args(arguments))

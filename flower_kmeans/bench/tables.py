@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,57 @@ def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
         return []
     whole = set.intersection(*(set(curve[place]) for place in grid))
     return [area([curve[place][run] for place in grid], grid) for run in sorted(whole)]
+
+
+def panels(curves: Mapping[tuple[Any, ...], Curve]) -> dict[str, dict[str, Curve]]:
+    """Return curves of data sets and methods by data set, as `plots.lines` has them."""
+    found: dict[str, dict[str, Curve]] = defaultdict(dict)
+    for (name, method), curve in curves.items():
+        found[name][method] = curve
+    return dict(found)
+
+
+def over_grid(
+    rows: Iterable[Row],
+    value: str,
+    grid: Sequence[Any],
+    by: Sequence[str] = ("data", "method"),
+    over: str = "epsilon",
+    form: str = ".3f",
+    *,
+    count: bool = True,
+    heading: str = "eps {:g}",
+) -> str:
+    """Return `cell` of a column over a grid, a line for each of some others, as markdown."""
+    lines = [
+        [*map(str, key), *(cell(values, form, count=count) for values in points_of(curve, grid))]
+        for key, curve in curves_of(rows, value, by, over).items()
+    ]
+    return markdown([*by, *map(heading.format, grid)], lines, len(by))
+
+
+def by_key(
+    rows: Iterable[Row],
+    by: Mapping[str, str],
+    cells: Mapping[str, Callable[[list[Row]], str]],
+    words: int | Collection[int] = 1,
+) -> str:
+    """Return a markdown table with a line for each key, in the order of the rows.
+
+    ``by`` has headings and their columns, which are the key; ``cells`` has headings, and functions
+    of the rows of a key. Whole numbers of a key are shown in groups of three digits.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(row[column] for column in by.values())].append(row)
+    lines = [
+        [
+            *(f"{part:,}" if type(part) is int else str(part) for part in key),
+            *(show(found) for show in cells.values()),
+        ]
+        for key, found in groups.items()
+    ]
+    return markdown([*by, *cells], lines, words)
 
 
 def unique(values: Iterable[Hashable]) -> list[Any]:

@@ -469,12 +469,12 @@ class _Conversation:
         size = TAG_BYTES * len(committee.slots) if self._identity else 0
         refuse_unless(len(tags) == size, Code.BAD_MESSAGE, "Expected a tag for each position.")
         sealed, own_key = [], self._pairs.public_key
-        share_key = key_agreement.share_keys(context)
         members = zip(committee.slots, committee.public_keys, parts, strict=True)
         for position, (slot, other, part) in enumerate(members):
             tag = tags[TAG_BYTES * position : TAG_BYTES * (position + 1)]
             shared = self._pairs.secret_or_empty(slot, other, tag)
-            key = share_key(shared, request.slot, position, own_key, other)
+            keys = request.slot, position, own_key, other
+            key = key_agreement.share_key(shared, context, *keys)
             sealed.append(key_agreement.seal(key, part, context) if shared else b"")
         return tuple(sealed)
 
@@ -523,12 +523,12 @@ class _Conversation:
         self, request: messages.Add, dealers: list[int], position: int, context: bytes
     ) -> Iterator[bytes]:
         """Yield the dealers' shares for this member's position; a `PartError` for a bad seal."""
-        own_key, share_key = self._pairs.public_key, key_agreement.share_keys(context)
+        own_key = self._pairs.public_key
         for n, (dealer, sealed) in enumerate(zip(dealers, request.sealed, strict=True)):
             other = request.public_keys[KEY_BYTES * n : KEY_BYTES * (n + 1)]
             try:
                 shared = self._pairs.secret(dealer, other)
-                key = share_key(shared, dealer, position, other, own_key)
+                key = key_agreement.share_key(shared, context, dealer, position, other, own_key)
                 share = key_agreement.unseal(key, sealed, context)
             except MessageError:
                 raise PartError(n) from None

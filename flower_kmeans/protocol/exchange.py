@@ -82,19 +82,19 @@ class Exchange:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._grid, self._timeout, self._clock, self._sleep = grid, timeout, clock, sleep
+        self.grid, self.timeout, self._clock, self._sleep = grid, timeout, clock, sleep
         self._nodes: dict[int, _Node] = {}
         self._invited: dict[str, int] = {}  # nodes whose enrolment is still welcome, by message
         self._pulls = _Pulls(grid)
 
     def wait_for_nodes(self, n_nodes: int) -> list[int]:
         """Return the ids of the nodes, as soon as there are so many or the timeout is over."""
-        deadline = self._clock() + self._timeout
+        deadline = self._clock() + self.timeout
         while True:
-            nodes = sorted(self._grid.get_node_ids())
+            nodes = sorted(self.grid.get_node_ids())
             if len(nodes) >= n_nodes or self._clock() >= deadline:
                 return nodes
-            self._sleep(min(_NODE_POLL, self._timeout))
+            self._sleep(min(_NODE_POLL, self.timeout))
 
     # ------------------------------------------------------------------ messages
 
@@ -122,7 +122,7 @@ class Exchange:
             if content is None or request is not before:
                 data = encode(request)
                 before, content, size = request, to_content(data), len(data)
-            ttl = self._timeout + _TTL_MARGIN
+            ttl = self.timeout + _TTL_MARGIN
             group = f"{kind} {request.t}" if isinstance(request, Located) else kind
             yield (
                 Message(
@@ -134,7 +134,7 @@ class Exchange:
     def _push(self, messages: Iterable[tuple[Message, int]]) -> dict[str, _Sent]:
         """Push messages and return the id of each that was accepted, with its node."""
         listed = list(messages)
-        pushed = self._grid.push_messages([message for message, _ in listed]) if listed else ()
+        pushed = self.grid.push_messages([message for message, _ in listed]) if listed else ()
         ids, now = {str(each) for each in pushed}, self._clock()
         return {
             message_id: _Sent(message.metadata.dst_node_id, size, now)
@@ -196,7 +196,7 @@ class Exchange:
             # The last wave has its grace time too, also if enough had answered before it.
             is_late = now >= max(pushed, enough_since or pushed) + _grace(seconds)
             is_over = self._is_over(under_way.values(), enough_since is not None, is_late)
-            if (is_over and not queue) or now >= started + self._timeout:
+            if (is_over and not queue) or now >= started + self.timeout:
                 break
             if not arrived and under_way:
                 self._sleep(_SHORTEST_PAUSE)

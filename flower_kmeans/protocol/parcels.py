@@ -20,8 +20,7 @@ from flower_kmeans.protocol.wire import encode_arrays
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
 from flower_kmeans.secagg.key_agreement import seal, unseal
 from flower_kmeans.vertical.moduli import Moduli, moduli
-from flower_kmeans.vertical.packing import packed_bytes
-from flower_kmeans.vertical.ring import SLOTS
+from flower_kmeans.vertical.ring import SLOTS, packed_bytes
 
 PUBLIC, RELIN, HALF, DIGESTS, IDS, COLUMNS = range(6)
 """Numbers of the parcels of a set-up; columns count on from the last one."""

@@ -62,14 +62,9 @@ class Party:
 
 
 class Relay:
-    """The server of one vertical run.
+    """The server of one vertical run; a ``roster`` is needed exactly under ``keys="roster"``.
 
-    Parameters
-    ----------
-    run : Run
-        Its document has the body `Vertical`.
-    roster : Roster, optional
-        The parties' public keys by slot; needed exactly under ``keys="roster"``.
+    Whatever lets a party do a step raises a `RunError` if it does not do it.
     """
 
     def __init__(self, run: Run, roster: Roster | None = None) -> None:
@@ -98,10 +93,7 @@ class Relay:
     # ------------------------------------------------------------------ the run
 
     def set_up(self, nodes: Iterable[int], trip: Trip) -> None:
-        """Let the parties join, make the keys, and encrypt their columns.
-
-        This and all that follows raises a `RunError` if a party does not do its step.
-        """
+        """Let the parties join, make the keys, and encrypt their columns."""
         self._enrol(sorted(nodes), trip)
         self._step("keys", self._shape.holders, trip)
         if self._shape.is_joint:
@@ -111,27 +103,22 @@ class Relay:
         while self._size(COMPUTING) > _room():
             self._ask("load", {COMPUTING: self._turn(COMPUTING, "load")}, trip)
 
-    def round_request(self) -> dict[int, Request]:
-        """Return the request of the next round by node: the computing party's step."""
-        return self._requests({COMPUTING: self._turn(COMPUTING, "step", self.head + 1)})
+    def request(self, step: Step) -> dict[int, Request]:
+        """Return the computing party's next turn by node: "step" for a round, "close" after all."""
+        t = self.head + 1 if step == "step" else 0
+        return self._requests({COMPUTING: self._turn(COMPUTING, step, t)})
 
-    def take_round(self, request: Mapping[int, Request], replies: Replies, trip: Trip) -> None:
-        """Take the computing party's reply, and let the key holders open the round's values."""
-        t = self.head + 1
+    def take(
+        self, step: Step, request: Mapping[int, Request], replies: Replies, trip: Trip
+    ) -> None:
+        """Take the computing party's reply, and let others open its values, or take the result."""
         self.round_trips += 1
-        self._take("step", request, replies, trip)
-        self._step("open", self._shape.holders, trip, t)
-        self.head = t
-
-    def close_request(self) -> dict[int, Request]:
-        """Return the request after the last round by node: the computing party's result."""
-        return self._requests({COMPUTING: self._turn(COMPUTING, "close")})
-
-    def take_close(self, request: Mapping[int, Request], replies: Replies, trip: Trip) -> None:
-        """Take the computing party's sealed result, and deliver it to all others."""
-        self.round_trips += 1
-        self._take("close", request, replies, trip)
-        self._step("finish", range(1, self._shape.n_parties), trip)
+        self._take(step, request, replies, trip)
+        if step == "close":
+            self._step("finish", range(1, self._shape.n_parties), trip)
+        else:
+            self._step("open", self._shape.holders, trip, self.head + 1)
+            self.head += 1
 
     def abort(self, trip: Trip) -> None:
         """Let all parties erase what is secret; no party is waited for long."""
@@ -236,13 +223,13 @@ class Relay:
     def _size(self, slot: int) -> int:
         return sum(len(each.data) + _DELIVERY for each in self._mail[slot])
 
+    def _requests(self, turns: Mapping[int, Turn]) -> dict[int, Request]:
+        return {self.parties[slot].node_id: turn for slot, turn in turns.items()}
+
     def _ask(self, kind: Step, turns: Mapping[int, Turn], trip: Trip) -> dict[int, Sent]:
         requests = self._requests(turns)
         self.round_trips += 1
         return self._take(kind, requests, trip(kind, requests, lambda: False), trip)
-
-    def _requests(self, turns: Mapping[int, Turn]) -> dict[int, Request]:
-        return {self.parties[slot].node_id: turn for slot, turn in turns.items()}
 
     def _take(
         self, kind: Step, requests: Mapping[int, Request], replies: Replies, trip: Trip
@@ -293,9 +280,9 @@ class Relay:
     def _put(self, sender: int, sent: Sent) -> None:
         for parcel in sent.parcels:
             self.sent_bytes += len(parcel.data)
-            what: dict[str, Any] = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
+            names: dict[str, Any] = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
             for receiver, key in zip(parcel.receivers, parcel.keys, strict=True):
-                delivery = Delivery(sender=sender, **what, key=key, data=parcel.data)
+                delivery = Delivery(sender=sender, **names, key=key, data=parcel.data)
                 self._mail[receiver].append(delivery)
 
     # ------------------------------------------------------------------ faults

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,12 @@ from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import noise_share, releases_of
 from flower_kmeans.protocol.run import MAX_LEVELS, MAX_SLOTS, Run, RunDocument
 from flower_kmeans.secagg.base import Integers, Opened, PartError, Sharing, SumContext, SumError
-from flower_kmeans.secagg.hashing import H, kdf
+from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, kdf
 from flower_kmeans.secagg.key_agreement import noise_key
 
 Slots = NDArray[np.bool_]
-_KEY_PIECES = (7, 7, 7, 7, 4)  # bytes of a key in each word
-KEY_WORDS = len(_KEY_PIECES)
+_PIECE = 7  # bytes of a key in each word, so that words are positive and far below any limit
+KEY_WORDS = -(-DIGEST_BYTES // _PIECE)
 _BATCH_WORDS = 2**16  # of noise that is drawn at a time
 
 
@@ -70,20 +70,12 @@ def usable(run: Run, round_number: int) -> tuple[int, ...]:
     a share, narrower than two grid units: a sum of such parts is not the planned noise.
     """
     document, chosen = run.document, [run.document.noise_shares]
-    least = [
-        (release, sensitivities[sensitivities > 0].min(keepdims=True))
-        for release, _, sensitivities in releases_of(run.algorithm, run.plan, round_number)
-        if document.levels and sensitivities.any()
-    ]
+    releases = releases_of(run.algorithm, run.plan, round_number) if document.levels else ()
+    # The narrowest word of a release decides for all.
+    least = [(r, units[units > 0].min(keepdims=True)) for r, _, units in releases if units.any()]
     for level in document.levels:
-        variances = (
-            variance
-            for release, unit in least
-            for variance in (
-                share_variance(release, unit, level)[0],
-                part_variance(release, unit, chosen[-1], level)[0],
-            )
-        )
+        variances = [share_variance(r, unit, level)[0] for r, unit in least]
+        variances += [part_variance(r, unit, chosen[-1], level)[0] for r, unit in least]
         if min(variances, default=0.0) >= MIN_SHARE_STD**2:
             chosen.append(level)
     return tuple(chosen)
@@ -205,12 +197,8 @@ def part_key(secret: bytes, context: bytes, n_levels: int, n_parts: int) -> byte
     """Return the key of the first ``n_parts`` parts of ``n_levels``, 32 bytes."""
     key = kdf(secret, context, b"noise parts")
     for _ in range(n_levels - n_parts):
-        key = _key_below(key)
+        key = H(b"noise part", key)
     return key
-
-
-def _key_below(key: bytes) -> bytes:
-    return H(b"noise part", key)
 
 
 def _removable_noise(
@@ -228,7 +216,7 @@ def _removable_noise(
             for level in reversed(levels):  # a key gives those of the levels below
                 if level in numbers:
                     streams.append(Stream.from_key(noise_key(key, context)))
-                key = _key_below(key)
+                key = H(b"noise part", key)
         for coordinates, variances in _part_variances(run, round_number):
             each = np.tile(variances[:n_drawn][::-1], (len(keys[start : start + batch]), 1))
             noise[coordinates] += discrete_gaussians(each, streams).sum(axis=0)
@@ -255,12 +243,12 @@ def _lengths(run: Run, context: SumContext) -> tuple[int, int]:
 
 
 def _to_words(key: bytes) -> Integers:
-    ends = zip(accumulate(_KEY_PIECES), _KEY_PIECES, strict=True)
-    words = [int.from_bytes(key[end - size : end], "little") for end, size in ends]
-    return np.array(words, dtype=np.int64)
+    pieces = [key[start : start + _PIECE] for start in range(0, len(key), _PIECE)]
+    return np.array([int.from_bytes(piece, "little") for piece in pieces], dtype=np.int64)
 
 
 def _from_words(words: Integers) -> bytes:
     """Return the key of `_to_words`; an `OverflowError` if no key has such words."""
-    pieces = zip(words.tolist(), _KEY_PIECES, strict=True)
-    return b"".join(word.to_bytes(size, "little") for word, size in pieces)
+    *whole, last = words.tolist()
+    rest: bytes = last.to_bytes(DIGEST_BYTES % _PIECE, "little")
+    return b"".join(word.to_bytes(_PIECE, "little") for word in whole) + rest

@@ -58,22 +58,15 @@ from flower_kmeans.protocol.run import Run, Vertical
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, Memory, unpack_session
 from flower_kmeans.protocol.wire import Struct, decode, decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, H
+from flower_kmeans.vertical import keys as vertical_keys
 from flower_kmeans.vertical.align import ids_digest
+from flower_kmeans.vertical.costs import disk_bytes
 from flower_kmeans.vertical.engine import require_tenseal
-from flower_kmeans.vertical.keys import (
-    KeyHolder,
-    confirmed_key,
-    encrypted_columns,
-    expand,
-    public_key,
-    relin_common,
-    total,
-)
-from flower_kmeans.vertical.packing import pack, packed_bytes, unpack
+from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.parties import ComputingParty
-from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, Words
+from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, Words, pack, packed_bytes, unpack
 from flower_kmeans.vertical.signs import scaled_columns, scaled_squares
-from flower_kmeans.vertical.store import Store, disk_bytes
+from flower_kmeans.vertical.store import Store
 
 _SET_UP = ("keys", "join", "encrypt")
 _require = RefuseError.unless
@@ -283,18 +276,17 @@ class VerticalParty:
         domain, bits = self._algorithm.domain, self._algorithm.fraction_bits
         is_first, own = not self._session.digest, self._body.places(self._slot)
         table = self._table()
-        finite = np.isfinite(table)
-        n_missing = finite.size - int(finite.sum())
+        n_missing = int(table.size - np.isfinite(table).sum())
         if n_missing and is_first:
             text = "%d values are missing or not finite; each is the middle of its column's range."
             log.warning(text, n_missing)
-        columns = np.empty(table.shape)
-        for start in range(0, len(table), SLOTS):
-            rows = slice(start, start + SLOTS)
-            whole = np.zeros((len(table[rows]), domain.n_features))
-            whole[:, own] = np.where(finite[rows], table[rows], 0.0)
-            grid = domain.quantise(domain.to_unit(whole), bits)[:, own]
-            columns[rows] = np.where(finite[rows], grid * 2.0**-bits, 0.0)
+        columns, middle = np.empty(table.shape), domain.from_unit(np.zeros((1, domain.n_features)))
+        for start in range(0, len(table), SLOTS):  # all columns of all records may be too many
+            rows = table[start : start + SLOTS]
+            whole = np.repeat(middle, len(rows), axis=0)
+            whole[:, own] = np.where(np.isfinite(rows), rows, middle[:, own])
+            grid = domain.quantise(domain.to_unit(whole), bits)
+            columns[start : start + SLOTS] = np.ldexp(grid[:, own], -bits)
         half_widths = self._half_widths[own]
         scaled = scaled_columns(columns, half_widths) if self._slot else columns
         if not self._shape.moduli.radius:
@@ -352,16 +344,14 @@ class VerticalParty:
         """Make the keys of a sole holder, and encrypt its columns in half of the bytes."""
         q, holder, keys = self._shape.moduli, self._holder, dict[int, bytes]()
         if request.part == 1:
-            keys = {
-                PUBLIC: pack(holder.public_share(), q.key),
-                RELIN: pack(holder.relin_alone(), q.key),
-            }
+            public, relin = holder.public_share(), holder.relin_alone()
+            keys = {PUBLIC: pack(public, q.key), RELIN: pack(relin, q.key)}
 
-        def columns(table: Floats, start: int) -> Iterator[bytes]:
-            for nonce, half in holder.columns_alone(table, start):
-                yield nonce + pack(half, q.data)
+        def encrypt(values: Floats, number: int) -> bytes:
+            nonce, half = holder.encrypt_alone(values, number)
+            return nonce + pack(half, q.data)
 
-        return self._set_up(request, keys, columns)
+        return self._set_up(request, keys, encrypt)
 
     def _share_keys(self, request: Turn) -> Sent:
         """Keep what all holders committed to, and reveal this one's share of a joint key."""
@@ -397,9 +387,9 @@ class VerticalParty:
         else:
             own = self._holder.public_share()
             shares = [unpack(data, q.key) for _, data in mail]
-            public = pack(total([own, *shares], q.key), q.key)
-        columns = self._under(public, [self._progress.public])
-        return self._set_up(request, keys, columns, self._progress.public)
+            public = pack(vertical_keys.total([own, *shares], q.key), q.key)
+        encrypt = self._under(public, [self._progress.public])
+        return self._set_up(request, keys, encrypt, self._progress.public)
 
     def _encrypt(self, request: Turn) -> Sent:
         """Encrypt the columns of a party without a key, under the key that all holders confirm."""
@@ -411,25 +401,23 @@ class VerticalParty:
             digests = [context]
         return self._set_up(request, {}, self._under(public, digests), context)
 
-    def _under(
-        self, public: bytes, digests: Sequence[bytes]
-    ) -> Callable[[Floats, int], Iterator[bytes]]:
-        """Return a function that encrypts columns under a public key, which holders confirm."""
+    def _under(self, public: bytes, digests: Sequence[bytes]) -> Callable[[Floats, int], bytes]:
+        """Return a function that encrypts under a public key, which holders confirm."""
         q, doc_hash, secret = self._shape.moduli, self._doc_hash, self._session.secret
         with _refused_as_key():
-            pk = confirmed_key(q, doc_hash, public, digests)
+            pk = vertical_keys.confirmed_key(q, doc_hash, public, digests)
 
-        def columns(table: Floats, start: int) -> Iterator[bytes]:
-            for words in encrypted_columns(q, pk, table, secret, doc_hash, start):
-                yield pack(words, q.data)
+        def encrypt(values: Floats, number: int) -> bytes:
+            words = vertical_keys.encrypt(q, pk, values, secret, doc_hash, number)
+            return pack(words, q.data)
 
-        return columns
+        return encrypt
 
     def _set_up(
         self,
         request: Turn,
         keys: Mapping[int, bytes],
-        columns: Callable[[Floats, int], Iterator[bytes]],
+        encrypt: Callable[[Floats, int], bytes],
         context: bytes = transcript.ZERO,
     ) -> Sent:
         """Return keys, the digest of row ids, and columns; charge the plan.
@@ -438,14 +426,13 @@ class VerticalParty:
         columns under two keys would give them.
         """
         self._require_order(1)
-        table, streams = self._columns, list[Iterator[bytes]]()
+        table = self._columns
 
         def make(number: int) -> bytes:
             if number < COLUMNS:
                 return self._own_ids() if number == IDS else keys[number]
-            if not streams:  # the first column of this part
-                streams.append(columns(table, number - COLUMNS))
-            return next(streams[0])
+            number -= COLUMNS
+            return encrypt(vertical_keys.values_of(table, number), number)
 
         sent = self._sent(request, make)
         self._write(1, context, self._session.digest)
@@ -542,7 +529,7 @@ class VerticalParty:
     def _keep_column(self, plan: Planned, data: bytes) -> None:
         q, slot = self._shape.moduli, plan.sender
         if self._shape.set_up(slot) == "keys":
-            words = expand(q, data[:NONCE_BYTES], unpack(data[NONCE_BYTES:], q.data))
+            words = vertical_keys.expand(q, data[:NONCE_BYTES], unpack(data[NONCE_BYTES:], q.data))
         else:
             words = unpack(data, q.data, (2,))
         chunk, number = divmod(plan.number - COLUMNS, self._shape.widths[slot])
@@ -560,14 +547,16 @@ class VerticalParty:
         found = {key: self._store.path(name).read_bytes() for key, name in names.items()}
         public, digits = unpack(found[1, PUBLIC], q.key), (len(q.data),)
         shares = (unpack(found[holder, RELIN], q.key, digits) for holder in self._shape.holders)
-        b, a = total(shares, q.key), relin_common(q, self._doc_hash)
+        b = vertical_keys.total(shares, q.key)
+        a = vertical_keys.relin_common(q, self._doc_hash)
         if self._shape.is_joint:
             halves = [hashlib.sha256(found[1, number]).digest() for number in (PUBLIC, HALF)]
             digests = {data for (_, number), data in found.items() if number == DIGESTS}
             if digests != {b"".join(halves)}:
                 raise RefuseError(Code.KEY, "The holders do not agree on their keys.")
             a = unpack(found[1, HALF], q.key, digits)
-        self._computing.take_keys(public_key(q, self._doc_hash, public), np.stack([b, a], 1))
+        pk = vertical_keys.public_key(q, self._doc_hash, public)
+        self._computing.take_keys(pk, np.stack([b, a], 1))
 
     def _step(self, request: Turn) -> Sent:
         """Evaluate a round on encrypted columns, after the values of the one before are opened."""

@@ -18,9 +18,6 @@ DIGEST_BYTES = 32
 
 u32 = struct.Struct("<I").pack  # an integer in [0, 2^32) as four bytes, little-endian
 u64 = struct.Struct("<Q").pack  # an integer in [0, 2^64) as eight bytes, little-endian
-_HASH_BLOCK = 64
-_HALF_BLOCK = bytes(32)
-_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))  # of HMAC
 _COUNTER = struct.Struct(">QQ")
 
 
@@ -40,27 +37,6 @@ def kdf(key: bytes, salt: bytes, label: bytes, length: int = DIGEST_BYTES) -> by
     """Return a key derived by HKDF-SHA256 (RFC 5869) for one purpose, bound to the salt."""
     info = VERSION + label
     return HKDF(algorithm=hashes.SHA256(), length=length, salt=salt, info=info).derive(key)
-
-
-def key_drawer(salt: bytes) -> Callable[[bytes, bytes], bytes]:
-    """Return a function of a key and a label: `kdf` of 64 bytes, for many keys under one salt.
-
-    HKDF written out: the hashes of the salt's blocks are made once, which saves a third of the
-    time. The salt has at most 64 bytes.
-    """
-    sha256, block = hashlib.sha256, salt.ljust(_HASH_BLOCK, b"\0")
-    salted_inner, salted_outer = sha256(block.translate(_INNER)), sha256(block.translate(_OUTER))
-
-    def draw(key: bytes, label: bytes) -> bytes:
-        inner, outer = salted_inner.copy(), salted_outer.copy()
-        inner.update(key)
-        outer.update(inner.digest())
-        block = outer.digest() + _HALF_BLOCK
-        inside, outside, info = block.translate(_INNER), block.translate(_OUTER), VERSION + label
-        first = sha256(outside + sha256(inside + info + b"\1").digest()).digest()
-        return first + sha256(outside + sha256(inside + first + info + b"\2").digest()).digest()
-
-    return draw
 
 
 def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:

@@ -5,7 +5,6 @@ secret key is any 32 random bytes. There is one key for each purpose and directi
 """
 
 import hmac
-from collections.abc import Callable
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
@@ -13,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from flower_kmeans.errors import MessageError
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, key_drawer, u32
+from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
 
 KEY_BYTES = 32
 TAG_BYTES = 16
@@ -77,15 +76,8 @@ def share_key(
     ikm: bytes, context: bytes, slot: int, position: int, dealer_public: bytes, member_public: bytes
 ) -> bytes:
     """Return the key, 64 bytes, under which a dealer's share travels to a committee member."""
-    return share_keys(context)(ikm, slot, position, dealer_public, member_public)
-
-
-def share_keys(context: bytes) -> Callable[[bytes, int, int, bytes, bytes], bytes]:
-    """Return `share_key` of a context, for many keys."""
-    draw = key_drawer(context)
-    return lambda ikm, slot, position, dealer_public, member_public: draw(
-        ikm, b"share " + u32(slot) + u32(position) + dealer_public + member_public
-    )
+    label = b"share " + u32(slot) + u32(position) + dealer_public + member_public
+    return kdf(ikm, context, label, _SEAL_KEY_BYTES)
 
 
 def noise_key(session_secret: bytes, context: bytes) -> bytes:

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flower_kmeans.vertical.moduli import moduli
-from flower_kmeans.vertical.packing import packed_bytes
-from flower_kmeans.vertical.ring import SLOTS
-from flower_kmeans.vertical.store import disk_bytes
+from flower_kmeans.vertical.moduli import Moduli, moduli
+from flower_kmeans.vertical.ring import SLOTS, N, packed_bytes
 
 _MESSAGE = 255 * 2**20  # parcels in one message
 _SEAL = 16  # bytes that AES-SIV adds to each parcel
@@ -34,6 +32,8 @@ _MEMORY = ((2, 3, 5, 8, 16), (0.87, 0.97, 1.13, 1.43, 3.5))
 _RADIUS, _RADIUS_CLUSTER = 0.09, 0.012
 _WORKER = 0.9  # of each further worker, which loads the keys, too
 _WORKERS = 2  # more need no more disk
+_WORD_BYTES = 8
+_LEVELS_OF_A_WIN = 13
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,24 @@ def costs(
         worker_memory=_WORKER,
         disk=disk_bytes(m, n_records, sum(foreign), d, _WORKERS),
     )
+
+
+def disk_bytes(
+    moduli: Moduli, n_records: int, n_foreign: int, n_features: int, n_workers: int
+) -> int:
+    """Return how much disk a run takes at the computing party, in bytes.
+
+    ``n_foreign`` are encrypted columns, with a radius one more for each other party. More than one
+    worker exchange the comparisons of three chunks through files.
+    """
+    chunks, k = -(-n_records // SLOTS), moduli.n_clusters
+    polynomials = 2 * len(moduli.data) * len(moduli.key)  # the relinearisation key
+    polynomials += chunks * n_foreign * 2 * len(moduli.data)
+    polynomials += 2 + k * (1 + n_features)  # the public key modulo q0, a step's c1
+    if n_workers > 1:
+        n_wins = k * (k - 1) // 2 + (k if moduli.radius else 0)
+        polynomials += 3 * n_wins * 2 * (len(moduli.data) - _LEVELS_OF_A_WIN)
+    return int(polynomials * N * _WORD_BYTES * 1.001)
 
 
 def _mb(size: int) -> str:

@@ -110,12 +110,8 @@ def _context(parameters: Moduli) -> tuple[Any, tuple[tuple[int, ...], ...], tupl
 def column_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads an encrypted column.
 
-    ``words`` (2, primes, N) are residues modulo ``parameters.data``, transformed.
-
-    Raises
-    ------
-    MessageError
-        If the shape is another one, or a word is not below its prime.
+    ``words`` (2, primes, N) are residues modulo ``parameters.data``, transformed. If the shape is
+    another one, or a word is not below its prime, it is a `MessageError`.
     """
     _check_words(words, (2,), parameters.data)
     return iter(_ciphertext(words, _context(parameters)[1][0], parameters.scales[0]))
@@ -393,12 +389,7 @@ class Engine:
         return np.stack([self.words(self.rescale(v)) for v in values])
 
     def chunk(self, chunk: Chunk) -> Words:
-        """Return a chunk's encrypted counts and sums, (k, 1 + d, 2, N), modulo q0, transformed.
-
-        With s the polynomial of `signs.STAGES`, a record's membership in cluster j is the product
-        of (1 + s(z)) / 2 over all other clusters l, z that of ``pair(c_j, c_l)``, and with a radius
-        of (1 + s(z)) / 2 with z that of ``near(c_j)``.
-        """
+        """Return a chunk's encrypted counts and sums, (k, 1 + d, 2, N), modulo q0, transformed."""
         k = len(chunk.centroids)
         wins = {task: self.win(chunk, *task) for task in comparisons(k, chunk.radius)}
         return np.stack([self.cluster(chunk, j, wins) for j in range(k)])

@@ -18,27 +18,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.errors import DataError, MessageError
+from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.secagg.hashing import DIGEST_BYTES, kdf, u32
 from flower_kmeans.vertical.moduli import Moduli
-from flower_kmeans.vertical.packing import pack, unpack
 from flower_kmeans.vertical.ring import (
     SLOTS,
     Floats,
     Integers,
     Words,
     addmod,
+    column,
     encode,
     intt,
     lift,
     mulmod,
     negmod,
     ntt,
+    pack,
     rns,
     small_error,
     ternary,
     uniform,
+    unpack,
 )
 
 _LOW_BITS = 25
@@ -73,17 +75,27 @@ def common(seed: bytes, name: bytes, primes: Iterable[int]) -> Words:
     return np.stack([uniform(Stream(key), p) for key, p in keys])
 
 
+def relin_common(moduli: Moduli, doc_hash: bytes) -> Words:
+    """Return the common polynomial of each digit, (digits, key primes, N).
+
+    With `KeyHolder.relin_alone`, a sole holder's key is ``np.stack([b, a], 1)``. A joint key is
+    ``np.stack([b, h1], 1)``, with the sums of round 2 and of round 1.
+    """
+    names = (b"relin " + u32(j) for j in range(len(moduli.data)))
+    return np.stack([common(doc_hash, name, moduli.key) for name in names])
+
+
 def total(shares: Iterable[Words], primes: Sequence[int]) -> Words:
     """Return the sum of polynomials (..., primes, N) of all holders."""
     rest = iter(shares)
     out = next(rest).copy()
-    for share in rest:  # one at a time
+    for share in rest:  # one at a time, as they may be made on demand
         _add_to(out, share, primes)
     return out
 
 
 def _add_to(out: Words, share: Words, primes: Sequence[int]) -> None:
-    # In place: shares of round 1 take 100 MB and more.
+    # In place, and a residue at a time: shares of round 1 take 100 MB and more.
     for i, p in enumerate(primes):
         out[..., i, :] = addmod(out[..., i, :], share[..., i, :], p)
 
@@ -96,27 +108,14 @@ def public_key(moduli: Moduli, doc_hash: bytes, half: Words) -> Words:
 def confirmed_key(
     moduli: Moduli, doc_hash: bytes, public: bytes, digests: Iterable[bytes]
 ) -> Words:
-    """Return the public key, (2, key primes, N), that all key holders confirm.
+    """Return the public key of a packed half, if all key holders' digests of it are right.
 
-    One holder alone could send a key that it can decrypt with by itself.
-
-    Raises
-    ------
-    MessageError
-        If a holder's digest is not SHA-256 of ``public``, the packed half, or that is malformed.
+    Else it is a `MessageError`: one holder alone could send a key that it can decrypt with by
+    itself.
     """
     if set(digests) != {hashlib.sha256(public).digest()}:
         raise MessageError("The key holders do not agree on the public key.")
     return public_key(moduli, doc_hash, unpack(public, moduli.key))
-
-
-def relin_common(moduli: Moduli, doc_hash: bytes) -> Words:
-    """Return the common polynomial of each digit, (digits, key primes, N).
-
-    With `KeyHolder.relin_alone`, a sole holder's key is ``np.stack([b, a], 1)``. A joint key is
-    ``np.stack([b, h1], 1)``, with the sums of round 2 and of round 1.
-    """
-    return np.stack([_digit(moduli, doc_hash, j) for j in range(len(moduli.data))])
 
 
 class JointShare(NamedTuple):
@@ -133,6 +132,7 @@ class KeyHolder:
 
     def __init__(self, moduli: Moduli, secret: bytes, doc_hash: bytes) -> None:
         self._moduli, self._secret, self._doc_hash = moduli, secret, doc_hash
+        self._q = column(moduli.key)
         self._s = ternary(self._stream(b"secret"))
         self._s_ntt = rns(self._s, moduli.key)
 
@@ -149,36 +149,26 @@ class KeyHolder:
 
     def relin_alone(self) -> Words:
         """Return a half of a sole holder's relinearisation key, (digits, key primes, N)."""
-        square, out = _mul(self._s_ntt, self._s_ntt, self._moduli.key), []
-        for j in range(len(self._moduli.data)):
-            a = _digit(self._moduli, self._doc_hash, j)
-            b = self._masked(a, self._s_ntt, small_error(self._stream(b"relin " + u32(j))))
-            out.append(self._hide(b, j, square))
-        return np.stack(out)
+        square = mulmod(self._s_ntt, self._s_ntt, self._q)
+        out = relin_common(self._moduli, self._doc_hash)
+        for j, a in enumerate(out):
+            error = small_error(self._stream(b"relin " + u32(j)))
+            out[j] = self._hide(self._masked(a, self._s_ntt, error), j, square)
+        return out
 
     def encrypt_alone(self, values: ArrayLike, number: int) -> tuple[bytes, Words]:
         """Return a sole holder's encrypted column: a nonce, and half (data primes, N) for `expand`.
 
         ``values`` (m,) are at most 16,384 numbers in [-1, 1]; others are clipped, and NaN counts as
         0. ``number`` is which one of this party's ciphertexts it is.
-
-        Raises
-        ------
-        DataError
-            If there are more values, or more dimensions.
         """
-        q, m = self._moduli.data, _encoded(self._moduli, values)
+        primes, m = self._moduli.data, _encoded(self._moduli, values)
         # The nonce depends on the values. If it were the number alone, a column sent again with
         # other values would reveal the difference, without any error.
         nonce = secret_key(self._secret, self._doc_hash, b"column nonce " + u32(number), m)
         e = small_error(self._stream(b"column error " + nonce))
-        a = common(nonce, b"column", q)
-        return nonce, _add(_neg(_mul(a, self._s_ntt[:-1], q), q), rns(e + m, q), q)
-
-    def columns_alone(self, X: Floats, start: int = 0) -> Iterator[tuple[bytes, Words]]:
-        """Yield what `encrypt_alone` returns of columns X (n, w), as `encrypted_columns` does."""
-        for number, values in _slices(X, start):
-            yield self.encrypt_alone(values, number)
+        q, a = column(primes), common(nonce, b"column", primes)
+        return nonce, addmod(negmod(mulmod(a, self._s_ntt[:-1], q), q), rns(e + m, primes), q)
 
     # ---------------------------------------------------------------------- joint keys
 
@@ -197,12 +187,8 @@ class KeyHolder:
         A share that depends on the others', or a sum that somebody else has formed, would read
         this holder's secret: so it compares them with the commitments, and adds them up itself.
         Commitments are of the other holders, from before this one sent its first message. Messages
-        are in the same order; each is taken when the one before it is added.
-
-        Raises
-        ------
-        MessageError
-            If a message is not what its holder committed to, or it is malformed.
+        are in the same order; each is taken when the one before it is added. One that its holder
+        did not commit to, or that is malformed, is a `MessageError`.
         """
         q, digits = self._moduli.key, len(self._moduli.data)
 
@@ -225,13 +211,12 @@ class KeyHolder:
 
     def relin_round1(self) -> Words:
         """Return this holder's share of round 1, (digits, 2, key primes, N)."""
-        q, out = self._moduli.key, []
-        u = rns(ternary(self._stream(b"round 1 mask")), q)
-        for j in range(len(self._moduli.data)):
-            a = _digit(self._moduli, self._doc_hash, j)
+        primes, q, out = self._moduli.key, self._q, []
+        u = rns(ternary(self._stream(b"round 1 mask")), primes)
+        for j, a in enumerate(relin_common(self._moduli, self._doc_hash)):
             errors = self._stream(b"round 1 errors " + u32(j))
             h0 = self._hide(self._masked(a, u, small_error(errors)), j, self._s_ntt)
-            h1 = _add(_mul(self._s_ntt, a, q), rns(small_error(errors), q), q)
+            h1 = addmod(mulmod(self._s_ntt, a, q), rns(small_error(errors), primes), q)
             out.append(np.stack([h0, h1]))
         return np.stack(out)
 
@@ -241,14 +226,14 @@ class KeyHolder:
         One answer to a sum h (digits, 2, key primes, N) of round 1 that somebody chose is the
         secret: `join` adds up what was committed to (docs/threat-model.md, V5).
         """
-        q, out = self._moduli.key, []
-        u = rns(ternary(self._stream(b"round 1 mask")), q)
-        rest = _add(u, _neg(self._s_ntt, q), q)
-        for j in range(len(self._moduli.data)):
-            x = _add(_mul(self._s_ntt, h[j, 0], q), _mul(rest, h[j, 1], q), q)
+        primes, q, out = self._moduli.key, self._q, []
+        u = rns(ternary(self._stream(b"round 1 mask")), primes)
+        rest = addmod(u, negmod(self._s_ntt, q), q)
+        for j, (h0, h1) in enumerate(h):
+            x = addmod(mulmod(self._s_ntt, h0, q), mulmod(rest, h1, q), q)
             errors = self._stream(b"round 2 errors " + u32(j), h[j])
             e = small_error(errors) + small_error(errors)
-            out.append(_add(x, rns(e, q), q))
+            out.append(addmod(x, rns(e, primes), q))
         return np.stack(out)
 
     # ---------------------------------------------------------------------- rounds
@@ -274,8 +259,8 @@ class KeyHolder:
 
     def _masked(self, a: Words, s: Words, error: Integers) -> Words:
         """Return -(a s) + error."""
-        q = self._moduli.key
-        return _add(_neg(_mul(a, s, q), q), rns(error, q), q)
+        product = mulmod(a, s, self._q)
+        return addmod(negmod(product, self._q), rns(error, self._moduli.key), self._q)
 
     def _hide(self, words: Words, j: int, hidden: Words) -> Words:
         """Add what digit j hides to residue j."""
@@ -297,26 +282,24 @@ def encrypt(
 
     ``values`` and ``number`` are as for `KeyHolder.encrypt_alone`.
     """
-    q, m = moduli.data, _encoded(moduli, values)
+    primes, m = moduli.data, _encoded(moduli, values)
     mask, errors = (
         Stream(secret_key(secret, doc_hash, b"column" + name + u32(number), m))
         for name in (b" mask ", b" errors ")
     )
-    u = rns(ternary(mask), q)
-    c0 = _add(_mul(pk[0, :-1], u, q), rns(small_error(errors) + m, q), q)
-    return np.stack([c0, _add(_mul(pk[1, :-1], u, q), rns(small_error(errors), q), q)])
+    u, q = rns(ternary(mask), primes), column(primes)
+    hidden = (small_error(errors) + m, small_error(errors))
+    halves = zip(pk[:, :-1], hidden, strict=True)
+    return np.stack([addmod(mulmod(half, u, q), rns(x, primes), q) for half, x in halves])
 
 
-def encrypted_columns(
-    moduli: Moduli, pk: Words, X: Floats, secret: bytes, doc_hash: bytes, start: int = 0
-) -> Iterator[Words]:
-    """Yield columns X (n, w) under a public key, chunk after chunk, column after column.
+def values_of(X: Floats, number: int) -> Floats:
+    """Return the values that a party's ciphertext of a number holds, of its columns X (n, w).
 
-    Each is encrypted when it is taken: a million records take 500 MB. The first ``start``
-    ciphertexts are left out.
+    Ciphertexts are numbered chunk after chunk, column after column.
     """
-    for number, values in _slices(X, start):
-        yield encrypt(moduli, pk, values, secret, doc_hash, number)
+    chunk, j = divmod(number, X.shape[1])
+    return X[chunk * SLOTS : (chunk + 1) * SLOTS, j]
 
 
 def randomise(
@@ -344,42 +327,14 @@ def opened(moduli: Moduli, constants: Words, shares: Sequence[Words]) -> Integer
 
     A party's own noise modulo q0 is a share like the others.
     """
-    q0 = moduli.q0
-    words = constants.astype(np.uint64)
+    q0, words = moduli.q0, constants.astype(np.uint64)
     for share in shares:
         words = addmod(words, share, q0)
     signed = words.astype(np.int64)
     return np.where(signed > q0 // 2, signed - q0, signed)
 
 
-def _slices(X: Floats, start: int) -> Iterator[tuple[int, Floats]]:
-    for number in range(start, -(-len(X) // SLOTS) * X.shape[1]):
-        chunk, column = divmod(number, X.shape[1])
-        yield number, X[chunk * SLOTS : (chunk + 1) * SLOTS, column]
-
-
-def _digit(moduli: Moduli, doc_hash: bytes, j: int) -> Words:
-    return common(doc_hash, b"relin " + u32(j), moduli.key)
-
-
 def _encoded(moduli: Moduli, values: ArrayLike) -> Integers:
     numbers = np.asarray(values, dtype=np.float64)
-    if numbers.ndim != 1 or len(numbers) > SLOTS:
-        raise DataError(
-            f"An encrypted column must hold at most {SLOTS} numbers in one dimension. "
-            f"Got shape {numbers.shape} instead."
-        )
     # Beyond 1 the sign polynomials explode, and a refusal would depend on records.
     return encode(np.clip(np.nan_to_num(numbers, nan=0.0), -1.0, 1.0), moduli.scales[0])
-
-
-def _mul(a: Words, b: Words, primes: Sequence[int]) -> Words:
-    return np.stack([mulmod(a[..., i, :], b[..., i, :], p) for i, p in enumerate(primes)], -2)
-
-
-def _add(a: Words, b: Words, primes: Sequence[int]) -> Words:
-    return np.stack([addmod(a[..., i, :], b[..., i, :], p) for i, p in enumerate(primes)], -2)
-
-
-def _neg(a: Words, primes: Sequence[int]) -> Words:
-    return np.stack([negmod(a[..., i, :], p) for i, p in enumerate(primes)], -2)

@@ -1,20 +1,181 @@
-"""The computing party of a vertical run: arrays in, arrays out (docs/protocol.md, section 13)."""
+"""Party 0 of a vertical run: arrays in, arrays out, its files, and its worker processes.
 
+Python's lock is held while SEAL computes, so a step runs on several processes: first every
+comparison of a chunk is a task, then every cluster. Results are words, and sums modulo q0, so they
+do not depend on the number of workers or on their order (docs/protocol.md, section 13).
+"""
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 
-from flower_kmeans.errors import MessageError
+from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.secagg.hashing import u32
-from flower_kmeans.vertical.engine import column_file, relin_file
+from flower_kmeans.vertical.engine import (
+    Chunk,
+    Engine,
+    column_file,
+    comparisons,
+    relin_file,
+)
 from flower_kmeans.vertical.keys import Noise, opened, randomise, secret_key
-from flower_kmeans.vertical.moduli import Moduli
-from flower_kmeans.vertical.ring import Floats, Integers, N, Words, lift
+from flower_kmeans.vertical.moduli import Moduli, moduli
+from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, N, Words, addmod, lift
 from flower_kmeans.vertical.store import Store
-from flower_kmeans.vertical.workers import RELIN_KEY, Step, column_name, evaluate
 
+RELIN_KEY = "relin"
 _PUBLIC_KEY = "public"
+
+
+def column_name(slot: int, chunk: int, number: int) -> str:
+    """Return the name of the file with one chunk of a party's column; its squares come last."""
+    return f"column-{slot}-{chunk}-{number}"
+
+
+# ------------------------------------------------------------------------------ one step
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step needs beside the store; all lengths are scaled."""
+
+    own: Floats  # (n, a): party 0's columns in clear
+    centroids: Floats  # (k, d)
+    half_widths: Floats  # (d,)
+    widths: tuple[int, ...]  # how many columns each party has, party 0 first
+    radius: float | None = None
+
+    @property
+    def n_chunks(self) -> int:
+        """Ciphertexts of a column."""
+        return -(-len(self.own) // SLOTS)
+
+    @property
+    def comparisons(self) -> list[tuple[int, int]]:
+        """What is decided for each chunk."""
+        return comparisons(len(self.centroids), self.radius)
+
+    def engine(self, store: Store) -> Engine:
+        """Return an engine with the key of the store."""
+        parameters = moduli(len(self.centroids), self.radius is not None)
+        return Engine(parameters, store.path(RELIN_KEY))
+
+    def chunk(self, engine: Engine, store: Store, number: int) -> Chunk:
+        """Return a chunk with its ciphertexts."""
+        columns, squares, norms, start = [], [], [], self.widths[0]
+        for slot, width in enumerate(self.widths[1:], start=1):
+            files = [store.path(column_name(slot, number, i)) for i in range(width)]
+            columns += [engine.column(file) for file in files]
+            if self.radius is not None:
+                squares.append(engine.column(store.path(column_name(slot, number, width))))
+                norms.append(float((self.half_widths[start : start + width] ** 2).sum()))
+            start += width
+        own = self.own[number * SLOTS : (number + 1) * SLOTS]
+        scale = (self.centroids, self.half_widths, self.radius)
+        return Chunk(own, columns, *scale, squares, norms)
+
+
+def evaluate(store: Store, step: Step, n_workers: int) -> Words:
+    """Return the encrypted counts and sums of all records, (k, 1 + d, 2, N), modulo q0.
+
+    The store has the relinearisation key and all foreign columns. One worker computes in this
+    process. A file that was changed, or a worker that dies, is a `RunError`.
+    """
+    chunks = _here(store, step) if n_workers == 1 else _on_workers(store, step, n_workers)
+    q0 = moduli(len(step.centroids), step.radius is not None).q0
+    total = next(chunks)
+    for words in chunks:
+        total = addmod(total, words, q0)
+    return total
+
+
+def _here(store: Store, step: Step) -> Iterator[Words]:
+    engine = step.engine(store)
+    for number in range(step.n_chunks):
+        yield engine.chunk(step.chunk(engine, store, number))
+
+
+def _on_workers(store: Store, step: Step, n_workers: int) -> Iterator[Words]:
+    store.path(RELIN_KEY)  # a worker that cannot start has no way to say why
+    with tempfile.TemporaryDirectory(dir=store.directory) as folder:
+        state = (store, step, Path(folder))
+        try:
+            with ProcessPoolExecutor(n_workers, get_context("spawn"), _start, state) as pool:
+                try:
+                    yield from _in_order(pool, step, Path(folder))
+                finally:  # after a failure nothing more is computed
+                    pool.shutdown(cancel_futures=True)
+        except BrokenProcessPool:
+            raise RunError(
+                f"One of {n_workers} workers of party 0 ended early. Each needs about 1 GB of "
+                "memory, and a script that starts a run needs 'if __name__ == \"__main__\":'. "
+                "With one worker no process is started."
+            ) from None
+
+
+def _in_order(pool: Executor, step: Step, folder: Path) -> Iterator[Words]:
+    """Yield the chunks' words; two chunks are under way, so that all workers have something."""
+    k, tasks = len(step.centroids), step.comparisons
+    compared: list[Future[None]] = []
+    summed: list[Future[Words]] = []
+    for number in range(step.n_chunks + 2):
+        ahead = [pool.submit(_compare, number, *task) for task in tasks if number < step.n_chunks]
+        for future in compared:  # of the chunk before
+            future.result()
+        following = [pool.submit(_sum_up, number - 1, j) for j in range(k) if compared]
+        if summed:  # of the one before that
+            yield np.stack([future.result() for future in summed])
+            for task in tasks:
+                _win_path(folder, number - 2, *task).unlink()
+        compared, summed = ahead, following
+
+
+def _win_path(folder: Path, number: int, j: int, other: int) -> Path:
+    return folder / f"{number}-{j}-{other}"
+
+
+class _Worker:
+    """What a worker process keeps: the engine, and the ciphertexts of one chunk."""
+
+    def __init__(self, store: Store, step: Step, folder: Path) -> None:
+        self._store, self.step, self.folder = store, step, folder
+        self.engine = step.engine(store)
+        self._chunk: tuple[int, Chunk] | None = None
+
+    def chunk(self, number: int) -> Chunk:
+        if self._chunk is None or self._chunk[0] != number:
+            self._chunk = None  # before the next one is loaded
+            self._chunk = number, self.step.chunk(self.engine, self._store, number)
+        return self._chunk[1]
+
+
+_worker: _Worker
+
+
+def _start(store: Store, step: Step, folder: Path) -> None:
+    global _worker
+    _worker = _Worker(store, step, folder)
+
+
+def _compare(number: int, j: int, other: int) -> None:
+    win = _worker.engine.win(_worker.chunk(number), j, other)
+    win.save(str(_win_path(_worker.folder, number, j, other)))
+
+
+def _sum_up(number: int, j: int) -> Words:
+    engine, tasks = _worker.engine, [task for task in _worker.step.comparisons if j in task]
+    wins = {task: engine.column(_win_path(_worker.folder, number, *task)) for task in tasks}
+    return engine.cluster(_worker.chunk(number), j, wins)
+
+
+# ------------------------------------------------------------------------------ the party
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,13 +197,7 @@ class ComputingParty:
     n_workers: int = 1
 
     def take_keys(self, public: Words, relin: Words) -> None:
-        """Keep the public key (2, primes, N) and the relinearisation key (digits, 2, primes, N).
-
-        Raises
-        ------
-        MessageError
-            If the relinearisation key has another shape, or a word is not below its prime.
-        """
+        """Keep the public key (2, primes, N) and the relinearisation key (digits, 2, primes, N)."""
         self.store.write(RELIN_KEY, relin_file(self.moduli, relin))
         # zero is encrypted at the last level only
         self.store.write(_PUBLIC_KEY, [public[:, 0].astype("<u8").tobytes()])
@@ -52,29 +207,14 @@ class ComputingParty:
 
         ``number`` is that of one of the party's `signs.scaled_columns`. With a radius, the one
         after its last column is the party's `signs.scaled_squares`.
-
-        Raises
-        ------
-        MessageError
-            If the shape is another one, or a word is not below its prime.
         """
         self.store.write(column_name(slot, chunk, number), column_file(self.moduli, words))
 
     def step(self, t: int, own: Floats, centroids: Floats) -> Words:
-        """Return what the key holders need to open the counts and sums of step t.
+        """Return c1 of every value of step t, (k (1 + d), N) modulo q0, for the key holders.
 
-        A step that was done before gives what it gave then, from the store. Own columns (n, a) and
-        centroids (k, d) are scaled.
-
-        Returns
-        -------
-        ndarray of shape (k * (1 + d), N), uint64
-            c1 of every value modulo q0: for each cluster its count, then its sums.
-
-        Raises
-        ------
-        RunError
-            If a file of the store is missing or was changed, or a worker died.
+        For each cluster its count, then its sums. A step that was done before gives what it gave
+        then, from the store. Own columns (n, a) and centroids (k, d) are scaled.
         """
         name = _step_name(t)
         if name not in self.store:
@@ -100,15 +240,9 @@ class ComputingParty:
     def open(self, t: int, shares: Words, noise: Noise) -> Integers:
         """Return a step's values (k, 1 + d) under the noise of all parties.
 
-        They are multiples of 1 / ``moduli.unit``. ``shares`` (H, k * (1 + d)) have one word of each
-        key holder for every value, and ``noise`` draws this party's own.
-
-        Raises
-        ------
-        MessageError
-            If a word is not below q0.
-        RunError
-            If the constants are missing or were changed.
+        They are multiples of 1 / ``moduli.unit``. ``shares`` (H, k (1 + d)) have one word of each
+        key holder for every value, below q0 or it is a `MessageError`; ``noise`` draws this
+        party's own.
         """
         constants, c1 = self._stored(t)
         q0 = self.moduli.q0

@@ -7,11 +7,13 @@ transform has the order of Microsoft SEAL, so its words go into SEAL as they are
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.randomness import Stream
 
 N = 1 << 15
@@ -30,26 +32,32 @@ _MAGIC = 1.5 * 2.0**52
 _MAGIC_BITS = np.float64(_MAGIC).view(np.int64)
 
 
-def mulmod(a: Words, b: Words, p: int) -> Words:
-    """Return ``a * b`` modulo a prime, for words below it."""
-    quotient = (a.astype(np.float64) * b.astype(np.float64) * (1.0 / p)).astype(np.uint64)
+def column(primes: Sequence[int]) -> Words:
+    """Return primes as (primes, 1), for arithmetic on words (..., primes, N)."""
+    return np.array(primes, dtype=np.uint64)[:, None]
+
+
+def mulmod(a: Words, b: Words, p: int | Words) -> Words:
+    """Return ``a * b`` modulo a prime, or a `column` of them, for words below it."""
+    q = np.asarray(p, dtype=np.uint64)
+    quotient = (a.astype(np.float64) * b.astype(np.float64) * (1.0 / q)).astype(np.uint64)
     # In [-p, 2 p) modulo 2^64. What is negative is huge as a word, so the smaller one is right.
-    rest = a * b - quotient * np.uint64(p)
-    rest = np.minimum(rest, rest + np.uint64(p))
-    reduced: Words = np.minimum(rest, rest - np.uint64(p))
+    rest = a * b - quotient * q
+    rest = np.minimum(rest, rest + q)
+    reduced: Words = np.minimum(rest, rest - q)
     return reduced
 
 
-def addmod(a: Words, b: Words, p: int) -> Words:
-    """Return ``a + b`` modulo a prime, for words below it."""
+def addmod(a: Words, b: Words, p: int | Words) -> Words:
+    """Return ``a + b`` modulo a prime, or a `column` of them, for words below it."""
     total = a + b
-    reduced: Words = np.minimum(total, total - np.uint64(p))
+    reduced: Words = np.minimum(total, total - np.asarray(p, dtype=np.uint64))
     return reduced
 
 
-def negmod(a: Words, p: int) -> Words:
-    """Return ``-a`` modulo a prime, for words below it."""
-    negative: Words = np.minimum(np.uint64(p) - a, np.uint64(0) - a)
+def negmod(a: Words, p: int | Words) -> Words:
+    """Return ``-a`` modulo a prime, or a `column` of them, for words below it."""
+    negative: Words = np.minimum(np.asarray(p, dtype=np.uint64) - a, np.uint64(0) - a)
     return negative
 
 
@@ -251,3 +259,50 @@ def _slot_positions() -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         powers.append(powers[-1] * 3 % (2 * N))
     index = np.array(powers, dtype=np.intp)
     return (index - 1) // 2, (2 * N - index - 1) // 2
+
+
+# ------------------------------------------------------------------------------ bytes on the wire
+
+
+def packed_bytes(primes: Sequence[int]) -> int:
+    """Return the bytes of one packed polynomial over these primes."""
+    return sum(N * _width(p) for p in primes)
+
+
+def pack(words: Words, primes: Sequence[int]) -> bytes:
+    """Return words (..., primes, N) as bytes, little-endian, each in the bytes of its prime."""
+    rows = np.ascontiguousarray(words, dtype="<u8").reshape(-1, len(primes), N)
+    out = np.empty((len(rows), packed_bytes(primes)), dtype=np.uint8)
+    end = 0
+    for i, p in enumerate(primes):
+        start, end = end, end + N * _width(p)
+        parts = rows[:, i].view(np.uint8).reshape(len(rows), N, 8)
+        out[:, start:end] = parts[..., : _width(p)].reshape(len(rows), -1)
+    return out.tobytes()
+
+
+def unpack(data: bytes, primes: Sequence[int], shape: tuple[int, ...] = ()) -> Words:
+    """Return the words (*shape, primes, N) of so many packed polynomials.
+
+    Whatever a peer sends comes through here: a word that is not below its prime, or another number
+    of bytes, is a `MessageError`, so nothing else goes any further, into SEAL in particular.
+    """
+    count = prod(shape)
+    if len(data) != count * packed_bytes(primes):
+        raise MessageError(
+            f"Packed words must have {count * packed_bytes(primes)} bytes. Got {len(data)} instead."
+        )
+    rows = np.frombuffer(data, dtype=np.uint8).reshape(count, -1)
+    words = np.zeros((count, len(primes), N), dtype="<u8")
+    end = 0
+    for i, p in enumerate(primes):
+        start, end = end, end + N * _width(p)
+        parts = words[:, i].view(np.uint8).reshape(count, N, 8)
+        parts[..., : _width(p)] = rows[:, start:end].reshape(count, N, -1)
+        if (words[:, i] >= p).any():
+            raise MessageError("A packed word is not below its prime.")
+    return words.astype(np.uint64, copy=False).reshape(*shape, len(primes), N)
+
+
+def _width(p: int) -> int:
+    return (p.bit_length() + 7) // 8

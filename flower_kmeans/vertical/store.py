@@ -13,47 +13,17 @@ from pathlib import Path
 
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.files import open_private
-from flower_kmeans.vertical.moduli import Moduli
-from flower_kmeans.vertical.ring import SLOTS, N
-
-_WORD_BYTES = 8
-_LEVELS_OF_A_WIN = 13
-
-
-def disk_bytes(
-    moduli: Moduli, n_records: int, n_foreign: int, n_features: int, n_workers: int
-) -> int:
-    """Return how much disk a run takes at the computing party, in bytes.
-
-    ``n_foreign`` are encrypted columns, with a radius one more for each other party. More than one
-    worker exchange the comparisons of three chunks through files.
-    """
-    chunks, k = -(-n_records // SLOTS), moduli.n_clusters
-    polynomials = 2 * len(moduli.data) * len(moduli.key)  # the relinearisation key
-    polynomials += chunks * n_foreign * 2 * len(moduli.data)
-    polynomials += 2 + k * (1 + n_features)  # the public key modulo q0, a step's c1
-    if n_workers > 1:
-        n_wins = k * (k - 1) // 2 + (k if moduli.radius else 0)
-        polynomials += 3 * n_wins * 2 * (len(moduli.data) - _LEVELS_OF_A_WIN)
-    return int(polynomials * N * _WORD_BYTES * 1.001)
 
 
 class Store:
     """A private directory of a run's files, made with mode 0700 when the first one is written.
 
-    ``digests`` are those of the files that it holds already.
+    ``digests`` are SHA-256 of every file, for the client session: what is not in it does not count.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike[str], digests: Mapping[str, bytes] | None = None
-    ) -> None:
-        self.directory = Path(directory)
-        self._digests = dict(digests or {})
-
-    @property
-    def digests(self) -> dict[str, bytes]:
-        """SHA-256 of every file, for the client session: what is not in it does not count."""
-        return dict(self._digests)
+    def __init__(self, directory: Path, digests: Mapping[str, bytes] | None = None) -> None:
+        self.directory = directory
+        self.digests = dict(digests or {})
 
     def require_space(self, n_bytes: int) -> None:
         """Raise a `ConfigurationError` unless the disk has room."""
@@ -68,7 +38,7 @@ class Store:
             )
 
     def __contains__(self, name: str) -> bool:
-        return name in self._digests
+        return name in self.digests
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file from its pieces, mode 0600: whole, or not at all."""
@@ -86,13 +56,13 @@ class Store:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        self._digests[name] = digest.digest()
+        self.digests[name] = digest.digest()
 
     def path(self, name: str) -> Path:
         """Return where a file lies; a `RunError` if it is missing, or was changed."""
         path = self.directory / name
         with suppress(OSError), path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").digest() == self._digests.get(name):
+            if hashlib.file_digest(file, "sha256").digest() == self.digests.get(name):
                 return path
         raise RunError(
             f"The file {name!r} of this vertical run is missing in {self.directory}, or was "
@@ -101,11 +71,11 @@ class Store:
 
     def remove(self, name: str) -> None:
         """Remove a file, if there is one."""
-        self._digests.pop(name, None)
+        self.digests.pop(name, None)
         (self.directory / name).unlink(missing_ok=True)
 
     def erase(self) -> None:
         """Remove the directory and all that is in it."""
-        self._digests.clear()
+        self.digests.clear()
         with suppress(FileNotFoundError):
             shutil.rmtree(self.directory)

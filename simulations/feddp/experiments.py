@@ -21,9 +21,6 @@ and all have the same public domain. Where whole clients are protected, FedDP-KM
 from the server's points, as by default, SynopsisKMeans and PE-means have the library's defaults,
 and DP-Lloyd the one that was best of a few.
 
-The figures describe the records exactly, as only whoever holds all of them can: they are for
-simulations. "server k-means++" starts from points of the server's as they are.
-
 Written to ``--output``: runs.csv, one row a run, from which an interrupted or extended experiment
 goes on, of all tables together (rows of a file of the same name with other contents, bounds,
 clusters and so on are refused); the table as record.md and so on, also printed; feddp.png, a panel
@@ -40,7 +37,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +52,6 @@ from outcomes import (
     PE,
     PLUS_PLUS,
     SYNOPSIS,
-    Outcome,
     Task,
     plot,
     table_of,
@@ -90,9 +86,6 @@ from flower_kmeans.strategies import (
     SynopsisKMeans,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 FloatArray = NDArray[np.float64]
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 5.0)
@@ -107,36 +100,18 @@ LLOYD_CLIP = 20.0
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same for all runs of a table.
-
-    Attributes
-    ----------
-    table : str
-    unit : {"record", "client"}
-    trust : str
-    clip : float or None
-        Of FedDP-KMeans, with ``unit="client"``; by default clips come from the server's points.
-    lloyd_clip : float or None
-        Of DP-Lloyd, with ``unit="client"``.
-    contribution : {"sums", "means"}
-        Of FedDP-KMeans, with ``unit="client"``.
-    clips : tuple of (str, float)
-        Clips of single releases of FedDP-KMeans, with ``unit="client"``.
-    sums : {"auto", "absolute", "relative", "narrowing"}
-        Of FedDP-KMeans.
-    lloyd_rounds : int or None
-        Rounds of DP-Lloyd; the library's rule otherwise.
-    methods : tuple of str
-    """
+    """What is the same for all runs of a table."""
 
     table: str
     unit: Literal["record", "client"] = "record"
     trust: str = TRUSTS[0]
+    # Of FedDP-KMeans where whole clients are protected; None takes clips from the server's points.
     clip: float | None = None
-    lloyd_clip: float | None = None
+    clips: tuple[tuple[str, float], ...] = ()  # of single releases
     contribution: Literal["sums", "means"] = "sums"
-    clips: tuple[tuple[str, float], ...] = ()
     sums: Literal["auto", "absolute", "relative", "narrowing"] = "auto"
+    # Of DP-Lloyd; None takes the library's rules.
+    lloyd_clip: float | None = None
     lloyd_rounds: int | None = None
     methods: tuple[str, ...] = METHODS
 
@@ -165,23 +140,18 @@ def exact(value: float) -> str:
 # --------------------------------------------------------------------------- methods
 
 
-def options_of(population: Population, setting: Setting, run: int) -> dict[str, Any]:
-    """Return what all strategies of a run share: public figures only."""
-    return {
-        "n_records": population.n_records,
-        "n_clients": len(population.partitions),
-        "trust": setting.trust,
-        "seed": run,
-    }
-
-
 def strategy_of(
     method: str, population: Population, setting: Setting, epsilon: float, run: int
 ) -> KMeansStrategy:
     """Return the strategy of a private method."""
     k, server_data = population.n_clusters, population.server_data
     common = (k, population.domain, PrivacyBudget(epsilon, unit=setting.unit))
-    options = options_of(population, setting, run)
+    options: dict[str, Any] = {
+        "n_records": population.n_records,
+        "n_clients": len(population.partitions),
+        "trust": setting.trust,
+        "seed": run,
+    }
     if method == FEDDP:
         return FedDPKMeans(
             *common,
@@ -292,27 +262,34 @@ def measure(task: Task, options: Options, source: "Source", setting: Setting) ->
     centroids, report = clustered(task.method, population, setting, task.epsilon, task.run)
     seconds = time.perf_counter() - started
     cost = inertia(pooled, centroids) / len(pooled)
-    return {
+    found = {
         "ratio": cost / best,
         "cost": cost,
         **agreement(population.classes, nearest(pooled, centroids)),
-        "trust": "none" if report is None else report.trust,
-        "unit": "none" if report is None else report.unit,
-        "n_clients": n_clients if report is None else report.n_clients,
-        "min_clients": n_clients if report is None else report.min_clients,
-        "noise_factor": 1.0 if report is None else report.noise_factor,
-        "clip": clip_told(report, task.method, setting),
-        "n_rounds": 0 if report is None else report.n_rounds,
-        "epsilon_told": math.nan if report is None else float(report.epsilon or math.nan),
-        "delta": math.nan if report is None else float(report.delta or math.nan),
         "seconds": round(seconds, 2),
-        "notes": "" if report is None else " ".join(report.warnings),
+    }
+    if report is None:
+        words = {"trust": "none", "unit": "none", "clip": "", "notes": ""}
+        numbers = {"n_clients": n_clients, "min_clients": n_clients, "noise_factor": 1.0}
+        nothing = {"n_rounds": 0, "epsilon_told": math.nan, "delta": math.nan}
+        return found | words | numbers | nothing
+    return found | {
+        "trust": report.trust,
+        "unit": report.unit,
+        "n_clients": report.n_clients,
+        "min_clients": report.min_clients,
+        "noise_factor": report.noise_factor,
+        "clip": clip_told(report, task.method, setting),
+        "n_rounds": report.n_rounds,
+        "epsilon_told": float(report.epsilon or math.nan),
+        "delta": float(report.delta or math.nan),
+        "notes": " ".join(report.warnings),
     }
 
 
-def clip_told(report: Report | None, method: str, setting: Setting) -> str:
+def clip_told(report: Report, method: str, setting: Setting) -> str:
     """Return the clip of a run as a table shows it; those of the server's points differ by run."""
-    if report is None or report.clip is None:
+    if report.clip is None:
         return ""
     if method == FEDDP and setting.clip is None:
         return "by release from the server's points"
@@ -395,15 +372,10 @@ class Source:
         return full.draw(name, run)
 
 
-def outcomes_of(rows: Sequence[Row], wanted: Container[Task] | None = None) -> list[Outcome]:
-    """Return rows as outcomes: those of wanted tasks, or all."""
-    found = [Outcome(**row) for row in rows]
-    keys = [each.name for each in fields(Task)]
-    return [
-        each
-        for each in found
-        if wanted is None or Task(*(getattr(each, key) for key in keys)) in wanted
-    ]
+def asked(rows: Sequence[Row], tasks: Container[Task]) -> list[Row]:
+    """Return the rows of some tasks."""
+    names = [each.name for each in fields(Task)]
+    return [row for row in rows if Task(**{name: row[name] for name in names}) in tasks]
 
 
 def suite_of(source: Source, setting: Setting, epsilons: Sequence[float]) -> Suite:
@@ -411,10 +383,7 @@ def suite_of(source: Source, setting: Setting, epsilons: Sequence[float]) -> Sui
     tasks = partial(tasks_of, source=source, setting=setting, epsilons=epsilons)
 
     def tables(rows: Sequence[Row], options: Options) -> str:
-        return table_of(outcomes_of(rows, set(tasks(options))))
-
-    def draw(rows: Sequence[Row], options: Options) -> "Figure":
-        return plot(outcomes_of(rows))
+        return table_of(asked(rows, set(tasks(options))))
 
     return Suite(
         "feddp",
@@ -426,7 +395,7 @@ def suite_of(source: Source, setting: Setting, epsilons: Sequence[float]) -> Sui
         tasks,
         partial(measure, source=source, setting=setting),
         tables,
-        {"feddp": draw},
+        {"feddp": lambda rows, options: plot(rows)},
         runs=3,
         sources=source.known,
     )
@@ -514,7 +483,7 @@ def _refuse_needless(
                 parser.error(f"--{name.replace('_', '-')} is for {where} alone.")
 
 
-def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
+def main(arguments: Sequence[str] | None = None) -> list[Row]:
     """Run an experiment, print its table and draw the plot; return its runs."""
     parser = parser_of()
     options = parser.parse_args(arguments)
@@ -544,11 +513,11 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     names = {each.name for each in fields(Source)}
     given = {n: value for n, value in vars(options).items() if n in names and value is not None}
     source = Source(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
-    suite, asked = suite_of(source, setting, options.epsilons), Options(options.runs)
+    suite, wanted = suite_of(source, setting, options.epsilons), Options(options.runs)
     try:
         outcome = execute(
             suite,
-            asked,
+            wanted,
             options.output,
             arguments=sys.argv,
             jobs=options.jobs,
@@ -556,10 +525,12 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
         )
     except KMeansError as error:
         sys.exit(f"Error: {error}")
-    found = outcomes_of(outcome.rows, set(suite.tasks(asked)))
+    found = asked(outcome.rows, set(suite.tasks(wanted)))
     (options.output / f"{options.table}.md").write_text(table_of(found) + "\n", "utf-8")
     return found
 
 
 if __name__ == "__main__":
-    main()
+    from experiments import main as of_module  # other processes find functions by a module's name
+
+    of_module()

@@ -31,31 +31,15 @@ DIGIT_BOUNDS = (0.0, 16.0)
 
 @dataclass(frozen=True)
 class Population:
-    """Records of all clients, and what is public about them.
-
-    Attributes
-    ----------
-    name : str
-    partitions : list of ndarray of shape (n_i, d), float64
-        Each client's records; private.
-    classes : ndarray of shape (N,) or None
-        True component or label of each record, in the order of the clients.
-    server_data : ndarray of shape (m, d), float64
-        Points that the server owns; none of them is a client's record.
-    domain : Box or Ball
-        Public bounds.
-    n_clusters : int
-    means : ndarray of shape (k, d) or None
-        True means, where the best clustering starts; ``None`` for real data.
-    """
+    """Records of all clients, and what is public about them."""
 
     name: str
-    partitions: list[FloatArray]
-    classes: NDArray[Any] | None
-    server_data: FloatArray
-    domain: Domain
+    partitions: list[FloatArray]  # each client's records (n_i, d); private
+    classes: NDArray[Any] | None  # component or label of each record (N,), in the clients' order
+    server_data: FloatArray  # points that the server owns (m, d); none is a client's record
+    domain: Domain  # public bounds
     n_clusters: int
-    means: FloatArray | None = None
+    means: FloatArray | None = None  # true ones (k, d), where the best clustering starts
 
     @property
     def n_records(self) -> int:
@@ -121,17 +105,11 @@ def digits() -> Population:
     """
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    blocks = np.array_split(np.arange(len(bunch.data)), DIGIT_BLOCKS)
-    clients = np.repeat(np.arange(DIGIT_BLOCKS), [len(block) for block in blocks])
+    records, labels = load_digits(return_X_y=True)
+    blocks = np.array_split(np.arange(len(records)), DIGIT_BLOCKS)
+    clients = np.repeat(np.arange(DIGIT_BLOCKS), list(map(len, blocks)))
     return _by_client(
-        "digits",
-        np.asarray(bunch.data, dtype=np.float64),
-        np.asarray(bunch.target),
-        clients,
-        DIGIT_SERVER_BLOCKS,
-        DIGIT_BOUNDS,
-        N_CLUSTERS,
+        "digits", records, labels, clients, DIGIT_SERVER_BLOCKS, DIGIT_BOUNDS, N_CLUSTERS
     )
 
 
@@ -144,21 +122,10 @@ def from_file(
     n_server_clients: int,
     label: str | None = None,
 ) -> Population:
-    """Return the records of a file, one client for each value of a column.
+    """Return the records of a file, one client for each value of a column, which is no feature.
 
-    Parameters
-    ----------
-    path : Path
-        csv, npy, npz or parquet, as `flower_kmeans.data.tables.load_table` reads it.
-    client_column : str
-        Not a feature.
-    bounds : sequence of two floats
-        Public lower and upper bound of every feature.
-    n_clusters : int
-    n_server_clients : int
-        So many clients, the first by name, are the server's own data and take no part.
-    label : str, optional
-        Column with classes; without it there is no accuracy.
+    ``bounds`` are the public lower and upper bound of every feature, ``label`` a column with
+    classes. So many clients, the first by name, are the server's own data and take no part.
     """
     # Read once for its names: a client column that holds numbers would be a feature otherwise.
     names = load_table(path, label=label, keep=[client_column]).columns

@@ -15,9 +15,9 @@ from flower_kmeans.algorithms.feddp import (
     RELEASES,
     WARNINGS,
     answer_norms,
-    elbow_costs,
     pseudo_clients,
 )
+from flower_kmeans.algorithms.numerics.cost import user_scale
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import (
     BudgetError,
@@ -834,25 +834,26 @@ def test_they_never_fail(k, points, n_records, n_clients, fraction_bits, mechani
         assert clip <= max(most, LEAST_CLIP, 6 * one, 6 * 4.0 ** -min(fraction_bits, 10)), name
 
 
-def integers(values):
-    return np.array(values, dtype=np.int64)
-
-
 def test_the_elbow_bends_at_the_number_of_clusters():
     """And more clusters than points cost nothing."""
+    algorithm = build(DOMAINS["square"])
+
+    def elbow(points, weights, k_max):
+        arrays = {"points": np.array(points, np.int64), "weights": np.array(weights) << Q}
+        unit = user_scale(algorithm.domain)[0] * 2.0**-algorithm.projection.exponent
+        return algorithm.elbow(State(2, arrays), k_max, RNG(0)) / unit**2
+
     means = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0], [8.0, 8.0]])
     points = np.concatenate([RNG(i).normal(m, 0.1, (20, 2)) for i, m in enumerate(means)])
     points = np.rint(np.concatenate([points, [[500.0, 500.0]]]) * 1000)  # the last is too light
-    points, weights = integers(points), integers([50] * 80 + [4])
-    costs = elbow_costs(points, weights, 7, 5, RNG(0))
+    costs = elbow(points, [50] * 80 + [4], 7)
     center = points[:80].mean(axis=0)
     assert costs[0] == pytest.approx(50 * ((points[:80] - center) ** 2).sum(), rel=1e-5)
     assert (np.diff(costs) < 0).all()
     assert costs[3] < 0.01 * costs[2]
     assert costs[4] > 0.5 * costs[3]
-    few = elbow_costs(integers([[0], [2]]), integers([9, 9]), 4, 5, RNG(0))
-    np.testing.assert_array_equal(few, [18, 0, 0, 0])
+    np.testing.assert_allclose(elbow([[0], [2]], [9, 9], 4), [18, 0, 0, 0])
     with pytest.raises(ConfigurationError, match="at least min_weight"):
-        elbow_costs(integers(np.zeros((3, 1))), integers([4, 0, -8]), 2, 5, RNG(0))
+        elbow(np.zeros((3, 1)), [4, 0, -8], 2)
     with pytest.raises(ConfigurationError, match="after round 2"):
-        build(DOMAINS["square"]).elbow(build(DOMAINS["square"]).initial_state(), 8, RNG(0))
+        algorithm.elbow(algorithm.initial_state(), 8, RNG(0))

@@ -157,6 +157,7 @@ def changed_schedule(**change):
         {"schedule": []},
         {"schedule": {}},
         changed_schedule(more=1),
+        changed_schedule(name="synopsis"),
         changed_schedule(moments=1),
         changed_schedule(cells=[]),
         changed_schedule(cells=9),
@@ -196,17 +197,21 @@ def test_the_largest_schedule_that_a_client_follows():
     """And one direction more, or all of a round for counts, is not followed."""
 
     def read(d, **change):
-        return Schedule.from_config(changed_schedule(**change)["schedule"], d)
+        config = {**build().to_config(), **changed_schedule(**change)}
+        return algorithm_from_config(config, Ball(2.0, [0.5] * d), BUDGET).schedule
 
     for share in (math.nextafter(1, 0), 1e-300):
         change = {"cells": [6] * 8, "n_refinements": 32, "count_share": real_to_text(share)}
-        assert read(4, **change, n_directions=4).n_rounds == 41
+        config = changed_schedule(**change, n_directions=4)["schedule"]
+        assert Schedule.from_config(config).n_rounds == 41
+    assert read(4, cells=[6] * 8, n_refinements=32).n_rounds == 41
     assert read(4, cells=[1], n_refinements=1).n_rounds == 3
     assert read(100, n_directions=64).n_directions == 64
     assert read(128).moments
     for d, change in (
         (100, {"count_share": real_to_text(1.0)}),
         (100, {"n_directions": 65}),
+        (4, {"n_directions": 5}),
         (129, {}),
     ):
         with pytest.raises(ConfigurationError):
@@ -283,7 +288,14 @@ def test_the_noise_of_a_size_is_that_of_its_release():
 
 def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
     signal = build(k, n_records=10**6).schedule.signal
-    schedule = Schedule(signal, False, n_directions, cells, n_refinements, 0.4)
+    schedule = Schedule(
+        signal=signal,
+        moments=False,
+        n_directions=n_directions,
+        cells=cells,
+        n_refinements=n_refinements,
+        count_share=0.4,
+    )
     return build(k, Ball(1.0, [0] * d), n_records=10**6, schedule=schedule)
 
 

@@ -1,11 +1,15 @@
 """A suite that takes no time, as a file that any process can load; and those of benchmarks/."""
 
+import io
 import sys
+from dataclasses import replace
 
 import pytest
-from scripts import ROOT, load_script
+from rich.console import Console
+from scripts import load_script
 
-from flower_kmeans.bench.runner import load_suite
+from flower_kmeans.bench.harness import Options
+from flower_kmeans.bench.runner import execute, load_suite
 
 TOY = """
 import dataclasses
@@ -53,7 +57,7 @@ def plot(rows, options):
 
 SUITE = Suite(
     "toy", "What is measured.", Task, {"loss": float, "capped": bool}, tasks_of, measure, table,
-    {"toy": plot}, ("g2_2_30", "iris", "mine"), ("mine",), runs=2,
+    {"toy": plot}, ("g2_2_30", "iris", "mine"), runs=2, sources={"mine": {}},
 )
 """
 
@@ -75,6 +79,34 @@ def suite(toy):
 
 
 @pytest.fixture
+def bare(suite):
+    """Return the suite without its plots, which take the longest."""
+    return replace(suite, plots={})
+
+
+@pytest.fixture
+def start(bare, tmp_path):
+    """Return a function that runs a suite; its attribute is what the last run printed."""
+
+    def execute_it(runs=1, chosen=bare, jobs=1, output="out", **given):
+        text = io.StringIO()
+        own = {name: given.pop(name) for name in ("data", "data_dir", "only") if name in given}
+        outcome = execute(
+            chosen,
+            Options(runs, **own),
+            tmp_path / output,
+            arguments=["/usr/bin/flower-kmeans", "bench", "--suite", "a b.py"],
+            jobs=jobs,
+            console=Console(file=text, width=200),
+            **given,
+        )
+        execute_it.printed = text.getvalue()
+        return outcome
+
+    return execute_it
+
+
+@pytest.fixture
 def done(toy):
     """Return a function that lists the tasks measured so far."""
     log = toy.with_name("log.txt")
@@ -84,4 +116,4 @@ def done(toy):
 @pytest.fixture
 def script(monkeypatch):
     """Return a suite's module in benchmarks/ by its name."""
-    return lambda name: load_script(monkeypatch, name, ROOT / "benchmarks")
+    return lambda name: load_script(monkeypatch, name)

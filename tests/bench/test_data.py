@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import make_blobs
 
 from flower_kmeans.bench import data, generators
-from flower_kmeans.bench.data import identity, is_there, load, name_of, to_unit_ball, to_unit_box
+from flower_kmeans.bench.data import identity, load, name_of, to_unit_ball, to_unit_box
 from flower_kmeans.errors import ConfigurationError, DataError
 
 
@@ -21,7 +21,6 @@ from flower_kmeans.errors import ConfigurationError, DataError
     ],
 )
 def test_sets_that_need_no_file(name, shape, n_clusters):
-    assert is_there(name, None)
     found = load(name)
     assert (found.name, found.records.shape, found.n_clusters) == (name, shape, n_clusters)
     assert found.records.dtype == np.float64
@@ -49,13 +48,11 @@ def test_names_hold_the_parameters():
 def test_files_of_a_directory(tmp_path):
     records = np.arange(60.0).reshape(30, 2)
     np.savez(tmp_path / "iris.npz", X=records, y=np.repeat([3, 5, 9], 10))
-    assert is_there("iris", tmp_path)
     found = load("iris", tmp_path)
     np.testing.assert_array_equal(found.records, records)
     np.testing.assert_array_equal(found.labels, np.repeat([0, 1, 2], 10))
     assert found.n_clusters == 3
-    assert not is_there("wine", tmp_path)
-    assert not is_there("iris", None)
+    assert identity("iris", None) is None
     with pytest.raises(ConfigurationError, match=r"Expected wine.npz in --data-dir"):
         load("wine", tmp_path)
 
@@ -96,9 +93,7 @@ def test_files_of_ones_own(tmp_path):
     np.savez(tmp_path / "own.npz", X=np.zeros((4, 3)))
     given = f"{tmp_path / 'own.npz'}:6"
     assert name_of(given) == "own"
-    assert is_there(given, None)
     assert load(given).n_clusters == 6
-    assert not is_there(f"{tmp_path / 'other.npz'}:6", None)
     np.savez(tmp_path / "bad.npz", X=np.zeros(3))
     with pytest.raises(DataError, match="array X of two dimensions"):
         load(f"{tmp_path / 'bad.npz'}:2")
@@ -107,7 +102,7 @@ def test_files_of_ones_own(tmp_path):
 @pytest.mark.parametrize("name", ["s3", "blobs_4", "g2_4", "iris:", "synth", "blobs_4_x"])
 def test_unknown_names_are_refused(name):
     with pytest.raises(ConfigurationError, match="Expected a data set: one of s1, "):
-        is_there(name, None)
+        identity(name, None)
     assert data.family_of(name) is None
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_kmeans.bench.harness import Options, parse, plan_of, seed_of, shown
+from flower_kmeans.bench.harness import Options, grid, parse, plan_of, seed_of, shown
 from flower_kmeans.errors import ConfigurationError
 
 
@@ -33,6 +33,21 @@ def test_columns_restrict_what_is_run(suite):
     assert {(task.method, task.run) for task in plan.tasks} == {("noise", 1)}
     plan = plan_of(suite, Options(1, only=(("epsilon", ("", "7")),)))  # not among the suite's own
     assert {task.epsilon for task in plan.tasks} == {None, 7.0}
+
+
+def test_a_grid_has_every_combination_run_by_run_and_other_numbers_than_the_suites(suite):
+    def tasks(*only, free=()):
+        options = Options(2, only=only)
+        values = {"method": ("a", "b"), "epsilon": (None, 1.0)}
+        found = list(grid(suite.task, options, *free, data=("x",), **values))
+        assert {task.data for task in found} == {"x"}
+        return [(task.run, task.method, task.epsilon) for task in found]
+
+    every = [(r, m, e) for r in (0, 1) for m in "ab" for e in (None, 1.0)]
+    assert tasks() == every
+    assert tasks(("epsilon", ("3", ""))) == [(r, m, 3.0) for r in (0, 1) for m in "ab"]
+    assert tasks(("method", ("c",)), ("run", ("1",))) == every  # the plan leaves these out
+    assert {method for _, method, _ in tasks(("method", ("c",)), free=["method"])} == {"c"}
 
 
 @pytest.mark.parametrize(

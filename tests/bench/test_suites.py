@@ -9,7 +9,6 @@ import pytest
 from scripts import ROOT
 from suites import cells, measured
 
-from flower_kmeans import ClientPolicy, kmeans_client_app
 from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.vertical.costs import costs
@@ -19,15 +18,12 @@ SMALL = {
     "client_step": [(3_000, 4, 3, 0)],
     "load": [("oblivious-server", 5, 3, 0), ("clients-only", 5, 3, 0)],
     "noise": [("3x4", "rounded-gaussian/1", 2, 0), ("3x4", "discrete-gaussian/1", 2, 0)],
-    "removal": [("SynopsisKMeans", 5, 0)],
     "round_trips": [("plain", 2), ("oblivious-server", 2)],
     "scaling": [("clients", 300, 2, 3, 4, 0)],
-    "sums": [("masks", 10, 64, 0), ("shares", 10, 64, 0)],
     "update": [("FastLloyd", 4, 2, 0), ("SynopsisKMeans", 4, 2, 0)],
 }
-TIMED = {"client_step", "fit", "load", "load_memory", "load_ray", "noise", "ray_round", "removal"}
-TIMED |= {"scaling", "sums", "update", "vertical"}
-FRESH = {"load", "load_memory", "load_ray", "ray_round", "vertical"}
+TIMED = {"client_step", "fit", "load", "noise", "ray_round", "scaling", "update", "vertical"}
+FRESH = {"load", "ray_round", "vertical"}
 
 
 @pytest.mark.parametrize("name", sorted(TIMED))
@@ -38,16 +34,13 @@ def test_time_is_measured_by_one_process_and_memory_by_a_new_one(script, name):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_task_is_measured_and_shown(script, name, monkeypatch):
+def test_a_small_task_is_measured_and_shown(script, name):
     module = script(name)
-    if name == "sums":
-        monkeypatch.setattr(module, "best", lambda action, seconds=0.3: action() is None or 2.0)
     rows = measured(module.SUITE, [module.Task(*values) for values in SMALL[name]])
     for row in rows:
         assert row.keys() == module.SUITE.columns.keys()
         assert all(value is None or value >= 0 for value in map(row.get, module.SUITE.measures))
-    table = module.tables_of(rows, Options(1)).split("\n\n")[0]
-    assert len(cells(table)) == len(rows)
+    assert len(cells(module.tables_of(rows, Options(1)))) == len(rows)
 
 
 def test_of_several_runs_the_shortest_is_shown(script):
@@ -72,47 +65,24 @@ def test_noise_is_drawn_at_the_scale_of_the_row(script, monkeypatch):
         np.testing.assert_array_equal(values, np.full(15, scale))
 
 
-def test_whole_fits_and_the_memory_of_an_answer(script, monkeypatch):
+def test_fits_are_of_the_strategies_and_trust_models_of_their_names(script, monkeypatch):
     fit = script("fit")
-    rng = np.random.default_rng(0)
-    data = fit.Data("small", rng.uniform(-0.5, 0.5, (400, 2)), 2)
-    monkeypatch.setattr(fit, "load", lambda name, options: data)
-    tasks = [fit.Task("KMeans", None, 0), fit.Task("FastLloyd, oblivious-server", None, 0)]
-    rows = measured(fit.SUITE, [*tasks, fit.Task("PEMeans, an answer", 64, 0)])
-    assert rows[2]["candidates"] == 2 * (1 + 64)
-    assert rows[2]["answer"] == 8 * rows[2]["candidates"] < rows[2]["peak"]
-    times, answers = fit.tables_of(rows, Options(1)).split("\n\n")
-    assert (len(cells(times)), cells(answers)[0][0]) == (2, "130")
+    data = fit.Data("small", np.random.default_rng(0).uniform(-0.5, 0.5, (400, 2)), 2)
+    monkeypatch.setattr(fit, "in_ball", lambda name, options: data)
+    rows = measured(fit.SUITE, [fit.Task(name, 0) for name in fit.FITS if name[0] in "KF"])
+    assert [line[1] for line in cells(fit.tables_of(rows, Options(1)))] == ["", "8"]
     for name in fit.FITS[1:]:
         strategy = fit.strategy_of(name, data)
         assert f"{type(strategy).__name__}, {strategy.trust}" == name
 
 
-def test_bytes_of_masks_shares_and_vertical_runs_are_the_planned(script, monkeypatch):
-    sums = script("sums")
-    assert sums.masks(10, 64)["sent"] == 8 * 64
-    assert sums.shares(10, 64)["sent"] == 10 * (8 * 64 + 16)  # a sealed share for each: k = 1
-    vertical = script("vertical")
-    monkeypatch.setitem(sys.modules, "vertical", vertical)  # its processes import it by name
-    (row,) = measured(vertical.SUITE, [vertical.Task(2, False, 1, 1, 0)])
-    assert row["peak"] > 10 * row["relin_bytes"]
-    assert len(cells(vertical.tables_of([row], Options(1)).split("\n\n")[0])) == 1
-    planned, seals = costs(2, (1, 1), 16_384, 1, 1), 16
-    assert row["public_bytes"] + row["relin_bytes"] + 2 * seals == planned.key_bytes
-    assert row["column_bytes"] + seals == planned.column_bytes
-    assert row["c1_bytes"] + row["share_bytes"] + 2 * seals == planned.round_bytes
-
-
 # --------------------------------------------------------------------------- bytes and round trips
 
 
-def run_weighed(script, *weighs, trust="oblivious-server"):
-    size = script("uniform_clients").Size(4, clusters=3, columns=2, rounds=2)
-    app = kmeans_client_app(size.load, ClientPolicy.for_simulation(), lambda *_: None)
-    grid = script("weighing").WeighingGrid(app, 4, *weighs)
-    with task_identity():
-        size.fastlloyd("relayed", lambda info: None, trust).start(grid)
-    return size, grid
+def run_weighed(script, **options):
+    module = script("weighing")
+    size = module.Size(4, clusters=3, columns=2, rounds=2)
+    return size, size.over(size.fastlloyd(lambda info: None, "oblivious-server"), **options)
 
 
 def test_every_message_of_a_run_is_weighed_by_round_trip(script):
@@ -124,27 +94,10 @@ def test_every_message_of_a_run_is_weighed_by_round_trip(script):
     assert grid.trips["ask 2"].words == 4 * [size.reply] == 4 * [8 * (3 * (2 + 1) + 1)]
     assert min(grid.trips["ask 2"].answered) > size.reply
     for name, trip in grid.trips.items():  # Flower adds some bytes to every message
-        assert all(a > b > 0 for a, b in zip(trip.asked, grid.asked[name].values(), strict=True))
-    _, some = run_weighed(script, lambda trip, client: client == 3 and trip.startswith("ask"))
+        assert all(a > b > 0 for a, b in zip(trip.asked, grid.asked[name], strict=True))
+    _, some = run_weighed(script, weighs=lambda trip: trip == "ask 2")
     assert some.pushes == grid.pushes
-    assert {name: len(trip.asked) for name, trip in some.trips.items()} == {"ask 1": 1, "ask 2": 1}
-
-
-def test_the_bytes_of_second_moments(script, monkeypatch):
-    moments = script("moments")
-    only = (("columns", ("40",)), ("clusters", ("2",)), ("server_points", ("12",)))
-    rows = measured(moments.SUITE, plan_of(moments.SUITE, Options(1, only=only)).tasks)
-    by_trip = {(row["trust"], row["trip"]): row for row in rows}
-    half = 4 * 40 * 41  # a half of a dense matrix, in bytes
-    assert half < by_trip["trusted-server", "ask 1"]["answered"] < half + 1_000 < 8 * 40 * 40
-    assert by_trip["distributed-noise", "add 1"]["asked"] > half
-    for trust in moments.TRIPS:  # queries are small, and no sum comes down to clients
-        assert by_trip[trust, "ask 2"]["asked"] < half
-    parts = moments.tables_of(rows, Options(1)).split("\n\n")
-    assert parts[2] == "d² words: 12,800 bytes; d(d+1)/2 words: 6,560."
-    monkeypatch.setitem(moments.TRIPS, "trusted-server", moments.TRIPS["trusted-server"][:-1])
-    with pytest.raises(ValueError, match="Expected the round trips"):
-        moments.trips_of("trusted-server", 3, 2, 12)
+    assert {name: len(trip.asked) for name, trip in some.trips.items()} == {"ask 2": 4}
 
 
 def test_round_trips_of_every_trust_model(script):
@@ -161,23 +114,23 @@ def test_round_trips_of_every_trust_model(script):
     assert table == [["own polling", "6.10", "3.00", "6.20"]]
 
 
-def test_every_message_of_a_vertical_run_is_weighed(script):
-    module = script("vertical_messages")
-    rows = measured(module.SUITE, list(module.tasks_of(Options(1)))[:6])
-    by = {row["trip"]: row for row in rows}
-    assert list(by) == list(module.kinds_of(2, 1))
-    assert by["enrol"]["trips"] == 2 * module.ROUNDS + 4
-    planned = costs(2, (1, 1), 16_384, 1, 1)
-    least = planned.key_bytes + planned.column_bytes
-    assert least < by["keys"]["answered"] < by["step"]["asked"] < least + 2_000
-    assert 0 < by["finish"]["sent"] - by["finish"]["planned"] < 1_000
-    assert module.tables_of(rows, Options(1)).startswith("k = 2, 2 parties, 1 with the key: 8 rou")
+def test_bytes_of_vertical_runs_are_the_planned(script, monkeypatch):
+    vertical = script("vertical")
+    monkeypatch.setitem(sys.modules, "vertical", vertical)  # its processes import it by name
+    (row,) = measured(vertical.SUITE, [vertical.Task(2, False, 1, 1, 0)])
+    assert row["peak"] > 10 * row["relin_bytes"]
+    assert len(cells(vertical.tables_of([row], Options(1)).split("\n\n")[0])) == 1
+    planned, seals = costs(2, (1, 1), 16_384, 1, 1), 16
+    assert row["public_bytes"] + row["relin_bytes"] + 2 * seals == planned.key_bytes
+    assert row["column_bytes"] + seals == planned.column_bytes
+    assert row["c1_bytes"] + row["share_bytes"] + 2 * seals == planned.round_bytes
 
 
 def test_losses_of_vertical_runs(script, monkeypatch):
     loss = script("vertical_loss")
     monkeypatch.setattr(loss, "MADE", ("synth_2000_3_2",))
-    rows = measured(loss.SUITE, loss.tasks_of(Options(1, only=(("rounds", ("2",)),))))
+    options = Options(1, data=loss.MADE, only=(("rounds", ("2",)),))
+    rows = measured(loss.SUITE, loss.SUITE.tasks(options))
     assert {row["method"] for row in rows} == set(loss.METHODS)
     assert all(0 < row["loss"] < 1 and 0 < row["accuracy"] <= 1 for row in rows)
     assert len(cells(loss.tables_of(rows, Options(1)))) == 1
@@ -199,48 +152,41 @@ def test_the_peak_of_memory_outlasts_what_was_held(script):
 
 
 def test_strategies_run_in_turn_on_the_same_nodes(script):
-    module, size = script("ray_runs"), script("uniform_clients").Size(3, rounds=4)
-    runs = module.Runs(size, "clients-only")
-    app, asked = module.client_app(size, ClientPolicy.for_simulation()), []
+    module = script("ray_round")
+    runs = module.Runs(module.Size(3, rounds=4), "clients-only")
+    app, asked = module.client_app(runs.size), []
 
     def listen(message, context):
         asked.append(message.metadata.message_type)
         return app(message, context)
 
-    grid = InProcessGrid(listen, size.clients)
+    grid = InProcessGrid(listen, 3)
     with task_identity():
-        runs.warm_up(grid)
-        assert asked == size.clients * ["train"]
-        found = [(runs.cost(grid, name), asked.count("evaluate")) for name in module.NAMES]
-    for cost, _ in found:
-        assert len(cost.rounds) == 3  # after the first
-        assert len(cost.resident) == 4
-        assert min(cost.rounds) > 0
-        assert sum(cost.rounds) < cost.whole
-        assert min(cost.resident) > 2**20
-    # FedAvg's default alone evaluates, after every round.
-    assert [evaluations for _, evaluations in found] == [0, 0, 4 * 3]
+        runs.fedavg(grid, 1)
+        assert asked == 3 * ["train"]
+        for name in module.NAMES:
+            runs.run(grid, name)
+    assert asked.count("train") == 3 * (1 + 4)
+    assert runs.found["peak"] > 2**20
+    assert 3 * runs.found["fastlloyd"] < runs.found["whole"]  # of rounds after the first
+    assert min(runs.found.values()) > 0
 
 
-@pytest.mark.parametrize("name", ["ray_round", "load_ray", "load_memory"])
-def test_runs_on_ray_take_turns_and_are_shown(script, monkeypatch, name):
-    module, orders = script(name), []
-
-    def on_ray(size, trust, names):
-        orders.append(tuple(names))
-        seconds = {"FastLloyd": 1.0, "FedAvg": 2.0, "FedAvg+": 4.0}
-        cost = script("ray_runs").Cost
-        memory = tuple(t * 2**20 for t in range(1, 29))
-        return {each: cost(10 * s, (s, s, s), 2 * s, memory, 77) for each, s in seconds.items()}
-
-    monkeypatch.setattr(module, "on_ray", on_ray)
-    rows = measured(module.SUITE, plan_of(module.SUITE, Options(2)).tasks)
-    text = module.tables_of(rows, Options(2))
-    if name == "load_memory":
-        assert cells(text)[0][4:9] == ["1", "2", "7", "", ""]
-    else:  # who is first changes from run to run
-        assert set(orders) == {orders[0], orders[0][::-1]}
-        assert "| 0.50 |" in text or "0.50 (0.50 to 0.50)" in text
+def test_a_private_round_stands_beside_one_of_fedavg(script):
+    module = script("ray_round")
+    measures = {"fastlloyd": 1.0, "fedavg": 2.0, "whole": 9.0, "computed": 3.0, "peak": 2**21}
+    tasks = plan_of(module.SUITE, Options(2)).tasks
+    rows = [{**vars(task), **measures, "fedavg": 2.0 + 4 * task.run} for task in tasks]
+    size = ["15x2", "10", "oblivious-server", "7", "368"]
+    assert cells(module.tables_of(rows, Options(2)))[0] == [
+        *size,
+        "4000",
+        "1000",
+        "0.25",
+        "9",
+        "3",
+        "2",
+    ]
 
 
 @pytest.mark.ray
@@ -250,7 +196,7 @@ def test_a_simulation_for_each_run_from_the_installed_command(tmp_path):
     command += ["--only", "shape=3x2", "--only", "clients=2", "--runs", "2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2_000:]
-    assert "| 3 | 2 | 2 | 80 |" in done.stdout
+    assert "| 3x2 | 2 | oblivious-server | 7 | 80 |" in done.stdout
     with (tmp_path / "out" / "runs.csv").open(newline="") as file:
         found = list(csv.DictReader(file))
     assert [row["run"] for row in found] == ["0", "1"]

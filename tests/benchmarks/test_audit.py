@@ -5,22 +5,22 @@ import json
 import math
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
-from scripts import load_script
+from scripts import ROOT, load_script
+from seamed import bytes_of
 
 from flower_kmeans import strategies
 from flower_kmeans.bench.harness import Options, plan_of
+from flower_kmeans.privacy import randomness
 from flower_kmeans.privacy.calibration import epsilon_of_mu
 from flower_kmeans.protocol import noise as round_noise
 from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.strategies import KMeansStrategy
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 SURE = 1 - 1e-10
 SHARE = 1_000
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 @pytest.fixture
 def audit(monkeypatch):
     """The script, with the modules beside it."""
-    return load_script(monkeypatch, "audit", FOLDER)
+    return load_script(monkeypatch, "audit")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ CERTAIN = {
     "cost of half the norm": 400,
     "free squares without the joint bound": 100,
     "squares without the joint bound": 1000,
-    "weights above the budget": 1000,
+    "weights above the budget": 2000,
     "relocation that looks at records": 1000,
     "clip forgotten": 100,
     "noise truncated: whole records": 100,
@@ -204,11 +204,15 @@ CERTAIN = {
 
 @pytest.mark.parametrize("name", CERTAIN)
 def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
-    """Bounds of a few hundred runs exceed the claim by far; without the bug they cannot."""
+    """Bounds of a few hundred runs exceed the claim; without the bug they cannot.
+
+    The planted runs have seeded noise: of some bugs, one run in a hundred stays below the claim.
+    """
     (bug,) = (bug for bug in audit.bugs() if bug.name == name)
     effort = audit.Effort(CERTAIN[name], 1)
     task = audit.task_of(bug.cell, effort.repetitions, name, planted=True)
-    planted = audit.line_of(task, effort)
+    with mock.patch.object(randomness, "_os_random", bytes_of(name)):
+        planted = audit.line_of(task, effort)
     assert planted.epsilon_bound > planted.claimed_epsilon
     if bug.guess != "likelihood ratio":
         assert planted.recorded_right == planted.recorded
@@ -378,7 +382,7 @@ def test_a_bug_without_its_other_side_is_shown(audit, made):
 
 def table_rows(page):
     """Return the cells of all lines of a document's tables."""
-    text = (FOLDER.parent / "docs" / page).read_text("utf-8")
+    text = (ROOT / "docs" / page).read_text("utf-8")
     return [[part.strip() for part in line.split("|")[1:-1]] for line in text.splitlines()]
 
 
@@ -446,7 +450,7 @@ def test_the_headlines_are_those_of_the_tables():
     assert page[start + 4][0].startswith(f"{len(nothing)} ")
     assert {line[11] for line in lines if not line[12]} == {"0.00"}
     bugs = [row for row in table_rows("tables/audit.md") if len(row) == 10 and row[7] == "caught"]
-    text = (FOLDER.parent / "docs" / "audit.md").read_text("utf-8")
+    text = (ROOT / "docs" / "audit.md").read_text("utf-8")
     assert f"all {len(bugs)} planted bugs are found" in text
     least = min(float(row[5]) / float(row[4]) for row in bugs if float(row[4]))
     assert least == pytest.approx(4.45 / 4.00)

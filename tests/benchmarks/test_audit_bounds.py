@@ -1,7 +1,6 @@
 """Bounds from counted guesses cover what they promise; likelihoods are those of the noise."""
 
 import math
-from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -15,7 +14,7 @@ from flower_kmeans.privacy.noise import SAMPLERS
 
 @pytest.fixture
 def audit(monkeypatch):
-    return load_script(monkeypatch, "audit_bounds", Path(__file__).parents[2] / "benchmarks")
+    return load_script(monkeypatch, "audit_bounds")
 
 
 @pytest.mark.parametrize("trials", [1, 7, 40])

@@ -1,7 +1,6 @@
 """The script that measures losses under skew and drops: who holds what, who drops, going on."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +8,10 @@ from scripts import load_script
 
 from flower_kmeans.bench import script
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def skew(monkeypatch):
-    """The script as a module."""
-    return load_script(monkeypatch, "skew", FOLDER)
+    return load_script(monkeypatch, "skew")
 
 
 def data_of(skew, sizes):
@@ -72,7 +68,7 @@ def test_it_goes_on_where_it_was_stopped(skew, monkeypatch, tmp_path, capsys):
     command = ["skew.py", "--data", f"{tmp_path / 'own.npz'}:2", "--settings", "even", "drops"]
     command += ["--runs", "1", "--jobs", "1", "--methods", "FastLloyd"]
     command += ["--output", str(tmp_path / "out")]
-    main = partial(script.main, skew.SUITE, None, command[1:])
+    main = partial(script.main, skew.SUITE, command[1:])
     main()
     first = (tmp_path / "out" / "runs.csv").read_text()
     assert first.splitlines()[0] == "data,setting,method,epsilon,run,ratio"

@@ -1,7 +1,6 @@
 """The suite of the thesis's constrained clustering: its clients, its noise, and its tables."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,14 +13,12 @@ from flower_kmeans.bench.harness import Options, plan_of
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.randomness import Stream
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 K, D, N = 3, 2, 60
 
 
 @pytest.fixture
 def thesis(monkeypatch):
-    """The script as a module."""
-    return load_script(monkeypatch, "thesis", FOLDER)
+    return load_script(monkeypatch, "thesis")
 
 
 def data():
@@ -100,7 +97,7 @@ def test_noise_has_the_scale_of_its_units(thesis, factor, accepted):
 
 @pytest.mark.parametrize("method", ["exclusive MNA", "exclusive AMN"])
 def test_bounds_without_noise_find_the_clusters(thesis, method, monkeypatch):
-    monkeypatch.setattr(thesis, "load", lambda name, options: data())
+    monkeypatch.setattr(thesis, "in_box", lambda name, options: data())
     task = thesis.Task("made", method, "", thesis.NONE, thesis.TWO, None, 0)
     found = thesis.measure(task, Options(1))
     assert found["wcss"] < 2 * 0.1**2 * D * N
@@ -108,7 +105,7 @@ def test_bounds_without_noise_find_the_clusters(thesis, method, monkeypatch):
 
 
 def test_every_case_runs(thesis, monkeypatch):
-    monkeypatch.setattr(thesis, "load", lambda name, options: data())
+    monkeypatch.setattr(thesis, "in_box", lambda name, options: data())
     for case in thesis.CASES:
         epsilon = None if case.noise == thesis.NONE else 4.0
         found = thesis.measure(thesis.Task("made", *case, epsilon, 0), Options(1))

@@ -1,52 +1,45 @@
 """The script that makes the tables of utility: its protocol, its tables, and what it refuses."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 from scripts import load_script
 
 from flower_kmeans.bench.harness import Options, plan_of
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def utility(monkeypatch):
-    """The script as a module."""
-    return load_script(monkeypatch, "utility", FOLDER)
+    return load_script(monkeypatch, "utility")
 
 
-def test_tasks_are_the_methods_unless_variants_are_named(utility):
+def test_tasks_are_the_methods_that_apply(utility):
     data = ("sklearn-iris", "sklearn-breast")
     plan = plan_of(utility.SUITE, Options(2, data=data))
     methods = {name: {t.method for t in plan.tasks if t.data == name} for name in data}
     assert methods["sklearn-breast"] == set(utility.METHODS)
     assert methods["sklearn-iris"] == set(utility.METHODS) - {"HDPEMeans"}
     assert {t.epsilon for t in plan.tasks if t.method in ("KMeans", "Lloyd")} == {None}
-    variant = next(iter(utility.VARIANTS))
-    only = (("method", (variant,)),)
-    plan = plan_of(utility.SUITE, Options(1, data=data, only=only))
-    assert [t.method for t in plan.tasks] == [variant] * 10
 
 
-@pytest.mark.parametrize(
-    "method", ["FastLloyd", "FastLloyd:paper", "SynopsisKMeans", "FastLloyd:start"]
-)
+@pytest.mark.parametrize("method", ["FastLloyd", "FastLloyd:paper", "SynopsisKMeans"])
 def test_methods_run_under_the_protocol(utility, method, monkeypatch):
-    seen = []
-    real = utility.simulate
+    seen, shared = [], utility.as_fastlloyd.__globals__
+    real = shared["simulate"]
 
     def record(strategy, halves):
         seen.append((strategy, halves))
         return real(strategy, halves)
 
-    monkeypatch.setattr(utility, "simulate", record)
+    monkeypatch.setitem(shared, "simulate", record)
     task = utility.Task("sklearn-iris", method, 1.0, 3)
     found = utility.measure(task, Options(1, data=("sklearn-iris",)))
     ((strategy, halves),) = seen
     assert [len(half) for half in halves] == [75, 75]
+    assert getattr(strategy.algorithm, "relocation", None) == {
+        "FastLloyd": True,
+        "FastLloyd:paper": False,
+    }.get(method)
     assert strategy.plan.budget.delta == pytest.approx(1 / (150 * math.log(150)))
     of_the_server = method == "SynopsisKMeans"
     assert strategy.trust == ("trusted-server" if of_the_server else "oblivious-server")
@@ -97,16 +90,3 @@ def test_tables_stand_beside_the_reference(utility):
 )
 def test_verdicts_take_figures_as_good_as_their_last_digit(utility, mean, half, reference, words):
     assert utility.verdict(mean, half, reference) == words
-
-
-def test_another_trust_is_kept_apart(utility, monkeypatch, capsys):
-    suite = utility.suite_under("distributed-noise")
-    assert suite.settings == {"trust": "distributed-noise"}
-    assert utility.suite_under(None) is utility.SUITE
-    found = suite.measure(utility.Task("sklearn-iris", "GLloyd", 1.0, 0), Options(1))
-    assert found["noise_factor"] > 1
-    command = ["utility.py", "--trust", "distributed-noise", "--methods", "SuLloyd"]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit):
-        utility.main()
-    assert "neither Laplace noise nor the variants" in capsys.readouterr().err

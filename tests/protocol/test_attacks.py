@@ -17,8 +17,9 @@ from unittest import mock
 import msgspec
 import numpy as np
 import pytest
+from cohorts import BLIND, PROTECTED, SHARED, Cohort
 from documents import TRUSTS, make_algorithm
-from forged import BLIND, PROTECTED, SHARED, Scene
+from harness import without_noise
 from malformed import second_encodings
 
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
@@ -34,6 +35,7 @@ from flower_kmeans.protocol.messages import (
     Code,
     Enrol,
     Enrolled,
+    Entry,
     Finish,
     Finished,
     Keys,
@@ -94,15 +96,12 @@ def defended(reply, *codes):
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Return a function that makes a scene with its own directory."""
-    made = []
+def start(tmp_path_factory):
+    """Return a function that makes a run with its clients, who are numbered by their slots."""
 
-    def make(*args, **options):
-        directory = tmp_path / f"scene-{len(made)}"
-        directory.mkdir()
-        made.append(directory)
-        return Scene(directory, *args, **options)
+    def make(trust=S, keys="roster", n=7, *, absent=(), set_up=True, **options):
+        cohort = Cohort(tmp_path_factory.mktemp("run"), trust, keys, n, **options)
+        return cohort.set_up(i for i in range(n) if i not in absent) if set_up else cohort
 
     return make
 
@@ -113,7 +112,7 @@ def fresh_key():
 
 
 def enrol(scene, i=0, data=b""):
-    return scene.nodes[i].send(Enrol(doc=data or scene.data))
+    return scene.nodes[i].send(Enrol(doc=data or scene.run.data))
 
 
 # ------------------------------------------------------------------------------ 1 to 6: one sum
@@ -139,7 +138,7 @@ def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
     entry = s.entries[0]
     context = transcript.entry_context(s.doc_hash, transcript.first_hash(s.doc_hash), entry)
     for position, sealed in entry.shares:
-        for key in (ZERO, s.doc_hash, s.tree().root):  # no group key that a server could make
+        for key in (ZERO, s.doc_hash, s.frame.tree.root):  # no group key that a server could make
             key = key_agreement.sum_share_key(key, context, position, entry.survivors)
             with pytest.raises(MessageError):
                 key_agreement.unseal(key, sealed, context)
@@ -179,7 +178,7 @@ def test_04_other_shares_of_the_same_survivors(start, trust):
     first = s.deal()
     assert isinstance(s.add(0, first), Added)
     s.nodes[1].restart()  # a dealer that lost its memory deals again
-    s.renew(1, s.ask(1))
+    s.take(1, s.ask(1))
     if trust in BLIND:
         s.wrap_again(1, by=0)
     defended(s.add(0, s.deal(attempt=2), attempt=2), Code.CONFLICT)
@@ -203,7 +202,7 @@ def test_06_the_shares_of_one_client(start, trust, keys):
 @protected
 def test_07_a_cohort_of_two(start, trust):
     s = start(trust, "relayed")
-    s.frame(present=[0, 1])
+    s.reframe(present=[0, 1])
     defended(s.ask(0), Code.POLICY)
 
 
@@ -212,18 +211,18 @@ def test_07_a_cohort_of_two(start, trust):
 @each_keys
 def test_07_a_committee_without_some_slots(start, trust, keys):
     s = start(trust, keys)
-    s.frame(committee=[0, 1])
+    s.reframe(committee=[0, 1])
     defended(s.ask(0), Code.POLICY)
 
 
 @stopped_by("require_committee")
 def test_08_a_committee_that_the_server_chose(start):
     s = start(S, n=70)
-    assert isinstance(s.ask(s.committee().slots[0]), Answer)
+    assert isinstance(s.ask(s.committee.slots[0]), Answer)
     chosen = range(64)
-    assert set(chosen) != set(s.committee().slots)
-    s.frame(committee=chosen)
-    defended(s.ask(s.committee().slots[1], attempt=2), Code.POLICY)  # it may be the one above
+    assert set(chosen) != set(s.committee.slots)
+    s.reframe(committee=chosen)
+    defended(s.ask(s.committee.slots[1], attempt=2), Code.POLICY)  # it may be the one above
 
 
 @shared
@@ -231,14 +230,14 @@ def test_08_two_committees_in_two_attempts(start, trust):
     """Each half is called absent in one attempt: too few are left to open in either."""
     s = start(trust, n=8)
     for attempt, half in ((1, range(4)), (2, range(4, 8))):
-        s.frame(present=half)
+        s.reframe(present=half)
         for i in half:
             defended(s.ask(i, attempt=attempt), Code.POLICY)
 
 
 def test_08_keys_twice_and_slots_in_another_order(start):
     s = start(S, "relayed")
-    slots, keys, rows = s.committee().slots, s.committee().public_keys, s.committee().encode()
+    slots, keys, rows = s.committee.slots, s.committee.public_keys, s.committee.encode()
     for changed in (
         replace_committee(s, keys=(keys[1], *keys[1:])),
         replace_committee(s, slots=slots[::-1]),
@@ -251,23 +250,23 @@ def test_08_keys_twice_and_slots_in_another_order(start):
 
 
 def replace_committee(scene, slots=None, keys=None):
-    found = scene.committee()
+    found = scene.committee
     slots, keys = slots or found.slots, keys or found.public_keys
-    return Committee(slots, keys, scene.n_slots, 1).encode()
+    return Committee(slots, keys, scene.frame.n_slots, 1).encode()
 
 
 def test_09_an_epoch_beyond_the_last(start):
     s = start(set_up=False, epoch=15)
     assert isinstance(enrol(s), Enrolled)
-    defended(enrol(s, data=s.data.replace(b"epoch\x0f", b"epoch\x10")), Code.BAD_MESSAGE)
+    defended(enrol(s, data=s.run.data.replace(b"epoch\x0f", b"epoch\x10")), Code.BAD_MESSAGE)
 
 
 def test_09_run_ids_commitments_and_presence_do_not_move_the_committee(start):
     s = start(S, n=70, absent=[3])
     for run in (b"\1" * 16, b"\2" * 16):
         other = start(S, n=70, others=s, run=run, absent=[5, 6])
-        assert other.committee().slots == s.committee().slots
-        member = next(i for i in other.committee().slots if i not in (3, 5, 6))
+        assert other.committee.slots == s.committee.slots
+        member = next(i for i in other.committee.slots if i not in (3, 5, 6))
         assert isinstance(other.ask(member), Answer)  # the client draws the same one
 
 
@@ -280,15 +279,14 @@ def test_10_a_swapped_public_key_of_a_member(start, trust):
     """The server puts its key in a member's position, perhaps to open it after a theft."""
     s = start(trust)
     secret, public = fresh_key()
-    s.enrolled[2] = replace(s.enrolled[2], public_key=public)
-    s.frame()
+    s.reframe(keys={2: public})
     reply = s.ask(0)
     assert isinstance(reply, Answer)
     assert all(reply.sealed[j] for j in range(7) if j != 2)  # it costs the others nothing
     if reply.sealed[2]:
         raise SucceededError
     stolen = s.identity(2).secret
-    assert key_agreement.pair_secret(secret, s.enrolled[0].public_key, stolen, s.roster.keys[0])
+    assert key_agreement.pair_secret(secret, s.key(0), stolen, s.roster.keys[0])
 
 
 @stopped_by("static_secret", to=always(b""), of=[(S,), (B,)])
@@ -299,7 +297,7 @@ def test_11_a_share_dealt_in_a_clients_name(start, trust):
     answers = s.deal()
     secret, public = fresh_key()
     context = s.context(1, 1, answers[3].tag)
-    member = s.enrolled[0].public_key
+    member = s.key(0)
     ikm = key_agreement.pair_secret(secret, member)
     key = key_agreement.share_key(ikm, context, 3, 0, public, member)
     sealed = key_agreement.seal(key, share_of(s, 3, s.sums(1, 1, answers[3].tag)), context)
@@ -342,11 +340,11 @@ def test_12_shares_of_another_member_attempt_order_or_run(start, trust, keys):
 
 def slot_of_another(scene, i, slot):
     """Return a request to client ``i`` that gives it another client's slot."""
-    own = scene.enrolled[i]
+    own = scene.enrolled[i].public
     mine = leaf(slot, own.commitment, own.static, own.public_key)
-    keys = [scene.enrolled[j].public_key for j in scene.committee().slots]
+    keys = [scene.key(j) for j in scene.committee.slots]
     keys[slot], keys[i] = own.public_key, b""
-    tree = Tree([mine if j == slot else EMPTY for j in range(scene.n_slots)])
+    tree = Tree([mine if j == slot else EMPTY for j in range(scene.frame.n_slots)])
     committee = replace_committee(scene, keys=tuple(keys))
     return {"root": tree.root, "path": tree.path(slot), "slot": slot, "committee": committee}
 
@@ -373,20 +371,19 @@ def test_13_one_client_at_two_slots(start, trust):
 def test_14_a_cohort_without_this_session(start, trust, keys):
     """The refusal holds the session's public values, as an enrolment does."""
     s = start(trust, keys)
-    own = s.enrolled[0]
+    own = s.enrolled[0].public
     for changes in ({"root": b"r" * 32}, {"path": b""}):
         reply = s.ask(0, **changes)
         defended(reply, Code.RENEW)
         found = (reply.commitment, reply.static, reply.public_key, reply.tags)
         assert found == (own.commitment, own.static, own.public_key, own.tags)
-    s.enrolled[0] = replace(own, public_key=fresh_key()[1])
-    s.frame()
+    s.reframe(keys={0: fresh_key()[1]})
     defended(s.ask(0), Code.RENEW)
 
 
 def test_14_a_committee_without_the_clients_own_key(start):
     s = start(S)
-    keys = list(s.committee().public_keys)
+    keys = list(s.committee.public_keys)
     keys[0] = fresh_key()[1]
     defended(s.ask(0, committee=replace_committee(s, keys=tuple(keys))), Code.RENEW)
 
@@ -545,7 +542,7 @@ def test_18_relayed_keys_at_a_client_with_a_roster(start):
     s = start(B, set_up=False)
     defended(enrol(s, data=encode(change(s.document, keys="relayed", roster=None))), Code.POLICY)
     other = start(B, "relayed", set_up=False)
-    defended(enrol(other, data=s.data), Code.POLICY, Code.KEY)
+    defended(enrol(other, data=s.run.data), Code.POLICY, Code.KEY)
 
 
 @stopped_by("require_policy")
@@ -563,7 +560,7 @@ def test_18_another_document_under_a_runs_hash(start):
     s = start(B)
     other = start(B, others=s, run=b"\1" * 16, set_up=False)
     s.nodes[0].restart()
-    reply = s.ask(0, doc=other.data)
+    reply = s.ask(0, doc=other.run.data)
     if isinstance(reply, Refusal) and reply.code == Code.RENEW:  # it began a session for it
         raise SucceededError
     defended(reply, Code.BAD_MESSAGE)
@@ -627,7 +624,17 @@ def close_with(scene, named, added):
     answers = scene.deal()
     sums = scene.sums(1, 1, answers[0].tag)
     total = scene.run.trust.sum.combine([answers[i].words for i in added], sums)
-    scene.close(1, 1, {i: answers[i] for i in named}, words=total)
+    entry = Entry(
+        t=1,
+        attempt=1,
+        n_slots=7,
+        root=scene.frame.tree.root,
+        committee=scene.frame.digest,
+        tag=answers[0].tag,
+        survivors=scene.bitmap(named),
+        words=total,
+    )
+    scene.server._entries[entry] = 0
 
 
 @stopped_by("require_checksum")
@@ -691,7 +698,8 @@ def test_24_equal_tags_as_an_oracle_for_a_word(start):
     """
     at_the_wall = make_algorithm(FastLloydAlgorithm, relocation=False, postprocess="truncate")
     s = start(O, algorithm=at_the_wall)
-    s.round(1)
+    with without_noise():
+        s.round(1)
     honest = np.frombuffer(s.entries[0].words, dtype="<u8")
     truth = sum(s.exact(i) for i in range(7))
     algorithm = s.run.algorithm
@@ -834,7 +842,7 @@ def test_26_a_sum_of_a_query_that_it_did_not_have(start, trust):
     s.round(2, who=range(7))
     assert isinstance(differs, Answer)
     assert differs.tag != s.entries[-1].tag
-    s.have[7] = 1
+    s.enrolled[7].head = 1
     defended(other_software(lambda: s.ask(7, t=3)), Code.CONFLICT)
     assert s.session(7).head == 1
     assert isinstance(s.ask(0, t=3), Answer)
@@ -846,7 +854,7 @@ def test_27_add_for_a_history_that_it_does_not_share(start):
     s.round(1)
     answers = s.deal(t=2)
     defended(s.add(0, answers, t=2, h=b"h" * 32), Code.CONFLICT, Code.KEY)
-    with mock.patch.object(s, "h", b"h" * 32):  # dealers that followed another history
+    with mock.patch.object(s.server, "_h", b"h" * 32):  # dealers that followed another history
         context = s.context(2, 1, answers[0].tag)
         sums = replace(s.sums(2, 1, ZERO), digest=context)
         dealers = [(s.pair_key(i, 0, context, 0), share_of(s, i, sums)) for i in answers]
@@ -910,7 +918,7 @@ def test_28_a_run_that_is_over(start, trust):
         s.round(t)
     request = s.ask_of(0, t=3)
     assert all(isinstance(reply, Finished) for reply in s.finish().values())
-    for late in (request, Enrol(doc=s.data), Keys(doc_hash=s.doc_hash, peers=())):
+    for late in (request, Enrol(doc=s.run.data), Keys(doc_hash=s.doc_hash, peers=())):
         defended(s.nodes[0].send(late), Code.STALE)
     assert isinstance(s.nodes[0].send(Finish(doc_hash=s.doc_hash)), Finished)
     assert len(s.nodes[0].results) == 1
@@ -943,7 +951,7 @@ def test_30_many_runs(start):
         if not isinstance(reply, Enrolled):
             defended(reply, Code.LEDGER)
             break
-        other.enrol()
+        other.set_up()
         assert isinstance(other.ask(0), Answer)
         paid += 1
     else:
@@ -972,7 +980,7 @@ def single_vector(scene, answer, attempt=1, of=0):
         j: key_agreement.unseal(scene.pair_key(of, j, context, j), sealed, context)
         for j, sealed in enumerate(answer.sealed)
     }
-    survivors = np.isin(np.arange(scene.n_slots), [of])
+    survivors = np.isin(np.arange(scene.frame.n_slots), [of])
     return scene.run.trust.sum.open(parts, survivors, scene.sums(1, attempt, answer.tag)).vector
 
 
@@ -1005,7 +1013,7 @@ def test_35_a_second_vote_in_a_new_session_with_a_ledger(start):
     assert isinstance(s.add(0, s.deal()), Added)
     memory = mock.patch.object(checks, "require_not_over")
     with memory, mock.patch("flower_kmeans.protocol.session.LedgerMemory.load", lost_session):
-        s.renew(0, s.ask(0, attempt=2))
+        s.take(0, s.ask(0, attempt=2))
     defended(s.ask(0), Code.CONFLICT)
     second = s.deal(attempt=2)
     defended(s.add(0, second, attempt=2), Code.CONFLICT)
@@ -1028,14 +1036,14 @@ def test_35_limit_without_a_ledger_a_lost_vote_counts_among_the_corrupt(start):
     s = start(S)
     assert isinstance(s.add(0, s.deal()), Added)
     s.nodes[0].restart()
-    s.renew(0, s.ask(0, attempt=2))
+    s.take(0, s.ask(0, attempt=2))
     assert isinstance(s.add(0, s.deal(attempt=2), attempt=2), Added)
 
 
 def outsiders_wrap(scene, slot=2):
     """Return a group secret that a node without a lasting key offers to client 0."""
     secret, public = fresh_key()
-    own = scene.enrolled[0].public_key
+    own = scene.key(0)
     ikm = key_agreement.pair_secret(secret, own)
     key = key_agreement.wrap_key(ikm, scene.doc_hash, public, own)
     envelope = key_agreement.seal(key, b"k" * 32, scene.doc_hash)
@@ -1059,7 +1067,7 @@ def test_36_envelopes_go_to_owners_of_their_keys_only(start, trust):
     s = start(trust)
     _, public = fresh_key()
     peers = [s.peer(i, 0) for i in range(7)]
-    peers[3] = Peer(slot=3, public_key=public, tag=s.tag(3, 0))
+    peers[3] = change(peers[3], public_key=public)
     if trust == O:
         reply = s.nodes[0].send(Keys(doc_hash=s.doc_hash, peers=tuple(peers)))
     else:
@@ -1138,14 +1146,14 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
 
     # A thief of all lasting keys tries every secret that two recorded public keys make.
     stolen = [s.identity(i).secret for i in range(7)]
-    public = [s.enrolled[i].public_key for i in range(7)]
+    public = [s.key(i) for i in range(7)]
     agreed = {key_agreement.agree(own, key) for own in stolen for key in (*public, *s.roster.keys)}
     real = key_agreement.pair_secret(sessions[0].ephemeral, public[1], stolen[0], s.roster.keys[1])
     if s.trust.has_committee:
         sealed, associated = recorded[0].sealed[1], context
     else:
-        (distributor, sealed), associated = s.envelopes[1], s.doc_hash
-        assert distributor == 0
+        sealed, associated = s.wrap_for(1).envelope, s.doc_hash
+        assert s.wrap_for(1).distributor.slot == 0
 
     def opens(ikm):
         if s.trust.has_committee:
@@ -1194,7 +1202,7 @@ def test_39_a_downgrade(start, protocol):
 @each_ledger
 def test_40_a_repeated_request_repeats_the_bytes(start, trust, ledger):
     s = start(trust, ledger=ledger)
-    requests = [Enrol(doc=s.data), s.ask_of(0)]
+    requests = [Enrol(doc=s.run.data), s.ask_of(0)]
     if trust == O:
         requests.append(s.keys_of(0))
     if trust in SHARED:
@@ -1229,7 +1237,7 @@ def test_49_limit_more_than_tau_members_read_single_answers(start):
     s = start(S, n=10)
     answers = s.deal()
     context = s.context(1, 1, answers[9].tag)
-    assert s.committee().sharing(s.run.trust.sum).threshold == 8
+    assert s.committee.sharing(s.run.trust.sum).threshold == 8
     vector = single_vector(s, answers[9], of=9)
     assert np.array_equal(vector[:-1], s.exact(9) + s.noise(9, context))
     assert vector[-1] == 1

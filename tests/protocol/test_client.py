@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from cohorts import BLIND, KEYS, PROTECTED, SHARED, Cohort, Node, code, records_of
+from cohorts import BLIND, KEYS, SHARED, Cohort, Node, code, records_of
 from documents import TRUSTS
 from flwr.app import ConfigRecord, RecordDict
+from harness import watched_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MemoryChangedError
 from flower_kmeans.privacy.randomness import token
@@ -49,21 +49,6 @@ each_copy = pytest.mark.parametrize("copy", [False, True])
 each_keys = pytest.mark.parametrize("keys", KEYS)
 
 
-def statistics(cohort, t):
-    """Return the exact sum of all clients' statistics, where the server's state is known."""
-    algorithm = cohort.run.algorithm
-    query = algorithm.query(cohort.state)
-    total = np.zeros(algorithm.words(t), dtype=np.int64)
-    for node in cohort.nodes:
-        grid = GridRecords(node.records, algorithm.domain, algorithm.fraction_bits)
-        total += algorithm.flatten(algorithm.answer(query, grid), t)
-    return total
-
-
-def session_of(cohort, index=0):
-    return cohort.nodes[index].session(cohort.doc_hash)
-
-
 def enrol(cohort, index=0, **document):
     return cohort.send(index, Enrol(doc=encode(change(cohort.document, **document))))
 
@@ -82,59 +67,34 @@ def one_result(cohort):
 # ------------------------------------------------------------------------------ whole runs
 
 
-@each_trust
-@each_keys
-@each_ledger
-def test_a_run_gives_all_clients_one_result(tmp_path, trust, keys, ledger):
-    cohort = Cohort(tmp_path, trust, keys, ledger=ledger).play()
-    assert not cohort.refusals
-    assert one_result(cohort).run == cohort.document.run.hex()
-    rounds = cohort.document.rounds
-    trips = {"oblivious-server": rounds + 3, "trusted-server": rounds + 2, "plain": rounds + 2}
-    assert cohort.n_round_trips == trips.get(trust, 2 * rounds + 2)
-
-
-def test_a_plain_sum_is_the_sum_of_the_statistics(tmp_path):
-    cohort = Cohort(tmp_path, "plain").set_up()
-    for t in (1, 2, 3):
-        expected = statistics(cohort, t)
-        cohort.round(t)
-        np.testing.assert_array_equal(cohort.opened[t], [*expected, 5])
-
-
 @pytest.mark.parametrize("levels", [(), (4,)])
 def test_an_opened_sum_has_one_share_of_noise_of_each_client(tmp_path, levels):
     """With a level that is reached, what it removes is not in the sum."""
     cohort = Cohort(tmp_path, levels=levels).set_up()
-    expected = statistics(cohort, 1)
-    answers = cohort.deal()
-    context = cohort.context(1, 1, answers[0].tag)
-    for index in range(5):
-        secret = session_of(cohort, index).secret
+    context = cohort.context(1, 1, cohort.ask(0).tag)
+    expected = sum(cohort.exact(i) for i in range(5))
+    for i in range(5):
         if levels:  # the part that stays
-            stream = removal.Stream.from_key(key_agreement.noise_key(secret, context))
-            expected += removal.noise_share(cohort.run.algorithm, cohort.run.plan, 1, 4, stream)
+            key = key_agreement.noise_key(cohort.session(i).secret, context)
+            stream, run = removal.Stream.from_key(key), cohort.run
+            expected += removal.noise_share(run.algorithm, run.plan, 1, 4, stream)
         else:
-            expected += removal.client_noise(cohort.run, 1, secret, context)
-    cohort._add(1, 1, answers)
-    np.testing.assert_array_equal(cohort.opened[1], [*expected, 5])
+            expected += cohort.noise(i, context)
+    with watched_sums() as sums:
+        cohort.round(1)
+    np.testing.assert_array_equal(sums[1], expected)
 
 
 def test_a_committee_drawn_from_a_roster(tmp_path):
     """Most clients make tags for the committee's slots only, and only its members add."""
     cohort = Cohort(tmp_path, "clients-only", n=66, rounds=1).set_up()
-    inside = set(cohort.slots)
+    inside = cohort.committee.slots
     assert len(inside) == 64
-    for own in cohort.enrolled.values():
-        assert len(own.tags) == 16 * (66 if own.slot in inside else 64)
-    outside = next(i for i, own in cohort.enrolled.items() if own.slot not in inside)
-    request = cohort.add_of(cohort.by_slot()[cohort.slots[0]], cohort.deal(who=range(4)))
+    for i, own in cohort.enrolled.items():
+        assert len(own.public.tags) == 16 * (66 if i in inside else 64)
+    outside = min(set(range(66)) - set(inside))
+    request = cohort.add_of(inside[0], cohort.deal(who=range(4)))
     assert code(cohort.send(outside, change(request, **cohort.at(outside, 1)))) == Code.POLICY
-    cohort.refusals.clear()
-    cohort.round(1)
-    cohort.finish()
-    assert not cohort.refusals
-    one_result(cohort)
 
 
 def test_another_process_in_between_is_another_try(tmp_path, monkeypatch):
@@ -148,9 +108,9 @@ def test_another_process_in_between_is_another_try(tmp_path, monkeypatch):
         real(self, *args)
 
     monkeypatch.setattr(LedgerMemory, "answer", answer)
-    assert isinstance(cohort.deal(who=[0])[0], Answer)
+    assert isinstance(cohort.ask(0), Answer)
     failures.extend(range(20))
-    assert code(cohort.deal(t=1, attempt=2, who=[0])[0]) == Code.INTERNAL
+    assert code(cohort.ask(0, t=1, attempt=2)) == Code.INTERNAL
 
 
 # ------------------------------------------------------------------------------ refusals
@@ -189,29 +149,6 @@ def test_a_document_that_contradicts_itself(tmp_path, changes):
     assert code(enrol(Cohort(tmp_path), **changes)) == Code.POLICY
 
 
-def test_no_ledger_and_a_ledger_without_room(tmp_path):
-    without = Cohort(tmp_path / "a", keys="relayed", n=1, policy={"in_memory": False})
-    assert code(enrol(without)) == Code.LEDGER
-    assert without.nodes[0].n_loads == 0
-    limits = {"max_total_epsilon": 1.2}
-    first = Cohort(tmp_path, "plain", "relayed", n=3, ledger=True, policy=limits).play()
-    assert not first.refusals  # what costs nothing is not counted
-    first = Cohort(tmp_path, others=first, keys="relayed").play()
-    assert not first.refusals
-    second = Cohort(tmp_path, others=first, keys="relayed")
-    assert [code(enrol(second, index)) for index in range(3)] == [Code.LEDGER] * 3
-    (tmp_path / "state-client0").chmod(0o755)  # open to all
-    assert code(enrol(first)) == Code.LEDGER
-
-
-def test_room_that_another_run_took_in_between(tmp_path):
-    one = Cohort(tmp_path, ledger=True, policy={"max_total_epsilon": 1.2}).set_up()
-    two = Cohort(tmp_path, others=one).set_up()
-    assert isinstance(one.deal(who=[0])[0], Answer)
-    assert code(two.deal(who=[0])[0]) == Code.LEDGER
-    assert isinstance(one.deal(t=1, attempt=2, who=[0])[0], Answer)
-
-
 @pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
 @pytest.mark.parametrize(
     "error",
@@ -219,34 +156,33 @@ def test_room_that_another_run_took_in_between(tmp_path):
     ids=lambda error: type(error).__name__,
 )
 def test_whatever_load_data_raises_is_data(tmp_path, trust, error):
-    cohort = Cohort(tmp_path, trust, n=4).set_up([1, 2, 3])
+    cohort = Cohort(tmp_path, trust, n=6).set_up(range(1, 6))
     node = cohort.nodes[0]
 
     def fail():
         raise error
 
     node.records = fail
-    reply = enrol(cohort)
     if trust == "oblivious-server":
-        assert code(reply) == Code.DATA
+        assert code(enrol(cohort)) == Code.DATA
         return
-    cohort.take(0, reply)
-    assert code(cohort.deal(who=[0])[0]) == Code.DATA
+    cohort.set_up([0])
+    assert code(cohort.ask(0)) == Code.DATA
     node.records = records_of(0)
-    assert isinstance(cohort.deal(who=[0])[0], Answer)
+    assert isinstance(cohort.ask(0), Answer)
 
 
 @pytest.mark.parametrize("records", [None, "text", np.zeros((3, 5)), {"a": 1}, object()])
 def test_what_is_no_table_is_data(tmp_path, records):
     cohort = Cohort(tmp_path).set_up()
     cohort.nodes[0].records = records
-    assert code(cohort.deal(who=[0])[0]) == Code.DATA
+    assert code(cohort.ask(0)) == Code.DATA
 
 
 def test_a_fault_of_our_own_is_internal(tmp_path, monkeypatch):
     cohort = Cohort(tmp_path).set_up()
     monkeypatch.setattr(removal, "client_noise", lambda *_: 1 // 0)
-    reply = cohort.deal(who=[0])[0]
+    reply = cohort.ask(0)
     assert reply == Refusal(code=Code.INTERNAL, doc_hash=cohort.doc_hash)
 
 
@@ -254,9 +190,9 @@ def test_keys_that_cannot_be_read(tmp_path):
     cohort = Cohort(tmp_path).set_up()
     key = Path(cohort.nodes[0].policy.member_key_file)
     key.chmod(0o644)
-    assert code(cohort.deal(who=[0])[0]) == Code.KEY
+    assert code(cohort.ask(0)) == Code.KEY
     Path(cohort.nodes[1].policy.roster_file).write_text("not a roster")
-    assert code(cohort.deal(who=[1])[1]) == Code.KEY
+    assert code(cohort.ask(1)) == Code.KEY
     assert cohort.nodes[0].n_loads == cohort.nodes[1].n_loads == 0
 
 
@@ -281,7 +217,7 @@ def test_a_result_exactly_where_the_server_sees_the_sums(tmp_path, trust):
 
 def test_sizes_of_messages(tmp_path):
     cohort = Cohort(tmp_path).set_up()
-    assert code(cohort.deal(who=[0], tags=bytes(79))[0]) == Code.BAD_MESSAGE
+    assert code(cohort.ask(0, tags=bytes(79))) == Code.BAD_MESSAGE
     relayed = Cohort(tmp_path / "relayed", keys="relayed").set_up()
     for changes in ({"tags": bytes(80)}, {"n_slots": 2**20}):
         assert code(relayed.deal(who=[0], **changes)[0]) == Code.BAD_MESSAGE
@@ -291,7 +227,7 @@ def test_sizes_of_messages(tmp_path):
 
 
 def _set(cohort, **fields):
-    cohort.nodes[0].save(cohort.doc_hash, change(session_of(cohort), **fields))
+    cohort.nodes[0].save(cohort.doc_hash, change(cohort.session(0), **fields))
 
 
 def _weak_policy(cohort):
@@ -324,29 +260,11 @@ def test_the_first_defect_counts(tmp_path, trust, first, second):
     changes = {}
     for defect in {second, first}:
         changes |= DEFECTS[defect][2](cohort) or {}
-    assert code(cohort.deal(t=2, who=[0], **changes)[0]) == DEFECTS[first][1]
+    assert code(cohort.ask(0, t=2, **changes)) == DEFECTS[first][1]
     assert cohort.nodes[0].n_loads == 1
 
 
 # ------------------------------------------------------------------------------ sessions, records
-
-
-@pytest.mark.parametrize("trust", PROTECTED)
-@each_keys
-@each_ledger
-def test_a_client_that_restarts(tmp_path, trust, keys, ledger):
-    """With a ledger no round is lost; without, a new session comes back."""
-    cohort = Cohort(tmp_path, trust, keys, n=6, rounds=5, ledger=ledger).set_up()
-    missed = []
-    for t in range(1, 6):
-        if t in (2, 3):
-            cohort.nodes[4].restart()
-        if 4 not in cohort.round(t):
-            missed.append(t)
-    cohort.finish()
-    one_result(cohort)
-    assert bool(missed) != ledger
-    assert len(missed) <= 4
 
 
 @each_ledger
@@ -354,17 +272,17 @@ def test_a_client_that_commits_to_its_records_reads_them_once(tmp_path, ledger):
     """Whatever happens to the records: the run goes on with those of its beginning."""
     cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger).set_up()
     node = cohort.nodes[0]
-    first = cohort.deal(who=[0])[0]
+    first = cohort.ask(0)
     node.records = records_of(99)
-    assert enrol(cohort).commitment == cohort.enrolled[0].commitment
-    assert cohort.deal(who=[0])[0] == first
+    assert enrol(cohort).commitment == cohort.enrolled[0].public.commitment
+    assert cohort.ask(0) == first
     for t in (1, 2, 3):
         assert cohort.round(t) == [0, 1, 2, 3, 4]
         node.records = None
     cohort.finish()
     assert not cohort.refusals
     assert node.n_loads == 1
-    assert session_of(cohort) == ClientSession(over=1)
+    assert cohort.session(0) == ClientSession(over=1)
     if ledger:
         assert not copies(node)
     else:
@@ -382,25 +300,13 @@ def test_a_copy_of_records_that_is_lost_or_damaged_is_made_again(tmp_path, is_lo
         path.unlink()
     else:
         path.write_bytes(copy[:100])
-    assert isinstance(cohort.deal(who=[0])[0], Answer)
+    assert isinstance(cohort.ask(0), Answer)
     assert path.read_bytes() == copy
     assert node.n_loads == 2
     path.unlink()
     node.records = records_of(99)
-    assert code(cohort.deal(who=[0])[0]) == Code.RENEW
+    assert code(cohort.ask(0)) == Code.RENEW
     assert copies(node) != [path]
-
-
-def test_without_a_copy_a_run_goes_on_with_changed_records(tmp_path):
-    cohort = Cohort(tmp_path, "oblivious-server", rounds=4, policy={"copy_records": False}).set_up()
-    sizes = []
-    for t in range(1, 5):
-        if t == 2:
-            cohort.nodes[3].records = records_of(99)
-        sizes.append(len(cohort.round(t)))
-    cohort.finish()
-    assert sizes == [5, 4, 4, 5]
-    one_result(cohort)
 
 
 @each_copy
@@ -416,9 +322,9 @@ def test_with_a_copy_records_are_hashed_once_in_a_run(tmp_path, monkeypatch, led
     for t in (1, 2):
         assert len(cohort.round(t)) == 5
     assert len(hashed) == 5 if copy else len(hashed) >= 5 * 3
-    assert cohort.nodes[1].n_loads == (1 if copy else 3)  # once per message at most
+    assert cohort.nodes[1].n_loads == (1 if copy else 4)  # once per message at most
     monkeypatch.setattr(client, "SOFTWARE", "flower-kmeans 9.9")
-    assert code(cohort.deal(t=3, who=[0])[0]) == Code.RENEW
+    assert code(cohort.ask(0, t=3)) == Code.RENEW
 
 
 # ------------------------------------------------------------------------------ keys
@@ -432,23 +338,9 @@ def test_a_key_distributor_serves_no_more_peers_than_a_cohort_has(tmp_path, monk
     monkeypatch.setattr(checks, "MAX_SLOTS", 6)
     assert isinstance(cohort.send(0, request), Wrapped)
     assert code(cohort.send(0, more)) == Code.POLICY
-    assert code(cohort.deal(who=[0], peers=more.peers)[0]) == Code.POLICY
+    assert code(cohort.ask(0, peers=more.peers)) == Code.POLICY
     monkeypatch.setattr(checks, "MAX_SLOTS", 7)
     assert isinstance(cohort.send(0, more), Wrapped)
-
-
-def test_who_has_the_group_key_passes_it_on(tmp_path):
-    cohort = Cohort(tmp_path, "oblivious-server").set_up()
-    cohort.round(1)
-    reply = cohort.deal(t=2, who=[3], peers=cohort.keys_of(3).peers)[3]
-    cohort.take_envelopes(3, reply.envelopes, range(5))
-    cohort.nodes[1].restart()
-    cohort.take(1, cohort.deal(t=2, who=[1])[1])
-    reply = cohort.deal(t=2, who=[3], attempt=2, peers=(cohort.peer(1, 3),))[3]
-    cohort.take_envelopes(3, reply.envelopes, [1])
-    cohort.have[1] = 0
-    assert isinstance(cohort.deal(t=2, who=[1], attempt=2)[1], Answer)
-    assert len({session_of(cohort, i).group_secret for i in range(5)}) == 1
 
 
 @each_keys
@@ -456,58 +348,44 @@ def test_who_has_the_group_key_passes_it_on(tmp_path):
 def test_envelopes_that_do_not_open(tmp_path, trust, keys):
     cohort = Cohort(tmp_path, trust, keys).set_up()
     if trust in SHARED:
-        reply = cohort.deal(who=[1], peers=cohort.keys_of(1).peers)[1]
-        cohort.take_envelopes(1, reply.envelopes, range(5))
+        cohort.deal(who=[1])
     good = cohort.wrap_for(0)
-    assert good is not None
     for wrap in (
-        change(good, envelope=cohort.envelopes[2][1]),
+        change(good, envelope=cohort.wrap_for(2).envelope),
         change(good, distributor=change(good.distributor, public_key=bytes(32))),
         change(good, distributor=change(good.distributor, public_key=NOBODY)),
     ):
-        reply = cohort.deal(who=[0], wrap_for=wrap)[0]
+        reply = cohort.ask(0, wrap_for=wrap)
         assert reply == Refusal(code=Code.KEY, doc_hash=cohort.doc_hash)
-    assert isinstance(cohort.deal(who=[0])[0], Answer)
+    assert isinstance(cohort.ask(0), Answer)
 
 
 def test_only_round_one_of_clients_only_needs_no_group_key(tmp_path):
     """Anybody could seal sum-shares under the key of nothing."""
     cohort = Cohort(tmp_path, "clients-only").set_up()
-    answers = cohort.deal()
+    answers = cohort.deal(peers=())
     assert all(isinstance(answer, Answer) for answer in answers.values())
-    assert code(cohort.send(0, cohort.add_of(0, answers))) == Code.NEED
+    assert code(cohort.add(0, answers)) == Code.NEED
     cohort.round(1)
     cohort.nodes[0].restart()
-    cohort.take(0, cohort.deal(who=[0], entries=())[0])
-    reply = cohort.deal(who=[0], wrap_for=None, entries=tuple(cohort.entries))[0]
+    cohort.take(0, cohort.ask(0, entries=()))
+    reply = cohort.ask(0, wrap_for=None, entries=cohort.entries)
     assert code(reply) == Code.NEED
-    assert session_of(cohort).head == 0
+    assert cohort.session(0).head == 0
 
 
 @each_keys
 def test_a_wrong_tag_or_key_costs_its_owner_a_share_and_nobody_else(tmp_path, keys):
     cohort = Cohort(tmp_path, n=6, keys=keys).set_up()
-    cohort.enrolled[3].public_key = bytes([1] + [0] * 31)  # of small order
-    cohort.enrolled[4].tags = bytes(len(cohort.enrolled[4].tags))
-    reply = cohort.deal(who=[0])[0]
+    cohort.reframe(keys={3: bytes([1] + [0] * 31)})  # of small order
+    public = cohort.enrolled[4].public
+    cohort.enrolled[4].public = change(public, tags=bytes(len(public.tags)))
+    reply = cohort.ask(0)
     empty = {position for position, share in enumerate(reply.sealed) if not share}
     assert empty == ({3, 4} if keys == "roster" else {3})
 
 
 # ------------------------------------------------------------------------------ entries
-
-
-@each_blind
-def test_a_late_client_follows_all_entries(tmp_path, trust):
-    cohort = Cohort(tmp_path, trust, n=6, rounds=4).set_up([0, 1, 2, 3, 4])
-    for t in (1, 2):
-        cohort.round(t)
-    assert code(cohort.send(0, cohort.finish_of(0))) == Code.NEED  # before the last entry
-    cohort.set_up_late(5)
-    assert 5 not in cohort.round(3)
-    assert 5 in cohort.round(4)
-    cohort.finish()
-    one_result(cohort)
 
 
 REFUSED = [
@@ -539,13 +417,14 @@ def test_entries_that_are_refused_leave_the_head_where_it_is(tmp_path, trust):
         more = [({"packing": packing}, Code.BAD_MESSAGE) for packing in (0, 6)]
         more += [({"words": b"0"}, Code.BAD_MESSAGE), ({"packing": 2}, Code.GARBAGE)]
         more += [({"shares": shares}, Code.GARBAGE) for shares in (two.shares[:3], moved)]
-    session = session_of(cohort)
+    session = cohort.session(0)
     assert session.head == 1
     for changes, expected in REFUSED + more:
-        reply = cohort.deal(t=3, who=[0], entries=(change(two, **changes),))[0]
+        reply = cohort.ask(0, t=3, entries=(change(two, **changes),))
         assert reply == Refusal(code=expected, doc_hash=cohort.doc_hash), changes
-        assert session_of(cohort) == session
-    assert isinstance(cohort.deal(t=3, who=[0])[0], Answer)
+        assert cohort.session(0) == session
+    assert isinstance(cohort.ask(0, t=3), Answer)
+    assert code(cohort.send(0, cohort.finish_of(0))) == Code.NEED  # before the last entry
 
 
 def test_shares_that_do_not_open_are_left_out_of_an_entry(tmp_path):
@@ -553,8 +432,8 @@ def test_shares_that_do_not_open_are_left_out_of_an_entry(tmp_path):
     cohort.round(1)
     entry = cohort.entries[0]
     false = (*entry.shares[:-1], (entry.shares[-1][0], bytes(len(entry.shares[-1][1]))))
-    cohort.entries[0] = change(entry, shares=(*false, (77, b""), (2**32 - 1, b"x")))
-    assert isinstance(cohort.deal(t=2, who=[0])[0], Answer)
+    entry = change(entry, shares=(*false, (77, b""), (2**32 - 1, b"x")))
+    assert isinstance(cohort.ask(0, t=2, entries=(entry,)), Answer)
 
 
 def test_an_entry_is_opened_once_for_all_clients_of_a_process(tmp_path, monkeypatch):
@@ -610,22 +489,19 @@ def test_a_share_of_valid_seal_and_wrong_length_names_its_dealer(tmp_path):
     cohort = Cohort(tmp_path, n=6, keys="relayed").set_up()
     answers = cohort.deal()
     context = cohort.context(1, 1, answers[0].tag)
-    dealer, member = cohort.enrolled[3].public_key, cohort.enrolled[0].public_key
-    shared = key_agreement.pair_secret(session_of(cohort, 3).ephemeral, member)
-    key = key_agreement.share_key(shared, context, 3, 0, dealer, member)
+    key = cohort.pair_key(3, 0, context, 0)
     for share in (bytes(7), b"\xff" * 8 * 7):
         sealed = (key_agreement.seal(key, share, context), *answers[3].sealed[1:])
         answers[3] = change(answers[3], sealed=sealed)
-        reply = cohort.send(0, cohort.add_of(0, answers))
+        reply = cohort.add(0, answers)
         assert reply == Refusal(code=Code.KEY, doc_hash=cohort.doc_hash, slot=3)
 
 
 def test_a_member_of_a_blind_run_names_its_group_key(tmp_path):
     cohort = Cohort(tmp_path, "clients-only").set_up()
     cohort.round(1)
-    reply = cohort.send(0, cohort.add_of(0, cohort.deal(t=2), t=2))
-    group_key = key_agreement.group_key(session_of(cohort).group_secret, cohort.doc_hash)
-    assert reply.key_id == key_agreement.key_id(group_key, cohort.doc_hash)
+    reply = cohort.add(0, cohort.deal(t=2), t=2)
+    assert reply.key_id == key_agreement.key_id(cohort.group_key(0), cohort.doc_hash)
 
 
 # ------------------------------------------------------------------------------ the end
@@ -669,7 +545,7 @@ def test_no_repr_and_no_log_shows_a_secret_or_a_record(tmp_path, caplog):
     with caplog.at_level(logging.DEBUG):
         cohort.deal()
         cohort.deal(who=[0], root=NOBODY)
-    session, identity = session_of(cohort), node.policy.read_identity()
+    session, identity = cohort.session(0), node.policy.read_identity()
     found = pairs.Pairs(cohort.doc_hash, session, identity)
     shown = [caplog.text, *map(repr, (session, found, node.client, identity, node.policy))]
     static = Path(node.policy.member_key_file).read_bytes()

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from forged import Scene
+from cohorts import Cohort
 from malformed import near_bytes
 
 from flower_kmeans.errors import MessageError
@@ -42,9 +42,9 @@ class World:
 
     def __init__(self, seed, directory, trust, keys, ledger, rollback):
         self.rng = Random(seed)
-        self.scene = Scene(
+        self.scene = Cohort(
             directory, trust, keys, n=5, ledger=ledger, policy={"copy_records": seed % 2 == 0}
-        )
+        ).set_up()
         self.node, self.ledger, self.rollback = self.scene.nodes[0], ledger, rollback
         self.directory = self.node.policy.state_dir
         self.backups: list[object] = []
@@ -71,7 +71,7 @@ class World:
         elif kind == 1 and self.ledger:
             self.node.restart()
         elif kind == 2:
-            reply = self.send(Enrol(doc=self.scene.data))
+            reply = self.send(Enrol(doc=self.scene.run.data))
             if isinstance(reply, Enrolled):
                 self.scene.take(0, reply)
         elif kind == 3 and self.rollback and self.directory.exists():
@@ -92,8 +92,8 @@ class World:
         if is_refusal(reply):
             assert reply.code != Code.INTERNAL, request
             if reply.code == Code.RENEW:
-                self.scene.renew(0, reply)
-                if self.scene.blind and 1 in self.scene.envelopes:
+                self.scene.take(0, reply)
+                if self.scene.trust.is_blind and self.scene.wrap_for(1):
                     self.scene.wrap_again(0, by=1)
         elif isinstance(request, Ask):
             self.answered(request, reply)
@@ -106,7 +106,7 @@ class World:
 
     def answered(self, request, reply):
         h = ZERO
-        if self.scene.blind:
+        if self.scene.trust.is_blind:
             h = self.node.session(self.scene.doc_hash).h
         com = transcript.H(request.committee)
         context = (request.t, request.attempt, request.n_slots, request.root, com, h, reply.tag)
@@ -116,7 +116,7 @@ class World:
         t = self.rng.choice((1, 1, 2, 3, 4))
         attempt = self.rng.choice((1, 2, 2, 3))
         changes = {}
-        if self.scene.blind:
+        if self.scene.trust.is_blind:
             history = self.rng.choice(self.histories)
             t = self.rng.choice((t, len(history) + 1))
             changes["entries"] = history
@@ -132,26 +132,24 @@ class World:
 
     def forge(self, history, t, attempt, reply):
         """Make an entry that opens to a sum of the server's choice, with this client in it."""
-        s, rng = self.scene, self.rng
+        s, rng, frame = self.scene, self.rng, self.scene.frame
         if len(history) != t - 1 or rng.random() < 0.5:
             return
-        survivors = np.zeros(s.n_slots, dtype=np.bool_)
-        survivors[[0, *rng.sample(range(1, s.n_slots), 2)]] = True
+        survivors = np.isin(np.arange(5), [0, *rng.sample(range(1, 5), 2)])
         h = self.node.session(s.doc_hash).h
-        digest = transcript.round_context(
-            s.doc_hash, t, attempt, s.n_slots, s.tree().root, s.committee().digest, h, reply.tag
-        )
+        cohort = frame.n_slots, frame.tree.root, frame.digest
+        digest = transcript.round_context(s.doc_hash, t, attempt, *cohort, h, reply.tag)
         n_words = s.document.words[t - 1]
-        key = mask_key(SumContext(digest, n_words, s.n_slots, s.group_key(1)))
+        key = mask_key(SumContext(digest, n_words, 5, s.group_key(1)))
         words = correction(key, survivors, n_words)
         words[:-1] += np.frombuffer(rng.randbytes(8 * (n_words - 1)), dtype="<u8")
         words[-1] += np.uint64(3)
         entry = Entry(
             t=t,
             attempt=attempt,
-            n_slots=s.n_slots,
-            root=s.tree().root,
-            committee=s.committee().digest,
+            n_slots=5,
+            root=frame.tree.root,
+            committee=frame.digest,
             tag=reply.tag,
             survivors=transcript.pack_survivors(survivors),
             words=words.astype("<u8").tobytes(),

@@ -40,8 +40,7 @@ def votes(cohort: Cohort, answers: dict, orders):
 
 
 def context_of(cohort: Cohort, answers: dict):
-    tag = next(iter(answers.values())).tag
-    return cohort._sum_context(cohort.context(1, 1, tag), 1)
+    return cohort.sums(1, 1, answers[0].tag)
 
 
 def opened_keys(cohort, context, replies: dict[int, Added], n_parts: int):
@@ -50,7 +49,7 @@ def opened_keys(cohort, context, replies: dict[int, Added], n_parts: int):
     keys = {}
     for client in range(M):
         place = slice(length + size * client, length + size * (client + 1))
-        given = {cohort.slots.index(i): reply.share[place] for i, reply in replies.items()}
+        given = {i: reply.share[place] for i, reply in replies.items()}
         try:
             key_context = replace(context, n_words=removal.KEY_WORDS)
             words = cohort.trust.sum.open(given, np.ones(M, bool), key_context).vector
@@ -89,7 +88,7 @@ def test_without_the_vote_the_attack_would_succeed(cohort: Cohort, monkeypatch) 
     large, small = ({i: replies[i, order, s] for i in range(M)} for s in (LARGE, SMALL))
     context, run = context_of(cohort, answers), cohort.run
     survivors = np.isin(np.arange(M), SMALL)
-    shares = {cohort.slots.index(i): reply.share for i, reply in small.items()}
+    shares = {i: reply.share for i, reply in small.items()}
     opened = removal.open_sum(run, 1, shares, survivors, context)
     assert opened.factor == np.sqrt(3 / 2)
     keys = opened_keys(cohort, context, large, 2)

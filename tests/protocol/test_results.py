@@ -105,6 +105,8 @@ def test_clients_of_every_server_have_weights_and_sizes(tmp_path, trust):
     cohort = cohort_of(tmp_path, trust, **BOUNDS).play()
     assert not cohort.refusals
     first, *others = [node.results[0] for node in cohort.nodes]
+    assert {len(node.results) for node in cohort.nodes} == {1}
+    assert first.run == cohort.document.run.hex()
     for other in others:
         np.testing.assert_array_equal(other.weights, first.weights)
         assert other.size_report == first.size_report

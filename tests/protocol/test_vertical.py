@@ -56,7 +56,7 @@ from flower_kmeans.protocol.wire import MAX_MESSAGE, encode
 from flower_kmeans.secagg.hashing import u32
 from flower_kmeans.vertical.keys import secret_key
 from flower_kmeans.vertical.moduli import moduli
-from flower_kmeans.vertical.packing import unpack
+from flower_kmeans.vertical.ring import unpack
 from flower_kmeans.vertical.store import Store
 
 OPEN = ClientPolicy.for_simulation()

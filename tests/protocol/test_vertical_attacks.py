@@ -52,9 +52,8 @@ from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.vertical.align import ids_digest
 from flower_kmeans.vertical.moduli import moduli
-from flower_kmeans.vertical.packing import pack, packed_bytes
-from flower_kmeans.vertical.ring import N
-from flower_kmeans.vertical.workers import column_name
+from flower_kmeans.vertical.parties import column_name
+from flower_kmeans.vertical.ring import N, pack, packed_bytes
 
 Q = moduli(2)
 WORDS = 6  # of a round with two clusters and two columns

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.secagg.hashing import H, kdf, key_drawer, words
+from flower_kmeans.secagg.hashing import H, kdf, words
 
 part_lists = st.lists(st.binary(max_size=9), max_size=4)
 
@@ -31,14 +31,6 @@ def test_kdf_is_hkdf_written_out():
     second = hmac.digest(extracted, first + b"flower-kmeans/2 label\x02", "sha256")
     assert kdf(b"key", b"salt", b"label") == first
     assert kdf(b"key", b"salt", b"label", 40) == (first + second)[:40]
-
-
-@given(st.binary(), st.binary(max_size=64), st.binary(max_size=200))
-@settings(deadline=None)
-def test_a_drawer_gives_the_keys_of_every_label(key, salt, label):
-    draw = key_drawer(salt)
-    for _ in range(2):
-        assert draw(key, label) == kdf(key, salt, label, 64)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 40), st.binary(min_size=32, max_size=32))

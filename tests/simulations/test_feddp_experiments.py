@@ -4,6 +4,7 @@ import csv
 import importlib
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def small(command, output):
 
 
 def of(outcomes, method):
-    (outcome,) = (each for each in outcomes if each.method == method)
+    (outcome,) = (each for each in outcomes if each["method"] == method)
     return outcome
 
 
@@ -63,7 +64,7 @@ def test_all_methods_and_their_guarantee_are_in_the_table(experiments, quick):
     table = (output / "record.md").read_text("utf-8")
     methods = all_but(experiments, experiments.PE)
     facts = ["trust='trusted-server'", "unit='record'", "n_clients=8", "min_clients="]
-    facts += ["noise factor 1,", "delta=1e-06", *sys.modules["outcomes"].HEADINGS]
+    facts += ["noise factor 1,", "delta=1e-06", *sys.modules["outcomes"].FIGURES]
     assert not [fact for fact in (*facts, *(f"| {m} |" for m in methods)) if fact not in table]
     assert len(outcomes) == len(methods)
     assert (output / "feddp.png").read_bytes().startswith(b"\x89PNG")
@@ -71,11 +72,11 @@ def test_all_methods_and_their_guarantee_are_in_the_table(experiments, quick):
 
 def test_little_noise_is_near_the_optimum(experiments, quick):
     _, outcomes, _ = quick
-    assert of(outcomes, experiments.OPTIMUM).ratio == pytest.approx(1)
+    assert of(outcomes, experiments.OPTIMUM)["ratio"] == pytest.approx(1)
     for method in (experiments.FEDDP, experiments.SYNOPSIS):
         found = of(outcomes, method)
-        assert 1 <= found.ratio < 1.05
-        assert min(found.accuracy, found.ari, found.fmi, found.nmi) > 0.95
+        assert 1 <= found["ratio"] < 1.05
+        assert min(found[name] for name in ("accuracy", "ari", "fmi", "nmi")) > 0.95
 
 
 def test_a_file_of_runs_is_gone_on_with(experiments, quick):
@@ -87,17 +88,25 @@ def test_a_file_of_runs_is_gone_on_with(experiments, quick):
     assert len(before.splitlines()) == 1 + len(outcomes)
 
 
+def test_its_commands_run_in_two_processes(tmp_path):
+    command = [sys.executable, str(FOLDER / "experiments.py"), "record", "--quick", "--jobs", "2"]
+    command += ["--runs", "2", "--methods", "optimum (not private)", "--output", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 2
+
+
 def test_whole_clients_and_shared_noise(experiments, tmp_path):
     arguments = small("client --quick --clients 12 --clip 20 --epsilons 50", tmp_path)
     methods = all_but(experiments, experiments.SYNOPSIS, experiments.PE)
     arguments += ["--trust", "distributed-noise", "--methods", *methods]
     outcomes = experiments.main(arguments)
-    private = [each for each in outcomes if each.method not in experiments.NOT_PRIVATE]
+    private = [each for each in outcomes if each["method"] not in experiments.NOT_PRIVATE]
     assert len(private) == 4
     for each in private:
-        assert (each.unit, each.trust, each.clip) == ("client", "distributed-noise", "20")
-        assert each.min_clients < each.n_clients == 12
-        assert each.noise_factor > 1
+        shared = {"unit": "client", "trust": "distributed-noise", "clip": "20", "n_clients": 12}
+        assert shared.items() <= each.items()
+        assert each["min_clients"] < 12
+        assert each["noise_factor"] > 1
     assert "unit='client'" in (tmp_path / "client.md").read_text("utf-8")
 
 
@@ -111,7 +120,7 @@ def test_methods_without_server_points_have_the_librarys_clips(experiments, tmp_
         (experiments.SYNOPSIS, f"{SynopsisKMeans(*common, n_clients=4).clip:g}"),
         (experiments.PE, f"by release: votes {votes:.4g}"),
     ):
-        assert of(outcomes, method).clip == clip
+        assert of(outcomes, method)["clip"] == clip
         assert f", {method}'s clip {clip} (" in table
 
 
@@ -125,8 +134,8 @@ def test_beyond_16_columns_pe_means_projects(experiments, populations, d, projec
 
 def test_missing_components(experiments, tmp_path):
     outcomes = experiments.main(small("missing --quick --missing 0 2 --epsilons 100", tmp_path))
-    assert {each.population for each in outcomes} == {"0 missing (quick)", "2 missing (quick)"}
-    found = {each.method for each in outcomes}
+    assert {each["population"] for each in outcomes} == {"0 missing (quick)", "2 missing (quick)"}
+    found = {each["method"] for each in outcomes}
     assert found == set(all_but(experiments, experiments.SYNOPSIS, experiments.PE))
     assert len(outcomes) == 2 * len(found)
 
@@ -144,9 +153,9 @@ def test_a_file_with_a_column_of_clients(experiments, tmp_path):
     chosen = (experiments.FEDDP, experiments.SYNOPSIS, experiments.OPTIMUM)
     arguments = small(f"{command} --epsilons 50", tmp_path)
     outcomes = experiments.main([*arguments, "--methods", *chosen])
-    assert {each.method for each in outcomes} == set(chosen)
-    assert all(each.n_clients == 4 for each in outcomes)  # one is the server's
-    assert of(outcomes, experiments.FEDDP).accuracy > 0.95
+    assert {each["method"] for each in outcomes} == set(chosen)
+    assert all(each["n_clients"] == 4 for each in outcomes)  # one is the server's
+    assert of(outcomes, experiments.FEDDP)["accuracy"] > 0.95
     with pytest.raises(SystemExit):
         experiments.main(["data", "--data", str(path), "--client-column", "site"])
 
@@ -203,7 +212,7 @@ def test_the_legend_names_what_any_panel_shows(experiments):
     outcomes = sys.modules["outcomes"]
     measured = {name: kind(1) for name, kind in outcomes.MEASURES.items()}
     shown = [
-        outcomes.Outcome("record", name, "trusted-server", method, 1.0, 0, **measured)
+        vars(outcomes.Task("record", name, "trusted-server", method, 1.0, 0)) | measured
         for name, method in (("a", outcomes.LLOYD), ("b", outcomes.SYNOPSIS))
     ]
     (legend,) = outcomes.plot(shown).legends

@@ -528,7 +528,7 @@ def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts
     asked = [(node - 10, r.step, r.part) for _, node, r in trips.sent if isinstance(r, Turn)]
     assert asked == [(1, "keys", 1), *[(1, "keys", 2), (0, "load", 1)][: 2 * in_parts]]
     assert server.round_trips == len(asked) + 1 - in_parts
-    step = server.round_request()[10]
+    step = server.request("step")[10]
     found = [(each.number, len(each.data) - 16) for each in step.deliveries]
     assert found == [(each.number, each.n_bytes) for each in parts[-1]]
 

@@ -1,11 +1,6 @@
-"""Real clients and a small honest server in memory, for tests of single messages and of attacks.
+"""Real clients and the library's server in memory, for tests of single messages and of attacks."""
 
-The server is as simple as it can be: it sends every message at once and leaves out a client that
-refuses. A test takes its messages apart, changes fields and sends them to a client.
-"""
-
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,23 +9,23 @@ import msgspec
 import numpy as np
 from documents import TRUSTS, make_algorithm, make_document
 from flwr.app import RecordDict
+from harness import exact_statistic
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.privacy.ledger import Ledger, Limit
-from flower_kmeans.privacy.randomness import Stream, token
-from flower_kmeans.protocol import transcript
+from flower_kmeans.privacy.randomness import token
+from flower_kmeans.protocol import removal, transcript
 from flower_kmeans.protocol.client import Client
-from flower_kmeans.protocol.committee import Committee, drawn
+from flower_kmeans.protocol.cohort import Client as Member
+from flower_kmeans.protocol.cohort import Frame
+from flower_kmeans.protocol.committee import Committee
 from flower_kmeans.protocol.messages import (
     Add,
-    Added,
     Answer,
     Ask,
     Code,
     Enrol,
-    Enrolled,
     Entry,
     Finish,
     Keys,
@@ -39,19 +34,18 @@ from flower_kmeans.protocol.messages import (
     Reply,
     Request,
     Wrap,
-    Wrapped,
     decode_reply,
 )
-from flower_kmeans.protocol.noise import server_noise
 from flower_kmeans.protocol.policy import ClientPolicy
-from flower_kmeans.protocol.removal import open_sum
-from flower_kmeans.protocol.results import ClientResult, encode_result, result_of
-from flower_kmeans.protocol.roster import ROSTER_FILE, Roster, write_members
+from flower_kmeans.protocol.results import ClientResult
+from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, write_members
 from flower_kmeans.protocol.run import Run, open_run
+from flower_kmeans.protocol.server import Replies, Server
 from flower_kmeans.protocol.session import ClientSession, ContextMemory, LedgerMemory
-from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree
+from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.protocol.wire import encode, encode_arrays
+from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import SumContext
 
 PROTECTED = tuple(name for name in TRUSTS if trust_model(name).is_protected)
@@ -59,6 +53,7 @@ SHARED = tuple(name for name in TRUSTS if trust_model(name).has_committee)
 BLIND = tuple(name for name in TRUSTS if trust_model(name).is_blind)
 KEYS = ("roster", "relayed")
 BEACON = "5f" * 32
+change = msgspec.structs.replace
 
 
 def make_run(
@@ -172,23 +167,12 @@ def make_nodes(
     return nodes, roster
 
 
-@dataclass
-class Session:
-    """What a server knows of a client session."""
-
-    slot: int
-    commitment: bytes
-    static: bytes
-    public_key: bytes
-    tags: bytes
-
-    @property
-    def leaf(self) -> bytes:
-        return transcript.leaf(self.slot, self.commitment, self.static, self.public_key)
-
-
 class Cohort:
-    """An honest server and its clients, which are named by their index."""
+    """The library's server and its clients, whose nodes are numbers from 0, in order of slots.
+
+    The server plays honest rounds. Requests by hand follow no rules: a test asks for any round,
+    attempt, committee and survivors, and changes what it likes.
+    """
 
     def __init__(
         self,
@@ -211,207 +195,48 @@ class Cohort:
         self.run = make_run(trust, keys, roster=self.roster, **document)
         self.document, self.trust = self.run.document, self.run.trust
         self.doc_hash = self.run.doc_hash
-        self.enrolled: dict[int, Session] = {}
-        self.state: State = self.run.algorithm.initial_state(None)
-        self.h = transcript.first_hash(self.doc_hash)
-        self.entries: list[Entry] = []
-        self.have: dict[int, int] = {}
-        self.envelopes: dict[int, tuple[int, bytes]] = {}
-        self.opened: dict[int, NDArray[np.int64]] = {}
+        roster = self.roster if self.document.keys == "roster" else None
+        self.server = Server(self.run, roster=roster)
         self.refusals: list[tuple[int, Refusal]] = []
-        self.log: list[tuple[int, bytes]] = []
-        self.n_round_trips = 0
-        self.noise_factor = 1.0
-
-    # ------------------------------------------------------------------ sending
-
-    def send(self, index: int, request: Request) -> Reply:
-        """Send one request and record what travels."""
-        reply = self.nodes[index].send(request)
-        self.log += [(index, encode(request)), (index, encode(reply))]
-        if isinstance(reply, Refusal):
-            self.refusals.append((index, reply))
-        return reply
-
-    def send_all(self, requests: dict[int, Any]) -> dict[int, Any]:
-        self.n_round_trips += 1
-        return {index: self.send(index, request) for index, request in requests.items()}
-
-    # ------------------------------------------------------------------ slots
-
-    @property
-    def has_roster(self) -> bool:
-        return self.roster is not None and self.trust.is_protected
-
-    @property
-    def n_slots(self) -> int:
-        return len(self.roster) if self.roster and self.has_roster else len(self.enrolled)
-
-    def take(self, index: int, reply: Any) -> None:
-        """Take up a client session's public values, of an enrolment or a renewal."""
-        slot = len(self.enrolled)
-        if index in self.enrolled:
-            slot = self.enrolled[index].slot
-            if self.enrolled[index].public_key != reply.public_key:
-                self.envelopes.pop(index, None)
-        elif self.roster is not None and self.has_roster:
-            slot = self.roster.keys.index(reply.static)
-        self.enrolled[index] = Session(
-            slot, reply.commitment, reply.static, reply.public_key, reply.tags
-        )
-
-    def set_up(self, who: Iterable[int] | None = None) -> "Cohort":
-        """Enrol clients, all unless they are named, and distribute the group key if need be."""
-        indices = range(len(self.nodes)) if who is None else who
-        for index, reply in self.send_all({i: Enrol(doc=self.run.data) for i in indices}).items():
-            if isinstance(reply, Enrolled):
-                self.take(index, reply)
-        if self.trust.is_blind and not self.trust.has_committee:
-            first = min(i for i, own in self.enrolled.items() if own.slot in self.slots)
-            reply = self.send_all({first: self.keys_of(first)})[first]
-            if isinstance(reply, Wrapped):
-                self.take_envelopes(first, reply.envelopes, sorted(self.enrolled))
-        return self
-
-    def set_up_late(self, index: int) -> None:
-        """Enrol a client during the run."""
-        reply = self.send(index, Enrol(doc=self.run.data))
-        assert isinstance(reply, Enrolled)
-        self.take(index, reply)
-
-    def by_slot(self) -> dict[int, int]:
-        """Return the client of each slot that is taken."""
-        return {own.slot: index for index, own in self.enrolled.items()}
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        """The committee's slots."""
-        if self.n_slots <= 64:
-            return tuple(range(self.n_slots))
-        if self.roster is not None and self.has_roster:
-            return drawn(self.roster.keys, self.roster.beacon, self.document.epoch)
-        return tuple(range(64))
-
-    def committee(self) -> Committee:
-        by_slot = self.by_slot()
-        keys = tuple(
-            self.enrolled[by_slot[slot]].public_key if slot in by_slot else b""
-            for slot in self.slots
-        )
-        return Committee(self.slots, keys, self.n_slots, self.document.max_colluders)
-
-    @property
-    def com(self) -> bytes:
-        return self.committee().digest if self.trust.is_protected else ZERO
-
-    def tree(self) -> Tree:
-        by_slot = self.by_slot()
-        return Tree(
-            self.enrolled[by_slot[slot]].leaf if slot in by_slot else EMPTY
-            for slot in range(self.n_slots)
-        )
-
-    # ------------------------------------------------------------------ keys
-
-    def tag(self, owner: int, reader: int) -> bytes:
-        """Return the tag of a client's key for another client."""
-        own, slot = self.enrolled[owner], self.enrolled[reader].slot
-        everywhere = self.n_slots <= 64 or own.slot in self.slots
-        place = slot if everywhere else self.slots.index(slot)
-        return own.tags[16 * place : 16 * (place + 1)]
-
-    def peer(self, owner: int, reader: int) -> Peer:
-        own = self.enrolled[owner]
-        return Peer(slot=own.slot, public_key=own.public_key, tag=self.tag(owner, reader))
-
-    def keys_of(self, index: int, who: Sequence[int] | None = None) -> Keys:
-        """Return the request to a key distributor."""
-        who = sorted(self.enrolled) if who is None else who
-        return Keys(doc_hash=self.doc_hash, peers=tuple(self.peer(i, index) for i in who))
-
-    def take_envelopes(
-        self, distributor: int, envelopes: tuple[bytes, ...], who: Sequence[int]
-    ) -> None:
-        for index, envelope in zip(who, envelopes, strict=True):
-            if envelope:
-                self.envelopes[index] = (distributor, envelope)
-
-    def wrap_for(self, index: int) -> Wrap | None:
-        if index not in self.envelopes:
-            return None
-        distributor, envelope = self.envelopes[index]
-        return Wrap(distributor=self.peer(distributor, index), envelope=envelope)
-
-    # ------------------------------------------------------------------ requests
-
-    def at(self, index: int, t: int, attempt: int = 1) -> dict[str, Any]:
-        """Return what `Ask` and `Add` have in common."""
-        values: dict[str, Any] = {"doc_hash": self.doc_hash, "t": t, "attempt": attempt}
-        tree, own = self.tree(), self.enrolled[index]
-        values |= {"n_slots": self.n_slots, "root": tree.root, "slot": own.slot}
-        values |= {"path": tree.path(own.slot), "doc": self.run.data}
-        if self.trust.is_protected:
-            by_slot = self.by_slot()
-            values["committee"] = self.committee().encode()
-            if self.has_roster:
-                values["tags"] = b"".join(
-                    self.tag(by_slot[slot], index) if slot in by_slot else bytes(16)
-                    for slot in self.slots
-                )
-        if self.trust.is_blind:
-            values["wrap_for"] = self.wrap_for(index)
-        return values
-
-    def lacking(self, index: int) -> tuple[Entry, ...]:
-        return tuple(entry for entry in self.entries if entry.t > self.have.get(index, 0))
-
-    def query_data(self) -> bytes:
-        return encode_arrays(dict(self.run.algorithm.query(self.state).arrays))
-
-    def ask_of(self, index: int, t: int = 1, attempt: int = 1, **changes: Any) -> Ask:
-        """Return an honest request for an answer, with some fields changed."""
-        values = self.at(index, t, attempt)
-        if self.trust.is_blind:
-            values["entries"] = self.lacking(index)
-        else:
-            values["query"] = self.query_data()
-        return Ask(**{**values, **changes})
-
-    def deal(
-        self, t: int = 1, attempt: int = 1, who: Iterable[int] | None = None, **changes: Any
-    ) -> dict[int, Any]:
-        """Ask clients for their answers, and return all replies."""
-        indices = sorted(self.enrolled) if who is None else who
-        return {i: self.send(i, self.ask_of(i, t, attempt, **changes)) for i in indices}
-
-    def add_of(
-        self, index: int, answers: dict[int, Answer], t: int = 1, attempt: int = 1, **changes: Any
-    ) -> Add:
-        """Return an honest request for the sum-share of these answers, with fields changed."""
-        who = sorted(answers, key=lambda i: self.enrolled[i].slot)
-        position = self.slots.index(self.enrolled[index].slot)
-        values = {
-            "h": self.h if self.trust.is_blind else ZERO,
-            "tag": next(iter(answers.values())).tag,
-            "survivors": self.bitmap(who),
-            "public_keys": b"".join(self.enrolled[i].public_key for i in who),
-            "sealed": tuple(answers[i].sealed[position] for i in who),
-        }
-        return Add(**{**self.at(index, t, attempt), **values, **changes})
-
-    def bitmap(self, who: Iterable[int]) -> bytes:
-        """Return the bitmap of clients' slots."""
-        survivors = np.zeros(self.n_slots, dtype=np.bool_)
-        survivors[[self.enrolled[i].slot for i in who]] = True
-        return transcript.pack_survivors(survivors)
-
-    def context(self, t: int, attempt: int, tag: bytes) -> bytes:
-        h = self.h if self.trust.is_blind else ZERO
-        return transcript.round_context(
-            self.doc_hash, t, attempt, self.n_slots, self.tree().root, self.com, h, tag
-        )
 
     # ------------------------------------------------------------------ whole runs
+
+    def send(self, i: int, request: Request) -> Reply:
+        """Send one request, and keep the reply if it is a refusal."""
+        reply = self.nodes[i].send(request)
+        if isinstance(reply, Refusal):
+            self.refusals.append((i, reply))
+        return reply
+
+    def trip(self, _: str, requests: Mapping[int, Request], has_enough: Any = None) -> Replies:
+        """Carry a round trip of the server, without a loss."""
+        return [(i, self.send(i, request)) for i, request in requests.items()]
+
+    def set_up(self, who: Iterable[int] | None = None) -> "Cohort":
+        """Enrol clients, all unless they are named; and further ones at once."""
+        chosen = range(len(self.nodes)) if who is None else who
+        if not self.enrolled:
+            self.server.set_up(chosen, self.trip)
+        else:
+            for i in chosen:
+                self.take(i, self.send(i, Enrol(doc=self.run.data)))
+        return self
+
+    def round(self, t: int, who: Iterable[int] | None = None) -> list[int]:
+        """Play the next round, with some clients; return those in its sum."""
+        requests = self.server.ask()
+        asked = requests if who is None else {i: requests[i] for i in who}
+        self.server.take_answers(self.trip("ask", asked), self.trip)
+        assert self.server.head == t
+        return sorted(
+            self.enrolled.keys() - {d.node_id for d in self.server.dropped if d.round == t}
+        )
+
+    def finish(self) -> dict[int, Any]:
+        """End the run at all clients."""
+        replies = dict(self.trip("finish", self.server.finish_requests()))
+        self.server.take_finished(replies.items(), self.trip)
+        return replies
 
     def play(self) -> "Cohort":
         """Set up, play all rounds and finish."""
@@ -421,130 +246,219 @@ class Cohort:
         self.finish()
         return self
 
-    def round(self, t: int) -> list[int]:
-        """Play one round; return the clients in its sum."""
-        for attempt in range(1, self.document.max_attempts + 1):
-            missing = [i for i in sorted(self.enrolled) if i not in self.envelopes]
-            requests = {i: self.ask_of(i, t, attempt) for i in sorted(self.enrolled)}
-            distributor = self._distributor(missing)
-            if distributor is not None:
-                peers = tuple(self.peer(i, distributor) for i in missing)
-                old = requests[distributor]
-                requests[distributor] = msgspec.structs.replace(old, peers=peers)
-            replies = self.send_all(requests)
-            for index, reply in replies.items():
-                if isinstance(reply, Answer):
-                    self.have[index] = t - 1
-                elif reply.code == Code.NEED:
-                    self.have[index] = 0
-            answers = self._largest({i: r for i, r in replies.items() if isinstance(r, Answer)})
-            if distributor in replies and isinstance(replies[distributor], Answer):
-                self.take_envelopes(distributor, replies[distributor].envelopes, missing)
-            is_enough = len(answers) >= self.document.min_clients
-            if is_enough and self.trust.has_committee:
-                self._add(t, attempt, answers)
-            elif is_enough:
-                self._combine(t, attempt, answers)
-            for index, reply in replies.items():  # this attempt's cohort was that before
-                if code(reply) == Code.RENEW:
-                    self.take(index, reply)
-            if is_enough:
-                return sorted(answers)
-        raise AssertionError(f"Round {t} has too few answers: {self.refusals}")
+    # ------------------------------------------------------------------ what the server knows
 
-    def _distributor(self, missing: list[int]) -> int | None:
-        if not self.trust.is_blind or not missing:
-            return None
-        able = [i for i in sorted(self.enrolled) if i not in missing] or sorted(self.enrolled)
-        in_committee = [i for i in able if self.enrolled[i].slot in self.slots]
-        return in_committee[0]
+    @property
+    def enrolled(self) -> dict[int, Member]:
+        """The clients with a slot."""
+        return self.server._cohort.clients
 
-    @staticmethod
-    def _largest(answers: dict[int, Answer]) -> dict[int, Answer]:
-        by_tag = sorted(answers.items(), key=lambda item: item[1].tag)
-        groups = [dict(g) for _, g in itertools.groupby(by_tag, key=lambda item: item[1].tag)]
-        return max(groups, key=len, default={})
+    @property
+    def frame(self) -> Frame:
+        """The cohort as it is now."""
+        return self.server._cohort.frame()
 
-    def _sum_context(self, context: bytes, t: int) -> SumContext:
-        sharing = self.committee().sharing(self.trust.sum) if self.trust.has_committee else None
-        return SumContext(context, self.document.words[t - 1], self.n_slots, sharing=sharing)
+    @property
+    def committee(self) -> Committee:
+        """The committee of a protected run."""
+        assert self.frame.committee is not None
+        return self.frame.committee
 
-    def _add(self, t: int, attempt: int, answers: dict[int, Answer]) -> None:
-        by_slot = self.by_slot()
-        members = [by_slot[slot] for slot in self.slots if slot in by_slot]
-        requests = {i: self.add_of(i, answers, t, attempt) for i in members}
-        replies = self.send_all(requests)
-        shares = {
-            self.slots.index(self.enrolled[i].slot): reply.share
-            for i, reply in replies.items()
-            if isinstance(reply, Added)
-        }
-        self.close(t, attempt, answers, shares=tuple(sorted(shares.items())))
+    @property
+    def h(self) -> bytes:
+        """The transcript's hash."""
+        return self.server._h
 
-    def _combine(self, t: int, attempt: int, answers: dict[int, Answer]) -> None:
-        run = self.run
-        context = self._sum_context(self.context(t, attempt, next(iter(answers.values())).tag), t)
-        parts = [answer.words for answer in answers.values()]
-        if self.trust.noise_by == "server":
-            noise = server_noise(run.algorithm, run.plan, t, Stream.fresh())
-            parts.append(self.trust.sum.encode(np.append(noise, 0)))
-        self.close(t, attempt, answers, words=self.trust.sum.combine(parts, context))
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The sums that were announced."""
+        return tuple(self.server._entries)
 
-    def close(
+    def reframe(
         self,
-        t: int,
-        attempt: int,
-        answers: dict[int, Answer],
-        words: bytes = b"",
-        shares: tuple[tuple[int, bytes], ...] = (),
+        *,
+        present: Iterable[int] | None = None,
+        committee: Iterable[int] = (),
+        keys: Mapping[int, bytes] | None = None,
     ) -> None:
-        """Announce a sum to clients, or open it."""
-        tag = next(iter(answers.values())).tag
-        context = self.context(t, attempt, tag)
-        sums = self._sum_context(context, t)
-        survivors = self.bitmap(answers)
-        if self.trust.is_blind:
-            entry = Entry(
-                t=t,
-                attempt=attempt,
-                n_slots=self.n_slots,
-                root=self.tree().root,
-                committee=self.com,
-                tag=tag,
-                survivors=survivors,
-                packing=sums.sharing.packing if sums.sharing else 0,
-                words=words,
-                shares=shares,
-            )
-            self.entries.append(entry)
-            self.h = transcript.next_hash(self.h, context, entry)
-            return
-        algorithm = self.run.algorithm
-        combined = dict(shares) if shares else {0: words}
-        bits = transcript.unpack_survivors(survivors, self.n_slots)
-        opened = open_sum(self.run, t, combined, bits, sums)
-        self.opened[t], self.noise_factor = opened.vector, opened.factor
-        answered = len(answers) / self.n_slots
-        statistic = algorithm.unflatten(self.opened[t][:-1], t, answered)
-        self.state = algorithm.update(self.state, statistic)
+        """Take all but some clients for absent, others for the committee, or other keys."""
+        cohort = self.server._cohort
+        self._claims = getattr(self, "_claims", cohort.claims)
+        if present is not None:
+            cohort.claims = {k: self._claims[k] for k in present}
+            if self.document.keys == "relayed":  # slots are those of the present
+                cohort._committee = None
+        if committee:
+            cohort._committee = tuple(committee)
+        for i, key in (keys or {}).items():
+            self.enrolled[i].public = change(self.enrolled[i].public, public_key=key)
+        cohort._frame = None
 
-    def finish_of(self, index: int, **changes: Any) -> Finish:
+    def take(self, i: int, reply: Any) -> None:
+        """Take up the session of an enrolment or a renewal at once."""
+        cohort = self.server._cohort
+        if i not in cohort.clients:
+            cohort.take(i, reply)
+        elif reply.public_key != cohort.clients[i].public.public_key:
+            assert cohort.renew(cohort.clients[i], reply)
+        cohort.frame()
+
+    def key(self, i: int) -> bytes:
+        """Return the public key of a client's session."""
+        return self.enrolled[i].public.public_key
+
+    def peer(self, owner: int, reader: int) -> Peer:
+        """Return a client as it is passed on to another one."""
+        return self.frame.peer(self.enrolled[owner], self.enrolled[reader])
+
+    def keys_of(self, i: int) -> Keys:
+        """Return the request to a key distributor."""
+        return Keys(doc_hash=self.doc_hash, peers=tuple(self.peer(j, i) for j in self.enrolled))
+
+    def take_envelopes(self, by: int, envelopes: Iterable[bytes], who: Iterable[int]) -> None:
+        """Take the envelopes of a key distributor for some clients, in place of others."""
+        for i, envelope in zip(who, envelopes, strict=True):
+            if envelope:
+                self.enrolled[i].wraps = [Wrap(distributor=self.peer(by, i), envelope=envelope)]
+
+    def wrap_for(self, i: int) -> Wrap | None:
+        """Return the envelope for a client, whether it needs one or not."""
+        return next(iter(self.enrolled[i].wraps), None)
+
+    def bitmap(self, who: Iterable[int]) -> bytes:
+        """Return the bitmap of clients' slots."""
+        return transcript.pack_survivors(self.frame.bits(self.enrolled[i] for i in who))
+
+    def sums(self, t: int, attempt: int, tag: bytes) -> SumContext:
+        """Return what the sum of an attempt depends on."""
+        frame, h = self.frame, self.h if self.trust.is_blind else ZERO
+        cohort = frame.n_slots, frame.tree.root, frame.digest
+        digest = transcript.round_context(self.doc_hash, t, attempt, *cohort, h, tag)
+        sharing = frame.sharing if self.trust.has_committee else None
+        return SumContext(digest, self.document.words[t - 1], frame.n_slots, sharing=sharing)
+
+    def context(self, t: int, attempt: int, tag: bytes) -> bytes:
+        """Return the context of an attempt."""
+        return self.sums(t, attempt, tag).digest
+
+    # ------------------------------------------------------------------ requests by hand
+
+    def at(self, i: int, t: int, attempt: int = 1) -> dict[str, Any]:
+        """Return what `Ask` and `Add` have in common."""
+        frame, own = self.frame, self.enrolled[i]
+        values: dict[str, Any] = {"doc_hash": self.doc_hash, "t": t, "attempt": attempt}
+        values |= {"n_slots": frame.n_slots, "root": frame.tree.root, "slot": own.slot}
+        values |= {"path": frame.tree.path(own.slot), "committee": frame.encoded}
+        if self.document.keys == "roster":
+            values["tags"] = frame.tags_for(own)
+        return {**values, "doc": self.run.data, "wrap_for": self.wrap_for(i)}
+
+    def lacking(self, i: int) -> tuple[Entry, ...]:
+        """Return the entries that a client lacks."""
+        return self.entries[self.enrolled[i].head :]
+
+    def query_data(self) -> bytes:
+        """Return the query of a server that sees the sums."""
+        return encode_arrays(dict(self.run.algorithm.query(self.server.state).arrays))
+
+    def ask_of(self, i: int, t: int = 1, attempt: int = 1, **changes: Any) -> Ask:
+        """Return an honest request for an answer, with some fields changed."""
+        values = self.at(i, t, attempt)
+        if not self.trust.is_blind:
+            values["query"] = self.query_data()
+        else:
+            values["entries"] = self.lacking(i)
+            if t == 1 and not any(own.wraps for own in self.enrolled.values()):
+                values["peers"] = self.keys_of(i).peers
+        return Ask(**{**values, **changes})
+
+    def ask(self, i: int, t: int = 1, attempt: int = 1, **changes: Any) -> Reply:
+        """Ask one client, with some fields changed."""
+        return self.send(i, self.ask_of(i, t, attempt, **changes))
+
+    def deal(
+        self, t: int = 1, attempt: int = 1, who: Iterable[int] | None = None, **changes: Any
+    ) -> dict[int, Any]:
+        """Ask clients for their answers, take the first one's envelopes, and return all replies."""
+        chosen = list(self.enrolled if who is None else who)
+        requests = {i: self.ask_of(i, t, attempt, **changes) for i in chosen}
+        replies = dict(self.trip("ask", requests))
+        answers = {i: reply for i, reply in replies.items() if isinstance(reply, Answer)}
+        for i, answer in answers.items():
+            self.enrolled[i].head = t - 1
+            if answer.envelopes and not any(own.wraps for own in self.enrolled.values()):
+                self.take_envelopes(i, answer.envelopes, self.enrolled)
+        return replies
+
+    def add_of(
+        self, i: int, answers: Mapping[int, Answer], t: int = 1, attempt: int = 1, **changes: Any
+    ) -> Add:
+        """Return an honest request for the sum-share of these answers, with fields changed."""
+        position = self.committee.position_of(self.enrolled[i].slot)
+        values = {
+            "h": self.h if self.trust.is_blind else ZERO,
+            "tag": next(iter(answers.values())).tag,
+            "survivors": self.bitmap(answers),
+            "public_keys": b"".join(map(self.key, sorted(answers))),
+            "sealed": tuple(answers[j].sealed[position] for j in sorted(answers)),
+        }
+        return Add(**{**self.at(i, t, attempt), **values, **changes})
+
+    def add(
+        self, i: int, answers: Mapping[int, Answer], t: int = 1, attempt: int = 1, **changes: Any
+    ) -> Reply:
+        """Ask one member of the committee to add, with some fields changed."""
+        return self.send(i, self.add_of(i, answers, t, attempt, **changes))
+
+    def finish_of(self, i: int, **changes: Any) -> Finish:
         """Return the honest request that ends a run, with some fields changed."""
-        values: dict[str, Any] = {"doc_hash": self.doc_hash}
-        if self.trust.is_blind:
-            values |= {"entries": self.lacking(index), "wrap_for": self.wrap_for(index)}
-        elif "result" not in changes:
-            values["result"] = self.result()
-        return Finish(**{**values, **changes})
+        if not self.trust.is_blind and not changes:
+            return self.server.finish_requests()[i]
+        values = {"entries": self.lacking(i), "wrap_for": self.wrap_for(i)}
+        return Finish(doc_hash=self.doc_hash, **{**values, **changes})
 
-    def result(self) -> bytes:
-        result = result_of(self.run, self.state, self.noise_factor)
-        assert result is not None
-        return encode_result(result)
+    # ------------------------------------------------------------------ what only clients know
 
-    def finish(self) -> dict[int, Any]:
-        """End the run at all clients."""
-        return self.send_all({i: self.finish_of(i) for i in sorted(self.enrolled)})
+    def session(self, i: int) -> ClientSession:
+        """Return what a client remembers of the run, secrets included."""
+        session = self.nodes[i].session(self.doc_hash)
+        assert session is not None
+        return session
+
+    def identity(self, i: int) -> Identity:
+        """Return a client's lasting keys."""
+        return self.nodes[i].policy.read_identity()
+
+    def group_key(self, i: int) -> bytes:
+        """Return the group key that a client has."""
+        return key_agreement.group_key(self.session(i).group_secret, self.doc_hash)
+
+    def exact(self, i: int) -> NDArray[np.int64]:
+        """Return a client's statistic of round 1, without noise."""
+        algorithm = self.run.algorithm
+        query = algorithm.query(algorithm.initial_state(None))
+        return exact_statistic(algorithm, query, self.nodes[i].records)
+
+    def noise(self, i: int, context: bytes) -> NDArray[np.int64]:
+        """Return a client's noise share of round 1 in a context."""
+        return removal.client_noise(self.run, 1, self.session(i).secret, context)
+
+    def pair_secret(self, i: int, j: int) -> bytes:
+        """Return what two clients have in common, by the secrets of the second."""
+        statics = (self.identity(j).secret, self.roster.keys[i]) if self.roster else ()
+        return key_agreement.pair_secret(self.session(j).ephemeral, self.key(i), *statics)
+
+    def pair_key(self, i: int, j: int, context: bytes, position: int) -> bytes:
+        """Return the key of dealer i's share for committee member j."""
+        shared = self.pair_secret(i, j)
+        return key_agreement.share_key(shared, context, i, position, self.key(i), self.key(j))
+
+    def wrap_again(self, i: int, by: int) -> None:
+        """Let a client that has the group key seal it for one that began a new session."""
+        shared = self.pair_secret(i, by)
+        key = key_agreement.wrap_key(shared, self.doc_hash, self.key(by), self.key(i))
+        envelope = key_agreement.seal(key, self.session(by).group_secret, self.doc_hash)
+        self.take_envelopes(by, [envelope], [i])
 
 
 def code(reply: Reply) -> Code | None:

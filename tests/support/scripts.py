@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def load_script(monkeypatch, name, folder):
+def load_script(monkeypatch, name, folder=ROOT / "benchmarks"):
     """Import a script's module from its folder, and forget it with all that it imported there."""
     monkeypatch.syspath_prepend(str(folder))
     before = set(sys.modules)

@@ -4,18 +4,16 @@ import math
 import os
 import subprocess
 import sys
-from itertools import islice
 
 import numpy as np
 import pytest
 from vertical_parties import ALONE, DOC_HASH, JOINT, MODULI, digest, secret, silent
 
-from flower_kmeans.errors import DataError, MessageError
+from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.vertical import keys, ring
 from flower_kmeans.vertical.keys import KeyHolder, confirmed_key
-from flower_kmeans.vertical.packing import pack, packed_bytes, unpack
-from flower_kmeans.vertical.ring import SLOTS, N
+from flower_kmeans.vertical.ring import SLOTS, N, pack, packed_bytes, unpack
 
 Q0, PRIMES, DIGITS = MODULI.q0, MODULI.key, len(MODULI.data)
 VALUES = np.random.default_rng(8).uniform(-1, 1, 300)
@@ -104,30 +102,10 @@ def test_values_are_clipped_and_what_is_no_number_is_the_middle(send):
     assert (send(odd) == send([1.0, -1.0, 0.0, 1.0, -1.0, 0.25])).all()
 
 
-@pytest.mark.parametrize("shape", [(SLOTS + 1,), (2, 3), ()])
-def test_columns_of_another_shape_are_refused(shape):
-    with pytest.raises(DataError, match="at most 16384 numbers"):
-        ALONE.encrypt(np.zeros(shape))
-
-
-def test_columns_are_sent_chunk_after_chunk_when_they_are_taken():
-    """A column of a million records is 500 MB of words."""
-    X, (holder,) = np.random.default_rng(5).uniform(-1, 1, (SLOTS + 100, 2)), ALONE.holders
-    own = MODULI, ALONE.pk, X, secret(9), DOC_HASH
-    parts = [X[:SLOTS, 0], X[:SLOTS, 1], X[SLOTS:, 0], X[SLOTS:, 1]]
-    alone = [
-        (keys.expand(MODULI, *each) for each in holder.columns_alone(X, start)) for start in (0, 3)
-    ]
-    under = [keys.encrypted_columns(*own, start) for start in (0, 3)]
-    for (sent, later), send in ((alone, ALONE.encrypt_alone), (under, ALONE.encrypt)):
-        columns = list(sent)
-        assert len(columns) == 4
-        for number, (column, part) in enumerate(zip(columns, parts, strict=True)):
-            assert (column == send(part, number)).all()
-        assert (next(later) == columns[3]).all()
-    many = np.broadcast_to(np.zeros(1), (2**40, 1))
-    (_, first), (_, second) = islice(holder.columns_alone(many), 2)
-    assert (first != second).mean() > 0.99  # numbered, so that equal ones differ
+def test_ciphertexts_are_numbered_chunk_after_chunk_and_column_after_column():
+    X = np.random.default_rng(5).uniform(-1, 1, (SLOTS + 100, 2))
+    for number, part in enumerate((X[:SLOTS, 0], X[:SLOTS, 1], X[SLOTS:, 0], X[SLOTS:, 1])):
+        assert (keys.values_of(X, number) == part).all()
 
 
 def test_a_public_key_that_holders_do_not_agree_on_is_refused():
@@ -421,7 +399,7 @@ key = bytes(range(100, 132))
 holder = KeyHolder(moduli(2), key, bytes(32))
 shown = [repr(holder), str(holder)]
 holder.public_share(), holder.relin_alone()
-next(holder.columns_alone(np.zeros((3, 1))))
+holder.encrypt_alone(np.zeros(3), 0)
 holder.decryption_share(1, np.zeros((1, 2**15), np.uint64), lambda s: np.zeros(1, np.int64))
 try:
     holder.join([bytes(32)], [b""])

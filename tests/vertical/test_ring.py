@@ -1,14 +1,17 @@
-"""Arithmetic and transform against Python's integers, samplers against their definitions."""
+"""Arithmetic, transform, samplers, bytes on the wire and moduli against their definitions."""
+
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.vertical import ring
 from flower_kmeans.vertical.moduli import moduli
-from flower_kmeans.vertical.ring import SLOTS, N
+from flower_kmeans.vertical.ring import SLOTS, N, pack, packed_bytes, unpack
 
 KEY = bytes(range(32))
 PRIMES = moduli(16).key
@@ -147,3 +150,118 @@ def test_slots_are_values_at_roots_of_unity(seed, m):
         assert np.sin(angle) @ encoded == pytest.approx(0, abs=600)
     # The constant coefficient is the mean of the slots, so sums need no rotations.
     assert encoded[0] / scale * SLOTS == pytest.approx(values.sum(), abs=1e-6)
+
+
+# ------------------------------------------------------------------------------ bytes on the wire
+
+SHORT = (PRIMES[0], PRIMES[1], PRIMES[-1])
+WIDTHS = (6, 5, 7)
+
+few = settings(max_examples=25)
+shapes = st.sampled_from([(), (1,), (2, 1)])
+
+
+def some(shape, seed=0):
+    """Uniform words, and the smallest and largest ones among them."""
+    words = np.empty((*shape, 3, N), dtype=np.uint64)
+    for i in np.ndindex(*shape):
+        for j, p in enumerate(SHORT):
+            words[i][j] = ring.uniform(Stream(bytes([seed, *i, j]).ljust(32)), p)
+            words[i][j, :2] = 0, p - 1
+    return words
+
+
+@few
+@given(shapes, st.integers(0, 255))
+def test_words_come_back_from_little_endian_bytes(shape, seed):
+    words = some(shape, seed)
+    data = pack(words, SHORT)
+    pieces = [
+        b"".join(word.to_bytes(width, "little") for word in row)
+        for polynomial in words.reshape(-1, 3, N).tolist()
+        for row, width in zip(polynomial, WIDTHS, strict=True)
+    ]
+    assert data == b"".join(pieces)
+    assert len(data) == int(np.prod(shape)) * packed_bytes(SHORT)
+    back = unpack(data, SHORT, shape)
+    assert back.dtype == np.uint64
+    np.testing.assert_array_equal(back, words)
+
+
+@few
+@given(st.integers(0, 2), st.integers(0, N - 1), st.data())
+def test_a_word_that_is_not_below_its_prime_is_refused(row, position, data):
+    p, width = SHORT[row], WIDTHS[row]
+    word = data.draw(st.integers(p, 256**width - 1))
+    packed = bytearray(pack(some(()), SHORT))
+    start = N * sum(WIDTHS[:row]) + position * width
+    packed[start : start + width] = word.to_bytes(width, "little")
+    with pytest.raises(MessageError, match="not below its prime") as caught:
+        unpack(bytes(packed), SHORT)
+    assert str(word) not in str(caught.value)
+
+
+@pytest.mark.parametrize("more", [-1, 1, 7 * N])
+def test_another_length_is_refused(more):
+    data = pack(some((2,)), SHORT)
+    with pytest.raises(MessageError, match="must have"):
+        unpack(data + bytes(more) if more > 0 else data[:more], SHORT, (2,))
+
+
+@few
+@given(st.binary(max_size=64), st.binary(min_size=1, max_size=8))
+def test_whatever_comes_through_is_reduced(head, pattern):
+    """Any bytes at all: either an error, or words below their primes."""
+    size = packed_bytes((SHORT[1],))
+    data = (head + pattern * size)[:size]
+    try:
+        words = unpack(data, (SHORT[1],))
+    except MessageError:
+        return
+    assert words.shape == (1, N)
+    assert words.max() < SHORT[1]
+
+
+# ------------------------------------------------------------------------------ moduli
+
+ALL = [(k, radius) for k in range(2, 17) for radius in (False, True)]
+
+
+@pytest.mark.parametrize(("k", "radius"), ALL)
+def test_moduli_and_scales_are_those_of_the_design(k, radius):
+    made = moduli(k, radius)
+    signs = k if radius else k - 1  # factors of one membership
+    assert made.levels == 1 + 12 + math.ceil(math.log2(signs)) + 1
+    assert made.key == (made.q0, *made.data[1:], made.special)
+    assert len(set(made.key)) == made.levels + 2
+    assert all(p % (2 * N) == 1 for p in made.key)
+    # As many bytes on the wire as planned, and exact products in float64.
+    assert made.q0 < 2**48 < made.special < 2**49
+    assert all(2**39 < p < 2**40 for p in made.data[1:])
+    assert made.scales[0] == 0.999 * 2.0**40
+    primes = made.data[:0:-1]  # the first rescaling divides by the last one
+    for scale, p, following in zip(made.scales[:-1], primes, made.scales[1:], strict=True):
+        assert following == pytest.approx(scale**2 / p, rel=1e-15)
+    assert max(abs(scale / made.scales[0] - 1) for scale in made.scales) < 1e-3
+    assert made.unit == made.scales[-1] / SLOTS
+    assert abs(math.log2(made.unit) - 26) < 0.01
+
+
+@pytest.mark.parametrize(("k", "radius"), ALL)
+def test_moduli_are_within_the_bounds_of_the_standard(k, radius):
+    """881 bits for 128-bit security with N = 2^15; 827 against quantum computers."""
+    assert sum(map(math.log2, moduli(k, radius).key)) <= 827 < 881
+
+
+def test_the_largest_moduli_are_primes():
+    """All smaller sets of moduli are parts of these."""
+    largest = moduli(16, True)
+    assert all(set(moduli(k, radius).key) <= set(largest.key) for k, radius in ALL)
+    for p in largest.key:
+        assert (p % np.arange(3, math.isqrt(p) + 2, 2)).all()
+
+
+@pytest.mark.parametrize("k", [1, 17, 2.5])
+def test_other_numbers_of_clusters_are_refused(k):
+    with pytest.raises(ConfigurationError, match=r"'n_clusters' .* \[2, 16\]"):
+        moduli(k)

@@ -8,8 +8,7 @@ from vertical_parties import ALONE, DOC_HASH, MODULI, digest, secret
 
 from flower_kmeans.vertical import keys
 from flower_kmeans.vertical.keys import KeyHolder
-from flower_kmeans.vertical.packing import pack
-from flower_kmeans.vertical.ring import SLOTS
+from flower_kmeans.vertical.ring import SLOTS, pack
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vertical_vectors.json").read_text())
 COLUMN = np.full(SLOTS, VECTORS["value"])

@@ -1,16 +1,14 @@
 """Nearest centroids and cluster sums, exactly.
 
-Records and centroids are integers, and an integer-valued float64 below 2**53 is added and
-multiplied without rounding, in any order. So BLAS gives exact squared distances, and a record's
-cluster cannot depend on which records share its block (docs/guarantees.md, "Fixed point, rounding,
-sampling").
+An integer-valued float64 below 2**53 is added and multiplied without rounding, in any order. So
+BLAS gives exact squared distances, and a record's cluster cannot depend on which records share its
+block (docs/guarantees.md, "Fixed point, rounding, sampling").
 
 The room that is left below 2**53 pays for speed. With ``s_j = |c_j|**2 - 2 x . c_j``, which orders
 the centroids of a record x as the distance does, the matrix product yields ``K s_j + j`` for K a
 power of two and j < K: one minimum over j then finds the nearest centroid, its index and its
-distance, and ties go to the lowest index. Coordinates are at most 2**q, so every term and every
-partial sum of that product is an integer of at most ``K (3 d 4**q) + K <= K d 4**(q + 1)``, exact
-for ``K <= 2**53 / (d 4**(q + 1))``: with q = 16, up to 64 centroids at once for d <= 8,192.
+distance, and ties go to the lowest index. Every partial sum of that product is an integer of at
+most ``K d 4**(q + 1)``: with q = 16, up to 64 centroids at once for d <= 8,192.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,6 +26,7 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.threads import blas_threads, single_threaded_blas, sum_in_parts
 
 LabelArray = NDArray[np.int32]
+_Scored = tuple[slice, LabelArray, FloatArray]
 
 _TRANSPOSED = 16  # columns up to which records are transposed for BLAS
 _GROUP = 64  # centroids that are compared at once, at most
@@ -42,24 +41,14 @@ _work_so_far = 0.0
 
 
 def largest_weight(n_features: int, fraction_bits: int) -> int:
-    """Return the largest absolute weight of a power cell, in squared grid units: d 4^(q + 1).
-
-    No two points of ``[-2**q, 2**q]**d`` are further apart, squared, so more changes no cell.
-    """
+    """Return the largest absolute weight of a power cell: the largest squared distance."""
     return int(n_features * 4 ** (fraction_bits + 1))
 
 
 def check_exactness(n_features: int, fraction_bits: int, weighted: bool = False) -> None:
-    """Require that every squared distance is exact in float64.
+    """Require that every squared distance, or difference of one and a weight, is exact in float64.
 
-    Two points of ``[-2**q, 2**q]**d`` are at most ``d * 2**(2q + 2)`` apart, squared, and every
-    intermediate value of its computation is smaller. With a weight of at most `largest_weight`, it
-    is at most twice as large.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``d * 2**(2q + 2) > 2**53``, or with weights ``d * 2**(2q + 3)``.
+    Of points of ``[-2**q, 2**q]**d`` these are at most ``d 4**(q + 1)``, or twice that.
     """
     check_fraction_bits(fraction_bits)
     if largest_weight(n_features, fraction_bits) << weighted > 2**53:
@@ -73,26 +62,11 @@ def check_exactness(n_features: int, fraction_bits: int, weighted: bool = False)
 def assign(
     points: FloatArray, centroids: IntArray, weights: IntArray | None = None
 ) -> tuple[LabelArray, FloatArray]:
-    """Return the nearest centroid of each point, and the squared distance to it.
+    """Return the nearest centroid (n,) of each point, of several the first, and the distance (n,).
 
-    With weights, a point belongs to the centroid with the least ``|x - c_j|^2 - w_j`` (power
-    cells), and the squared distance is that to its centroid all the same.
-
-    Parameters
-    ----------
-    points : ndarray of shape (n, d), float64
-        Integers, within ``[-2**q, 2**q]`` for a ``q`` that passes ``check_exactness``.
-    centroids : ndarray of shape (k, d), int64
-        Within the same bounds; k >= 1.
-    weights : ndarray of shape (k,), int64, optional
-        In squared grid units, at most `largest_weight` in absolute value.
-
-    Returns
-    -------
-    labels : ndarray of shape (n,), int32
-        The lowest index among the nearest.
-    d2 : ndarray of shape (n,), float64
-        Exact integers, in squared grid units.
+    Points (n, d) are integers in float64, as centroids (k, d) within the bounds of
+    `check_exactness`; distances are squared and exact. With weights (k,) of at most
+    `largest_weight`, a point belongs to the centroid with the least ``|x - c_j|^2 - w_j``.
     """
     centers = centroids.astype(np.float64)
     norms = np.einsum("ij,ij->i", centers, centers)
@@ -118,29 +92,21 @@ def cluster_sums(
 ) -> tuple[IntArray, IntArray]:
     """Return the sum (k, d) and the number (k,) of the records of each cluster, as int64.
 
-    Streams over the records, on as many threads as BLAS would use, with a few megabytes each. The
-    result is made of exact integers, so it depends neither on blocks nor on threads.
-
-    Parameters
-    ----------
-    records : GridRecords
-        n records of d columns, on a grid that passes `check_exactness`.
-    centroids : ndarray of shape (k, d), int64
-        Within ``[-2**q, 2**q]``, q the records' fractional bits; k >= 1.
-    radius2 : int, optional
-        A record counts only if its squared distance to its centroid is at most this.
+    Streams over the records, on as many threads as BLAS would use, with a few megabytes each; the
+    result depends on neither. Centroids (k, d) are on the records' grid. A record counts only if
+    its squared distance to its centroid is at most ``radius2``.
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
     if radius2 is not None and radius2 >= d * 4 ** (records.fraction_bits + 1):
         radius2 = None  # no two points of the grid are further apart
     work = n * (len(centroids) * d + _ROW_WORK)
-    fused, part = fused_kernel(work), None
+    fused = fused_kernel(work)
+    part: Any
     if fused is not None:
         part = partial(fused.cluster_sums, records, centroids, radius2)
     else:
-        query = _Query(centroids, records.fraction_bits, radius2)
-        part = partial(_sum_rows, records, query)
+        part = partial(_sum_rows, records, _Query(centroids, records.fraction_bits, radius2))
     sums, counts = sum_in_parts(n, work, part)
     return sums, counts
 
@@ -169,43 +135,36 @@ def _load_fused() -> Any:
 def vote_counts(
     records: GridRecords, candidates: Iterable[FloatArray], n_candidates: int
 ) -> IntArray:
-    """Return how many records are nearest to each of many points, which are made block by block.
+    """Return how many records are nearest to each candidate, (n_candidates,) int64.
 
-    Memory is that of one block of candidates, of a few blocks of records, and of 16 bytes for every
-    record and candidate. The result does not depend on blocks or threads.
-
-    Parameters
-    ----------
-    records : GridRecords
-        n records of d columns, on a grid that passes `check_exactness`.
-    candidates : iterable of ndarrays of shape (m, d), float64
-        Integers within ``[-2**q, 2**q]``, q the records' fractional bits; together at most
-        ``n_candidates``, at least one of them.
-    n_candidates : int
-        Length of the result (int64); the candidates that are missing get no votes. Of several
-        nearest candidates the first one gets a record's vote.
+    Of several the first has a record's vote. Candidates come in blocks (m, d), integers in float64
+    on the records' grid; those that are missing have no votes. Memory is that of one block of
+    candidates, of a few blocks of records, and of 16 bytes for every record and candidate.
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
     best, labels = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
     workers = min(blas_threads(), max(1, n // _ROWS_PER_VOTER))
     edges = [n * i // workers for i in range(workers + 1)]
-    first = 0
+    first, fused = 0, fused_kernel(n * n_candidates * d)
 
-    def compare(query: _Query, start: int, stop: int) -> None:
+    def scored(block: FloatArray, start: int, stop: int) -> Iterator[_Scored]:
+        if fused is not None:
+            yield from fused.nearest(records, block, start, stop)
+            return
+        query = _Query(block, records.fraction_bits, None)
         for rows, worker in _labelled(records, query, start, stop):
-            scores = worker.scores()
+            yield rows, worker.labels, worker.scores()
+
+    def compare(block: FloatArray, start: int, stop: int) -> None:
+        for rows, nearest, scores in scored(block, start, stop):
             closer = scores < best[rows]  # a tie keeps the candidate of an earlier block
             np.copyto(best[rows], scores, where=closer)
-            np.copyto(labels[rows], worker.labels + first, where=closer)
+            np.copyto(labels[rows], nearest + first, where=closer)
 
     with single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
         for block in candidates:
-            query = _Query(block, records.fraction_bits, None)
-            if workers == 1:
-                compare(query, 0, n)
-            else:
-                list(pool.map(partial(compare, query), edges[:-1], edges[1:]))
+            list(pool.map(partial(compare, block), edges[:-1], edges[1:]))
             first += len(block)
     return np.bincount(labels, minlength=n_candidates).astype(np.int64, copy=False)
 
@@ -219,9 +178,8 @@ class _Query:
     def __init__(
         self, centroids: IntArray | FloatArray, fraction_bits: int, radius2: int | None
     ) -> None:
-        k, d = int(centroids.shape[0]), int(centroids.shape[1])
-        self.k, self.d = k, d
-        self.radius2 = radius2
+        k, d = centroids.shape
+        self.k, self.d, self.radius2 = k, d, radius2
         room = 2**53 // (d * 4 ** (fraction_bits + 1))
         bits = min(room.bit_length() - 1, (min(k, _GROUP) - 1).bit_length())
         # With too little room the indices stay out of the scores, and argmin finds them.
@@ -235,17 +193,12 @@ class _Query:
             matrix[:, d] += np.arange(k) % self.group
         self.groups = [matrix[start : start + self.group] for start in range(0, k, self.group)]
 
-    def block_rows(self) -> int:
-        """Return how many records a thread takes at once."""
-        return max(1, min(_MAX_ROWS, _BLOCK_BYTES // (8 * (2 * self.d + 8))))
-
 
 class _Worker:
     """Buffers for blocks of a fixed number of rows, and what is done with one block."""
 
     def __init__(self, query: _Query, rows: int) -> None:
-        d = query.d
-        self.query = query
+        self.query, d = query, query.d
         # The product needs columns by records, and a row of ones for the norms of the centroids;
         # the sums need records by columns. Long records share one array. BLAS is faster with short
         # ones that are transposed in memory, so those are kept twice.
@@ -331,7 +284,7 @@ def _labelled(
 ) -> Iterator[tuple[slice, _Worker]]:
     """Yield the rows of each block with the worker that has labelled them, often the same one."""
     worker: _Worker | None = None
-    step = query.block_rows()
+    step = max(1, min(_MAX_ROWS, _BLOCK_BYTES // (8 * (2 * query.d + 8))))
     for low in range(start, stop, step):
         rows = slice(low, min(low + step, stop))
         if worker is None or len(worker.points) != rows.stop - rows.start:

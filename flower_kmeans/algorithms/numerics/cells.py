@@ -1,10 +1,8 @@
 """How records lie in cells: counts, residuals and slacks over the radius of the cell.
 
-A record belongs to its nearest cell. Its residual is divided by the cell's radius, moved into the
-unit ball and put on the grid, as records of a ball's domain are. Its slack is what its squared
-length lacks of 1. So whatever cells and radii a client is asked about, a record adds 1 to one
-count, and to the sums u and the slacks w of that cell numbers with ``|u|^2 + w^2 <= 1``: the slack
-costs nothing beside the residual (docs/guarantees.md, "SynopsisKMeans").
+A record's residual is divided by the radius of its nearest cell, moved into the unit ball and put
+on the grid. Its slack is what its squared length lacks of 1. So whatever cells a client is asked
+about, a record adds u and w with ``|u|^2 + w^2 <= 1`` (docs/guarantees.md, "SynopsisKMeans").
 """
 
 from functools import partial
@@ -15,7 +13,7 @@ from scipy.sparse import csc_array
 
 from flower_kmeans.algorithms.numerics.assignment import assign, fused_kernel
 from flower_kmeans.data.domain import Ball, GridRecords, IntArray
-from flower_kmeans.threads import single_threaded_blas, sum_in_parts
+from flower_kmeans.threads import sum_in_parts
 
 _BLOCK_NUMBERS = 2**18
 _FEWEST_ROWS = 64
@@ -38,25 +36,14 @@ def cell_sums(
     weighted: bool = False,
     weights: IntArray | None = None,
 ) -> CellSums:
-    """Return counts, residuals and slacks of the records by nearest cell.
+    """Return counts, residuals toward zero and slacks rounded down, by nearest cell.
 
-    Every number of a record comes from elementwise operations on exact integers, so it is the same
-    alone and in any block. Residuals are truncated toward zero and slacks rounded down.
-
-    Parameters
-    ----------
-    records : GridRecords
-        n records of p columns, on a grid that passes ``assignment.check_exactness``.
-    centers, radii : ndarrays of shape (m, p) and (m,), int64
-        On the records' grid and within its bounds; radii in [1, 2**25].
-    fraction_bits : int
-        q, of the result.
-    weighted : bool
-        Whether residuals are multiplied by the root of 1 plus their slack w, which fills the unit:
-        ``|u|^2 (1 + w) + w^2 = 1`` where ``w = 1 - |u|^2`` (docs/guarantees.md, "FastLloyd's
-        relocation").
-    weights : ndarray of shape (m,), int64, optional
-        Of power cells (`assignment.assign`): residuals are from the cell's centre all the same.
+    Every number of a record is the same alone and in any block. Records and centres (m, p) are on a
+    grid that passes ``assignment.check_exactness``; radii (m,) are in [1, 2**25]. ``weighted``
+    residuals are multiplied by the root of 1 plus their slack w, which fills the unit: ``|u|^2 (1 +
+    w) + w^2 = 1`` where ``w = 1 - |u|^2`` (docs/guarantees.md, "FastLloyd's relocation").
+    ``weights`` (m,) are those of power cells (`assignment.assign`): residuals are from the cell's
+    centre all the same.
     """
     m, p = centers.shape
     ball, lengths, one = Ball(1.0, np.zeros(p)), radii.astype(np.float64), 2.0**fraction_bits
@@ -90,16 +77,3 @@ def cell_sums(
         options = centers, radii, fraction_bits, weighted, weights
         return CellSums(*sum_in_parts(n_records, work, partial(fused.cell_sums, records, *options)))
     return CellSums(*sum_in_parts(n_records, work, part))
-
-
-def squared_norms(records: GridRecords) -> int:
-    """Return the sum of the records' squared l2 norms, of exponent q as the records are.
-
-    Every record's squared norm loses its q last bits.
-    """
-    total = 0
-    with single_threaded_blas():
-        for block in records.blocks(max(_FEWEST_ROWS, _BLOCK_NUMBERS // records.shape[1])):
-            norms = np.einsum("ij,ij->i", block, block)  # integers below 2**53: exact
-            total += int(np.floor(norms * 2.0**-records.fraction_bits).astype(np.int64).sum())
-    return total

@@ -1,9 +1,8 @@
 """The cost of a clustering as a release: from squared distances to public points.
 
-The sum Q of the records' squared distances to points that everyone knows is one number that clients
-can add up. The points are the centroids before the round where sums are of offsets from these, and
-the origin where sums are of records. With the round's sums and counts it gives the cost at the
-centroids that follow from them (docs/guarantees.md, "Metrics that may leave").
+With a round's sums and counts, the sum Q of squared distances to the centroids before, or to the
+origin where sums are of records, gives the cost at the centroids that follow (docs/guarantees.md,
+"Metrics that may leave").
 """
 
 import math
@@ -27,18 +26,10 @@ _BLOCK_NUMBERS = 2**18
 def squared_distances(
     records: GridRecords, centroids: IntArray, largest: int, radius2: int | None = None
 ) -> int:
-    """Return the sum of squared distances of records to their nearest centroids, on their grid.
+    """Return the sum of squared distances of records to their nearest centroids (k, d).
 
-    With exponent q, that of the records: every squared distance loses its q last bits.
-
-    Parameters
-    ----------
-    centroids : ndarray of shape (k, d), int64
-        Within ``[-2**q, 2**q]``.
-    largest : int
-        What one record may add, in squared grid units: more is cut to it.
-    radius2 : int, optional
-        A record counts only if its squared distance is at most this.
+    Of exponent q, as the records: every squared distance, cut to ``largest`` squared grid units,
+    loses its q last bits. A record counts only if its squared distance is at most ``radius2``.
     """
     total = 0
     with single_threaded_blas():
@@ -77,10 +68,10 @@ class LastRound:
         """By how much ``value`` comes out too low on average, to first order.
 
         A centroid moves towards its own noise: with delta = (R + n_R) / (C + n_C) the term
-        -2 <n_R, delta> has the mean -2 d s_R^2 / C, and likewise for the counts. A centroid that
-        was kept, or moved into the domain, is left out.
+        -2 <n_R, delta> has the mean -2 d s_R^2 / C, and likewise for the counts.
         """
         _, std_sum, std_count = self.noise
+        # Centroids that were kept, or moved into the domain, are left out.
         wanted = self.references + self.quotients
         whole = self.usable & (np.abs(wanted - self.after) <= self.step).all(axis=1)
         sizes = wanted.shape[1] * std_sum**2 + std_count**2 * _squares(self.quotients)
@@ -107,10 +98,7 @@ def user_scale(domain: Domain) -> tuple[float, bool]:
 def in_users_units(
     value: float, bias: float, error: float, domain: Domain, noise_factor: float
 ) -> CostEstimate:
-    """Return a cost whose value, bias and error (`LastRound`) are for the planned noise.
-
-    The noise's standard deviation was ``noise_factor`` times as large.
-    """
+    """Return the cost where the noise was ``noise_factor`` times as large as `LastRound` knew."""
     scale, users_units = user_scale(domain)
     return CostEstimate(
         (value + bias * noise_factor**2) * scale**2, error * noise_factor * scale**2, users_units

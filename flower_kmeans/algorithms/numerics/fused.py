@@ -20,14 +20,13 @@ from flower_kmeans.algorithms.numerics.assignment import LabelArray
 from flower_kmeans.data.domain import GridRecords, IntArray
 from flower_kmeans.data.records import FloatArray
 
-MAX_BITS = 25  # GridRecords has no more
-
 _ROWS = 128  # of a block; known when compiling, so that inner loops become vector instructions
 _NARROW = 8  # columns up to which a block is kept by columns only
 _FLOAT32_BITS = 24  # of an integer that float32 holds exactly
 _ROUND = 1.5 * 2.0**52  # adding and subtracting it rounds to the nearest integer, ties to even
 _READ_ROWS = 4_096
 _MAX_ROWS = 2**24  # whose sums, of integers of at most 2**25, are exact in float64
+_LABEL_ROWS = 2**16
 _FEW = 2  # near ties of a block that are settled one by one
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 _compiled = njit(**_OPTIONS)
@@ -337,7 +336,7 @@ def cluster_sums(
     for table, first, last, bounds in _tables(records, start, stop):
         found, block = np.zeros((k + 1, d)), _block(records, d)
         _sum_rows(table, first, last, bounds, block, centers, reach, unit2, found, counts)
-        sums += _integers(found)
+        sums += found.astype(np.int64)
     return sums[:k], counts[:k]
 
 
@@ -359,30 +358,27 @@ def cell_sums(
     for table, first, last, bounds in _tables(records, start, stop):
         found, block = np.zeros(points.shape), _block(records, points.shape[1])
         _cell_rows(table, first, last, bounds, block, centers, *rest, found, counts, slacks)
-        sums += _integers(found)
+        sums += found.astype(np.int64)
     return sums, counts, slacks
 
 
 def nearest(
-    records: GridRecords, points: IntArray | FloatArray, start: int, stop: int
-) -> tuple[LabelArray, FloatArray]:
-    """Return the nearest point of each row of a range, the first of several, and its distance.
+    records: GridRecords, points: FloatArray, start: int, stop: int
+) -> Iterator[tuple[slice, LabelArray, FloatArray]]:
+    """Yield ranges of rows with the nearest point of each, the first of several, and how near.
 
     Squared distances are exact integers, in squared grid units.
     """
-    centers, done = _centers(points, None, records.fraction_bits), 0
-    labels, d2 = np.empty(stop - start, np.int32), np.empty(stop - start)
-    for table, first, last, bounds in _tables(records, start, stop):
-        rows, block = slice(done, done + last - first), _block(records, points.shape[1])
-        _label_rows(table, first, last, bounds, block, centers, labels[rows], d2[rows])
-        done += last - first
-    return labels, d2
-
-
-def _integers(sums: FloatArray) -> IntArray:
-    if not np.isfinite(sums).all():
-        raise FloatingPointError("A record is not finite.")
-    return sums.astype(np.int64)
+    centers = _centers(points, None, records.fraction_bits)
+    labels, d2 = np.empty(_LABEL_ROWS, np.int32), np.empty(_LABEL_ROWS)
+    for low in range(start, stop, _LABEL_ROWS):
+        done, high = 0, min(low + _LABEL_ROWS, stop)
+        for table, first, last, bounds in _tables(records, low, high):
+            block = _block(records, points.shape[1])
+            rows = slice(done, done + last - first)
+            _label_rows(table, first, last, bounds, block, centers, labels[rows], d2[rows])
+            done = rows.stop
+        yield slice(low, high), labels[:done], d2[:done]
 
 
 def _tables(

@@ -1,16 +1,13 @@
 """Weighted k-means on integer points: the same integers on every processor.
 
-Points, weights and centres are integers, and everything is computed from integers that float64 or
-int64 holds exactly, by BLAS or not, in any order (docs/guarantees.md, "Fixed point, rounding,
-sampling"). Where a product could be longer than 53 bits, one multiplication rounds it, element by
-element, and its last bits are cut off before anything is added. Starts are drawn from raw Philox
-words by integer masses. So clients that compute an update from the same sums agree on every centre.
+Everything is computed from integers that float64 or int64 holds exactly, by BLAS or not, in any
+order (docs/guarantees.md, "Fixed point, rounding, sampling"). Where a product could be longer than
+53 bits, one multiplication rounds it, element by element, and its last bits are cut off before
+anything is added. Starts are drawn from raw Philox words by integer masses.
 
-Bounds: with coordinates of at most B and weights that sum to W, sums of weighted coordinates are at
-most W B, and squared distances 4 p B^2. Weights lose as many last bits as it takes for W < 2^53 and
-W B < 2^60: up to 53 bits are left of W for B < 2^7, and 34 for B = 2^25. Weights times squared
-distances are floats, of which as many last bits are cut off, for all points and starts alike, as it
-takes for their sum to stay below 2^62.
+Bounds: with coordinates of at most B and weights that sum to W, weights lose as many last bits as
+it takes for W < 2^53 and W B < 2^60. Weights times squared distances lose as many, for all points
+and starts alike, as it takes for their sum to stay below 2^62.
 
 How long it takes follows from sizes alone: all steps are made also where nothing moves any more,
 and points without weight are carried along. A server that sees no sum must not learn of it from the
@@ -53,26 +50,12 @@ def grid_kmeans(
 
     A centre is drawn with a probability proportional to its weight times its squared distance to
     the nearest centre before, as the best of ``2 + floor(bits(k) / 2)`` candidates; the first one
-    by its weight alone. Lloyd's steps follow.
+    by its weight alone. Lloyd's steps follow. How many words are taken depends on ``n_clusters``
+    and ``n_starts`` alone.
 
-    Parameters
-    ----------
-    points : ndarray of shape (n, p), int64 or float64
-        Integers of at most B in absolute value, with ``4 p B**2 <= 2**53``; n >= 1.
-    weights : ndarray of shape (n,), int64
-        At least 0. If all are 0, all points count alike.
-    n_clusters : int
-        k >= 1. Where fewer points differ, some centres are equal.
-    source : Philox
-        Public words (`initialization.public_words`). How many are taken depends on ``n_clusters``
-        and ``n_starts`` alone.
-    n_steps : int
-        Lloyd's steps, for each start.
-
-    Raises
-    ------
-    ValueError
-        If points or weights are not of this form.
+    Points (n, p) are integers of at most B in absolute value, with ``4 p B**2 <= 2**53``, and
+    weights (n,) at least 0: a ValueError otherwise. If all weights are 0, all points count alike.
+    Where fewer points than clusters differ, some centres are equal.
     """
     data = _Data(points, weights)
     n_candidates = 2 + n_clusters.bit_length() // 2
@@ -89,11 +72,10 @@ def grid_kmeans(
 def lloyd_steps(
     points: IntArray | FloatArray, weights: IntArray, centers: IntArray, n_steps: int
 ) -> GridCenters:
-    """Return centres after Lloyd's steps on weighted points, which are as in `grid_kmeans`.
+    """Return centres (k, p) after Lloyd's steps on weighted points, which are as in `grid_kmeans`.
 
-    A step moves each centre (k, p), of at most B in absolute value, to the mean of its points,
-    rounded half up; one without points stays. Of several nearest centres a point belongs to the
-    first.
+    A step moves each to the mean of its points, rounded half up; one without points stays. Of
+    several nearest centres a point belongs to the first.
     """
     data = _Data(points, weights, centers)
     with single_threaded_blas():
@@ -104,11 +86,7 @@ def lloyd_steps(
 def grid_means(
     points: IntArray | FloatArray, weights: IntArray, labels: IntArray, centers: IntArray
 ) -> IntArray:
-    """Return the weighted means (k, p) of points by label, rounded half up.
-
-    Points and weights are as in `grid_kmeans`. A centre, of at most B in absolute value, stays
-    where its label has no weight.
-    """
+    """Return the means (k, p) of points by label, as a step of `lloyd_steps` does."""
     return _means(_Data(points, weights, centers), labels, centers)
 
 

@@ -1,11 +1,9 @@
 """Initial centroids without private data: sphere packing, and those of a server's own points.
 
-Sphere packing needs no data at all. Every client of a run computes the same points from public
-numbers alone, so they must not depend on a processor, a NumPy version or a library of linear
-algebra: coordinates come from raw Philox words, and all tests are comparisons of exact integers.
-
-The others cluster points that the server holds, which its results then describe: whoever sees the
-initial centroids learns about those points, and no privacy plan covers that.
+Every client of a run computes the same packing from public numbers alone: coordinates come from raw
+Philox words, and all tests are comparisons of exact integers. The others cluster points that the
+server holds: whoever sees the initial centroids learns about those points, and no privacy plan
+covers that.
 """
 
 import math
@@ -28,19 +26,12 @@ _BLOCK_POINTS, _BLOCK_WORDS = 64, 2**16
 
 
 def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> IntArray:
-    """Return centroids (k, d) that keep away from each other and from the boundary.
+    """Return centroids (k, d) that keep away from each other and from the boundary, or raise.
 
     Random points of the box are taken in turn, each at least ``a`` from the boundary and ``2 a``
     from all points taken before; a radius ``a`` fails when 100 attempts find no further point. The
     largest ``a`` that does not fail is found by bisection over the integers (FastLloyd, section
-    5.3.1, after Su et al. 2016). The same random numbers serve every radius. In a column narrower
-    than ``2 a`` the points lie in the middle. Squared distances within the half widths (d,) must be
-    exact in float64 (``assignment.check_exactness``).
-
-    Raises
-    ------
-    ConfigurationError
-        If that many distinct points cannot be placed.
+    5.3.1, after Su et al. 2016). In a column narrower than ``2 a`` the points lie in the middle.
     """
     widths = np.array(grid_half_widths, dtype=np.int64)
     grid_points = math.prod(min(2 * int(width) + 1, n_clusters) for width in widths)
@@ -57,10 +48,8 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
         while best is not None and high - low > 1:
             middle = (low + high) // 2
             points = _pack(n_clusters, widths, middle, seed)
-            if points is None:
-                high = middle
-            else:
-                low, best = middle, points
+            low, high = (low, middle) if points is None else (middle, high)
+            best = best if points is None else points
     if best is None:
         raise ConfigurationError(
             f"n_clusters={n_clusters} distinct initial centroids could not be placed on this small "
@@ -72,7 +61,7 @@ def sphere_packing(n_clusters: int, grid_half_widths: IntArray, seed: int) -> In
 def _pack(n_clusters: int, widths: IntArray, radius: int, seed: int) -> FloatArray | None:
     """Return k points (k, d) at that radius, integers in float64, or None if a point fails."""
     margins = np.maximum(widths - radius, 0)
-    source = np.random.Philox(key=seed)
+    source = np.random.Philox(key=seed)  # the same words serve every radius
     size = max(1, min(_BLOCK_POINTS, _BLOCK_WORDS // len(widths)))
     chosen = np.empty((n_clusters, len(widths)))
     n_chosen = failures = 0
@@ -88,12 +77,11 @@ def _pack(n_clusters: int, widths: IntArray, radius: int, seed: int) -> FloatArr
 def take_apart(
     block: FloatArray, chosen: FloatArray, n_chosen: int, separation: int, failures: int
 ) -> tuple[int, int]:
-    """Write points of a block to those chosen before, in turn, if they are far enough from these.
+    """Write points (m, d) to the ``n_chosen`` that ``chosen`` (k, d) has, in turn, if far enough.
 
-    Points (m, d) and the first ``n_chosen`` rows of ``chosen`` (k, d) are integers in float64 whose
-    squared distances, of at least ``separation``, are exact. It ends with the block, with k points,
-    or when ``ATTEMPTS`` points in turn were too near. Returned are ``n_chosen``, and the failures
-    since the last point that was chosen.
+    Their squared distances, of at least ``separation``, are exact. It ends with the block, with k
+    points, or when ``ATTEMPTS`` points in turn were too near. Returned are ``n_chosen``, and the
+    failures since the last point that was chosen.
     """
     # Integers below 2**53: exact in any order, so BLAS may do it (docs/guarantees.md).
     distances = np.full(len(block), np.inf)
@@ -118,14 +106,10 @@ def take_apart(
 
 
 def _random_points(source: np.random.Philox, size: int, margins: IntArray) -> FloatArray:
-    """Return uniform grid points (size, d) of the box, as integers in float64.
-
-    A point takes d words whatever the size of a block, so the sequence of points is the same for
-    every size. The upper half of a word, times the number of values, over 2**32: the bias is below
-    2**-6 of a grid step's probability, and irrelevant to where a centroid starts.
-    """
+    """Return uniform grid points (size, d) of the box, as integers in float64."""
     words = source.random_raw(size * len(margins)).reshape(size, len(margins))
     values = (2 * margins + 1).astype(np.uint64)
+    # The bias is below 2**-6 of a point's probability, and irrelevant to where a centroid starts.
     offsets = ((words >> np.uint64(32)) * values) >> np.uint64(32)
     return offsets.astype(np.float64) - margins
 
@@ -236,18 +220,13 @@ def public_generator(seed: int, round_number: int) -> np.random.Generator:
 
 
 def public_words(key: int) -> np.random.Philox:
-    """Return the source of public words of a 128-bit key: its ``random_raw`` is the same anywhere.
-
-    What a generator's other methods make of the words may change with a NumPy version.
-    """
+    """Return the public words of a 128-bit key: ``random_raw`` is the same with every NumPy."""
     return np.random.Philox(key=np.array([key % 2**64, key >> 64], dtype=np.uint64))
 
 
 def round_words(seed: int, round_number: int) -> np.random.Philox:
-    """Return the public words of one round of a run: all that an `update` of clients may draw.
-
-    Their key is that of no other use of the seed: those have numbers below 2^32 beside it.
-    """
+    """Return the public words of one round of a run: all that an `update` of clients may draw."""
+    # Other uses of the seed have numbers below 2^32 beside it, so their keys are others.
     return public_words(seed + ((2**32 + round_number) << 64))
 
 

@@ -1,9 +1,8 @@
-"""Eigenvectors that are the same bits on every processor.
+"""Eigenvectors that are the same bits on every processor, unlike those of LAPACK.
 
-A library of linear algebra rounds differently on every processor. Jacobi's rotations in a fixed
-order need only + - * / sqrt, element by element (Golub & Van Loan, Matrix Computations, section
-8.5). A round rotates d/2 disjoint pairs of columns and rows at once, in the order of a round-robin
-tournament, so that NumPy works on whole arrays. The number of sweeps does not depend on the matrix.
+Jacobi's rotations in a fixed order need only + - * / sqrt, element by element (Golub & Van Loan,
+Matrix Computations, section 8.5). A round rotates d/2 disjoint pairs of columns and rows at once,
+as in a round-robin tournament. The number of sweeps does not depend on the matrix.
 """
 
 import math
@@ -19,10 +18,9 @@ _SMALL = 1e-14  # of the two diagonal entries: a rotation for less would change 
 
 
 def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the eigenvectors of a symmetric matrix (d, d), and their eigenvalues (d,).
+    """Return eigenvectors and eigenvalues (d,) of a symmetric matrix (d, d), in descending order.
 
-    In descending order of the eigenvalues, as orthonormal columns. The matrix is finite, of at most
-    1e150 in absolute value.
+    The vectors are orthonormal columns. The matrix is finite, of at most 1e150 in absolute value.
     """
     d = len(matrix)
     half = (d + 1) // 2
@@ -38,12 +36,9 @@ def eigenvectors(matrix: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def orthonormal(columns: FloatArray) -> FloatArray:
-    """Return an orthonormal basis (d, p) of columns that are not dependent (Gram and Schmidt).
-
-    Twice, since what rounding leaves of the first time is then below it.
-    """
+    """Return an orthonormal basis (d, p) of columns that are not dependent (Gram and Schmidt)."""
     rows = columns.T.copy()
-    for _ in range(2):
+    for _ in range(2):  # rounding leaves parts of the vectors before, and nothing after twice
         for i, row in enumerate(rows):
             row /= math.sqrt(float(row_sums((row * row)[None])[0]))
             later = rows[i + 1 :]

@@ -1,9 +1,8 @@
 """Random numbers of given laws that are the same bits on every processor.
 
-Clients and server make the same public points from the same seed. A generator's methods may change
-with a NumPy version, and logarithms with a library, so everything here starts from raw Philox words
-and uses only operations that IEEE 754 rounds correctly (+ - * / sqrt floor and exact scaling by
-powers of two), element by element: no sums over arrays, no BLAS, no library's functions.
+A generator's methods may change with a NumPy version, and logarithms with a library. So everything
+here starts from raw Philox words and uses only operations that IEEE 754 rounds correctly (+ - * /
+sqrt floor and exact scaling by powers of two), element by element.
 """
 
 import math
@@ -90,9 +89,8 @@ def levy_table() -> FloatArray:
     """Return 2^16 equally likely values of Mantegna's heavy-tailed law, read-only.
 
     ``sigma_u u / |v|^(1 / beta)``, u and v independent standard normal numbers (Mantegna 1994;
-    PE-means, equation 4), at points of a lattice that fill the square of the uniform numbers from
-    which Box and Muller make u and v. Drawing from a table costs a fiftieth of drawing u and v. Its
-    largest value is about 200; with gamma = 0.01 that is twice the domain's radius, so the cut tail
+    PE-means, equation 4), by Box and Muller from points of a lattice that fill the unit square. A
+    table costs a fiftieth of drawing u and v. Its largest value is about 200: what the tail lacks
     would have left the domain. The second half is the first with the other sign.
     """
     n = 2**15

@@ -1,8 +1,4 @@
-"""Second moments of records, and projections to a few directions, exactly.
-
-Both work on the integers of the grid, so that what a record adds to an answer never depends on the
-records that share its block (docs/guarantees.md, "Fixed point, rounding, sampling").
-"""
+"""Second moments of records, and projections to a few directions, in exact integers."""
 
 import math
 from dataclasses import dataclass
@@ -35,10 +31,7 @@ def moment_bits(fraction_bits: int) -> int:
 
 
 def squared_bound(domain: Domain, fraction_bits: int, coarser: int = 0) -> int:
-    """Return the largest squared l2 norm of a quantised record, exactly, in squared grid units.
-
-    ``coarser`` bits are cut off every coordinate before, toward zero.
-    """
+    """Return the largest squared norm of a record, exactly, without its ``coarser`` last bits."""
     if isinstance(domain, Ball):
         return int(4 ** (fraction_bits - coarser))
     return sum((int(g) >> coarser) ** 2 for g in domain.grid_half_widths(fraction_bits))
@@ -48,14 +41,13 @@ def second_moments(records: GridRecords) -> IntArray:
     """Return X'^T X' of the records on the coarser grid, as words (d (d + 1) / 2,).
 
     The diagonal (d,), then the entries above it, row by row, of exponent ``2 q'``. Every coordinate
-    loses its last bits toward zero, which cannot lengthen a record. The products are then integers
-    of at most ``4**q'``, and a block's sums are exact in float64 for up to ``2**(53 - 2 q')``
-    records.
+    loses its last bits toward zero, which cannot lengthen a record.
     """
     d = records.shape[1]
     bits = moment_bits(records.fraction_bits)
     factor = 2.0 ** (bits - records.fraction_bits)
-    # A product of few rows would cost less than adding it to the total.
+    # A product of few rows would cost less than adding it to the total. Its entries are integers of
+    # at most 4**bits a record, and exact below 2**53.
     rows = min(max(_rows(d), min(d, _MAX_ROWS)), 2 ** (53 - 2 * bits))
 
     def part(start: int, stop: int) -> tuple[IntArray]:
@@ -73,8 +65,7 @@ def second_moments(records: GridRecords) -> IntArray:
 def moment_units(domain: Domain, fraction_bits: int) -> FloatArray:
     """Return the sensitivities of second moments, (d (d + 1) / 2,), in their grid units.
 
-    With the diagonal in units of D'^2 and the entries above it in units of D'^2 / sqrt 2, a record
-    changes them by ``||x||^2 / D'^2 <= 1`` in l2, D' the largest norm of a record on the coarser
+    D'^2 for the diagonal and D'^2 / sqrt 2 above it, D' the largest norm of a record on the coarser
     grid (docs/guarantees.md, "FedDP-KMeans").
     """
     d = domain.n_features
@@ -98,8 +89,7 @@ def leading_directions(
 ) -> tuple[FloatArray, FloatArray]:
     """Return the leading eigenvectors (d, p) of noisy second moments, and their eigenvalues (p,).
 
-    Any words (d (d + 1) / 2,) as ``second_moments`` orders them. In descending order; the first
-    columns and NaN if the decomposition failed.
+    In descending order; the first columns and NaN if the decomposition failed.
     """
     try:
         with np.errstate(all="ignore"), single_threaded_blas():
@@ -117,9 +107,8 @@ def leading_directions(
 class Projection:
     """The grids of a projection from d columns to a few.
 
-    A projected record is ``trunc(x V / 2**shift)``: ``x V`` is an integer of at most ``d 4**q`` and
-    so exact, and a record's projection is the same alone and in any block. It is cut to
-    ``[-limit, limit]``, where squared distances are exact too; an orthonormal V never reaches that.
+    A projected record is ``trunc(x V / 2**shift)``, the same alone and in any block. It is cut to
+    ``[-limit, limit]``, where squared distances are exact; an orthonormal V never reaches that.
     """
 
     domain: Domain
@@ -155,11 +144,7 @@ class Projection:
         return grid.astype(np.int64)
 
     def project(self, points: FloatArray, matrix: FloatArray) -> FloatArray:
-        """Return points (n, n_directions) as integers in float64.
-
-        Points (n, d) and matrix (d, n_directions) are integers in ``[-2**q, 2**q]``, in float64
-        too.
-        """
+        """Return projected points (n, n_directions); all are integers in float64."""
         projected: FloatArray = points @ matrix
         projected *= 2.0**-self.shift
         np.trunc(projected, out=projected)
@@ -203,11 +188,10 @@ def lifted_sums(
     centers: IntArray,
     margin: float = 1.0,
 ) -> tuple[IntArray, IntArray]:
-    """Return the sum (k, d) and the number (k,) of the records of each projected centre.
+    """Return the sum (k, d) and the number (k,) of the records of each projected centre (k, p).
 
-    The sums are of the records themselves. Centres (k, p) and matrix (d, p) are integers within the
-    projection's limit and ``[-2**q, 2**q]``. A record counts for its nearest centre only if that is
-    at most ``margin`` times as far as the second nearest.
+    A record counts for its nearest centre only if that is at most ``margin`` times as far as the
+    second nearest.
     """
     k, d = len(centers), records.shape[1]
     points, work = centers.astype(np.float64), matrix.astype(np.float64)

@@ -1,20 +1,14 @@
 """Weights of a power diagram that give the cells of weighted points their sizes.
 
-Maximise ``sum_s m_s min_j (|y_s - c_j|^2 - w_j) + sum_j (lo_j max(w_j, 0) + hi_j min(w_j, 0))``:
-concave in w, with ``w_j > 0`` only where the lower bound binds, and ``w_j < 0`` only where the
-upper one does (docs/guarantees.md, "Bounds on cluster sizes"). Bounds are shares of all masses, so
-they are feasible whatever noisy masses add up to.
-
-The minimum is replaced by a soft one, whose temperature falls: every point then belongs to several
-cells by parts, and Newton's method finds the weights (Kitagawa, Merigot & Thibert, Convergence of a
-Newton algorithm for semi-discrete optimal transport, 2019). It starts from where the weights of the
-two temperatures before point to, since they change about as the temperature does, and is damped
-where a step did not help.
+They maximise a dual that docs/guarantees.md states ("Bounds on cluster sizes"). Bounds are shares
+of all masses, so they are feasible whatever noisy masses add up to. The minimum over cells is
+replaced by a soft one, whose temperature falls: every point then belongs to several cells by parts,
+and damped Newton steps find the weights (Kitagawa, Merigot & Thibert, Convergence of a Newton
+algorithm for semi-discrete optimal transport, 2019).
 
 All clients of an oblivious server compute it and must agree bit for bit: integers, elementwise
 operations that IEEE 754 rounds correctly, sums of integers or by ``math.fsum``, and a number of
-steps that follows from sizes alone. Parts are rounded to integers, so that BLAS multiplies them
-exactly; linear equations are solved row by row.
+steps that follows from sizes alone.
 """
 
 import math
@@ -62,8 +56,7 @@ def aim(
     """Return the bounds to aim at, as shares of all records.
 
     Inside the bounds (0 and ``n_records`` where there is none) by one standard deviation of a
-    size's noise, in records, where there is room. Never closer than that to equal sizes, since what
-    is closer chases noise.
+    size's noise, in records, but no closer than that to equal sizes, which would chase noise.
     """
     equal = n_records / n_clusters
     low = min(min_size + noise, equal - noise) if min_size > 0 else 0.0
@@ -81,12 +74,9 @@ def constrained_centers(
 ) -> ConstrainedCenters:
     """Return centres and weights after steps of k-means with bounds on the sizes of cells.
 
-    A step finds weights, and moves each centre to the mean of its cell, rounded half up. One whose
-    cell is empty stays. The start that has the least cost after these steps takes one more. Where
-    there are many points for each centre, the others are on every second to fourth point.
-
-    Points (n, p) and starts (m, k, p) are as in `squared_distances`, masses (n,) at least 0, and
-    the bounds shares of all masses, ``k low <= 1 <= k high``.
+    A step finds weights, and moves each centre to the mean of its cell; one whose cell is empty
+    stays. Of starts (m, k, p), the one with the least cost after these steps takes one more. Where
+    there are many points (n, p) for each centre, the other steps are on every second to fourth.
     """
     apart = max(1, min(_MOST_APART, len(points) // (_FEWEST_PER_CENTER * starts.shape[1])))
     some = points[::apart], masses[::apart]
@@ -124,10 +114,9 @@ def cell_sizes(masses: IntArray, labels: IntArray, n_clusters: int) -> FloatArra
 
 
 def rake(masses: IntArray, labels: IntArray, counts: FloatArray, gain: float) -> IntArray:
-    """Return masses (n,) whose cells have come nearer to the noisy sizes (k,) that were counted.
+    """Return masses (n,), below 2^52 in all, whose cells come nearer to noisy sizes (k,).
 
-    By ``gain`` of the way, in [0, 1]. Masses are below 2^52 in all, sizes in their units;
-    ``labels`` (n,) are the points' cells. A point without mass stays so.
+    By ``gain`` of the way, in [0, 1]. A point without mass stays so.
     """
     have = cell_sizes(masses, labels, len(counts))
     wanted = np.maximum(have + gain * (counts - have), _LEAST_SIZE * have)
@@ -138,9 +127,9 @@ def rake(masses: IntArray, labels: IntArray, counts: FloatArray, gain: float) ->
 
 
 def refinement_gain(counts: FloatArray, have: FloatArray, noise: float) -> float:
-    """Return how far to go from sizes of the model to noisy counts (k,) of a refinement round.
+    """Return how far to go from sizes of the model to counts (k,) of a refinement round.
 
-    ``noise`` is the standard deviation of a count, in the units of both; above 0.
+    ``noise`` is the standard deviation of a count, above 0.
     """
     square, seen = noise * noise, _mean_square(counts - have)
     return max(seen - square, square / 4) / max(seen, 1.25 * square)
@@ -151,8 +140,7 @@ def sizing_gain(
 ) -> tuple[float, float]:
     """Return how far to go towards the counts of a sizing round, and the variance that is left.
 
-    Counts and noise are as in `refinement_gain`. ``variance`` is that of the model's sizes, as the
-    sizing round before left it; at first the noise's.
+    ``variance`` is that of the model's sizes, as the sizing round before left it.
     """
     square = noise * noise
     prior = max(_mean_square(counts - have) - square, variance)
@@ -167,36 +155,28 @@ def power_weights(
 
     Of the weights at all temperatures those are returned whose cells, without parts, miss least
     what they should have: ``low`` of all masses where the weight is positive, ``high`` where it is
-    negative, and a share between both where it is 0. In the units of the costs, at most the largest
-    of these in absolute value.
+    negative, and a share between both where it is 0. They are at most the largest cost in absolute
+    value.
 
-    Parameters
-    ----------
-    costs : ndarray of shape (n, k), float64
-        Squared distances of points to centres: integers of at most 2^53.
-    masses : ndarray of shape (n,), int64
-        At least 0, below 2^62 in all. If all are 0, all points count alike.
-    low, high : float
-        Shares of all masses, ``k low <= 1 <= k high``; 0 and 1 where there is no bound.
-    start : ndarray of shape (k,), int64, optional
-        Weights to start from, at lower temperatures; zeros otherwise.
+    Costs (n, k) are as `squared_distances` returns them, masses (n,) at least 0 and below 2^62 in
+    all, where all are 0 alike; ``k low <= 1 <= k high``. With weights to ``start`` from,
+    temperatures start lower.
     """
     k, shares = costs.shape[1], _shares(masses)
     total, largest = int(shares.sum()), float(costs.max())
     bounds = float(math.floor(low * total)), float(min(math.ceil(high * total), total))
     problem = _Problem(costs, shares.astype(np.float64), *bounds, largest)
-    temperatures = _temperatures(problem)
-    if start is None:
-        start = np.zeros(k, dtype=np.int64)
-    else:
+    temperatures, weights, drift = _temperatures(problem), np.zeros(k), np.zeros(k)
+    if start is not None:
         temperatures = temperatures[-_LATER_FALLS - 1 :: _SKIPPED]
+        weights = np.clip(start.astype(np.float64), -largest, largest)
     fall = temperatures[1] / temperatures[0]
-    weights, drift = np.clip(start.astype(np.float64), -largest, largest), np.zeros(k)
     best, missed = weights, _missed(problem, weights)
     with single_threaded_blas():
         for temperature in temperatures:
             before = weights
             weights = _newton(problem, weights, drift, temperature)
+            # Weights change about as the temperature does.
             drift = fall * (weights - before)
             found = np.floor(weights + 0.5)
             misses = _missed(problem, found)
@@ -237,19 +217,19 @@ def _moved(
     points: IntArray,
     masses: IntArray,
     centers: IntArray,
-    weights: IntArray | None,
+    start: IntArray | None,
     low: float,
     high: float,
     n_steps: int,
 ) -> ConstrainedCenters:
     """Return centres after steps, and the weights that are right for them."""
-    for _ in range(n_steps):
+    for step in range(n_steps + 1):
         costs = squared_distances(points, centers)
-        weights = power_weights(costs, masses, low, high, weights)
-        centers = grid_means(points, masses, power_cells(costs, weights), centers)
-    costs = squared_distances(points, centers)
-    weights = power_weights(costs, masses, low, high, weights)
-    own = np.take_along_axis(costs, power_cells(costs, weights)[:, None], axis=1)[:, 0]
+        start = weights = power_weights(costs, masses, low, high, start)
+        labels = power_cells(costs, weights)
+        if step < n_steps:
+            centers = grid_means(points, masses, labels, centers)
+    own = costs[np.arange(len(points)), labels]
     return ConstrainedCenters(centers, weights, math.fsum(masses * own))
 
 
@@ -267,12 +247,10 @@ def _shares(masses: IntArray) -> IntArray:
 
 
 def _temperatures(problem: _Problem) -> list[float]:
-    """Return temperatures that fall by equal factors.
-
-    The last one follows distances, not their squares: of these, few points far out have most.
-    """
+    """Return temperatures that fall by equal factors."""
     costs, shares = problem.costs, problem.shares
     total = math.fsum(shares)
+    # The last one follows distances, not their squares: of these, few points far out have most.
     near = math.fsum(shares * np.sqrt(costs.min(axis=1))) / total
     far = math.fsum(shares * costs.max(axis=1)) / total
     first = max(HOTTEST * far, 0.25)
@@ -293,10 +271,7 @@ def _missed(problem: _Problem, weights: FloatArray) -> float:
 def _newton(
     problem: _Problem, weights: FloatArray, drift: FloatArray, temperature: float
 ) -> FloatArray:
-    """Return weights after damped steps at one temperature.
-
-    The first trial is ``drift`` away. Of every trial and what is best before it, the better stays.
-    """
+    """Return weights after damped steps at one temperature; the first trial is ``drift`` away."""
     best = _place(problem, weights, temperature)
     trial = _admitted(problem, weights, drift, np.zeros_like(weights))
     there = _place(problem, trial, temperature)
@@ -321,13 +296,11 @@ def _newton(
 def _admitted(
     problem: _Problem, weights: FloatArray, step: FloatArray, missing: FloatArray
 ) -> FloatArray:
-    """Return the weights after a step, in which none changes its sign.
-
-    It stops at 0, where the bound that it stands for changes, unless both bounds are the same.
-    """
+    """Return the weights after a step, in which none changes its sign."""
     moved = np.clip(weights + step, -problem.largest, problem.largest)
     if problem.high - problem.low <= 1:
         return np.asarray(moved)
+    # At 0 the bound that a weight stands for changes.
     side = np.where(weights == 0, missing, weights)
     below = np.where(side < 0, np.minimum(moved, 0.0), 0.0)
     return np.where(side > 0, np.maximum(moved, 0.0), below)
@@ -360,15 +333,13 @@ def _place(problem: _Problem, weights: FloatArray, temperature: float) -> _Place
 def _solved(
     pairs: FloatArray, scale: FloatArray, missing: FloatArray, fixed: NDArray[np.bool_]
 ) -> FloatArray:
-    """Return a damped Newton step, in temperatures; 0 where a weight is fixed.
-
-    By Gauss's elimination, row after row: the matrix is positive definite, so no row is exchanged.
-    """
+    """Return a damped Newton step, in temperatures; 0 where a weight is fixed."""
     right = np.where(fixed, 0.0, missing)
     k = len(right)
     matrix = np.where(fixed[:, None] | fixed, 0.0, -pairs)
     # What a cell loses is what all others gain, so rows of second derivatives sum to 0.
     np.fill_diagonal(matrix, pairs.sum(axis=1) - np.diagonal(pairs) + scale)
+    # Gauss's elimination: the matrix is positive definite, so no row is exchanged.
     for i in range(k - 1):
         factors = matrix[i + 1 :, i] / matrix[i, i]
         matrix[i + 1 :, i:] -= factors[:, None] * matrix[i, i:]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.algorithms.numerics.cells import cell_sums, squared_norms
+from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.data.domain import GridRecords
 
 RNG = np.random.default_rng
@@ -91,12 +91,3 @@ def test_residual_and_slack_together_have_length_1_at_most(radius, q, weighted):
 def test_a_slack_is_not_rounded_up_beyond_the_joint_length(point, weighted):
     """The longest radius and the finest grid, where a quotient's rounding is largest."""
     assert joint_length(point, 2**25 - 1, 25, weighted) <= 4**25
-
-
-def test_squared_norms_lose_their_last_bits_record_by_record():
-    points = np.array([[3, 5], [-16, 0], [0, 3]])
-    # 34, 256 and 9 over 16.
-    assert squared_norms(grid(points, 4)) == 2 + 16 + 0
-    many = RNG(0).integers(-(2**16), 2**16 + 1, size=(1000, 9))
-    exact = sum(int((row.astype(object) ** 2).sum()) >> 16 for row in many)
-    assert squared_norms(grid(many, 16)) == exact
