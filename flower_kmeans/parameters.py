@@ -51,9 +51,6 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     return number
 
 
-_NUMBERS = int | float | np.integer | np.floating
-
-
 def require_type(name: str, value: object, kind: Any, expected: str) -> None:
     """Require the type of a parameter."""
     if not isinstance(value, kind):
@@ -63,8 +60,16 @@ def require_type(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def _require_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ConfigurationTypeError(f"{name} must be a number, got {type(value).__name__}.")
+
+
+def require_positive(name: str, value: Any) -> None:
+    """Require a positive integer."""
+    if type(value) is not int or value < 1:
+        raise ConfigurationError(
+            f"The '{name}' parameter must be a positive integer. Got {value!r} instead."
+        )
 
 
 def whole(low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False) -> Kind:
@@ -115,6 +120,7 @@ def choice(*options: str) -> Kind:
 
 def reals(*names: str) -> Kind:
     """Declare a mapping from some names to positive numbers; its attribute is sorted pairs."""
+    number = real(1e-12, 1e12)
 
     def check(name: str, value: Any) -> tuple[tuple[str, float], ...]:
         if value is None or value == ():
@@ -128,14 +134,7 @@ def reals(*names: str) -> Kind:
                 raise ConfigurationError(
                     f"Expected {name} for releases in {list(names)}. Got {key!r} instead."
                 )
-            if isinstance(each, bool) or not isinstance(each, _NUMBERS):
-                raise ConfigurationTypeError(
-                    f"{name} must hold numbers, got {type(each).__name__} for {key!r}."
-                )
-            if not 1e-12 <= each <= 1e12:
-                raise ConfigurationError(
-                    f"Expected {name} between 1e-12 and 1e12. Got {each!r} for {key!r} instead."
-                )
+            number.check(f"{name} for {key!r}", each)
         return tuple(sorted((key, float(each)) for key, each in value.items()))
 
     def read(config: Any) -> dict[str, float]:

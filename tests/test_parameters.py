@@ -72,9 +72,9 @@ class Declared:
         ({"how": 1}, ConfigurationError, "how in"),
         ({"clips": [1]}, ConfigurationTypeError, "clips must be a mapping"),
         ({"clips": {"z": 1}}, ConfigurationError, r"releases in \['x', 'y'\]. Got 'z' instead"),
-        ({"clips": {"x": "1"}}, ConfigurationTypeError, "hold numbers, got str for 'x'"),
-        ({"clips": {"x": 0}}, ConfigurationError, "between 1e-12 and 1e12. Got 0 for 'x'"),
-        ({"clips": {"x": math.nan}}, ConfigurationError, "Got nan for 'x'"),
+        ({"clips": {"x": "1"}}, ConfigurationTypeError, "clips for 'x' must be a number, got str"),
+        ({"clips": {"x": 0}}, ConfigurationError, r"'x' in \[1e-12, 1e\+12\]. Got 0 instead"),
+        ({"clips": {"x": math.nan}}, ConfigurationError, "clips for 'x' in .* Got nan"),
     ],
 )
 def test_errors_hold_the_parameter_what_is_expected_and_what_was_given(options, error, match):

@@ -50,21 +50,17 @@ def photo_tile(client: int, n_clients: int) -> NDArray[np.float64]:
 
 
 def split_iid(n_records: int, n_clients: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal records out at random, in parts of nearly equal size.
-
-    Returned are the row numbers of each client; every row is in one of them.
-    """
+    """Return each client's row numbers: a random partition into nearly equal parts."""
     _require_clients(n_clients)
     parts: list[Indices] = np.array_split(rng.permutation(n_records), n_clients)
     return parts
 
 
 def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Indices]:
-    """Give all records with one value of a column, (n,), to one client.
+    """Return each client's row numbers: all with one value of a column, (n,), have one client.
 
     By default there is one client per value. With fewer clients than values, each gets neighbouring
-    values (in sorted order), as equal in number as possible. Returned are the row numbers of each
-    client; every row is in one of them.
+    values (in sorted order), as equal in number as possible.
     """
     distinct, codes = _codes_of(values, "values")
     if n_clients is None:
@@ -82,11 +78,10 @@ def split_by_column(values: ArrayLike, n_clients: int | None = None) -> list[Ind
 def split_dirichlet(
     labels: ArrayLike, n_clients: int, alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """Spread every label over the clients, in proportions that are drawn from Dirichlet(alpha).
+    """Return each client's row numbers: each label, (n,), is split as Dirichlet(alpha) says.
 
-    Small ``alpha`` gives clients with few labels each, large ``alpha`` similar clients
-    (Hsu, Qi & Brown 2019). A client may end up with no records. Returned are the row numbers of
-    each client, in increasing order; every row is in one of them.
+    Small ``alpha`` gives clients with few labels each, or no records, and large ``alpha`` similar
+    clients (Hsu, Qi & Brown 2019).
     """
     _require_clients(n_clients)
     if not (np.isfinite(alpha) and alpha > 0):
@@ -106,10 +101,9 @@ def split_dirichlet(
 
 
 def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:
-    """Cut an image into contiguous rectangles of nearly equal size and nearly square shape.
+    """Return each tile's pixels: rectangles of nearly equal size and nearly square shape.
 
-    Returned are the numbers of each tile's pixels, which are counted row by row; tiles go row by
-    row as well. It is an error if the image cannot be cut into that many rectangles.
+    Pixels and tiles are counted row by row.
     """
     _require_clients(n_tiles)
     pairs = [(rows, n_tiles // rows) for rows in range(1, n_tiles + 1) if n_tiles % rows == 0]

@@ -1,26 +1,19 @@
 """Public bounds of the records, and the integer grid on which all private work is done.
 
-A record's way (docs/guarantees.md, "Fixed point, rounding, sampling"): user's units -> clipped to
-the public bounds -> scaled to the unit box or the unit ball -> rounded to the grid of step
-``2**-fraction_bits``. Every step maps one record without looking at any other: the same record
-gives the same grid point in any block, on any client, so sensitivities are those of one record.
+A record is clipped to the public bounds, scaled to the unit box or ball, and rounded to the grid of
+step ``2**-fraction_bits`` (docs/guarantees.md, "Fixed point, rounding, sampling"). No step looks at
+another record: it gives the same grid point in any block, so sensitivities are those of one record.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flower_kmeans.canonical import (
-    array_from_text,
-    array_to_text,
-    real_from_text,
-    real_to_text,
-)
+from flower_kmeans.canonical import array_from_text, array_to_text, real_from_text, real_to_text
 from flower_kmeans.data.records import FloatArray, as_numbers
 from flower_kmeans.data.records import check_records as check_records
 from flower_kmeans.data.records import usable_records as usable_records
@@ -37,20 +30,18 @@ _INNER_LOOP = 4_096
 _SLACK = 1e-9  # relative; far above what the order of additions, or rounding a bound, changes
 
 
-# --------------------------------------------------------------------------- domains
-
-
 class _Bounds:
-    """What `Box` and `Ball` have in common.
-
-    ``_center`` is what becomes 0, and ``_unit`` the user's units in one scaled unit, of all columns
-    or of each.
-    """
+    """What `Box` and `Ball` have in common."""
 
     columns: tuple[str, ...] | None
-    _center: FloatArray
-    _unit: FloatArray
     half_widths: FloatArray
+    """Public bound of each scaled coordinate, (d,): 1, or less in a box with a common scale."""
+    _center: FloatArray  # becomes 0
+    _unit: FloatArray  # the user's units in one scaled unit, of all columns or of each
+
+    def _scale_by(self, center: FloatArray, unit: FloatArray, half_widths: FloatArray) -> None:
+        half_widths.setflags(write=False)
+        vars(self).update(_center=center, _unit=unit, half_widths=half_widths)
 
     @property
     def n_features(self) -> int:
@@ -59,10 +50,8 @@ class _Bounds:
 
     @property
     def common_unit(self) -> float | None:
-        """User's units in one scaled unit, if that is the same in every column.
-
-        Widths that are meant to be equal differ by what their bounds are rounded.
-        """
+        """User's units in one scaled unit, if that is the same in every column."""
+        # Widths that are meant to be equal differ by what their bounds are rounded.
         least, most = float(self._unit.min()), float(self._unit.max())
         return most if most - least <= _SLACK * most else None
 
@@ -77,7 +66,6 @@ class _Bounds:
         return limits.astype(np.int64)
 
     def _config(self, name: str, **bounds: Any) -> dict[str, Any]:
-        """Return the domain for a run document, in which what is not set is left out."""
         names = {} if self.columns is None else {"columns": list(self.columns)}
         return {"name": name, "n_features": self.n_features, **bounds, **names}
 
@@ -124,28 +112,12 @@ class Box(_Bounds):
                 )
         if scale not in ("column", "common"):
             raise ConfigurationError(f"scale must be 'column' or 'common', got {scale!r}.")
-        object.__setattr__(self, "lower", lows)
-        object.__setattr__(self, "upper", highs)
-        object.__setattr__(self, "scale", scale)
-        object.__setattr__(self, "columns", check_names(columns, n_features=len(lows)))
-
-    @cached_property
-    def _center(self) -> FloatArray:  # type: ignore[override]
-        return np.array(self.lower) / 2 + np.array(self.upper) / 2
-
-    @cached_property
-    def _half(self) -> FloatArray:
-        return np.array(self.upper) / 2 - np.array(self.lower) / 2
-
-    @cached_property
-    def _unit(self) -> FloatArray:  # type: ignore[override]
-        half = self._half
-        return np.full_like(half, half.max()) if self.scale == "common" else half
-
-    @cached_property
-    def half_widths(self) -> FloatArray:  # type: ignore[override]
-        """Public bound of each scaled coordinate, (d,): 1, or less with a common scale."""
-        return _frozen(self._half / self._unit)
+        names = check_names(columns, n_features=len(lows))
+        vars(self).update(lower=lows, upper=highs, scale=scale, columns=names)
+        # Halves first: the sum of two large bounds would overflow.
+        a, b = np.array(lows) / 2, np.array(highs) / 2
+        unit = np.full_like(a, (b - a).max()) if scale == "common" else b - a
+        self._scale_by(a + b, unit, (b - a) / unit)
 
     def to_unit(self, records: FloatArray) -> FloatArray:
         """Clip records (n, d) to the bounds and scale them to ``[-half_widths, half_widths]``."""
@@ -199,22 +171,10 @@ class Ball(_Bounds):
             raise ConfigurationTypeError(f"radius must be a number, got {type(radius).__name__}.")
         if not _SMALLEST_WIDTH <= float(radius) <= _LARGEST_BOUND:
             raise ConfigurationError(f"radius must be positive and finite, got {radius!r}.")
-        object.__setattr__(self, "radius", float(radius))
-        object.__setattr__(self, "center", _vector("center", center))
-        object.__setattr__(self, "columns", check_names(columns, n_features=len(self.center)))
-
-    @cached_property
-    def _center(self) -> FloatArray:  # type: ignore[override]
-        return np.array(self.center)
-
-    @cached_property
-    def _unit(self) -> FloatArray:  # type: ignore[override]
-        return np.array(self.radius)
-
-    @cached_property
-    def half_widths(self) -> FloatArray:  # type: ignore[override]
-        """Public bound of each scaled coordinate, (d,): all 1."""
-        return _frozen(np.ones(self.n_features))
+        middle = _vector("center", center)
+        names = check_names(columns, n_features=len(middle))
+        vars(self).update(radius=float(radius), center=middle, columns=names)
+        self._scale_by(np.array(middle), np.array(self.radius), np.ones(len(middle)))
 
     def to_unit(self, records: FloatArray) -> FloatArray:
         """Move records (n, d) into the ball and scale them to the unit ball."""
@@ -232,11 +192,8 @@ class Ball(_Bounds):
         return unit
 
     def quantise(self, unit_points: FloatArray, fraction_bits: int) -> FloatArray:
-        """Return grid points (n, d) as integers in float64, truncated toward zero.
-
-        Rounding to the nearest grid point would put half of the points of the sphere outside.
-        """
-        check_fraction_bits(fraction_bits)
+        """Return grid points (n, d) as integers in float64, truncated toward zero."""
+        # Rounding to the nearest one would put half of the points of the sphere outside.
         grid = np.trunc(unit_points * float(2**fraction_bits))
         # Truncation cannot lengthen a vector, but to_unit's division may, by a few roundings. These
         # squared norms are integers below 2**53, which are exact in whatever order they are added,
@@ -251,12 +208,10 @@ class Ball(_Bounds):
 
     def l2_bound(self, fraction_bits: int) -> float:
         """Return the largest l2 norm of a quantised record, in grid units (attained)."""
-        check_fraction_bits(fraction_bits)
         return float(2**fraction_bits)
 
     def l1_bound(self, fraction_bits: int) -> float:
         """Return a bound of the l1 norm of a quantised record, in grid units."""
-        check_fraction_bits(fraction_bits)
         # By Cauchy-Schwarz sqrt(d) 2^fraction_bits, and an l1 norm of integers is an integer.
         return float(math.isqrt(self.n_features * 4**fraction_bits))
 
@@ -289,11 +244,7 @@ def domain_from_config(config: Mapping[str, Any]) -> Domain:
 
 
 def difference(first: Domain, second: Domain) -> tuple[str, Any, Any] | None:
-    """Return the first difference of two domains, but for the names of their columns.
-
-    It is what differs, and what that is in either domain; ``None`` if records have the same bounds
-    and the same scale.
-    """
+    """Return what differs first in two domains, with both values; names of columns may differ."""
     # What decides how many parts there are comes first.
     for (name, value), (_, other) in zip(_parts(first), _parts(second), strict=False):
         if value != other:
@@ -345,16 +296,11 @@ def check_fraction_bits(fraction_bits: int) -> None:
     integer("fraction_bits", fraction_bits, 1, MAX_FRACTION_BITS)
 
 
-# --------------------------------------------------------------------------- records
-
-
 class GridRecords:
     """Records as exact integers on the grid of step ``2**-fraction_bits``, made block by block.
 
-    The records, as ``check_records`` or ``usable_records`` return them, stay where they are, in the
-    user's units; blocks are clipped, scaled and quantised on the fly, so nothing of the records'
-    size is allocated. Coordinates are those of ``domain.quantise(domain.to_unit(records),
-    fraction_bits)``, bit for bit.
+    Coordinates are those of ``domain.quantise(domain.to_unit(records), fraction_bits)``, bit for
+    bit. The checked records, (n, d), stay in the user's units, so nothing of their size is copied.
     """
 
     box: Box | None = None  # of ``table``, the records in the user's units
@@ -368,8 +314,13 @@ class GridRecords:
         self.table = self._records = np.ascontiguousarray(records, dtype=np.float64)
         self.box = domain if isinstance(domain, Box) else None
         self.fraction_bits = int(fraction_bits)
-        reader: Any = _box_reader if isinstance(domain, Box) else _ball_reader
-        self._read: _Reader = reader(domain, fraction_bits)
+
+        def read(rows: FloatArray, out: FloatArray, _: FloatArray) -> None:
+            out[...] = domain.quantise(domain.to_unit(rows), fraction_bits)
+
+        self._read: _Reader = (
+            _box_reader(domain, fraction_bits) if isinstance(domain, Box) else read
+        )
 
     @classmethod
     def from_grid(cls, grid: ArrayLike, fraction_bits: int) -> "GridRecords":
@@ -403,34 +354,19 @@ class GridRecords:
     def blocks(
         self, max_rows: int, start: int = 0, stop: int | None = None
     ) -> Iterator[FloatArray]:
-        """Yield grid points (m, d) as integer-valued float64, m <= max_rows, in order.
-
-        They are those of the rows from ``start`` to ``stop``, by default all.
-        """
-        n, d = self.shape
-        stop = n if stop is None else stop
+        """Yield grid points (m, d), m <= max_rows, of the rows from ``start`` to ``stop``."""
+        stop = len(self._records) if stop is None else stop
         for first in range(start, stop, max_rows):
-            block = np.empty((min(max_rows, stop - first), d))
+            block = np.empty((min(max_rows, stop - first), self.shape[1]))
             self.read(first, block)
             yield block
 
 
-# --------------------------------------------------------------------------- details
-
-
-def _ball_reader(ball: Ball, fraction_bits: int) -> _Reader:
-    def read(records: FloatArray, out: FloatArray, scratch: FloatArray) -> None:
-        out[...] = ball.quantise(ball.to_unit(records), fraction_bits)
-
-    return read
-
-
 def _box_reader(box: Box, fraction_bits: int) -> _Reader:
-    """Return ``quantise(to_unit(rows))`` of a box as a few passes over a block.
+    """Return ``quantise(to_unit(rows))`` of a box as a few passes over a block, many times faster.
 
-    A factor 2**q commutes with every rounding, and clipping with rounding, so the result is that of
-    the two methods. Where columns differ, the row of their bounds is repeated up to a few thousand
-    columns, because NumPy's inner loop would otherwise be as short as a record.
+    A factor 2**q commutes with every rounding, and clipping with rounding. Where columns differ,
+    their bounds are repeated: NumPy's inner loop would otherwise be as short as a record.
     """
     d = box.n_features
     group = max(1, _INNER_LOOP // d)
@@ -491,11 +427,6 @@ def _sqrt_up(square: int) -> float:
     numerator, denominator = root.as_integer_ratio()
     below = numerator**2 < square * denominator**2
     return math.nextafter(root, math.inf) if below else root
-
-
-def _frozen(array: FloatArray) -> FloatArray:
-    array.setflags(write=False)
-    return array
 
 
 def _vector(name: str, values: ArrayLike) -> tuple[float, ...]:

@@ -46,13 +46,11 @@ def usable_records(
 ) -> tuple[FloatArray, int]:
     """Return the records that a client may use during a run, and how many are not among them.
 
-    Inside a run nothing visible may depend on a single record, so a row that is malformed or not
-    finite is a null record that counts as none, and no records at all are a table without rows
-    (docs/guarantees.md, "Neighbours, budget, delta"). For the same reason one row that turns a
-    whole array into text, complex numbers or objects decides nothing about the others: text that
-    reads as a number is that number, and so is a complex one without imaginary part (`as_number`).
-    All records take the same path, so that the time shows no more than the result: cells of lists
-    and of objects are read one by one, arrays of numbers as a whole, and all are copied.
+    Inside a run nothing visible may depend on a single record (docs/guarantees.md, "Neighbours,
+    budget, delta"). A row that is malformed or not finite is a null record, which counts as none.
+    One row that turns a whole array into text, complex numbers or objects decides nothing about the
+    others: their cells are read one by one, by `as_number`. All records take the same path, so that
+    the time shows no more than the result.
 
     Parameters
     ----------
@@ -84,10 +82,7 @@ def usable_records(
 def all_records(
     records: ArrayLike, n_features: int, columns: Sequence[str] | None = None
 ) -> FloatArray:
-    """Return all records, (n, d): as `usable_records`, with NaN or infinity for what is missing.
-
-    The array may be the loader's own.
-    """
+    """Return all rows, (n, d), not finite where one is null; perhaps the loader's own array."""
     check_columns(named_columns(records), columns)
     if isinstance(records, list | tuple):
         return _table_of_rows(records, n_features)
@@ -109,10 +104,8 @@ def all_records(
 
 
 def named_columns(records: Any) -> tuple[str, ...] | None:
-    """Return the names that a table gives its columns, or ``None`` if it has no such names.
-
-    A name that is no text appears as its type, which no name of a run is, and never as its value.
-    """
+    """Return the names that a table gives its columns, or ``None`` if it has no such names."""
+    # A name that is no text may be a record's value, so its type appears instead.
     # In this order: the `columns` of a pyarrow table are not names.
     for attribute in ("column_names", "columns"):
         names = getattr(records, attribute, None)
@@ -159,11 +152,8 @@ def _as_table(records: ArrayLike, n_features: int | None, name: str) -> FloatArr
 
 
 def as_number(cell: Any) -> float:
-    """Return what one cell of a table says, or NaN if that is no number.
-
-    Text counts as the number that it spells, with ``true`` and ``false`` as 1 and 0, so that a
-    record is the same whether or not another one made its column a column of text.
-    """
+    """Return the number that one cell of a table is or spells, or NaN."""
+    # With "true" as 1: a record is the same whether or not another made its column one of text.
     if type(cell) is float:
         return cell
     try:
@@ -212,7 +202,7 @@ def _numbers(array: NDArray[Any]) -> FloatArray | None:
 
 
 def _first_bad_row(records: FloatArray) -> int | None:
-    """Return the first row that is not finite; a block at a time, to allocate little."""
+    # A block at a time allocates little.
     for start in range(0, len(records), _CHECK_ROWS):
         finite = np.isfinite(records[start : start + _CHECK_ROWS])
         if not finite.all():

@@ -15,7 +15,6 @@ from flower_kmeans.extras import require
 
 Header = Literal[True] | Sequence[str]
 _Columns = dict[str, NDArray[Any]]
-
 _SUFFIXES = (".csv", ".npy", ".npz", ".parquet")
 
 
@@ -59,10 +58,10 @@ class Table:
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the values of a feature or of a column that was kept."""
-        available: _Columns = dict(zip(self.columns, self.records.T, strict=True))
-        available.update(self.others)
-        _require_columns([name], available)
-        return available[name]
+        features = zip(self.columns, self.records.T, strict=True)
+        columns: _Columns = {**dict(features), **self.others}
+        _require_columns([name], columns)
+        return columns[name]
 
 
 def load_table(
@@ -122,8 +121,8 @@ def load_table(
         raise DataError(f"The data file {path} does not exist.")
     columns, side = _read(path, header, lenient)
     available = {**columns, **side}
-    labels = [] if label is None else [label]
-    _require_columns([*labels, *(features or ()), *keep], available)
+    named = [*(() if label is None else (label,)), *(features or ()), *keep]
+    _require_columns(named, available)
     if features is None:
         features = [
             name
@@ -147,10 +146,8 @@ def load_table(
 def _read(path: Path, header: Header | None, lenient: bool) -> tuple[_Columns, _Columns]:
     """Return a file's columns, and what it holds beside them."""
     suffix = path.suffix.lower()
-    if suffix == ".npy":
-        return _columns_of_array(_load_numpy(path), None), {}
-    if suffix == ".npz":
-        return _read_npz(path)
+    if suffix in (".npy", ".npz"):
+        return _read_numpy(path)
     if suffix == ".csv" and lenient:
         return _read_lines(path, header), {}
     require("pyarrow", f"A {suffix[1:]} file")
@@ -229,15 +226,16 @@ def _delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
 
 
-def _read_npz(path: Path) -> tuple[_Columns, _Columns]:
-    archive = _load_numpy(path)
-    if not hasattr(archive, "files"):
-        raise DataError(f"The data file {path} is not an npz archive.")
-    with archive:
-        try:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
-        except (ValueError, OSError):
-            raise DataError(f"The data file {path} holds objects or is damaged.") from None
+def _read_numpy(path: Path) -> tuple[_Columns, _Columns]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.ndarray):
+            with loaded:
+                arrays = {name: np.asarray(loaded[name]) for name in loaded.files}
+    except (ValueError, OSError, EOFError):
+        raise DataError(f"The data file {path} is not a NumPy file, or it holds objects.") from None
+    if isinstance(loaded, np.ndarray):
+        return _columns_of_array(loaded, None), {}
     names = arrays.pop("columns", None)
     flat = {name: array for name, array in arrays.items() if array.ndim == 1}
     tables = [array for array in arrays.values() if array.ndim == 2]
@@ -250,18 +248,8 @@ def _read_npz(path: Path) -> tuple[_Columns, _Columns]:
         )
     (table,) = tables
     columns = _columns_of_array(table, None if names is None else [str(n) for n in names.flat])
-    return columns, {
-        name: array
-        for name, array in flat.items()
-        if len(array) == len(table) and name not in columns
-    }
-
-
-def _load_numpy(path: Path) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError):
-        raise DataError(f"The data file {path} is not a NumPy file, or it holds objects.") from None
+    side = {name: flat[name] for name in flat if len(flat[name]) == len(table)}
+    return columns, {name: array for name, array in side.items() if name not in columns}
 
 
 def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> _Columns:
@@ -280,10 +268,9 @@ def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> _Colu
 
 
 def _stack(features: Mapping[str, NDArray[Any]], lenient: bool) -> NDArray[np.float64]:
-    lengths = {len(values) for values in features.values()}
-    if len(lengths) != 1:
+    if len({len(values) for values in features.values()}) > 1:
         raise DataError("Expected columns of one length.")
-    records = np.empty((lengths.pop(), len(features)), dtype=np.float64)
+    records = np.empty((len(next(iter(features.values()))), len(features)))
     for i, (name, values) in enumerate(features.items()):
         numbers = values
         if lenient and not _is_number(values) and values.dtype.kind in "OSTUc":

@@ -7,12 +7,9 @@ from typing import Any, Literal, cast
 
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
+from flower_kmeans.parameters import require_positive
 
 Unit = Literal["record", "client"]
-
-_UNITS = ("record", "client")
-_LARGEST_DEFAULT_DELTA = 1e-6
-_UNITS_PER_DELTA = 100
 
 
 @dataclass(frozen=True)
@@ -37,27 +34,21 @@ class PrivacyBudget:
     def __post_init__(self) -> None:
         for name in ("epsilon", "delta"):
             object.__setattr__(self, name, _real_or_none(name, getattr(self, name)))
-        self._require(
-            "epsilon",
-            self.epsilon is None or 0 < self.epsilon < math.inf,
-            "be positive and finite, or None for a run without privacy",
-        )
-        self._require(
-            "delta", self.delta is None or 0 <= self.delta < 1, "be at least 0 and below 1"
-        )
-        self._require(
-            "delta",
-            self.epsilon is not None or self.delta is None,
-            "be None when epsilon is None, for such a run is not private",
-        )
-        self._require("unit", self.unit in _UNITS, "be 'record' or 'client'")
+        epsilon, delta = self.epsilon, self.delta
+        if epsilon is not None and not 0 < epsilon < math.inf:
+            raise self._wrong("epsilon", "positive and finite, or None for a run without privacy")
+        if delta is not None and not 0 <= delta < 1:
+            raise self._wrong("delta", "at least 0 and below 1")
+        if epsilon is None and delta is not None:
+            raise self._wrong("delta", "None when epsilon is None, for such a run is not private")
+        if self.unit not in ("record", "client"):
+            raise self._wrong("unit", "'record' or 'client'")
 
-    def _require(self, name: str, is_valid: bool, expected: str) -> None:
-        if not is_valid:
-            raise ConfigurationError(
-                f"The '{name}' parameter of PrivacyBudget must {expected}. "
-                f"Got {getattr(self, name)!r} instead."
-            )
+    def _wrong(self, name: str, expected: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"The '{name}' parameter of PrivacyBudget must be {expected}. "
+            f"Got {getattr(self, name)!r} instead."
+        )
 
     @property
     def is_private(self) -> bool:
@@ -76,14 +67,10 @@ class PrivacyBudget:
         of the data. A mechanism that publishes a random record is (0, 1 / n_units)-private, so
         delta has to stay well below that (docs/guarantees: Neighbours, budget, delta).
         """
-        if isinstance(n_units, bool) or not isinstance(n_units, int) or n_units < 1:
-            raise ConfigurationError(
-                "The number of units behind a default delta must be a positive integer. "
-                f"Got {n_units!r} instead."
-            )
+        require_positive("n_units", n_units)
         if self.epsilon is None or self.delta is not None:
             return self
-        return replace(self, delta=min(_LARGEST_DEFAULT_DELTA, 1.0 / (_UNITS_PER_DELTA * n_units)))
+        return replace(self, delta=min(1e-6, 1.0 / (100 * n_units)))
 
     def to_config(self) -> dict[str, Any]:
         """Return the budget for a run document; what is ``None`` is left out."""
@@ -94,11 +81,8 @@ class PrivacyBudget:
 
 def budget_from_config(config: Mapping[str, Any]) -> PrivacyBudget:
     """Return the budget that a run document states, or raise ``MessageError``."""
-    if not isinstance(config, Mapping) or not {"unit"} <= set(config) <= {
-        "unit",
-        "epsilon",
-        "delta",
-    }:
+    names = {"unit", "epsilon", "delta"}
+    if not isinstance(config, Mapping) or not {"unit"} <= set(config) <= names:
         raise MessageError("A privacy budget must have a unit, and may have epsilon and delta.")
     epsilon, delta = (
         real_from_text(config[name]) if name in config else None for name in ("epsilon", "delta")
@@ -110,15 +94,13 @@ def budget_from_config(config: Mapping[str, Any]) -> PrivacyBudget:
 
 
 def _real_or_none(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, bool):
-        try:
-            # Not float(value) alone, which would also read strings.
-            return float(value + 0.0)
-        except (TypeError, ValueError, OverflowError):
-            pass
-    raise ConfigurationTypeError(
-        f"The '{name}' parameter of PrivacyBudget must be a real number or None. "
-        f"Got {type(value).__name__} instead."
-    )
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        # Not float(value) alone, which would also read strings.
+        return None if value is None else float(value + 0.0)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigurationTypeError(
+            f"The '{name}' parameter of PrivacyBudget must be a real number or None. "
+            f"Got {type(value).__name__} instead."
+        ) from None

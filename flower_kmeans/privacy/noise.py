@@ -4,19 +4,14 @@ Guarantee: if the words of the stream are uniform, every sampler has exactly the
 not one within some distance of it, and its result is a function of the words alone, on every
 processor (docs/guarantees: Fixed point, rounding, sampling).
 
-How: a word is the leading bits of a uniform real whose further bits are drawn only when they
-matter. The inverse of the distribution function is first evaluated in float64; where the answer
-lies so far from the next integer that neither the rest of the uniform nor the error of float64 can
-change it, it stands. The rare others (one in ten million or so at usual scales) are settled with
-mpmath: the uniform's interval is compared with the exact boundary, with more words from the
-branch of that very position until it lies on one side. The main stream never shifts.
+How: a word is the leading bits of a uniform real. Where neither its further bits nor the error of
+float64 can change the integer, float64 decides. The rare others (one in ten million or so at usual
+scales) are settled with mpmath: the uniform's interval is compared with the exact boundary, with
+more words from the branch of that very position until it lies on one side.
 
-Which noise came from where is public in a report by the names in :data:`SAMPLERS`. The running
-time depends on the noise (by far less than a network's jitter); the values of records never enter
-here.
+The running time depends on the noise (by far less than a network's jitter), never on records.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.parameters import require_positive
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.privacy.release import Release
 
@@ -46,7 +42,6 @@ _FLOAT_ERROR = 2.0**-46
 # Words whose leading bits are all zero carry too little of the uniform for the fast path.
 _MIN_HEAD = 2**20
 _GUARD_BITS = 40
-_FEW = 12  # proposals that are drawn faster one by one
 
 _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
@@ -139,10 +134,7 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
 
 
 def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Integers:
-    """Draw `discrete_gaussian` of each of n streams at once, which is faster for short draws.
-
-    ``variances`` and result have the shape (n, m).
-    """
+    """Draw `discrete_gaussian` of each of n streams at once, (n, m) from variances (n, m)."""
     flat = _checked("variance", variances.reshape(-1), 2 * MAX_SCALE**2)
     noise = np.zeros(flat.shape, dtype=np.int64)
     pending = np.flatnonzero(flat)
@@ -150,11 +142,6 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
         here = flat[pending]
         counts = np.bincount(pending // variances.shape[1], minlength=len(streams))
         words = _Words(streams, (2 * counts).tolist())
-        if pending.size <= _FEW:
-            drawn = [_proposal(i, each, words) for i, each in enumerate(here.tolist())]
-            noise[pending] = [0 if each is None else each for each in drawn]
-            pending = pending[[each is None for each in drawn]]
-            continue
         negative, heads = _sign_and_head(words.taken[0::2])
         scale = np.floor(np.sqrt(here)) + 1
         size = _magnitudes(_LAPLACE, scale, 0.0, heads, words, 2)
@@ -166,41 +153,11 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
     return noise.reshape(variances.shape)
 
 
-def _proposal(index: int, variance: float, words: _Words) -> int | None:
-    """Return one proposal of `discrete_gaussians`, or ``None`` if it is rejected.
-
-    It is that of `_magnitudes` and `_accepted`, with the same bounds, without arrays.
-    """
-    first, last = words.taken[2 * index : 2 * index + 2].tolist()
-    head, std = first >> 1, math.sqrt(variance)
-    scale = math.floor(std) + 1.0
-    x = -math.log((head + 0.5) * 2.0**-63)
-    size, doubt = int(scale * x), 2.0**-52 + 0.5 / max(head, 1)
-    error = scale * (_FLOAT_ERROR * (1 + x) + 2 * doubt) + 2.0**-50
-    if head < _MIN_HEAD or abs(scale * x - round(scale * x)) <= error:
-        refined = _Uniform(head, 64, words.branch(2 * index))
-        size = _settled_magnitude(_LAPLACE, scale, 0.0, refined)
-    ratio = min(size / std, 1e4)
-    away = ratio - std / scale
-    chance, uniform = math.exp(-away * away / 2), (last + 0.5) * 2.0**-64
-    error = chance * (_FLOAT_ERROR * (1 + ratio * ratio)) + uniform * 2.0**-50 + 2.0**-62
-    taken = uniform < chance
-    if abs(uniform - chance) <= error:
-        refined = _Uniform(last, 64, words.branch(2 * index + 1))
-        taken = _settled_acceptance(size, int(scale), variance, refined)
-    if not taken or (first & 1 and size == 0):
-        return None
-    return -size if first & 1 else size
-
-
 def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
     """Draw floor(scale X + 1/2), X of the law, of one word for every coordinate.
 
     Scales, (m,), are in grid units, in [0, 2^55]; 0 gives 0. Beyond about 2^40 most draws are
-    settled exactly, which is slow. The noise is taken modulo 2^64, should it ever leave int64
-    (probability below e^-255). It is as private as before it was rounded, because rounding an
-    integer plus noise is rounding the noise (docs/guarantees: Fixed point, rounding, sampling):
-    (1 / std)-GDP, or (1 / scale)-differentially private.
+    settled exactly, which is slow. Noise beyond int64 (probability below e^-255) wraps modulo 2^64.
     """
     scale = _checked("scale", scale)
     words = _Words([stream], [scale.size])
@@ -218,7 +175,7 @@ SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
 
 
 def sampler_name(release: Release, shared: bool = False) -> str:
-    """Return the name of the sampler behind :func:`draw`, or :func:`draw_share` if ``shared``."""
+    """Return the name of the sampler of `draw`, or of `draw_share` if ``shared``."""
     return "discrete-gaussian/1" if shared else f"rounded-{release.mechanism}/1"
 
 
@@ -250,10 +207,7 @@ def draw_share(release: Release, sensitivities: _Floats, shares: int, stream: St
             "Noise in shares must be Gaussian: a sum of Laplace variables is not one. Got the "
             f"{release.mechanism} release {release.name!r} instead."
         )
-    if type(shares) is not int or shares < 1:
-        raise ConfigurationError(
-            f"The 'shares' parameter must be a positive integer. Got {shares!r} instead."
-        )
+    require_positive("shares", shares)
     variance = _drawn_variance(release, _checked("sensitivities", sensitivities).tobytes(), shares)
     return discrete_gaussian(variance, stream)
 
@@ -273,10 +227,8 @@ def _drawn_variance(release: Release, sensitivities: bytes, shares: int) -> _Flo
 
 
 def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Floats:
-    """Return the variances of one of so many noise shares, (m,), never rounded down.
-
-    They are in squared grid units; 0 for a coordinate of unit 0, which no record can change.
-    """
+    """Return the variances of one of so many noise shares, (m,), in squared grid units."""
+    # Rounded upward. A coordinate of unit 0, which no record can change, has variance 0.
     scale = _checked("std", _scale(release, sensitivities))
     variance = _upwards(scale * scale)
     with np.errstate(over="ignore"):  # an infinite variance is refused where it is drawn
@@ -293,9 +245,8 @@ def part_variance(
 ) -> _Floats:
     """Return the variances of a part of a noise share that is removed from sums of more shares.
 
-    A part and one of ``more_shares`` shares add up to the variance of one of ``shares`` shares, or
-    to a little more, so what is left of a share is never narrower than planned (docs/guarantees:
-    Distributed noise). The variances, (m,), are in squared grid units.
+    Its variance and that of one of ``more_shares`` shares add up to at least that of one of
+    ``shares`` shares (docs/guarantees: Distributed noise), in squared grid units, (m,).
     """
     kept = share_variance(release, sensitivities, more_shares)
     return np.where(kept > 0, _upwards(share_variance(release, sensitivities, shares) - kept), 0.0)
@@ -331,17 +282,12 @@ def _checked(name: str, values: _Floats, largest: float = MAX_SCALE) -> _Floats:
 def _sign_and_head(
     words: NDArray[np.uint64],
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Split words into a fair sign and the 63 leading bits of the magnitude's uniform."""
+    """Split words into a fair sign and 63 leading bits of the magnitude's uniform."""
     return (words & np.uint64(1)).astype(bool), words >> np.uint64(1)
 
 
 def _magnitudes(
-    law: _Law,
-    scale: _Floats,
-    offset: float,
-    heads: NDArray[np.uint64],
-    words: _Words,
-    stride: int,
+    law: _Law, scale: _Floats, offset: float, heads: NDArray[np.uint64], words: _Words, stride: int
 ) -> _Integers:
     """Return floor(scale |X| + offset), X of the law; head i is of word stride i."""
     head = heads.astype(np.float64)
@@ -382,10 +328,7 @@ def _settled_magnitude(law: _Law, scale: float, offset: float, uniform: _Uniform
 
 
 def _accepted(
-    size: _Integers,
-    scale: _Floats,
-    variance: _Floats,
-    words: _Words,
+    size: _Integers, scale: _Floats, variance: _Floats, words: _Words
 ) -> NDArray[np.bool_]:
     """Return whether uniform < exp(-(size - variance / scale)^2 / (2 variance))."""
     # Divided first: squares of large scales stay far from overflow, and errors stay relative to

@@ -15,15 +15,16 @@ from typing import Any, cast
 
 from flower_kmeans.canonical import real_to_text
 from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.parameters import require_positive
 from flower_kmeans.privacy.budget import PrivacyBudget, budget_from_config
-from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
-from flower_kmeans.privacy.filter import charge_of
-from flower_kmeans.privacy.mixture import (
+from flower_kmeans.privacy.calibration import (
     laplace_delta,
     least_scale,
     mixture_delta,
     mixture_epsilon,
+    mu_of_budget,
 )
+from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.privacy.release import MAX_PARTS, release_from_config
 from flower_kmeans.privacy.release import Release as Release
 
@@ -62,11 +63,8 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", tuple(tuple(releases) for releases in self.rounds))
         for name in ("n_records", "n_clients"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ConfigurationError(
-                    f"The '{name}' parameter must be a positive integer. Got {value!r} instead."
-                )
+            if getattr(self, name) is not None:
+                require_positive(name, getattr(self, name))
         if self.n_clients is not None and not self.budget.protects_clients:
             raise ConfigurationError(
                 "The 'n_clients' parameter must be None unless the budget is private with "
@@ -134,7 +132,7 @@ class PrivacyPlan:
             return 1.0
         if self.is_chosen_later:
             return charge_of(self.releases).delta(epsilon)
-        return _delta(self.releases, epsilon)
+        return mixture_delta(*_split(self.releases), epsilon)
 
     def group(self, size: int, delta: float | None = None) -> float:
         """Return the least epsilon that protects a group of units (records or clients) together.
@@ -142,10 +140,7 @@ class PrivacyPlan:
         A group changes every answer by at most ``size`` units of the release, so the group's
         guarantee is that of noise ``size`` times smaller (all-Gaussian: ``size * mu``-GDP).
         """
-        if type(size) is not int or size < 1:
-            raise ConfigurationError(
-                f"The 'size' of a group must be a positive integer. Got {size!r} instead."
-            )
+        require_positive("size", size)
         if not self.is_private:
             return math.inf
         delta = cast(float, self.budget.delta) if delta is None else delta
@@ -153,16 +148,14 @@ class PrivacyPlan:
         releases = self.releases if size == 1 else _scaled(self.releases, 1.0 / size)
         if self.is_chosen_later:
             return charge_of(releases).epsilon(delta)
-        return composed_epsilon(releases, delta)
+        return mixture_epsilon(*_split(releases), delta)
 
     def then(self, other: "PrivacyPlan") -> "PrivacyPlan":
         """Return what this run and another one over the same records release together.
 
-        The other run, of the same unit, may have been chosen after the results of this one, so this
-        is the cost that a filter sums up (docs/guarantees.md, "Runs that are chosen after earlier
-        results"): with Laplace noise it is more than that of one plan with the same releases. The
-        plan has the larger delta, and the epsilon that both runs together meet there. Public
-        numbers in which the two differ are ``None``.
+        The other run, of the same unit, may have been chosen after the results of this one
+        (docs/guarantees.md, "Runs that are chosen after earlier results"). The plan has the larger
+        delta, and the epsilon that both meet there; numbers in which they differ are ``None``.
         """
         if not (self.is_private and other.is_private):
             raise ConfigurationError(
@@ -189,18 +182,10 @@ class PrivacyPlan:
         if not self.is_private:
             return "NOT PRIVATE: no noise is added to any answer."
         rows = [("round", "release", "noise", "norm", "multiplier", "alone")]
-        for number, releases in enumerate(self.rounds, 1):
-            rows.extend(
-                (
-                    str(number),
-                    release.name,
-                    release.mechanism,
-                    release.measure,
-                    f"{release.noise_multiplier:.6g}",
-                    f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}",
-                )
-                for release in releases
-            )
+        for number, release in ((i, r) for i, group in enumerate(self.rounds, 1) for r in group):
+            alone = f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}"
+            noise = release.mechanism, release.measure, f"{release.noise_multiplier:.6g}"
+            rows.append((str(number), release.name, *noise, alone))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -230,13 +215,9 @@ class PrivacyPlan:
             "budget": self.budget.to_config(),
             "rounds": [[release.to_config() for release in releases] for releases in self.rounds],
         }
-        if self.n_records is not None:
-            config["n_records"] = self.n_records
-        if self.n_clients is not None:
-            config["n_clients"] = self.n_clients
-        if self.mu is not None:
-            config["mu"] = real_to_text(self.mu)
-        return config
+        mu = None if self.mu is None else real_to_text(self.mu)
+        given = {"n_records": self.n_records, "n_clients": self.n_clients, "mu": mu}
+        return config | {name: value for name, value in given.items() if value is not None}
 
 
 @lru_cache(maxsize=256)
@@ -367,17 +348,6 @@ def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
     return math.sqrt(math.fsum(squares)), tuple(laplace)
 
 
-def composed_epsilon(releases: Iterable[Release], delta: float) -> float:
-    """Return the least epsilon that releases, of one run or of many, meet together at a delta."""
-    mu, laplace = _split(releases)
-    return mixture_epsilon(mu, laplace, delta) if laplace else epsilon_of_mu(mu, delta)
-
-
-def _delta(releases: Iterable[Release], epsilon: float) -> float:
-    mu, laplace = _split(releases)
-    return mixture_delta(mu, laplace, epsilon) if laplace else delta_of_mu(mu, epsilon)
-
-
 def _meets(releases: Iterable[Release], budget: PrivacyBudget) -> bool:
     """Return whether releases meet a budget; cheap refusals first, they bound the rest's work."""
     epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
@@ -405,8 +375,9 @@ def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) ->
 
     def excess(scale: float) -> float:
         scaled = _scaled(releases, scale)
-        over = composed_epsilon(scaled, delta) / epsilon - 1
+        mu, laplace = _split(scaled)
+        over = mixture_epsilon(mu, laplace, delta) / epsilon - 1
         # Both numbers are printed, so both must hold; they may differ in their last digits.
-        return max(over, 1e-9) if _delta(scaled, epsilon) > delta else over
+        return max(over, 1e-9) if mixture_delta(mu, laplace, epsilon) > delta else over
 
     return least_scale(excess, low, high)

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.parameters import require_positive
 
 _os_random: Callable[[int], bytes] = os.urandom
 
@@ -28,10 +29,7 @@ _MAX_BRANCHES = 2**64 - 1
 
 def token(n_bytes: int) -> bytes:
     """Return secret bytes from the operating system."""
-    if type(n_bytes) is not int or n_bytes < 1:
-        raise ConfigurationError(
-            f"The 'n_bytes' parameter must be a positive integer. Got {n_bytes!r} instead."
-        )
+    require_positive("n_bytes", n_bytes)
     return _os_random(n_bytes)
 
 
@@ -78,10 +76,9 @@ class Stream:
 
     def words(self, n_words: int) -> NDArray[np.uint64]:
         """Return the next words of the main stream, (n_words,)."""
-        data = self._main(n_words * _WORD_BYTES)
         self._position += n_words
         # Little-endian words on every processor.
-        return np.frombuffer(data, dtype="<u8").astype(np.uint64)
+        return np.frombuffer(self._main(n_words * _WORD_BYTES), dtype="<u8").astype(np.uint64)
 
     def branch(self, position: int) -> Iterator[int]:
         """Yield the words that refine the one at a position of the main stream."""

@@ -77,14 +77,9 @@ class Release:
 
     @property
     def cost(self) -> float:
-        """The release's mu (Gaussian) or pure epsilon (Laplace), of all parts together.
-
-        It is infinite without noise.
-        """
-        if not self.noise_multiplier:
-            return math.inf
-        bound = math.fsum(bound * number for bound, number in self.parts) if self.parts else 1.0
-        return bound / self.noise_multiplier
+        """All parts' mu (Gaussian) or pure epsilon (Laplace); infinite without noise."""
+        bound = math.fsum(bound * number for bound, number in self.parts or ((1.0, 1),))
+        return bound / self.noise_multiplier if self.noise_multiplier else math.inf
 
     @property
     def costs(self) -> tuple[float, ...]:

@@ -35,7 +35,7 @@ def test_default_delta_stays_far_below_one_over_n(n_units, delta):
 
 @pytest.mark.parametrize("n_units", [0, -3, 2.0, True, None])
 def test_number_of_units_must_be_a_positive_integer(n_units):
-    with pytest.raises(ConfigurationError, match="number of units"):
+    with pytest.raises(ConfigurationError, match="'n_units' parameter must be a positive integer"):
         PrivacyBudget(1.0).resolved(n_units)
 
 
