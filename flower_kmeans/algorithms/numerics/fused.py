@@ -244,7 +244,9 @@ def _norm2(row):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _cell_rows(records, start, stop, bounds, block, centers, radii, one, weighted, sums, counts, slacks):  # type: ignore[no-untyped-def]  # noqa: E501
+def _cell_rows(
+    records, start, stop, bounds, block, centers, radii, one, weighted, sums, counts, slacks
+):  # type: ignore[no-untyped-def]
     """Add the rows' residuals over the radii of their cells, counts and slacks, as `cells` does.
 
     Every operation on a record is one that IEEE 754 rounds correctly, in the order of `cells`.
