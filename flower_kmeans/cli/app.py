@@ -8,6 +8,8 @@ one sentence and end with exit code 1.
 """
 
 import logging
+import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,14 +23,13 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from flower_kmeans.cli.bench import bench
-from flower_kmeans.cli.console import one_sentence, plain_console
 from flower_kmeans.cli.options import (
     Engine,
     Keys,
     Settings,
     Unit,
     even_widths,
+    one_sentence,
     placeholders,
     with_settings,
 )
@@ -46,8 +47,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,  # its traceback would print local variables, that is, records
 )
-app.command()(bench)
-
 
 # Stands first in the report of such a run, whose epsilon is otherwise that of its noise.
 _BOUNDS_READ_OFF = (
@@ -133,9 +132,13 @@ def simulate(
     from flower_kmeans.report.html import html_report
     from flower_kmeans.simulation import simulate as run
 
-    console, private = plain_console(), settings.is_private
+    console, private = Console(highlight=False), settings.is_private
     if data is None:
-        _refuse_for_photo(columns, label)
+        for option, value in (("--columns", columns), ("--label", label)):
+            if value is not None:
+                raise ConfigurationError(
+                    f"{option} names columns of your own file: give it with --data."
+                )
         source = sources.photo()
     else:
         source = sources.table(data, columns, label, split, settings.n_records)
@@ -147,10 +150,14 @@ def simulate(
     parties = source.parties(split) if settings.name.is_vertical else []
     if parties:
         source = source.ordered([name for party in parties for name in party])
-    box = source.box(bounds or [], lower, upper, from_data=bounds_from_data or not private)
-    read_off = bool(source.without_bounds(bounds or [], lower, upper))
+    from_data = bounds_from_data or not private
+    box, read_off = source.box(bounds or [], lower, upper, from_data=from_data)
     if read_off and private:
-        _warn_of_bounds()
+        words = (
+            "WARNING: --bounds-from-data read the bounds off the records. They are exact facts "
+            "about single records, so this run is NOT private, whatever epsilon says."
+        )
+        Console(stderr=True).print(Text(words, style="bold red"), soft_wrap=True)
     if parties:
         parameters["parties"] = widths = [len(party) for party in parties]
         box = replace(box, columns=source.columns)
@@ -220,14 +227,7 @@ def simulate(
     )
     files = out.write_page(output, page)
     files += out.write_report(output, clustering.report.to_dict() | facts)
-    files += out.write_centroids(
-        output,
-        clustering.centroids,
-        clustering.counts,
-        source.columns,
-        weights=clustering.weights,
-        sizes=clustering.size_report,
-    )
+    files += out.write_centroids(output, clustering, source.columns)
     privacy = f"epsilon {clustering.report.epsilon:.4g}" if private else "not private"
     caption = f"after: {settings.clusters} colours, {privacy}"
     picture = "none: it needs two columns and matplotlib (pip install 'flower-kmeans[plots]')"
@@ -235,18 +235,17 @@ def simulate(
         picture = "picture.png, which shows the records themselves"
     out.print_warnings(console, clustering.report, statements)
     noted = " (but for bounds that were read off the records)" if not_private else ""
-    out.print_lines(
-        console,
-        {
-            "Found": f"{_number(settings.clusters, 'cluster')} in "
-            f"{_number(len(source.records), 'record')}, inertia {inertia:.5g} per record "
-            "(exact: only a simulation can compute it)",
-            "Cost": out.privacy_line(clustering.report) + noted,
-            "Run": f"{_number(clustering.report.n_rounds, 'round')} in {seconds:.1f} s",
-            "Files": f"{output}: {', '.join(files)}",
-            "Picture": picture,
-        },
-    )
+    lines = {
+        "Found": f"{_number(settings.clusters, 'cluster')} in "
+        f"{_number(len(source.records), 'record')}, inertia {inertia:.5g} per record "
+        "(exact: only a simulation can compute it)",
+        "Cost": out.privacy_line(clustering.report) + noted,
+        "Run": f"{_number(clustering.report.n_rounds, 'round')} in {seconds:.1f} s",
+        "Files": f"{output}: {', '.join(files)}",
+        "Picture": picture,
+    }
+    for name, value in lines.items():
+        console.print(Text.assemble((f"{name:9}", "bold"), value), soft_wrap=True)
 
 
 @app.command()
@@ -305,11 +304,7 @@ def plan(
     if chosen.plan.is_private:
         facts["noise factor"] = output.noise_text(chosen.noise_factor, chosen.added_noise_factor)
     output.print_plan(
-        plain_console(),
-        chosen.plan,
-        trust=chosen.trust,
-        size_noise=_size_noise(chosen),
-        facts=facts,
+        Console(highlight=False), chosen.plan, chosen.trust, _size_noise(chosen), facts
     )
 
 
@@ -391,7 +386,7 @@ def check(
             raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
         names = None if header is None else header.split(",")
         findings = check_node(policy_file, data, superlink, root_certificates, names)
-        print_findings(plain_console(), findings)
+        print_findings(Console(highlight=False), findings)
         if not all(finding.is_well for finding in findings):
             raise typer.Exit(1)
 
@@ -440,17 +435,73 @@ def forget(
         )
 
 
+@app.command()
+def bench(
+    *,
+    suite: Annotated[
+        str | None,
+        typer.Option(
+            help="A built-in suite, or a Python file that defines SUITE; listed if left out."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for the results; build/SUITE by default.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Processes; by default one per core, or one if time is measured."),
+    ] = None,
+    runs: Annotated[int | None, typer.Option(help="Repetitions; by default the suite's.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="A data set, or FILE.npz:K for K clusters; may be repeated."),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory of NAME.npz files.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="COLUMN=VALUE[,VALUE]: these runs alone; may be repeated."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Begin no run after so many.")] = math.inf,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Only show what the output directory holds.")
+    ] = False,
+) -> None:
+    """Measure, and write tables and plots. The same command goes on where it was stopped.
+
+    A suite in a file runs that file. Results are runs.csv, tables.md, plots and meta.json.
+    """
+    with one_sentence():
+        from flower_kmeans.bench.harness import Options
+        from flower_kmeans.bench.runner import BUILT_IN, execute, load_suite
+
+        console = Console(highlight=False)
+        if suite is None:
+            for name in BUILT_IN:
+                console.print(f"{name}: {load_suite(name).protocol}\n")
+            console.print("flower-kmeans bench --suite NAME runs one.")
+            return
+        chosen = load_suite(suite)
+        options = Options(
+            chosen.runs if runs is None else runs,
+            data=tuple(data or ()),
+            data_dir=data_dir,
+            only=tuple(map(_restriction, only or ())),
+        )
+        execute(
+            chosen,
+            options,
+            Path("build") / chosen.name if output is None else output,
+            arguments=sys.argv,
+            jobs=jobs,
+            minutes=minutes,
+            redraw=redraw,
+            console=console,
+        )
+
+
 def main() -> None:
     """Run the command."""
     app()
-
-
-def _refuse_for_photo(columns: str | None, label: str | None) -> None:
-    for option, value in (("--columns", columns), ("--label", label)):
-        if value is not None:
-            raise ConfigurationError(
-                f"{option} names columns of your own file: give it with --data."
-            )
 
 
 def _size_noise(strategy: "KMeansStrategy | VerticalKMeans") -> float | None:
@@ -482,17 +533,6 @@ def _number(n: int, noun: str) -> str:
     return f"{n:,} {noun}"
 
 
-def _warn_of_bounds() -> None:
-    Console(stderr=True).print(
-        Text(
-            "WARNING: --bounds-from-data read the bounds off the records. They are exact facts "
-            "about single records, so this run is NOT private, whatever epsilon says.",
-            style="bold red",
-        ),
-        soft_wrap=True,
-    )
-
-
 @contextmanager
 def _quiet(verbose: bool) -> Iterator[None]:
     """Keep the logs of Flower and Ray, but not their errors, from between the rounds' lines."""
@@ -508,3 +548,10 @@ def _quiet(verbose: bool) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def _restriction(text: str) -> tuple[str, tuple[str, ...]]:
+    column, found, values = text.partition("=")
+    if not found or not values:
+        raise ConfigurationError(f"Expected --only COLUMN=VALUE[,VALUE]. Got {text!r} instead.")
+    return column, tuple(values.split(","))

@@ -69,23 +69,9 @@ def check_node(
 ) -> list[Finding]:
     """Look at everything that a node needs, as the user who runs it, and change nothing.
 
-    Parameters
-    ----------
-    policy_file : path
-        The operator's policy (`ClientPolicy.from_file`).
-    data : path, optional
-        The node's records. What would be a null record in a run is an error here.
-    superlink : str, optional
-        ``HOST:PORT``, to be reached with TLS.
-    root_certificates : path, optional
-        Of the authority that signed the SuperLink's; by default those of the system.
-    header : sequence of str, optional
-        The columns of a csv file whose first line does not name them.
-
-    Returns
-    -------
-    list of Finding
-        The node could take part if all is well.
+    A null record in ``data`` is an error here. ``superlink``, ``HOST:PORT``, is reached with TLS,
+    by the system's authorities unless there are ``root_certificates``. ``header`` has the columns
+    of a csv file whose first line does not name them. The node could take part if all is well.
     """
     findings = [_find("versions", _versions)]
     try:
@@ -162,14 +148,14 @@ def _accepted(policy: ClientPolicy) -> str:
     named = "any columns (pin columns)" if columns is None else f"columns {_listed(columns)}"
     return "; ".join(
         (
-            f"trust {_either(policy.trusts)}",
-            f"algorithm {_either(policy.algorithms)}" if policy.algorithms else "any algorithm",
+            f"trust {' or '.join(policy.trusts)}",
+            f"algorithm {' or '.join(policy.algorithms)}" if policy.algorithms else "any algorithm",
             f"epsilon up to {policy.max_epsilon:g} at delta {policy.max_delta:g} in one run",
-            f"per {_either(policy.units)}",
+            f"per {' or '.join(policy.units)}",
             f"at least {policy.min_clients} clients",
             f"max_colluders of at least {policy.max_colluders}",
             f"at most {policy.max_rounds} rounds, with {policy.max_attempts} attempts each",
-            f"keys {_either(policy.accepted_keys)}",
+            f"keys {' or '.join(policy.accepted_keys)}",
             bounds,
             named,
         )
@@ -331,10 +317,6 @@ def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -
 
 
 # --------------------------------------------------------------------------- words
-
-
-def _either(names: tuple[str, ...]) -> str:
-    return " or ".join(names)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,14 @@ class Source:
         upper: float | None,
         *,
         from_data: bool,
-    ) -> Box:
-        """Return the public bounds of all columns.
+    ) -> tuple[Box, bool]:
+        """Return the public bounds of all columns, and whether some were read off the records.
 
         ``bounds`` are ``NAME=LOW:HIGH`` of single columns; ``lower`` and ``upper`` hold for all
         others. With ``from_data`` missing ones are taken from the records: that is not private.
         """
         known = self._known_bounds(bounds, lower, upper)
-        missing = self.without_bounds(bounds, lower, upper)
+        missing = [name for name in self.columns if name not in known]
         if missing and not from_data:
             raise ConfigurationError(
                 f"The public bounds of {_some(missing)} are missing: a private run cannot read "
@@ -60,14 +61,7 @@ class Source:
                     f"Got {low:g}:{high:g} instead."
                 )
         lows, highs = zip(*(known[name] for name in self.columns), strict=True)
-        return Box(lows, highs)
-
-    def without_bounds(
-        self, bounds: Sequence[str], lower: float | None, upper: float | None
-    ) -> list[str]:
-        """Return the columns whose bounds are neither known nor given, as for `box`."""
-        known = self._known_bounds(bounds, lower, upper)
-        return [name for name in self.columns if name not in known]
+        return Box(lows, highs), bool(missing)
 
     def split(self, split: str | None, clients: int | None, seed: int) -> list[NDArray[np.float64]]:
         """Return the records of each client.
@@ -154,7 +148,7 @@ class Source:
                 path, self.image, labels, clustering.centroids, clustering.counts, caption
             )
             return True
-        if len(self.columns) < 2 or not picture.can_plot():
+        if len(self.columns) < 2 or find_spec("matplotlib") is None:
             return False
         picture.save_scatter_picture(path, self.records, labels, clustering.centroids, self.columns)
         return True

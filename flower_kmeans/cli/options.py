@@ -1,10 +1,11 @@
-"""What simulate and plan take alike, and the strategy that it describes.
+"""What simulate and plan take alike, the strategy that it describes, and how errors are reported.
 
 Types, ranges and defaults are those of the strategies: an option that is left out is not passed on.
 Strategies are imported when a command runs, for Flower takes a second to import.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import wraps
@@ -13,15 +14,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
+from rich.console import Console
+from rich.text import Text
 
-from flower_kmeans.cli.console import one_sentence
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, KMeansError
+from flower_kmeans.files import printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flower_kmeans.data.domain import Box
     from flower_kmeans.strategies import KMeansStrategy, VerticalKMeans
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turn an error of ours into its sentence and exit code 1."""
+    try:
+        yield
+    except KMeansError as error:
+        Console(stderr=True).print(Text(f"Error: {printable(str(error))}"), soft_wrap=True)
+        raise typer.Exit(1) from None
 
 
 class StrategyName(StrEnum):
@@ -100,11 +113,8 @@ class Trust(StrEnum):
     )
 
 
-class Keys(StrEnum):
-    """Where the clients' keys come from, where vectors leave them protected."""
-
-    RELAYED = "relayed"
-    ROSTER = "roster"
+Keys = StrEnum("Keys", ["RELAYED", "ROSTER"])
+Engine = StrEnum("Engine", {"IN_PROCESS": "in-process", "RAY": "ray"})
 
 
 class Unit(StrEnum):
@@ -112,13 +122,6 @@ class Unit(StrEnum):
 
     RECORD = "record"
     CLIENT = "client"
-
-
-class Engine(StrEnum):
-    """Where the clients run."""
-
-    IN_PROCESS = "in-process"
-    RAY = "ray"
 
 
 @dataclass(frozen=True)
@@ -234,26 +237,24 @@ class Settings:
                 "Nobody is protected in this run: leave out --unit and --clip, or choose another "
                 "--strategy or --trust."
             )
-        wrong = _given({"--min-size": self.min_size, "--max-size": self.max_size})
+        wrong = self._given("min_size", "max_size")
         if wrong and not name.takes("min_size"):
             raise ConfigurationError(
                 f"The strategy {name} takes no bounds on the sizes of clusters: leave out "
                 f"{wrong}, or choose {_takers('min_size')}."
             )
-        wrong = _given(
-            {
-                "--clients": self.clients,
-                "--unit": self.unit,
-                "--clip": self.clip,
-                "--min-clients": self.min_clients,
-                "--trust": None if self.trust is Trust.VERTICAL else self.trust,
-            }
-        )
+        trust = () if self.trust is Trust.VERTICAL else ("trust",)
+        wrong = self._given("clients", "unit", "clip", "min_clients", *trust)
         if wrong and name.is_vertical:
             raise ConfigurationError(
                 "The strategy vertical has parties with columns, not clients with records: leave "
                 f"out {wrong}."
             )
+
+    def _given(self, *names: str) -> str:
+        """Return those options that were given, in words."""
+        given = [name for name in names if getattr(self, name) is not None]
+        return " and ".join(f"--{name.replace('_', '-')}" for name in given)
 
     def check_server(self, option: str, what: str, value: object) -> None:
         """Require the option for the server's points exactly where a strategy takes them."""
@@ -273,7 +274,6 @@ class Settings:
         from flower_kmeans.privacy.budget import PrivacyBudget
 
         epsilon = 1.0 if self.is_private and self.epsilon is None else self.epsilon
-        unit = Unit.RECORD if self.unit is None else self.unit
         given = {
             "n_clusters": self.clusters,
             "min_size": self.min_size,
@@ -288,14 +288,10 @@ class Settings:
         kind: Callable[..., KMeansStrategy | VerticalKMeans] = self.name.kind
         return kind(
             domain=box,
-            privacy=PrivacyBudget(epsilon, self.delta, unit.value),
+            privacy=PrivacyBudget(epsilon, self.delta, (self.unit or Unit.RECORD).value),
             n_records=n_records,
             **{name: value for name, value in given.items() if value is not None},
         )
-
-
-def _given(options: dict[str, object]) -> str:
-    return " and ".join(name for name, value in options.items() if value is not None)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,49 +13,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
-from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.client import ClientResult
 from flower_kmeans.files import csv_name, open_private
 from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.report.report import Report
 
 
 def write_centroids(
-    output: Path,
-    centroids: NDArray[np.float64],
-    counts: NDArray[np.float64],
-    columns: Sequence[str],
-    *,
-    weights: NDArray[np.float64] | None = None,
-    sizes: SizeReport | None = None,
+    output: Path, result: Clustering | ClientResult, columns: Sequence[str]
 ) -> list[str]:
-    """Write centroids and noisy sizes to ``centroids.npz`` and ``centroids.csv``.
+    """Write ``centroids.npz`` and ``centroids.csv``, and return these names.
 
-    Parameters
-    ----------
-    output : Path
-        An existing directory.
-    centroids : ndarray of shape (k, d)
-        In the user's units.
-    counts : ndarray of shape (k,)
-        Noisy cluster sizes.
-    columns : sequence of d str
-        Names of the columns. The csv file has them as `csv_name` writes them.
-    weights : ndarray of shape (k,), optional
-        Of the power cells, in squared units as in `Clustering`.
-    sizes : SizeReport, optional
-        Noisy sizes with their intervals, where sizes have bounds.
-
-    Returns
-    -------
-    list of str
-        Names of the files.
+    They hold centroids and noisy sizes, and where sizes have bounds the weights of the power cells
+    and intervals. In the csv file, the d ``columns`` are as `csv_name` writes them.
     """
     names = [str(column) for column in columns]
-    arrays: dict[str, Any] = {"centroids": centroids, "counts": counts, "columns": np.array(names)}
+    counts, weights, sizes = result.counts, result.weights, result.size_report
+    arrays: dict[str, Any] = {"centroids": result.centroids, "counts": counts}
+    arrays["columns"] = np.array(names)
     table: dict[str, Sequence[object]] = {
         "cluster": range(len(counts)),
         "noisy_size": counts.tolist(),
@@ -72,7 +51,9 @@ def write_centroids(
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow([*table, *map(csv_name, names)])
-    for cells, centroid in zip(zip(*table.values(), strict=True), centroids.tolist(), strict=True):
+    for cells, centroid in zip(
+        zip(*table.values(), strict=True), result.centroids.tolist(), strict=True
+    ):
         writer.writerow([*cells, *centroid])
     _write(output / "centroids.csv", text.getvalue())
     return ["centroids.npz", "centroids.csv"]
@@ -94,12 +75,6 @@ def write_page(output: Path, page: str) -> list[str]:
     """Write what `html_report` returned to ``report.html`` and return its name."""
     _write(output / "report.html", page)
     return ["report.html"]
-
-
-def print_lines(console: Console, lines: Mapping[str, str]) -> None:
-    """Print a line for each fact, with its name in front; only the terminal wraps lines."""
-    for name, value in lines.items():
-        console.print(Text.assemble((f"{name:9}", "bold"), value), soft_wrap=True)
 
 
 def print_warnings(console: Console, report: Report, statements: Sequence[str]) -> None:
@@ -124,7 +99,6 @@ def privacy_line(report: Report) -> str:
 def print_plan(
     console: Console,
     plan: PrivacyPlan,
-    *,
     trust: str,
     size_noise: float | None,
     facts: Mapping[str, str],

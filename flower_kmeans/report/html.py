@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-import jinja2
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
 from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport
-from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
+from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
-from flower_kmeans.report.report import Report
+from flower_kmeans.report.report import TEMPLATES, Report
 from flower_kmeans.version import __version__
 
 FloatArray = NDArray[np.float64]
@@ -76,12 +76,14 @@ def html_report(
     RunError
         If the strategy has not started.
     """
-    outcome = _outcome_of(run, result, columns, title, facts, not_private)
+    outcome = _outcome_of(run, result, columns, not_private)
     report = outcome.report
     dropped = {(entry.round, entry.node_id) for entry in report.dropped}
     page = TEMPLATES.get_template("page.html.j2").render(
         run=outcome,
         report=report,
+        title=title,
+        facts=facts,
         domain=type(outcome.domain).__name__,
         releases=[(t, each) for t, group in enumerate(report.plan.rounds, 1) for each in group],
         curve=_curve(report),
@@ -111,8 +113,6 @@ class Outcome:
     centroids: FloatArray | None  # (k, d)
     counts: FloatArray | None  # (k,)
     sizes: SizeReport | None
-    title: str
-    facts: tuple[tuple[str, str], ...]
     not_private: str | None
 
     @property
@@ -129,8 +129,9 @@ class Outcome:
     @property
     def bounds(self) -> tuple[FloatArray, FloatArray] | None:
         """The public lower and upper bounds, (d,) each in the user's units; of a `Box` only."""
-        lower, upper = getattr(self.domain, "lower", None), getattr(self.domain, "upper", None)
-        return None if lower is None or upper is None else (np.array(lower), np.array(upper))
+        if isinstance(self.domain, Ball):
+            return None
+        return np.array(self.domain.lower), np.array(self.domain.upper)
 
     @property
     def are_colours(self) -> bool:
@@ -148,12 +149,7 @@ class Outcome:
 
 
 def _outcome_of(
-    run: Any,
-    result: Any,
-    columns: Sequence[str] | None,
-    title: str | None,
-    facts: Sequence[tuple[str, str]],
-    not_private: str | None,
+    run: Any, result: Any, columns: Sequence[str] | None, not_private: str | None
 ) -> Outcome:
     """Return what a page may know of a run, after checks of the arguments of `html_report`."""
     arrays: tuple[FloatArray | None, FloatArray | None]
@@ -166,11 +162,7 @@ def _outcome_of(
             "Expected run as a Clustering, or one of flower_kmeans.strategies after its start. "
             f"Got {type(run).__name__} instead."
         )
-    report = run.report
-    if not isinstance(report, Report):
-        raise ConfigurationTypeError(
-            f"Expected the run's report as a Report. Got {type(report).__name__} instead."
-        )
+    require_type("the run's report", report := run.report, Report, "a Report")
     d = run.domain.n_features
     names = columns if columns is not None else run.domain.columns
     if names is None:
@@ -183,17 +175,9 @@ def _outcome_of(
             raise ConfigurationError(
                 f"Expected {name} of shape {shape}. Got {array.shape} instead."
             )
+    sizes = run.size_report if isinstance(run, Clustering) else report.sizes
     return Outcome(
-        report=report,
-        domain=run.domain,
-        columns=tuple(str(name) for name in names),
-        n_clusters=n_clusters,
-        centroids=arrays[0],
-        counts=arrays[1],
-        sizes=run.size_report if isinstance(run, Clustering) else report.sizes,
-        title=title or f"Report of a {report.strategy} run",
-        facts=tuple((str(name), str(value)) for name, value in facts),
-        not_private=not_private,
+        report, run.domain, tuple(map(str, names)), n_clusters, *arrays, sizes, not_private
     )
 
 
@@ -202,16 +186,13 @@ def _of_server(strategy: Any, result: Any) -> tuple[FloatArray | None, FloatArra
     if strategy.report.trust_model.is_blind:
         return None, None
     arrays = getattr(result, "arrays", result)
-    if arrays is not None:
-        if not isinstance(arrays, Mapping):
-            raise ConfigurationTypeError(
-                f"Expected result as what start returned. Got {type(result).__name__} instead."
-            )
-        return _floats(arrays.get("centroids")), _floats(arrays.get("counts"))
-    try:
-        return _floats(strategy.centroids), None
-    except KMeansError:  # no sum of a round was reconstructed
-        return None, None
+    if arrays is None:
+        try:
+            return _floats(strategy.centroids), None
+        except KMeansError:  # no sum of a round was reconstructed
+            return None, None
+    require_type("result", arrays, Mapping, "what start returned")
+    return _floats(arrays.get("centroids")), _floats(arrays.get("counts"))
 
 
 def _floats(array: Any) -> FloatArray | None:
@@ -335,11 +316,11 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
         )
         for cluster in run.order
     ]
-    if bounds is None:
-        last = [f"within {float(getattr(run.domain, 'radius', np.nan)):.4g} of"]
-        last += [f"{float(c):.4g}" for c in getattr(run.domain, "center", ())]
+    if isinstance(run.domain, Ball):
+        last = [f"within {run.domain.radius:.4g} of", *(f"{c:.4g}" for c in run.domain.center)]
     else:
-        last = ["bounds", *(f"{a:.4g} to {b:.4g}" for a, b in zip(*bounds, strict=True))]
+        ends = zip(run.domain.lower, run.domain.upper, strict=True)
+        last = ["bounds", *(f"{a:.4g} to {b:.4g}" for a, b in ends)]
     shown, digits = run.order[:MAX_ROWS].tolist(), [decimals(column) for column in centroids.T]
     rows = [
         [f"{value:,.{n}f}" for value, n in zip(centroids[cluster], digits, strict=True)]
@@ -362,8 +343,7 @@ def _sized(run: Outcome) -> dict[str, Any] | None:
     sizes = run.sizes
     if sizes is None:
         return None
-    least = sizes.min_size or None
-    most = sizes.max_size
+    least, most = sizes.min_size or None, sizes.max_size
     order = np.argsort(-np.array(sizes.counts), kind="stable")
     if len(order) > MAX_ROWS:  # then those nearest to a bound
         low, high = sizes.interval.T
@@ -371,20 +351,13 @@ def _sized(run: Outcome) -> dict[str, Any] | None:
         if most is not None:
             room = np.minimum(room, most - high)
         order = order[np.isin(order, np.argsort(room, kind="stable")[:MAX_ROWS])]
-    ends = [*sizes.interval[order].ravel().tolist(), *(b for b in (least, most) if b is not None)]
-    axis = around(ends, "records")
+    bounds = [bound for bound in (least, most) if bound is not None]
+    axis = around([*sizes.interval[order].ravel().tolist(), *bounds], "records")
     axis = Axis("records", max(axis.low, 0.0), axis.high)
     return {"least": least, "most": most, "shown": order.tolist(), "axis": axis}
 
 
 # --------------------------------------------------------------------------- templates
-
-
-def _printable(value: object) -> object:
-    """Replace characters that do not print, such as those that turn the direction of writing."""
-    if hasattr(value, "__html__"):  # markup, whose values were replaced before
-        return value
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
 def column_parts(n_columns: int, fit: int) -> list[list[int]]:
@@ -395,16 +368,7 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
     return [[0, *range(start, min(start + fit - 1, n_columns))] for start in starts]
 
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("flower_kmeans", "report"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    finalize=_printable,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
 TEMPLATES.filters.update(
-    g=lambda value, digits=4: f"{value:.{digits}g}",
     px=lambda value: f"{value:.2f}",
     commas=lambda value: f"{value:,.0f}",
 )

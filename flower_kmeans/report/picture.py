@@ -4,7 +4,6 @@ They show the records themselves. They are for those who hold the data, as a sim
 nothing that a private run would publish: their owner alone may read the files.
 """
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,27 +29,10 @@ def save_photo_picture(
     counts: NDArray[np.float64],
     caption: str,
 ) -> None:
-    """Write a png: the photograph before and after, and below them the palette.
+    """Write a png: the photograph before and after, and below them the palette, largest first.
 
-    Parameters
-    ----------
-    path : Path
-        Where to write.
-    image : ndarray of shape (height, width, 3), uint8
-        The photograph.
-    labels : ndarray of shape (height * width,)
-        Cluster of each pixel, row by row.
-    centroids : ndarray of shape (k, 3)
-        Red, green and blue in 0 to 255.
-    counts : ndarray of shape (k,)
-        Noisy cluster sizes: the widths of the palette's colours, largest first.
-    caption : str
-        Of the picture after.
-
-    Raises
-    ------
-    ConfigurationError
-        If Pillow is not installed, or the shapes do not belong together.
+    ``image`` is (height, width, 3). ``labels``, (height * width,) row by row, are the clusters of
+    its pixels, ``centroids``, (k, 3), their colours, and ``counts``, (k,), the palette's widths.
     """
     require("PIL", "The picture")
     from PIL import Image, ImageDraw, ImageFont
@@ -125,11 +107,6 @@ def save_scatter_picture(
     axes.legend(loc="best")
     with open_private(path) as file:
         figure.savefig(file, format="png")
-
-
-def can_plot() -> bool:
-    """Return whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
 
 
 def _palette_edges(counts: NDArray[np.float64], width: int) -> NDArray[np.int64]:

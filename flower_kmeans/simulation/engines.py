@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Context, Message
@@ -50,6 +50,7 @@ MakeApp = Callable[[LoadData, OnResult], ClientApp]
 
 _TIMEOUT = 600.0
 _RESULT_FILE = "result"
+_MEMBER = "client-%d"
 
 
 def simulate(
@@ -127,14 +128,8 @@ def simulate(
             result = run(start, records, partial(_client_app, placed, faults))
     finally:
         strategy.on_round = own_on_round
-    return Clustering(
-        result.centroids,
-        result.counts,
-        strategy.domain,
-        strategy.report,
-        result.weights,
-        result.size_report,
-    )
+    outcome = result.centroids, result.counts, strategy.domain, strategy.report
+    return Clustering(*outcome, result.weights, result.size_report)
 
 
 def _checked_policy(policy: ClientPolicy | None) -> ClientPolicy:
@@ -247,16 +242,12 @@ def _with_keys(
         return
     with _private_directory() as directory:
         beacon = token(32).hex() if n_clients > MAX_POSITIONS else None
-        *own, roster = write_members(directory, [_member(i) for i in range(n_clients)], beacon)
+        *own, roster = write_members(directory, [_MEMBER % i for i in range(n_clients)], beacon)
         before, strategy.roster_file = strategy.roster_file, roster
         try:  # the strategy holds the roster meanwhile
             yield replace(policy, roster_file=str(roster), member_key_file=str(own[0]))
         finally:
             strategy.roster_file = before
-
-
-def _member(partition: int) -> str:
-    return f"client-{partition}"
 
 
 def _client_app(
@@ -280,7 +271,7 @@ class _DifferentClientsApp(ClientApp):
         """Answer as the client of this context."""
         number, policy = int(context.node_config["partition-id"]), self._policy
         if policy.roster_file is not None:
-            own = Path(str(policy.member_key_file)).with_stem(_member(number))
+            own = Path(str(policy.member_key_file)).with_stem(_MEMBER % number)
             policy = replace(policy, member_key_file=str(own))
         elif policy.work_dir is not None:
             policy = replace(policy, party=number)
@@ -321,7 +312,7 @@ def _run_on_ray(start: Start, records: Records, make_app: MakeApp) -> ClientResu
         ) from None
     with _private_directory() as directory:
         for i, part in enumerate(records):
-            np.save(_partition(directory, i), part)
+            np.save(directory / f"{i}.npy", part)
         app = make_app(partial(_load_partition, directory), partial(_keep_result, directory))
         server_app = ServerApp()
 
@@ -329,7 +320,8 @@ def _run_on_ray(start: Start, records: Records, make_app: MakeApp) -> ClientResu
         def main(grid: Grid, context: Context) -> None:
             start(grid)
 
-        with warnings.catch_warnings(), _quiet_flower():
+        os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # Flower reports no usage
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             run_simulation(
                 server_app,
@@ -343,28 +335,9 @@ def _run_on_ray(start: Start, records: Records, make_app: MakeApp) -> ClientResu
         return _read_result(directory)
 
 
-@contextmanager
-def _quiet_flower() -> Iterator[None]:
-    """Keep Flower from reporting usage while a simulation runs."""
-    before = os.environ.get("FLWR_TELEMETRY_ENABLED")
-    os.environ["FLWR_TELEMETRY_ENABLED"] = before or "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["FLWR_TELEMETRY_ENABLED"]
-
-
-def _load_partition(directory: Path, context: Context) -> NDArray[np.float64]:
+def _load_partition(directory: Path, context: Context) -> Any:
     """Load one client's records, which workers read from a file instead of receiving copies."""
-    loaded: NDArray[np.float64] = np.load(
-        _partition(directory, context.node_config["partition-id"])
-    )
-    return loaded
-
-
-def _partition(directory: Path, number: object) -> Path:
-    return directory / f"{number}.npy"
+    return np.load(directory / f"{context.node_config['partition-id']}.npy")
 
 
 def _keep_result(directory: Path, result: ClientResult, context: Context) -> None:

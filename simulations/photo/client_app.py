@@ -28,19 +28,13 @@ def on_result(result: ClientResult, context: Context) -> None:
         return
     output = Path(str(context.run_config["output"])).expanduser()
     output.mkdir(parents=True, exist_ok=True)
-    write_centroids(output, result.centroids, result.counts, PHOTO_COLUMNS)
+    write_centroids(output, result, PHOTO_COLUMNS)
     # Only a simulation's client can open the whole photograph.
     image = load_photo()
     labels = pairwise_distances_argmin(image.reshape(-1, 3).astype(np.float64), result.centroids)
     caption = f"after: {len(result.centroids)} colours, epsilon {context.run_config['epsilon']}"
-    save_photo_picture(
-        output / "picture.png",
-        image,
-        labels,
-        result.centroids,
-        result.counts,
-        caption,
-    )
+    path = output / "picture.png"
+    save_photo_picture(path, image, labels, result.centroids, result.counts, caption)
     log(INFO, "A client kept centroids.npz, centroids.csv and picture.png in %s", output)
 
 

@@ -278,7 +278,7 @@ class TestSimulate:
         if has_matplotlib:
             pytest.importorskip("matplotlib")
         else:
-            monkeypatch.setattr("flower_kmeans.report.picture.can_plot", lambda: False)
+            monkeypatch.setattr("flower_kmeans.cli.inputs.find_spec", lambda name: None)
         result, _, _ = simulated("--strategy", "lloyd")
         words = "picture.png, which" if has_matplotlib else "flower-kmeans[plots]"
         assert words in facts_of(result.stdout)["Picture"]

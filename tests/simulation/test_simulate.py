@@ -358,35 +358,44 @@ def test_fastlloyd_carries_the_planned_noise_in_every_round(trust, radius, reloc
     _check_noise(_standardised(noises, scales, K))
 
 
-def test_glloyd_carries_the_planned_noise():
-    def strategy():
-        return GLloyd(K, BOX, PrivacyBudget(0.5), n_records=5000, n_rounds=3)
-
-    noises = [noise_of_run(strategy(), EMPTY).noise for _ in range(6)]
-    _check_noise(_standardised(noises, list(_glloyd_scales(2, 3, 0.5, 5000)), K))
-
-
-def test_sulloyd_carries_the_planned_noise():
-    def strategy():
-        return SuLloyd(K, BOX, PrivacyBudget(1.0, delta=0), n_records=5000, n_rounds=3)
-
-    noises = [noise_of_run(strategy(), EMPTY).noise for _ in range(10)]
-    _check_noise(_standardised(noises, list(_sulloyd_scales(2, 3, 1.0)), K), stats.laplace)
-
-
-def test_sulloyd_carries_the_planned_noise_column_by_column():
-    """Of a box with one scale: the same in every column, though they are not equally wide."""
-    domain = Box([-1.0, -1.0, -0.5], [1.0, 1.0, 0.5], scale="common")
-
-    def strategy():
-        return SuLloyd(K, domain, PrivacyBudget(1.0), n_records=5000, n_rounds=3)
-
-    noises = [noise_of_run(strategy(), [np.empty((0, 3))] * 3).noise for _ in range(10)]
-    # What the columns and the count cost in a round, in units of the noise's scales.
-    (sums, counts), *_ = strategy().plan.rounds
+def _column_scales(strategy, q=16):
+    """What the columns and the count cost in a round, in units of the noise's scales."""
+    (sums, counts), *_ = strategy.plan.rounds
     assert sums.costs == pytest.approx([0.5 / sums.noise_multiplier, *[sums.costs[-1]] * 2])
-    scales = [(sums.noise_multiplier * 2**16, counts.noise_multiplier * 2**16)] * 3
-    _check_noise(_standardised(noises, scales, K), stats.laplace)
+    return [(sums.noise_multiplier * 2**q, counts.noise_multiplier * 2**q)] * 3
+
+
+# Of a box with one scale, noise is the same in every column, though they are not equally wide.
+UNEQUAL = Box([-1.0, -1.0, -0.5], [1.0, 1.0, 0.5], scale="common")
+
+
+@pytest.mark.parametrize(
+    ("kind", "domain", "budget", "scales_of", "runs", "law"),
+    [
+        (
+            GLloyd,
+            BOX,
+            PrivacyBudget(0.5),
+            lambda _: list(_glloyd_scales(2, 3, 0.5, 5000)),
+            6,
+            stats.norm,
+        ),
+        (
+            SuLloyd,
+            BOX,
+            PrivacyBudget(1.0, delta=0),
+            lambda _: list(_sulloyd_scales(2, 3, 1.0)),
+            10,
+            stats.laplace,
+        ),
+        (SuLloyd, UNEQUAL, PrivacyBudget(1.0), _column_scales, 10, stats.laplace),
+    ],
+)
+def test_noise_is_carried_as_planned(kind, domain, budget, scales_of, runs, law):
+    strategies = [kind(K, domain, budget, n_records=5000, n_rounds=3) for _ in range(runs)]
+    empty = [np.empty((0, domain.n_features))] * 3
+    noises = [noise_of_run(strategy, empty).noise for strategy in strategies]
+    _check_noise(_standardised(noises, scales_of(strategies[0]), K), law)
 
 
 @pytest.mark.parametrize("faults", [(), (Fault(0, 2, "drop"), Fault(4, 2, "crash"))])
