@@ -28,7 +28,7 @@ _READ_ROWS = 4_096
 _MAX_ROWS = 2**24  # whose sums, of integers of at most 2**25, are exact in float64
 _LABEL_ROWS = 2**16
 _FEW = 2  # near ties of a block that are settled one by one
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+_OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
 _compiled = njit(**_OPTIONS)
 
 Float32Array = NDArray[np.float32]
@@ -73,7 +73,7 @@ class _Block(NamedTuple):
 
 
 @njit(inline="always")
-def _quantised(value, center, factor, limit):  # type: ignore[no-untyped-def]
+def _quantised(value, center, factor, limit):
     value = (value - center) * factor
     value = -limit if value < -limit else value  # NaN stays NaN
     value = limit if value > limit else value
@@ -81,7 +81,7 @@ def _quantised(value, center, factor, limit):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always", **_OPTIONS)
-def _read(records, first, m, bounds, block):  # type: ignore[no-untyped-def]
+def _read(records, first, m, bounds, block):
     """Write rows as grid points: by columns, and if there is room also by rows, for the sums."""
     d, points, columns = records.shape[1], block.points, block.columns
     if not len(points):
@@ -107,7 +107,7 @@ def _read(records, first, m, bounds, block):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath={"contract"}, **_OPTIONS)
-def _score(columns, w, offsets, j, out):  # type: ignore[no-untyped-def]
+def _score(columns, w, offsets, j, out):
     """Write ``offsets + w @ columns`` of four centroids from the j-th on, (4, _ROWS)."""
     o0, o1, o2, o3 = offsets[j], offsets[j + 1], offsets[j + 2], offsets[j + 3]
     for i in range(_ROWS):
@@ -128,7 +128,7 @@ def _score(columns, w, offsets, j, out):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _rank(scores, j, best, second, labels):  # type: ignore[no-untyped-def]
+def _rank(scores, j, best, second, labels):
     """Update the lowest score of each record, the second lowest, and the label of the lowest."""
     for i in range(_ROWS):
         b, s, a = best[i], second[i], labels[i]
@@ -142,7 +142,7 @@ def _rank(scores, j, best, second, labels):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
-def _distance2(block, i, center):  # type: ignore[no-untyped-def]
+def _distance2(block, i, center):
     total = 0.0  # of integers below 2**53: exact in any order
     for f in range(len(center)):
         value = block.points[i, f] if len(block.points) else block.columns[f * _ROWS + i]
@@ -152,7 +152,7 @@ def _distance2(block, i, center):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always", **_OPTIONS)
-def _label(m, block, centers):  # type: ignore[no-untyped-def]
+def _label(m, block, centers):
     """Write the label of each record of a block: of its least ``|x - c|^2 - w``, the first one."""
     k, best, second, labels = len(centers.points), block.best, block.second, block.labels
     slack = centers.slack[0]
@@ -188,7 +188,7 @@ def _label(m, block, centers):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _add(m, d, points, columns, labels, sums, counts):  # type: ignore[no-untyped-def]
+def _add(m, d, points, columns, labels, sums, counts):
     is_wide = d > _NARROW or len(points) > 0
     for i in range(m):
         a = labels[i]
@@ -198,7 +198,7 @@ def _add(m, d, points, columns, labels, sums, counts):  # type: ignore[no-untype
 
 
 @_compiled
-def _sum_rows(records, start, stop, bounds, block, centers, radius2, unit2, sums, counts):  # type: ignore[no-untyped-def]
+def _sum_rows(records, start, stop, bounds, block, centers, radius2, unit2, sums, counts):
     """Add the rows from start to stop to sums and counts; those out of reach to the row k."""
     d, k, labels = records.shape[1], np.int32(len(centers.points)), block.labels
     edge, half = np.float32(0.5 * radius2 * unit2), np.float32(0.5 * unit2)
@@ -227,7 +227,7 @@ def _sum_rows(records, start, stop, bounds, block, centers, radius2, unit2, sums
 
 
 @njit(inline="always")
-def _truncated(value):  # type: ignore[no-untyped-def]
+def _truncated(value):
     """Return a number below 2**51 toward zero, by operations that become vector instructions."""
     size = abs(value)
     whole = (size + _ROUND) - _ROUND
@@ -236,7 +236,7 @@ def _truncated(value):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
-def _norm2(row):  # type: ignore[no-untyped-def]
+def _norm2(row):
     total = 0.0  # of integers below 2**53: exact in any order
     for f in range(len(row)):
         total += row[f] * row[f]
@@ -246,7 +246,7 @@ def _norm2(row):  # type: ignore[no-untyped-def]
 @_compiled
 def _cell_rows(
     records, start, stop, bounds, block, centers, radii, one, weighted, sums, counts, slacks
-):  # type: ignore[no-untyped-def]
+):
     """Add the rows' residuals over the radii of their cells, counts and slacks, as `cells` does.
 
     Every operation on a record is one that IEEE 754 rounds correctly, in the order of `cells`.
@@ -311,7 +311,7 @@ def _cell_rows(
 
 
 @_compiled
-def _label_rows(records, start, stop, bounds, block, centers, labels, d2):  # type: ignore[no-untyped-def]
+def _label_rows(records, start, stop, bounds, block, centers, labels, d2):
     """Write the label of each row, and the squared distance to its centroid."""
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
@@ -450,4 +450,5 @@ def _slack(size: float, d: int) -> Float32Array:
     """
     g = (d + 8) * 2.0**-24
     g = 1.01 * g / (1 - g)
-    return np.nextafter(np.float32([2 * g * size, g * (size + d)]), np.float32(np.inf))
+    differences = np.array([2 * g * size, g * (size + d)], np.float32)
+    return np.nextafter(differences, np.float32(np.inf))
