@@ -1,11 +1,11 @@
 """A client's step against scikit-learn's: ``python benchmarks/client_step.py``.
 
 One line per size: the time of one fused Lloyd iteration of scikit-learn in float64 (its private
-kernel, so that nothing but the iteration is timed), of ``cluster_sums`` without and with a radius,
-and their ratios. ``cluster_sums`` starts from the records in the user's units, so it clips, scales
-and quantises them each time; its answer is exact. Both use the same threads on the same array; all
-are run in turn, and each time is the best of several turns. Memory is what one step allocates
-beyond the records.
+kernel, so that nothing but the iteration is timed), and over it those of a client's statistics, by
+NumPy and by the compiled kernel (``fast``). These start from the records in the user's units, so
+they clip, scale and quantise them each time, and are exact. All use the same threads on the same
+array and are run in turn; each time is the best of several turns. Memory is what a step with a
+radius allocates beyond the records.
 """
 
 import time
@@ -14,13 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster._k_means_lloyd import lloyd_iter_chunked_dense
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from flower_kmeans.algorithms.numerics.assignment import cluster_sums
+from flower_kmeans.algorithms.numerics import assignment
+from flower_kmeans.algorithms.numerics.assignment import cluster_sums, vote_counts
+from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.algorithms.numerics.projection import second_moments
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite
 from flower_kmeans.data.domain import Box, GridRecords
@@ -40,6 +44,11 @@ SIZES = (
     (2_000_000, 16, 5),
 )
 
+TIMES = (
+    "scikit_learn", "sums", "with_radius", "cells", "power_cells", "votes", "moments",
+    "fast_sums", "fast_with_radius", "fast_cells", "fast_power_cells", "fast_votes",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Task:
@@ -52,12 +61,20 @@ class Task:
 
 
 class Steps(NamedTuple):
-    """The three calls of a size, and the most memory in bytes of the last one."""
+    """The calls of a size by name, and the most memory in bytes of one with a radius."""
 
-    scikit_learn: Callable[[], object]
-    sums: Callable[[], object]
-    with_radius: Callable[[], object]
+    calls: dict[str, Callable[[], object]]
     memory: int
+
+
+def with_kernel(call: Callable[[], object]) -> Callable[[], object]:
+    """Return a call on the compiled kernel, however little work it is."""
+
+    def compiled() -> object:
+        with mock.patch.object(assignment, "_FUSED_WORK", 0):
+            return call()
+
+    return compiled
 
 
 def sample(n: int, k: int, d: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -95,26 +112,37 @@ def steps_of(n: int, k: int, d: int) -> Steps:
     points = np.rint(centers * 2**FRACTION_BITS).astype(np.int64)
     radius2 = int(0.16 * d) * 4**FRACTION_BITS or 4**FRACTION_BITS // 8
 
-    def plain() -> object:
-        return cluster_sums(grid, points)
-
-    def with_radius() -> object:
-        return cluster_sums(grid, points, radius2)
-
-    scikit_learn()
-    agreeing = np.abs(plain()[1] - np.bincount(labels, minlength=k)).sum()  # type: ignore[index]
+    radii = np.full(k, 2**FRACTION_BITS // 2)
+    weights_of_cells = np.arange(k, dtype=np.int64) << FRACTION_BITS
+    own: dict[str, Callable[[], object]] = {
+        "sums": lambda: cluster_sums(grid, points),
+        "with_radius": lambda: cluster_sums(grid, points, radius2),
+        "cells": lambda: cell_sums(grid, points, radii, FRACTION_BITS, weighted=True),
+        "power_cells": lambda: cell_sums(
+            grid, points, radii, FRACTION_BITS, weights=weights_of_cells
+        ),
+        "votes": lambda: vote_counts(grid, [points.astype(np.float64)], k),
+        "moments": lambda: second_moments(grid),
+    }
+    calls = {"scikit_learn": scikit_learn, **own}
+    calls |= {f"fast_{name}": with_kernel(call) for name, call in own.items() if name != "moments"}
+    for call in calls.values():
+        call()
+    counts = own["sums"]()[1]  # type: ignore[index]
+    agreeing = np.abs(counts - np.bincount(labels, minlength=k)).sum()
     assert agreeing <= 2e-4 * n + 2  # only records that the grid moved across a border differ
-    return Steps(scikit_learn, plain, with_radius, peak_bytes(with_radius))
+    return Steps(calls, peak_bytes(own["with_radius"]))
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the three times in seconds and the memory in bytes."""
-    steps = steps_of(task.records, task.clusters, task.columns)
-    found: dict[str, Any] = {"memory": steps.memory}
-    for name in ("scikit_learn", "sums", "with_radius"):
-        start = time.perf_counter()
-        getattr(steps, name)()
-        found[name] = time.perf_counter() - start
+    """Return the times in seconds and the memory in bytes."""
+    with mock.patch.object(assignment, "_FUSED_WORK", np.inf):
+        steps = steps_of(task.records, task.clusters, task.columns)
+        found: dict[str, Any] = {"memory": steps.memory}
+        for name, call in steps.calls.items():
+            start = time.perf_counter()
+            call()
+            found[name] = time.perf_counter() - start
     return found
 
 
@@ -124,18 +152,15 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     def least(of: list[Row], name: str) -> float:
         return min(row[name] for row in of)
 
-    def ratio(of: list[Row], name: str) -> str:
-        return f"{least(of, name) / least(of, 'scikit_learn'):.2f}"
+    def ratio(name: str) -> Callable[[list[Row]], str]:
+        return lambda of: f"{least(of, name) / least(of, 'scikit_learn'):.2f}"
 
     return tables.by_key(
         rows,
         {"records": "records", "k": "clusters", "d": "columns"},
         {
             "sklearn ms": lambda of: f"{1e3 * least(of, 'scikit_learn'):.2f}",
-            "sums ms": lambda of: f"{1e3 * least(of, 'sums'):.2f}",
-            "ratio": lambda of: ratio(of, "sums"),
-            "radius ms": lambda of: f"{1e3 * least(of, 'with_radius'):.2f}",
-            "its ratio": lambda of: ratio(of, "with_radius"),
+            **{name.replace("_", " "): ratio(name) for name in TIMES[1:]},
             "memory MB": lambda of: f"{least(of, 'memory') / 2**20:.1f}",
         },
         0,
@@ -144,11 +169,11 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
 
 SUITE = Suite(
     "client-step",
-    "One client's statistic (clip, scale, quantise, assign, sum; exact integers), without and with "
-    "a radius, against one fused iteration of scikit-learn's KMeans in float64 on the same array "
-    "and with the same threads; the best of the turns, and the memory of a step beyond the data.",
+    "One client's statistics (clip, scale, quantise, assign, sum; exact integers) by NumPy and by "
+    "the compiled kernel, over one fused iteration of scikit-learn's KMeans in float64 on the same "
+    "array with the same threads; the best of the turns, and the memory of a step beyond the data.",
     Task,
-    {"scikit_learn": float, "sums": float, "with_radius": float, "memory": int},
+    {**dict.fromkeys(TIMES, float), "memory": int},
     # Size by size: turns of one size share its records.
     lambda options: (Task(*size, run) for size in SIZES for run in range(options.runs)),
     measure,

@@ -139,6 +139,7 @@ def test_rooms_know_nothing_of_these(name, forbidden):
             "simulation.in_process",
         ),
         (["tenseal."], "vertical.engine"),
+        (["numba."], "algorithms.numerics.fused"),
         (["secrets.", "random."], None),
     ],
 )
@@ -148,7 +149,7 @@ def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module)
 
 @pytest.mark.parametrize(
     ("modules", "absent"),
-    [("vertical.parties", {"tenseal", "flwr"}), ("strategies", {"ortools"})],
+    [("vertical.parties", {"tenseal", "flwr"}), ("strategies", {"ortools", "numba"})],
 )
 def test_large_packages_are_imported_when_they_are_used(modules, absent):
     solving = [name_of(path) for path in MODULES if '"ortools.' in path.read_text()]

@@ -303,13 +303,16 @@ class GridRecords:
     bit. The checked records, (n, d), stay in the user's units, so nothing of their size is copied.
     """
 
+    box: Box | None = None  # of ``table``, the records in the user's units
+
     def __init__(self, records: FloatArray, domain: Domain, fraction_bits: int) -> None:
         check_fraction_bits(fraction_bits)
         if records.ndim != 2 or records.shape[1] != domain.n_features:
             raise DataError(
                 f"records must have shape (n, {domain.n_features}), got {records.shape}."
             )
-        self._records = np.ascontiguousarray(records, dtype=np.float64)
+        self.table = self._records = np.ascontiguousarray(records, dtype=np.float64)
+        self.box = domain if isinstance(domain, Box) else None
         self.fraction_bits = int(fraction_bits)
 
         def read(rows: FloatArray, out: FloatArray, _: FloatArray) -> None:

@@ -17,7 +17,7 @@ print(" ".join(found))
 
 def _environments() -> list[dict[str, str]]:
     # NumPy's own list: it refuses to run without what it was built to need.
-    features = _output(_DISPATCHED, {})
+    features = printed(_DISPATCHED, {})
     return [
         {"OPENBLAS_NUM_THREADS": "1"},
         {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "OPENBLAS_CORETYPE": "Haswell"},
@@ -26,7 +26,8 @@ def _environments() -> list[dict[str, str]]:
     ]
 
 
-def _output(code: str, environment: dict[str, str]) -> str:
+def printed(code: str, environment: dict[str, str]) -> str:
+    """Return what Python code prints in an environment."""
     command = [sys.executable, "-W", "ignore", "-c", code]
     found = subprocess.run(
         command,
@@ -42,4 +43,4 @@ def _output(code: str, environment: dict[str, str]) -> str:
 
 def outputs(code: str) -> list[str]:
     """Return what Python code prints in each of these environments."""
-    return [_output(code, environment) for environment in _environments()]
+    return [printed(code, environment) for environment in _environments()]

@@ -13,7 +13,8 @@ most ``K d 4**(q + 1)``: with q = 16, up to 64 centroids at once for d <= 8,192.
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.threads import blas_threads, single_threaded_blas, sum_in_parts
 
 LabelArray = NDArray[np.int32]
+_Scored = tuple[slice, LabelArray, FloatArray]
 
 _TRANSPOSED = 16  # columns up to which records are transposed for BLAS
 _GROUP = 64  # centroids that are compared at once, at most
@@ -33,6 +35,9 @@ _SCORES = 2**17  # of a product, 1 MB
 _MAX_ROWS = 2**15
 _ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
 _ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
+_FUSED_WORK = 2**33  # in products; NumPy takes about a second
+
+_work_so_far = 0.0
 
 
 def largest_weight(n_features: int, fraction_bits: int) -> int:
@@ -95,10 +100,36 @@ def cluster_sums(
     check_exactness(d, records.fraction_bits)
     if radius2 is not None and radius2 >= d * 4 ** (records.fraction_bits + 1):
         radius2 = None  # no two points of the grid are further apart
-    query = _Query(centroids, records.fraction_bits, radius2)
     work = n * (len(centroids) * d + _ROW_WORK)
-    sums, counts = sum_in_parts(n, work, partial(_sum_rows, records, query))
+    fused = fused_kernel(work)
+    part: Any
+    if fused is not None:
+        part = partial(fused.cluster_sums, records, centroids, radius2)
+    else:
+        part = partial(_sum_rows, records, _Query(centroids, records.fraction_bits, radius2))
+    sums, counts = sum_in_parts(n, work, part)
     return sums, counts
+
+
+def fused_kernel(work: float) -> Any:
+    """Return the compiled kernel `fused`, or ``None`` while NumPy is quicker or all there is.
+
+    Importing Numba and reading the compiled code back takes most of a second, in each process. So
+    the kernel is loaded once the ``work`` of the calls so far, in products, would have taken about
+    as long with NumPy. It needs the extra ``fast`` and a folder for compiled code.
+    """
+    global _work_so_far
+    _work_so_far += work
+    return None if _work_so_far < _FUSED_WORK else _load_fused()
+
+
+@cache
+def _load_fused() -> Any:
+    try:
+        from flower_kmeans.algorithms.numerics import fused
+    except (ImportError, RuntimeError):  # no Numba, or no folder for what it compiles
+        return None
+    return fused
 
 
 def vote_counts(
@@ -115,19 +146,25 @@ def vote_counts(
     best, labels = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
     workers = min(blas_threads(), max(1, n // _ROWS_PER_VOTER))
     edges = [n * i // workers for i in range(workers + 1)]
-    first = 0
+    first, fused = 0, fused_kernel(n * n_candidates * d)
 
-    def compare(query: _Query, start: int, stop: int) -> None:
+    def scored(block: FloatArray, start: int, stop: int) -> Iterator[_Scored]:
+        if fused is not None:
+            yield from fused.nearest(records, block, start, stop)
+            return
+        query = _Query(block, records.fraction_bits, None)
         for rows, worker in _labelled(records, query, start, stop):
-            scores = worker.scores()
+            yield rows, worker.labels, worker.scores()
+
+    def compare(block: FloatArray, start: int, stop: int) -> None:
+        for rows, nearest, scores in scored(block, start, stop):
             closer = scores < best[rows]  # a tie keeps the candidate of an earlier block
             np.copyto(best[rows], scores, where=closer)
-            np.copyto(labels[rows], worker.labels + first, where=closer)
+            np.copyto(labels[rows], nearest + first, where=closer)
 
     with single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
         for block in candidates:
-            query = _Query(block, records.fraction_bits, None)
-            list(pool.map(partial(compare, query), edges[:-1], edges[1:]))
+            list(pool.map(partial(compare, block), edges[:-1], edges[1:]))
             first += len(block)
     return np.bincount(labels, minlength=n_candidates).astype(np.int64, copy=False)
 

@@ -5,12 +5,13 @@ on the grid. Its slack is what its squared length lacks of 1. So whatever cells 
 about, a record adds u and w with ``|u|^2 + w^2 <= 1`` (docs/guarantees.md, "SynopsisKMeans").
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csc_array
 
-from flower_kmeans.algorithms.numerics.assignment import assign
+from flower_kmeans.algorithms.numerics.assignment import assign, fused_kernel
 from flower_kmeans.data.domain import Ball, GridRecords, IntArray
 from flower_kmeans.threads import sum_in_parts
 
@@ -70,4 +71,9 @@ def cell_sums(
         return sums, counts, slacks
 
     n_records = records.shape[0]
-    return CellSums(*sum_in_parts(n_records, n_records * p * (m + _ROW_WORK), part))
+    work = n_records * p * (m + _ROW_WORK)
+    fused = fused_kernel(work)
+    if fused is not None:
+        options = centers, radii, fraction_bits, weighted, weights
+        return CellSums(*sum_in_parts(n_records, work, partial(fused.cell_sums, records, *options)))
+    return CellSums(*sum_in_parts(n_records, work, part))

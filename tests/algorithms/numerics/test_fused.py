@@ -1,0 +1,180 @@
+"""The compiled kernel answers as NumPy does, bit for bit."""
+
+import hashlib
+import sys
+
+import numpy as np
+import pytest
+from processors import printed
+
+from flower_kmeans.algorithms.numerics import assignment
+from flower_kmeans.algorithms.numerics.assignment import cluster_sums, vote_counts
+from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.data.domain import Ball, Box, GridRecords
+
+SHAPES = (
+    (0, 2, 3), (1, 1, 1), (127, 3, 5), (128, 4, 8), (129, 5, 9), (1000, 17, 2), (3001, 64, 32),
+    (777, 300, 7), (200, 30, 784),
+)  # fmt: skip
+RNG = np.random.default_rng
+
+
+def check(call):
+    """Call with NumPy and with the kernel, compare what they return, and return it."""
+    results = []
+    for work in (np.inf, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(assignment, "_FUSED_WORK", work)
+            found = call()
+            results.append(found if isinstance(found, tuple) else (found,))
+    for expected, found in zip(*results, strict=True):
+        np.testing.assert_array_equal(found, expected, strict=True)
+    return results[0]
+
+
+def unit_box(d):
+    return Box(-np.ones(d), np.ones(d))
+
+
+def test_the_kernel_is_there():
+    assert assignment._load_fused().__name__.endswith("fused")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("bits", [1, 16, 20, 25])
+@pytest.mark.parametrize("kind", ["column", "common", "ball"])
+def test_all_statistics_of_random_records(shape, bits, kind):
+    (n, k, d), rng = shape, RNG([*shape, bits])
+    if d * 4 ** (bits + 1) > 2**52:  # with weights, not exact in float64
+        bits = 19
+    lower = rng.normal(0, 3, d)
+    domain = Ball(4.0, lower) if kind == "ball" else Box(lower, lower + rng.uniform(1, 9, d), kind)
+    grid = GridRecords(rng.uniform(lower - 1, lower + 10, (n, d)), domain, bits)
+    limit, one = domain.grid_half_widths(bits), 2**bits
+    centroids = rng.integers(-limit, limit, (k, d), endpoint=True)
+    for share in (None, 0, 0.02, 0.3, 2, 5):
+        radius2 = None if share is None else int(share * d * 4**bits)
+        check(lambda r=radius2: cluster_sums(grid, centroids, r))
+    radii, q = rng.integers(1, one, k, endpoint=True), min(bits, 16)
+    weights = rng.integers(-one, one, k) * rng.integers(0, one * d, k)
+    check(lambda: cell_sums(grid, centroids, radii, q))
+    check(lambda: cell_sums(grid, centroids, radii, q, weighted=True))
+    check(lambda: cell_sums(grid, centroids, radii, q, weights=weights))
+    blocks = np.array_split(centroids.astype(float), 3)
+    votes = check(lambda: vote_counts(grid, [b for b in blocks if len(b)], k + 2))[0]
+    assert votes.sum() == n
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 8, 9, 40])
+def test_ties_and_the_edge_of_the_radius(d):
+    """Lattices, where most records are as near to several centroids, and exactly at the radius."""
+    rng = RNG(d)
+    grid = rng.integers(-3, 4, (3_000, d)) * 2**13
+    centroids = rng.integers(-3, 4, (40, d)) * 2**13
+    centroids[20:] = centroids[:20]  # the second half never wins
+    records = GridRecords(grid * 2.0**-16, unit_box(d), 16)
+    d2 = ((grid[:, None] - centroids) ** 2).sum(axis=2).min(axis=1)
+    seen = np.unique(d2)
+    for edge in [*seen[:: max(1, len(seen) // 6)].tolist(), 0]:
+        for radius2 in (int(edge) - 1, int(edge), int(edge) + 1):
+            if radius2 >= 0:
+                counts = check(lambda r=radius2: cluster_sums(records, centroids, r))[1]
+                assert counts.sum() == (d2 <= radius2).sum()
+                assert not counts[20:].any()
+    assert not check(lambda: vote_counts(records, [centroids.astype(float)], 40))[0][20:].any()
+    check(lambda: cell_sums(records, centroids, np.full(40, 2**13), 16))
+
+
+@pytest.mark.parametrize("d", [2, 7, 24, 784])
+@pytest.mark.parametrize("gap", [0, 1, 2, 3])
+def test_near_ties_that_float32_cannot_resolve(d, gap):
+    """Two centroids of nearly the same distance, in the corners where float32 rounds most."""
+    rng = RNG(d)
+    grid = rng.choice([-65_536, -65_535, -65_534, 65_535, 65_536], (2_000, d))
+    first = rng.choice([-65_536, 65_533], d)
+    second = first.copy()
+    second[rng.integers(0, d)] -= gap * np.sign(first[0])
+    centroids = np.clip([first, second, -first, second[::-1]], -65_536, 65_536)
+    records = GridRecords(grid * 2.0**-16, unit_box(d), 16)
+    check(lambda: cluster_sums(records, centroids))
+    check(lambda: cluster_sums(records, centroids[::-1].copy(), int(d * 2**33)))
+    weights = np.array([0, 2 * gap - 1, 3, 0]) + d * 4**16
+    check(lambda: cell_sums(records, centroids, np.full(4, 2**16), 16, weights=weights))
+
+
+def test_halves_round_to_even_and_values_out_of_range_are_clipped():
+    half = np.arange(-7_000, 7_000)[:, None] + np.array([0.5, 0.0, -0.5, 0.25])
+    records = half * 2.0**-13
+    records[::7] *= 1e6
+    records[::11] = [1e300, -1e300, np.finfo(float).max, -0.0]
+    centroids = RNG(0).integers(-8_192, 8_193, (9, 4))
+    for box in (unit_box(4), Box([-1, -2, 0, -1], [1, 1, 1e-6, 1], "common")):
+        check(lambda b=box: cluster_sums(GridRecords(records, b, 13), centroids))
+        check(lambda b=box: cell_sums(GridRecords(records, b, 13), centroids, np.full(9, 99), 13))
+
+
+@pytest.mark.parametrize("change", [{0: np.nan}, {1: 1}])
+def test_the_comparison_can_fail(change, monkeypatch):
+    """With no slack, float32 decides near ties; or the kernel adds one record too many."""
+    fused = assignment._load_fused()
+    if 0 in change:
+        monkeypatch.setattr(fused, "_slack", lambda size, d: np.float32([-1e9, -1e9]))
+    else:
+        real = fused.cluster_sums
+
+        def more(*args):
+            sums, counts = real(*args)
+            return sums, counts + 1
+
+        monkeypatch.setattr(fused, "cluster_sums", more)
+    with pytest.raises(AssertionError):
+        test_near_ties_that_float32_cannot_resolve(24, 1)
+
+
+CODE = """
+import hashlib, numpy as np
+from flower_kmeans.algorithms.numerics import assignment
+from flower_kmeans.data.domain import Box, GridRecords
+from flower_kmeans.algorithms.numerics.cells import cell_sums
+rng = np.random.default_rng(3)
+assignment._FUSED_WORK = {work}
+found = hashlib.sha256()
+for d in (3, 20):
+    grid = GridRecords(rng.uniform(-1, 1, (3000, d)), Box(-np.ones(d), np.ones(d)), 16)
+    centroids = rng.integers(-2**16, 2**16, (9, d))
+    for array in (*assignment.cluster_sums(grid, centroids, d * 4**15),
+                  *cell_sums(grid, centroids, np.full(9, 2**15), 16, True)):
+        found.update(array.tobytes())
+print(found.hexdigest())
+"""
+
+
+def test_a_processor_without_wide_instructions_gives_the_same():
+    generic = printed(CODE.format(work=0), {"NUMBA_CPU_NAME": "generic"})
+    assert generic == printed(CODE.format(work="float('inf')"), {})
+    assert len(generic) == 2 * hashlib.sha256().digest_size
+
+
+def test_the_kernel_is_loaded_once_it_pays(monkeypatch):
+    monkeypatch.setattr(assignment, "_work_so_far", 0.0)
+    assert assignment.fused_kernel(assignment._FUSED_WORK / 2) is None
+    assert assignment.fused_kernel(assignment._FUSED_WORK / 2) is not None
+    assert assignment.fused_kernel(1) is not None
+
+
+@pytest.mark.parametrize("error", [ImportError("no Numba"), RuntimeError("cannot cache function")])
+def test_numpy_serves_where_there_is_no_kernel(error, monkeypatch):
+    """Without Numba, or without a folder where it may keep compiled code."""
+
+    def njit(*args, **options):
+        raise error
+
+    monkeypatch.setattr("numba.njit", njit)
+    monkeypatch.delitem(sys.modules, "flower_kmeans.algorithms.numerics.fused", raising=False)
+    monkeypatch.delattr("flower_kmeans.algorithms.numerics.fused", raising=False)
+    monkeypatch.setattr(assignment, "_work_so_far", np.inf)
+    load = assignment._load_fused.__wrapped__
+    assert load() is None
+    monkeypatch.setattr(assignment, "_load_fused", load)
+    grid = GridRecords(np.eye(3), unit_box(3), 8)
+    np.testing.assert_array_equal(cluster_sums(grid, np.eye(3, dtype=int) * 256)[1], [1, 1, 1])
