@@ -152,6 +152,10 @@ def test_hooks_out_of_order_are_refused():
     config = {"train_config": ConfigRecord({"a": 1})}
     refused(lambda grid: stock_start(strategy, grid, **config), "train_config", grid=grid)
     with task_identity():
+        sighted = make("plain")
+        sighted.configure_train(1, ArrayRecord(), ConfigRecord(), grid_of())
+        with pytest.raises(RunError, match="no centroids before a round is finished"):
+            _ = sighted.centroids
         strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
         with pytest.raises(ConfigurationError, match="round 1 next"):
             strategy.configure_train(2, ArrayRecord(), ConfigRecord(), grid)
