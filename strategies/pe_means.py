@@ -36,7 +36,7 @@ class PEMeans(KMeansStrategy):
     ROUNDS = "n_vote_rounds"
 
 
-class HDPEMeans(PEMeans):
+class HDPEMeans(KMeansStrategy):
     """HDPE-means (Algorithm 3): PE-means on a random projection to 16 columns, for more of them.
 
     The last round adds up the records of each projected centroid, which lifts the centroids to all
@@ -60,3 +60,5 @@ class HDPEMeans(PEMeans):
     """
 
     ALGORITHM = HDPEMeansAlgorithm
+    TRUST = PEMeans.TRUST
+    ROUNDS = PEMeans.ROUNDS
