@@ -297,11 +297,8 @@ class Engine:
     # ------------------------------------------------------------------ the sign
 
     def _odd(self, x: Ciphertext, c: Floats) -> Ciphertext:
-        """Return an odd Chebyshev series of degree 2^m - 1, m levels below (Paterson-Stockmeyer).
-
-        ``c`` (2^m,) are all coefficients.
-        """
-        m, powers = len(c).bit_length() - 1, [x]
+        """Return a series of odd Chebyshev polynomials, c (2^m,), m levels below."""
+        m, powers = len(c).bit_length() - 1, [x]  # Paterson-Stockmeyer
         for _ in range(1, m):  # T_2i = 2 T_i^2 - 1
             square = self.rescale(self.multiply(powers[-1], powers[-1]))
             powers.append(self.plus(self._do("add", square, square), -1.0))

@@ -80,9 +80,5 @@ def _prime_near(target: float, used: set[int]) -> int:
 
 
 def _is_prime(n: int) -> bool:
-    """Return whether a number passes Fermat's test.
-
-    There are few moduli, one sequence for all numbers of clusters, and tests divide them by all
-    numbers up to their roots.
-    """
+    """Return whether a number passes Fermat's test; tests divide the moduli that it accepts."""
     return all(pow(base, n - 1, n) == 1 for base in (2, 3, 5, 7))

@@ -291,30 +291,36 @@ def minus_own(words, holder):
     return pack(words, PRIMES)
 
 
-def test_a_rogue_share_that_cancels_the_others_is_refused(pair):
-    """By one who has committed to an honest share before."""
-    holders, message = pair
-    chosen = minus_own(unpack(message, PRIMES, (1 + 2 * DIGITS,)), holders[0])
-    with pytest.raises(MessageError, match=r"other key holder 1 .* committed"):
-        holders[0].join([digest(message)], [chosen])
+def rogue_share(holder, message):
+    """It cancels the others', by one who has committed to an honest share before."""
+    return minus_own(unpack(message, PRIMES, (1 + 2 * DIGITS,)), holder)
 
 
-def test_a_message_that_makes_a_false_sum_is_refused(pair):
+def of_a_false_sum(holder, message):
     """Round 2 would answer with this holder's secret."""
-    holders, message = pair
     words = np.zeros((1 + 2 * DIGITS, len(PRIMES), N), dtype=np.uint64)
-    words[1] = (np.array(PRIMES, dtype=np.uint64) // 4)[:, None]
-    with pytest.raises(MessageError, match="committed"):
-        holders[0].join([digest(message)], [minus_own(words, holders[0])])
+    words[1] = false_sum()[0, 0]
+    return minus_own(words, holder)
 
 
-@pytest.mark.parametrize("position", [0, packed_bytes(PRIMES), -1])
-def test_a_first_message_that_differs_from_its_commitment_is_refused(pair, position):
-    holders, message = pair
-    forged = bytearray(message)
-    forged[position] ^= 1
-    with pytest.raises(MessageError, match="committed"):
-        holders[0].join([digest(message)], [bytes(forged)])
+def flipped(position):
+    """A message with one other bit."""
+
+    def forge(holder, message):
+        forged = bytearray(message)
+        forged[position] ^= 1
+        return bytes(forged)
+
+    return forge
+
+
+@pytest.mark.parametrize(
+    "forge", [rogue_share, of_a_false_sum, *map(flipped, (0, packed_bytes(PRIMES), -1))]
+)
+def test_a_first_message_that_differs_from_its_commitment_is_refused(pair, forge):
+    (holder, _), message = pair
+    with pytest.raises(MessageError, match=r"other key holder 1 .* committed"):
+        holder.join([digest(message)], [forge(holder, message)])
 
 
 def test_malformed_messages_are_refused_even_if_committed_to(pair):

@@ -165,11 +165,6 @@ def test_c1_does_not_show_which_data_were_used(party, tmp_path):
     assert len(np.unique(c1[:, 0])) == VALUES
 
 
-def test_files_are_private(party):
-    assert mode(party.store.directory) == 0o700
-    assert {mode(path) for path in party.store.directory.iterdir()} == {0o600}
-
-
 def test_a_step_and_the_one_before_are_kept(party, tmp_path):
     """A repeated request opens the values of the step before again; nothing needs older ones."""
     fresh = restarted(party, tmp_path)

@@ -1,31 +1,193 @@
-"""What a second implementation must send, byte for byte (make_vertical_vectors.py)."""
+"""What a second implementation must send, byte for byte, and how it follows from definitions.
 
+The definitions are those of docs/protocol.md, section 13. They share with the library the ring's
+arithmetic, samplers, moduli and packing alone, which test_ring.py compares with Python's integers.
+After a change of the format, the vectors are what `made` returns.
+"""
+
+import hmac
 import json
 from pathlib import Path
 
 import numpy as np
 from vertical_parties import ALONE, DOC_HASH, MODULI, digest, secret
 
-from flower_kmeans.vertical import keys
+from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.vertical import keys, ring
 from flower_kmeans.vertical.keys import KeyHolder
-from flower_kmeans.vertical.ring import SLOTS, pack
+from flower_kmeans.vertical.ring import SLOTS, N, pack, rns, small_error, ternary
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vertical_vectors.json").read_text())
 COLUMN = np.full(SLOTS, VECTORS["value"])
+Q0, KEY, DIGITS = MODULI.q0, MODULI.key, range(len(MODULI.data))
 
 
 def sha(words, primes):
     return digest(pack(words, primes)).hex()
 
 
-def test_moduli():
-    assert VECTORS["doc_hash"] == DOC_HASH.hex()
-    assert tuple(VECTORS["primes"]) == MODULI.key
+# ------------------------------------------------------------------------------ definitions
+# Words (..., primes, N) are transforms, one for each of the first primes.
+
+
+def kdf(key, salt, label):
+    """HKDF-SHA256 with 32 bytes of output."""
+    extracted = hmac.digest(salt, key, "sha256")
+    return hmac.digest(extracted, b"flower-kmeans/2 " + label + b"\1", "sha256")
+
+
+def own(party, label, *hidden):
+    """The stream of a party for one purpose, and for what it is to hide."""
+    if hidden:
+        label += b" " + digest(b"".join(x.astype("<i8").tobytes() for x in hidden))
+    return Stream(kdf(bytes([party]) * 32, DOC_HASH, b"vertical " + label))
+
+
+def u32(number):
+    return number.to_bytes(4, "little")
+
+
+def common(seed, name, primes=KEY):
+    labels = [b"vertical common " + name + u32(i) for i in range(len(primes))]
+    streams = [Stream(kdf(seed, bytes(32), label)) for label in labels]
+    return np.stack([ring.uniform(*each) for each in zip(streams, primes, strict=True)])
+
+
+def plus(a, b):
+    return ring.addmod(a, b, ring.column(KEY[: a.shape[-2]]))
+
+
+def times(a, b):
+    return ring.mulmod(a, b[: len(a)], ring.column(KEY[: len(a)]))
+
+
+def masked(a, s, e):
+    """-(a s) + e, of an error's coefficients."""
+    primes = KEY[: len(a)]
+    return plus(ring.negmod(times(a, s), ring.column(primes)), rns(e, primes))
+
+
+def with_hidden(x, j, hidden):
+    """What a digit of a relinearisation key hides is in residue j alone."""
+    x[j] = (x[j] + MODULI.special * hidden.astype(object)) % KEY[j]
+    return x
+
+
+class Holder:
+    """A key holder by the definitions."""
+
+    def __init__(self, party):
+        self.party = party
+        self.s = ternary(own(party, b"secret"))
+        self.s_words = rns(self.s, KEY)
+
+    def public_share(self):
+        a = common(DOC_HASH, b"public key")
+        return masked(a, self.s_words, small_error(own(self.party, b"public key")))
+
+    def relin_alone(self):
+        for j in DIGITS:
+            error = small_error(own(self.party, b"relin " + u32(j)))
+            b = masked(common(DOC_HASH, b"relin " + u32(j)), self.s_words, error)
+            yield with_hidden(b, j, times(self.s_words, self.s_words)[j])
+
+    def round1(self):
+        self.u_words = rns(ternary(own(self.party, b"round 1 mask")), KEY)
+        for j in DIGITS:
+            a = common(DOC_HASH, b"relin " + u32(j))
+            errors = own(self.party, b"round 1 errors " + u32(j))
+            yield with_hidden(masked(a, self.u_words, small_error(errors)), j, self.s_words[j])
+            yield plus(times(a, self.s_words), rns(small_error(errors), KEY))
+
+    def round2(self, h):
+        """s h0 + (u - s) h1 + e + e' of every digit's sums h0 and h1."""
+        difference = plus(self.u_words, ring.negmod(self.s_words, ring.column(KEY)))
+        for j in DIGITS:
+            h0, h1 = h[2 * j], h[2 * j + 1]
+            errors = own(self.party, b"round 2 errors " + u32(j), h0, h1)
+            e = rns(small_error(errors) + small_error(errors), KEY)
+            yield plus(plus(times(h0, self.s_words), times(h1, difference)), e)
+
+
+def constant():
+    """A column of one value, whose encoded polynomial is a constant on any processor."""
+    m = np.zeros(N, np.int64)
+    m[0] = round(VECTORS["value"] * MODULI.scales[0])
+    return m
+
+
+def column_alone(holder, number):
+    m = constant()
+    label = b"column nonce " + u32(number) + b" " + digest(m.astype("<i8").tobytes())
+    nonce = kdf(bytes([holder.party]) * 32, DOC_HASH, b"vertical " + label)
+    e = small_error(own(holder.party, b"column error " + nonce))
+    return nonce, masked(common(nonce, b"column", MODULI.data), holder.s_words, e + m)
+
+
+def column_under(pk, party, number):
+    m = constant()
+    u = rns(ternary(own(party, b"column mask " + u32(number), m)), MODULI.data)
+    errors = own(party, b"column errors " + u32(number), m)
+    hidden = (small_error(errors) + m, small_error(errors))
+    return [
+        plus(times(half[:-1], u), rns(e, MODULI.data)) for half, e in zip(pk, hidden, strict=True)
+    ]
+
+
+def randomised(pk, c, party, label):
+    u = rns(ternary(own(party, b"zero mask " + label, *c)), KEY[:1])
+    errors = own(party, b"zero errors " + label, *c)
+    c0, c1 = (
+        ring.intt(plus(plus(x[None], times(half[:1], u)), rns(small_error(errors), KEY[:1])), Q0)
+        for half, x in zip(pk, c, strict=True)
+    )
+    return int(c0[0, 0]), c1[0]
+
+
+def share(holder, t, c1):
+    """Words of one round under noise that is made of the first words of its stream."""
+    row = np.concatenate([holder.s[:1], -holder.s[:0:-1]])
+    noise = own(holder.party, b"noise " + u32(t), *c1).words(len(c1)) >> np.uint64(30)
+    return [int((x.astype(object) @ row + int(e)) % Q0) for x, e in zip(c1, noise, strict=True)]
+
+
+def made():
+    one, two = Holder(1), Holder(2)
+    half = one.public_share()
+    pk = half, common(DOC_HASH, b"public key")
+    nonce, column_half = column_alone(one, 3)
+    sent = column_under(pk, 9, 4)
+    c0, c1 = randomised(pk, [x[0] for x in sent], 0, b"value 5")
+    firsts = [np.stack([holder.public_share(), *holder.round1()]) for holder in (one, two)]
+    sums = plus(*firsts)
+    return {
+        "doc_hash": DOC_HASH.hex(),
+        "primes": list(KEY),
+        "value": VECTORS["value"],
+        "public_key": sha(half, KEY),
+        "relin_key": sha(np.stack(list(one.relin_alone())), KEY),
+        "column_alone": {"nonce": nonce.hex(), "half": sha(column_half, MODULI.data)},
+        "column": sha(np.stack(sent), MODULI.data),
+        "randomised": {"c0": c0, "c1": sha(c1[None], (Q0,))},
+        "share": share(one, 2, [c1, c1[::-1]]),
+        "joint": {
+            "commitments": [sha(first, KEY) for first in firsts],
+            "digests": [sha(sums[:1], KEY), sha(sums[2::2], KEY)],
+            "round2": sha(np.stack(list(one.round2(sums[1:]))), KEY),
+        },
+    }
+
+
+def test_vectors_follow_from_the_definitions():
+    assert made() == VECTORS
+
+
+# ------------------------------------------------------------------------------ the library
 
 
 def test_keys_of_a_sole_holder():
-    assert sha(ALONE.half, MODULI.key) == VECTORS["public_key"]
-    assert sha(ALONE.relin[:, 0], MODULI.key) == VECTORS["relin_key"]
+    assert sha(ALONE.half, KEY) == VECTORS["public_key"]
+    assert sha(ALONE.relin[:, 0], KEY) == VECTORS["relin_key"]
 
 
 def test_columns():
@@ -39,7 +201,7 @@ def test_an_encryption_of_zero_and_a_share():
     words = ALONE.encrypt(COLUMN, 4)[:, 0]
     c0, c1 = keys.randomise(MODULI, ALONE.pk, words, secret(0), DOC_HASH, b"value 5")
     assert c0 == VECTORS["randomised"]["c0"]
-    assert sha(c1[None], (MODULI.q0,)) == VECTORS["randomised"]["c1"]
+    assert sha(c1[None], (Q0,)) == VECTORS["randomised"]["c1"]
 
     def noise(stream):
         return (stream.words(2) >> np.uint64(30)).astype(np.int64)
@@ -56,4 +218,4 @@ def test_joint_keys():
     assert [each.hex() for each in commitments] == VECTORS["joint"]["commitments"]
     share = first.join(commitments[1:], [message])
     assert [each.hex() for each in share.digests] == VECTORS["joint"]["digests"]
-    assert sha(share.round2, MODULI.key) == VECTORS["joint"]["round2"]
+    assert sha(share.round2, KEY) == VECTORS["joint"]["round2"]
