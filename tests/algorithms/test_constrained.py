@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment, linprog
 
 from flower_kmeans.algorithms import ConstrainedLloydAlgorithm, Query
+from flower_kmeans.algorithms.base import MAX_CLUSTERS
 from flower_kmeans.algorithms.constrained import (
     _FAR,
     ASSIGNMENTS,
@@ -19,7 +20,6 @@ from flower_kmeans.algorithms.constrained import (
     bounded_assignment,
     nearest_slots,
 )
-from flower_kmeans.algorithms.lloyd import MAX_CLUSTERS
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
