@@ -376,6 +376,11 @@ def test_projected_candidates_lie_in_a_ball_of_one_and_a_half_radii():
         ),
         ({"budget": CLIENTS, "n_clients": 5, "clips": {"votes": 1e-9}}, ConfigurationError, "step"),
         (
+            {"domain": ball(16), "projects": True},
+            ConfigurationError,
+            "more than 16 columns.*take PE",
+        ),
+        (
             {"k": 2049, "domain": ball(2047), "n_records": 10**6},
             ConfigurationError,
             r"k \(d \+ 1\)",
@@ -385,11 +390,6 @@ def test_projected_candidates_lie_in_a_ball_of_one_and_a_half_radii():
 def test_bad_parameters_are_refused(options, error, match):
     with pytest.raises(error, match=match):
         make(**options)
-
-
-def test_columns_to_project_are_more_than_those_of_a_projection():
-    with pytest.raises(ConfigurationError, match=r"more than 16 columns.*take PE-means"):
-        HDPEMeansAlgorithm(2, ball(16), BUDGET, n_records=100)
 
 
 def test_the_longest_run_has_128_times_a_million_words():

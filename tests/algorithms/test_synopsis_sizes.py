@@ -158,15 +158,6 @@ def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
     assert loss[0] <= 1.03 * loss[1]
 
 
-def test_clients_that_hold_whole_clusters_need_nothing():
-    """Only sums over all clients are bounded."""
-    algorithm, parts = build(), records_of()
-    mixed = np.array_split(RNG(0).permutation(np.concatenate(parts)), 3)
-    one, other = run_of(algorithm, parts), run_of(algorithm, mixed)
-    for name, array in one.arrays.items():
-        np.testing.assert_array_equal(array, other.arrays[name])
-
-
 def test_counts_of_those_who_answered_are_scaled_for_weights_and_not_in_the_result():
     """Half of alike clients answer in a sizing round: the weights hardly change."""
     algorithm, whole = build(), np.concatenate(records_of())
