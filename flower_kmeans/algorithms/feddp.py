@@ -704,11 +704,7 @@ def laplace_releases(value: Any) -> tuple[str, ...]:
 def with_suggested_clips(
     algorithm: FedDPAlgorithm, server_data: ArrayLike | None
 ) -> tuple[tuple[str, float], ...]:
-    """Return a clip for every release: a given one, or else one that follows from server points.
-
-    The median norm of what pseudo-clients add, to two digits, and no more than without server
-    points (docs/guarantees.md, "FedDP-KMeans").
-    """
+    """Return every release's clip: given, or from server points (guarantees, "FedDP-KMeans")."""
     # A clip far above what clients add buys noise and nothing else, and one below it shortens them.
     # What they add is private, but the server has points: run without noise on draws from these.
     twin = replace(
@@ -752,11 +748,7 @@ def pseudo_clients(
 def answer_norms(
     twin: FedDPAlgorithm, records_each: float, rng: np.random.Generator
 ) -> dict[str, FloatArray]:
-    """Return the norms of what pseudo-clients add, in records' worth, by release.
-
-    (N_PSEUDO_CLIENTS,) float64, in the norm of the release; ``twin`` is the algorithm without noise
-    and clips.
-    """
+    """Return the norms (N_PSEUDO_CLIENTS,) of what pseudo-clients add, in records, by release."""
     clients = pseudo_clients(twin, records_each, rng)
     growth = max(1.0, records_each / clients[0].shape[0])
     norms, state = {}, twin.initial_state()

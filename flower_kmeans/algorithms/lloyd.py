@@ -140,10 +140,7 @@ class LloydFamily(base.Algorithm):
         return (*blocks, Block(COST, (1,), q)) if self._has_cost(round_number) else blocks
 
     def releases(self, round_number: int) -> tuple[Release, ...]:
-        """Return a round's releases with noise multipliers relative to those of other rounds.
-
-        The cost has a share of 0.02 of mu^2 beside 1 for all others.
-        """
+        """Return a round's releases; the cost has 0.02 of mu^2 beside 1 for all others."""
         found = self._releases(round_number)
         if not self._has_cost(round_number):
             return found

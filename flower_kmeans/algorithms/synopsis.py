@@ -854,10 +854,7 @@ class SynopsisAlgorithm(Algorithm):
 
 
 def absent(expected: FloatArray, counts: FloatArray, noise: float) -> NDArray[np.bool_]:
-    """Return which cells (m,) noise of a standard deviation, in records, does not explain.
-
-    They must have lost their records to clients that did not answer.
-    """
+    """Return which cells (m,) lack more records than noise of a standard deviation explains."""
     clear = expected > ABSENT_NOISE * max(noise, MIN_COUNT)
     return np.asarray(clear & (counts < ABSENT_SHARE * expected))
 
@@ -879,11 +876,9 @@ def _held(
 
 
 def continued(moves: FloatArray, before: FloatArray) -> FloatArray:
-    """Return moves (k, d) to which those before are added, as far as both point the same way.
-
-    ``moves + max(0, cos) before``. Clipping and noise keep moves short: a centroid that is far from
-    its records needs many rounds, all in one direction. Noise has no direction.
-    """
+    """Return ``moves + max(0, cos) before``, (k, d): what both moves have in common goes on."""
+    # Clipping and noise keep moves short: a centroid far from its records needs many rounds, all in
+    # one direction. Noise has none.
     products = row_sums(moves * before)
     lengths = np.sqrt(row_sums(moves * moves)) * np.sqrt(row_sums(before * before))
     alike = np.maximum(products, 0.0) / np.maximum(lengths, model.SMALLEST * model.SMALLEST)
@@ -908,11 +903,9 @@ def weighed(
 
 
 def _product(vectors: FloatArray, matrix: IntArray, bits: int) -> FloatArray:
-    """Return vectors of length 1 at most, on a grid, times orthonormal columns or rows of integers.
-
-    By Cauchy and Schwarz no partial sum exceeds 2**(_MOVE_BITS + bits) by more than a rounding of
-    the columns, so the product of integers is exact in any order.
-    """
+    """Return vectors of length 1 at most, on a grid, times orthonormal columns or rows."""
+    # By Cauchy and Schwarz no partial sum exceeds 2**(_MOVE_BITS + bits) by more than a rounding of
+    # the columns, so the product of integers is exact in any order.
     integers = to_grid(vectors * 2.0**_MOVE_BITS).astype(np.float64)
     with single_threaded_blas():
         found: FloatArray = integers @ matrix.astype(np.float64)

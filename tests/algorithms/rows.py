@@ -28,6 +28,7 @@ from flower_kmeans.algorithms import (
 from flower_kmeans.algorithms.numerics.postprocess import into_domain
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.protocol.noise import server_noise
 from tests.algorithms.test_replay import CASES as REPLAYED
 
 RNG = np.random.default_rng
@@ -302,6 +303,25 @@ def queries_of(algorithm, kind):
         yield query
         answer = algorithm.unflatten(words_of(algorithm, kind, query, records, rng), number)
         state = algorithm.update(state, answer, RNG(number))
+
+
+def run_of(algorithm, parts, stream=None, answering=None, until=None):
+    """Return the state after a run of clients with these records; with a stream, with noise.
+
+    ``answering`` are the clients that answer a round, by its number; the others all answer.
+    """
+    state, plan = algorithm.initial_state(), algorithm.plan()
+    held = [GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in parts]
+    for t in range(1, (until or algorithm.n_rounds) + 1):
+        query = algorithm.query(state)
+        algorithm.check_query(query)
+        clients = (answering or {}).get(t, range(len(held)))
+        words = sum(algorithm.flatten(algorithm.answer(query, held[i]), t) for i in clients)
+        if stream is not None:
+            words = words + server_noise(algorithm, plan, t, stream)
+        answer = algorithm.unflatten(words, t, len(clients) / len(held))
+        state = algorithm.update(state, answer, RNG(t))
+    return state
 
 
 # --------------------------------------------------------------------------- further options

@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment, linprog
 
 from flower_kmeans.algorithms import ConstrainedLloydAlgorithm, Query
+from flower_kmeans.algorithms.base import MAX_CLUSTERS
 from flower_kmeans.algorithms.constrained import (
     _FAR,
     ASSIGNMENTS,
@@ -19,10 +20,10 @@ from flower_kmeans.algorithms.constrained import (
     bounded_assignment,
     nearest_slots,
 )
-from flower_kmeans.algorithms.lloyd import MAX_CLUSTERS
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
+from tests.algorithms.rows import run_of
 
 BUDGET, PURE = PrivacyBudget(1.0, 1e-6), PrivacyBudget(1.0, 0.0)
 OPEN = PrivacyBudget(None)
@@ -412,13 +413,11 @@ def test_without_noise_the_run_is_constrained_k_means():
     initial = [[-0.1, 0.0], [0.1, 0.0], [0.0, 0.1]]
     options = {"fraction_bits": 16, "n_rounds": 4, "initial": initial}
     algorithm = made(3, 2, 180, low=60, high=60, budget=OPEN, **options)
-    expected, state = np.array(initial), algorithm.initial_state()
+    expected, state = np.array(initial), run_of(algorithm, [records])
     for _ in range(4):
         costs = ((records[:, None] - expected) ** 2).sum(axis=2)
         labels = linear_sum_assignment(np.repeat(costs, 60, axis=1))[1] // 60
         expected = np.array([records[labels == j].mean(axis=0) for j in range(3)])
-        grid = GridRecords(records, algorithm.domain, 16)
-        state = algorithm.update(state, algorithm.statistic(algorithm.query(state), grid))
     np.testing.assert_allclose(algorithm.centroids(state), expected, atol=1e-3)
     np.testing.assert_array_equal(algorithm.counts(state), [60] * 3)
     assert algorithm.warnings(state) == ()

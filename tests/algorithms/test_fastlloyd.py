@@ -8,6 +8,7 @@ from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
+from tests.algorithms.rows import run_of
 
 BUDGET = PrivacyBudget(1.0)
 ONE = 2**16
@@ -74,13 +75,7 @@ def test_without_noise_and_with_a_wide_radius_it_is_lloyd():
     wide = {"alpha": 100.0, "radius": "constant", "relocation": False}
     fast = FastLloydAlgorithm(4, box(3), PrivacyBudget(None), **wide, **options)
     lloyd = LloydAlgorithm(4, box(3), PrivacyBudget(None), **options)
-    results = []
-    for algorithm in (fast, lloyd):
-        grid = GridRecords(records, algorithm.domain, 16)
-        state = algorithm.initial_state()
-        for _ in range(5):
-            state = algorithm.update(state, algorithm.statistic(algorithm.query(state), grid))
-        results.append(algorithm.centroids(state))
+    results = [each.centroids(run_of(each, [records])) for each in (fast, lloyd)]
     np.testing.assert_allclose(*results, atol=1e-3)
 
 

@@ -11,11 +11,12 @@ from flower_kmeans.algorithms import (
     Query,
     SuLloydAlgorithm,
 )
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.errors import BudgetError, ConfigurationError, DataError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import plan_from_config
+from tests.algorithms.rows import run_of
 
 ALL = [LloydAlgorithm, SuLloydAlgorithm, GLloydAlgorithm, FastLloydAlgorithm]
 
@@ -34,14 +35,6 @@ def box(d):
     return Box([-1.0] * d, [1.0] * d)
 
 
-def run(algorithm, records):
-    grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
-    state = algorithm.initial_state()
-    for _ in range(algorithm.n_rounds):
-        state = algorithm.update(state, algorithm.statistic(algorithm.query(state), grid))
-    return state
-
-
 # ----------------------------------------------------------------- the exact algorithm
 
 
@@ -56,7 +49,7 @@ def test_lloyd_is_lloyd(d):
         labels = ((records[:, None] - expected) ** 2).sum(axis=2).argmin(axis=1)
         for j in np.unique(labels):
             expected[j] = records[labels == j].mean(axis=0)
-    state = run(algorithm, records)
+    state = run_of(algorithm, [records])
     np.testing.assert_allclose(algorithm.centroids(state), expected, atol=1e-3)
     np.testing.assert_array_equal(algorithm.counts(state), np.bincount(labels, minlength=4))
 
@@ -64,7 +57,7 @@ def test_lloyd_is_lloyd(d):
 def test_a_cluster_without_records_keeps_its_centroid():
     initial = [[-0.5, 0.0], [1.0, 1.0]]
     algorithm = LloydAlgorithm(2, box(2), OPEN, n_rounds=2, initial=initial)
-    state = run(algorithm, np.array([[-0.5, 0.25], [-0.25, 0.0]]))
+    state = run_of(algorithm, [np.array([[-0.5, 0.25], [-0.25, 0.0]])])
     np.testing.assert_allclose(algorithm.centroids(state), [[-0.375, 0.125], [1, 1]], atol=1e-4)
     np.testing.assert_array_equal(algorithm.counts(state), [2, 0])
 
@@ -91,17 +84,6 @@ def test_packed_centroids_lie_in_a_ball(cls):
     assert len(np.unique(centroids, axis=0)) == 20
     other = cls(20, Ball(5.0, [1] * 4), budget, n_records=1000, seed=4)
     assert (other.centroids(other.initial_state()) != centroids).any()
-
-
-def test_the_integers_of_a_run_never_change():
-    # Replayed by every client: another result here means that versions cannot work together.
-    algorithm = GLloydAlgorithm(3, box(2), PrivacyBudget(1.0), n_records=100, seed=7, n_rounds=2)
-    state = algorithm.initial_state()
-    noise = np.array([100003, -70001, 3, 900, -41, 2**18 + 7, 9 * 2**16, 2**16 - 1, 5 * 2**15])
-    for t in (1, 2):
-        state = algorithm.update(state, algorithm.unflatten(t * noise, t))
-    expected = [[11111, -7778], [3, 900], [-16, 26212]]
-    np.testing.assert_array_equal(state.arrays["centroids"], expected)
 
 
 # ----------------------------------------------------------------- plans

@@ -12,6 +12,7 @@ from flower_kmeans.algorithms import FastLloydAlgorithm, Query
 from flower_kmeans.algorithms.relocation import Clusters, public_directions, relocated
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
+from tests.algorithms.rows import run_of
 
 ONE = 2**16
 BUDGET, OPEN = PrivacyBudget(1.0), PrivacyBudget(None)
@@ -29,16 +30,6 @@ def statistic(algorithm, centroids, points, radius):
     query = Query(2, {"centroids": np.array(centroids), "radius": np.array([radius])})
     records = GridRecords.from_grid(np.array(points), algorithm.fraction_bits)
     return algorithm.statistic(query, records).blocks
-
-
-def run(algorithm, records):
-    """Run without noise."""
-    grid, state = GridRecords(records, algorithm.domain, 16), algorithm.initial_state()
-    states = [state]
-    for _ in range(algorithm.n_rounds):
-        state = algorithm.update(state, algorithm.statistic(algorithm.query(state), grid))
-        states.append(state)
-    return states
 
 
 def loss(algorithm, state, records):
@@ -125,7 +116,9 @@ def test_the_radius_follows_the_records(d):
     rng = np.random.default_rng(0)
     records = np.clip(rng.normal(0, 0.02, (4000, d)), -1, 1)
     algorithm = FastLloydAlgorithm(1, box(d), OPEN, n_rounds=6, initial=np.zeros((1, d)))
-    radii = [int(state.arrays["radius"][0]) for state in run(algorithm, records)]
+    states = [algorithm.initial_state()]
+    states += [run_of(algorithm, [records], until=t) for t in range(1, 7)]
+    radii = [int(state.arrays["radius"][0]) for state in states]
     assert radii[0] == algorithm.radius_of(1)
     assert max(radii[1:]) <= algorithm.radius_of(2)
     spread = math.sqrt((records**2).sum(axis=1).mean())
@@ -229,7 +222,7 @@ def test_a_bad_start_is_repaired(seed):
     best = ((records - means[labels]) ** 2).sum()
     algorithm = FastLloydAlgorithm(6, box(3), OPEN, seed=seed)
     assert algorithm.n_rounds == 8
-    assert loss(algorithm, run(algorithm, records)[-1], records) < 1.05 * best
+    assert loss(algorithm, run_of(algorithm, [records]), records) < 1.05 * best
 
 
 def test_nothing_moves_after_the_last_round():

@@ -25,7 +25,7 @@ from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol.noise import server_noise
+from tests.algorithms.rows import run_of
 
 BUDGET = PrivacyBudget(1.0)
 CLIENTS = PrivacyBudget(1.0, unit="client")
@@ -441,26 +441,12 @@ def mixture(rng, k, d, n, std):
     return means, records
 
 
-def run(algorithm, records, stream=None):
-    state = algorithm.initial_state()
-    grid = GridRecords(records, algorithm.domain, algorithm.fraction_bits)
-    plan = algorithm.plan()
-    for t in range(1, algorithm.n_rounds + 1):
-        query = algorithm.query(state)
-        algorithm.check_query(query)
-        words = algorithm.flatten(algorithm.statistic(query, grid), t)
-        if stream is not None:
-            words = words + server_noise(algorithm, plan, query.round, stream)
-        state = algorithm.update(state, algorithm.unflatten(words, t))
-    return state
-
-
 @pytest.mark.parametrize("n_records", [None, 4000])
 @pytest.mark.parametrize("domain", [Ball(2.0, [0.5] * 8), Box([-0.5] * 8, [1.5] * 8)])
 def test_without_noise_it_finds_the_means_of_separate_gaussians(domain, n_records):
     means, records = mixture(RNG(1), 5, 8, 4000, 0.05)
     algorithm = build(domain, 5, EXACT, n_records=n_records)
-    state = run(algorithm, records)
+    state = run_of(algorithm, [records])
     # The mean of 800 records deviates by 8 * 0.05^2 / 800, squared; the rest is rounding.
     assert matched_centroid_error(algorithm.centroids(state), means) < 3e-4
     np.testing.assert_allclose(np.sort(algorithm.counts(state)), np.full(5, 800))
@@ -474,7 +460,7 @@ def test_with_noise_it_comes_near_the_optimum(k, d, n):
     """With noise from a fixed key."""
     _, records = mixture(RNG(3), k, d, n, 0.1)
     algorithm = build(Ball(1.2 * np.sqrt(d), [0.5] * d), k, PrivacyBudget(2.0), n_records=n)
-    state = run(algorithm, records, Stream.from_key(bytes(range(32))))
+    state = run_of(algorithm, [records], Stream.from_key(bytes(range(32))))
     best = np.array([part.mean(axis=0) for part in np.split(records[: n // k * k], k)])
     assert inertia(records, algorithm.centroids(state)) < 1.05 * inertia(records, best)
 
@@ -482,6 +468,6 @@ def test_with_noise_it_comes_near_the_optimum(k, d, n):
 def test_few_records_of_many_columns_make_a_run():
     algorithm = build(Ball(30.0, [0.0] * 784), 3, n_records=40)
     records = RNG(0).normal(size=(40, 784))
-    state = run(algorithm, records, Stream.from_key(bytes(32)))
+    state = run_of(algorithm, [records], Stream.from_key(bytes(32)))
     assert np.isfinite(algorithm.centroids(state)).all()
     assert WARNINGS[BLIND] in algorithm.warnings(state)

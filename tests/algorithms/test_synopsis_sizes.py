@@ -16,6 +16,7 @@ from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
+from tests.algorithms.rows import run_of
 
 RNG = np.random.default_rng
 SIZES, MEANS = (900, 400, 200), np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -32,24 +33,6 @@ def records_of(sizes=SIZES, std=0.2, seed=0):
 def build(budget=EXACT, **options):
     bounds = {"min_size": 400, "max_size": 600}
     return SynopsisAlgorithm(3, DOMAIN, budget, **{"n_records": N, **bounds, **options})
-
-
-def run(algorithm, parts, stream=None, answering=None, until=None):
-    """State after a run of clients; ``answering`` are those of a round, by its number."""
-    state, plan = algorithm.initial_state(), algorithm.plan()
-    held = [GridRecords(part, algorithm.domain, algorithm.fraction_bits) for part in parts]
-    for t in range(1, (until or algorithm.n_rounds) + 1):
-        query = algorithm.query(state)
-        algorithm.check_query(query)
-        clients = (answering or {}).get(t, range(len(held)))
-        words = np.zeros(algorithm.words(t), dtype=np.int64)
-        for client in clients:
-            words += algorithm.flatten(algorithm.answer(query, held[client]), t)
-        if stream is not None:
-            words += server_noise(algorithm, plan, t, stream)
-        answer = algorithm.unflatten(words, t, len(clients) / len(held))
-        state = algorithm.update(state, answer)
-    return state
 
 
 def sizes_of(algorithm, state, records):
@@ -86,7 +69,7 @@ def test_distances_are_those_of_whole_points(domain, p):
 
 def test_without_privacy_sizes_are_exact_and_near_the_bounds():
     algorithm, parts = build(), records_of()
-    state, records = run(algorithm, parts), np.concatenate(parts)
+    state, records = run_of(algorithm, parts), np.concatenate(parts)
     report = algorithm.sizes(state)
     np.testing.assert_array_equal(report.counts, sizes_of(algorithm, state, records))
     assert (report.noise, report.margin, report.min_size, report.max_size) == (0.0, 0.0, 400, 600)
@@ -98,12 +81,12 @@ def test_without_privacy_sizes_are_exact_and_near_the_bounds():
 
 def test_weights_are_zero_where_bounds_hold_anyway_and_missing_without_bounds():
     algorithm, parts = build(min_size=50, max_size=1400), records_of(std=0.05)
-    state = run(algorithm, parts)
+    state = run_of(algorithm, parts)
     np.testing.assert_array_equal(algorithm.weights(state), np.zeros(3))
     assert sorted(algorithm.sizes(state).counts) == sorted(SIZES)
     assert algorithm.sizes(state).bounds_kept == ("kept",) * 3
     algorithm = build(min_size=None, max_size=None)
-    state = run(algorithm, parts)
+    state = run_of(algorithm, parts)
     assert algorithm.weights(state) is algorithm.sizes(state) is None
     assert "masses" not in state.arrays
 
@@ -125,10 +108,10 @@ def test_weights_are_in_the_users_units_where_columns_have_one():
 
 def test_sizes_are_released_after_the_last_round_only():
     algorithm, parts = build(), records_of()
-    before = run(algorithm, parts, until=algorithm.n_rounds - 1)
+    before = run_of(algorithm, parts, until=algorithm.n_rounds - 1)
     assert algorithm.sizes(before) is None
     assert algorithm.counts(before) is not None
-    after = run(algorithm, parts)
+    after = run_of(algorithm, parts)
     for name in ("centroids", "weights", "masses"):  # it only measures what is released
         np.testing.assert_array_equal(after.arrays[name], before.arrays[name])
     assert sum(algorithm.sizes(after).counts) == N
@@ -139,7 +122,7 @@ def test_records_that_are_all_equal_make_a_run(epsilon):
     """Equal records are never split: one cell has them all, and its interval shows it."""
     algorithm = build(PrivacyBudget(epsilon))
     stream = None if epsilon is None else Stream.from_key(bytes(32))
-    state = run(algorithm, [np.full((N, 2), 0.5)], stream)
+    state = run_of(algorithm, [np.full((N, 2), 0.5)], stream)
     report = algorithm.sizes(state)
     assert max(report.counts) == pytest.approx(N, abs=5 * report.noise)
     assert sorted(report.bounds_kept) == ["missed"] * 3
@@ -150,7 +133,7 @@ def test_records_that_are_all_equal_make_a_run(epsilon):
 def test_bounds_are_shares_where_there_are_not_as_many_records(factor):
     parts = records_of([round(factor * n) for n in SIZES])
     algorithm = build()
-    sizes = np.array(algorithm.sizes(run(algorithm, parts)).counts) / factor
+    sizes = np.array(algorithm.sizes(run_of(algorithm, parts)).counts) / factor
     assert (np.maximum(400 - sizes, sizes - 600) <= 0.06 * N / 3).all()
 
 
@@ -166,7 +149,7 @@ def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
         given = {name: round(2 * factor * size) for name, size in bounds.items()}
         n_records = round(6000 * factor)
         algorithm = SynopsisAlgorithm(6, box, EXACT, n_records=n_records, seed=1, **given)
-        state = run(algorithm, [records])
+        state = run_of(algorithm, [records])
         centroids = algorithm.centroids(state)
         distances = ((records[:, None] - centroids) ** 2).sum(axis=2)
         weights = algorithm.weights(state) if bounds else 0.0
@@ -175,21 +158,12 @@ def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
     assert loss[0] <= 1.03 * loss[1]
 
 
-def test_clients_that_hold_whole_clusters_need_nothing():
-    """Only sums over all clients are bounded."""
-    algorithm, parts = build(), records_of()
-    mixed = np.array_split(RNG(0).permutation(np.concatenate(parts)), 3)
-    one, other = run(algorithm, parts), run(algorithm, mixed)
-    for name, array in one.arrays.items():
-        np.testing.assert_array_equal(array, other.arrays[name])
-
-
 def test_counts_of_those_who_answered_are_scaled_for_weights_and_not_in_the_result():
     """Half of alike clients answer in a sizing round: the weights hardly change."""
     algorithm, whole = build(), np.concatenate(records_of())
     shuffled = np.array_split(RNG(1).permutation(whole), 10)
     last = algorithm.n_rounds
-    state = run(algorithm, shuffled, answering={t: range(5) for t in range(last - 6, last + 1)})
+    state = run_of(algorithm, shuffled, answering={t: range(5) for t in range(last - 6, last + 1)})
     counts = np.array(algorithm.sizes(state).counts)
     half = np.concatenate(shuffled[:5])
     np.testing.assert_array_equal(counts, sizes_of(algorithm, state, half))
@@ -200,14 +174,14 @@ def test_counts_of_those_who_answered_are_scaled_for_weights_and_not_in_the_resu
 def test_a_cluster_whose_clients_did_not_answer_keeps_its_masses():
     algorithm = build(min_size=100, max_size=1000)
     last, parts = algorithm.n_rounds, records_of(std=0.05)
-    state = run(algorithm, parts, answering={last - 2: [1, 2], last - 1: [1, 2]})
-    full = run(algorithm, parts)
+    state = run_of(algorithm, parts, answering={last - 2: [1, 2], last - 1: [1, 2]})
+    full = run_of(algorithm, parts)
     assert algorithm.warnings(full) == ()
     assert algorithm.warnings(state) == (WARNINGS[HELD],)
     np.testing.assert_allclose(
         sizes_of(algorithm, state, np.concatenate(parts)), algorithm.counts(full)
     )
-    state = run(algorithm, parts, answering={last: [1, 2]})
+    state = run_of(algorithm, parts, answering={last: [1, 2]})
     assert sorted(algorithm.sizes(state).counts) == [0, 200, 400]  # as measured
 
 
@@ -222,7 +196,7 @@ def measured():
     stream, plan = Stream.from_key(bytes(range(32))), algorithm.plan()
     grid = GridRecords(records, DOMAIN, algorithm.fraction_bits)
     for _ in range(5):
-        state = run(algorithm, parts, stream, until=algorithm.n_rounds - 1)
+        state = run_of(algorithm, parts, stream, until=algorithm.n_rounds - 1)
         query = algorithm.query(state)
         exact = algorithm.flatten(algorithm.answer(query, grid), algorithm.n_rounds)
         for _ in range(40):
