@@ -77,9 +77,9 @@ REPLIES = [
     Refusal(code=Code.RENEW, doc_hash=D, commitment=E, static=E, public_key=E, tags=bytes(16)),
     Refusal(code=Code.KEY, doc_hash=D, slot=0),
 ]
+DECODERS = [decode_request, decode_reply, lambda data: decode(data, Entry)]
 EVERY = [(decode_request, m) for m in REQUESTS] + [(decode_reply, m) for m in REPLIES]
-EVERY.append((lambda data: decode(data, Entry), ENTRY))
-EVERY.append((lambda data: decode(data, Entry), decode(BYTES["entry"], Entry)))
+EVERY += [(DECODERS[2], entry) for entry in (ENTRY, decode(BYTES["entry"], Entry))]
 
 
 def name(value):
@@ -149,13 +149,9 @@ A_PEER = {"place": 1, "eph": E}
 )  # fmt: skip
 def test_sizes_are_checked_by_the_decoder(message, field, value):
     fields = fields_of(encode(message)) | {field: msgspec.msgpack.encode(value)}
-    kinds = [decode_request, decode_reply, lambda data: decode(data, Entry)]
-    for decoder in kinds:
+    for decoder in DECODERS:
         with pytest.raises(MessageError):
             decoder(write(list(fields.items())))
-
-
-DECODERS = [decode_request, decode_reply, lambda data: decode(data, Entry)]
 
 
 @given(
