@@ -65,10 +65,7 @@ def require_policy(policy: ClientPolicy, run: Run) -> None:
 
 
 def require_roster(identity: Identity | None, document: RunDocument) -> None:
-    """Require the client's own roster and beacon where the run names a roster.
-
-    A level that its clients cannot reach would only narrow what always stays of a noise share.
-    """
+    """Require the client's own roster and beacon, and levels that its clients can reach."""
     if identity is None:
         return
     is_own = document.roster == identity.roster.digest

@@ -616,11 +616,8 @@ def _warn(run: str, warning: str) -> None:
 def followed(
     session: ClientSession, group_key: bytes, entry: bytes, follow: Callable[[], bytes]
 ) -> bytes:
-    """Return the state after an encoded entry: what ``follow`` returns, unless it raises.
-
-    Opening a sum may take a second, so one client of a process does it for all that follow the same
-    transcript. The session's hash names the run and all entries before.
-    """
+    """Return the state after an entry; one client of a process computes it for all of them."""
+    # Opening a sum may take a second. The hash names the run and all entries before.
     key = H(b"followed", session.h, group_key, entry, session.state)
     with _lock:  # clients in other threads wait for the first one's
         if key not in _states:

@@ -77,10 +77,7 @@ class Frame:
         return bits
 
     def tag(self, sender: Client, receiver: Client) -> bytes:
-        """Return the tag of a sender's ephemeral key for a receiver; empty if it sent none.
-
-        Committee members send tags for all slots, the others for the committee's.
-        """
+        """Return the tag of a sender's ephemeral key for a receiver; empty if it sent none."""
         tags, index = sender.public.tags, None
         if self.committee and len(tags) == TAG_BYTES * self.n_slots:
             index = receiver.slot
@@ -127,10 +124,7 @@ class Cohort:
     # ------------------------------------------------------------------ slots
 
     def take(self, node_id: int, reply: Enrolled) -> str | None:
-        """Give a client the slot of its key, or the next one, from the next frame on.
-
-        It returns why the client has none, or ``None``.
-        """
+        """Give a client a slot from the next frame on, or return why it has none."""
         if node_id in self.known:
             return TWICE
         self.known.add(node_id)
@@ -163,10 +157,7 @@ class Cohort:
         return is_acceptable
 
     def give_up(self, client: Client) -> None:
-        """Give a client's slot to the next one that has its lasting key too, if there is one.
-
-        Others could not share with the client, so it lacks the secret key.
-        """
+        """Give a slot that others cannot share with to the next client of its lasting key."""
         claims = self.claims[client.slot]
         if len(claims) > 1 and claims[0].new is None:
             claims.rotate(-1)
@@ -233,10 +224,7 @@ class Cohort:
     # ------------------------------------------------------------------ committee and frame
 
     def can_add(self, epoch: int | None = None) -> bool:
-        """Return whether a committee is whole, or can add although one more of it is missing.
-
-        It is that of the run document's epoch or of another one.
-        """
+        """Return whether a committee of some epoch is whole, or could miss one member more."""
         document, trust = self._run.document, self._run.trust
         if self._roster is None or not trust.has_committee:
             return True
@@ -297,10 +285,7 @@ def committee_of(roster: Roster, epoch: int) -> tuple[int, ...]:
 
 
 class ShareStore:
-    """The sealed shares of one attempt, by receiver: large ones lie in temporary files.
-
-    A share that is not ``part_bytes`` long counts as none.
-    """
+    """The sealed shares of one attempt, by receiver, in files; one of another length is none."""
 
     def __init__(self, sharing: Sharing | None, part_bytes: int) -> None:
         self._n_parts, self._part_bytes = sharing.n_positions if sharing else 0, part_bytes

@@ -67,11 +67,7 @@ class Committee:
     @classmethod
     @lru_cache(maxsize=4)  # clients of one process are sent the same list
     def decode(cls, data: bytes, n_slots: int, max_colluders: int) -> "Committee":
-        """Return the committee that a list names, as `encode` returns it.
-
-        A `MessageError` if it is no list of at most 64 slots of the cohort, ascending, with
-        different keys.
-        """
+        """Return the committee that a list names: at most 64 ascending slots, different keys."""
         if len(data) not in range(_ROW.size, _ROW.size * MAX_POSITIONS + 1, _ROW.size):
             raise MessageError("The committee's list has the wrong length.")
         slots, found = zip(*_ROW.iter_unpack(data), strict=True)
@@ -119,10 +115,7 @@ class Committee:
 def announced_sharing(
     secure_sum: SecureSum, n_slots: int, max_colluders: int, packing: int
 ) -> Sharing | None:
-    """Return how vectors were shared in a round that an entry announces, or raise a `MessageError`.
-
-    An entry names no absent clients, but the packing k; with a wrong one the sum does not open.
-    """
+    """Return how a round was shared: an entry names the packing, and no absent clients."""
     n_positions = min(n_slots, MAX_POSITIONS)
     n_corrupt = corrupt_positions(n_slots, max_colluders)
     try:

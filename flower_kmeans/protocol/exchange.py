@@ -268,10 +268,7 @@ class _Pulls:
         self._fetched: SimpleQueue[tuple[str, list[Message] | Exception]] = SimpleQueue()
 
     def start(self, ids: list[str]) -> None:
-        """Begin to look for replies to these messages: for those first that wait longest.
-
-        Each id is pulled alone, because a pull of several is held up by the slowest upload.
-        """
+        """Begin to look for replies, each alone: a pull waits for its slowest upload."""
         if self._known_lost is not None:
             self._ids = ids
             return

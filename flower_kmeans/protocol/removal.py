@@ -82,10 +82,7 @@ def usable(run: Run, round_number: int) -> tuple[int, ...]:
 
 
 def client_noise(run: Run, round_number: int, secret: bytes, context: bytes) -> Integers:
-    """Return a client's whole share of a round's noise, shape (words,), int64, in grid units.
-
-    It depends on the secret of the client's session and the context of the round and attempt.
-    """
+    """Return a client's whole noise of a context, shape (words,), int64, in grid units."""
     # The part that stays is as narrow as if all answered; the others are added to it.
     n_levels, last = len(run.document.levels), usable(run, round_number)[-1]
     stream = Stream.from_key(noise_key(secret, context))
@@ -99,10 +96,7 @@ def client_noise(run: Run, round_number: int, secret: bytes, context: bytes) -> 
 def protect(
     run: Run, vector: Integers, context: SumContext, slot: int, secret: bytes
 ) -> tuple[bytes, ...]:
-    """Return a vector's parts as the secure sum makes them, with those of the keys behind it.
-
-    All are one dealing. Each key begins a new block, and blocks are shared independently.
-    """
+    """Return a vector's parts with those of the keys behind it, each key in a new block."""
     sharing, n_levels = context.sharing, len(run.document.levels)
     if sharing is not None and n_levels:
         keys = (part_key(secret, context.digest, n_levels, n + 1) for n in range(n_levels))
@@ -119,11 +113,7 @@ def part_bytes(run: Run, n_words: int, sharing: Sharing | None) -> int:
 
 
 def combine(run: Run, parts: Iterable[bytes], context: SumContext, n_survivors: int) -> bytes:
-    """Return the sum of parts, followed by each client's part of the key that the sum reaches.
-
-    ``parts`` are the survivors' for one position, in order of slot. A malformed one is a
-    `PartError` with its number.
-    """
+    """Return the sum of the survivors' parts, and each one's part of the key that it reaches."""
     secure_sum, n_parts = run.trust.sum, reached(run.document, n_survivors)
     length, size = _lengths(run, context)
     whole, keys = length + size * len(run.document.levels), list[bytes]()

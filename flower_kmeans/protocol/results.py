@@ -31,10 +31,7 @@ class ClientResult:
 
 
 def result_of(run: Run, state: State, noise_factor: float) -> ClientResult | None:
-    """Return the result that the state after the last round holds; ``None`` without centroids.
-
-    ``noise_factor`` is the standard deviation of the last sum's noise over the planned one.
-    """
+    """Return the result of the last state, with that sum's noise; ``None`` without centroids."""
     algorithm = run.algorithm
     centroids, counts = algorithm.centroids(state), algorithm.counts(state)
     if centroids is None or counts is None:

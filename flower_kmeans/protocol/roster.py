@@ -29,10 +29,7 @@ _KEY, _BEACON = range(KEY_BYTES, KEY_BYTES + 1), range(16, 65)  # bytes that the
 
 
 def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = False) -> bytes:
-    """Return the content of a file that others may not write, or, if it is secret, not even read.
-
-    A `ConfigurationError` if the file cannot be read, is another user's, or is open to others.
-    """
+    """Return a file's content that others may not write, or, if it is secret, not even read."""
     try:
         with open(path, "rb") as file:  # mode and content are those of one and the same file
             facts, content = os.fstat(file.fileno()), file.read()
@@ -137,10 +134,7 @@ class Identity:
 def read_identity(
     roster_file: str | os.PathLike[str], member_key_file: str | os.PathLike[str]
 ) -> Identity:
-    """Return who a client is, by the files of its operator.
-
-    A `ConfigurationError` if a file cannot be used, or the client's key is not on the roster.
-    """
+    """Return who a client is, by its operator's files; its key must be on the roster."""
     roster = Roster.from_file(roster_file)
     secret = read_file(member_key_file, "member_key_file", is_secret=True)
     if len(secret) != KEY_BYTES:

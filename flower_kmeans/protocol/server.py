@@ -195,10 +195,7 @@ class Server:
         list(self._take(0, self._send(trip, "enrol", requests), Enrolled))
 
     def join(self, node_ids: Iterable[int]) -> dict[int, messages.Enrol]:
-        """Return enrolments for nodes that came late, or whose enrolment was lost.
-
-        Their replies may come in any later trip. Relayed keys serve the first clients only.
-        """
+        """Return enrolments for nodes that came late; relayed keys serve the first clients only."""
         new = set() if self._cohort.is_closed else set(node_ids) - self._cohort.known
         return dict.fromkeys(sorted(new), messages.Enrol(doc=self.run.data))
 
@@ -298,10 +295,7 @@ class Server:
     # ------------------------------------------------------------------ `ask`
 
     def ask(self) -> dict[int, Ask]:
-        """Begin the next round and return the requests of its first attempt.
-
-        A `RunError` if the query has no encoding, or clients would refuse it.
-        """
+        """Begin the next round and return its first requests, whose query clients must accept."""
         data, algorithm = None, self.run.algorithm
         if not self.run.trust.is_blind:
             query = algorithm.query(self.state)
@@ -526,10 +520,7 @@ class Server:
         return self._settle(attempt, {0: total})
 
     def _add(self, attempt: _Attempt, trip: Trip) -> bool:
-        """Let the committee add the shares of the survivors; return whether the round has its sum.
-
-        Who did not answer is asked again with the same request, which costs no privacy.
-        """
+        """Let the committee add the survivors' shares; asking again costs no privacy."""
         for number in range(1 + N_REPEATS):
             asked = [position for position in attempt.members if position not in attempt.shares]
             if not asked:
@@ -593,11 +584,7 @@ class Server:
             attempt.replies[position] = reply
 
     def _agree_on_key(self, attempt: _Attempt) -> bool:
-        """Keep the sum-shares under the group key that most members have.
-
-        It returns ``False`` if too few have one: then all are asked again with another one, which
-        only the first round allows.
-        """
+        """Keep the sum-shares under the most common group key; too few have another one made."""
         cohort, members = self._cohort, attempt.members
         added = {j: each for j, each in attempt.replies.items() if isinstance(each, Added)}
         times = Counter(each.key_id for each in added.values())
@@ -699,10 +686,7 @@ class Server:
     # ------------------------------------------------------------------ `finish`
 
     def finish_requests(self) -> dict[int, messages.Finish]:
-        """Return the last entries, or the result, for every client.
-
-        A `RunError` if the server should have a result and has none that clients would accept.
-        """
+        """Return the last entries, or a result that clients accept, for every client."""
         self.has_enough = lambda: len(self.delivered) >= self.run.document.min_clients
         self.proceedings.round_trips += 1
         self._next_frame()
@@ -771,10 +755,7 @@ def planned_sizes(run: Run, n_clients: int) -> dict[str, int]:
 
 
 def require_sizes(run: Run, n_clients: int) -> None:
-    """Require messages of at most `wire.MAX_MESSAGE`, and at most `MAX_RELAY` in a round's relay.
-
-    A `ConfigurationError` otherwise.
-    """
+    """Require messages within `wire.MAX_MESSAGE`, and a round's relay within `MAX_RELAY`."""
     ways = "fewer words or fewer clients"
     if run.trust.has_committee:
         ways += ", or trust='oblivious-server', which sends 8 bytes for each word"

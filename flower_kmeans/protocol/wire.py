@@ -69,10 +69,7 @@ def to_content(data: bytes) -> RecordDict:
 
 
 def from_content(content: RecordDict) -> bytes:
-    """Return the encoded message that Flower's records hold.
-
-    A `MessageError` if they hold none; a `VersionError` if they are of another version.
-    """
+    """Return the encoded message in Flower's records, of this version of the protocol."""
     header = content.get(RECORD)
     if not isinstance(header, ConfigRecord) or "v" not in header:
         raise MessageError(_MALFORMED)

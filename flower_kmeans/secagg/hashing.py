@@ -40,18 +40,12 @@ def kdf(key: bytes, salt: bytes, label: bytes, length: int = DIGEST_BYTES) -> by
 
 
 def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
-    """Return pseudo-random words, shape (length,), uint64: stream number ``stream`` of a key.
-
-    They are AES-256-CTR from counter block ``u64be(stream) u64be(0)``, read little-endian.
-    """
+    """Return words (length,), uint64: AES-256-CTR from counter block ``u64be(stream) u64be(0)``."""
     return word_drawer(key, length)(stream)
 
 
 def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
-    """Return a function that draws `words` of one stream after the other into the same memory.
-
-    Setting up a cipher and its buffers costs more than a short vector, so that is done once.
-    """
+    """Return a function that draws streams into one memory: each new cipher would cost more."""
     # Counter mode turns zeros into the stream itself; within 2^64 blocks no stream reaches another.
     cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
     zeros = bytes(8 * length)

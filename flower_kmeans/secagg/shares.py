@@ -163,15 +163,12 @@ def from_residues(residues: NDArray[Any]) -> Integers:
 
 
 def uniform(key: bytes, stream: int, length: int) -> Integers:
-    """Return uniform elements, residues of shape (3, length): the words of a stream that are any.
-
-    A word's bit 63 is ignored. One word of 43,000 is skipped, so the law is exact.
-    """
+    """Return uniform residues (3, length): words of a stream, without those of no element."""
     return _fields(_uniform_words(key, length, stream)).astype(np.int64)
 
 
 def _uniform_words(key: bytes, length: int, stream: int = 0) -> Words:
-    n_drawn = length
+    n_drawn = length  # one word of 43,000 is no element: skipped, so that the law is exact
     while True:
         n_drawn += length // 1024 + 16
         drawn = words(key, stream, n_drawn) & _ELEMENT
@@ -208,10 +205,7 @@ def _are_elements(elements: Words) -> NDArray[np.bool_]:
 
 
 def _evaluate(nodes: tuple[int, ...], points: tuple[int, ...], values: Floats) -> Floats:
-    """Return the residues (3, n_points, n_blocks) of the polynomials of least degree at points.
-
-    Their values (3, n_nodes, n_blocks) at the nodes are given. No point is a node.
-    """
+    """Return the least polynomials' residues at points, from their values at other nodes."""
     result = np.empty((3, len(points), values.shape[2]))
     for i, prime in enumerate(PRIMES):
         np.matmul(_lagrange(nodes, points, prime), values[i], out=result[i])
@@ -260,10 +254,7 @@ def _inverses(values: Integers, prime: int) -> Integers:
 
 
 def _true_shares(points: Integers, values: Floats, degree: int) -> NDArray[np.bool_]:
-    """Return which shares, residues (3, n, n_blocks), lie on polynomials below a degree R.
-
-    They are the same in every block. A `SumError` if more than ``(n - R) // 2`` shares are false.
-    """
+    """Return which shares (3, n, n_blocks) lie on polynomials below a degree in every block."""
     if _fit(points, values, degree):  # no share is false: the usual case, and much faster
         return np.ones(len(points), dtype=np.bool_)
     for _ in range(_DECODINGS):

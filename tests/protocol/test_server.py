@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from cohorts import BLIND, PROTECTED, SHARED, Node, make_run
 from documents import BOX, TRUSTS
-from harness import exact_statistic
 from serving import LOST, ROUND_TRIPS, T, make_net
 
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
@@ -82,18 +81,6 @@ def test_a_run_takes_the_announced_round_trips(trust, keys, tmp_path):
             assert len(encode(request)) <= sizes[kind] - overhead + 8192
         if kind == "ask":
             assert len(encode(reply)) <= sizes["answer"] - overhead + 4096
-
-
-def test_the_servers_result_is_that_of_the_records(tmp_path):
-    net = completes(make_net(tmp_path, "plain", n=4))
-    algorithm = net.server.run.algorithm
-    state = algorithm.initial_state(None)
-    for t in range(1, T + 1):
-        query = algorithm.query(state)
-        total = sum(exact_statistic(algorithm, query, node.load()) for node in net.nodes.values())
-        state = algorithm.update(state, algorithm.unflatten(total, t))
-    assert np.array_equal(algorithm.centroids(state), algorithm.centroids(net.server.state))
-    assert np.array_equal(net.nodes[3].results[0].centroids, algorithm.centroids(state))
 
 
 @pytest.mark.parametrize("fate", ["request", "reply", "twice"])

@@ -14,54 +14,29 @@ from hypothesis import strategies as st
 
 from flower_kmeans.secagg import shares
 from flower_kmeans.secagg.base import Sharing, secure_sum
+from tests.support.ring import eliminate, generator
 
 PRIME = shares.PRIMES[0]
 SUM = secure_sum("shares")
 seeds = st.integers(0, 2**32).map(np.random.default_rng)
 
 
-def generator(sharing):
-    """Return the matrix (m, tau + k) from random elements and words to shares."""
-    tau, m = sharing.privacy, sharing.n_positions
-    nodes = (*range(1, tau + 1), *shares._secret_points(sharing))
-    later = shares._lagrange(nodes, tuple(range(tau + 1, m + 1)), PRIME).astype(np.int64)
-    return np.concatenate([np.eye(tau, tau + sharing.packing, dtype=np.int64), later])
-
-
 def leaks(sharings, seen):
-    """Return what values say about words, without the random elements.
+    """Return all leaks about words, by dealing, that combine: without the random elements.
 
-    Parameters
-    ----------
-    sharings : list of Sharing
-        How each dealing is shared; one block of each.
-    seen : list of (list of int, int)
-        Dealings whose shares are added, and the position of these.
-
-    Returns
-    -------
-    list of dict
-        For each dealing in a leak, the leak's coefficients of the dealing's words. Every leak is a
-        combination of these.
+    ``seen`` are pairs: dealings whose shares are added, and the position of these.
     """
     sizes = [sharing.threshold for sharing in sharings]
     starts = np.cumsum([0, *sizes])
-    matrices = {sharing: generator(sharing) for sharing in sharings}
+    matrices = {sharing: generator(sharing, PRIME) for sharing in sharings}
     rows = np.zeros((len(seen), starts[-1]), dtype=np.int64)
     for row, (dealings, position) in zip(rows, seen, strict=True):
         for i in dealings:
             row[starts[i] : starts[i + 1]] = matrices[sharings[i]][position]
     is_random = np.concatenate([np.arange(s.threshold) < s.privacy for s in sharings])
-    rows, done = np.concatenate([rows[:, is_random], rows[:, ~is_random]], axis=1), 0
+    rows = np.concatenate([rows[:, is_random], rows[:, ~is_random]], axis=1)
     n_random = int(is_random.sum())
-    for column in range(n_random):
-        pivots = np.flatnonzero(rows[done:, column])
-        if pivots.size:
-            rows[[done, done + pivots[0]]] = rows[[done + pivots[0], done]]
-            rows[done] = rows[done] * pow(int(rows[done, column]), -1, PRIME) % PRIME
-            below = rows[done + 1 :]
-            rows[done + 1 :] = (below - below[:, column, None] * rows[done]) % PRIME
-            done += 1
+    done = eliminate(rows, n_random, PRIME)
     owners = np.repeat(np.arange(len(sharings)), [s.packing for s in sharings])
     found = []
     for row in rows[done:, n_random:]:

@@ -20,7 +20,7 @@ from flower_kmeans.secagg.shares import (
     to_residues,
     uniform,
 )
-from tests.support.ring import pack, unpack
+from tests.support.ring import eliminate, generator, pack, unpack
 
 SUM = secure_sum("shares")
 EVERYONE = np.ones(5, dtype=bool)
@@ -145,29 +145,13 @@ def test_any_tau_shares_are_uniform(sharing, secret, monkeypatch):
         assert len(more) < len(ring) ** (sharing.privacy + 1)
 
 
-def rank(rows, prime):
-    """Return the rank of a matrix modulo a prime."""
-    rows, done = np.array(rows, dtype=np.int64) % prime, 0
-    for column in range(rows.shape[1]):
-        pivots = np.flatnonzero(rows[done:, column])
-        if pivots.size:
-            rows[[done, done + pivots[0]]] = rows[[done + pivots[0], done]]
-            rows[done] = rows[done] * pow(int(rows[done, column]), -1, prime) % prime
-            below = rows[done + 1 :]
-            rows[done + 1 :] = (below - below[:, column, None] * rows[done]) % prime
-            done += 1
-    return done
-
-
 @given(committees(), st.sampled_from(PRIMES), seeds)
 @settings(max_examples=60, deadline=None)
 def test_any_tau_shares_hide_the_words_at_the_real_primes(sharing, prime, rng):
     """What random elements put into any tau shares has full rank, so the shares are uniform."""
-    tau, m = sharing.privacy, sharing.n_positions
-    nodes = (*range(1, tau + 1), *shares._secret_points(sharing))
-    later = shares._lagrange(nodes, tuple(range(tau + 1, m + 1)), prime).astype(np.int64)
-    random_part = np.concatenate([np.eye(tau, dtype=np.int64), later[:, :tau]])
-    assert rank(random_part[rng.permutation(m)[:tau]], prime) == tau
+    tau = sharing.privacy
+    chosen = rng.permutation(sharing.n_positions)[:tau]
+    assert eliminate(generator(sharing, prime)[chosen, :tau], tau, prime) == tau
 
 
 @given(committees(), st.integers(1, 20), seeds)

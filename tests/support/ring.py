@@ -1,4 +1,4 @@
-"""Elements of the ring of shares as they travel."""
+"""Elements of the ring of shares as they travel, and linear algebra on dealings."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.secagg import shares
+from flower_kmeans.secagg.base import Sharing
 
 
 def pack(residues: NDArray[Any]) -> bytes:
@@ -20,3 +21,25 @@ def unpack(data: bytes, length: int) -> NDArray[np.uint64]:
     if not proper.all():
         raise MessageError("A share has the wrong length, or words that are no elements.")
     return elements.reshape(length)
+
+
+def generator(sharing: Sharing, prime: int) -> NDArray[np.int64]:
+    """Return the matrix (m, tau + k) from random elements and words to shares."""
+    tau, m = sharing.privacy, sharing.n_positions
+    nodes = (*range(1, tau + 1), *shares._secret_points(sharing))
+    later = shares._lagrange(nodes, tuple(range(tau + 1, m + 1)), prime).astype(np.int64)
+    return np.concatenate([np.eye(tau, tau + sharing.packing, dtype=np.int64), later])
+
+
+def eliminate(rows: NDArray[np.int64], n_columns: int, prime: int) -> int:
+    """Bring the first columns into echelon form, modulo a prime and in place; return their rank."""
+    done = 0
+    for column in range(n_columns):
+        pivots = np.flatnonzero(rows[done:, column])
+        if pivots.size:
+            rows[[done, done + pivots[0]]] = rows[[done + pivots[0], done]]
+            rows[done] = rows[done] * pow(int(rows[done, column]), -1, prime) % prime
+            below = rows[done + 1 :]
+            rows[done + 1 :] = (below - below[:, column, None] * rows[done]) % prime
+            done += 1
+    return done
