@@ -71,6 +71,10 @@ LISTED = {
     ("docs/index.md", 'python -m pip install ".[simulation]" && flower-kmeans simulate'): CI,
     ("docs/tutorial.md", "python3 -m venv .venv && . .venv/bin/activate"): CI,
     ("docs/benchmarks.md", "flower-kmeans bench --suite quick"): BENCH,
+    (
+        "docs/tables/deployments.md",
+        "python -m pytest -m deployment -rP tests/deployment/test_faults.py",
+    ): Listed("takes an hour", ".ci/run"),
     ("docs/tables/feddp.md", 'python -c "'): Listed("writes the file of a table that takes long"),
     ("docs/existing-app.md", " from digits_app.model import accuracy, fit"): DIFF,
     ("docs/existing-app.md", " from digits_app.output import save_accuracies, save_model"): DIFF,
