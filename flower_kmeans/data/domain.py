@@ -303,7 +303,7 @@ class GridRecords:
     bit. The checked records, (n, d), stay in the user's units, so nothing of their size is copied.
     """
 
-    box: Box | None = None  # of ``table``, the records in the user's units
+    box: Box | None = None  # the domain, where `table` holds records in the user's units
 
     def __init__(self, records: FloatArray, domain: Domain, fraction_bits: int) -> None:
         check_fraction_bits(fraction_bits)
@@ -311,7 +311,7 @@ class GridRecords:
             raise DataError(
                 f"records must have shape (n, {domain.n_features}), got {records.shape}."
             )
-        self.table = self._records = np.ascontiguousarray(records, dtype=np.float64)
+        self.table = np.ascontiguousarray(records, dtype=np.float64)
         self.box = domain if isinstance(domain, Box) else None
         self.fraction_bits = int(fraction_bits)
 
@@ -333,7 +333,7 @@ class GridRecords:
         if points.size and np.abs(points).max() > 2**fraction_bits:
             raise DataError(f"grid must lie in [-{2**fraction_bits}, {2**fraction_bits}].")
         self = cls.__new__(cls)
-        self._records = np.ascontiguousarray(points)
+        self.table = np.ascontiguousarray(points)
         self.fraction_bits = int(fraction_bits)
         self._read = lambda rows, out, scratch: np.copyto(out, rows)
         return self
@@ -341,21 +341,21 @@ class GridRecords:
     @property
     def shape(self) -> tuple[int, int]:
         """Numbers of records and of columns."""
-        return self._records.shape[0], self._records.shape[1]
+        return self.table.shape[0], self.table.shape[1]
 
     def read(self, start: int, out: FloatArray, scratch: FloatArray | None = None) -> None:
         """Write the grid points of rows ``start`` to ``start + len(out)`` into ``out``.
 
         ``scratch`` has the shape of ``out`` and is C-contiguous; ``out`` itself serves if it is.
         """
-        rows = self._records[start : start + len(out)]
+        rows = self.table[start : start + len(out)]
         self._read(rows, out, out if scratch is None else scratch)
 
     def blocks(
         self, max_rows: int, start: int = 0, stop: int | None = None
     ) -> Iterator[FloatArray]:
         """Yield grid points (m, d), m <= max_rows, of the rows from ``start`` to ``stop``."""
-        stop = len(self._records) if stop is None else stop
+        stop = self.shape[0] if stop is None else stop
         for first in range(start, stop, max_rows):
             block = np.empty((min(max_rows, stop - first), self.shape[1]))
             self.read(first, block)

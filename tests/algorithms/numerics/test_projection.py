@@ -139,6 +139,7 @@ def statistics(points, projection, matrix, centers, margin):
     projected = ProjectedRecords(records, projection, matrix)
     rows = np.empty(projected.shape)
     projected.read(0, rows)
+    np.testing.assert_array_equal(np.vstack(list(projected.blocks(7))), rows)
     return (rows, *lifted_sums(records, projection, matrix, centers, margin))
 
 
