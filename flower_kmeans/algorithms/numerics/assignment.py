@@ -127,7 +127,7 @@ def fused_kernel(work: float) -> Any:
 def _load_fused() -> Any:
     try:
         from flower_kmeans.algorithms.numerics import fused
-    except (ImportError, RuntimeError):  # no Numba, or no folder for what it compiles
+    except Exception:  # no Numba, none for this NumPy, or no folder for what it compiles
         return None
     return fused
 

@@ -157,8 +157,9 @@ def test_a_processor_without_wide_instructions_gives_the_same():
 
 def test_the_kernel_is_loaded_once_it_pays(monkeypatch):
     monkeypatch.setattr(assignment, "_work_so_far", 0.0)
-    assert assignment.fused_kernel(assignment._FUSED_WORK / 2) is None
-    assert assignment.fused_kernel(assignment._FUSED_WORK / 2) is not None
+    monkeypatch.setattr(assignment, "_FUSED_WORK", 100)
+    assert assignment.fused_kernel(50) is None
+    assert assignment.fused_kernel(50) is not None
     assert assignment.fused_kernel(1) is not None
 
 
@@ -172,7 +173,7 @@ def test_numpy_serves_where_there_is_no_kernel(error, monkeypatch):
     monkeypatch.setattr("numba.njit", njit)
     monkeypatch.delitem(sys.modules, "flower_kmeans.algorithms.numerics.fused", raising=False)
     monkeypatch.delattr("flower_kmeans.algorithms.numerics.fused", raising=False)
-    monkeypatch.setattr(assignment, "_work_so_far", np.inf)
+    monkeypatch.setattr(assignment, "_FUSED_WORK", 0)
     load = assignment._load_fused.__wrapped__
     assert load() is None
     monkeypatch.setattr(assignment, "_load_fused", load)
