@@ -190,5 +190,7 @@ def test_an_algorithm_without_a_clip_is_refused_when_its_strategy_is_made(cls, n
 
 
 def test_a_clip_for_an_algorithm_without_one_is_refused():
-    with pytest.raises(ConfigurationError, match="clip=None for Split, whose algorithm does not clip"):
+    with pytest.raises(
+        ConfigurationError, match="clip=None for Split, whose algorithm does not clip"
+    ):
         Split(3, BOX, PrivacyBudget(1.0), n_records=500, n_clients=5, clip=7.0)
