@@ -335,8 +335,9 @@ def cluster_sums(
         reach = float(radius2)
     unit2 = 4.0**-records.fraction_bits
     sums, counts = np.zeros((k + 1, d), np.int64), np.zeros(k + 1, np.int64)
+    block = _block(records, d)
     for table, first, last, bounds in _tables(records, start, stop):
-        found, block = np.zeros((k + 1, d)), _block(records, d)
+        found = np.zeros((k + 1, d))
         _sum_rows(table, first, last, bounds, block, centers, reach, unit2, found, counts)
         sums += found.astype(np.int64)
     return sums[:k], counts[:k]
@@ -357,8 +358,9 @@ def cell_sums(
     sums = np.zeros(points.shape, np.int64)
     counts, slacks = np.zeros(len(points), np.int64), np.zeros(len(points), np.int64)
     rest = lengths, 2.0**fraction_bits, weighted
+    block = _block(records, points.shape[1])
     for table, first, last, bounds in _tables(records, start, stop):
-        found, block = np.zeros(points.shape), _block(records, points.shape[1])
+        found = np.zeros(points.shape)
         _cell_rows(table, first, last, bounds, block, centers, *rest, found, counts, slacks)
         sums += found.astype(np.int64)
     return sums, counts, slacks
@@ -371,12 +373,11 @@ def nearest(
 
     Squared distances are exact integers, in squared grid units.
     """
-    centers = _centers(points, None, records.fraction_bits)
+    centers, block = _centers(points, None, records.fraction_bits), _block(records, points.shape[1])
     labels, d2 = np.empty(_LABEL_ROWS, np.int32), np.empty(_LABEL_ROWS)
     for low in range(start, stop, _LABEL_ROWS):
         done, high = 0, min(low + _LABEL_ROWS, stop)
         for table, first, last, bounds in _tables(records, low, high):
-            block = _block(records, points.shape[1])
             rows = slice(done, done + last - first)
             _label_rows(table, first, last, bounds, block, centers, labels[rows], d2[rows])
             done = rows.stop
