@@ -16,8 +16,9 @@ def values(parameter: Any) -> str:
     """Return what a parameter takes."""
     if getattr(parameter, "is_flag", False):
         return "a flag"
-    choices = getattr(parameter.type, "choices", None)
-    kind = ", ".join(f"`{getattr(one, 'value', one)}`" for one in choices or ())
+    choices = getattr(parameter.type, "choices", None) or ()
+    spelled = parameter.metavar or "|".join(getattr(one, "value", one) for one in choices)
+    kind = ", ".join(f"`{one}`" for one in spelled.split("|")) if "|" in spelled else spelled
     kind = kind or parameter.type.name
     if parameter.required:
         return f"{kind}; required"

@@ -1,9 +1,9 @@
 """Parameters of algorithms, each declared once: as an annotated field of the algorithm's dataclass.
 
 ``seed: Annotated[int, whole(0, LARGEST)] = 0`` declares type, range and default. The constructor,
-the check with its message, and both directions of the run document follow. A second annotation says
-when a parameter stands in documents: "given", where it differs from its default, or "clients",
-where the budget protects clients; always without one.
+the check with its message, both directions of the run document and the command line's option
+follow. A second annotation says when a parameter stands in documents: "given", where it differs
+from its default, or "clients", where the budget protects clients; always without one.
 """
 
 import inspect
@@ -36,6 +36,10 @@ class Kind:
     """Returns a document's value of an attribute."""
     read: Callable[[Any], Any] = lambda value: value
     """Returns an argument of a document's value."""
+    values: str = ""
+    """What a user can write for it, in words; empty where it has no option."""
+    parse: Callable[[str], Any] = str
+    """Returns an argument of what a user wrote; a LookupError or ValueError if it is none."""
 
 
 def integer(name: str, value: Any, low: int, high: int) -> int:
@@ -80,7 +84,11 @@ def whole(low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False) -> Ki
             raise ConfigurationError(f"Expected {name} as an integer or 'auto'. Got {value!r}.")
         return integer(name, value, low, high)
 
-    return Kind(check)
+    if high < LARGEST:
+        values = f"integer in [{low}, {high}]"
+    else:
+        values = "integer" if low < 0 else f"integer from {low}"
+    return Kind(check, values=values, parse=int)
 
 
 def real(low: float, high: float) -> Kind:
@@ -94,7 +102,8 @@ def real(low: float, high: float) -> Kind:
             )
         return float(value)
 
-    return Kind(check, real_to_text, real_from_text)
+    values = f"number in [{low:g}, {high:g}]"
+    return Kind(check, real_to_text, real_from_text, values, float)
 
 
 def instance(kind: Any, expected: str) -> Kind:
@@ -115,7 +124,7 @@ def choice(*options: str) -> Kind:
             raise ConfigurationError(f"Expected {name} in {list(options)}. Got {value!r} instead.")
         return value
 
-    return Kind(check)
+    return Kind(check, values="|".join(options))
 
 
 def reals(*names: str) -> Kind:
@@ -142,7 +151,14 @@ def reals(*names: str) -> Kind:
             raise ConfigurationTypeError("A mapping of a run document has the wrong type.")
         return {key: real_from_text(text) for key, text in config.items()}
 
-    return Kind(check, lambda pairs: {key: real_to_text(each) for key, each in pairs}, read)
+    def parse(text: str) -> dict[str, float]:
+        pairs = (part.split("=") for part in text.split(","))
+        return {key: float(each) for key, each in pairs}
+
+    def write(pairs: tuple[tuple[str, float], ...]) -> dict[str, str]:
+        return {key: real_to_text(each) for key, each in pairs}
+
+    return Kind(check, write, read, "NAME=NUMBER,...", parse)
 
 
 def _positive(name: str, value: Any) -> float:
@@ -158,9 +174,9 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
-POSITIVE = Kind(_positive, real_to_text, real_from_text)
+POSITIVE = Kind(_positive, real_to_text, real_from_text, "positive number", float)
 """A positive, finite real."""
-FLAG = Kind(_flag)
+FLAG = Kind(_flag, values="true|false", parse={"true": True, "false": False}.__getitem__)
 """A bool."""
 
 
@@ -174,7 +190,7 @@ def check_parameters(holder: Any) -> None:
 
     "auto" and ``None`` pass where they are the default.
     """
-    for name, (kind, _, default) in _declared(type(holder)).items():
+    for name, (kind, _, default) in declared(type(holder)).items():
         value = getattr(holder, name)
         if not (value is default is None or (is_auto(value) and is_auto(default))):
             object.__setattr__(holder, name, kind.check(name, value))
@@ -193,7 +209,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 def write_parameters(holder: Any, clients: bool) -> dict[str, Any]:
     """Return the declared parameters for a run document, where clients are protected or not."""
     config = {}
-    for name, (kind, when, default) in _declared(type(holder)).items():
+    for name, (kind, when, default) in declared(type(holder)).items():
         value = getattr(holder, name)
         if when == "always" or (value != default if when == "given" else clients):
             config[name] = kind.write(value)
@@ -208,16 +224,14 @@ def read_parameters(holder: Any, config: Mapping[str, Any], clients: bool) -> di
     ConfigurationError, ConfigurationTypeError, MessageError
         If one is missing or unknown, no canonical text, or not resolved.
     """
-    declared, given = _declared(holder), set(config) - {"name"}
-    optional = {name for name, each in declared.items() if each.when == "given"}
-    required = {
-        name for name, each in declared.items() if each.when == "always" or clients
-    } - optional
+    known, given = declared(holder), set(config) - {"name"}
+    optional = {name for name, each in known.items() if each.when == "given"}
+    required = {name for name, each in known.items() if each.when == "always" or clients} - optional
     if not required <= given <= required | optional:
         raise ConfigurationError(f"The fields of algorithm {holder.name!r} are not as expected.")
     values = {}
     for name in sorted(given):
-        kind, when, default = declared[name]
+        kind, when, default = known[name]
         values[name] = kind.read(config[name])
         # A default that is left out, and a choice that is made, have one encoding.
         if values[name] == default and (when == "given" or is_auto(default)):
@@ -225,16 +239,19 @@ def read_parameters(holder: Any, config: Mapping[str, Any], clients: bool) -> di
     return values
 
 
-class _Declared(NamedTuple):
+class Declared(NamedTuple):
+    """A field that declares a parameter."""
+
     kind: Kind
     when: str
     default: Any
 
 
-def _declared(holder: type[Any]) -> dict[str, _Declared]:
+def declared(holder: type[Any]) -> dict[str, Declared]:
+    """Return the parameters that a dataclass declares."""
     found = {}
     for each in fields(holder):
         kind, when = (*getattr(each.type, "__metadata__", ()), "always", None)[:2]
         if isinstance(kind, Kind) and each.init:
-            found[each.name] = _Declared(kind, when, each.default)
+            found[each.name] = Declared(kind, when, each.default)
     return found

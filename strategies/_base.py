@@ -499,6 +499,7 @@ class KMeansStrategy(ClusteringStrategy[Server]):
     Parameters
     ----------
     n_clusters : int
+        Number of clusters.
     domain : Box or Ball
         Public bounds of the records, in the user's units. Records outside are clipped.
     privacy : PrivacyBudget

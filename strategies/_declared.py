@@ -9,15 +9,52 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from inspect import Parameter, Signature, cleandoc, signature
-from typing import Any
+from typing import Any, NamedTuple
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.parameters import Kind, declared
 
 Meaning = tuple[str, str, str]
 """Names that share a description, their type, and the indented text."""
 
 _SECTION = re.compile(r"^\w+\n-+\n", re.MULTILINE)
 _ENTRY = re.compile(r"^(\S.*?) : (.*)\n((?:(?: .*)?\n)*)", re.MULTILINE)
+
+
+class Option(NamedTuple):
+    """A parameter of a strategy that a user can write."""
+
+    kind: Kind
+    default: Any
+    meaning: str  # in one paragraph; empty where none is documented
+
+
+def options_of(strategy: Any) -> dict[str, Option]:
+    """Return the parameters of a strategy that a user can write, as on a command line."""
+    kinds = {name: each.kind for name, each in declared(strategy.ALGORITHM).items()}
+    rounds = getattr(strategy, "ROUNDS", "n_rounds")
+    if rounds in kinds:
+        kinds["n_rounds"] = kinds[rounds]
+    # What a constructor declares wins over the algorithm's field of the same name.
+    for holder in reversed(strategy.__mro__):
+        if "__init__" in holder.__dict__ and holder is not object:
+            for name, each in signature(holder.__init__).parameters.items():
+                for kind in getattr(each.annotation, "__metadata__", ()):
+                    kinds[name] = kind
+    meanings = meanings_of(strategy)
+    return {
+        name: Option(kinds[name], each.default, meanings.get(name, ""))
+        for name, each in signature(strategy).parameters.items()
+        if name in kinds and kinds[name].values
+    }
+
+
+def meanings_of(holder: Any) -> dict[str, str]:
+    """Return what a docstring says of parameters, each in one paragraph."""
+    entries = _ENTRY.findall(_split(holder)[1])
+    return {
+        name: " ".join(text.split()) for names, _, text in entries for name in names.split(", ")
+    }
 
 
 def own_parameters(strategy: Any) -> dict[str, Parameter]:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from os import PathLike
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +15,7 @@ from flower_kmeans.algorithms.base import COUNTS
 from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import integer, require_type
+from flower_kmeans.parameters import choice, integer, require_type, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.exchange import Exchange
@@ -121,8 +121,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         n_rounds: int | Literal["auto"] = "auto",
         initial: ArrayLike | None = None,
         key_holders: int | None = None,
-        max_colluders: int = 1,
-        keys: Literal["relayed", "roster"] = "relayed",
+        max_colluders: Annotated[int, whole(1)] = 1,
+        keys: Annotated[Literal["relayed", "roster"], choice(*KEYS)] = "relayed",
         roster_file: str | PathLike[str] | None = None,
         seed: int = 0,
         fraction_bits: int = 16,

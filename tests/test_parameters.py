@@ -141,3 +141,26 @@ def test_a_document_lacks_no_field(lacking):
 def test_a_document_for_records_has_no_field_of_clients():
     with pytest.raises(ConfigurationError, match="not as expected"):
         read_parameters(Declared, write_parameters(FULL, True), False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "texts"),
+    [
+        (whole(), "integer", {"-3": -3, "1.5": ValueError}),
+        (whole(1), "integer from 1", {"7": 7}),
+        (whole(1, 9), "integer in [1, 9]", {"7": 7, "x": ValueError}),
+        (real(0.5, 2), "number in [0.5, 2]", {"1": 1.0, "one": ValueError}),
+        (POSITIVE, "positive number", {"1e3": 1000.0}),
+        (FLAG, "true|false", {"true": True, "false": False, "1": LookupError}),
+        (choice("a", "b"), "a|b", {"b": "b"}),
+        (reals("x", "y"), "NAME=NUMBER,...", {"x=1,y=2.5": {"x": 1, "y": 2.5}, "x": ValueError}),
+    ],
+)
+def test_a_declaration_says_what_a_user_writes(kind, values, texts):
+    assert kind.values == values
+    for text, expected in texts.items():
+        if isinstance(expected, type):
+            with pytest.raises(expected):
+                kind.parse(text)
+        else:
+            assert kind.parse(text) == expected

@@ -83,7 +83,7 @@ def test_the_reference_has_all_commands_and_options():
         for parameter in command.params:
             spelled = ", ".join(parameter.opts) if parameter.opts[0][0] == "-" else "NAMES"
             assert text.count(f"| `{spelled}` |") >= 1, parameter
-    assert "| `--clusters` | integer; `16` by default | Number of clusters. |" in text
+    assert "| `--clusters` | integer in [1, 10000]; `16` by default | Number of clusters. |" in text
     assert all(f"`{trust}`" in row_of(text, "--trust") for trust in TRUST_MODELS)
     assert "| `--policy-file` | path; required |" in text
     assert "| `--verbose` | a flag |" in text

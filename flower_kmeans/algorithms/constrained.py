@@ -83,6 +83,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     max_contribution : int
         E of ``"e-exclusive"``, from 1 to k; 1 for the others.
     mechanism : {"gaussian", "laplace"}
+        Law of the noise.
     n_records, n_clients : int
         Public figures. Both are required, also without privacy.
     n_clusters, domain, budget, n_rounds, seed, fraction_bits, initial

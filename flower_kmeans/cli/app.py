@@ -25,9 +25,8 @@ from rich.text import Text
 
 from flower_kmeans.cli.options import (
     Engine,
-    Keys,
     Settings,
-    Unit,
+    StrategyCommand,
     even_widths,
     one_sentence,
     placeholders,
@@ -73,7 +72,7 @@ def _root(
     """Private, federated k-means for the Flower framework."""
 
 
-@app.command()
+@app.command(cls=StrategyCommand)
 @with_settings
 def simulate(
     settings: Settings,
@@ -109,11 +108,6 @@ def simulate(
             help="For feddp: a file with the server's own points, in the columns of the records."
         ),
     ] = None,
-    keys: Annotated[
-        Keys,
-        typer.Option(help="Whether clients' keys are relayed by the server or pinned in a roster."),
-    ] = Keys.RELAYED,
-    seed: Annotated[int, typer.Option(help="Public randomness only: never that of noise.")] = 0,
     engine: Annotated[Engine, typer.Option(help="Where the clients run.")] = Engine.RAY,
     output: Annotated[Path, typer.Option(help="Directory for the results.")] = Path(
         "flower-kmeans-out"
@@ -133,6 +127,7 @@ def simulate(
     from flower_kmeans.simulation import simulate as run
 
     console, private = Console(highlight=False), settings.is_private
+    seed, n_clusters = settings.given.get("seed", 0), settings.given["n_clusters"]
     if data is None:
         for option, value in (("--columns", columns), ("--label", label)):
             if value is not None:
@@ -141,13 +136,13 @@ def simulate(
                 )
         source = sources.photo()
     else:
-        source = sources.table(data, columns, label, split, settings.n_records)
+        source = sources.table(data, columns, label, split)
     settings.check_server("--server-data", "a file with points of the server's own", server_data)
-    parameters: dict[str, Any] = {"keys": keys.value, "seed": seed}
+    parameters: dict[str, Any] = {}
     if server_data is not None:
         points = load_table(server_data, features=list(source.columns))
         parameters["server_data"] = points.records
-    parties = source.parties(split) if settings.name.is_vertical else []
+    parties = source.parties(split) if settings.is_vertical else []
     if parties:
         source = source.ordered([name for party in parties for name in party])
     from_data = bounds_from_data or not private
@@ -163,24 +158,24 @@ def simulate(
         box = replace(box, columns=source.columns)
         partitions = np.split(source.records, np.cumsum(widths)[:-1], axis=1)
     else:
-        partitions = source.split(split, settings.clients, seed)
+        partitions = source.split(split, settings.given.get("n_clients"), seed)
         parameters["n_clients"] = len(partitions)
-    planned = source.n_records if settings.n_records is None else settings.n_records
-    if planned is None:
-        if private and not parties:
+    if "n_records" not in settings.given:
+        if private and not parties and source.n_records is None:
             raise ConfigurationError(
                 "A private run needs --n-records, the public planning figure for the number "
                 "of records: it is not counted, because the true number is private."
             )
-        planned = len(source.records)  # all parties with columns know it, so it is public
-    chosen = settings.make(box, planned, **parameters)
+        # That of a photograph is public, and all parties with columns know theirs.
+        parameters["n_records"] = source.n_records or len(source.records)
+    chosen = settings.make(box, **parameters)
     prepare_directory(output)
     console.print(
         Text(
             f"{printable(source.name)}: {_number(len(source.records), 'record')} of "
             f"{_number(len(partitions), 'party' if parties else 'client')}, "
             f"{_number(len(source.columns), 'column')}; "
-            f"{type(chosen).__name__}, {_number(settings.clusters, 'cluster')}, engine {engine}"
+            f"{type(chosen).__name__}, {_number(n_clusters, 'cluster')}, engine {engine}"
         ),
         soft_wrap=True,
     )
@@ -202,7 +197,7 @@ def simulate(
         "lower": box.lower,
         "upper": box.upper,
         "bounds_from_data": read_off,
-        "n_clusters": settings.clusters,
+        "n_clusters": n_clusters,
         "engine": engine.value,
         "seed": seed,
         "seconds": seconds,
@@ -229,14 +224,14 @@ def simulate(
     files += out.write_report(output, clustering.report.to_dict() | facts)
     files += out.write_centroids(output, clustering, source.columns)
     privacy = f"epsilon {clustering.report.epsilon:.4g}" if private else "not private"
-    caption = f"after: {settings.clusters} colours, {privacy}"
+    caption = f"after: {n_clusters} colours, {privacy}"
     picture = "none: it needs two columns and matplotlib (pip install 'flower-kmeans[plots]')"
     if source.draw(output / "picture.png", clustering, caption):
         picture = "picture.png, which shows the records themselves"
     out.print_warnings(console, clustering.report, statements)
     noted = " (but for bounds that were read off the records)" if not_private else ""
     lines = {
-        "Found": f"{_number(settings.clusters, 'cluster')} in "
+        "Found": f"{_number(n_clusters, 'cluster')} in "
         f"{_number(len(source.records), 'record')}, inertia {inertia:.5g} per record "
         "(exact: only a simulation can compute it)",
         "Cost": out.privacy_line(clustering.report) + noted,
@@ -248,7 +243,7 @@ def simulate(
         console.print(Text.assemble((f"{name:9}", "bold"), value), soft_wrap=True)
 
 
-@app.command()
+@app.command(cls=StrategyCommand)
 @with_settings
 def plan(
     settings: Settings,
@@ -275,27 +270,26 @@ def plan(
 
     if features < 1:
         raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
-    name = settings.name
-    if name.takes("server_data") and settings.unit is Unit.CLIENT and settings.clip is None:
+    name, given = settings.name, settings.given
+    if settings.takes("server_data") and settings.unit == "client" and "clip" not in given:
         raise ConfigurationError(
             f"Expected --clip with --unit client for the strategy {name}: its clips follow from "
             "where the server's points lie, and only their number is known here. Got none."
         )
     settings.check_server("--server-points", "the number of points of the server", server_points)
-    if parties is not None and not name.is_vertical:
+    if parties is not None and not settings.is_vertical:
         raise ConfigurationError(
             f"Expected --parties with --strategy vertical only. Got it with {name}."
         )
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = {"n_records": given.get("n_records", datasets.PHOTO_RECORDS)}
     if server_points is not None:
         parameters["server_data"] = placeholders(server_points, features)
-    if name.is_vertical:
+    if settings.is_vertical:
         parameters["parties"] = even_widths(features, 2 if parties is None else parties)
     else:
-        parameters["n_clients"] = DEFAULT_CLIENTS if settings.clients is None else settings.clients
-    planned = datasets.PHOTO_RECORDS if settings.n_records is None else settings.n_records
+        parameters["n_clients"] = given.get("n_clients", DEFAULT_CLIENTS)
     box = Box([-1.0] * features, [1.0] * features)
-    chosen = settings.make(box, planned, **parameters)
+    chosen = settings.make(box, **parameters)
     facts = {"n_clients": str(chosen.n_clients), "min_clients": str(chosen.min_clients)}
     if chosen.trust_model.is_protected:
         facts["max_colluders"] = str(chosen.max_colluders)

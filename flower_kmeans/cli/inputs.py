@@ -26,7 +26,7 @@ class Source:
     name: str  # of the file
     records: NDArray[np.float64]  # (n, d), in the user's units
     columns: tuple[str, ...]
-    n_records: int | None  # public planning figure, if the user gave one
+    n_records: int | None = None  # if it is public
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # that are public
     table: datasets.Table | None = None  # where the records come from
     image: NDArray[np.uint8] | None = None  # (height, width, 3): they are its pixels
@@ -70,10 +70,6 @@ class Source:
         a photograph, and iid otherwise.
         """
         kind, _, detail = (split or ("iid" if self.image is None else "tiles")).partition(":")
-        if clients is not None and clients < 1:
-            raise ConfigurationError(f"Expected --clients of at least 1. Got {clients} instead.")
-        if seed < 0:
-            raise ConfigurationError(f"Expected --seed of at least 0. Got {seed} instead.")
         n_clients = DEFAULT_CLIENTS if clients is None else clients
         rng = np.random.default_rng(seed)
         if kind == "iid" and not detail:
@@ -203,9 +199,7 @@ def photo() -> Source:
     )
 
 
-def table(
-    path: Path, columns: str | None, label: str | None, split: str | None, n_records: int | None
-) -> Source:
+def table(path: Path, columns: str | None, label: str | None, split: str | None) -> Source:
     """Return the records of a user's file."""
     kind, _, detail = (split or "").partition(":")
     loaded = datasets.load_table(
@@ -216,7 +210,7 @@ def table(
     )
     if not len(loaded.records):
         raise ConfigurationError(f"The data file {path} has no records.")
-    return Source(path.name, loaded.records, loaded.columns, n_records, table=loaded)
+    return Source(path.name, loaded.records, loaded.columns, table=loaded)
 
 
 def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:

@@ -1,14 +1,15 @@
-"""What simulate and plan take alike, the strategy that it describes, and how errors are reported.
+"""What simulate and plan take alike: a strategy, a budget, and the strategy's parameters.
 
-Types, ranges and defaults are those of the strategies: an option that is left out is not passed on.
-Strategies are imported when a command runs, for Flower takes a second to import.
+Options of parameters follow from what the strategies declare: names, values, defaults and help. An
+option that is left out is not passed on. Strategies are imported when a command runs or shows its
+help, for Flower takes a second to import.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,15 +17,22 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperCommand
 
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.files import printable
+from flower_kmeans.parameters import is_auto
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flower_kmeans.data.domain import Box
     from flower_kmeans.strategies import KMeansStrategy, VerticalKMeans
+    from flower_kmeans.strategies._declared import Option
+
+Engine = StrEnum("Engine", {"IN_PROCESS": "in-process", "RAY": "ray"})
+
+_DEFAULTS = {"n_clusters": "16"}  # of what strategies require
 
 
 @contextmanager
@@ -37,228 +45,107 @@ def one_sentence() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-class StrategyName(StrEnum):
-    """The strategies, by the names of their algorithms; what each takes follows from its class."""
-
-    LLOYD = "lloyd"
-    SULLOYD = "sulloyd"
-    GLLOYD = "glloyd"
-    FASTLLOYD = "fastlloyd"
-    SYNOPSIS = "synopsis"
-    CONSTRAINED_LLOYD = "constrained-lloyd"
-    FEDDP = "feddp"
-    PE_MEANS = "pe-means"
-    HDPE_MEANS = "hdpe-means"
-    VERTICAL = "vertical"
-
-    @property
-    def kind(self) -> "type[KMeansStrategy] | type[VerticalKMeans]":
-        """The class."""
-        from flower_kmeans.strategies import BY_NAME
-
-        return BY_NAME[self.value]
-
-    @property
-    def is_private(self) -> bool:
-        """Whether it adds noise."""
-        return self.kind.TRUST != Trust.PLAIN
-
-    @property
-    def is_vertical(self) -> bool:
-        """Whether it splits columns."""
-        return self.kind.ALGORITHM.vertical
-
-    def takes(self, parameter: str) -> bool:
-        """Return whether it has a parameter."""
-        return parameter in signature(self.kind).parameters
+def spelled(parameter: str) -> str:
+    """Return the option of a strategy's parameter."""
+    # The number of records keeps its letter: --records would look like the records themselves.
+    name = parameter if parameter == "n_records" else parameter.removeprefix("n_")
+    return f"--{name.replace('_', '-')}"
 
 
-def _takers(parameter: str) -> str:
-    return " or ".join(name for name in StrategyName if name.takes(parameter))
+@cache
+def options_by_strategy() -> "dict[str, dict[str, Option]]":
+    """Return the parameters that can be written as options, by strategy and by name."""
+    from flower_kmeans.strategies import BY_NAME
+    from flower_kmeans.strategies._declared import options_of
 
-
-class Trust(StrEnum):
-    """The trust models, each with a line on who learns what."""
-
-    learns: str
-
-    def __new__(cls, name: str, learns: str) -> "Trust":
-        """Make a member of a line below; its value is its name on the command line."""
-        member = str.__new__(cls, name)
-        member._value_ = name
-        member.learns = learns
-        return member
-
-    CLIENTS_ONLY = (
-        "clients-only",
-        "only clients see the noisy sums and the result; the server sees them with a client's help",
-    )
-    DISTRIBUTED_NOISE = (
-        "distributed-noise",
-        "the server sees the noisy sums, and no more together with --max-colluders clients",
-    )
-    OBLIVIOUS_SERVER = (
-        "oblivious-server",
-        "the server adds the noise and sees no sum; with one client it sees every exact answer",
-    )
-    TRUSTED_SERVER = (
-        "trusted-server",
-        "the server sees every client's exact answer and adds the noise",
-    )
-    PLAIN = "plain", "the server sees every client's exact answer, and nobody adds noise"
-    VERTICAL = (
-        "vertical",
-        "parties hold columns: party 0 sees the noisy sums, every party the result, the server "
-        "none; party 0 and all key holders together read every encrypted column",
-    )
-
-
-Keys = StrEnum("Keys", ["RELAYED", "ROSTER"])
-Engine = StrEnum("Engine", {"IN_PROCESS": "in-process", "RAY": "ray"})
-
-
-class Unit(StrEnum):
-    """Whom the guarantee protects."""
-
-    RECORD = "record"
-    CLIENT = "client"
+    return {name: options_of(strategy) for name, strategy in BY_NAME.items()}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of simulate and plan: each field is one."""
+    """What was chosen for a run: the strategy, its budget, and those parameters that were given."""
 
-    n_records: Annotated[
-        int | None,
-        typer.Option(
-            help="Public planning figure for the number of records, never counted in them."
-        ),
-    ] = None
-    clients: Annotated[
-        int | None,
-        typer.Option(help="Number of clients; 20, or one per value of a column to split by."),
-    ] = None
-    clusters: Annotated[int, typer.Option(help="Number of clusters.")] = 16
-    min_size: Annotated[
-        int | None,
-        typer.Option(
-            help="For synopsis: fewest records of a cluster, an aim that cannot be promised; for "
-            "constrained-lloyd divided among the clients."
-        ),
-    ] = None
-    max_size: Annotated[
-        int | None, typer.Option(help="As --min-size: most records of a cluster.")
-    ] = None
-    strategy: Annotated[
-        StrategyName | None,
-        typer.Option(
-            case_sensitive=False,
-            help="Algorithm. Default: synopsis; fastlloyd with --rounds.",
-            show_default=False,
-        ),
-    ] = None
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Privacy budget; 1.0 unless the strategy or the trust is not private."),
-    ] = None
-    delta: Annotated[
-        float | None, typer.Option(help="Privacy budget; min(1e-6, 1/(100 n_records)) by default.")
-    ] = None
-    unit: Annotated[
-        Unit | None,
-        typer.Option(help="What epsilon protects: one record (the default), or a client with all."),
-    ] = None
-    clip: Annotated[
-        float | None,
-        typer.Option(
-            help="With --unit client: how many records' worth of one client count in each release; "
-            "by default n_records divided by the number of clients, the root of that for synopsis "
-            "and the votes of pe-means; that of feddp follows from the server's points."
-        ),
-    ] = None
-    trust: Annotated[
-        Trust | None,
-        typer.Option(
-            help="Who learns what; by default distributed-noise, oblivious-server for fastlloyd, "
-            "glloyd, sulloyd and constrained-lloyd, plain for lloyd.\n\n"
-            + "\n\n".join(f"{model}: {model.learns}." for model in Trust)
-        ),
-    ] = None
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of rounds, of feddp after the three of its initialisation; by default the "
-            "strategy's rule, 2 to 7, or 1 or 2. Those of synopsis, 6 to 8 and 4 more with bounds "
-            "on sizes, follow from the plan: with this option alone the strategy is fastlloyd."
-        ),
-    ] = None
-    min_clients: Annotated[
-        int | None,
-        typer.Option(help="Fewest clients behind a sum; by default the strategy's rule."),
-    ] = None
-    max_colluders: Annotated[
-        int | None,
-        typer.Option(
-            help="How many clients may pool what they know, with or without the server; by default "
-            "a tenth of them where clients share the noise, else 1."
-        ),
-    ] = None
+    name: str  # of the strategy's algorithm
+    strategy: Any  # its class
+    epsilon: float | None
+    delta: float | None
+    unit: str
+    trust: str | None
+    given: dict[str, Any]
 
-    @property
-    def name(self) -> StrategyName:
-        """The strategy that was named, or else the one to take when in doubt."""
-        if self.strategy is not None:
-            return self.strategy
+    @classmethod
+    def read(
+        cls,
+        *,
+        strategy: str | None,
+        epsilon: float | None,
+        delta: float | None,
+        unit: str | None,
+        trust: str | None,
+        **texts: str | None,
+    ) -> "Settings":
+        """Return the settings of options, which must not contradict each other."""
+        from flower_kmeans.strategies import BY_NAME
+
+        written = {name: text for name, text in texts.items() if text is not None}
         # The smallest losses for records without points of the server (docs/choosing.md). Its
         # rounds follow from the plan: where their number is given, the best of the others.
-        return StrategyName.SYNOPSIS if self.rounds is None else StrategyName.FASTLLOYD
-
-    @property
-    def is_private(self) -> bool:
-        """Whether noise is added."""
-        return self.name.is_private and self.trust is not Trust.PLAIN
-
-    def check(self) -> None:
-        """Require that the options do not contradict each other."""
-        name = self.name
-        if not name.is_private and self.epsilon is not None:
-            others = [str(other) for other in StrategyName if other.is_private]
+        default = "fastlloyd" if "n_rounds" in written else "synopsis"
+        name = default if strategy is None else strategy.lower()
+        if name not in BY_NAME:
             raise ConfigurationError(
-                f"The strategy {name} adds no noise: leave out --epsilon, or choose "
-                f"{', '.join(others[:-1])} or {others[-1]}."
+                f"Expected --strategy in {list(BY_NAME)}. Got {strategy!r} instead."
             )
-        if self.trust is Trust.PLAIN and self.epsilon is not None:
-            raise ConfigurationError(
-                "Nobody adds noise under --trust plain: leave out --epsilon, or choose another "
-                "trust."
-            )
-        if not self.is_private and (self.unit is Unit.CLIENT or self.clip is not None):
+        settings = cls(name, BY_NAME[name], epsilon, delta, unit or "record", trust, {})
+        settings._take(written)
+        if not settings.is_private and (settings.unit == "client" or "clip" in settings.given):
             raise ConfigurationError(
                 "Nobody is protected in this run: leave out --unit and --clip, or choose another "
                 "--strategy or --trust."
             )
-        wrong = self._given("min_size", "max_size")
-        if wrong and not name.takes("min_size"):
-            raise ConfigurationError(
-                f"The strategy {name} takes no bounds on the sizes of clusters: leave out "
-                f"{wrong}, or choose {_takers('min_size')}."
-            )
-        trust = () if self.trust is Trust.VERTICAL else ("trust",)
-        wrong = self._given("clients", "unit", "clip", "min_clients", *trust)
-        if wrong and name.is_vertical:
-            raise ConfigurationError(
-                "The strategy vertical has parties with columns, not clients with records: leave "
-                f"out {wrong}."
-            )
+        if settings.is_vertical and trust not in (None, settings.strategy.TRUST):
+            raise ConfigurationError(f"The strategy {name} has its own trust: leave out --trust.")
+        return settings
 
-    def _given(self, *names: str) -> str:
-        """Return those options that were given, in words."""
-        given = [name for name in names if getattr(self, name) is not None]
-        return " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    def _take(self, written: Mapping[str, str]) -> None:
+        known = options_by_strategy()[self.name]
+        unknown = [parameter for parameter in written if parameter not in known]
+        if unknown:
+            options = " and ".join(map(spelled, unknown))
+            raise ConfigurationError(
+                f"The strategy {self.name} does not take {options}: leave out {options}, or choose "
+                f"{_takers(*unknown) or 'other options'}."
+            )
+        for parameter, text in written.items():
+            kind, default, _ = known[parameter]
+            if text == default and is_auto(default):
+                continue
+            try:
+                value = kind.parse(text)
+            except (LookupError, ValueError):
+                raise ConfigurationError(
+                    f"Expected {spelled(parameter)} as {kind.values}. Got {text!r} instead."
+                ) from None
+            kind.check(spelled(parameter), value)
+            self.given[parameter] = value
+
+    @property
+    def is_private(self) -> bool:
+        """Whether noise is added."""
+        return "plain" not in (self.strategy.TRUST, self.trust)
+
+    @property
+    def is_vertical(self) -> bool:
+        """Whether the strategy splits columns."""
+        return bool(self.strategy.ALGORITHM.vertical)
+
+    def takes(self, parameter: str) -> bool:
+        """Return whether the strategy has a parameter."""
+        return parameter in signature(self.strategy).parameters
 
     def check_server(self, option: str, what: str, value: object) -> None:
         """Require the option for the server's points exactly where a strategy takes them."""
-        takes = self.name.takes("server_data")
+        takes = self.takes("server_data")
         if takes and value is None:
             raise ConfigurationError(f"The strategy {self.name} needs {option}, {what}.")
         if not takes and value is not None:
@@ -267,51 +154,128 @@ class Settings:
                 f"{_takers('server_data')}."
             )
 
-    def make(
-        self, box: "Box", n_records: int, **parameters: Any
-    ) -> "KMeansStrategy | VerticalKMeans":
-        """Return the strategy; of the further parameters too, ``None`` takes its default."""
+    def make(self, box: "Box", **parameters: Any) -> "KMeansStrategy | VerticalKMeans":
+        """Return the strategy, with further parameters."""
         from flower_kmeans.privacy.budget import PrivacyBudget
 
         epsilon = 1.0 if self.is_private and self.epsilon is None else self.epsilon
-        given = {
-            "n_clusters": self.clusters,
-            "min_size": self.min_size,
-            "max_size": self.max_size,
-            "clip": self.clip,
-            "trust": None if self.name.is_vertical else self.trust and self.trust.value,
-            "n_rounds": self.rounds,
-            "min_clients": self.min_clients,
-            "max_colluders": self.max_colluders,
-            **parameters,
-        }
-        kind: Callable[..., KMeansStrategy | VerticalKMeans] = self.name.kind
-        return kind(
-            domain=box,
-            privacy=PrivacyBudget(epsilon, self.delta, (self.unit or Unit.RECORD).value),
-            n_records=n_records,
-            **{name: value for name, value in given.items() if value is not None},
+        budget = PrivacyBudget(epsilon, self.delta, self.unit)  # type: ignore[arg-type]
+        trust = {} if self.trust is None or self.is_vertical else {"trust": self.trust}
+        strategy: KMeansStrategy | VerticalKMeans = self.strategy(
+            domain=box, privacy=budget, **trust, **self.given | parameters
         )
+        return strategy
+
+
+def _takers(*parameters: str) -> str:
+    """Return the strategies that have all of some parameters, in words."""
+    from flower_kmeans.strategies import BY_NAME
+
+    names = (
+        name for name, kind in BY_NAME.items() if {*parameters} <= {*signature(kind).parameters}
+    )
+    return " or ".join(names)
+
+
+# --------------------------------------------------------------------------- the options
+
+
+class StrategyCommand(TyperCommand):
+    """A command that takes, after its own options, those of all strategies."""
+
+    _own: list[Any]
+    _is_complete = False
+
+    @property
+    def params(self) -> list[Any]:
+        """Its options; those of strategies are looked up when they are needed first."""
+        if not self._is_complete:
+            self._is_complete = True
+            self._own += _strategy_options()
+        return self._own  # one list for good: click adds to it
+
+    @params.setter
+    def params(self, own: list[Any]) -> None:
+        self._own = own
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of `Settings` as options, after its own, and report its errors."""
+    """Give a `StrategyCommand` its settings as the first argument, and report its errors."""
+    _, *own = signature(command).parameters.values()
 
     @wraps(command)
     def called(**options: Any) -> None:
         with one_sentence():
-            settings = Settings(**{each.name: options.pop(each.name) for each in fields(Settings)})
-            settings.check()
-            command(settings, **options)
+            others = {each.name: options.pop(each.name) for each in own}
+            command(Settings.read(**options), **others)
 
-    _, *own = signature(command).parameters.values()
-    shared = [
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
-        for each in fields(Settings)
-    ]
-    called.__signature__ = Signature([*own, *shared])  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
-    return called
+    return _with_signature(called, own)
+
+
+def _with_signature(function: Callable[..., None], own: list[Parameter]) -> Callable[..., None]:
+    function.__signature__ = Signature(own)  # type: ignore[attr-defined]
+    function.__annotations__ = {each.name: each.annotation for each in own}
+    return function
+
+
+@cache
+def _strategy_options() -> list[Any]:
+    """Return the options of `Settings.read`, as typer makes them."""
+    from flower_kmeans.protocol.trust import TRUST_MODELS
+    from flower_kmeans.strategies import BY_NAME, KMeansStrategy
+    from flower_kmeans.strategies._declared import meanings_of
+
+    models = "\n\n".join(f"{name}: {model.learns}." for name, model in TRUST_MODELS.items())
+    own = [
+        _option("strategy", "--strategy", str | None, "|".join(BY_NAME),
+                "The algorithm; by default synopsis, or fastlloyd with --rounds."),
+        _option("epsilon", "--epsilon", float | None, None,
+                "Privacy budget; 1.0 unless the strategy or the trust is not private."),
+        _option("delta", "--delta", float | None, None,
+                "Privacy budget; by default min(1e-6, 1/(100 n)), n the number of units."),
+        _option("unit", "--unit", str | None, "record|client",
+                "What epsilon protects: one record (the default), or a client with all records."),
+        _option("trust", "--trust", str | None, "|".join(TRUST_MODELS),
+                "Who learns what; the default is the strategy's.\n\n" + models),
+    ]  # fmt: skip
+    common = meanings_of(KMeansStrategy)
+    for parameter in dict.fromkeys(
+        name for each in options_by_strategy().values() for name in each
+    ):
+        takers = {
+            name: each[parameter]
+            for name, each in options_by_strategy().items()
+            if parameter in each
+        }
+        values = " or ".join(dict.fromkeys(each.kind.values for each in takers.values()))
+        text = common.get(parameter) or _meanings(takers)
+        text = text.replace("`", "")
+        own.append(
+            _option(
+                parameter, spelled(parameter), str | None, values, text, _DEFAULTS.get(parameter)
+            )
+        )
+    maker = typer.Typer(add_completion=False)
+    maker.command()(_with_signature(lambda: None, own))
+    return typer.main.get_command(maker).params
+
+
+def _option(
+    name: str, option: str, kind: Any, values: str | None, text: str, default: str | None = None
+) -> Parameter:
+    annotation = Annotated[kind, typer.Option(option, metavar=values, help=text)]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _meanings(takers: "Mapping[str, Option]") -> str:
+    """Return the first sentence that each strategy's documentation has on a parameter."""
+    names: dict[str, list[str]] = {}
+    for name, (_, default, meaning) in takers.items():
+        sentence = meaning.partition(". ")[0].removesuffix(".") + "."
+        if default not in (None, ()) and not is_auto(default):
+            sentence += f" Default: {str(default).lower()}."
+        names.setdefault(sentence, []).append(name)
+    return " ".join(f"For {' or '.join(each)}: {text}" for text, each in names.items())
 
 
 def even_widths(n_features: int, n_parties: int) -> list[int]:

@@ -20,6 +20,7 @@ class TrustModel:
     noise_by: Literal["server", "clients", "nobody"]  # clients add it in shares
     secure_sum: str  # name of the `SecureSum` of the clients' vectors, or "homomorphic"
     opened_by: Literal["server", "clients"]  # who learns the sum
+    learns: str = ""  # who learns what, for a user who chooses
 
     @property
     def sum(self) -> SecureSum:
@@ -90,16 +91,61 @@ def register_trust_model(model: TrustModel) -> TrustModel:
     return model
 
 
-OBLIVIOUS_SERVER = register_trust_model(
-    TrustModel("oblivious-server", "server", "masks", "clients")
+CLIENTS_ONLY = register_trust_model(
+    TrustModel(
+        "clients-only",
+        "clients",
+        "shares",
+        "clients",
+        "only clients see the noisy sums and the result; the server sees them with a client's help",
+    )
 )
 DISTRIBUTED_NOISE = register_trust_model(
-    TrustModel("distributed-noise", "clients", "shares", "server")
+    TrustModel(
+        "distributed-noise",
+        "clients",
+        "shares",
+        "server",
+        "the server sees the noisy sums, and no more together with --max-colluders clients",
+    )
 )
-CLIENTS_ONLY = register_trust_model(TrustModel("clients-only", "clients", "shares", "clients"))
-TRUSTED_SERVER = register_trust_model(TrustModel("trusted-server", "server", "plain", "server"))
-PLAIN = register_trust_model(TrustModel("plain", "nobody", "plain", "server"))
-VERTICAL = register_trust_model(TrustModel("vertical", "clients", HOMOMORPHIC, "clients"))
+OBLIVIOUS_SERVER = register_trust_model(
+    TrustModel(
+        "oblivious-server",
+        "server",
+        "masks",
+        "clients",
+        "the server adds the noise and sees no sum; with one client it sees every exact answer",
+    )
+)
+TRUSTED_SERVER = register_trust_model(
+    TrustModel(
+        "trusted-server",
+        "server",
+        "plain",
+        "server",
+        "the server sees every client's exact answer and adds the noise",
+    )
+)
+PLAIN = register_trust_model(
+    TrustModel(
+        "plain",
+        "nobody",
+        "plain",
+        "server",
+        "the server sees every client's exact answer, and nobody adds noise",
+    )
+)
+VERTICAL = register_trust_model(
+    TrustModel(
+        "vertical",
+        "clients",
+        HOMOMORPHIC,
+        "clients",
+        "parties hold columns: party 0 sees the noisy sums, every party the result, the server "
+        "none; party 0 and all key holders together read every encrypted column",
+    )
+)
 
 
 def trust_model(name: object) -> TrustModel:

@@ -1,11 +1,13 @@
 """The command: what it writes, what it prints, and that every error is one sentence."""
 
 import csv
+import inspect
 import json
 import re
 import stat
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
 import numpy as np
 import pytest
@@ -16,20 +18,22 @@ from typer.testing import CliRunner
 
 import flower_kmeans
 from flower_kmeans import strategies
+from flower_kmeans.algorithms import FastLloydAlgorithm
 from flower_kmeans.cli.app import app
-from flower_kmeans.cli.options import Keys, StrategyName, Trust
+from flower_kmeans.cli.options import Settings, options_by_strategy, spelled
 from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.data.datasets import PHOTO_RECORDS
+from flower_kmeans.parameters import declared, real
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import KEYS
 from flower_kmeans.protocol.session import ClientSession, unpack_session
 from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.report.report import Dropped
 from flower_kmeans.strategies import BY_NAME
+from flower_kmeans.strategies._declared import options_of
 
 CENTERS = np.array([[-3.0, 1.0], [3.0, 2.0], [0.0, 9.0]])
 
@@ -258,14 +262,13 @@ class TestSimulate:
         assert warned < result.stdout.index("round 1 of")
         assert "bounds on sizes mean little" in page_of(tmp_path).the("section", id="first").text
 
-    @pytest.mark.parametrize("strategy", [s for s in StrategyName if not s.takes("min_size")])
+    @pytest.mark.parametrize("strategy", set(BY_NAME) - {"synopsis", "constrained-lloyd"})
     def test_bounds_that_a_strategy_does_not_take_are_refused(self, run, blobs, strategy):
-        given = ("--min-size", 400, "--max-size", 400)
-        words = (f"The strategy {strategy} takes no bounds", "--min-size and --max-size, or choose")
-        feddp = ("--server-points", 3) if strategy.takes("server_data") else ()
-        assert_one_sentence(run("plan", "--strategy", strategy, *feddp, *given), *words)
-        if not (strategy.takes("server_data") or strategy.is_vertical):
-            assert_one_sentence(simulate(run, blobs, "--strategy", strategy, *given), *words)
+        given = ("--strategy", strategy, "--min-size", 400, "--max-size", 400)
+        words = (f"The strategy {strategy} does not take --min-size and --max-size: leave out",)
+        words += ("choose constrained-lloyd or synopsis.",)
+        for result in (run("plan", *given), simulate(run, blobs, *given)):
+            assert_one_sentence(result, *words)
 
     @pytest.mark.parametrize("bounds", [("--min-size", 401), ("--max-size", 399)])
     def test_bounds_that_cannot_be_kept_are_refused_before_the_run(self, run, blobs, bounds):
@@ -374,9 +377,11 @@ class TestErrors:
             ((*PUBLIC, "--bounds", "height=nan:5"), ["'nan'"]),
             ((*PUBLIC, "--lower", 0), ["--lower", "--upper"]),
             ((*PUBLIC, "--epsilon", 0), ["epsilon"]),
-            ((*PUBLIC, "--clusters", 0), ["n_clusters"]),
+            ((*PUBLIC, "--clusters", 0), ["Expected --clusters in [1, 10000]. Got 0"]),
             ((*PUBLIC, "--clients", 0), ["--clients"]),
             ((*PUBLIC, "--seed", -1), ["--seed"]),
+            ((*PUBLIC, "--clusters", "x"), ["--clusters as integer in [1, 10000]. Got 'x'"]),
+            ((*PUBLIC, "--strategy", "k-means"), ["--strategy", "'synopsis'", "'k-means'"]),
             ((*PUBLIC, "--columns", "height,age"), ["'age'"]),
             ((*PUBLIC, "--label", "age"), ["'age'"]),
             ((*PUBLIC, "--split", "random"), ["'random'"]),
@@ -386,13 +391,16 @@ class TestErrors:
             ((*PUBLIC, "--split", "dirichlet:1"), ["--label"]),
             ((*PUBLIC, "--split", "dirichlet:x", "--label", "site"), ["'x'"]),
             ((*PUBLIC, "--split", "tiles"), ["photograph"]),
-            (("--strategy", "lloyd", "--epsilon", 1), ["lloyd", "--epsilon"]),
+            (
+                ("--strategy", "lloyd", "--epsilon", 1, "--bounds-from-data"),
+                ["Lloyd", "epsilon=1.0"],
+            ),
             (("--strategy", "lloyd", "--unit", "client"), ["--unit", "--clip"]),
             ((*PUBLIC, "--trust", "plain", "--clip", 5), ["--unit", "--clip"]),
             ((*PUBLIC, "--clip", 5), ["clip=5", "unit='client'"]),
-            ((*PUBLIC, "--trust", "plain", "--epsilon", 1), ["plain", "--epsilon"]),
+            ((*PUBLIC, "--trust", "plain", "--epsilon", 1), ["'plain'", "epsilon=1.0"]),
             ((*PUBLIC, "--strategy", "feddp"), ["feddp", "--server-data"]),
-            ((*PUBLIC, "--strategy", "synopsis", "--rounds", 4), ["n_rounds='auto'"]),
+            ((*PUBLIC, "--strategy", "synopsis", "--rounds", 4), ["does not take --rounds"]),
             ((*PUBLIC, "--server-data", "server.csv"), ["synopsis", "--server-data", "feddp"]),
             ((*PUBLIC, *FEDDP, "server.csv", "--trust", "oblivious-server"), [SIGHTED]),
             ((*PUBLIC, *FEDDP, "none.csv"), ["none.csv"]),
@@ -650,17 +658,56 @@ def test_help_lists_the_commands_and_the_version_is_that_of_the_package(run):
 
 @pytest.mark.parametrize("command", ["simulate", "plan"])
 def test_every_trust_model_is_offered_with_who_learns_what(run, command):
-    assert set(Trust) == set(TRUST_MODELS)
-    assert set(Keys) == set(KEYS)
     shown = " ".join(re.sub("[│╭╮╰╯─]", " ", run(command, "--help").stdout).split())
-    for trust in Trust:
-        assert f"{trust}: {trust.learns}." in shown
+    for trust, model in TRUST_MODELS.items():
+        assert model.learns
+        assert f"{trust}: {model.learns}." in shown
+
+
+@pytest.mark.parametrize("strategy", BY_NAME)
+def test_every_declared_parameter_is_an_option(run, strategy):
+    """Named, read and described as it is declared, and passed on to the strategy."""
+    known = options_by_strategy()[strategy]
+    assert {"n_clusters", "n_records", "seed", "fraction_bits"} <= known.keys()
+    fields = declared(BY_NAME[strategy].ALGORITHM)
+    parameters = inspect.signature(BY_NAME[strategy]).parameters
+    assert {name for name in fields.keys() & parameters if fields[name].kind.values} <= {*known}
+    shown = " ".join(re.sub("[│╭╮╰╯─]", " ", run("plan", "--help").stdout).split())
+    for name, (kind, _, meaning) in known.items():
+        assert f" {spelled(name)} " in shown
+        assert meaning
+        text = kind.values.split("|")[0] if "|" in kind.values else "1"
+        if kind.values != "NAME=NUMBER,..." and (strategy, name) != ("lloyd", "clip"):
+            others = dict.fromkeys(["strategy", "epsilon", "delta", "unit", "trust"])
+            given = Settings.read(**others | {"strategy": strategy, name: text}).given
+            assert given == {name: {"true": True, "1": 1}.get(text, text)} or text == "auto"
+
+
+def test_a_new_parameter_of_an_algorithm_is_an_option_at_once():
+    @dataclass(frozen=True, kw_only=True)
+    class Algorithm(FastLloydAlgorithm):
+        """With one more.
+
+        Parameters
+        ----------
+        speed : float
+            How fast
+            it goes. As a rule.
+        """
+
+        name: ClassVar[str] = "toy"
+        speed: Annotated[float, real(0.5, 2.0)] = 1.0
+
+    class Toy(strategies.FastLloyd):
+        ALGORITHM = Algorithm
+
+    option = options_of(Toy)["speed"]
+    assert (option.kind.values, option.default) == ("number in [0.5, 2]", 1.0)
+    assert option.meaning == "How fast it goes. As a rule."
+    assert option.kind.parse("0.75") == 0.75
+    assert options_of(Toy).keys() == {*options_by_strategy()["fastlloyd"], "speed"}
 
 
 def test_every_strategy_can_be_chosen_by_name():
-    assert {name.value: name.kind for name in StrategyName} == BY_NAME
-    assert {each.__name__ for each in BY_NAME.values()} == {*strategies.__all__} - {
-        "KFed",
-        "KMeansStrategy",
-        "RoundInfo",
-    }
+    others = {"KFed", "KMeansStrategy", "RoundInfo"}
+    assert {each.__name__ for each in BY_NAME.values()} == {*strategies.__all__} - others
