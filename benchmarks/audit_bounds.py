@@ -112,7 +112,7 @@ def _log_discrete_gaussian(noise: _Floats, scale: _Floats) -> _Floats:
 _LAWS: dict[str, Callable[[_Floats, _Floats], _Floats]] = {
     "rounded-gaussian/1": _log_rounded_gaussian,
     "rounded-laplace/1": _log_rounded_laplace,
-    "discrete-gaussian/1": _log_discrete_gaussian,
+    "discrete-gaussian/2": _log_discrete_gaussian,
 }
 
 

@@ -42,6 +42,7 @@ _FLOAT_ERROR = 2.0**-46
 # Words whose leading bits are all zero carry too little of the uniform for the fast path.
 _MIN_HEAD = 2**20
 _GUARD_BITS = 40
+_PROPOSALS = 64  # at once, of the discrete Gaussian; part of the map from words to noise
 
 _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
@@ -127,7 +128,8 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
     exp(-(|n| - variance / t)^2 / (2 variance)). The law is exact for any t.
 
     Variances, (m,), are in squared grid units, in [0, 2^111]; 0 gives 0. The stream gives two words
-    per proposal; the coordinates that were rejected propose again, in order.
+    per proposal. Each of p coordinates makes ``1 + 64 // p`` proposals at once, of which the first
+    accepted one counts; those without one propose again, in order.
     """
     drawn: _Integers = discrete_gaussians(np.asarray(variance)[None], [stream])[0]
     return drawn
@@ -136,20 +138,25 @@ def discrete_gaussian(variance: _Floats, stream: Stream) -> _Integers:
 def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Integers:
     """Draw `discrete_gaussian` of each of n streams at once, (n, m) from variances (n, m)."""
     flat = _checked("variance", variances.reshape(-1), 2 * MAX_SCALE**2)
-    noise = np.zeros(flat.shape, dtype=np.int64)
-    pending = np.flatnonzero(flat)
-    while pending.size:
-        here = flat[pending]
-        counts = np.bincount(pending // variances.shape[1], minlength=len(streams))
-        words = _Words(streams, (2 * counts).tolist())
+    noise, settled = np.zeros(flat.shape, dtype=np.int64), flat == 0
+    while (pending := np.flatnonzero(~settled)).size:
+        rows = pending // variances.shape[1]
+        counts = np.bincount(rows, minlength=len(streams))
+        # A pass over few numbers costs as much as one over some hundreds.
+        each = 1 + _PROPOSALS // np.maximum(counts, 1)
+        proposing = np.repeat(pending, each[rows])
+        here = flat[proposing]
+        words = _Words(streams, (2 * counts * each).tolist())
         negative, heads = _sign_and_head(words.taken[0::2])
         scale = np.floor(np.sqrt(here)) + 1
         size = _magnitudes(_LAPLACE, scale, 0.0, heads, words, 2)
         taken = _accepted(size, scale, here, words)
         # Zero has one sign only, or it would come twice as often.
         taken &= ~(negative & (size == 0))
-        noise[pending[taken]] = np.where(negative, -size, size)[taken]
-        pending = pending[~taken]
+        chosen, values = proposing[taken], np.where(negative, -size, size)[taken]
+        first = np.diff(chosen, prepend=-1) > 0
+        noise[chosen[first]] = values[first]
+        settled[chosen] = True
     return noise.reshape(variances.shape)
 
 
@@ -169,14 +176,14 @@ def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
 SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
     "rounded-gaussian/1": partial(_rounded, _GAUSSIAN),
     "rounded-laplace/1": partial(_rounded, _LAPLACE),
-    "discrete-gaussian/1": discrete_gaussian,
+    "discrete-gaussian/2": discrete_gaussian,
 }
 """Samplers by name and version; a change of the map from words to noise is a new version."""
 
 
 def sampler_name(release: Release, shared: bool = False) -> str:
     """Return the name of the sampler of `draw`, or of `draw_share` if ``shared``."""
-    return "discrete-gaussian/1" if shared else f"rounded-{release.mechanism}/1"
+    return "discrete-gaussian/2" if shared else f"rounded-{release.mechanism}/1"
 
 
 def draw(release: Release, sensitivities: _Floats, stream: Stream) -> _Integers:

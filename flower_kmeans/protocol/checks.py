@@ -6,6 +6,7 @@ Each function stops an attack of section 10: a test replaces it and shows that t
 import hashlib
 import hmac
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from flower_kmeans.errors import ConfigurationError
@@ -58,10 +59,15 @@ def require_kind(request: Request, run: Run) -> None:
 
 def require_policy(policy: ClientPolicy, run: Run) -> None:
     """Require a run within the operator's limits of this moment."""
-    objection = policy.objection(run)
+    objection = _objection(policy, run)
     _require(objection is None, Code.POLICY, objection or "")
     recorded = policy.allows_private_work or not run.plan.is_private
     _require(recorded, Code.LEDGER, "Expected a policy with state_dir for a private run. Got none.")
+
+
+@lru_cache(maxsize=4)  # clients of one process mostly have one policy
+def _objection(policy: ClientPolicy, run: Run) -> str | None:
+    return policy.objection(run)
 
 
 def require_roster(identity: Identity | None, document: RunDocument) -> None:

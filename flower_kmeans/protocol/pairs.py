@@ -20,7 +20,7 @@ _kept: dict[tuple[object, ...], bytes] = {}
 
 def _once(key: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
     """Return what is made once: X25519 is slow, and pairs of a simulation meet in every round."""
-    found = _kept.get(key)  # names have the session's digest, so no run shares an entry
+    found = _kept.get(key)
     if found is None:
         found = make()
         if len(_kept) >= _MOST:
@@ -77,8 +77,11 @@ class Pairs:
                 )
                 if not checks.is_owned(tag, expected):
                     raise MessageError("The tag of another client's key is not its owner's.")
-        return _once(
-            (self._name, "secret", public_key, other),
+        # Both ends have the same secret. Only who holds a secret key asks by its public key.
+        ends = (self.public_key + (self.static if other else b""), public_key + other)
+        name = min(ends), max(ends)
+        return _kept.get(name) or _once(
+            name,
             lambda: key_agreement.pair_secret(self._ephemeral, public_key, self._static, other),
         )
 

@@ -109,7 +109,10 @@ class ClientPolicy:
     def __post_init__(self) -> None:
         for rule in _RULES:
             for name in rule.names:
-                rule.check(name, getattr(self, name))
+                value = getattr(self, name)
+                rule.check(name, value)
+                if isinstance(value, list):
+                    object.__setattr__(self, name, tuple(value))
         columns, domain = check_names(self.columns), self.domain
         if domain is not None:
             columns, n_features = columns or domain.columns, domain.n_features
@@ -164,8 +167,6 @@ class ClientPolicy:
                 values[name] = str(Path(path).resolve().parent / value)
             elif name == "domain":
                 values[name] = _domain_of(value)
-            elif isinstance(value, list):
-                values[name] = tuple(value)
         return cls(**values)
 
     def objection(self, run: Run) -> str | None:

@@ -131,10 +131,11 @@ class ContextMemory:
 
     def save(self, run: bytes, session: ClientSession) -> None:
         """Write a session in place of what was there, and drop the records of another."""
-        copy = self._get(run, "copy")
+        data, copy = encode(session), self._get(run, "copy")
         # Records of a former session go with it.
-        copy = copy if copy[:_SECRET_BYTES] == session.commitment else b""
-        self._set(run, session=encode(session), copy=copy)
+        kept = copy if copy[:_SECRET_BYTES] == session.commitment else b""
+        if (data, kept) != (self._get(run, "session"), copy):
+            self._set(run, session=data, copy=kept)
 
     def last_answer(self, run: bytes) -> LastAnswer | None:
         """Return the last answer in a run, or ``None``."""

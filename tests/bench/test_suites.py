@@ -17,7 +17,7 @@ from flower_kmeans.vertical.costs import costs
 SMALL = {
     "client_step": [(3_000, 4, 3, 0)],
     "load": [("oblivious-server", 5, 3, 0), ("clients-only", 5, 3, 0)],
-    "noise": [("3x4", "rounded-gaussian/1", 2, 0), ("3x4", "discrete-gaussian/1", 2, 0)],
+    "noise": [("3x4", "rounded-gaussian/1", 2, 0), ("3x4", "discrete-gaussian/2", 2, 0)],
     "round_trips": [("plain", 2), ("oblivious-server", 2)],
     "scaling": [("clients", 300, 2, 3, 4, 0)],
     "update": [("FastLloyd", 4, 2, 0), ("SynopsisKMeans", 4, 2, 0)],

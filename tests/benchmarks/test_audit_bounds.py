@@ -96,7 +96,7 @@ def test_likelihoods_are_those_of_the_samplers_laws(audit, sampler, scale):
 
 def _mass(sampler, n, scale):
     s = mpmath.mpf(scale)
-    if sampler == "discrete-gaussian/1":
+    if sampler == "discrete-gaussian/2":
         return mpmath.exp(-(mpmath.mpf(n) ** 2) / (2 * s * s))
     size = abs(n)
     if sampler == "rounded-gaussian/1":
@@ -110,13 +110,13 @@ def _mass(sampler, n, scale):
 def test_likelihoods_add_up_over_the_words_that_change(audit):
     residual, change = np.array([[5, 7, -2], [1, 1, 1]]), np.array([2, 0, -1])
     scale = np.array([3.0, 0.0, 4.0])  # a word that cannot change may lack noise
-    total = audit.log_likelihood_ratio("discrete-gaussian/1", residual, change, scale)
+    total = audit.log_likelihood_ratio("discrete-gaussian/2", residual, change, scale)
     # (r c - c^2 / 2) / s^2
     np.testing.assert_allclose(
         total, [(10 - 2) / 9 + (2 - 0.5) / 16, (2 - 2) / 9 + (-1 - 0.5) / 16], atol=1e-12
     )
     with pytest.raises(ValueError, match="scale"):
-        audit.log_likelihood_ratio("discrete-gaussian/1", residual, change, 0 * scale)
+        audit.log_likelihood_ratio("discrete-gaussian/2", residual, change, 0 * scale)
 
 
 def test_one_noise_for_both_neighbours_keeps_the_bound_and_narrows_it(audit):

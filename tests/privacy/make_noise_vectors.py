@@ -56,20 +56,21 @@ def discrete_gaussian(key, variances):
     pending = [i for i, variance in enumerate(variances) if variance]
     position = 0
     while pending:
-        refused = []
+        accepted = {}
         for i in pending:
-            variance = Fraction(variances[i])
-            scale = int(floor(sqrt(variances[i])) + 1.0)
-            size = int(mpmath.floor(-scale * mpmath.log(uniform(key, main, position, 63))))
-            exponent = (size - variance / scale) ** 2 / (2 * variance)
-            chance = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator)
-            negative = main[position] & 1
-            if uniform(key, main, position + 1, 64) < chance and not (negative and size == 0):
-                noise[i] = -size if negative else size
-            else:
-                refused.append(i)
-            position += 2
-        pending = refused
+            for _ in range(1 + 64 // len(pending)):
+                variance = Fraction(variances[i])
+                scale = int(floor(sqrt(variances[i])) + 1.0)
+                size = int(mpmath.floor(-scale * mpmath.log(uniform(key, main, position, 63))))
+                exponent = (size - variance / scale) ** 2 / (2 * variance)
+                chance = mpmath.exp(-mpmath.mpf(exponent.numerator) / exponent.denominator)
+                negative = main[position] & 1
+                if uniform(key, main, position + 1, 64) < chance and not (negative and size == 0):
+                    accepted.setdefault(i, -size if negative else size)
+                position += 2
+        for i, number in accepted.items():
+            noise[i] = number
+        pending = [i for i in pending if i not in accepted]
     return noise
 
 
@@ -83,7 +84,7 @@ def main():
                     ("rounded-gaussian/1", SCALES, list(rounded_gaussian(KEY, SCALES))),
                     ("rounded-laplace/1", SCALES, list(rounded_laplace(KEY, SCALES))),
                     (
-                        "discrete-gaussian/1",
+                        "discrete-gaussian/2",
                         [scale * scale for scale in SCALES],
                         discrete_gaussian(KEY, [scale * scale for scale in SCALES]),
                     ),

@@ -48,7 +48,7 @@ def sample(name, scale, size, key):
 def mass(name, scale, limit):
     """Probabilities of -limit..limit, with both tails in the end cells."""
     n = np.arange(-limit, limit + 1)
-    if name == "discrete-gaussian/1":
+    if name == "discrete-gaussian/2":
         wide = np.arange(-60 * math.ceil(scale) - limit, 60 * math.ceil(scale) + limit + 1)
         weight = np.exp(-((wide / scale) ** 2) / 2)
         below = np.cumsum(weight) / weight.sum()
@@ -201,7 +201,7 @@ def test_draw_is_the_multiplier_times_the_unit():
         expected = SAMPLERS[sampler_name(release)](3.0 * units, Stream.from_key(KEYS[0]))
         np.testing.assert_array_equal(drawn, expected)
         assert sampler_name(release) == f"rounded-{release.mechanism}/1"
-        assert sampler_name(release, shared=True) == "discrete-gaussian/1"
+        assert sampler_name(release, shared=True) == "discrete-gaussian/2"
 
 
 def test_the_same_parameters_twice_give_other_noise():
@@ -244,9 +244,9 @@ def test_a_share_in_parts_has_the_law_of_a_share():
     part = discrete_gaussian(part_variance(GAUSSIAN, unit, 4, 8), Stream.from_key(KEYS[1]))
     limit = 12
     for draws, std in [(rest, 2.0), (part, 2.0), (rest + part, 8**0.5)]:
-        assert fit(draws, mass("discrete-gaussian/1", std, limit), limit) > SIGNIFICANCE
+        assert fit(draws, mass("discrete-gaussian/2", std, limit), limit) > SIGNIFICANCE
         for factor in (2 / 3, 3 / 2):
-            wrong = mass("discrete-gaussian/1", std * factor, 6)
+            wrong = mass("discrete-gaussian/2", std * factor, 6)
             assert fit(draws, wrong, 6) < 1e-12
     assert not part_variance(GAUSSIAN, np.zeros(9), 4, 8).any()
 

@@ -154,7 +154,7 @@ def test_the_plan_must_be_ones_own():
 def test_the_sampler_must_be_the_one_that_draws():
     for trust, sampler in (
         ("clients-only", "rounded-gaussian/1"),
-        ("oblivious-server", "discrete-gaussian/1"),
+        ("oblivious-server", "discrete-gaussian/2"),
         ("trusted-server", "none"),
         ("plain", "rounded-gaussian/1"),
     ):
