@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtri
 
 FloatArray = NDArray[np.float64]
 Kept = Literal["kept", "open", "missed"]
@@ -56,7 +56,7 @@ class SizeReport:
         """
         # A union bound over k clusters: true sizes are in all intervals at once.
         k = len(self.counts)
-        return self.noise * float(norm.isf((1 - CONFIDENCE) / (2 * k)))
+        return -self.noise * float(ndtri((1 - CONFIDENCE) / (2 * k)))
 
     @property
     def interval(self) -> FloatArray:

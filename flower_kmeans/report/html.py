@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri
 
 from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport
 from flower_kmeans.data.domain import Ball, Domain
@@ -211,7 +211,7 @@ def detection(report: Report, alarm: float) -> float:
     delta.
     """
     if report.mu is not None:
-        return float(norm.cdf(norm.ppf(alarm) + report.mu))
+        return float(ndtr(ndtri(alarm) + report.mu))
     epsilon = math.inf if report.epsilon is None else report.epsilon
     delta = 1.0 if report.delta is None else report.delta
     grown = alarm * math.exp(min(epsilon, 700.0)) + delta  # e^710 is no float
