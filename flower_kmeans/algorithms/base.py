@@ -39,6 +39,7 @@ MAX_ROUNDS = 1_000
 MAX_WORDS = 2**22  # of a round: 32 MiB of a message, and a few times that of a client's memory
 MAX_RUN_WORDS = 2**27  # of all rounds: a gigabyte that each client sends
 OVERFLOW_PROBABILITY = 1e-9
+_SIZES = "n_clusters", "n_server_points", "n_rounds"  # parameters on which numbers of words depend
 SUMS, COUNTS = "sums", "counts"
 MIN_COUNT = 1.0  # fewest noisy records of a cluster whose sum is divided by them; public
 
@@ -236,6 +237,26 @@ class Algorithm(ABC):
                 scale = release.noise_multiplier * self.clip_of(release) * spread
                 found[name] = scale * sensitivities[name]
         return found
+
+    def _require_feasible(self) -> None:
+        """Refuse sizes of hours and gigabytes, clips without effect, and sums that overflow.
+
+        A client makes what a run document describes.
+        """
+        total = 0
+        for number in range(1, self.n_rounds + 1):
+            # A query may be longer than the answers to it.
+            asked = sum(math.prod(shape) for shape, *_ in self.query_ranges(number).values())
+            words, total = max(self.words(number), asked), total + self.words(number)
+            if words > MAX_WORDS or total > MAX_RUN_WORDS:
+                sizes = [f"{name}={getattr(self, name)}" for name in _SIZES if hasattr(self, name)]
+                raise ConfigurationError(
+                    f"Expected at most {MAX_WORDS} words in a message, and {MAX_RUN_WORDS} in all "
+                    f"answers of a client. Got {words} in round {number}, and {total} up to it, "
+                    f"with {self.domain.n_features} columns, {', '.join(sizes)}."
+                )
+        self._require_visible_clips()
+        self.require_capacity()
 
     def _require_visible_clips(self) -> None:
         """Require that a clipped client can still change every word by a step of the grid."""

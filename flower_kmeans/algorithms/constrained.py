@@ -15,17 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MIN_COUNT,
-    SUMS,
-    Block,
-    IntArray,
-    Query,
-    State,
-    Statistic,
-    register,
-)
+from flower_kmeans.algorithms import base
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, IntArray, Query, State, Statistic
 from flower_kmeans.algorithms.lloyd import MOST_AUTO_ROUNDS, LloydFamily, count_share, limited
 from flower_kmeans.algorithms.numerics.postprocess import quotients, to_grid
 from flower_kmeans.data.domain import Domain, GridRecords
@@ -49,7 +40,7 @@ _TIE_BITS, _TIE_LEVELS = 48, 3  # so many bits of 10,002 nodes add up to less th
 _FAR = 2**62
 
 
-@register
+@base.register
 @dataclass(frozen=True, kw_only=True)
 class ConstrainedLloydAlgorithm(LloydFamily):
     """Lloyd's algorithm with constrained assignment at every client.
@@ -191,7 +182,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         records = n_answers * (1 if by_client else low)
         sizes = np.full(self.n_clusters, records << q, dtype=np.int64)
         sums = answer.blocks[MEANS if by_client else SUMS]
-        means, usable = quotients(sums, sizes, q, MIN_COUNT)
+        means, usable = quotients(sums, sizes, q, base.MIN_COUNT)
         centroids = np.where(usable[:, None], self._into_domain(to_grid(means)), old)
         # No sizes are released: those of "non-exclusive" are public, and so is the mean of others.
         held = self.n_clusters * low

@@ -20,15 +20,10 @@ import numpy as np
 
 from flower_kmeans.algorithms import base, lloyd
 from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, FloatArray, IntArray, Query, State
+from flower_kmeans.algorithms.numerics import postprocess
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.cost import COST
-from flower_kmeans.algorithms.numerics.postprocess import (
-    clip_rows,
-    into_domain,
-    quotients,
-    to_grid,
-    truncate,
-)
+from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, quotients, to_grid
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.algorithms.relocation import Clusters, n_steps, public_directions, relocated
 from flower_kmeans.data.domain import Domain, GridRecords, row_sums
@@ -297,7 +292,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             return super()._into_domain(points)
         if self.postprocess == "truncate":
             return into_domain(points, self.domain, self.fraction_bits)
-        return truncate(points, self._free_boxes * self._half_widths)
+        return postprocess.truncate(points, self._free_boxes * self._half_widths)
 
     @property
     def largest_cost(self) -> int:

@@ -207,9 +207,12 @@ class FedDPAlgorithm(base.Algorithm):
                 "Expected n_lloyd_rounds >= 1 with cost=True, which belongs to the last of them. "
                 "Got n_lloyd_rounds=0."
             )
-        self._check_size()
-        self._require_visible_clips()
-        self.require_capacity()
+        if self.radius is not None and self.radius < 1:
+            raise ConfigurationError(
+                f"Expected alpha so large that the radius is at least one grid step of "
+                f"2^-{self.fraction_bits}. Got {self.alpha!r} instead."
+            )
+        self._require_feasible()
 
     def layout(self, round_number: int) -> tuple[Block, ...]:
         """Return the blocks of a round.
@@ -644,31 +647,6 @@ class FedDPAlgorithm(base.Algorithm):
                     f"Expected n_server_points={m}, as server_data has. Got {given} instead."
                 )
         self._put(server_points=grid, n_server_points=m)
-
-    def _check_size(self) -> None:
-        """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
-        k, d, m = self.n_clusters, self.domain.n_features, self.n_server_points
-        for what, words in (
-            ("columns", d * (d + 1) // 2),
-            ("n_clusters and columns", k * (d + 1)),
-            ("n_server_points", (d + m) * self.projection.n_directions),  # of a query
-        ):
-            if words > base.MAX_WORDS:
-                raise ConfigurationError(
-                    f"Expected {what} so that a message has at most {base.MAX_WORDS} words. "
-                    f"Got {words} with {d} columns, n_clusters={k} and {m} server points."
-                )
-        initial = sum(map(self.words, (PROJECTION, WEIGHTS, LIFT)))
-        if initial + self.n_lloyd_rounds * self.words(LIFT) > base.MAX_RUN_WORDS:
-            raise ConfigurationError(
-                f"Expected n_lloyd_rounds so that each client sends at most {base.MAX_RUN_WORDS} "
-                f"words. Got n_lloyd_rounds={self.n_lloyd_rounds}."
-            )
-        if self.radius is not None and self.radius < 1:
-            raise ConfigurationError(
-                f"Expected alpha so large that the radius is at least one grid step of "
-                f"2^-{self.fraction_bits}. Got {self.alpha!r} instead."
-            )
 
 
 def default_shares(n_features: int, relative: bool) -> dict[str, float]:

@@ -78,34 +78,21 @@ class LloydFamily(base.Algorithm):
                 f"Expected cost=False for {self.name!r}, which does not release the cost. "
                 "Got cost=True instead."
             )
-        k, d = self.n_clusters, self.domain.n_features
-        # Sizes of hours and gigabytes are refused: a client makes what a run document describes.
-        if k * (d + 1) > base.MAX_WORDS:
-            raise ConfigurationError(
-                f"Expected n_clusters and columns with k (d + 1) <= {base.MAX_WORDS} words. "
-                f"Got n_clusters={k} and {d} columns instead."
-            )
-        if self.initial is None and k * k * d > MAX_PACKING:
-            raise ConfigurationError(
-                f"Expected n_clusters and columns with k^2 d <= {MAX_PACKING} where no initial "
-                f"centroids are given. Got n_clusters={k} and {d} columns instead."
-            )
         self._check_parameters()
         if is_auto(self.n_rounds):
             self._put(n_rounds=self._auto_rounds())
-        words = self.n_rounds * self.words(1)
-        if words > base.MAX_RUN_WORDS:
-            raise ConfigurationError(
-                f"Expected n_rounds so that each client sends at most {base.MAX_RUN_WORDS} words. "
-                f"Got n_rounds={self.n_rounds}, which are {words} words."
-            )
         if self.cost and self.block_sensitivities(self.n_rounds)[COST] < 1:
             raise ConfigurationError(
                 f"Expected a radius whose square is at least one grid step of 2^-"
                 f"{self.fraction_bits} with cost=True. Got a smaller one."
             )
-        self._require_visible_clips()
-        self.require_capacity()
+        self._require_feasible()
+        k, d = self.n_clusters, self.domain.n_features
+        if self.initial is None and k * k * d > MAX_PACKING:
+            raise ConfigurationError(
+                f"Expected n_clusters and columns with k^2 d <= {MAX_PACKING} where no initial "
+                f"centroids are given. Got n_clusters={k} and {d} columns instead."
+            )
         _ = self._initial_grid  # placing the centroids can fail too
 
     @abstractmethod

@@ -17,67 +17,25 @@ from typing import Annotated, Any, ClassVar, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans import parameters
+from flower_kmeans.algorithms import base
 from flower_kmeans.algorithms import synopsis_mixture as model
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    MAX_RUN_WORDS,
-    MAX_WORDS,
-    MIN_COUNT,
-    SUMS,
-    Algorithm,
-    Block,
-    FloatArray,
-    IntArray,
-    Query,
-    Range,
-    State,
-    Statistic,
-    register,
-)
-from flower_kmeans.algorithms.numerics import transport
+from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, FloatArray, IntArray, Query, State
+from flower_kmeans.algorithms.numerics import postprocess, transport
+from flower_kmeans.algorithms.numerics import projection as projections
 from flower_kmeans.algorithms.numerics.assignment import check_exactness, largest_weight
 from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.cost import squared_distances
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import logarithm, normals
-from flower_kmeans.algorithms.numerics.postprocess import (
-    clip_rows,
-    expected_total,
-    into_domain,
-    scaled,
-    surely_counted,
-    to_grid,
-)
-from flower_kmeans.algorithms.numerics.projection import (
-    MOMENTS,
-    ProjectedRecords,
-    Projection,
-    moment_bits,
-    moment_units,
-    second_moments,
-    squared_bound,
-    symmetric,
-)
+from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, scaled, to_grid
+from flower_kmeans.algorithms.numerics.projection import MOMENTS, ProjectedRecords, Projection
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.data.domain import GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
-from flower_kmeans.parameters import (
-    AUTO,
-    DERIVED,
-    FLAG,
-    LARGEST,
-    POSITIVE,
-    Kind,
-    check_parameters,
-    integer,
-    is_auto,
-    read_parameters,
-    reals,
-    whole,
-    write_parameters,
-)
+from flower_kmeans.parameters import AUTO, DERIVED, FLAG, LARGEST, Kind, is_auto, whole
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import Release
 from flower_kmeans.threads import single_threaded_blas
@@ -139,7 +97,7 @@ def _numbers_of_cells(name: str, value: Any) -> tuple[int, ...]:
         raise ConfigurationError(
             f"Expected between 1 and {_MOST_SYNOPSES} numbers of cells. Got {len(value)}."
         )
-    return tuple(integer(name, m, 1, MAX_WORDS) for m in value)
+    return tuple(parameters.integer(name, m, 1, base.MAX_WORDS) for m in value)
 
 
 # A signal is compared with the plan's. An infinite one stands in no document.
@@ -162,12 +120,12 @@ class Schedule:
     cells: Annotated[tuple[int, ...], Kind(_numbers_of_cells, list)]  # M, of each synopsis round
     n_refinements: Annotated[int, whole(1, _MOST_REFINEMENTS)]
     # Of a synopsis round's mu^2; residuals and slacks each have the rest.
-    count_share: Annotated[float, POSITIVE]
+    count_share: Annotated[float, parameters.POSITIVE]
     n_sizings: Annotated[int, whole(0, _MOST_SIZINGS), "given"] = 0
 
     def __post_init__(self) -> None:
         """Check every field, those of a document too."""
-        check_parameters(self)
+        parameters.check_parameters(self)
         if self.count_share >= 1:
             raise ConfigurationError(
                 f"Expected count_share in (0, 1). Got {self.count_share!r} instead."
@@ -272,7 +230,7 @@ class Schedule:
         """Return the schedule of a run document."""
         if not isinstance(config, Mapping) or "name" in config:
             raise ConfigurationError("The fields of a schedule are not as expected.")
-        return cls(**read_parameters(cls, config, False))
+        return cls(**parameters.read_parameters(cls, config, False))
 
 
 def _left(n_sizings: int) -> float:
@@ -297,15 +255,15 @@ def _synopsis_shares(n_rounds: int, n_features: int) -> tuple[float, ...]:
 
 _SCHEDULE = Kind(
     lambda _, schedule: schedule,
-    lambda schedule: write_parameters(schedule, False),
+    lambda schedule: parameters.write_parameters(schedule, False),
     Schedule.from_config,
 )
 _CLIPPED = MOMENTS, NORMS, "synopsis", "refinement-sums", "refinement-counts"
 
 
-@register
+@base.register
 @dataclass(frozen=True, kw_only=True)
-class SynopsisAlgorithm(Algorithm):
+class SynopsisAlgorithm(base.Algorithm):
     """k-means from a private synopsis.
 
     Formal guarantee: one record changes the second moments by D^2 at most (with off-diagonal
@@ -339,7 +297,7 @@ class SynopsisAlgorithm(Algorithm):
     has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
-    clips: Annotated[tuple[tuple[str, float], ...], reals(*_CLIPPED), "clients"] = ()
+    clips: Annotated[tuple[tuple[str, float], ...], parameters.reals(*_CLIPPED), "clients"] = ()
     min_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
     max_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
     n_rounds: int = AUTO
@@ -376,15 +334,13 @@ class SynopsisAlgorithm(Algorithm):
                 f"without them otherwise. Got {schedule.n_sizings} such rounds with "
                 f"min_size={self.min_size} and max_size={self.max_size}."
             )
-        integer("n_directions", schedule.n_directions, 1, d)
+        parameters.integer("n_directions", schedule.n_directions, 1, d)
         if schedule.moments and d > MOST_COLUMNS:
             raise ConfigurationError(
                 f"Expected moments=false for more than {MOST_COLUMNS} columns. Got true for {d}."
             )
         self._put(schedule=schedule, n_rounds=schedule.n_rounds)
-        self._check_size()
-        self._require_visible_clips()
-        self.require_capacity()
+        self._require_feasible()
 
     def _planned_signal(self) -> float:
         """Return the plan's ``mu N / C``; infinite without noise, or without a figure for N."""
@@ -392,26 +348,6 @@ class SynopsisAlgorithm(Algorithm):
         if budget.epsilon is None or budget.delta is None or self.n_records is None:
             return math.inf
         return mu_of_budget(budget.epsilon, budget.delta) * self.n_records / (self.clip or 1.0)
-
-    def _check_size(self) -> None:
-        """Refuse sizes of hours and gigabytes: a client makes what a run document describes."""
-        d, schedule, total = self.domain.n_features, self.schedule, 0
-        expected = "Expected n_clusters and columns so that"
-        given = f"with n_clusters={self.n_clusters} and {d} columns."
-        for number in range(1, self.n_rounds + 1):
-            words = self.words(number)
-            total += words
-            if schedule.is_synopsis(number):  # then the query may be longer
-                words = max(words, schedule.n_directions * (d + schedule.n_cells(number)))
-            if words > MAX_WORDS:
-                raise ConfigurationError(
-                    f"{expected} a message has at most {MAX_WORDS} words. "
-                    f"Got {words} in round {number} {given}"
-                )
-        if total > MAX_RUN_WORDS:
-            raise ConfigurationError(
-                f"{expected} each client sends at most {MAX_RUN_WORDS} words. Got {total} {given}"
-            )
 
     def _check_bounds(self) -> None:
         """Require bounds on cluster sizes that public figures do not contradict."""
@@ -464,7 +400,7 @@ class SynopsisAlgorithm(Algorithm):
         d, q = self.domain.n_features, self.fraction_bits
         if round_number == FIRST:
             if self.schedule.moments:
-                return (Block(MOMENTS, (d * (d + 1) // 2,), 2 * moment_bits(q)),)
+                return (Block(MOMENTS, (d * (d + 1) // 2,), 2 * projections.moment_bits(q)),)
             return (Block(NORMS, (1,), q),)
         if self.schedule.is_synopsis(round_number):
             m, p = self.schedule.n_cells(round_number), self.schedule.n_directions
@@ -487,8 +423,12 @@ class SynopsisAlgorithm(Algorithm):
         q, one = self.fraction_bits, float(2**self.fraction_bits)
         if round_number == FIRST:
             if self.schedule.moments:
-                return {MOMENTS: float(squared_bound(self.domain, q, q - moment_bits(q)))}
-            return {NORMS: float(squared_bound(self.domain, q) >> q)}
+                return {
+                    MOMENTS: float(
+                        projections.squared_bound(self.domain, q, q - projections.moment_bits(q))
+                    )
+                }
+            return {NORMS: float(projections.squared_bound(self.domain, q) >> q)}
         parts = self.schedule.parts(round_number, self.domain.n_features)
         if not self.schedule.is_synopsis(round_number):
             return dict.fromkeys(parts, one)
@@ -498,7 +438,7 @@ class SynopsisAlgorithm(Algorithm):
     def record_sensitivities(self, round_number: int) -> FloatArray:
         """Return the sensitivities to one record: those of second moments differ by word."""
         if round_number == FIRST and self.schedule.moments:
-            return moment_units(self.domain, self.fraction_bits)
+            return projections.moment_units(self.domain, self.fraction_bits)
         return super().record_sensitivities(round_number)
 
     def clip_of(self, release: Release) -> float:
@@ -526,7 +466,7 @@ class SynopsisAlgorithm(Algorithm):
         """Return the empty initial state. ``rng`` is not used."""
         return State(0, {"flags": np.zeros(len(WARNINGS), dtype=np.int64)})
 
-    def query_ranges(self, round_number: int) -> Mapping[str, Range]:
+    def query_ranges(self, round_number: int) -> Mapping[str, base.Range]:
         """Return the ranges of a round's query; round 1 asks about nothing."""
         d, p, q = self.domain.n_features, self.schedule.n_directions, self.fraction_bits
         if round_number == FIRST:
@@ -539,36 +479,38 @@ class SynopsisAlgorithm(Algorithm):
                 "radii": ((m,), 1, limit),
             }
         widths = self.domain.grid_half_widths(q)
-        ranges: dict[str, Range] = {"centroids": ((self.n_clusters, d), -widths, widths)}
+        ranges: dict[str, base.Range] = {"centroids": ((self.n_clusters, d), -widths, widths)}
         if self.bounded:
             most = largest_weight(d, q)
             ranges["weights"] = ((self.n_clusters,), -most, most)
         if not self.schedule.is_sizing(round_number):
-            ranges["radius"] = ((1,), 1, math.isqrt(squared_bound(self.domain, q)))
+            ranges["radius"] = ((1,), 1, math.isqrt(projections.squared_bound(self.domain, q)))
         return ranges
 
-    def statistic(self, query: Query, records: GridRecords) -> Statistic:
+    def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
         """Return the client's answer to the round's query."""
         arrays, number, q = query.arrays, query.round, self.fraction_bits
         if number == FIRST:
             if self.schedule.moments:
-                return Statistic({MOMENTS: second_moments(records)})
+                return base.Statistic({MOMENTS: projections.second_moments(records)})
             origin = np.zeros((1, self.domain.n_features), dtype=np.int64)
-            norms = squared_distances(records, origin, squared_bound(self.domain, q))
-            return Statistic({NORMS: np.array([norms], dtype=np.int64)})
+            norms = squared_distances(records, origin, projections.squared_bound(self.domain, q))
+            return base.Statistic({NORMS: np.array([norms], dtype=np.int64)})
         if self.schedule.is_synopsis(number):
             projected = ProjectedRecords(records, self.projection, arrays["projection"])
             sums, counts, slacks = cell_sums(projected, arrays["cells"], arrays["radii"], q)
-            return Statistic({SUMS: sums, COUNTS: counts << q, SLACKS: slacks})
+            return base.Statistic({SUMS: sums, COUNTS: counts << q, SLACKS: slacks})
         weights, sizing = arrays.get("weights"), self.schedule.is_sizing(number)
         radii = np.full(self.n_clusters, 1 if sizing else arrays["radius"][0])
         sums, counts, _ = cell_sums(records, arrays["centroids"], radii, q, weights=weights)
-        return Statistic({COUNTS: counts << q} if sizing else {SUMS: sums, COUNTS: counts << q})
+        return base.Statistic(
+            {COUNTS: counts << q} if sizing else {SUMS: sums, COUNTS: counts << q}
+        )
 
     # ------------------------------------------------------------------ updates
 
     def update(
-        self, state: State, answer: Statistic, rng: np.random.Generator | None = None
+        self, state: State, answer: base.Statistic, rng: np.random.Generator | None = None
     ) -> State:
         """Return the state after a round's noisy sum. ``rng`` is not used."""
         number, flags = state.round + 1, state.arrays["flags"].copy()
@@ -583,15 +525,15 @@ class SynopsisAlgorithm(Algorithm):
         arrays = after(state, answer, flags)
         return State(number, {**state.arrays, **arrays, "flags": flags})
 
-    def _after_moments(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
+    def _after_moments(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
         d, p, noise = self.domain.n_features, self.schedule.n_directions, self.noise_of(FIRST)
         source = round_words(self.seed, FIRST)
         side = self._longest * 2.0**-self.fraction_bits
         norm2, n_records = side * side, self._planned * answer.answered
         directions = np.eye(d)
         if self.schedule.moments:
-            scale = 4.0 ** -moment_bits(self.fraction_bits) / norm2
-            moments = symmetric(answer.blocks[MOMENTS], d) * scale
+            scale = 4.0 ** -projections.moment_bits(self.fraction_bits) / norm2
+            moments = projections.symmetric(answer.blocks[MOMENTS], d) * scale
             total, std = math.fsum(np.diagonal(moments)), noise[MOMENTS] * scale
         else:
             scale = 2.0**-self.fraction_bits / norm2
@@ -633,7 +575,7 @@ class SynopsisAlgorithm(Algorithm):
             "expected": to_grid(cells.expected * 2.0**self.fraction_bits),
         }
 
-    def _after_synopsis(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
+    def _after_synopsis(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
         number, before = state.round + 1, state.arrays
         q, names, noises = self.fraction_bits, (SUMS, COUNTS, SLACKS), self.noise_of(number)
         source = round_words(self.seed, number)
@@ -642,13 +584,13 @@ class SynopsisAlgorithm(Algorithm):
         cells = model.Partition(before["cells"], before["radii"], variances, spread, expected)
         released = model.Released(*(scaled(answer.blocks[name], q) for name in names))
         noise = model.Noise(*(noises[name] * 2.0**-q for name in names))
-        total = expected_total(released.counts, noise.counts, self._planned, answer.answered)
-        total = max(total, surely_counted(released.counts, noise.counts))
+        counts = released.counts, noise.counts
+        total = postprocess.expected_total(*counts, self._planned, answer.answered)
+        total = max(total, postprocess.surely_counted(*counts))
         comparable = number > FIRST + 1  # before, nothing was counted
-        missing = _held(answer, flags, expected, released.counts, noise.counts, comparable)
-        mixture, stood_out = model.learned(
-            cells, released, noise, self._projected_step, total, missing
-        )
+        missing = _held(answer, flags, expected, *counts, comparable)
+        step = self._projected_step
+        mixture, stood_out = model.learned(cells, released, noise, step, total, missing)
         flags[NO_CELL] |= not stood_out
         if number < self.schedule.last_synopsis:
             unseen = None
@@ -665,13 +607,11 @@ class SynopsisAlgorithm(Algorithm):
         else:
             found = model.select(mixture, k, source)
         flags[FEW] = found.few
-        lifted = self.projection.lift(
-            to_grid(found.centers / self._projected_step), before["projection"]
-        )
+        lifted = self.projection.lift(to_grid(found.centers / step), before["projection"])
         centroids = into_domain(to_grid(lifted), self.domain, q)
         if self.bounded:
-            step = self._longest * 2.0**-model.MODEL_BITS
-            sized["weights"] = self._in_range(weights * (step * step))
+            unit = self._longest * 2.0**-model.MODEL_BITS
+            sized["weights"] = self._in_range(weights * (unit * unit))
             sized["size_variance"] = _stored(1.0)
             sized["weights"] = self._weights({**before, **sized, "centroids": centroids})
         d, p = self.domain.n_features, self.schedule.n_directions
@@ -691,7 +631,7 @@ class SynopsisAlgorithm(Algorithm):
             "radius": self._radius(first),
         }
 
-    def _after_refinement(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
+    def _after_refinement(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
         number, before = state.round + 1, state.arrays
         q, noises, last = self.fraction_bits, self.noise_of(number), self.schedule.last_synopsis
         sums, counts = scaled(answer.blocks[SUMS], q), scaled(answer.blocks[COUNTS], q)
@@ -699,7 +639,7 @@ class SynopsisAlgorithm(Algorithm):
         count_noise = noises[COUNTS] * 2.0**-q
         flags[LIGHT] |= (counts < count_noise).any()
         radius = float(before["radius"][0]) / self._longest
-        sizes = np.maximum(counts, max(count_noise, MIN_COUNT))
+        sizes = np.maximum(counts, max(count_noise, base.MIN_COUNT))
         moves = clip_rows(radius * sums / sizes[:, None], radius)
         errors = radius * noises[SUMS] * 2.0**-q / sizes
         moves, doubts = weighed(moves, doubts_before, errors * errors, before["projection"], q)
@@ -736,7 +676,7 @@ class SynopsisAlgorithm(Algorithm):
             "radius": self._radius(mean_square),
         }
 
-    def _after_sizing(self, state: State, answer: Statistic, flags: IntArray) -> Arrays:
+    def _after_sizing(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
         """Return what counts alone change: masses and weights, but not after the last round."""
         number, before = state.round + 1, state.arrays
         q, measured = self.fraction_bits, answer.blocks[COUNTS]
@@ -849,18 +789,18 @@ class SynopsisAlgorithm(Algorithm):
     def _radius(self, mean_square: float) -> IntArray:
         """Return a refinement round's radius, (1,), for a mean squared residual, on the grid."""
         radius = min(1.0, RADIUS_FACTOR * self._factor * math.sqrt(mean_square)) * self._longest
-        longest = math.isqrt(squared_bound(self.domain, self.fraction_bits))
+        longest = math.isqrt(projections.squared_bound(self.domain, self.fraction_bits))
         return np.array([min(max(math.floor(radius), 1), longest)], dtype=np.int64)
 
 
 def absent(expected: FloatArray, counts: FloatArray, noise: float) -> NDArray[np.bool_]:
     """Return which cells (m,) lack more records than noise of a standard deviation explains."""
-    clear = expected > ABSENT_NOISE * max(noise, MIN_COUNT)
+    clear = expected > ABSENT_NOISE * max(noise, base.MIN_COUNT)
     return np.asarray(clear & (counts < ABSENT_SHARE * expected))
 
 
 def _held(
-    answer: Statistic,
+    answer: base.Statistic,
     flags: IntArray,
     expected: FloatArray,
     counts: FloatArray,

@@ -13,16 +13,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from flower_kmeans.algorithms.base import (
-    COUNTS,
-    LIMIT,
-    MIN_COUNT,
-    SUMS,
-    Query,
-    State,
-    Statistic,
-    register,
-)
+from flower_kmeans.algorithms import base
+from flower_kmeans.algorithms.base import COUNTS, MIN_COUNT, SUMS, Query, State, Statistic
 from flower_kmeans.algorithms.fastlloyd import packing_radius
 from flower_kmeans.algorithms.lloyd import FEWEST_AUTO_ROUNDS, LloydFamily
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
@@ -44,7 +36,7 @@ _LEAST_SHARE = 0.1  # deviation of a noise share, in records (docs/guarantees.md
 _MOST_AUTO_ROUNDS = 5
 
 
-@register
+@base.register
 @dataclass(frozen=True, kw_only=True)
 class VerticalAlgorithm(LloydFamily):
     """Lloyd's algorithm with Gaussian noise on the sums and counts of joined columns.
@@ -144,7 +136,7 @@ class VerticalAlgorithm(LloydFamily):
         centroids = truncate(moved, self._half_widths)
         return State(state.round + 1, {"centroids": centroids, "counts": counts.copy()})
 
-    def require_capacity(self, noise_factor: float = 1.0, limit: int = LIMIT) -> None:
+    def require_capacity(self, noise_factor: float = 1.0, limit: int = base.LIMIT) -> None:
         """Require that no opened value can wrap, but with probability 1e-14 each.
 
         Nor a sum on the grid reach ``limit``, as for all Lloyd algorithms.

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.algorithms.client_clipping import (
-    clip_factor,
-    move_of_a_record,
-    shortened,
-)
+from flower_kmeans.algorithms.client_clipping import clip_factor, move_of_a_record, shortened
 from flower_kmeans.privacy.budget import PrivacyBudget
 
 CLIENT = PrivacyBudget(1.0, unit="client")

@@ -14,7 +14,6 @@ from flower_kmeans.algorithms.constrained import (
     _FAR,
     ASSIGNMENTS,
     MAX_ARCS,
-    _Flow,
     _prices,
     blended,
     bounded_assignment,
@@ -330,24 +329,6 @@ def test_equal_points_are_one_row_of_the_flow(most):
         assert (one.sum(axis=1) >= sizes).all()
         assert (one <= sizes[:, None]).all()
         assert (one.sum(axis=1) <= most * sizes).all()
-
-
-def test_many_ties_are_settled():
-    """1,000 slots, all as near to every cluster: only the later levels decide."""
-    rng = np.random.default_rng(10)
-    zeros, ties = np.zeros((1000, 5), np.int64), rng.integers(0, 2**48, (1000, 5))
-    costs = blended(zeros, ties, 1, 1010)
-    flow = _Flow([costs, ties], np.ones(1000, np.int64), 150, 250, 1)
-    flow.solve()
-    for level in (0, 1):
-        flow.settle(level)
-    best = linear_sum_assignment(np.repeat(ties, 250, axis=1), maximize=False)
-    held = flow.held[:, :-1]
-    assert (held.sum(axis=0) >= 150).all()
-    assert (costs * held).sum() <= costs[best[0], best[1] // 250].sum() + 2**10 * 1000
-    again = _Flow([costs, ties], np.ones(1000, np.int64), 150, 250, 1)
-    again.solve()
-    np.testing.assert_array_equal(again.held[:, :-1], held)  # nothing was left to settle
 
 
 def test_the_nearest_slots_are_those_of_a_sort():

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flower_kmeans.algorithms import (
-    FastLloydAlgorithm,
-    FedDPAlgorithm,
-    GLloydAlgorithm,
-    State,
-)
+from flower_kmeans.algorithms import FastLloydAlgorithm, FedDPAlgorithm, GLloydAlgorithm, State
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget

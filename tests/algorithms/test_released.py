@@ -6,11 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from flower_kmeans.algorithms.released import (
-    CONFIDENCE,
-    SizeReport,
-    note_on_noise,
-)
+from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport, note_on_noise
 
 COUNTS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 NOISE = st.floats(1e-3, 1e5)

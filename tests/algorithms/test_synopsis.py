@@ -1,13 +1,11 @@
 """SynopsisKMeans as pure mathematics: its units, its updates, and whole runs without messages."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms import Query, State, SynopsisAlgorithm
-from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.algorithms import State, SynopsisAlgorithm
 from flower_kmeans.algorithms.synopsis import (
     BLIND,
     FEW,
@@ -53,62 +51,6 @@ def answer(algorithm, query, points):
 
 
 # ----------------------------------------------------------------- units
-
-
-@pytest.mark.parametrize(
-    "domain", [Box([0], [1]), Box([0, 0], [4, 3], scale="common"), Ball(2.0, [0, 0])]
-)
-def test_one_record_touches_one_power_cell(domain):
-    """All records beside some sets of them, many at a tie: one count by 1, and its cell's sum."""
-    axes = [range(-int(g), int(g) + 1) for g in domain.grid_half_widths(Q)]
-    points, rng = np.array(list(itertools.product(*axes)), dtype=np.int64), RNG(1)
-    if isinstance(domain, Ball):
-        points = points[(points**2).sum(axis=1) <= 4**Q]
-    algorithm = build(domain, 3, fraction_bits=Q, min_size=300, max_size=400)
-    places, ties, largest = algorithm.places(algorithm.n_rounds - 4), 0, 0.0
-    for t in (algorithm.n_rounds - 4, algorithm.n_rounds):
-        for _ in range(8):
-            centroids = points[rng.integers(len(points), size=3)]
-            far = ((points[:, None] - centroids) ** 2).sum(axis=2)
-            at = far[rng.integers(len(points))]  # where all three cells meet
-            asked = {"centroids": centroids, "weights": at - at.min(), "radius": np.array([4])}
-            query = Query(t, {key: asked[key] for key in algorithm.query_ranges(t)})
-            algorithm.check_query(query)
-            powers = far - asked["weights"]
-            ties += ((powers == powers.min(axis=1)[:, None]).sum(axis=1) > 1).sum()
-            others = points[rng.integers(len(points), size=5)]
-            before, held = answer(algorithm, query, others), np.vstack([others, others[:1]])
-            for record, label in zip(points, powers.argmin(axis=1), strict=True):
-                held[-1] = record
-                change = answer(algorithm, query, held) - before
-                np.testing.assert_array_equal(change[-3:], np.eye(3, dtype=int)[label] << Q)
-                if t == algorithm.n_rounds:
-                    continue
-                sums = change[places["sums"]].reshape(3, -1)
-                assert not np.delete(sums, label, axis=0).any()
-                assert (sums[label] ** 2).sum() <= 4**Q
-                largest = max(largest, (sums[label] ** 2).sum())
-    assert (ties >= 8, largest) == (True, 4**Q)
-
-
-def test_every_residual_and_its_slack_stay_within_one_unit_together():
-    """All integers of a cell on a line: residual and slack over q bits, for every radius."""
-    algorithm = build(Box([0], [1]), fraction_bits=Q)
-    reach, most = np.arange(-40, 41), 0.0
-    for radius in range(1, 41):
-        for offset in reach:
-            found = cell_sums(
-                GridRecords.from_grid([[offset]], 6),
-                np.zeros((1, 1), np.int64),
-                np.array([radius]),
-                Q,
-            )
-            words = {"sums": found.sums, "counts": found.counts << Q, "slacks": found.slacks}
-            units = algorithm.block_sensitivities(2)
-            norm = sum(float((words[name] ** 2).sum()) / units[name] ** 2 for name in words)
-            assert norm <= 1
-            most = max(most, norm)
-    assert most >= 1 - 1e-12
 
 
 # ----------------------------------------------------------------- updates

@@ -299,12 +299,13 @@ def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
 
 def test_the_largest_messages_and_runs():
     """2^22 words of a query or an answer, and 2^27 of all answers, but not one more."""
-    assert fixed(1, 2000, cells=(63_536,), n_directions=64).schedule.cells == (63_536,)
-    with pytest.raises(ConfigurationError, match="Got 4194368 in round 2"):  # p more
-        fixed(1, 2000, cells=(63_537,), n_directions=64)
+    # Of a query: the directions, and of every cell its centre and its radius.
+    assert fixed(1, 2000, cells=(62_558,), n_directions=64).schedule.cells == (62_558,)
+    with pytest.raises(ConfigurationError, match=f"Got {2000 * 64 + 62_559 * 65} in round 2"):
+        fixed(1, 2000, cells=(62_559,), n_directions=64)
     assert fixed(1, 4, cells=(2**20,), n_directions=2).words(2) == 2**22
     with pytest.raises(ConfigurationError, match="Got 4194308 in round 2"):
         fixed(1, 4, cells=(2**20 + 1,), n_directions=2)
     assert fixed(2048, 2047, n_refinements=31).words(3) == 2**22
-    with pytest.raises(ConfigurationError, match=f"Got {2**27 + 8 * 6 + 1} with n_clusters=2048"):
+    with pytest.raises(ConfigurationError, match=f"and {2**27 + 49} up to it.*n_clusters=2048"):
         fixed(2048, 2047, n_refinements=32)
