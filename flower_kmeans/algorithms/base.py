@@ -1,10 +1,8 @@
 """What every algorithm is: additive queries to clients, and updates from noisy sums.
 
-An algorithm is a frozen set of public parameters. It holds no records, adds no noise and sends
-nothing: a client computes ``answer``, somebody adds the answers of all clients and the noise that
-``plan`` prescribes, and ``update`` turns the noisy sum into the next state. All answers are
-integers, so sums are exact in any order (docs/guarantees.md, "Fixed point, rounding, sampling").
-An answer is the ``statistic`` of the client's records, clipped where whole clients are protected.
+A frozen set of public parameters: it holds no records, adds no noise and sends nothing. A client
+computes ``answer``, in integers, whose sums are exact in any order, and ``update`` the next state
+from the noisy sum of all answers (docs/guarantees.md, "Fixed point, rounding, sampling").
 """
 
 import math

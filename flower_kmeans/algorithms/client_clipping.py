@@ -1,9 +1,7 @@
 """Client-level privacy: how much one client may count, and the clipping that holds it to that.
 
-A client's part of a release, divided by the release's units, is scaled to norm 1 at most and
-truncated toward zero. Units are those of the noise: ``clip`` times those of one record. So one
-client, with all of its records, changes a release by 1 at most (docs/guarantees.md, "Client-level
-privacy").
+One client, with all of its records, changes a release by 1 at most in units of the noise, which are
+``clip`` times those of one record (docs/guarantees.md, "Client-level privacy").
 """
 
 import math

@@ -1,10 +1,8 @@
 """Lloyd's algorithm with bounds on the sizes of every client's clusters, and the noise it needs.
 
-Constrained clustering of Ahmed's thesis "Differentially-Private Multiparty Clustering", chapters 4
-to 8. Every client assigns its records to the clusters at least cost within bounds on their sizes.
-One record in place of another then moves others along a path, through every cluster once at most,
-and the noise covers all of them (docs/guarantees.md, "Constrained assignment"). The thesis's own
-noise covers one record of one cluster.
+Ahmed's thesis "Differentially-Private Multiparty Clustering", chapters 4 to 8. One record in place
+of another moves others along a path, through every cluster once at most. The noise covers all of
+them, the thesis's one record of one cluster (docs/guarantees.md, "Constrained assignment").
 """
 
 import hashlib
@@ -49,12 +47,6 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     the box's centre, and leaves out the records that exceed them, those of the largest public
     hashes. The size of a client's clusters is bounded from ``ceil(min_size / n_clients)`` to
     ``floor(max_size / n_clients)``, from public figures alone.
-
-    ``assignment``: every record in one cluster ("exclusive"); every cluster with its nearest
-    records, so that a record may be in several clusters or in none ("non-exclusive"); every record
-    in one to ``max_contribution`` clusters ("e-exclusive"). Clients send sums and counts ("mna":
-    mask, noise, average), or their means ("amn": average, mask, noise). ``n_rounds="auto"`` is the
-    thesis's rule for one contribution (sections 6.2.4 and 6.3.3).
 
     Formal guarantee: one record that comes or goes replaces what stands in one slot, and changes a
     round's releases by their units at most (docs/guarantees.md, "Constrained assignment").
@@ -110,15 +102,6 @@ class ConstrainedLloydAlgorithm(LloydFamily):
                     f"{name} is required: the bounds of every client's clusters follow from it, "
                     "also without privacy. Got None."
                 )
-        if self.assignment == "unconstrained":  # type: ignore[comparison-overlap]
-            raise ConfigurationError(
-                "Expected another assignment than 'unconstrained' with aggregation='amn': a "
-                "cluster of one record has a mean that no useful bound holds. Take "
-                "aggregation='mna', which is SuLloyd or GLloyd, or a bounded assignment."
-                if self.aggregation == "amn"
-                else "Expected a bounded assignment. Got 'unconstrained' instead, which is SuLloyd "
-                "(mechanism 'laplace') or GLloyd (mechanism 'gaussian')."
-            )
         super().__post_init__()
 
     # ------------------------------------------------------------------ bounds, all public

@@ -1,12 +1,9 @@
 """FastLloyd: Lloyd's algorithm over relative sums within a radius (FastLloyd, section 5).
 
-A record adds its offset from the centroid, which is no longer than the round's radius, so one
-record changes all sums by the radius at most (theorem 5.1).
-
-In the paper, records further away do not count. With ``relocation``, the default, their offsets are
-clipped. The sums also hold how near the records are, which costs nothing and shows which centroids
-are badly placed. Where noise is large, near records weigh more, which costs nothing either
-(docs/guarantees.md, "FastLloyd's relocation").
+A record adds its offset from the centroid, no longer than the radius (theorem 5.1). Records further
+away do not count in the paper; with ``relocation``, the default, their offsets are clipped, and the
+sums also hold how near records are, which costs nothing (docs/guarantees.md, "FastLloyd's
+relocation").
 """
 
 import math

@@ -1,11 +1,9 @@
 """FedDP-KMeans: an initialisation from points of the server, then private Lloyd rounds.
 
-Three rounds find initial centroids (FedDP-KMeans, Algorithm 1). The second moments of the records
-give a projection to a few directions. Every record votes for the nearest of the server's projected
-points, and weighted k-means on these gives projected centres. Sums and counts of the records by
-nearest projected centre lift the centres back. Lloyd rounds follow (Algorithm 2).
-
-The server computes every query from the sum before: it sees the sums, and sends the queries.
+Three rounds find centroids (Algorithm 1): second moments give a projection, records vote for the
+nearest of the server's projected points, which weighted k-means turns into projected centres, and
+sums and counts by nearest centre lift these back. Lloyd rounds follow (Algorithm 2). The server
+computes every query from the sum before.
 """
 
 import math

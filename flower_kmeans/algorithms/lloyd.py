@@ -1,7 +1,6 @@
 """Lloyd's algorithm over absolute sums: exact, with Laplace noise, with Gaussian noise.
 
-Every round a client sends, for each cluster, the sum and the number of the records that are nearest
-to its centroid. A record adds to one cluster only, so all sums together change by its norm at most
+A record adds to one cluster's sum and count only, so all sums together change by its norm at most
 and all counts by one (docs/guarantees.md, "Lloyd family, one round").
 """
 
@@ -394,7 +393,7 @@ def estimated_cost(
         return None
     means, usable = quotients(arrays[SUMS], arrays[COUNTS], q, least_count)
     counts, square = arrays[COUNTS] * step, unit * unit
-    lost = rounding * costs.lost_by_rounding(counts, step)
+    lost = rounding * 0.5 * float(counts.sum()) * step  # half a step a record on average
     noise = algorithm.noise_of(algorithm.n_rounds)
     last = costs.LastRound(
         q=(float(arrays[COST][0]) * step + lost) * square,
@@ -407,7 +406,9 @@ def estimated_cost(
         noise=(noise[COST] * step * square, noise[SUMS] * step * unit, noise[COUNTS] * step),
         step=step,
     )
-    return costs.in_users_units(last.value, last.bias, last.error, algorithm.domain, noise_factor)
+    scale, users_units = costs.user_scale(algorithm.domain)
+    value = (last.value + last.bias * noise_factor**2) * scale**2
+    return CostEstimate(value, last.error * noise_factor * scale**2, users_units)
 
 
 def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:

@@ -1,7 +1,6 @@
 """Centroids that have no records, or that share a cluster, go where another one has too many.
 
-Post-processing of released numbers, and replayable: elementwise IEEE operations, exact sums of
-integers, stable sorts and public directions. The number of steps follows from k alone. The
+Post-processing of released numbers, and replayable. The number of steps follows from k alone;
 constants were chosen by experiment (docs/tables/differences.md, "FastLloyd").
 """
 
@@ -15,11 +14,10 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.numerics.initialization import random_words, round_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import to_grid
-from flower_kmeans.data.domain import row_sums
+from flower_kmeans.data.domain import IntArray, row_sums
+from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 DEAD_NOISE, DEAD_SHARE = 2.0, 0.05

@@ -1,11 +1,9 @@
 """SynopsisKMeans: a private synopsis of the records is clustered, and the result refined.
 
-Round 1 releases second moments. Rounds of the synopsis release counts, residuals and slacks by
-nearest cell; each makes a mixture of Gaussians, for whose records the next cells are made. Weighted
-k-means on the last mixture gives centroids, which Lloyd rounds with a shrinking radius refine. With
-bounds on sizes, points of the mixture stand for the records: noisy counts correct their masses, and
-the last rounds release counts alone. Numbers and shares: docs/guarantees.md, "SynopsisKMeans" and
-"Bounds on cluster sizes".
+Round 1 releases second moments, rounds of the synopsis counts, residuals and slacks by cell; each
+makes a mixture of Gaussians, and that the next cells. Weighted k-means on the last mixture gives
+centroids, which Lloyd rounds refine. With bounds on sizes, noisy counts correct the masses of its
+points (docs/guarantees.md, "SynopsisKMeans" and "Bounds on cluster sizes").
 """
 
 import math

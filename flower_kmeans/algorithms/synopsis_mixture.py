@@ -1,15 +1,10 @@
 """The mixture of Gaussians by which SynopsisKMeans models the records.
 
-Noisy sums of cells make a mixture, and a mixture makes the cells of the next round and the first
-centroids. All of it is post-processing of released values, in units of the domain's largest norm,
-and total: noise makes every number possible (docs/guarantees.md, "SynopsisKMeans"). All clients of
-an oblivious server compute it, and must agree bit for bit. So numbers come from raw Philox words
-and from operations that IEEE 754 rounds correctly, element by element. Sums are of integers, by
-``math.fsum``, or by ``row_sums``, whose order NumPy does not choose. Points of the mixture lie on a
-grid, where k-means is exact.
-
-How many steps there are, and on how many points, follows from the schedule alone: a cell that is
-left out of a mixture stays in it with a weight of 0.
+Post-processing of released values, in units of the domain's largest norm, and total (docs/
+guarantees.md, "SynopsisKMeans"). All clients of an oblivious server must agree on it bit for bit:
+raw Philox words, operations that IEEE 754 rounds correctly, and sums of integers, by ``math.fsum``
+or by ``row_sums``. Steps follow from the schedule alone: a cell that is left out of a mixture stays
+in it with a weight of 0.
 """
 
 import math

@@ -1,9 +1,7 @@
 """Lloyd's algorithm over records whose columns belong to different parties (docs/vertical.md).
 
 Sums and counts of a round are one Gaussian release, calibrated to one record replaced by another.
-With a radius, the default, a record counts in its cluster if it is no further than that from the
-centroid, and sums are of offsets, which are no longer than the radius: less noise (FastLloyd's
-idea, at a price of one more sign for each cluster).
+With a radius, the default, sums are of offsets within it: less noise, for one more sign a cluster.
 """
 
 import math

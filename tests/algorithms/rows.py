@@ -84,6 +84,10 @@ class Grid:
         return self.make(name, CLIENTS, **{"n_clients": 100, "fraction_bits": FINE, **more})
 
 
+def box(d):
+    return Box([-1.0] * d, [1.0] * d)
+
+
 def _blind(algorithm):
     """Without second moments, and in fewer directions than there are columns."""
     p = max(1, algorithm.domain.n_features - 1)
@@ -234,7 +238,7 @@ BALL = Ball(1.0, [0.0] * 6)
 POINTS = RNG(0).uniform(0, 1, (40, 6))
 
 REPLAYABLE: dict[str, Callable[[], Algorithm]] = {
-    **{name: make for name, (make, _) in REPLAYED.items()},
+    **REPLAYED,
     "glloyd-cost": lambda: GLloydAlgorithm(5, BALL, BUDGET, n_records=N, n_rounds=3, cost=True),
     "constrained-lloyd-nearest": lambda: ConstrainedLloydAlgorithm(
         4, BOX, BUDGET, n_records=N, n_clients=4, n_rounds=4, assignment="non-exclusive"

@@ -22,17 +22,13 @@ from flower_kmeans.algorithms.constrained import (
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from tests.algorithms.rows import run_of
+from tests.algorithms.rows import box, run_of
 
 BUDGET, PURE = PrivacyBudget(1.0, 1e-6), PrivacyBudget(1.0, 0.0)
 OPEN = PrivacyBudget(None)
 FREE = "non-exclusive"
 Q = 5
 ONE = 2**Q
-
-
-def box(d):
-    return Box([-1.0] * d, [1.0] * d)
 
 
 def made(k=3, d=2, n=6, m=1, low=2, high=3, *, domain=None, budget=BUDGET, **options):
@@ -128,12 +124,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("aggregation", ["mna", "amn"])
+@pytest.mark.parametrize("aggregation", ["mna", "amn", "in a ball"])
 @pytest.mark.parametrize(("assignment", "k", "d", "n", "low", "high", "most", "others"), CASES)
 def test_one_record_changes_each_release_by_its_unit_at_most(
     assignment, k, d, n, low, high, most, others, aggregation
 ):
-    options = {"assignment": assignment, "aggregation": aggregation, "max_contribution": most}
+    options = {"assignment": assignment, "max_contribution": most, "aggregation": aggregation}
+    if aggregation == "in a ball":
+        options |= {"aggregation": "mna", "domain": Ball(1.0, [0.0] * d)}
     gaussian = made(k, d, n, 1, low, high, **options)
     laplace = made(k, d, n, 1, low, high, mechanism="laplace", **options)
     bounds = replaced_bounds(gaussian)
@@ -141,17 +139,8 @@ def test_one_record_changes_each_release_by_its_unit_at_most(
         units = [laplace.block_sensitivities(1)[name], gaussian.block_sensitivities(1)[name]]
         assert (found <= bounds[name] + 1e-9).all(), name
         assert (found <= np.array(units) + 1e-9).all(), name
-        if name != "counts" and others == n - 1:
+        if name != "counts" and others == n - 1 and isinstance(gaussian.domain, Box):
             assert (found >= 0.38 / most * bounds[name]).all(), name
-
-
-@pytest.mark.parametrize("assignment", ASSIGNMENTS)
-def test_one_record_in_a_ball_changes_each_release_by_its_unit_at_most(assignment):
-    algorithm = made(domain=Ball(1.0, [0.0, 0.0]), assignment=assignment)
-    bounds = replaced_bounds(algorithm)
-    for block, found in largest_changes(algorithm, 5, 30).items():
-        assert (found <= bounds[block]).all()
-        assert found[1] <= algorithm.block_sensitivities(1)[block]
 
 
 def test_the_bounds_are_nearly_attained():
@@ -165,9 +154,8 @@ def test_the_bounds_are_nearly_attained():
     centroids = np.array([[-ONE], [ONE]])
     one = answer(counting, centroids, [-ONE, -ONE, ONE, ONE])
     other = answer(counting, centroids, [-ONE, ONE, ONE, ONE])
-    assert (
-        np.abs(one["counts"] - other["counts"]).sum() == counting.block_sensitivities(1)["counts"]
-    )
+    changed = np.abs(one["counts"] - other["counts"]).sum()
+    assert changed == counting.block_sensitivities(1)["counts"]
 
 
 def test_the_bound_that_the_thesis_claims_does_not_hold():
@@ -320,9 +308,8 @@ def test_equal_points_are_one_row_of_the_flow(most):
         bounds = (sizes.sum() // 3, sizes.sum() // 3 + 2, most)
         one = bounded_assignment(levels, sizes, *bounds)
         rows = np.repeat(np.arange(7), sizes)
-        other = bounded_assignment(
-            [costs[rows] for costs in levels], np.ones(len(rows), np.int64), *bounds
-        )
+        alone = [costs[rows] for costs in levels]
+        other = bounded_assignment(alone, np.ones(len(rows), np.int64), *bounds)
         together = np.zeros_like(one)
         np.add.at(together, rows, other)
         np.testing.assert_array_equal(one, together)
@@ -467,9 +454,7 @@ REFUSED = [
     ({"n_records": None}, "n_records is required"),
     ({"budget": PrivacyBudget(1.0, unit="client")}, "unit='record'"),
     ({"n_clients": 61}, r"n_clients in \[1, 60\]"),
-    ({"assignment": "unconstrained"}, "SuLloyd .* GLloyd"),
-    ({"assignment": "unconstrained", "aggregation": "amn"}, "no useful bound"),
-    ({"assignment": "fuzzy"}, "Expected assignment in"),
+    ({"assignment": "unconstrained"}, "Expected assignment in"),
     ({"aggregation": "mean"}, "Expected aggregation in"),
     ({"mechanism": "uniform"}, "Expected mechanism in"),
     ({"max_contribution": 2}, "max_contribution=1 unless"),

@@ -4,18 +4,14 @@ import numpy as np
 import pytest
 
 from flower_kmeans.algorithms import FastLloydAlgorithm, LloydAlgorithm, Query, State
-from flower_kmeans.data.domain import Box, GridRecords
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
-from tests.algorithms.rows import run_of
+from tests.algorithms.rows import box, run_of
 
 BUDGET = PrivacyBudget(1.0)
 ONE = 2**16
-
-
-def box(d):
-    return Box([-1.0] * d, [1.0] * d)
 
 
 def build(k=2, d=2, **options):
@@ -59,14 +55,6 @@ def test_only_records_within_the_radius_count(radius):
         blocks = statistic(algorithm, [[-ONE], [-ONE]], [[-ONE + reach + 1]], t)
         assert not blocks["counts"].any()
         assert not blocks["sums"].any()
-
-
-def test_sums_are_relative_to_the_centroids():
-    algorithm = build(2, 2, alpha=1.0)
-    points = [[100, 200], [110, 190], [-5000, 4]]
-    blocks = statistic(algorithm, [[90, 180], [-5000, 0]], points)
-    np.testing.assert_array_equal(blocks["sums"], [[30, 30], [0, 4]])
-    np.testing.assert_array_equal(blocks["counts"], [2 * ONE, ONE])
 
 
 def test_without_noise_and_with_a_wide_radius_it_is_lloyd():

@@ -19,7 +19,6 @@ from flower_kmeans.algorithms.feddp import (
     answer_norms,
     pseudo_clients,
 )
-from flower_kmeans.algorithms.numerics.cost import user_scale
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import BudgetError, ConfigurationError, ConfigurationTypeError
 from flower_kmeans.metrics import inertia, matched_centroid_error
@@ -286,17 +285,24 @@ def test_lloyd_rounds_move_centroids_within_the_domain(sums):
 
 
 def test_the_elbow_is_that_of_the_noisy_weights_in_the_users_units():
-    algorithm = build(domain=Ball(3.0, [0, 0]), min_weight=3.5)
-    weights = np.array([90, 30, 50, 20, 4, -300])
-    grid = PROJECTED["points"] * 1000  # finer than the centres, which lie on the grid
-    state = after(algorithm, 2, weights * 8, **{**PROJECTED, "points": grid})
-    points = 3.0 * grid[:5] * 2.0**-algorithm.projection.exponent
+    """More clusters than points cost nothing."""
+    algorithm, weights = make(2, Ball(3.0, [0, 0]), min_weight=3.5), [90, 30, 50, 20, 4, -300]
+
+    def elbow(weights, k_max):
+        grid = PROJECTED["points"] * 1000  # finer than the centres, which lie on the grid
+        arrays = {"points": grid, "weights": np.array(weights) << algorithm.fraction_bits}
+        return algorithm.elbow(State(2, arrays), k_max, RNG(0))
+
+    points = 3000.0 * PROJECTED["points"][:5] * 2.0**-algorithm.projection.exponent
     expected = [
         KMeans(k, n_init=10, random_state=0).fit(points, sample_weight=weights[:5]).inertia_
         for k in (1, 2, 3, 4)
     ]
-    np.testing.assert_allclose(algorithm.elbow(state, 4, RNG(0)), expected, rtol=1e-5)
-    assert expected[0] > 9 * 90  # which the weight of 4 and the scale make up
+    np.testing.assert_allclose(elbow(weights, 7), [*expected, 0, 0, 0], rtol=1e-5)
+    with pytest.raises(ConfigurationError, match="at least min_weight"):
+        elbow([3, 0, -8, 0, 0, 0], 2)
+    with pytest.raises(ConfigurationError, match="after round 2"):
+        algorithm.elbow(algorithm.initial_state(), 8, RNG(0))
 
 
 @pytest.mark.parametrize("larger", ["sums", "counts"])
@@ -698,28 +704,3 @@ def test_they_never_fail(k, points, n_records, n_clients, fraction_bits, mechani
         assert clip >= LEAST_CLIP
         most = algorithm.plain_clip(name, "l1")
         assert clip <= max(most, LEAST_CLIP, 6 * one, 6 * 4.0 ** -min(fraction_bits, 10)), name
-
-
-def test_the_elbow_bends_at_the_number_of_clusters():
-    """And more clusters than points cost nothing."""
-    algorithm = build()
-
-    def elbow(points, weights, k_max):
-        arrays = {"points": np.array(points, np.int64), "weights": np.array(weights) << Q}
-        unit = user_scale(algorithm.domain)[0] * 2.0**-algorithm.projection.exponent
-        return algorithm.elbow(State(2, arrays), k_max, RNG(0)) / unit**2
-
-    means = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0], [8.0, 8.0]])
-    points = np.concatenate([RNG(i).normal(m, 0.1, (20, 2)) for i, m in enumerate(means)])
-    points = np.rint(np.concatenate([points, [[500.0, 500.0]]]) * 1000)  # the last is too light
-    costs = elbow(points, [50] * 80 + [4], 7)
-    center = points[:80].mean(axis=0)
-    assert costs[0] == pytest.approx(50 * ((points[:80] - center) ** 2).sum(), rel=1e-5)
-    assert (np.diff(costs) < 0).all()
-    assert costs[3] < 0.01 * costs[2]
-    assert costs[4] > 0.5 * costs[3]
-    np.testing.assert_allclose(elbow([[0], [2]], [9, 9], 4), [18, 0, 0, 0])
-    with pytest.raises(ConfigurationError, match="at least min_weight"):
-        elbow(np.zeros((3, 1)), [4, 0, -8], 2)
-    with pytest.raises(ConfigurationError, match="after round 2"):
-        algorithm.elbow(algorithm.initial_state(), 8, RNG(0))

@@ -73,21 +73,6 @@ def test_steps_do_not_depend_on_sums(name):
     expect_equal_steps(REPLAYABLE[name]())
 
 
-def test_the_steps_are_counted():
-    """Of k-means, rotations and relocations: a count of nothing would always be the same."""
-    algorithm = REPLAYABLE["synopsis"]()
-    calls = sum(steps_of(algorithm, "noise", records_of(algorithm)), Counter())
-    by_name = Counter()
-    for (_, name, _), times in calls.items():
-        by_name[name] += times
-    assert by_name["_rotate"] == 3 * 9 * 5  # sweeps, and rounds of each in six columns
-    assert by_name["assign"] > 25 * 8
-    algorithm = REPLAYABLE["fastlloyd"]()
-    steps = 2 * algorithm.n_clusters * (algorithm.n_rounds - 1)
-    calls = sum(steps_of(algorithm, "noise", records_of(algorithm)), Counter())
-    assert sum(times for (_, name, _), times in calls.items() if name == "put_beside") == steps
-
-
 @pytest.mark.parametrize(
     ("name", "module", "function"),
     [

@@ -16,7 +16,7 @@ from flower_kmeans.errors import BudgetError, ConfigurationError, DataError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.plan import plan_from_config
-from tests.algorithms.rows import run_of
+from tests.algorithms.rows import box, run_of
 
 ALL = [LloydAlgorithm, SuLloydAlgorithm, GLloydAlgorithm, FastLloydAlgorithm]
 
@@ -29,10 +29,6 @@ def paper(cls):
 PRIVATE = ALL[1:]
 OPEN = PrivacyBudget(None)
 RHO = 0.225
-
-
-def box(d):
-    return Box([-1.0] * d, [1.0] * d)
 
 
 # ----------------------------------------------------------------- the exact algorithm
@@ -52,14 +48,6 @@ def test_lloyd_is_lloyd(d):
     state = run_of(algorithm, [records])
     np.testing.assert_allclose(algorithm.centroids(state), expected, atol=1e-3)
     np.testing.assert_array_equal(algorithm.counts(state), np.bincount(labels, minlength=4))
-
-
-def test_a_cluster_without_records_keeps_its_centroid():
-    initial = [[-0.5, 0.0], [1.0, 1.0]]
-    algorithm = LloydAlgorithm(2, box(2), OPEN, n_rounds=2, initial=initial)
-    state = run_of(algorithm, [np.array([[-0.5, 0.25], [-0.25, 0.0]])])
-    np.testing.assert_allclose(algorithm.centroids(state), [[-0.375, 0.125], [1, 1]], atol=1e-4)
-    np.testing.assert_array_equal(algorithm.counts(state), [2, 0])
 
 
 @pytest.mark.parametrize("cls", PRIVATE)

@@ -92,19 +92,15 @@ def test_the_statements_have_every_number():
     sizes = report([100.0, 86.0, 300.0, 101.0], 2.0, 90, 1500)
     assert sizes.bounds_kept == ("kept", "open", "kept", "kept")
     first, second, last = sizes.statements
-    assert "90 to 1,500 records" in first
-    assert "3 of 4 clusters kept" in first
-    assert "0 missed" in first
-    assert "1 is open" in first
-    assert "standard deviation 2 records" in second
-    assert "within 5" in second
-    assert "Exact sizes cannot be promised." in second
+    for part in ("90 to 1,500 records", "3 of 4 clusters kept", "0 missed", "1 is open"):
+        assert part in first
+    for part in ("standard deviation 2 records", "within 5", "Exact sizes cannot be promised."):
+        assert part in second
     assert "whether bounds were kept, are those of the clients that answered the last" in last
 
 
 def test_too_much_noise_is_named_with_its_numbers():
     assert note_on_noise(312.5, 20_000, 16) is None
     note = note_on_noise(313.0, 20_000, 16)
-    assert "313 records" in note
-    assert "N/(4k) = 312" in note
-    assert "larger epsilon" in note
+    for part in ("313 records", "N/(4k) = 312", "larger epsilon"):
+        assert part in note

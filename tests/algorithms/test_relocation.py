@@ -9,16 +9,12 @@ from sklearn.datasets import make_blobs
 
 from flower_kmeans.algorithms import FastLloydAlgorithm, Query
 from flower_kmeans.algorithms.relocation import Clusters, public_directions, relocated
-from flower_kmeans.data.domain import Box, GridRecords
+from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
-from tests.algorithms.rows import run_of
+from tests.algorithms.rows import box, run_of
 
 ONE = 2**16
 BUDGET, OPEN = PrivacyBudget(1.0), PrivacyBudget(None)
-
-
-def box(d):
-    return Box([-1.0] * d, [1.0] * d)
 
 
 def build(k=2, d=2, budget=BUDGET, **options):
@@ -37,19 +33,6 @@ def loss(algorithm, state, records):
 
 
 # ----------------------------------------------------------------- what a record adds
-
-
-def test_far_records_are_clipped_and_near_ones_are_not():
-    algorithm = build(2, 1)
-    centroids, reach = [[-ONE], [-ONE]], ONE // 4
-    near = statistic(algorithm, centroids, [[-ONE + reach // 2]], reach)
-    assert near["sums"].tolist() == [[ONE // 2], [0]]
-    assert near["nearness"].tolist() == [3 * ONE // 4, 0]
-    for far in (reach, reach + 1, 2 * ONE):
-        blocks = statistic(algorithm, centroids, [[-ONE + far]], reach)
-        assert blocks["sums"].tolist() == [[ONE], [0]]
-        assert blocks["counts"].tolist() == [ONE, 0]
-        assert blocks["nearness"].tolist() == [0, 0]
 
 
 def test_near_records_weigh_more_where_noise_is_large():

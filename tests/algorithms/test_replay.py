@@ -8,22 +8,13 @@ latter holds for every NumPy that is supported, and every operating system.
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms import (
-    Algorithm,
-    ConstrainedLloydAlgorithm,
-    FastLloydAlgorithm,
-    GLloydAlgorithm,
-    HDPEMeansAlgorithm,
-    LloydAlgorithm,
-    PEMeansAlgorithm,
-    SuLloydAlgorithm,
-    SynopsisAlgorithm,
-    VerticalAlgorithm,
-)
+from flower_kmeans import algorithms
+from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm
 from flower_kmeans.algorithms.base import _REGISTRY
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
@@ -50,90 +41,61 @@ def synopsis(*parameters, **options) -> SynopsisAlgorithm:
     return SynopsisAlgorithm(*parameters, schedule=schedule, **options)
 
 
-# What is run, and the digest of all its states. A change of either is a change of what clients of
-# other versions would compute: the run document must not accept both.
-CASES: dict[str, tuple[Callable[[], Algorithm], str]] = {
-    "lloyd": (
-        lambda: LloydAlgorithm(5, BOX, PrivacyBudget(None), n_rounds=3),
-        "96beca489a8992c2b53727da44f480d3",
+PURE, BALLS = PrivacyBudget(None), {d: Ball(1.0, [0.0] * d) for d in (20, 70, 130)}
+TWICE = {"assignment": "e-exclusive", "max_contribution": 2, "min_size": 300}
+
+
+def of(kind: str, *parameters, **options) -> partial[Algorithm]:
+    return partial(getattr(algorithms, f"{kind}Algorithm"), *parameters, **options)
+
+
+noisy = partial(of, n_records=N)
+constrained = partial(noisy, "ConstrainedLloyd", 5, BOX, BUDGET, n_clients=3, n_rounds=3)
+CASES: dict[str, Callable[[], Algorithm]] = {
+    "lloyd": of("Lloyd", 5, BOX, PURE, n_rounds=3),
+    "sulloyd": noisy("SuLloyd", 5, BOX, BUDGET),
+    "glloyd": noisy("GLloyd", 5, BOX, BUDGET),
+    "constrained-lloyd": constrained(**TWICE),
+    "constrained-lloyd-means": constrained(aggregation="amn"),
+    "fastlloyd": noisy("FastLloyd", 5, BOX, BUDGET),
+    "pe-means": noisy("PEMeans", 5, BOX, BUDGET),
+    "hdpe-means": noisy("HDPEMeans", 3, BALLS[20], BUDGET),
+    "vertical": noisy("Vertical", 5, BOX, BUDGET),
+    "synopsis": partial(synopsis, 5, BOX, BUDGET, n_records=N),
+    "synopsis-wide": partial(synopsis, 3, BALLS[70], PrivacyBudget(4.0), n_records=N),
+    "synopsis-blind": partial(synopsis, 3, BALLS[130], BUDGET, n_records=N),
+    "synopsis-clients": partial(synopsis, 3, BOX, CLIENTS, n_records=N, n_clients=300, seed=7),
+    "synopsis-sized": partial(synopsis, 5, BOX, BUDGET, n_records=N, min_size=250, max_size=400),
+    "synopsis-sized-exact": partial(
+        synopsis, 4, BALLS[20], PURE, n_records=N, min_size=N // 4, seed=3
     ),
-    "sulloyd": (
-        lambda: SuLloydAlgorithm(5, BOX, BUDGET, n_records=N),
-        "0638acbc2dd0e591cfa82367a0c6112b",
-    ),
-    "glloyd": (
-        lambda: GLloydAlgorithm(5, BOX, BUDGET, n_records=N),
-        "13367a84f22a2b7b7fd40335e80ffca7",
-    ),
-    "constrained-lloyd": (
-        lambda: ConstrainedLloydAlgorithm(
-            5,
-            BOX,
-            BUDGET,
-            n_records=N,
-            n_clients=3,
-            n_rounds=3,
-            assignment="e-exclusive",
-            max_contribution=2,
-            min_size=300,
-        ),
-        "b0091c8f770c75f590e5f5313ded3a0a",
-    ),
-    "constrained-lloyd-means": (
-        lambda: ConstrainedLloydAlgorithm(
-            5, BOX, BUDGET, n_records=N, n_clients=3, n_rounds=3, aggregation="amn"
-        ),
-        "66281976bd3cf8b475810908c525efd1",
-    ),
-    "fastlloyd": (
-        lambda: FastLloydAlgorithm(5, BOX, BUDGET, n_records=N),
-        "6ce433b1ad848a93ee2f48b354a66697",
-    ),
-    "pe-means": (
-        lambda: PEMeansAlgorithm(5, BOX, BUDGET, n_records=N),
-        "0ebb708f043c318bbf6e06037570093d",
-    ),
-    "hdpe-means": (
-        lambda: HDPEMeansAlgorithm(3, Ball(1.0, [0.0] * 20), BUDGET, n_records=N),
-        "9e74ef3d16cef51a17e58251410e8de0",
-    ),
-    "synopsis": (lambda: synopsis(5, BOX, BUDGET, n_records=N), "3664112c58a961aa9933be72fdfbc7f4"),
-    "synopsis-wide": (
-        lambda: synopsis(3, Ball(1.0, [0.0] * 70), PrivacyBudget(4.0), n_records=N),
-        "2a258c08e2e7a2215cdd1fb2e60f0d08",
-    ),
-    "synopsis-blind": (
-        lambda: synopsis(3, Ball(1.0, [0.0] * 130), BUDGET, n_records=N),
-        "d8f93f820490cf180dd107488a0d2c15",
-    ),
-    "vertical": (
-        lambda: VerticalAlgorithm(5, BOX, BUDGET, n_records=N),
-        "ff66b4f5e72a6ab144fa0b46bf1cd1d4",
-    ),
-    "synopsis-clients": (
-        lambda: synopsis(3, BOX, CLIENTS, n_records=N, n_clients=300, seed=7),
-        "0c188b8f996cbd37453d69fa17b71fb9",
-    ),
-    "synopsis-sized": (
-        lambda: synopsis(5, BOX, BUDGET, n_records=N, min_size=250, max_size=400),
-        "907a318f30b56d21e76a58f5605a90fe",
-    ),
-    "synopsis-sized-exact": (
-        lambda: synopsis(
-            4, Ball(1.0, [0.0] * 20), PrivacyBudget(None), n_records=N, min_size=N // 4, seed=3
-        ),
-        "c4fbb5a4ec475a42b5ba35c47cdc6568",
-    ),
-    "synopsis-exact": (
-        lambda: synopsis(4, BOX, PrivacyBudget(None), seed=2),
-        "7474b1caab22c2d1be5f2ebf7e9ad2e6",
-    ),
+    "synopsis-exact": partial(synopsis, 4, BOX, PURE, seed=2),
+}
+# Of all states of each run. A change of a digest is a change of what clients of other versions
+# would compute: the run document must not accept both.
+DIGESTS = {
+    "lloyd": "96beca489a8992c2b53727da44f480d3",
+    "sulloyd": "0638acbc2dd0e591cfa82367a0c6112b",
+    "glloyd": "13367a84f22a2b7b7fd40335e80ffca7",
+    "constrained-lloyd": "b0091c8f770c75f590e5f5313ded3a0a",
+    "constrained-lloyd-means": "66281976bd3cf8b475810908c525efd1",
+    "fastlloyd": "6ce433b1ad848a93ee2f48b354a66697",
+    "pe-means": "0ebb708f043c318bbf6e06037570093d",
+    "hdpe-means": "9e74ef3d16cef51a17e58251410e8de0",
+    "vertical": "ff66b4f5e72a6ab144fa0b46bf1cd1d4",
+    "synopsis": "3664112c58a961aa9933be72fdfbc7f4",
+    "synopsis-wide": "2a258c08e2e7a2215cdd1fb2e60f0d08",
+    "synopsis-blind": "d8f93f820490cf180dd107488a0d2c15",
+    "synopsis-clients": "0c188b8f996cbd37453d69fa17b71fb9",
+    "synopsis-sized": "907a318f30b56d21e76a58f5605a90fe",
+    "synopsis-sized-exact": "c4fbb5a4ec475a42b5ba35c47cdc6568",
+    "synopsis-exact": "7474b1caab22c2d1be5f2ebf7e9ad2e6",
 }
 
 
 def digest(name: str) -> str:
     """Return a digest of all states of a run, over sums that are the same integers everywhere."""
-    algorithm = CASES[name][0]()
+    algorithm = CASES[name]()
     source, d, q = public_words(1), algorithm.domain.n_features, algorithm.fraction_bits
     means = normals(random_words(source, 7 * d)).reshape(7, d)
     points = means[np.arange(N) % 7] + normals(random_words(source, N * d)).reshape(N, d) / 4
@@ -143,9 +105,8 @@ def digest(name: str) -> str:
     for number in range(1, algorithm.n_rounds + 1):
         query = algorithm.query(state)
         words = algorithm.flatten(algorithm.statistic(query, records), number)
-        scale = (
-            np.floor(algorithm.sensitivities(number) * 16) / 16
-        )  # so that calibration cannot matter
+        # Rounded, so that calibration cannot matter.
+        scale = np.floor(algorithm.sensitivities(number) * 16) / 16
         noise = np.floor(normals(random_words(source, len(words))) * scale)
         answered = 0.75 if number in (2, algorithm.n_rounds) else 1.0
         answer = algorithm.unflatten(words + noise.astype(np.int64), number, answered)
@@ -157,7 +118,7 @@ def digest(name: str) -> str:
 
 
 def test_every_replayable_algorithm_is_here():
-    assert {CASES[name][0]().name for name in CASES} == {
+    assert {make().name for make in CASES.values()} == {
         name for name, algorithm in _REGISTRY.items() if algorithm.replayable
     }
 
@@ -171,7 +132,7 @@ def found():
 
 @pytest.mark.parametrize("name", CASES)
 def test_states_are_the_same_integers_on_every_processor(name, found):
-    assert {digests[name] for digests in found} == {CASES[name][1]}
+    assert {digests[name] for digests in found} == {DIGESTS[name]}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -185,4 +146,4 @@ def test_no_generator_decides_about_a_state(name, monkeypatch):
     monkeypatch.setattr(np.random, "Generator", fail)
     for function in ("eigh", "eigvalsh", "qr", "svd", "norm"):
         monkeypatch.setattr(np.linalg, function, fail)
-    assert digest(name) == CASES[name][1]
+    assert digest(name) == DIGESTS[name]

@@ -5,21 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms import State, SynopsisAlgorithm
-from flower_kmeans.algorithms.synopsis import (
-    BLIND,
-    FEW,
-    HELD,
-    LIGHT,
-    NO_CELL,
-    NO_SIGNAL,
-    REAL_BITS,
-    WARNINGS,
-    absent,
-    continued,
-    weighed,
-)
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.algorithms import State, SynopsisAlgorithm, synopsis
+from flower_kmeans.algorithms.synopsis import WARNINGS, absent, continued, weighed
+from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
@@ -35,22 +23,12 @@ DISC = Ball(1.0, [0.0] * 2)
 
 def build(domain, k=2, budget=BUDGET, **options):
     """An algorithm; other fields of its schedule by their names."""
-    fields = {
-        name: options.pop(name) for name in ("moments", "n_directions", "cells") if name in options
-    }
+    names = {"moments", "n_directions", "cells"} & set(options)
+    fields = {name: options.pop(name) for name in names}
     options = {"n_records": 1000, **options}
     algorithm = SynopsisAlgorithm(k, domain, budget, **options)
     schedule = replace(algorithm.schedule, **fields)
     return SynopsisAlgorithm(k, domain, budget, **{"schedule": schedule, **options})
-
-
-def answer(algorithm, query, points):
-    q = algorithm.fraction_bits
-    records = GridRecords.from_grid(np.reshape(points, (-1, algorithm.domain.n_features)), q)
-    return algorithm.flatten(algorithm.statistic(query, records), query.round)
-
-
-# ----------------------------------------------------------------- units
 
 
 # ----------------------------------------------------------------- updates
@@ -65,7 +43,7 @@ def test_the_seed_decides_what_is_drawn():
 
 
 def real(state, key):
-    return state.arrays[key] * 2.0**-REAL_BITS
+    return state.arrays[key] * 2.0**-synopsis.REAL_BITS
 
 
 def after(algorithm, t, blocks, arrays=None, answered=1.0):
@@ -77,7 +55,7 @@ def after(algorithm, t, blocks, arrays=None, answered=1.0):
     for key, array in (arrays or {}).items():
         values = np.asarray(array)
         if values.dtype == np.float64:
-            bits = algorithm.fraction_bits if key in ("counts", "expected") else REAL_BITS
+            bits = algorithm.fraction_bits if key in ("counts", "expected") else synopsis.REAL_BITS
             values = np.rint(values * 2.0**bits).astype(np.int64)
         before[key] = values
     layout = {block.name: block for block in algorithm.layout(t)}
@@ -117,7 +95,7 @@ def test_variances_are_in_squares_of_the_longest_record(n_records, moments):
     shares = np.array([7, 3, 2]) / 12 if moments else np.ones(3) / 3
     found = np.append(real(state, "prior"), real(state, "rest"))
     np.testing.assert_allclose(found[:3], total * shares, rtol=1e-3)
-    assert algorithm.warnings(state) == (() if moments else note(BLIND))
+    assert algorithm.warnings(state) == (() if moments else note(synopsis.BLIND))
 
 
 def note(*places):
@@ -132,8 +110,8 @@ def test_the_notes_state_what_second_moments_lack():
     clear = np.zeros(algorithm.words(1))
     clear[:70] = 100.0
     for value, expected in (
-        (100.0, note(NO_SIGNAL)),
-        (1.09 * edge, note(NO_SIGNAL)),
+        (100.0, note(synopsis.NO_SIGNAL)),
+        (1.09 * edge, note(synopsis.NO_SIGNAL)),
         (1.11 * edge, ()),
     ):
         clear[0] = value
@@ -141,7 +119,7 @@ def test_the_notes_state_what_second_moments_lack():
     few = build(wide, 2, n_records=100)
     assert few.schedule.n_directions == 16
     state = after(few, 1, {"norms": [30.0]})
-    assert few.warnings(state) == note(BLIND)
+    assert few.warnings(state) == note(synopsis.BLIND)
     matrix = state.arrays["projection"] / 2**16
     np.testing.assert_allclose(matrix.T @ matrix, np.eye(16), atol=1e-3)
     # Where directions are all columns, there is nothing to choose, with second moments or without.
@@ -158,8 +136,8 @@ def test_the_notes_state_cells_that_are_nothing_but_noise():
     first = after(algorithm, 1, {"moments" if algorithm.schedule.moments else "norms": 9.0})
     counts, noise = np.zeros(algorithm.schedule.cells[0]), algorithm.noise_of(2)["counts"] / 2**16
     for three, others, expected in (
-        (-1, -1, note(NO_CELL, FEW)),
-        (1.01, 0.99, note(FEW)),
+        (-1, -1, note(synopsis.NO_CELL, synopsis.FEW)),
+        (1.01, 0.99, note(synopsis.FEW)),
         (1.01, 1.01, ()),
     ):
         counts[:3], counts[3:6] = three * noise, others * noise
@@ -204,7 +182,7 @@ def test_refinement_moves_centroids_by_their_mean_residuals():
     # Few records cannot move a centroid as far as they would have it.
     algorithm, state = refined({"sums": [[1.0, 0], [0, 0]], "counts": [-5.0, 2000.0]})
     noise = algorithm.noise_of(algorithm.n_rounds)["counts"] / 2**16
-    assert algorithm.warnings(state) == note(LIGHT)
+    assert algorithm.warnings(state) == note(synopsis.LIGHT)
     moved = [0.25 + 1 / 8 / noise, 0.0]
     np.testing.assert_allclose(state.arrays["centroids"][0] / 2**16, moved, atol=2.0**-15)
     # The radius shrinks no further than to 0.15 of the first mean square.
@@ -278,7 +256,7 @@ def test_a_cell_whose_clients_did_not_answer_stays_as_it_was(answered, number, h
     found = sorted(state.arrays["centroids"][:, 0] / 2**16)
     assert found[0] == pytest.approx(0.0, abs=0.2)
     assert (found[1] == pytest.approx(0.5, abs=1e-3)) == held
-    assert (WARNINGS[HELD] in algorithm.warnings(state)) == held
+    assert (WARNINGS[synopsis.HELD] in algorithm.warnings(state)) == held
     if held:
         assert sorted(algorithm.counts(state)) == [500.0, 500.0]
 
@@ -313,7 +291,7 @@ def test_a_cluster_whose_clients_did_not_answer_stays_where_it_is():
     np.testing.assert_array_equal(part.arrays["moves"][0], [0.0, 0.0])
     np.testing.assert_array_equal(part.arrays["centroids"][1], whole.arrays["centroids"][1])
     np.testing.assert_array_equal(algorithm.counts(part), [1000, 2000])
-    assert algorithm.warnings(part) == note(HELD)
+    assert algorithm.warnings(part) == note(synopsis.HELD)
     # Its records saved nothing; those of the other came nearer by (1/8 100/2000)^2 in both columns.
     saved = 2000 * 2 * (100 / 2000 / 8) ** 2
     assert real(part, "mean_square")[0] == pytest.approx(0.0162 - saved / 5000)
@@ -332,7 +310,7 @@ def test_with_own_clips_nothing_is_held_in_the_first_refinement(clips):
     blocks = {"sums": np.full((2, 2), 100.0), "counts": [9e3, 9e3]}
     for t, held in ((first, clips is None), (first + 1, True)):
         state = after(algorithm, t, blocks, before, 0.9)
-        assert (WARNINGS[HELD] in algorithm.warnings(state)) == held
+        assert (WARNINGS[synopsis.HELD] in algorithm.warnings(state)) == held
 
 
 def test_absent_are_cells_with_far_fewer_records_than_noise_explains():
@@ -351,15 +329,10 @@ def test_moves_go_on_as_far_as_they_point_the_same_way():
     np.testing.assert_array_equal(continued(moves, np.zeros((6, 2))), moves)
 
 
-def basis(d, p, bits=16):
-    """Orthonormal columns, on the grid."""
-    directions = np.linalg.qr(RNG(1).normal(size=(d, p)))[0]
-    return np.rint(directions * 2**bits).astype(np.int64)
-
-
 def test_moves_are_weighed_by_direction():
     """As Kalman's filter has it: P / (P + R) of each coordinate, and P R / (P + R) left."""
-    directions, rng = basis(6, 2), RNG(2)
+    rng, orthonormal = RNG(2), np.linalg.qr(RNG(1).normal(size=(6, 2)))[0]
+    directions = np.rint(orthonormal * 2**16).astype(np.int64)
     moves, doubts = rng.normal(size=(3, 6)) * 0.1, rng.uniform(0.001, 0.1, (3, 3))
     errors = rng.uniform(0.001, 0.1, 3)
     kept, left = weighed(moves, doubts, errors, directions, 16)
@@ -412,4 +385,4 @@ def test_few_records_of_many_columns_make_a_run():
     records = RNG(0).normal(size=(40, 784))
     state = run_of(algorithm, [records], Stream.from_key(bytes(32)))
     assert np.isfinite(algorithm.centroids(state)).all()
-    assert WARNINGS[BLIND] in algorithm.warnings(state)
+    assert WARNINGS[synopsis.BLIND] in algorithm.warnings(state)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from flower_kmeans.algorithms import synopsis_mixture
+from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.numerics.grid_kmeans import GridCenters
 from flower_kmeans.algorithms.numerics.initialization import public_words
@@ -15,19 +15,6 @@ from flower_kmeans.algorithms.synopsis_mixture import (
     Noise,
     Partition,
     Released,
-    drawn_points,
-    in_state,
-    learned,
-    masses,
-    mean_norm,
-    nearest,
-    on_grid,
-    partition,
-    prior,
-    sample,
-    select,
-    select_within,
-    spectrum,
 )
 
 RNG = np.random.default_rng
@@ -49,25 +36,25 @@ WORDS = public_words
     ],
 )
 def test_the_mean_norm_is_between_what_was_found_and_what_is_likely(found, error, expected):
-    assert mean_norm(found, error) == pytest.approx(expected)
+    assert model.mean_norm(found, error) == pytest.approx(expected)
 
 
 def test_directions_above_the_noise_keep_their_variance_and_the_others_share_the_rest():
     values = np.array([0.5, 0.1101, 0.1099, -0.3])
-    found, n_clear = spectrum(values, 0.1, 0.8)
+    found, n_clear = model.spectrum(values, 0.1, 0.8)
     first = (0.5 + math.sqrt(0.25 - 0.01)) / 2
     second = (0.1101 + math.sqrt(0.1101**2 - 0.01)) / 2
     rest = (0.8 - first - second) / 2
     np.testing.assert_allclose(found, [first, second, rest, rest])
     assert n_clear == 2
-    exact, n_clear = spectrum(np.array([0.5, 0.2, 0.0]), 0.0, 0.7)
+    exact, n_clear = model.spectrum(np.array([0.5, 0.2, 0.0]), 0.0, 0.7)
     np.testing.assert_allclose(exact, [0.5, 0.2, 0.014])  # 2 % are left for what has none
     assert n_clear == 2
-    none, n_clear = spectrum(np.array([0.05, -0.05]), 0.1, 0.25)
+    none, n_clear = model.spectrum(np.array([0.05, -0.05]), 0.1, 0.25)
     np.testing.assert_allclose(none, [0.125, 0.125])
     assert n_clear == 0
     # No direction is without variance.
-    np.testing.assert_array_equal(spectrum(np.zeros(2), 0.0, 1e-9)[0], [1e-7, 1e-7])
+    np.testing.assert_array_equal(model.spectrum(np.zeros(2), 0.0, 1e-9)[0], [1e-7, 1e-7])
 
 
 def mixture_of(weights, means, scales):
@@ -77,7 +64,7 @@ def mixture_of(weights, means, scales):
 
 def test_samples_have_the_mixtures_moments_and_lie_in_the_ball():
     mixture = mixture_of([3, 1], np.array([[0.1, 0.0], [-0.3, 0.2]]), [[0.01, 0.02]] * 2)
-    points = sample(mixture, 40_000, WORDS(0)) * STEP
+    points = model.sample(mixture, 40_000, WORDS(0)) * STEP
     first = points[:, 0] > -0.1
     # Parts are not drawn: each has its share, to a point.
     assert abs(first.sum() - 30_000) <= 1
@@ -87,26 +74,26 @@ def test_samples_have_the_mixtures_moments_and_lie_in_the_ball():
     deviations = points[first].std(axis=0) / [0.01, 0.02]
     np.testing.assert_allclose(deviations, 1, atol=10 / math.sqrt(2 * 30_000))
     far = mixture_of([1], np.full((1, 2), 3.0), np.ones((1, 2)))
-    assert np.linalg.norm(sample(far, 1000, WORDS(0)) * STEP, axis=1).max() <= 1 + 2 * STEP
+    assert np.linalg.norm(model.sample(far, 1000, WORDS(0)) * STEP, axis=1).max() <= 1 + 2 * STEP
 
 
 def test_integers_for_weights_and_points_are_of_the_right_size():
-    found = masses(np.array([1e-9, 1.0, 3.0, 2.0**46]))
+    found = model.masses(np.array([1e-9, 1.0, 3.0, 2.0**46]))
     assert found.dtype == np.int64
     assert found.min() >= 1
-    np.testing.assert_allclose(masses(np.array([1.0, 3.0])) / 2**26, [0.25, 0.75], atol=1e-7)
-    found = on_grid(np.array([[1e300, -1e300], [0.5, 0.25]]))
+    np.testing.assert_allclose(model.masses(np.array([1.0, 3.0])) / 2**26, [0.25, 0.75], atol=1e-7)
+    found = model.on_grid(np.array([[1e300, -1e300], [0.5, 0.25]]))
     np.testing.assert_array_equal(found, [[2**17, -(2**17)], [2**15, 2**14]])
 
 
 @pytest.mark.parametrize("p", [1, 5])
 def test_cells_are_on_the_grid_and_their_radii_follow_the_model(p):
-    mixture = prior(np.linspace(0.02, 0.01, p))
+    mixture = model.prior(np.linspace(0.02, 0.01, p))
     step = 2.0**-20
-    cells = partition(mixture, 12, 1.7, step, WORDS(1))
-    points = sample(mixture, max(20 * 12, 240), WORDS(1))  # the same, from the same words
+    cells = model.partition(mixture, 12, 1.7, step, WORDS(1))
+    points = model.sample(mixture, max(20 * 12, 240), WORDS(1))  # the same, from the same words
     assert not (cells.centers % 16).any()  # the model's grid is coarser
-    labels = nearest(points, cells.centers >> 4)
+    labels = model.nearest(points, cells.centers >> 4)
     squares = ((points - (cells.centers >> 4)[labels]) * STEP) ** 2
     assert cells.spread == pytest.approx(squares.sum(axis=1).mean())
     assert set(labels) == set(range(12))
@@ -120,7 +107,7 @@ def test_cells_are_on_the_grid_and_their_radii_follow_the_model(p):
 
 
 def recipe(cells, released, noise, n_records):
-    """What is learned of cells, one at a time."""
+    """What is model.learned of cells, one at a time."""
     radii, spread = cells.radii * STEP, cells.spread
     order = sorted(range(len(radii)), key=lambda j: -released.counts[j])
     kept, total = [], 0.0
@@ -157,7 +144,7 @@ def recipe(cells, released, noise, n_records):
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_learned_of_cells_is_what_the_recipe_says(seed):
     rng = RNG(seed)
-    cells = partition(prior(np.full(3, 0.05)), 20, 2.0, STEP, WORDS(seed))
+    cells = model.partition(model.prior(np.full(3, 0.05)), 20, 2.0, STEP, WORDS(seed))
     noise = Noise(*rng.uniform(1, 30, 3))
     counts = rng.normal(50, 60, 20)
     released = Released(
@@ -166,7 +153,7 @@ def test_what_is_learned_of_cells_is_what_the_recipe_says(seed):
         rng.uniform(0, 1, 20) * counts + noise.slacks * rng.normal(size=20),
     )
     n_records = rng.uniform(100, 2000)
-    mixture, stood_out = learned(cells, released, noise, STEP, n_records)
+    mixture, stood_out = model.learned(cells, released, noise, STEP, n_records)
     kept = mixture.weights > 0
     for found, expected in zip(mixture, recipe(cells, released, noise, n_records), strict=True):
         np.testing.assert_allclose(found[kept], expected, rtol=1e-12)
@@ -188,15 +175,15 @@ def test_variances_stay_near_those_of_the_model(squares, noise, factor):
     model = np.array([[0.01, 0.03]])
     cells = Partition(np.zeros((1, 2)), np.array([2**15]), model, 0.04, np.zeros(1))
     released = Released(np.zeros((1, 2)), np.array([100.0]), np.array([100.0 - squares]))
-    found, _ = learned(cells, released, Noise(0.0, 0.0, noise), STEP, math.inf)
+    found, _ = model.learned(cells, released, Noise(0.0, 0.0, noise), STEP, math.inf)
     np.testing.assert_allclose(found.scales**2, factor * model, rtol=1e-6)
 
 
 def test_of_cells_that_are_all_noise_the_largest_is_kept():
-    cells = partition(prior(np.full(2, 0.05)), 4, 2.0, STEP, WORDS(0))
+    cells = model.partition(model.prior(np.full(2, 0.05)), 4, 2.0, STEP, WORDS(0))
     noise = Noise(10.0, 10.0, 10.0)
     released = Released(np.zeros((4, 2)), np.array([-3.0, 9.0, 2.0, -40.0]), np.zeros(4))
-    (weights, means, _, _), stood_out = learned(cells, released, noise, STEP, 100.0)
+    (weights, means, _, _), stood_out = model.learned(cells, released, noise, STEP, 100.0)
     np.testing.assert_array_equal(weights, [0.0, 10.0, 0.0, 0.0])
     np.testing.assert_allclose(means[1], cells.centers[1] * STEP)
     assert not stood_out
@@ -204,26 +191,26 @@ def test_of_cells_that_are_all_noise_the_largest_is_kept():
 
 def test_records_are_expected_where_the_model_has_them():
     mixture = mixture_of([30, 10], np.array([[0.5], [-0.5]]), np.full((2, 1), 1e-3))
-    cells = partition(mixture, 2, 2.0, STEP, WORDS(0))
+    cells = model.partition(mixture, 2, 2.0, STEP, WORDS(0))
     order = np.argsort(cells.centers[:, 0])
     np.testing.assert_allclose(cells.expected[order], [10, 30])
     # Cells for what was not counted: nothing is expected there.
     unseen = mixture_of([40], np.array([[0.0]]), np.full((1, 1), 1e-3))
-    more = partition(mixture, 3, 2.0, STEP, WORDS(0), unseen)
+    more = model.partition(mixture, 3, 2.0, STEP, WORDS(0), unseen)
     order = np.argsort(more.centers[:, 0])
     np.testing.assert_allclose(more.centers[order, 0] * STEP, [-0.5, 0.0, 0.5], atol=0.01)
     np.testing.assert_allclose(more.expected[order], [10, 0, 30], atol=1)
 
 
 def test_cells_that_are_absent_stay_in_the_model():
-    cells = partition(prior(np.full(2, 0.05)), 4, 2.0, STEP, WORDS(0))
+    cells = model.partition(model.prior(np.full(2, 0.05)), 4, 2.0, STEP, WORDS(0))
     cells = cells._replace(expected=np.array([7.0, 70.0, 9.0, 30.0]))
     released = Released(np.full((4, 2), 5.0), np.array([90.0, 60.0, 50.0, 80.0]), np.full(4, 9.0))
     noise, missing = Noise(2.0, 3.0, 4.0), np.array([False, True, False, True])
-    found, stood_out = learned(cells, released, noise, STEP, 1e9, missing)
+    found, stood_out = model.learned(cells, released, noise, STEP, 1e9, missing)
     others = np.flatnonzero(~missing)
     rest = Partition(*(part if np.ndim(part) == 0 else part[others] for part in cells))
-    alone, _ = learned(rest, Released(*(part[others] for part in released)), noise, STEP, 1e9)
+    alone, _ = model.learned(rest, Released(*(part[others] for part in released)), noise, STEP, 1e9)
     held = Mixture(
         np.array([70.0, 30.0]),
         cells.centers[missing] * STEP,
@@ -236,7 +223,7 @@ def test_cells_that_are_absent_stay_in_the_model():
     assert stood_out
     # If nothing else stands out, they are all that is left.
     quiet = released._replace(counts=np.array([1.0, 60.0, 2.0, 80.0]))
-    found, stood_out = learned(cells, quiet, noise, STEP, 1e9, missing)
+    found, stood_out = model.learned(cells, quiet, noise, STEP, 1e9, missing)
     np.testing.assert_array_equal(found.weights, [0.0, 70.0, 0.0, 30.0])
     np.testing.assert_allclose(found.means[missing], cells.centers[missing] * STEP)
     np.testing.assert_allclose(found.scales[missing], np.sqrt(cells.variances[missing]))
@@ -253,7 +240,7 @@ def test_centroids_are_those_of_the_parts_by_their_weight():
         np.array([[0.1, 0.0], [0.0, 0.02], [0.1, 0.1]]),
         np.array([[0.01, 0.02], [0.03, 0.0], [0.04, 0.04]]),
     )
-    found = select(mixture, 2, WORDS(0))
+    found = model.select(mixture, 2, WORDS(0))
     order = np.argsort(found.centers[:, 0])
     np.testing.assert_allclose(found.centers[order], [[0.01, 0.0], [0.5, 0.5]], atol=2 * STEP)
     np.testing.assert_array_equal(found.counts[order], [4.0, 5.0])
@@ -269,7 +256,7 @@ def test_centroids_go_on_from_the_means_to_points_of_the_mixture():
     wide = mixture_of(
         [1.0, 1.0, 1.0], np.array([[-0.3], [0.0], [0.35]]), np.array([[0.01], [0.2], [0.01]])
     )
-    found = np.sort(select(wide, 2, WORDS(0)).centers[:, 0])
+    found = np.sort(model.select(wide, 2, WORDS(0)).centers[:, 0])
     # By the means alone they would be -0.15 and 0.35.
     rng = RNG(0)
     parts = ((-0.3, 0.01), (0.0, 0.2), (0.35, 0.01))
@@ -288,14 +275,16 @@ def test_starts_are_fewer_where_each_takes_long(m, k, n_starts, monkeypatch):
         starts.append(n_starts)
         return GridCenters(points[:n_clusters], 0.0)
 
-    monkeypatch.setattr(synopsis_mixture, "grid_kmeans", first)
-    select(mixture_of(np.ones(m), RNG(0).normal(size=(m, 1)), np.full((m, 1), 0.1)), k, WORDS(0))
+    monkeypatch.setattr(model, "grid_kmeans", first)
+    model.select(
+        mixture_of(np.ones(m), RNG(0).normal(size=(m, 1)), np.full((m, 1), 0.1)), k, WORDS(0)
+    )
     assert starts == [n_starts]
 
 
 def test_too_few_parts_are_filled_up_from_the_mixture():
     mixture = mixture_of([2.0], np.array([[0.3, -0.1]]), np.array([[0.01, 0.02]]))
-    found = select(mixture, 5, WORDS(0))
+    found = model.select(mixture, 5, WORDS(0))
     assert found.few
     np.testing.assert_allclose(found.centers[0], [0.3, -0.1], atol=STEP)
     others = (found.centers[1:] - [0.3, -0.1]) / [0.01, 0.02]
@@ -304,7 +293,7 @@ def test_too_few_parts_are_filled_up_from_the_mixture():
     assert found.counts.sum() == 2.0
 
 
-# ----------------------------------------------------------------- points with masses
+# ----------------------------------------------------------------- points with model.masses
 
 
 def random_mixture(m, p, seed=0):
@@ -316,11 +305,11 @@ def random_mixture(m, p, seed=0):
 
 def test_points_are_drawn_again_from_what_a_state_keeps():
     made = random_mixture(8, 3)
-    arrays = in_state(made)
+    arrays = model.in_state(made)
     assert {array.dtype for array in arrays.values()} == {np.dtype(np.int64)}
-    points = drawn_points(arrays, 4, WORDS(9))
-    np.testing.assert_array_equal(points, drawn_points(arrays, 4, WORDS(9)))
-    assert (points != drawn_points(arrays, 4, WORDS(8))).any()
+    points = model.drawn_points(arrays, 4, WORDS(9))
+    np.testing.assert_array_equal(points, model.drawn_points(arrays, 4, WORDS(9)))
+    assert (points != model.drawn_points(arrays, 4, WORDS(8))).any()
     assert points.shape == (4000, 3)
     center = (made.weights[:, None] * made.means).sum(axis=0) / made.weights.sum()
     np.testing.assert_allclose(points.mean(axis=0) * 2.0**-MODEL_BITS, center, atol=0.005)
@@ -328,8 +317,8 @@ def test_points_are_drawn_again_from_what_a_state_keeps():
 
 def test_starts_with_bounds_have_cells_within_them():
     made = random_mixture(12, 2, seed=3)
-    points = drawn_points(in_state(made), 4, WORDS(1))
-    found, weights = select_within(made, points, 4, (0.22, 0.28), WORDS(2))
+    points = model.drawn_points(model.in_state(made), 4, WORDS(1))
+    found, weights = model.select_within(made, points, 4, (0.22, 0.28), WORDS(2))
     centers = np.rint(found.centers * 2.0**MODEL_BITS).astype(np.int64)
     labels, d2 = assign(points.astype(np.float64), centers, weights)
     shares = np.bincount(labels, minlength=4) / len(points)
@@ -339,7 +328,7 @@ def test_starts_with_bounds_have_cells_within_them():
     cost = d2.mean() * 4.0**-MODEL_BITS
     assert math.fsum(found.within) == pytest.approx(cost)
     assert not found.few
-    free, none = select_within(made, points, 4, (0.0, 1.0), WORDS(2))
+    free, none = model.select_within(made, points, 4, (0.0, 1.0), WORDS(2))
     assert not none.any()
     assert math.fsum(free.within) < math.fsum(found.within)
     # Equal parts lose doubt by their number: of three equal ones a third is left.
@@ -349,9 +338,9 @@ def test_starts_with_bounds_have_cells_within_them():
 
 def test_too_few_parts_are_filled_with_points():
     made = random_mixture(2, 2)
-    points = drawn_points(in_state(made), 5, WORDS(1))
-    found, _ = select_within(made, points, 5, (0.1, 0.3), WORDS(2))
+    points = model.drawn_points(model.in_state(made), 5, WORDS(1))
+    found, _ = model.select_within(made, points, 5, (0.1, 0.3), WORDS(2))
     assert found.few
     assert len(np.unique(found.centers, axis=0)) == 5
-    again, _ = select_within(made, points, 5, (0.1, 0.3), WORDS(2))
+    again, _ = model.select_within(made, points, 5, (0.1, 0.3), WORDS(2))
     np.testing.assert_array_equal(found.centers, again.centers)

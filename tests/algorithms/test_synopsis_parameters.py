@@ -19,6 +19,7 @@ from flower_kmeans.protocol.noise import check_shares
 BUDGET = PrivacyBudget(1.0)
 CLIENTS = PrivacyBudget(1.0, unit="client")
 EXACT = PrivacyBudget(None)
+OF_CLIENTS = {"budget": CLIENTS, "n_clients": 9}
 BALL = Ball(2.0, [0.5] * 4)
 SIZED = {"min_size": 250, "max_size": 400}
 
@@ -150,40 +151,26 @@ def changed_schedule(**change):
     return {"schedule": {**build().to_config()["schedule"], **change}}
 
 
+WRONG = {
+    "more": [1],
+    "name": ["synopsis"],
+    "moments": [1],
+    "cells": [[], 9, [6] * 9, [0], [2**23], ["6"]],
+    "n_directions": [5, 0],
+    "n_refinements": [0, 33],
+    "n_sizings": [4],
+    "count_share": ["0x1p+0", "0x0p+0", 0.5],
+    "signal": [100, "0x0p+0", "-0x1.0000000000000p+3", "0x1.0000000000000p+20"],
+}
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"n_rounds": 4},
-        {"schedule": []},
-        {"schedule": {}},
-        changed_schedule(more=1),
-        changed_schedule(name="synopsis"),
-        changed_schedule(moments=1),
-        changed_schedule(cells=[]),
-        changed_schedule(cells=9),
-        changed_schedule(cells=[6] * 9),
-        changed_schedule(cells=[0]),
-        changed_schedule(cells=[2**23]),
-        changed_schedule(cells=["6"]),
-        changed_schedule(n_directions=5),
-        changed_schedule(n_directions=0),
-        changed_schedule(n_refinements=0),
-        changed_schedule(n_refinements=33),
-        changed_schedule(n_sizings=4),
-        {**SIZED},
-        {**SIZED, **changed_schedule(n_sizings=0)},
-        {**SIZED, **changed_schedule(n_sizings=33)},
-        {**SIZED, **changed_schedule(n_sizings="4")},
-        {"min_size": 400, **changed_schedule(n_sizings=4)},
-        {"min_size": 250.0, **changed_schedule(n_sizings=4)},
-        {"min_size": None, **changed_schedule(n_sizings=4)},
-        changed_schedule(count_share="0x1p+0"),
-        changed_schedule(count_share="0x0p+0"),
-        changed_schedule(count_share=0.5),
-        changed_schedule(signal=100),
-        changed_schedule(signal="0x0p+0"),
-        changed_schedule(signal="-0x1.0000000000000p+3"),
-        changed_schedule(signal="0x1.0000000000000p+20"),
+        *({"n_rounds": 4}, {"schedule": []}, {"schedule": {}}, SIZED),
+        *(changed_schedule(**{name: value}) for name in WRONG for value in WRONG[name]),
+        *({**SIZED, **changed_schedule(n_sizings=number)} for number in (0, 33, "4")),
+        *({"min_size": size, **changed_schedule(n_sizings=4)} for size in (400, 250.0, None)),
     ],
     ids=str,
 )
@@ -237,25 +224,16 @@ def test_the_noise_is_read_from_the_document():
     [
         ({"n_rounds": 5}, "n_rounds='auto'.*Got 5"),
         ({"n_rounds": "many"}, "n_rounds='auto'.*Got 'many'"),
-        ({"budget": CLIENTS, "n_clients": 9, "clips": {"x": 1}}, "Got 'x'"),
+        ({**OF_CLIENTS, "clips": {"x": 1}}, "Got 'x'"),
         ({"clips": {"moments": 1}}, "clips=None unless"),
         ({"min_size": -1}, "min_size in"),
         ({"min_size": 334}, "min_size=334, max_size=None, n_records=1000"),
         ({"max_size": 333}, "min_size=None, max_size=333, n_records=1000 and"),
         ({"min_size": 3, "max_size": 2}, "min_size=3, max_size=2, .*=3"),
-        (
-            {"min_size": 1, "n_records": None, "budget": EXACT},
-            "n_records is required with min_size or max_size",
-        ),
-        (
-            {"budget": CLIENTS, "n_clients": 9, "max_size": 500},
-            "with unit='client': counts of clients that are clipped are no sizes.*max_size=500",
-        ),
+        ({"min_size": 1, "n_records": None, "budget": EXACT}, "n_records is required with min"),
+        ({**OF_CLIENTS, "max_size": 500}, "with unit='client': counts .* no sizes.*max_size=500"),
         ({"k": 257, "n_records": 10**6, "min_size": 1}, "n_clusters of at most 256 with min_size"),
-        (
-            {"domain": Ball(1.0, [0] * 8), "fraction_bits": 24, "min_size": 1},
-            "too fine for 8 columns",
-        ),
+        ({"domain": Ball(1.0, [0] * 8), "fraction_bits": 24, "min_size": 1}, "too fine for 8 col"),
     ],
 )
 def test_bad_parameters_are_refused(options, message):
@@ -286,14 +264,8 @@ def test_the_noise_of_a_size_is_that_of_its_release():
 
 def fixed(k, d, *, cells=(8,), n_directions=4, n_refinements=1):
     signal = build(k, n_records=10**6).schedule.signal
-    schedule = Schedule(
-        signal=signal,
-        moments=False,
-        n_directions=n_directions,
-        cells=cells,
-        n_refinements=n_refinements,
-        count_share=0.4,
-    )
+    fields = {"n_directions": n_directions, "cells": cells, "n_refinements": n_refinements}
+    schedule = Schedule(signal=signal, moments=False, count_share=0.4, **fields)
     return build(k, Ball(1.0, [0] * d), n_records=10**6, schedule=schedule)
 
 

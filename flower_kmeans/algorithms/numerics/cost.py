@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.numerics.assignment import assign
-from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.data.domain import Domain, GridRecords, IntArray
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas
@@ -93,21 +92,6 @@ def user_scale(domain: Domain) -> tuple[float, bool]:
     """
     unit = domain.common_unit
     return (1.0, False) if unit is None else (unit, True)
-
-
-def in_users_units(
-    value: float, bias: float, error: float, domain: Domain, noise_factor: float
-) -> CostEstimate:
-    """Return the cost where the noise was ``noise_factor`` times as large as `LastRound` knew."""
-    scale, users_units = user_scale(domain)
-    return CostEstimate(
-        (value + bias * noise_factor**2) * scale**2, error * noise_factor * scale**2, users_units
-    )
-
-
-def lost_by_rounding(counts: FloatArray, step: float) -> float:
-    """Return what squared distances lost on average: half a step for every record."""
-    return 0.5 * float(counts.sum()) * step
 
 
 def _squares(rows: FloatArray) -> FloatArray:

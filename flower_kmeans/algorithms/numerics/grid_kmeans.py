@@ -1,17 +1,11 @@
 """Weighted k-means on integer points: the same integers on every processor.
 
-Everything is computed from integers that float64 or int64 holds exactly, by BLAS or not, in any
-order (docs/guarantees.md, "Fixed point, rounding, sampling"). Where a product could be longer than
-53 bits, one multiplication rounds it, element by element, and its last bits are cut off before
-anything is added. Starts are drawn from raw Philox words by integer masses.
-
-Bounds: with coordinates of at most B and weights that sum to W, weights lose as many last bits as
-it takes for W < 2^53 and W B < 2^60. Weights times squared distances lose as many, for all points
-and starts alike, as it takes for their sum to stay below 2^62.
-
-How long it takes follows from sizes alone: all steps are made also where nothing moves any more,
-and points without weight are carried along. A server that sees no sum must not learn of it from the
-time of a client's reply.
+All numbers are integers that float64 or int64 holds exactly, in any order of additions
+(docs/guarantees.md, "Fixed point, rounding, sampling"). Products of more than 53 bits are rounded
+once, element by element, and lose their last bits before anything is added: with coordinates of at
+most B and weights that sum to W, as many as it takes for W < 2^53, W B < 2^60, and all weighted
+squared distances below 2^62. How long it takes follows from sizes alone: steps are made where
+nothing moves any more, and points without weight are carried along.
 """
 
 import math

@@ -1,9 +1,7 @@
 """Initial centroids without private data: sphere packing, and those of a server's own points.
 
-Every client of a run computes the same packing from public numbers alone: coordinates come from raw
-Philox words, and all tests are comparisons of exact integers. The others cluster points that the
-server holds: whoever sees the initial centroids learns about those points, and no privacy plan
-covers that.
+Every client of a run packs the same from public numbers: raw Philox words and comparisons of exact
+integers. Who sees the others learns about the server's points, which no privacy plan covers.
 """
 
 import math
@@ -12,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from flower_kmeans.algorithms.numerics.assignment import check_exactness
-from flower_kmeans.data.domain import Ball, Domain, IntArray
+from flower_kmeans.data.domain import IntArray
 from flower_kmeans.data.records import FloatArray, check_records
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.parameters import LARGEST, integer
@@ -115,41 +112,6 @@ def _random_points(source: np.random.Philox, size: int, margins: IntArray) -> Fl
 
 
 # --------------------------------------------------------------------------- in the user's units
-
-
-def packed_centroids(
-    n_clusters: int, domain: Domain, seed: int = 0, fraction_bits: int = 16
-) -> FloatArray:
-    """Return the centroids of sphere packing, from which a strategy with this seed starts.
-
-    Parameters
-    ----------
-    n_clusters : int
-        k >= 1.
-    domain : Box or Ball
-        For a ball, its enclosing box is packed and what lies outside is moved onto the sphere.
-    seed : int, default: 0
-        Public, in [0, 2**64).
-    fraction_bits : int, default: 16
-
-    Returns
-    -------
-    ndarray of shape (k, d), float64
-        In the user's units.
-
-    Raises
-    ------
-    ConfigurationError, ConfigurationTypeError
-        If that many distinct points cannot be placed, or an argument is out of range.
-    """
-    integer("n_clusters", n_clusters, 1, LARGEST)
-    integer("seed", seed, 0, 2**64 - 1)
-    check_exactness(domain.n_features, fraction_bits)
-    grid = sphere_packing(n_clusters, domain.grid_half_widths(fraction_bits), seed)
-    points = grid.astype(np.float64) * 2.0**-fraction_bits
-    if isinstance(domain, Ball):
-        points = domain.quantise(points, fraction_bits) * 2.0**-fraction_bits
-    return domain.from_unit(points)
 
 
 def server_kmeans_plus_plus(

@@ -1,8 +1,7 @@
 """Eigenvectors that are the same bits on every processor, unlike those of LAPACK.
 
-Jacobi's rotations in a fixed order need only + - * / sqrt, element by element (Golub & Van Loan,
-Matrix Computations, section 8.5). A round rotates d/2 disjoint pairs of columns and rows at once,
-as in a round-robin tournament. The number of sweeps does not depend on the matrix.
+Jacobi's rotations in a fixed order (Golub & Van Loan, Matrix Computations, section 8.5): d/2
+disjoint pairs at once, as in a round-robin tournament, in a number of sweeps that is fixed.
 """
 
 import math

@@ -1,8 +1,7 @@
 """Random numbers of given laws that are the same bits on every processor.
 
-A generator's methods may change with a NumPy version, and logarithms with a library. So everything
-here starts from raw Philox words and uses only operations that IEEE 754 rounds correctly (+ - * /
-sqrt floor and exact scaling by powers of two), element by element.
+Generators change with NumPy, and logarithms with libraries. So all starts from raw Philox words and
+uses only what IEEE 754 rounds correctly (+ - * / sqrt floor, powers of two), element by element.
 """
 
 import math

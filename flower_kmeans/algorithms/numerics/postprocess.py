@@ -1,9 +1,7 @@
 """From noisy sums to centroids: public arithmetic that is the same on every processor.
 
-Clients of an oblivious server each compute the next centroids, and must agree bit for bit. So only
-operations that IEEE 754 rounds correctly are used, in an order that NumPy does not choose, with no
-BLAS and no transcendental functions. Everything is total: any integers give centroids, without
-errors or warnings.
+Only operations that IEEE 754 rounds correctly, in an order that NumPy does not choose: no BLAS, no
+transcendental functions. All is total: any integers give centroids, without errors or warnings.
 """
 
 import math

@@ -1,14 +1,10 @@
 """Weights of a power diagram that give the cells of weighted points their sizes.
 
-They maximise a dual that docs/guarantees.md states ("Bounds on cluster sizes"). Bounds are shares
-of all masses, so they are feasible whatever noisy masses add up to. The minimum over cells is
-replaced by a soft one, whose temperature falls: every point then belongs to several cells by parts,
-and damped Newton steps find the weights (Kitagawa, Merigot & Thibert, Convergence of a Newton
-algorithm for semi-discrete optimal transport, 2019).
-
-All clients of an oblivious server compute it and must agree bit for bit: integers, elementwise
-operations that IEEE 754 rounds correctly, sums of integers or by ``math.fsum``, and a number of
-steps that follows from sizes alone.
+They maximise a dual (docs/guarantees.md, "Bounds on cluster sizes"), by damped Newton steps on a
+soft minimum whose temperature falls (Kitagawa, Merigot & Thibert, Convergence of a Newton algorithm
+for semi-discrete optimal transport, 2019). Bounds are shares of all masses, feasible whatever noisy
+masses add up to. All clients of an oblivious server must agree bit for bit: integers, elementwise
+operations that IEEE 754 rounds correctly, exact sums, and a number of steps that sizes decide.
 """
 
 import math

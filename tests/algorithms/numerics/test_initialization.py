@@ -3,19 +3,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.algorithms import GLloydAlgorithm
 from flower_kmeans.algorithms.numerics.initialization import (
     ATTEMPTS,
-    packed_centroids,
     public_generator,
     server_kmeans_plus_plus,
     server_lloyd,
     sphere_packing,
 )
-from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.metrics import matched_centroid_error
-from flower_kmeans.privacy.budget import PrivacyBudget
 
 
 def separation2(points):
@@ -110,34 +106,12 @@ def test_impossible_packings_are_refused(k, half_widths, message):
         sphere_packing(k, np.array(half_widths), 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"n_clusters": 0}, ConfigurationError, "n_clusters in"),
-        ({"n_clusters": 2.0}, ConfigurationTypeError, "n_clusters must be an integer"),
-        ({"seed": -1}, ConfigurationError, "seed in"),
-        ({"seed": 2**64}, ConfigurationError, "seed in"),
-        ({"fraction_bits": 25}, ConfigurationError, "too fine for 3 columns"),
-    ],
-)
-def test_bad_parameters_of_packed_centroids_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        packed_centroids(**{"n_clusters": 2, "domain": Ball(1.0, [0] * 3), **options})
-
-
 # ----------------------------------------------------------------- in the user's units
 
 RNG = np.random.default_rng
 MEANS = np.array([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0], [9.0, 9.0]])
 POINTS = np.concatenate([RNG(i).normal(mean, 0.1, (15, 2)) for i, mean in enumerate(MEANS)])
 OF_THE_SERVER = [server_kmeans_plus_plus, server_lloyd]
-
-
-@pytest.mark.parametrize("domain", [Box([10, -3], [20, 5]), Ball(4.0, [1, 2])])
-def test_packed_centroids_are_those_of_a_strategy(domain):
-    algorithm = GLloydAlgorithm(5, domain, PrivacyBudget(1.0), n_records=100, seed=3)
-    found = packed_centroids(5, domain, seed=3)
-    np.testing.assert_array_equal(found, algorithm.centroids(algorithm.initial_state()))
 
 
 def test_kmeans_plus_plus_takes_points_of_the_servers_far_from_each_other():

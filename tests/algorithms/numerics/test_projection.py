@@ -24,13 +24,10 @@ from flower_kmeans.algorithms.numerics.projection import (
     symmetric,
 )
 from flower_kmeans.data.domain import Ball, Box, GridRecords
+from tests.algorithms.rows import box
 
 Q = 16
 ONE = 2**Q
-
-
-def box(d):
-    return Box([-1.0] * d, [1.0] * d)
 
 
 def grid(points, q=Q):
@@ -106,16 +103,6 @@ def test_leading_directions_are_those_of_the_largest_eigenvalues():
     directions, found = leading_directions(np.rint(words).astype(np.int64), 6, 3)
     np.testing.assert_allclose(found, values[:3], rtol=1e-6)
     np.testing.assert_allclose(np.abs((directions * vectors[:, :3]).sum(axis=0)), 1, atol=1e-6)
-
-
-def test_a_decomposition_that_fails_gives_the_first_columns(monkeypatch):
-    def fail(matrix):
-        raise np.linalg.LinAlgError
-
-    monkeypatch.setattr(np.linalg, "eigh", fail)
-    directions, values = leading_directions(np.zeros(10, np.int64), 4, 2)
-    np.testing.assert_array_equal(directions, np.eye(4)[:, :2])
-    assert np.isnan(values).all()
 
 
 # ----------------------------------------------------------------- projections

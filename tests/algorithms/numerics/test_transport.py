@@ -7,18 +7,13 @@ import pytest
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
 
+from flower_kmeans.algorithms.numerics import transport
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_means
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.transport import (
-    aim,
-    cell_sizes,
-    constrained_centers,
     power_cells,
     power_weights,
-    rake,
-    refinement_gain,
-    sizing_gain,
     squared_distances,
 )
 from tests.support.processors import outputs
@@ -37,7 +32,7 @@ def blobs(sizes, p=3, seed=0, spread=0.02):
 
 
 def shares(costs, masses, weights):
-    sizes = cell_sizes(masses, power_cells(costs, weights), costs.shape[1])
+    sizes = transport.cell_sizes(masses, power_cells(costs, weights), costs.shape[1])
     return sizes / masses.sum()
 
 
@@ -211,7 +206,9 @@ def test_the_start_has_cells_within_the_bounds_around_their_means():
     points, k = blobs((2400, 900, 450, 250), spread=0.05), 4
     masses = np.full(4000, 2**30)
     low, high = 0.24, 0.26
-    found = constrained_centers(points, masses, points[[[0, 2400, 3300, 3750]]], low, high, 20)
+    found = transport.constrained_centers(
+        points, masses, points[[[0, 2400, 3300, 3750]]], low, high, 20
+    )
     costs = squared_distances(points, found.points)
     labels = power_cells(costs, found.weights)
     assert missed(shares(costs, masses, found.weights), low, high) < 0.02
@@ -225,36 +222,36 @@ def test_of_several_starts_the_least_costly_is_kept():
     points, ones = blobs((1000, 1000, 1000), spread=0.02), np.ones(3000, dtype=np.int64)
     good, bad = points[[0, 1000, 2000]], points[[0, 1, 2]] + 2**15
     for starts in ([good, bad], [bad, good]):
-        found = constrained_centers(points, ones, np.stack(starts), 0.3, 0.36, 1)
-        alone = constrained_centers(points, ones, good[None], 0.3, 0.36, 1)
+        found = transport.constrained_centers(points, ones, np.stack(starts), 0.3, 0.36, 1)
+        alone = transport.constrained_centers(points, ones, good[None], 0.3, 0.36, 1)
         np.testing.assert_array_equal(found.points, alone.points)
         np.testing.assert_array_equal(found.weights, alone.weights)
 
 
-# --------------------------------------------------------------------------- aim, raking, gains
+# --------------------------------------------------------------------------- transport.aim, raking, gains
 
 
 def test_bounds_are_aimed_at_from_inside_and_never_closer_to_equal_sizes_than_the_noise():
-    assert aim(600, 1500, 50.0, 10_000, 10) == (0.065, 0.145)
-    assert aim(1000, 1000, 50.0, 10_000, 10) == (0.095, 0.105)
-    assert aim(980, 10_000, 50.0, 10_000, 10) == (0.095, 1.0)
-    assert aim(0, 1020, 50.0, 10_000, 10) == (0.0, 0.105)
-    assert aim(0, 10_000, 50.0, 10_000, 10) == (0.0, 1.0)
-    assert aim(1000, 1000, 20_000.0, 10_000, 10) == (0.0, 1.0)  # noise above everything
-    assert aim(1, 9, 0.0, 10, 2) == (0.1, 0.9)
+    assert transport.aim(600, 1500, 50.0, 10_000, 10) == (0.065, 0.145)
+    assert transport.aim(1000, 1000, 50.0, 10_000, 10) == (0.095, 0.105)
+    assert transport.aim(980, 10_000, 50.0, 10_000, 10) == (0.095, 1.0)
+    assert transport.aim(0, 1020, 50.0, 10_000, 10) == (0.0, 0.105)
+    assert transport.aim(0, 10_000, 50.0, 10_000, 10) == (0.0, 1.0)
+    assert transport.aim(1000, 1000, 20_000.0, 10_000, 10) == (0.0, 1.0)  # noise above everything
+    assert transport.aim(1, 9, 0.0, 10, 2) == (0.1, 0.9)
 
 
 def test_masses_follow_counts():
     masses, labels = np.full(100, 1000), np.arange(100) % 4
     counts = np.array([50_000.0, 20_000.0, 25_000.0, 25_000.0])
     for gain in (1.0, 0.5, 0.0):
-        sizes = cell_sizes(rake(masses, labels, counts, gain), labels, 4)
+        sizes = transport.cell_sizes(transport.rake(masses, labels, counts, gain), labels, 4)
         np.testing.assert_allclose(sizes, 25_000 + gain * (counts - 25_000), atol=25)
 
 
 def test_masses_change_by_a_tenth_to_ten_times():
     masses, labels = np.array([1000, 1000, 1000, 0, 1]), np.array([0, 1, 2, 2, 1])
-    found = rake(masses, labels, np.array([1e12, -1e12, 1000.0, 5.0]), 1.0)
+    found = transport.rake(masses, labels, np.array([1e12, -1e12, 1000.0, 5.0]), 1.0)
     assert found.tolist() == [10_000, 100, 1000, 0, 1]  # cells without points have no part in it
 
 
@@ -262,22 +259,24 @@ def test_masses_change_by_a_tenth_to_ten_times():
 def test_masses_stay_exact_whatever_is_counted(count):
     masses = np.full(1000, 2**41)
     for _ in range(40):
-        masses = rake(masses, np.arange(1000) % 3, np.full(3, count), 1.0)
+        masses = transport.rake(masses, np.arange(1000) % 3, np.full(3, count), 1.0)
     assert masses.min() > 0
     assert int(masses.sum()) <= 2**52
 
 
 def test_gains_are_those_of_what_exceeds_the_noise():
     have = np.zeros(4)
-    assert refinement_gain(np.full(4, 10.0), have, 5.0) == pytest.approx(0.75)
-    assert refinement_gain(np.full(4, 1.0), have, 5.0) == pytest.approx(0.2)  # noise alone
+    assert transport.refinement_gain(np.full(4, 10.0), have, 5.0) == pytest.approx(0.75)
+    assert transport.refinement_gain(np.full(4, 1.0), have, 5.0) == pytest.approx(
+        0.2
+    )  # noise alone
     # The first round: nothing is known but the noise; later ones know more.
-    gain, variance = sizing_gain(np.full(4, 1.0), have, 5.0, 25.0)
+    gain, variance = transport.sizing_gain(np.full(4, 1.0), have, 5.0, 25.0)
     assert (gain, variance) == (0.5, 12.5)
-    gain, variance = sizing_gain(np.full(4, 1.0), have, 5.0, variance)
+    gain, variance = transport.sizing_gain(np.full(4, 1.0), have, 5.0, variance)
     assert gain == pytest.approx(1 / 3)
     assert variance == pytest.approx(25 / 3)
-    assert sizing_gain(np.full(4, 50.0), have, 5.0, variance)[0] == pytest.approx(0.99)
+    assert transport.sizing_gain(np.full(4, 50.0), have, 5.0, variance)[0] == pytest.approx(0.99)
 
 
 # --------------------------------------------------------------------------- replay
@@ -292,9 +291,9 @@ def digest():
         points = points.astype(np.int64)
         masses = (random_words(source, n) >> np.uint64(30)).astype(np.int64)
         starts, bounds = points[: 2 * k].reshape(2, k, p), bounds_of(kind, k)
-        made = constrained_centers(points, masses, starts, *bounds, n_steps=1)
+        made = transport.constrained_centers(points, masses, starts, *bounds, n_steps=1)
         labels = power_cells(squared_distances(points, made.points), made.weights)
-        raked = rake(masses, labels, normals(random_words(source, k)) * 2.0**40, 0.7)
+        raked = transport.rake(masses, labels, normals(random_words(source, k)) * 2.0**40, 0.7)
         for array in (made.points, made.weights, raked):
             found.update(np.ascontiguousarray(array, "<i8").tobytes())
         found.update(made.cost.hex().encode())
