@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from flower_kmeans.algorithms import FastLloydAlgorithm, FedDPAlgorithm, GLloydAlgorithm, State
-from flower_kmeans.data.domain import Ball, Box, GridRecords
+from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
@@ -16,12 +16,7 @@ RNG = np.random.default_rng
 Q = 3  # a grid small enough to enumerate
 PAPER = partial(FastLloydAlgorithm, relocation=False)
 WITH_COST = [GLloydAlgorithm, FastLloydAlgorithm, PAPER]
-DOMAINS = {
-    "line": Box([0], [1]),
-    "square": Box([0, 0], [1, 1]),
-    "rectangle": Box([0, 0], [4, 3], scale="common"),
-    "disc": Ball(2.0, [0, 0]),
-}
+SQUARE = Box([0, 0], [1, 1])
 
 
 def build(cls, domain, k=2, budget=None, **options):
@@ -31,8 +26,7 @@ def build(cls, domain, k=2, budget=None, **options):
 
 @pytest.mark.parametrize("cls", WITH_COST)
 def test_the_cost_is_a_release_of_the_last_round_with_its_share(cls):
-    domain = DOMAINS["square"]
-    algorithm, without = build(cls, domain, n_rounds=3), build(cls, domain, n_rounds=3, cost=False)
+    algorithm, without = (build(cls, SQUARE, n_rounds=3, cost=cost) for cost in (True, False))
     names = [[release.name for release in group] for group in algorithm.plan().rounds]
     assert names == [["sums", "counts"]] * 2 + [["sums", "counts", "cost"]]
     assert "cost" not in {block.name for block in algorithm.layout(2)}
@@ -51,10 +45,9 @@ def test_the_cost_is_a_release_of_the_last_round_with_its_share(cls):
 @pytest.mark.parametrize("cls", [GLloydAlgorithm, PAPER])
 def test_the_error_of_the_cost_grows_with_the_clip(cls):
     """As all of the noise does; and the correction with its square."""
-    domain, budget = DOMAINS["square"], PrivacyBudget(1.0, unit="client")
-    found = []
+    budget, found = PrivacyBudget(1.0, unit="client"), []
     for clip in (2.0, 4.0):
-        algorithm = build(cls, domain, budget=budget, n_clients=50, clip=clip, seed=1)
+        algorithm = build(cls, SQUARE, budget=budget, n_clients=50, clip=clip, seed=1)
         state, words = algorithm.initial_state(), RNG(0).integers(0, 2**14, size=7)
         for t in (1, 2):
             state = algorithm.update(state, algorithm.unflatten(words[: algorithm.words(t)], t))

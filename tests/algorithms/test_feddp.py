@@ -113,10 +113,8 @@ def test_clips_are_those_given_or_of_all_clusters():
     assert set(clips_of(build()).values()) == {1.0}
     for mechanisms, worth in (("gaussian", 2.0), ("laplace", 4.0)):
         clips = clips_of(for_clients(k=4, **MEANS, mechanisms=mechanisms, clip=5.0))
-        of_counts = dict.fromkeys(("lift-counts", "lloyd-counts"), worth)
-        assert clips == {"projection": 5.0, "weights": 5.0, "lift-sums": 2.0, "lloyd-sums": 2.0} | (
-            of_counts
-        )
+        means = {"lift-sums": 2.0, "lift-counts": worth, "lloyd-sums": 2.0, "lloyd-counts": worth}
+        assert clips == {"projection": 5.0, "weights": 5.0, **means}
 
 
 ONE = 2**FINE

@@ -107,7 +107,7 @@ def test_cells_are_on_the_grid_and_their_radii_follow_the_model(p):
 
 
 def recipe(cells, released, noise, n_records):
-    """What is model.learned of cells, one at a time."""
+    """What is learned of cells, one at a time."""
     radii, spread = cells.radii * STEP, cells.spread
     order = sorted(range(len(radii)), key=lambda j: -released.counts[j])
     kept, total = [], 0.0
@@ -293,7 +293,7 @@ def test_too_few_parts_are_filled_up_from_the_mixture():
     assert found.counts.sum() == 2.0
 
 
-# ----------------------------------------------------------------- points with model.masses
+# ----------------------------------------------------------------- points with masses
 
 
 def random_mixture(m, p, seed=0):

@@ -228,7 +228,7 @@ def test_of_several_starts_the_least_costly_is_kept():
         np.testing.assert_array_equal(found.weights, alone.weights)
 
 
-# --------------------------------------------------------------------------- transport.aim, raking, gains
+# --------------------------------------------------------------------------- aim, raking, gains
 
 
 def test_bounds_are_aimed_at_from_inside_and_never_closer_to_equal_sizes_than_the_noise():
