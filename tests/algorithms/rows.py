@@ -309,6 +309,14 @@ def queries_of(algorithm, kind):
         state = algorithm.update(state, answer, RNG(number))
 
 
+def sum_of(algorithm, number, answered=1.0, **blocks):
+    """Return a round's sum that has these blocks, and zeros elsewhere."""
+    words, places = np.zeros(algorithm.words(number), dtype=np.int64), algorithm.places(number)
+    for name, values in blocks.items():
+        words[places[name]] = np.ravel(values)
+    return algorithm.unflatten(words, number, answered)
+
+
 def run_of(algorithm, parts, stream=None, answering=None, until=None):
     """Return the state after a run of clients with these records; with a stream, with noise.
 

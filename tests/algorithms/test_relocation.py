@@ -11,7 +11,7 @@ from flower_kmeans.algorithms import FastLloydAlgorithm, Query
 from flower_kmeans.algorithms.relocation import Clusters, public_directions, relocated
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
-from tests.algorithms.rows import box, run_of
+from tests.algorithms.rows import box, run_of, sum_of
 
 ONE = 2**16
 BUDGET, OPEN = PrivacyBudget(1.0), PrivacyBudget(None)
@@ -86,12 +86,8 @@ def test_the_radius_follows_the_records(d):
 def test_a_radius_of_noise_alone_does_not_vanish():
     """Where noise says that all records lie on their centroids, the radius keeps its scale."""
     algorithm = build(4, 2, n_rounds=3)
-    state = algorithm.initial_state()
-    words = np.zeros(algorithm.words(1), dtype=np.int64)
-    places = algorithm.places(1)
-    words[places["counts"]] = 250 * ONE
-    words[places["nearness"]] = 1000 * ONE
-    after = algorithm.update(state, algorithm.unflatten(words, 1))
+    answer = sum_of(algorithm, 1, counts=250 * ONE, nearness=1000 * ONE)
+    after = algorithm.update(algorithm.initial_state(), answer)
     noise = 2 * algorithm.plan().rounds[0][0].noise_multiplier / 1000
     expected = 1.25 * algorithm.radius_of(1) * math.sqrt(noise)
     assert after.arrays["radius"][0] == pytest.approx(min(expected, algorithm.radius_of(2)), abs=1)
@@ -103,10 +99,9 @@ def test_rounds_see_clients_as_records():
     alike = build(3, budget=PrivacyBudget(1.0, 1e-6), n_records=100)
     algorithm = build(3, budget=clients, n_records=1000, n_clients=200, clip=10.0)
     assert algorithm.n_rounds == alike.n_rounds == 5
-    words = np.zeros(algorithm.words(1), dtype=np.int64)
-    words[algorithm.places(1)["counts"]] = [50 * ONE, 60 * ONE, 90 * ONE]
-    words[algorithm.places(1)["nearness"]] = [45 * ONE, 40 * ONE, 75 * ONE]
-    after = algorithm.update(algorithm.initial_state(), algorithm.unflatten(words, 1))
+    counts, nearness = np.array([50, 60, 90]) * ONE, np.array([45, 40, 75]) * ONE
+    answer = sum_of(algorithm, 1, counts=counts, nearness=nearness)
+    after = algorithm.update(algorithm.initial_state(), answer)
     part = max(0.2, math.sqrt(3) * algorithm.plan().rounds[0][0].noise_multiplier * 10 / 200)
     expected = min(1.25 * algorithm.radius_of(1) * math.sqrt(part), algorithm.radius_of(2))
     assert after.arrays["radius"][0] == pytest.approx(expected, abs=1)
@@ -189,9 +184,8 @@ def test_nothing_moves_after_the_last_round():
     for t, dead_moves in ((1, True), (2, False)):
         state = algorithm.initial_state()
         state = type(state)(t - 1, state.arrays)
-        words = np.zeros(algorithm.words(t), dtype=np.int64)
-        words[algorithm.places(t)["counts"]] = np.array([1000, 0, 500]) * ONE
-        after = algorithm.update(state, algorithm.unflatten(words, t))
+        answer = sum_of(algorithm, t, counts=np.array([1000, 0, 500]) * ONE)
+        after = algorithm.update(state, answer)
         same = after.arrays["centroids"] == state.arrays["centroids"]
         assert bool(same[1, 0]) != dead_moves
 

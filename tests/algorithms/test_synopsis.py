@@ -11,7 +11,7 @@ from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
-from tests.algorithms.rows import run_of
+from tests.algorithms.rows import run_of, sum_of
 
 BUDGET = PrivacyBudget(1.0)
 CLIENTS = PrivacyBudget(1.0, unit="client")
@@ -58,11 +58,9 @@ def after(algorithm, t, blocks, arrays=None, answered=1.0):
             bits = algorithm.fraction_bits if key in ("counts", "expected") else synopsis.REAL_BITS
             values = np.rint(values * 2.0**bits).astype(np.int64)
         before[key] = values
-    layout = {block.name: block for block in algorithm.layout(t)}
-    statistic = algorithm.unflatten(np.zeros(algorithm.words(t), np.int64), t, answered)
-    for name, values in blocks.items():
-        statistic.blocks[name][...] = np.rint(np.asarray(values) * 2.0 ** layout[name].exponent)
-    return algorithm.update(State(t - 1, before), statistic)
+    exponents = {block.name: block.exponent for block in algorithm.layout(t)}
+    words = {name: np.rint(np.array(x) * 2.0 ** exponents[name]) for name, x in blocks.items()}
+    return algorithm.update(State(t - 1, before), sum_of(algorithm, t, answered, **words))
 
 
 def test_the_directions_are_those_of_the_leading_eigenvectors():
