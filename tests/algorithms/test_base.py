@@ -9,12 +9,13 @@ from flower_kmeans.algorithms import (
     HDPEMeansAlgorithm,
     LloydAlgorithm,
     PEMeansAlgorithm,
+    Query,
     Statistic,
     SynopsisAlgorithm,
     base,
 )
 from flower_kmeans.algorithms.base import require_capacity
-from flower_kmeans.data.domain import Ball, Box
+from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 
@@ -108,3 +109,15 @@ def test_a_clip_of_exactly_one_step_is_the_least(name):
     assert dict(algorithm.clips)[name] == least
     with pytest.raises(ConfigurationError, match=f"release '{name}' of at least 1.53e-05"):
         make(HDPEMeansAlgorithm, clips={name: math.nextafter(least, 0)}, **options)
+
+
+def test_one_factor_shortens_all_releases_of_a_client_and_its_means_stay():
+    algorithm = make(HDPEMeansAlgorithm, CLIENTS, n_clients=50, n_vote_rounds=1)
+    record = np.arange(-10, 10) * 1000  # less than half as long as the radius
+    records = GridRecords.from_grid(np.repeat(record[None], 500, axis=0), 16)
+    centers = np.zeros((2, 16), dtype=np.int64)
+    centers[1] = 1000
+    found = algorithm.answer(Query(2, {"centers": centers}), records).blocks
+    counts, sums = found["counts"] / 2**16, found["sums"]
+    assert 19.9 < counts.max() < 20.0
+    np.testing.assert_allclose(sums[counts.argmax()] / counts.max(), record, atol=1)
