@@ -172,11 +172,11 @@ def test_what_is_learned_of_cells_is_what_the_recipe_says(seed):
 )
 def test_variances_stay_near_those_of_the_model(squares, noise, factor):
     """A radius of 1/2, a hundred records, and a variance of 0.04 before."""
-    model = np.array([[0.01, 0.03]])
-    cells = Partition(np.zeros((1, 2)), np.array([2**15]), model, 0.04, np.zeros(1))
+    before = np.array([[0.01, 0.03]])
+    cells = Partition(np.zeros((1, 2)), np.array([2**15]), before, 0.04, np.zeros(1))
     released = Released(np.zeros((1, 2)), np.array([100.0]), np.array([100.0 - squares]))
     found, _ = model.learned(cells, released, Noise(0.0, 0.0, noise), STEP, math.inf)
-    np.testing.assert_allclose(found.scales**2, factor * model, rtol=1e-6)
+    np.testing.assert_allclose(found.scales**2, factor * before, rtol=1e-6)
 
 
 def test_of_cells_that_are_all_noise_the_largest_is_kept():
