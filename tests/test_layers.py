@@ -160,8 +160,7 @@ def test_large_packages_are_imported_when_they_are_used(modules, absent):
     solving = [name_of(path) for path in MODULES if '"ortools.' in path.read_text()]
     assert solving == ["flower_kmeans.algorithms.constrained"]
     assert_in_process(
-        f"import sys, flower_kmeans.{modules}; "
-        f"assert not {absent} & {{*sys.modules}}"
+        f"import sys, flower_kmeans.{modules}; assert not {absent} & {{*sys.modules}}"
     )
 
 
