@@ -9,7 +9,7 @@ relocation").
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, ClassVar, Literal
 
 import mpmath
@@ -22,7 +22,7 @@ from flower_kmeans.algorithms.numerics.cells import cell_sums
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, quotients, to_grid
 from flower_kmeans.algorithms.released import CostEstimate
-from flower_kmeans.algorithms.relocation import Clusters, n_steps, public_directions, relocated
+from flower_kmeans.algorithms.relocation import n_steps, public_directions, relocated
 from flower_kmeans.data.domain import Domain, GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import FLAG, POSITIVE, choice
@@ -168,21 +168,14 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             releases = self.plan().rounds[number - 1]
             noise = {release.name: release.noise_multiplier * scale for release in releases}
         held = np.maximum(sizes, 0.0)
-        clusters = Clusters(
-            centroids,
-            sizes,
-            # A centroid that moves by its mean offset comes nearer by |move|^2 on average.
-            square * (held - nearness) - held * row_sums(moves * moves),
-            noise[COUNTS],
-            square * math.sqrt(noise[COUNTS] * noise[COUNTS] + noise[SUMS] * noise[SUMS]),
-        )
-        following = relocated(
-            clusters,
-            public_directions(
-                self.seed, number, (2 * n_steps(self.n_clusters), self.domain.n_features)
-            ),
-            lambda points: into_domain(points, self.domain, self.fraction_bits),
-        )
+        # A centroid that moves by its mean offset comes nearer by |move|^2 on average.
+        scatter = square * (held - nearness) - held * row_sums(moves * moves)
+        both = square * math.sqrt(noise[COUNTS] * noise[COUNTS] + noise[SUMS] * noise[SUMS])
+        shape = 2 * n_steps(self.n_clusters), self.domain.n_features
+        directions = public_directions(self.seed, number, shape)
+        inside = partial(into_domain, domain=self.domain, fraction_bits=self.fraction_bits)
+        errors = noise[COUNTS], both
+        following = relocated(centroids, sizes, scatter, errors, directions, inside)
         return following, self._next_radius(radius, nearness, sizes, noise[SUMS])
 
     def _next_radius(

@@ -395,7 +395,7 @@ def estimated_cost(
     counts, square = arrays[COUNTS] * step, unit * unit
     lost = rounding * 0.5 * float(counts.sum()) * step  # half a step a record on average
     noise = algorithm.noise_of(algorithm.n_rounds)
-    last = costs.LastRound(
+    value, bias, error = costs.last_cost(
         q=(float(arrays[COST][0]) * step + lost) * square,
         sums=arrays[SUMS] * (step * unit),
         counts=counts,
@@ -407,8 +407,8 @@ def estimated_cost(
         step=step,
     )
     scale, users_units = costs.user_scale(algorithm.domain)
-    value = (last.value + last.bias * noise_factor**2) * scale**2
-    return CostEstimate(value, last.error * noise_factor * scale**2, users_units)
+    value = (value + bias * noise_factor**2) * scale**2
+    return CostEstimate(value, error * noise_factor * scale**2, users_units)
 
 
 def auto_rounds(mu: float, n_records: float | None, work: float, error: float) -> int:

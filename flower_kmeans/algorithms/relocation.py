@@ -6,7 +6,6 @@ constants were chosen by experiment (docs/tables/differences.md, "FastLloyd").
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +35,13 @@ _TINY = 2.0**-100
 _BLOCK_NUMBERS = 2**20
 
 
-@dataclass(frozen=True)
-class Clusters:
-    """What is known about the clusters of a round."""
-
-    centroids: IntArray  # (k, d), after the round's moves, in grid units
-    sizes: FloatArray  # (k,), noisy numbers of records
-    scatter: FloatArray  # (k,), noisy sums of squared distances, in squared grid units
-    size_noise: float  # the standard deviations of the two
-    scatter_noise: float
-
-
 def relocated(
-    clusters: Clusters, directions: FloatArray, inside: Callable[[IntArray], IntArray]
+    centroids: IntArray,
+    sizes: FloatArray,
+    scatter: FloatArray,
+    noise: tuple[float, float],
+    directions: FloatArray,
+    inside: Callable[[IntArray], IntArray],
 ) -> IntArray:
     """Return the centroids of the next round.
 
@@ -58,13 +51,15 @@ def relocated(
     by more than merging the two would add (Ward's criterion), and than its noise. No centroid has
     a part in two moves.
 
+    Centroids (k, d), after the round's moves, are in grid units. Noisy are sizes (k,) in records,
+    and scatter (k,), sums of squared distances; ``noise`` has the standard deviations of the two.
     ``directions`` are public unit vectors (2 n, d), n of `n_steps`; ``inside`` moves grid points
     (m, d) into the domain.
     """
     # A server that sees no sum may measure how long an update takes: every step is taken, and
     # ``wanted`` decides whether it has an effect.
-    points = clusters.centroids.astype(np.float64)
-    sizes, moved = clusters.sizes.copy(), np.zeros(len(points), dtype=bool)
+    points, (size_noise, scatter_noise) = centroids.astype(np.float64), noise
+    sizes, moved = sizes.copy(), np.zeros(len(points), dtype=bool)
 
     def put(j: int, point: FloatArray, wanted: bool) -> None:
         points[j] = np.where(wanted, inside(to_grid(point[None]))[0], points[j])
@@ -78,13 +73,11 @@ def relocated(
         put(j, points[b] + direction * length, wanted and finite)
 
     n = n_steps(len(points))
-    dead = max(
-        DEAD_NOISE * clusters.size_noise, DEAD_SHARE * max(math.fsum(sizes), 1.0) / len(sizes)
-    )
+    dead = max(DEAD_NOISE * size_noise, DEAD_SHARE * max(math.fsum(sizes), 1.0) / len(sizes))
     going = True
     for j, direction in zip(np.argsort(sizes, kind="stable")[:n], directions[:n], strict=True):
         b = int(sizes.argmax())
-        full = sizes[b] >= FULL * max(sizes[j], clusters.size_noise)
+        full = sizes[b] >= FULL * max(sizes[j], size_noise)
         going = bool(going and sizes[j] <= dead and full and b != j)
         put_beside(j, b, direction, going)
         half = sizes[b] / 2
@@ -92,12 +85,12 @@ def relocated(
         moved[[j, b]] |= going
 
     sizes = np.maximum(sizes, 0.0)
-    gains = _gains(clusters, sizes, moved)
+    gains = _gains(sizes, scatter, noise, moved)
     costs, partners = _merging_costs(points, sizes, moved)
     going = True
     for i, direction in zip(np.argsort(costs, kind="stable")[:n], directions[n:], strict=True):
         b, g = int(gains.argmax()), int(partners[i])
-        going = bool(going and gains[b] > costs[i] + clusters.scatter_noise)
+        going = bool(going and gains[b] > costs[i] + scatter_noise)
         j, g = (i, g) if sizes[i] <= sizes[g] else (g, i)
         free = going and b not in (j, g) and not (moved[j] or moved[g])
         share = float(sizes[j] / max(sizes[j] + sizes[g], _TINY))
@@ -121,16 +114,18 @@ def public_directions(seed: int, round_number: int, shape: tuple[int, int]) -> F
     return vectors / np.maximum(lengths, _TINY)[:, None]
 
 
-def _gains(clusters: Clusters, sizes: FloatArray, moved: BoolArray) -> FloatArray:
+def _gains(
+    sizes: FloatArray, scatter: FloatArray, noise: tuple[float, float], moved: BoolArray
+) -> FloatArray:
     """Return by how much scatter exceeds the usual one, (k,); -inf where that is not clear."""
-    gains = np.full(len(sizes), -np.inf)
-    known = ~moved & (sizes > DEAD_NOISE * clusters.size_noise)
+    gains, (size_noise, scatter_noise) = np.full(len(sizes), -np.inf), noise
+    known = ~moved & (sizes > DEAD_NOISE * size_noise)
     if known.any():
-        scatter = np.maximum(clusters.scatter, 0.0)
+        scatter = np.maximum(scatter, 0.0)
         variances = scatter[known] / sizes[known]
         excess = scatter - sizes * float(np.median(variances))
-        clear = known & (scatter >= CLEAR * clusters.scatter_noise)
-        clear &= sizes >= FULL * clusters.size_noise
+        clear = known & (scatter >= CLEAR * scatter_noise)
+        clear &= sizes >= FULL * size_noise
         gains[clear] = excess[clear]
     return gains
 

@@ -8,7 +8,7 @@ import pytest
 from sklearn.datasets import make_blobs
 
 from flower_kmeans.algorithms import FastLloydAlgorithm, Query
-from flower_kmeans.algorithms.relocation import Clusters, public_directions, relocated
+from flower_kmeans.algorithms.relocation import public_directions, relocated
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.algorithms.rows import box, run_of, sum_of
@@ -111,21 +111,21 @@ def test_rounds_see_clients_as_records():
 
 
 def clusters(centroids, sizes, scatter, noise=(1.0, 1.0)):
-    return Clusters(np.array(centroids), np.array(sizes, float), np.array(scatter, float), *noise)
+    return np.array(centroids), np.array(sizes, float), np.array(scatter, float), noise
 
 
 def moved(found):
     """Return the following centroids; directions are those of the first axis."""
-    k, d = found.centroids.shape
+    k, d = found[0].shape
     axes = np.tile(np.eye(d)[0], (2 * k, 1))
-    return relocated(found, axes, lambda points: np.clip(points, -ONE, ONE)).tolist()
+    return relocated(*found, axes, lambda points: np.clip(points, -ONE, ONE)).tolist()
 
 
 def test_a_dead_centroid_goes_beside_the_fullest():
     found = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 1, 100], [0, 0, 0])
     assert moved(found) == [[0, 0], [300, 0], [0, 3000]]  # a tenth of what lies between 0 and 2
     alive = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 30, 100], [0, 0, 0])
-    assert moved(alive) == alive.centroids.tolist()
+    assert moved(alive) == alive[0].tolist()
 
 
 def test_dead_centroids_share_the_full_clusters():

@@ -6,7 +6,6 @@ origin where sums are of records, gives the cost at the centroids that follow (d
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,48 +40,39 @@ def squared_distances(
     return total
 
 
-@dataclass(frozen=True)
-class LastRound:
-    """What is known of a Lloyd round after it, in scaled units."""
+def last_cost(
+    *,
+    q: float,
+    sums: FloatArray,
+    counts: FloatArray,
+    references: FloatArray,
+    after: FloatArray,
+    quotients: FloatArray,
+    usable: NDArray[np.bool_],
+    noise: tuple[float, float, float],
+    step: float,
+) -> tuple[float, float, float]:
+    """Return the noisy cost after a Lloyd round, by how much it is too low, and its standard error.
 
-    q: float  # noisy sum of squared distances to the references
-    sums: FloatArray  # (k, d), noisy, of the records' offsets from the references
-    counts: FloatArray  # (k,), noisy
-    references: FloatArray  # (k, d), the centroids before, or the origin if sums are of records
-    after: FloatArray  # (k, d), the centroids after the round
-    quotients: FloatArray  # (k, d), sums over counts
-    usable: NDArray[np.bool_]  # (k,), where there is a quotient
-    noise: tuple[float, float, float]  # standard deviations: of q, a sum's coordinate, a count
-    step: float  # of the centroids' grid
-
-    @property
-    def value(self) -> float:
-        """Q - 2 sum <R_j, delta_j> + sum C_j |delta_j|^2, delta from reference to centroid."""
-        moves = self.after - self.references
-        product = float(np.einsum("ij,ij->", self.sums, moves))
-        return self.q - 2 * product + float(self.counts @ _squares(moves))
-
-    @property
-    def bias(self) -> float:
-        """By how much ``value`` comes out too low on average, to first order.
-
-        A centroid moves towards its own noise: with delta = (R + n_R) / (C + n_C) the term
-        -2 <n_R, delta> has the mean -2 d s_R^2 / C, and likewise for the counts.
-        """
-        _, std_sum, std_count = self.noise
-        # Centroids that were kept, or moved into the domain, are left out.
-        wanted = self.references + self.quotients
-        whole = self.usable & (np.abs(wanted - self.after) <= self.step).all(axis=1)
-        sizes = wanted.shape[1] * std_sum**2 + std_count**2 * _squares(self.quotients)
-        return 2 * float((sizes[whole] / self.counts[whole]).sum())
-
-    @property
-    def error(self) -> float:
-        """Standard error of ``value`` at the centroids that were found."""
-        std_q, std_sum, std_count = self.noise
-        squares = _squares(self.after - self.references)
-        of_sums = 4 * std_sum**2 * float(squares.sum())
-        return math.sqrt(std_q**2 + of_sums + std_count**2 * float(squares @ squares))
+    In scaled units: the sum ``q`` of squared distances, and sums (k, d) of offsets from references
+    (k, d), which are the centroids before, or the origin. ``quotients`` (k, d) are sums over counts
+    (k,), where these are usable (k,), and ``after`` (k, d) the centroids on a grid of a step.
+    ``noise`` has the standard deviations of q, of a sum's coordinate, and of a count.
+    """
+    std_q, std_sum, std_count = noise
+    moves = after - references
+    squares = _squares(moves)
+    # Q - 2 sum <R_j, delta_j> + sum C_j |delta_j|^2, delta from reference to centroid.
+    value = q - 2 * float(np.einsum("ij,ij->", sums, moves)) + float(counts @ squares)
+    # A centroid moves towards its own noise: with delta = (R + n_R) / (C + n_C) the term
+    # -2 <n_R, delta> has the mean -2 d s_R^2 / C to first order, and likewise for the counts.
+    # Centroids that were kept, or moved into the domain, are left out.
+    wanted = references + quotients
+    whole = usable & (np.abs(wanted - after) <= step).all(axis=1)
+    sizes = after.shape[1] * std_sum**2 + std_count**2 * _squares(quotients)
+    bias = 2 * float((sizes[whole] / counts[whole]).sum())
+    of_sums = 4 * std_sum**2 * float(squares.sum())
+    return value, bias, math.sqrt(std_q**2 + of_sums + std_count**2 * float(squares @ squares))
 
 
 def user_scale(domain: Domain) -> tuple[float, bool]:
