@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.spatial.distance import cdist
 
 from flower_kmeans.data.records import check_records
-from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.errors import DataError
+from flower_kmeans.parameters import integer, require_positive
 
 FloatArray = NDArray[np.float64]
 
@@ -37,15 +38,9 @@ class KFed:
     n_local: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("n_clusters", self.n_clusters), ("n_local", self.n_local or 1)):
-            if type(value) is not int or value < 1:
-                raise ConfigurationError(
-                    f"Expected {name} to be a positive integer. Got {value!r} instead."
-                )
-        if self.n_local is not None and not 1 <= self.n_local <= self.n_clusters:
-            raise ConfigurationError(
-                f"Expected n_local in [1, {self.n_clusters}]. Got {self.n_local} instead."
-            )
+        require_positive("n_clusters", self.n_clusters)
+        if self.n_local is not None:
+            integer("n_local", self.n_local, 1, self.n_clusters)
 
     def fit(self, partitions: Sequence[ArrayLike], rng: np.random.Generator) -> FloatArray:
         """Return the centroids, (k, d), of each client's records, (n_i, d); a client may have none.

@@ -9,7 +9,8 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from numpy.typing import ArrayLike
 
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.parameters import require_type
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.policy import ClientPolicy, tightest
 from flower_kmeans.protocol.results import ClientResult
@@ -84,8 +85,7 @@ def register_kmeans(
         If the app was made from ``client_fn``, has other mods that would see our messages, or has
         actions of this name already; if an argument has the wrong type.
     """
-    if not isinstance(app, ClientApp):
-        raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
+    require_type("app", app, ClientApp, "a ClientApp")
     unlisted = [mod for mod in getattr(app, "_mods", None) or () if mod not in mods]
     if unlisted:
         raise ConfigurationError(
@@ -116,8 +116,7 @@ def with_kmeans(
     For apps that refuse decorators: those made from ``client_fn``, as every NumPyClient is. ``app``
     keeps answering all other messages; see `register_kmeans` for the other parameters.
     """
-    if not isinstance(app, ClientApp):
-        raise ConfigurationTypeError(f"Expected app as a ClientApp. Got {type(app).__name__}.")
+    require_type("app", app, ClientApp, "a ClientApp")
     return _RoutingClientApp(app, kmeans_client_app(load_data, policy, on_result, load_ids))
 
 
@@ -140,16 +139,10 @@ def _handler(
     on_result: OnResult | None,
     load_ids: LoadIds | None,
 ) -> Callable[[Message, Context], Message]:
-    if policy is not None and not isinstance(policy, ClientPolicy):
-        raise ConfigurationTypeError(
-            f"Expected policy as a ClientPolicy. Got {type(policy).__name__} instead."
-        )
-    given = {"load_data": load_data, "on_result": on_result, "load_ids": load_ids}
-    for name, function in given.items():
-        if not callable(function) and (name == "load_data" or function is not None):
-            raise ConfigurationTypeError(
-                f"Expected {name} as a callable. Got {type(function).__name__} instead."
-            )
+    require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
+    require_type("load_data", load_data, Callable, "a callable")
+    require_type("on_result", on_result, Callable | None, "a callable")
+    require_type("load_ids", load_ids, Callable | None, "a callable")
 
     def handle(message: Message, context: Context) -> Message:
         client = Client(

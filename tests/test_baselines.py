@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from flower_kmeans.baselines import KFed, local_centers, merged_centers
-from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 
 MEANS = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
 
@@ -42,7 +42,7 @@ def test_equal_records_and_centres_leave_no_group_without_a_centre():
 
 @pytest.mark.parametrize("options", [(0,), (True,), (2.0,), (3, 0), (3, 4), (3, "2")])
 def test_bad_numbers_are_refused(options):
-    with pytest.raises(ConfigurationError, match=r"n_(clusters|local)"):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=r"n_(clusters|local)"):
         KFed(*options)
 
 

@@ -181,15 +181,18 @@ def test_arguments_of_wrong_types_are_one_sentence(match, call):
     assert "\n" not in str(caught.value)
 
 
-def test_without_a_policy_private_runs_are_refused():
-    with pytest.raises(TooFewClientsError, match="ledger"):
-        run_through(kmeans_client_app(load))
-
-
 def test_messages_of_others_get_a_code_and_no_error():
-    reply = kmeans_client_app(load)(message("train.kmeans"), context())
-    assert not reply.has_error()
-    assert decoded(reply.content) == Refusal(code=Code.BAD_MESSAGE)
+    """And replies have nothing of request or context: one record, known fields."""
+    own = context()
+    own.state["secret"] = ConfigRecord({"marker": "MARKER"})
+    for content, expected in ((None, Refusal), (enrolment(), Enrolled)):
+        reply = kmeans_client_app(load, SIMULATED)(message("train.kmeans", content), own)
+        assert not reply.has_error()
+        assert isinstance(decoded(reply.content), expected)
+        assert list(reply.content) == ["kmeans"]
+        assert set(reply.content["kmeans"]) == {"v", "m"}
+        assert "MARKER" not in repr(reply.content)
+    assert own.state["secret"]["marker"] == "MARKER"
 
 
 def test_the_result_comes_with_the_clients_context():
@@ -204,18 +207,6 @@ def test_the_result_comes_with_the_clients_context():
     assert all(np.array_equal(centroids[0], other) for other in centroids)
     assert centroids[0].shape == (2, 2)
     assert len({node for _, node in results.values()}) == 4
-
-
-def test_a_reply_is_built_from_nothing():
-    """Nothing of the request or the context comes back: one record, known fields."""
-    content = enrolment()
-    own = context()
-    own.state["secret"] = ConfigRecord({"marker": "MARKER"})
-    reply = kmeans_client_app(load, SIMULATED)(message("query.kmeans", content), own)
-    assert list(reply.content) == ["kmeans"]
-    assert set(reply.content["kmeans"]) == {"v", "m"}
-    assert "MARKER" not in repr(reply.content)
-    assert own.state["secret"]["marker"] == "MARKER"
 
 
 # --------------------------------------------------------------------------- the operator's file
@@ -261,20 +252,18 @@ def test_an_app_can_tighten_the_file_and_no_more(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["max_epsilom = 1", "not toml", 'state_dir = "state"\n[domain]\nradius = 1']
+    "text", ["max_epsilom = 1", "not toml", 'state_dir = "state"\n[domain]\nradius = 1', None]
 )
-def test_a_file_that_cannot_be_followed_refuses_every_run(text, tmp_path, caplog):
-    file = policy_file(tmp_path, text)
-    for run in (None, make_run("plain", "none")):
-        assert enrol_with(SIMULATED, run, **file) == Code.POLICY
-    assert "policy" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["missing.toml", "/missing/policy.toml", "", 5, True])
-def test_a_file_that_is_not_there_refuses_every_run(name, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_followed_refuses_every_run(text, tmp_path, caplog, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "missing.toml").write_text('state_dir = "state"')  # a path must be absolute
-    assert enrol_with(SIMULATED, **{"policy-file": name}) == Code.POLICY
+    (tmp_path / "here.toml").write_text('state_dir = "state"')  # a path must be absolute
+    names = ("here.toml", "/missing/policy.toml", "", 5, True)
+    if text is not None:
+        names = policy_file(tmp_path, text).values()
+    for run in (None, make_run("plain", "none")):
+        for name in names:
+            assert enrol_with(SIMULATED, run, **{"policy-file": name}) == Code.POLICY
+    assert "policy" in caplog.text
 
 
 @pytest.mark.parametrize("key", ["policy", "policy_file", "Policy-File", " policy-file"])

@@ -96,29 +96,25 @@ def test_a_client_counts_as_clip_records_at_most(cls):
 # --------------------------------------------------------------------------- documents
 
 
-def changed(document, privacy=None, algorithm=None):
-    """Return the encoding of a document with other values."""
-    body = document.body
-    body = structs.replace(body, algorithm={**body.algorithm, **(algorithm or {})})
-    privacy = {**document.privacy, **(privacy or {})}
-    return encode(structs.replace(document, privacy=privacy, body=body))
-
-
 def test_a_document_must_mean_one_number_of_clients():
     run = run_recorded(strategy(k=2), CORNER).strategy._running.run
     document = run.document
+
+    def changed(privacy=None, **algorithm):
+        body = structs.replace(document.body, algorithm=document.body.algorithm | algorithm)
+        privacy = document.privacy | (privacy or {})
+        return encode(structs.replace(document, privacy=privacy, body=body))
+
     verify_plan(run.data)
-    for fields in (
-        {"privacy": {"n_clients": 6}},
-        {"algorithm": {"n_clients": 6}},
-        {"algorithm": {"n_clients": 0}},
-        {"algorithm": {"clip": real_to_text(-1.0)}},
-        {"algorithm": {"clip": 100}},
+    for false in (
+        changed({"n_clients": 6}),
+        *(changed(n_clients=number) for number in (6, 0)),
+        *(changed(clip=clip) for clip in (real_to_text(-1.0), 100)),
     ):
         with pytest.raises(UnacceptableRunError):
-            verify_plan(changed(document, **fields))
+            verify_plan(false)
     # The bound is the server's choice: the noise is made for it, and the client clips to it.
-    wider = changed(document, algorithm={"clip": real_to_text(250.0)})
+    wider = changed(clip=real_to_text(250.0))
     verify_plan(wider)
     assert open_run(wider).algorithm.clip == 250.0
 
@@ -150,11 +146,10 @@ def test_the_report_says_what_one_client_is():
 
 
 def test_a_report_shows_nothing_of_how_much_was_clipped():
-    reports = []
-    for parts in (CORNER, [np.empty((0, 2))] * 5):
-        data = run_recorded(strategy(k=2), parts).strategy.report.to_dict()
-        data.pop("seconds")
-        reports.append(data)
+    reports = [
+        run_recorded(strategy(k=2), parts).strategy.report.to_dict() | {"seconds": 0}
+        for parts in (CORNER, [np.empty((0, 2))] * 5)
+    ]
     assert reports[0] == reports[1]
 
 
@@ -184,13 +179,8 @@ def test_an_algorithm_without_a_clip_is_refused_when_its_strategy_is_made(cls, n
     """Before a plan is made, whose noise would be that for records."""
     options = {"n_records": 500, "n_clients": 5, "trust": trust}
     cls(3, BOX, PrivacyBudget(1.0), **options)
-    with pytest.raises(ConfigurationError, match=f"unit='record' for {named}") as caught:
+    with pytest.raises(ConfigurationError, match=f"unit='record' for {named}.*unit='client'"):
         cls(3, BOX, PrivacyBudget(1.0, 1e-6, "client"), **options)
-    assert str(caught.value).endswith("Got unit='client' instead.")
-
-
-def test_a_clip_for_an_algorithm_without_one_is_refused():
-    with pytest.raises(
-        ConfigurationError, match="clip=None for Split, whose algorithm does not clip"
-    ):
-        Split(3, BOX, PrivacyBudget(1.0), n_records=500, n_clients=5, clip=7.0)
+    if cls is Split:
+        with pytest.raises(ConfigurationError, match="clip=None for Split, whose algorithm does"):
+            cls(3, BOX, PrivacyBudget(1.0), clip=7.0, **options)

@@ -8,15 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from click import UsageError
-from pages import (
-    PAGES,
-    ROOT,
-    Block,
-    blocks,
-    page_id,
-    run_page,
-    treatment,
-)
+from pages import PAGES, ROOT, Block, blocks, page_id, run_page, treatment
 
 from flower_kmeans.algorithms import base
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
@@ -55,8 +47,7 @@ BENCH = Listed(
     "takes minutes", "tests/bench/test_quick.py::test_every_method_runs_as_the_protocol_says"
 )
 VERTICAL = replace(
-    DEPLOYED,
-    shown_by="tests/deployment/test_vertical.py::test_the_pages_words_are_those_that_run",
+    DEPLOYED, shown_by="tests/deployment/test_vertical.py::test_the_pages_words_are_those_that_run"
 )
 RAY = "starts Ray through Flower's command"
 

@@ -110,11 +110,6 @@ def test_rooms_of_one_level_do_not_import_each_other_in_circles():
     assert not [a for a, found in reachable.items() if a in found]
 
 
-def test_the_mathematics_knows_nothing_of_flower():
-    knowing = {name.split(".")[1] for name in importing("flwr.")}
-    assert not knowing & {"algorithms", "privacy", "secagg", "vertical", "data", "report"}
-
-
 @pytest.mark.parametrize(
     ("name", "forbidden"),
     [
@@ -127,8 +122,11 @@ def test_the_mathematics_knows_nothing_of_flower():
     ],
 )
 def test_rooms_know_nothing_of_these(name, forbidden):
+    """And the mathematics knows nothing of Flower."""
     for path in of(name):
         assert not {room(module) for module in imports(path)} & forbidden
+    knowing = {name.split(".")[1] for name in importing("flwr.")}
+    assert not knowing & {"algorithms", "privacy", "secagg", "vertical", "data", "report"}
 
 
 @pytest.mark.parametrize(
@@ -174,23 +172,18 @@ def test_only_one_module_reads_the_operating_systems_randomness():
     assert reading == {"flower_kmeans.privacy.randomness"}
 
 
-def test_no_generator_of_numpy_makes_keys_or_noise():
-    """Seeded generators are for public randomness only, where clients must agree."""
+def test_no_generator_of_numpy_makes_keys_or_noise_and_no_assertion_checks_input():
+    """Seeded generators are for public randomness only; assertions vanish under python -O."""
     allowed = {"algorithms.numerics.initialization", "data.datasets", "metrics", "cli.inputs"}
     for path in MODULES:
-        name = name_of(path).removeprefix("flower_kmeans.")
+        nodes, name = list(ast.walk(tree(path))), name_of(path).removeprefix("flower_kmeans.")
+        assert not any(isinstance(node, ast.Assert) for node in nodes), path
         if name not in allowed and room(name_of(path)) != "bench":
-            calls = [node.func for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
-            assert not [call for call in calls if "np.random." in ast.unparse(call)], name
+            calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+            assert not [call for call in calls if "np.random." in call], name
 
 
-def test_inputs_are_not_checked_by_assertions():
-    """They vanish under python -O."""
-    for path in MODULES:
-        assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree(path))), path
-
-
-def test_the_package_loads_lazily():
+def test_the_package_loads_lazily_and_has_its_public_names():
     assert_in_process(
         "import sys, flower_kmeans; "
         "assert 'flwr' not in sys.modules and 'numpy' not in sys.modules; "
@@ -199,12 +192,9 @@ def test_the_package_loads_lazily():
         "[getattr(flower_kmeans, name) for name in flower_kmeans.__all__]"
     )
     assert not hasattr(flower_kmeans, "no_such_name")
-
-
-def test_public_names_are_where_the_documents_import_them():
-    names = {*importlib.import_module("flower_kmeans.strategies").__all__}
     wanted = "Lloyd SuLloyd GLloyd FastLloyd FedDPKMeans KFed PEMeans HDPEMeans SynopsisKMeans"
-    assert {*wanted.split(), "ConstrainedLloyd", "VerticalKMeans"} <= names
+    names = importlib.import_module("flower_kmeans.strategies").__all__
+    assert {*wanted.split(), "ConstrainedLloyd", "VerticalKMeans"} <= {*names}
 
 
 def test_no_name_of_a_package_hides_its_module():

@@ -32,19 +32,10 @@ def parts(m, d=2, each=3):
     return list(np.random.default_rng(0).random((m, each, d)))
 
 
-def private(m, *, k=2, d=2, rounds=2, trust="oblivious-server", **options):
+def private(m, *, k=2, d=2, trust="oblivious-server", **options):
     kind = GLloyd if trust == "distributed-noise" else FastLloyd
-    options.setdefault("max_colluders", 1)
-    return kind(
-        k,
-        box(d),
-        PrivacyBudget(1.0),
-        n_records=1000 * m,
-        n_clients=m,
-        n_rounds=rounds,
-        trust=trust,
-        **options,
-    )
+    options = {"max_colluders": 1, "n_clients": m, "n_rounds": 2, "trust": trust} | options
+    return kind(k, box(d), PrivacyBudget(1.0), 1000 * m, **options)
 
 
 # --------------------------------------------------------------------------- replies
@@ -113,7 +104,7 @@ def test_memory_does_not_grow_with_rounds_times_clients(trust):
         gc.collect()  # what a message left in a circle
         held.append(tracemalloc.get_traced_memory()[0])
 
-    strategy, partitions = private(m, k=k, d=d, rounds=many, trust=trust), parts(m, d)
+    strategy, partitions = private(m, k=k, d=d, n_rounds=many, trust=trust), parts(m, d)
     tracemalloc.start()
     try:
         simulate(strategy, partitions, on_round=weigh)
@@ -129,7 +120,7 @@ def test_memory_does_not_grow_with_rounds_times_clients(trust):
 
 def asks_of(m, trust):
     """Return the bytes of the longest and of all requests of each round, and the clients' keys."""
-    outcome = run_recorded(private(m, rounds=3, trust=trust), parts(m))
+    outcome = run_recorded(private(m, n_rounds=3, trust=trust), parts(m))
     asks = {}
     for sent in outcome.grid.sent:
         if isinstance(sent.message, Ask):
@@ -229,8 +220,8 @@ def test_runs_with_ledgers_close_their_files(tmp_path):
     ]
     for policy in policies:
         os.mkdir(policy.state_dir, 0o700)
-    strategies, partitions, seen = kinds(), parts(3), []
-    for _ in range(15):
-        run_recorded(next(strategies), partitions, policy=policies)
+    seen = []
+    for strategy, _ in zip(kinds(), range(15)):  # noqa: B905 (kinds never end)
+        run_recorded(strategy, parts(3), policy=policies)
         seen.append(handles())
     assert len(set(seen[5:])) == 1, seen

@@ -1,10 +1,6 @@
 """The ``flower-kmeans`` command.
 
-``simulate`` clusters a photograph, or a table of one's own, with all clients on this machine;
-``plan`` prints what a private run would cost, from its parameters; ``keygen`` makes keys and a
-roster for a deployment and checks them, ``check`` says whether a node could take part in one, and
-``forget`` erases what runs that failed left in its ledger; ``bench`` runs benchmarks. Errors are
-one sentence and end with exit code 1.
+Errors are one sentence and end with exit code 1.
 """
 
 import logging

@@ -32,12 +32,7 @@ class Source:
     image: NDArray[np.uint8] | None = None  # (height, width, 3): they are its pixels
 
     def box(
-        self,
-        bounds: Sequence[str],
-        lower: float | None,
-        upper: float | None,
-        *,
-        from_data: bool,
+        self, bounds: Sequence[str], lower: float | None, upper: float | None, *, from_data: bool
     ) -> tuple[Box, bool]:
         """Return the public bounds of all columns, and whether some were read off the records.
 

@@ -1,20 +1,14 @@
 """Mu, epsilon and delta from each other: in closed form, or for mixtures with Laplace releases.
 
-The Gaussian mechanism with l2 sensitivity D and standard deviation s is exactly mu-GDP with
-mu = D / s, Gaussian releases compose to the root of the sum of their squares, and mu-GDP is
-(epsilon, delta)-DP exactly when delta >= delta(epsilon),
+mu-GDP is (epsilon, delta)-DP exactly when delta is at least
 
     delta(epsilon) = Phi(-epsilon / mu + mu / 2) - e^epsilon Phi(-epsilon / mu - mu / 2)
 
-(Balle & Wang 2018, Theorem 8 and Algorithm 1; Dong, Roth & Su 2022, Corollary 2.13;
-docs/guarantees: Neighbours, budget, delta).
-
-The closed form is computed with mpmath in as many digits as the cancellation needs: milliseconds
-once per plan, and bit for bit the same on all processors, so clients can recompute the plan.
-
-One Gaussian release stands for all of them, and Laplace releases are composed with it by privacy
-loss distributions. ``dp_accounting``'s connect-the-dots discretisation is pessimistic, so every
-number of it is an upper bound (Doroshenko et al. 2022).
+(Balle & Wang 2018, Theorem 8; docs/guarantees: Neighbours, budget, delta). It is computed with
+mpmath in as many digits as the cancellation needs: milliseconds once per plan, and bit for bit the
+same on all processors, so clients can recompute the plan. Laplace releases are composed with one
+Gaussian release, which stands for all of them, by privacy loss distributions: pessimistic ones, so
+every number is an upper bound (Doroshenko et al. 2022).
 """
 
 import math

@@ -1,15 +1,10 @@
 """What releases of several runs cost together, where each run is chosen after earlier results.
 
-Composition of a plan that is fixed beforehand says nothing about plans that were chosen after some
-noisy results. A *filter* does: whatever was chosen, if the sum that it keeps stays within its
-limit, all releases together meet (epsilon, delta) (docs/guarantees.md, "Runs that are chosen after
-earlier results"). Two sums are kept, and either may keep the limit:
-
-- of mu^2, where a Gaussian release counts its mu and a Laplace release the mu of the Gaussian
-  release that reveals at least as much;
-- of pure epsilons, as long as all noise is Laplace.
-
-Sums are integers, so they are exact in any order, and every term is rounded upward.
+Whatever was chosen, if a sum that this *filter* keeps stays within its limit, all releases together
+meet (epsilon, delta) (docs/guarantees.md, "Runs that are chosen after earlier results"). Either sum
+may keep it: that of mu^2, where a Laplace release counts the mu of the Gaussian release that
+reveals at least as much, or that of pure epsilons, as long as all noise is Laplace. Sums are
+integers, so they are exact in any order, and every term is rounded upward.
 """
 
 import math
@@ -41,9 +36,7 @@ class Charge:
 
     def __add__(self, other: "Charge") -> "Charge":
         return Charge(
-            self.square + other.square,
-            self.pure + other.pure,
-            self.n_gaussian + other.n_gaussian,
+            self.square + other.square, self.pure + other.pure, self.n_gaussian + other.n_gaussian
         )
 
     def __mul__(self, number: int) -> "Charge":
@@ -110,9 +103,7 @@ class Price:
 
 
 def price_of(
-    unit: str,
-    rounds: Sequence[Sequence[Release]],
-    moves: Sequence[Sequence[float]] | None = None,
+    unit: str, rounds: Sequence[Sequence[Release]], moves: Sequence[Sequence[float]] | None = None
 ) -> Price:
     """Return what a run that protects a unit, "record" or "client", charges for its releases.
 

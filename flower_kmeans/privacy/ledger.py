@@ -1,24 +1,17 @@
 """A node's memory of what it released, in one SQLite file: what runs cost together.
 
-A node starts a process per message, two of them may run at once, and any of them may die at any
-moment. So an answer is written down, with what it costs, in one exclusive transaction that is on
-the disk before anything is sent: a crash in between loses an answer, never a charge.
+A node starts a process per message, and any of them may die at any moment. So an answer is written
+down, with what it costs, in one exclusive transaction that is on the disk before anything is sent:
+a crash in between loses an answer, never a charge.
 
-The first answer in a run charges all rounds of its plan: its own round, and a reservation for the
-others. Answers to those turn reservations into charges, and when the run has ended, the
-reservations that are left come back. One sum of a round opens, so a round is charged once, whatever
-the number of attempts and sessions. A run without privacy has no price (docs/threat-model.md, "The
-ledger").
+The first answer in a run charges its round and reserves the others of its plan; later answers turn
+reservations into charges, and what is left comes back when the run has ended. One sum of a round
+opens, so a round is charged once. Of each run the last answer and the last vote stay for good, with
+the charge: else the same document could be run again without one. Sums are those of a filter
+(`privacy.filter`); they lie in the file, so a charge reads nothing of other runs
+(docs/threat-model.md, "The ledger").
 
-A client answers in the order of the rounds, and votes once per round, so of each run the last
-answer and the last vote are enough. They stay for good, with the charge: else the same document
-could be run again without one. Charges and reservations are summed up as a filter does
-(`privacy.filter`); the sums lie in the file, so a charge reads nothing of other runs.
-
-Beside them lies an opaque memory for each run, the client's session, which its owner replaces by
-comparing versions. Only `MAX_UNANSWERED` memories of runs without an answer and a vote are kept, so
-enrolments cost a bounded file. Runs that nothing was written of for `FORGET_AFTER` are ended when
-the ledger is opened.
+Beside them lies an opaque memory for each run, the client's session.
 """
 
 import json
@@ -388,10 +381,7 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
     if path is None:
         return None
     uri = f"{path.resolve().as_uri()}?mode=ro"
-    with (
-        _ledger_errors(),
-        closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as db,
-    ):
+    with _ledger_errors(), closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as db:
         try:
             charge = _total(_sums(db)) if _version(db) else Charge()
         except sqlite3.OperationalError as error:

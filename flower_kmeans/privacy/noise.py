@@ -286,9 +286,7 @@ def _checked(name: str, values: _Floats, largest: float = MAX_SCALE) -> _Floats:
     return array
 
 
-def _sign_and_head(
-    words: NDArray[np.uint64],
-) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+def _sign_and_head(words: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
     """Split words into a fair sign and 63 leading bits of the magnitude's uniform."""
     return (words & np.uint64(1)).astype(bool), words >> np.uint64(1)
 

@@ -338,13 +338,9 @@ def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -
 
 def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
     """Return the composed mu of the Gaussian releases, and the epsilons of the Laplace ones."""
-    squares: list[float] = []
-    laplace: list[float] = []
-    for release in releases:
-        if release.mechanism == "gaussian":
-            squares.append(release.cost * release.cost)
-        else:
-            laplace.extend(release.costs)
+    releases = tuple(releases)
+    squares = (each.cost * each.cost for each in releases if each.mechanism == "gaussian")
+    laplace = (cost for each in releases if each.mechanism == "laplace" for cost in each.costs)
     return math.sqrt(math.fsum(squares)), tuple(laplace)
 
 

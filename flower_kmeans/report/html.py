@@ -22,7 +22,8 @@ from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
-from flower_kmeans.report.report import TEMPLATES, Report
+from flower_kmeans.report.report import Report
+from flower_kmeans.report.templates import TEMPLATES
 from flower_kmeans.version import __version__
 
 FloatArray = NDArray[np.float64]
@@ -368,10 +369,7 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
     return [[0, *range(start, min(start + fit - 1, n_columns))] for start in starts]
 
 
-TEMPLATES.filters.update(
-    px=lambda value: f"{value:.2f}",
-    commas=lambda value: f"{value:,.0f}",
-)
+TEMPLATES.filters.update(px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}")
 for _function in (Axis, Frame, colour_of, column_parts, cost_shares, detection, whole, zip):
     TEMPLATES.globals[_function.__name__] = _function
 TEMPLATES.globals.update(exp=math.exp, confidence=CONFIDENCE)

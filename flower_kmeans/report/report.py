@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import jinja2
-
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.report.templates import lines_of, listed
 from flower_kmeans.report.vertical import NEIGHBOURS, VerticalReport
 
 PARTIES = ("passive server", "active server", "server and clients", "clients", "committee")
@@ -238,8 +237,7 @@ class Report(Proceedings):
     @property
     def statements(self) -> tuple[str, ...]:
         """What all parties must know, in plain sentences (docs/protocol.md, section 11)."""
-        text = TEMPLATES.get_template("statements.txt.j2").render(report=self)
-        return tuple(text.split("\n")[:-1])
+        return lines_of("statements.txt.j2", report=self)
 
     @property
     def is_noise_removed(self) -> bool:
@@ -265,58 +263,8 @@ class Report(Proceedings):
     @property
     def protects_against(self) -> dict[str, str]:
         """Whether records stay protected against each of `PARTIES` (docs/threat-model.md)."""
-        if self.vertical is not None:
-            return self.vertical.protects_against
-        if self.trust_model.shares_noise:
-            answers = self._protection_by_shares()
-        elif self.trust_model.is_protected:
-            answers = [
-                "Yes: it sees masked words only.",
-                "No: it can pose as a key distributor and read every exact answer."
-                if self.keys == "relayed"
-                else "In part: it sees masked words only, but no client can detect that it leaves "
-                "the noise out.",
-                "No: the server and one client together see every exact answer.",
-                "Yes: any number of clients see the noisy sums only, if the server adds the noise.",
-            ]
-        else:
-            exact = "sees every client's exact sums."
-            results = "Yes: they see the noisy sums only."
-            if not self.trust_model.is_private:
-                results = "No: the results are exact."
-            answers = [*[f"No: it {exact}"] * 2, f"No: the server alone {exact}", results]
-        return dict(zip(PARTIES, answers, strict=False))
-
-    def _protection_by_shares(self) -> list[str]:
-        blind, committee, single = self.trust_model.is_blind, self.committee, self.single_text
-        alone = "it sees no sum." if blind else "it sees one noisy sum in each round."
-        corrupt = "f" if committee is None else committee.n_corrupt
-        tau = "tau" if committee is None else committee.privacy
-        few = _clients(self.max_colluders)
-        together = f"up to {few} and the server together see only the noisy sums"
-        if self.keys == "relayed":
-            active = "No: it can pose as clients and read every answer under its own noise share"
-            active += f"{single}."
-            colluding = f"In part: if the server follows the protocol, {together}."
-        else:
-            start, twice = "Yes", ""
-            if not self.ledger:
-                start = "In part"
-                twice = (
-                    " But a committee member without a ledger that loses its memory can add twice, "
-                    f"and counts among the {corrupt} that may be corrupt."
-                )
-            active = f"Yes: {alone}" if blind else f"{start}: {alone}{twice}"
-            colluding = f"{start}: {together}.{twice}"
-        return [
-            f"Yes: {alone}",
-            active,
-            colluding,
-            f"Yes: clients without the server, up to {tau} of them in the committee, see only the "
-            f"noisy sums. More than {self.max_colluders} know too large a part of the noise.",
-            f"No: more than {tau} committee members, also without the server, see each answer "
-            f"under its own noise share{single}.",
-        ]
+        words = lines_of("protection.txt.j2", report=self)
+        return dict(zip(PARTIES, words, strict=False))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values, ready for JSON."""
@@ -335,11 +283,7 @@ class Report(Proceedings):
             "earlier": earlier
             and {name: getattr(earlier, name) for name in ("strategy", "trust", *_GUARANTEE)},
             "together": together
-            and {
-                "epsilon": together.epsilon(),
-                "delta": together.budget.delta,
-                "mu": together.mu,
-            },
+            and {"epsilon": together.epsilon(), "delta": together.budget.delta, "mu": together.mu},
             "vertical": self.vertical and self.vertical.to_dict(),
             "releases": self._releases(),
         }
@@ -374,7 +318,7 @@ def clip_text(clip: float, clips: Mapping[str, float]) -> str:
     """Return how much of a client counts, ``clip`` where ``clips`` does not name a release."""
     if set(clips.values()) <= {clip}:
         return f"{clip:g} records' worth of a client in each release"
-    return f"by release: {_listed(clips)}"
+    return f"by release: {listed(clips)}"
 
 
 def _plain(value: Any) -> Any:
@@ -384,31 +328,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return _plain(vars(value)) if hasattr(value, "__dict__") else value
-
-
-def _listed(clips: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {clip:.4g}" for name, clip in clips.items())
-
-
-def _clients(count: int) -> str:
-    return "1 client" if count == 1 else f"{count} clients"
-
-
-def _printable(value: object) -> object:
-    """Replace characters that do not print, such as line breaks and those that turn the text."""
-    if hasattr(value, "__html__"):  # markup, whose values were replaced before
-        return value
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
-
-
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("flower_kmeans", "report"),
-    autoescape=jinja2.select_autoescape(disabled_extensions=["txt.j2"], default=True),
-    undefined=jinja2.StrictUndefined,
-    finalize=_printable,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-TEMPLATES.filters.update(
-    clients=_clients, clips=_listed, g=lambda value, digits=4: f"{value:.{digits}g}"
-)

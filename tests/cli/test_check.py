@@ -28,6 +28,7 @@ from flower_kmeans.protocol.roster import read_identity, write_members
 ROOT = Path(__file__).parents[2]
 PLAN = gaussian_plan()
 SECRET = 7.1325891
+SPAWN = multiprocessing.get_context("spawn")
 
 POLICY = """
 state_dir = "state"
@@ -127,26 +128,16 @@ def refused(node, name, expected, *arguments):
 # --------------------------------------------------------------------------- versions
 
 
-@pytest.mark.parametrize(
-    ("version", "transport"), [("1.39.0", "gRPC"), ("1.40.1", "HTTP"), ("1.100.0", "HTTP")]
-)
-def test_versions_that_fit(version, transport, node, monkeypatch):
-    monkeypatch.setattr(metadata, "version", lambda name: version)
-    code, found = run(node)
-    assert code == 0
-    assert f"flwr {version} (nodes speak {transport})" in found["versions"].text
-
-
-@pytest.mark.parametrize("version", ["1.38.2", "2.0.0"])
-def test_versions_that_do_not_fit(version, node, monkeypatch):
-    monkeypatch.setattr(metadata, "version", lambda name: version)
-    text = refused(node, "versions", f"Expected flwr>=1.39,<2. Got {version}")
-    assert "pip install" in text
-
-
-def test_the_range_is_that_of_the_package():
+def test_versions_that_fit_are_those_of_the_package(node, monkeypatch):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert f"flwr>={check.FLWR[0]},<{check.FLWR[1]}" in project["dependencies"]
+    for version, transport in (("1.39.0", "gRPC"), ("1.40.1", "HTTP"), ("1.100.0", "HTTP")):
+        monkeypatch.setattr(metadata, "version", lambda name, version=version: version)
+        assert f"flwr {version} (nodes speak {transport})" in run(node)[1]["versions"].text
+    for version in ("1.38.2", "2.0.0"):
+        monkeypatch.setattr(metadata, "version", lambda name, version=version: version)
+        text = refused(node, "versions", f"Expected flwr>=1.39,<2. Got {version}")
+        assert "pip install" in text
 
 
 # --------------------------------------------------------------------------- what is wrong
@@ -194,10 +185,21 @@ def spend_all(node):
     change(node, "max_total_epsilon = 3.0", f"max_total_epsilon = {spend(node, 5)!r}")
 
 
+def half_written(state):
+    process = SPAWN.Process(target=crash_with_a_hot_journal, args=(state / FILE_NAME,))
+    process.start()
+    process.join(60)
+
+
 def other_version(state):
     with sqlite3.connect(state / FILE_NAME) as db:
         db.execute("PRAGMA user_version = 2")
     db.close()
+
+
+def three_columns(node):
+    change(node, 'columns = ["age", "income"]\n', "")
+    written(node / "records.csv", "a,b,c\n1,2,3\n")
 
 
 @pytest.mark.parametrize(
@@ -221,6 +223,7 @@ def other_version(state):
         ("ledger", "0700. Got 0755", spent_ledger(lambda state: state.chmod(0o755))),
         ("ledger", "0600. Got 0644", spent_ledger(lambda s: (s / FILE_NAME).chmod(0o644))),
         ("ledger", "Got version 2", spent_ledger(other_version)),
+        ("ledger", "died while it wrote", spent_ledger(half_written)),
         ("ledger", "no further private run", spend_all),
         ("ledger", "state_dir", state_of("file/state")),
         ("ledger", "state_dir", state_of("missing/state")),
@@ -232,6 +235,7 @@ def other_version(state):
         ("data", "does not hold numbers", records("age,income\nx,1\n")),
         ("data", "not a csv table", records(f"age,income\n{SECRET}\n")),
         ("data", "does not exist", lambda node: (node / "records.csv").unlink()),
+        ("data", "Expected 2 columns", three_columns),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(name, expected, spoil, node):
@@ -247,19 +251,6 @@ def test_a_parent_that_cannot_be_written(node):
     change(node, 'state_dir = "state"', 'state_dir = "sealed/state"')
     (node / "sealed").chmod(0o500)
     refused(node, "ledger", "writable")
-
-
-def test_a_ledger_that_a_process_left_half_written_is_not_touched(node):
-    spend(node, 1)
-    process = multiprocessing.get_context("spawn").Process(
-        target=crash_with_a_hot_journal, args=(node / "state" / FILE_NAME,)
-    )
-    process.start()
-    process.join(60)
-    refused(node, "ledger", "died while it wrote")
-    with Ledger(node / "state") as ledger:  # which undoes it
-        assert ledger.epsilon(DELTA) > 0
-    assert run(node)[0] == 0
 
 
 # --------------------------------------------------------------------------- what is well
@@ -304,15 +295,6 @@ def test_the_own_key_the_beacon_and_the_digest_to_compare(node, beacon):
     assert "compare it by phone" in text
 
 
-def test_keys_that_are_relayed_or_not_needed(node):
-    change(node, FILES, "")
-    code, found = run(node)
-    assert (code, "passive server only" in found["keys"].text) == (0, True)
-    assert "keys relayed;" in found["accepts"].text
-    change(node, "units", 'trusts = ["plain", "trusted-server"]\nunits')
-    assert "Not needed" in run(node)[1]["keys"].text
-
-
 def test_a_ledger_that_will_be_made_and_what_is_left_in_one(node):
     assert "None yet" in run(node)[1]["ledger"].text
     assert not (node / "state").exists()
@@ -325,14 +307,24 @@ def test_a_ledger_that_will_be_made_and_what_is_left_in_one(node):
     assert left in run(node)[1]["ledger"].text
 
 
+STATE, PINNED = 'state_dir = "state"', 'columns = ["age", "income"]\n'
+
+
 @pytest.mark.parametrize(
-    ("setting", "expected"),
-    [("in_memory = true", "nothing bounds"), ('trusts = ["plain"]', "no private run is accepted")],
+    ("old", "new", "name", "expected"),
+    [
+        (STATE, "in_memory = true", "ledger", "nothing bounds"),
+        (STATE, 'trusts = ["plain"]', "ledger", "no private run is accepted"),
+        (FILES, "", "keys", "passive server only"),
+        (FILES, "", "accepts", "keys relayed;"),
+        (FILES, 'trusts = ["plain", "trusted-server"]\n', "keys", "Not needed"),
+        (PINNED, "", "data", "and the policy pins no names"),
+    ],
 )
-def test_a_node_without_a_ledger(node, setting, expected):
-    change(node, 'state_dir = "state"', setting)
-    code, found = run(node)
-    assert (code, expected in found["ledger"].text) == (0, True)
+def test_a_node_without_a_ledger_keys_or_names_of_columns(node, old, new, name, expected):
+    change(node, old, new)
+    code, found = run(node, "--data", node / "records.csv")
+    assert (code, expected in found[name].text) == (0, True)
 
 
 def test_records_that_fit(node):
@@ -346,14 +338,6 @@ def test_records_that_fit(node):
     written(node / "records.csv", f"{SECRET},2\n3,4\n")
     assert run(node, "--data", node / "records.csv", "--header", "age,income")[0] == 0
     assert run(node, "--data", node / "records.csv", "--header", "income,age")[0] == 1
-
-
-def test_columns_that_are_not_pinned(node):
-    change(node, 'columns = ["age", "income"]\n', "")
-    code, found = run(node, "--data", node / "records.csv")
-    assert (code, "and the policy pins no names" in found["data"].text) == (0, True)
-    np.save(node / "records.npy", np.ones((2, 3)))
-    refused(node, "data", "Expected 2 columns", "--data", node / "records.npy")
 
 
 # --------------------------------------------------------------------------- the SuperLink

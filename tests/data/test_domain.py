@@ -11,19 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans.data.domain import (
-    Ball,
-    Box,
-    GridRecords,
-    difference,
-    domain_from_config,
-)
-from flower_kmeans.errors import (
-    ConfigurationError,
-    ConfigurationTypeError,
-    DataError,
-    KMeansError,
-)
+from flower_kmeans.data.domain import Ball, Box, GridRecords, difference, domain_from_config
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError, KMeansError
 from flower_kmeans.protocol.wire import decode, encode
 
 BOX = Box([-1.0, 0.0, 10.0], [3.0, 0.5, 11.0])

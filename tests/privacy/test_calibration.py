@@ -54,10 +54,7 @@ def test_epsilon_agrees_with_tensorflow_privacy(row):
     assert epsilon_of_mu(row["mu"], row["delta"]) == pytest.approx(row["epsilon"], rel=1e-6)
 
 
-@given(
-    epsilon=st.floats(1e-6, 1e3),
-    exponent=st.floats(-290, -0.1),
-)
+@given(epsilon=st.floats(1e-6, 1e3), exponent=st.floats(-290, -0.1))
 @settings(max_examples=40, deadline=None)
 def test_calibration_is_tight_and_never_over_the_budget(epsilon, exponent):
     delta = 10**exponent

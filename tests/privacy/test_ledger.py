@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+from contextlib import closing
 
 import pytest
 from ledger_workers import (
@@ -78,14 +79,8 @@ def number(i):
 
 def content_of(state_dir):
     """Return all rows of all tables."""
-    db = sqlite3.connect(state_dir / FILE_NAME)
-    try:
-        return [
-            sorted(db.execute(f"SELECT * FROM {table}"))  # noqa: S608
-            for table in ("runs", "sums")
-        ]
-    finally:
-        db.close()
+    with closing(sqlite3.connect(state_dir / FILE_NAME)) as db:
+        return [sorted(db.execute(f"SELECT * FROM {name}")) for name in ("runs", "sums")]  # noqa: S608
 
 
 def processes(worker, *arguments):
@@ -162,17 +157,13 @@ def test_beside_runs_for_records_a_run_for_clients_counts_what_one_record_moves(
     assert ledger.epsilon(DELTA) == cost(1)
     other = prices["client" if first == "record" else "record"]
     both = epsilon_of_mu(PLAN.mu * (1 + (move or 2.0) ** 2) ** 0.5, DELTA)
-    for factor in (0.999, 1.001):
-        given = Limit(both * factor, DELTA)
-        for call in (
-            lambda given=given: ledger.require_room(answer_of(2).run, other, given),
-            lambda given=given: ledger.charge(answer_of(2), other, given, 0, b""),
-        ):
-            if factor < 1:
-                with pytest.raises(BudgetError):
-                    call()
-            else:
-                call()
+    few, enough = (Limit(both * factor, DELTA) for factor in (0.999, 1.001))
+    with pytest.raises(BudgetError):
+        ledger.require_room(answer_of(2).run, other, few)
+    with pytest.raises(BudgetError):
+        ledger.charge(answer_of(2), other, few, 0, b"")
+    ledger.require_room(answer_of(2).run, other, enough)
+    ledger.charge(answer_of(2), other, enough, 0, b"")
     assert ledger.epsilon(DELTA) == pytest.approx(both, rel=1e-9)
     assert spent_epsilon(state_dir, DELTA) == ledger.epsilon(DELTA)
 
@@ -459,11 +450,8 @@ def test_what_a_crash_left_half_written_is_undone(state_dir):
 
 def test_a_ledger_that_stays_locked_allows_nothing(ledger, state_dir, monkeypatch):
     monkeypatch.setattr(ledgers, "_BUSY_SECONDS", 0.05)
-    with (
-        Ledger(state_dir) as second,
-        ledger._exclusive(),
-        pytest.raises(LedgerError, match="locked"),
-    ):
+    locked = pytest.raises(LedgerError, match="locked")
+    with Ledger(state_dir) as second, ledger._exclusive(), locked:
         charge(second, answer_of(), PLAN, LOOSE)
     assert content_of(state_dir)[0] == []
 
@@ -553,10 +541,12 @@ def test_a_ledger_behind_a_link_is_refused(state_dir, exists, use, has_flag, tmp
     assert not exists or target.stat().st_size == 0
 
 
-def test_directories_that_cannot_be_used_are_one_sentence(tmp_path):
+def test_what_is_no_directory_and_no_ledger_is_one_sentence(tmp_path, state_dir):
     (tmp_path / "file").touch(mode=0o600)
-    for path in (tmp_path / "missing" / "state", tmp_path / "file"):
-        with pytest.raises(LedgerError, match="state_dir") as caught:
+    Ledger(state_dir).close()
+    (state_dir / FILE_NAME).write_bytes(b"no database" * 100)
+    for path in (tmp_path / "missing" / "state", tmp_path / "file", state_dir):
+        with pytest.raises(LedgerError, match=r"cannot be used|state_dir") as caught:
             Ledger(path)
         assert "\n" not in str(caught.value)
 
@@ -566,13 +556,6 @@ def test_a_commit_is_on_the_disk_and_what_is_erased_is_overwritten(ledger):
     settings = ("synchronous", "fullfsync", "checkpoint_fullfsync", "secure_delete")
     found = [ledger._db.execute(f"PRAGMA {setting}").fetchone() for setting in settings]
     assert found == [(3,), (1,), (1,), (1,)]
-
-
-def test_what_is_no_ledger_is_refused(state_dir):
-    Ledger(state_dir).close()
-    (state_dir / FILE_NAME).write_bytes(b"no database" * 100)
-    with pytest.raises(LedgerError, match="cannot be used"):
-        Ledger(state_dir)
 
 
 @pytest.mark.parametrize("version", [2, 4])

@@ -9,10 +9,7 @@ from report_pages import finished
 from flower_kmeans import Box, Clustering
 from flower_kmeans.cli.inputs import Source
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.report.picture import (
-    save_photo_picture,
-    save_scatter_picture,
-)
+from flower_kmeans.report.picture import save_photo_picture, save_scatter_picture
 
 Image = pytest.importorskip("PIL.Image")
 IMAGE = np.arange(6 * 8 * 3, dtype=np.uint8).reshape(6, 8, 3)

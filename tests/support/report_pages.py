@@ -34,7 +34,8 @@ def strategy_of(name, trust, epsilon=2.0, **options):
     if name == "Lloyd":
         return strategies.Lloyd(3, domain, **options)
     if name == "FedDPKMeans":
-        options |= {"server_data": np.random.default_rng(5).uniform(0, 10, (20, 2)), "cost": True}
+        points = np.random.default_rng(5).uniform(0, 10, (20, 2))
+        options = {"server_data": points, "cost": True} | options
     if name in ("FedDPKMeans", "PEMeans", "HDPEMeans"):
         options = {"n_rounds": 2} | options
     budget = options.pop("privacy", PrivacyBudget(None if trust == "plain" else epsilon))

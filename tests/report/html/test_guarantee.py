@@ -17,7 +17,6 @@ from flower_kmeans.protocol.trust import TRUSTED_SERVER
 from flower_kmeans.report.figures import Frame
 from flower_kmeans.report.html import cost_shares, detection, least_shown
 from flower_kmeans.report.report import Dropped, Report
-from flower_kmeans.strategies import FedDPKMeans
 
 
 def report_of(*releases, epsilon, delta):
@@ -328,23 +327,12 @@ def test_the_noise_is_given_as_added_and_as_left(trust):
     assert {row[4] for row in rows[1:]} == {f"{math.sqrt(5 / (4 if removed else 3)):.4g}"}
 
 
-def test_epsilons_of_pure_laplace_noise_add_up():
-    strategy = strategy_of("SuLloyd", "trusted-server", privacy=PrivacyBudget(2.0, 0.0))
-    shares = cost_shares(strategy.plan)
-    assert math.fsum(shares) == pytest.approx(1.0)
-    assert shares[0] == pytest.approx(strategy.plan.releases[0].cost / 2.0)
-
-
-def test_mixtures_have_no_shares():
-    points = np.random.default_rng(0).uniform(0, 10, (20, 2))
-    domain = strategy_of("GLloyd", "trusted-server").domain
-    strategy = FedDPKMeans(
-        3, domain, PrivacyBudget(4.0), 300, server_data=points, trust="trusted-server",
-        mechanisms="laplace", n_rounds=1,
-    )  # fmt: skip
-    assert {release.mechanism for release in strategy.plan.releases} == {"gaussian", "laplace"}
-    page = html_report(simulate(strategy, PARTITIONS))
-    rows = tables(read(page))["Every release of the plan"]
+def test_epsilons_of_pure_laplace_noise_add_up_and_costs_of_mixtures_do_not():
+    plan = strategy_of("SuLloyd", "trusted-server", privacy=PrivacyBudget(2.0, 0.0)).plan
+    assert cost_shares(plan) == pytest.approx([each.cost / 2.0 for each in plan.releases])
+    mixture = strategy_of("FedDPKMeans", "trusted-server", mechanisms="laplace", n_rounds=1)
+    assert {release.mechanism for release in mixture.plan.releases} == {"gaussian", "laplace"}
+    rows = tables(read(html_report(simulate(mixture, PARTITIONS))))["Every release of the plan"]
     assert {row[-1] for row in rows[1:]} == {"-"}
 
 
@@ -397,11 +385,7 @@ def test_the_curve_is_that_of_the_plan_and_the_claim_is_marked(name, trust):
 
 
 def test_a_run_that_starts_from_another_one_has_two_curves():
-    domain = strategy_of("GLloyd", "trusted-server").domain
-    points = np.random.default_rng(0).uniform(0, 10, (20, 2))
-    start = FedDPKMeans(
-        3, domain, PrivacyBudget(2.0), 300, server_data=points, n_clients=5, n_rounds=0
-    )
+    start = strategy_of("FedDPKMeans", "distributed-noise", cost=False, n_rounds=0)
     first = simulate(start, PARTITIONS)
     second = simulate(strategy_of("FastLloyd", "trusted-server", initial=first), PARTITIONS)
     root = read(html_report(second))

@@ -1,0 +1,40 @@
+"""The templates of reports and pages, which hold their sentences."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jinja2
+
+
+def lines_of(template: str, **values: Any) -> tuple[str, ...]:
+    """Return the lines of a text template."""
+    return tuple(TEMPLATES.get_template(template).render(values).split("\n")[:-1])
+
+
+def listed(clips: Mapping[str, float]) -> str:
+    """Return releases with their clips."""
+    return ", ".join(f"{name} {clip:.4g}" for name, clip in clips.items())
+
+
+def _clients(count: int) -> str:
+    return "1 client" if count == 1 else f"{count} clients"
+
+
+def _printable(value: object) -> object:
+    """Replace characters that do not print, such as line breaks and those that turn the text."""
+    if hasattr(value, "__html__"):  # markup, whose values were replaced before
+        return value
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+
+
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("flower_kmeans", "report"),
+    autoescape=jinja2.select_autoescape(disabled_extensions=["txt.j2"], default=True),
+    undefined=jinja2.StrictUndefined,
+    finalize=_printable,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters.update(
+    clients=_clients, clips=listed, g=lambda value, digits=4: f"{value:.{digits}g}"
+)
