@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Engine = StrEnum("Engine", {"IN_PROCESS": "in-process", "RAY": "ray"})
 
 _DEFAULTS = {"n_clusters": "16"}  # of what strategies require
+_HINTS = {"n_clients": "Default: 20, or one for each value of a column to split by."}
 
 
 @contextmanager
@@ -247,9 +248,9 @@ def _strategy_options() -> list[Any]:
             for name, each in options_by_strategy().items()
             if parameter in each
         }
-        values = " or ".join(dict.fromkeys(each.kind.values for each in takers.values()))
+        values = "|".join(dict.fromkeys(each.kind.values for each in takers.values()))
         text = common.get(parameter) or _meanings(takers)
-        text = text.replace("`", "")
+        text = f"{text} {_HINTS.get(parameter, '')}".strip().replace("`", "")
         own.append(
             _option(
                 parameter, spelled(parameter), str | None, values, text, _DEFAULTS.get(parameter)

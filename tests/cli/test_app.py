@@ -259,7 +259,7 @@ class TestSimulate:
         assert warned < result.stdout.index("round 1 of")
         assert "bounds on sizes mean little" in page_of(tmp_path).the("section", id="first").text
 
-    @pytest.mark.parametrize("strategy", set(BY_NAME) - {"synopsis", "constrained-lloyd"})
+    @pytest.mark.parametrize("strategy", sorted({*BY_NAME} - {"synopsis", "constrained-lloyd"}))
     def test_bounds_that_a_strategy_does_not_take_are_refused(self, run, blobs, strategy):
         given = ("--strategy", strategy, "--min-size", 400, "--max-size", 400)
         words = (f"The strategy {strategy} does not take --min-size and --max-size: leave out",)
@@ -424,6 +424,9 @@ class TestErrors:
             ("simulate --columns red", "--columns names columns of your own file: give it with"),
             ("simulate --label red", "--label"),
             ("plan --features 0", "--features"),
+            ("plan --parties 2", "--parties with --strategy vertical"),
+            ("plan --strategy vertical --parties 4", "from 2 to 3 parties"),
+            ("plan --strategy vertical --clients 4", "leave out --clients"),
             ("plan --strategy feddp", "--server-points"),
             ("plan --server-points 50", "--server-points"),
             ("plan --strategy feddp --server-points 0", "--server-points"),

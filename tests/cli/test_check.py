@@ -219,6 +219,7 @@ def three_columns(node):
         ("keys", "cannot be read", lambda node: (node / "members" / "roster.toml").unlink()),
         ("keys", "min_clients=3 clients", members(2)),
         ("keys", "a beacon", members(65)),
+        ("vertical", "party, this node's slot", policy('trusts = ["vertical"]\nstate_dir = "s"')),
         ("ledger", "mode 0700", lambda node: change(node, 'state_dir = "state"', "")),
         ("ledger", "0700. Got 0755", spent_ledger(lambda state: state.chmod(0o755))),
         ("ledger", "0600. Got 0644", spent_ledger(lambda s: (s / FILE_NAME).chmod(0o644))),

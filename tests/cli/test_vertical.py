@@ -126,18 +126,6 @@ def test_plan_prints_round_trips_bytes_seconds_and_memory():
     assert "noise factor 1.414" in text
 
 
-@pytest.mark.parametrize(
-    ("words", "arguments"),
-    [
-        ("--parties with --strategy vertical", ["--parties", "2"]),
-        ("from 2 to 3 parties", ["--strategy", "vertical", "--parties", "4"]),
-        ("leave out --clients", ["--strategy", "vertical", "--clients", "4"]),
-    ],
-)
-def test_plan_refuses_what_contradicts_itself(words, arguments):
-    assert words in one_sentence(invoke("plan", *arguments))
-
-
 # --------------------------------------------------------------------------- check
 
 
@@ -171,9 +159,3 @@ def test_check_tests_extra_memory_and_disk_of_party_0(tmp_path, monkeypatch):
         assert not found.is_well
         assert "flower-kmeans[vertical]" in found.text
         assert finding(tmp_path, "party = 1").is_well  # which does not need it
-
-
-def test_check_needs_the_slot_of_a_node_without_a_roster(tmp_path):
-    found = finding(tmp_path)
-    assert not found.is_well
-    assert "party, this node's slot" in found.text

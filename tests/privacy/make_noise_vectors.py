@@ -35,19 +35,20 @@ def uniform(key, main, position, head_bits):
     return (mpmath.mpf(value) + mpmath.mpf(0.5)) / mpmath.mpf(2) ** (head_bits + 64 * EXTRA_WORDS)
 
 
-def rounded_gaussian(key, scales):
+def rounded(key, scales, magnitude):
+    """Yield rounded noise whose magnitude, at scale 1, is that of the probability of both tails."""
     main = keystream(key, 0, len(scales))
     for i, scale in enumerate(scales):
-        both_tails = uniform(key, main, i, 63)
-        size = scale * mpmath.sqrt(2) * mpmath.erfinv(1 - both_tails)
-        yield int(mpmath.floor(size + 0.5)) * (-1 if main[i] & 1 else 1)
+        size = mpmath.floor(scale * magnitude(uniform(key, main, i, 63)) + 0.5)
+        yield int(size) * (-1 if main[i] & 1 else 1)
 
 
-def rounded_laplace(key, scales):
-    main = keystream(key, 0, len(scales))
-    for i, scale in enumerate(scales):
-        size = -scale * mpmath.log(uniform(key, main, i, 63))
-        yield int(mpmath.floor(size + 0.5)) * (-1 if main[i] & 1 else 1)
+def gaussian_magnitude(both_tails):
+    return mpmath.sqrt(2) * mpmath.erfinv(1 - both_tails)
+
+
+def laplace_magnitude(both_tails):
+    return -mpmath.log(both_tails)
 
 
 def discrete_gaussian(key, variances):
@@ -75,24 +76,19 @@ def discrete_gaussian(key, variances):
 
 
 def main():
+    variances = [scale * scale for scale in SCALES]
     with mpmath.workprec(640):
-        table = {
-            "key": KEY.hex(),
-            "vectors": [
-                {"sampler": name, "argument": [x.hex() for x in argument], "noise": noise}
-                for name, argument, noise in [
-                    ("rounded-gaussian/1", SCALES, list(rounded_gaussian(KEY, SCALES))),
-                    ("rounded-laplace/1", SCALES, list(rounded_laplace(KEY, SCALES))),
-                    (
-                        "discrete-gaussian/2",
-                        [scale * scale for scale in SCALES],
-                        discrete_gaussian(KEY, [scale * scale for scale in SCALES]),
-                    ),
-                ]
-            ],
-        }
+        rows = (
+            ("rounded-gaussian/1", SCALES, rounded(KEY, SCALES, gaussian_magnitude)),
+            ("rounded-laplace/1", SCALES, rounded(KEY, SCALES, laplace_magnitude)),
+            ("discrete-gaussian/2", variances, discrete_gaussian(KEY, variances)),
+        )
+        vectors = [
+            {"sampler": name, "argument": [x.hex() for x in argument], "noise": list(noise)}
+            for name, argument, noise in rows
+        ]
     path = Path(__file__).with_name("noise_vectors.json")
-    path.write_text(json.dumps(table) + "\n")
+    path.write_text(json.dumps({"key": KEY.hex(), "vectors": vectors}) + "\n")
 
 
 if __name__ == "__main__":
