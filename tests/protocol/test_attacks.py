@@ -8,8 +8,9 @@ test_dishonest_clients.py.
 """
 
 import inspect
+import itertools
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -21,37 +22,22 @@ from cohorts import BLIND, PROTECTED, SHARED, Cohort
 from documents import TRUSTS, make_algorithm
 from harness import without_noise
 from malformed import second_encodings
+from ring import lied
 
+from flower_kmeans.algorithms.base import State
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MAX_UNANSWERED
 from flower_kmeans.protocol import checks, messages, pairs, transcript
 from flower_kmeans.protocol.committee import Committee
-from flower_kmeans.protocol.messages import (
-    Abort,
-    Added,
-    Answer,
-    Code,
-    Enrol,
-    Enrolled,
-    Entry,
-    Finish,
-    Finished,
-    Keys,
-    Peer,
-    Refusal,
-    Wrap,
-    Wrapped,
-    decode_reply,
-)
+from flower_kmeans.protocol.messages import Added, Answer, Code, Enrol, Enrolled, Finished, Refusal
 from flower_kmeans.protocol.roster import Roster, write_members
-from flower_kmeans.protocol.session import ContextMemory
+from flower_kmeans.protocol.session import ContextMemory, LedgerMemory
 from flower_kmeans.protocol.transcript import EMPTY, ZERO, Tree, leaf
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement, shares
 from flower_kmeans.secagg.base import SumContext
-from tests.support import ring
 
 S, B, O = "distributed-noise", "clients-only", "oblivious-server"  # noqa: E741
 SECAGG, PROTOCOL = "flower_kmeans.secagg", "flower_kmeans.protocol"
@@ -124,12 +110,9 @@ def test_01_sealed_shares_do_not_open_for_the_server(start, trust):
     s = start(trust)
     answers = s.deal()
     context = s.context(1, 1, answers[0].tag)
-    for i in answers:
-        for j, sealed in enumerate(answers[i].sealed):
-            assert key_agreement.unseal(s.pair_key(i, j, context, j), sealed, context)
-            for other in (k for k in answers if k != j):
-                with pytest.raises(MessageError):
-                    key_agreement.unseal(s.pair_key(i, other, context, j), sealed, context)
+    for i, j, k in itertools.product(answers, repeat=3):
+        with nullcontext() if j == k else pytest.raises(MessageError):
+            assert key_agreement.unseal(s.pair_key(i, k, context, j), answers[i].sealed[j], context)
 
 
 def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
@@ -137,13 +120,12 @@ def test_01_a_blind_server_cannot_open_the_sum_shares_that_it_passes_on(start):
     s.round(1)
     entry = s.entries[0]
     context = transcript.entry_context(s.doc_hash, transcript.first_hash(s.doc_hash), entry)
+    own = s.group_key(0)
     for position, sealed in entry.shares:
-        for key in (ZERO, s.doc_hash, s.frame.tree.root):  # no group key that a server could make
-            key = key_agreement.sum_share_key(key, context, position, entry.survivors)
-            with pytest.raises(MessageError):
-                key_agreement.unseal(key, sealed, context)
-        right = key_agreement.sum_share_key(s.group_key(0), context, position, entry.survivors)
-        assert key_agreement.unseal(right, sealed, context)
+        for group in (own, ZERO, s.doc_hash, s.frame.tree.root):  # the last are what a server has
+            key = key_agreement.sum_share_key(group, context, position, entry.survivors)
+            with nullcontext() if group == own else pytest.raises(MessageError):
+                assert key_agreement.unseal(key, sealed, context)
 
 
 @stopped_by("require_one_vote", of=[(S, "roster"), (B, "relayed")])
@@ -229,7 +211,7 @@ def test_08_a_committee_that_the_server_chose(start):
 def test_08_two_committees_in_two_attempts(start, trust):
     """Each half is called absent in one attempt: too few are left to open in either."""
     s = start(trust, n=8)
-    for attempt, half in ((1, range(4)), (2, range(4, 8))):
+    for attempt, half in enumerate((range(4), range(4, 8)), 1):
         s.reframe(present=half)
         for i in half:
             defended(s.ask(i, attempt=attempt), Code.POLICY)
@@ -391,24 +373,14 @@ def test_14_a_committee_without_the_clients_own_key(start):
 # ------------------------------------------------------------------------------ 15 to 17: answers
 
 
-def rolled_back(scene, i):
-    """Make a client's memory forget its answers and votes, as a restored backup does."""
-    for record in scene.nodes[i].state.values():
-        for name in ("answer", "vote"):
-            if name in record:
-                del record[name]
-    vector_lost(scene, i)
+def vector_lost(scene):
+    """Make client 0 forget the vector that a repeated request gets."""
+    session = change(scene.session(0), answered=b"")
+    ContextMemory(scene.nodes[0].state).save(scene.doc_hash, session)
 
 
-def vector_lost(scene, i):
-    """Make a client forget the vector that a repeated request gets."""
-    session = scene.session(i)
-    session.answered = b""
-    ContextMemory(scene.nodes[i].state).save(scene.doc_hash, session)
-
-
-def halve_records(scene, i=0):
-    scene.nodes[i].records = scene.nodes[i].records / 2
+def halve_records(scene):
+    scene.nodes[0].records = scene.nodes[0].records / 2
 
 
 def two_vectors_under_one_mask(first, second):
@@ -421,7 +393,9 @@ def two_vectors_under_one_mask(first, second):
 def test_15_records_changed_after_a_ledger_was_rolled_back(start, copies):
     s = start(O, policy={"copy_records": copies})
     first = s.ask(0)
-    rolled_back(s, 0)
+    for record in s.nodes[0].state.values():  # as a restored backup does
+        record["answer"] = record["vote"] = b""
+    vector_lost(s)
     halve_records(s)
     second = s.ask(0)
     two_vectors_under_one_mask(first, second)
@@ -438,7 +412,7 @@ def test_15_records_changed_between_two_requests(start):
         first = s.ask(0)
         halve_records(s)
         assert s.ask(0) == first
-        vector_lost(s, 0)
+        vector_lost(s)
         second = s.ask(0)
         two_vectors_under_one_mask(first, second)
         defended(second, Code.CONFLICT)
@@ -451,7 +425,7 @@ def test_15_under_shares_an_attempt_has_one_answer_and_the_next_another(start, t
     answers = s.deal()
     halve_records(s)
     assert s.ask(0).sealed == answers[0].sealed
-    vector_lost(s, 0)
+    vector_lost(s)
     defended(s.ask(0), Code.CONFLICT)
     assert isinstance(s.ask(0, attempt=2), Answer)
 
@@ -501,13 +475,13 @@ def test_17_a_malformed_query(start, trust):
     """A blind server sends none."""
     s = start(trust)
     right = first_query(s)
-    malformed = (
-        *(None, b"", b"?", b"\x80", encode_arrays(right)[:-1]),
-        encode_arrays({name: array.astype(np.float64) for name, array in right.items()}),
-        encode_arrays({name: array[:1] for name, array in right.items()}),
-        encode_arrays({**right, "more": np.zeros(1)}),
-    )
-    for query in [encode_arrays(right)] if trust in BLIND else malformed:
+    malformed = [
+        {name: array.astype(np.float64) for name, array in right.items()},
+        {name: array[:1] for name, array in right.items()},
+        {**right, "more": np.zeros(1)},
+    ]
+    queries = [None, b"", b"?", b"\x80", encode_arrays(right)[:-1], *map(encode_arrays, malformed)]
+    for query in [encode_arrays(right)] if trust in BLIND else queries:
         defended(s.ask(0, query=query), Code.BAD_MESSAGE)
 
 
@@ -550,7 +524,7 @@ def test_18_a_policy_that_was_tightened_counts_at_once(start):
     s = start(B)
     answers = s.deal()
     s.nodes[0].policy = replace(s.nodes[0].policy, max_epsilon=0.5)
-    finish = Finish(doc_hash=s.doc_hash)
+    finish = messages.Finish(doc_hash=s.doc_hash)
     for reply in (s.ask(0), s.add(0, answers), s.nodes[0].send(finish), enrol(s)):
         defended(reply, Code.POLICY)
 
@@ -569,35 +543,28 @@ def test_18_another_document_under_a_runs_hash(start):
 @stopped_by("require_roster")
 def test_19_another_roster_or_beacon(start):
     s = start(B, set_up=False)
-    roster = s.roster
-    for other in (
-        Roster(roster.names, roster.keys, b"chosen later" * 3),
-        Roster(roster.names, roster.keys[::-1], roster.beacon),
-        Roster(roster.names[:-1], roster.keys[:-1], roster.beacon),
-        Roster(roster.names, (*roster.keys[:-1], fresh_key()[1]), roster.beacon),
-    ):
-        defended(enrol(s, data=encode(change(s.document, roster=other.digest))), Code.POLICY)
+    names, keys, beacon = s.roster.names, s.roster.keys, s.roster.beacon
+    others = [(keys, b"chosen later" * 3), (keys[::-1], beacon), (keys[:-1], beacon)]
+    for other in (*others, ((*keys[:-1], fresh_key()[1]), beacon)):
+        document = change(s.document, roster=Roster(names, *other).digest)
+        defended(enrol(s, data=encode(document)), Code.POLICY)
 
 
 @stopped_by("require_roster")
 def test_19_levels_of_noise_that_no_sum_of_the_roster_reaches(start):
     """They would leave a client next to no noise before those who open its answer alone."""
     s = start(S, set_up=False)
-    for levels, is_refused in (((6,), False), ((3, 6), False), ((7,), True), ((3, 10**5), True)):
-        reply = enrol(s, data=encode(change(s.document, levels=levels)))
-        if is_refused:
-            defended(reply, Code.POLICY)
-        else:
-            assert isinstance(reply, Enrolled)
+    for levels in ((6,), (3, 6)):
+        assert isinstance(enrol(s, data=encode(change(s.document, levels=levels))), Enrolled)
+    for levels in ((7,), (3, 10**5)):
+        defended(enrol(s, data=encode(change(s.document, levels=levels))), Code.POLICY)
 
 
 def test_19_one_poisoned_line_at_one_client(start, tmp_path):
     """A client that holds another key for an absent one takes part in no run of the others."""
     s = start(O, set_up=False)
-    listed = tmp_path / "poisoned.toml"
-    lines = Path(s.nodes[0].policy.roster_file).read_text().splitlines()
-    lines[-1] = f'm6 = "{fresh_key()[1].hex()}"'
-    listed.write_text("\n".join(lines) + "\n")
+    listed, roster = tmp_path / "poisoned.toml", Path(s.nodes[0].policy.roster_file).read_text()
+    listed.write_text(roster.replace(s.roster.keys[-1].hex(), fresh_key()[1].hex()))
     s.nodes[0].policy = replace(s.nodes[0].policy, roster_file=str(listed))
     defended(enrol(s), Code.POLICY)
     assert all(isinstance(enrol(s, i), Enrolled) for i in range(1, 7))
@@ -624,16 +591,7 @@ def close_with(scene, named, added):
     answers = scene.deal()
     sums = scene.sums(1, 1, answers[0].tag)
     total = scene.run.trust.sum.combine([answers[i].words for i in added], sums)
-    entry = Entry(
-        t=1,
-        attempt=1,
-        n_slots=7,
-        root=scene.frame.tree.root,
-        committee=scene.frame.digest,
-        tag=answers[0].tag,
-        survivors=scene.bitmap(named),
-        words=total,
-    )
+    entry = scene.entry(1, 1, tag=answers[0].tag, survivors=scene.bitmap(named), words=total)
     scene.server._entries[entry] = 0
 
 
@@ -661,11 +619,8 @@ def test_22_a_second_sum_of_a_round(start, trust):
     s.round(1)
     assert isinstance(s.ask(0, t=2), Answer)
     before = s.session(0)
-    for entries in (
-        entry_changed(s, survivors=s.bitmap(range(6))),
-        entry_changed(s, attempt=2, tag=b"t" * 32),
-    ):
-        reply = s.ask(0, t=2, entries=entries)
+    for changes in ({"survivors": s.bitmap(range(6))}, {"attempt": 2, "tag": b"t" * 32}):
+        reply = s.ask(0, t=2, entries=entry_changed(s, **changes))
         if not isinstance(reply, Answer) or s.session(0) != before:
             raise SucceededError
 
@@ -676,14 +631,11 @@ def test_23_a_blind_server_guesses_the_query(start):
     s = start(B)
     s.round(1)
     answer = s.deal(t=2, who=[0])[0]
-    algorithm, session = s.run.algorithm, s.session(0)
-    state = algorithm.initial_state(None)
-    arrays = decode_arrays(session.state)
-    query = encode_arrays(dict(algorithm.query(type(state)(1, arrays)).arrays))
-    for guess in (query, encode_arrays(first_query(s))):
-        for h in (session.h, ZERO):
-            if answer.tag == transcript.query_tag(ZERO, h, guess):
-                raise SucceededError
+    session = s.session(0)
+    query = s.run.algorithm.query(State(1, decode_arrays(session.state)))
+    for guess, h in itertools.product((dict(query.arrays), first_query(s)), (session.h, ZERO)):
+        if answer.tag == transcript.query_tag(ZERO, h, encode_arrays(guess)):
+            raise SucceededError
 
 
 QUERY_TAG, NOISE_KEY = transcript.query_tag, key_agreement.noise_key
@@ -730,13 +682,12 @@ def test_24_equal_tags_as_an_oracle_for_a_word(start):
 @each_ledger
 def test_24_commitments_do_not_show_that_records_changed(start, trust, ledger):
     s = start(trust, set_up=False, ledger=ledger)
-    seen = set()
-    for change_number in range(3):
-        s.nodes[0].records = s.nodes[0].records * 0.9 + change_number / 100
-        reply = enrol(s)
-        assert isinstance(reply, Enrolled)
-        seen.add(encode(reply))
-    if len(seen) > 1:
+    replies = []
+    for _ in range(3):
+        halve_records(s)
+        replies.append(enrol(s))
+        assert isinstance(replies[-1], Enrolled)
+    if len(set(replies)) > 1:
         raise SucceededError
 
 
@@ -746,7 +697,7 @@ def test_24_without_a_copy_three_sessions_show_it_at_most(start, ledger):
     s = start(O, set_up=False, ledger=ledger, policy={"copy_records": False})
     seen = set()
     for _ in range(10):
-        s.nodes[0].records = s.nodes[0].records * 0.9
+        halve_records(s)
         reply = enrol(s)
         seen.add(reply.commitment)
     if len(seen - {None}) > 3:
@@ -768,14 +719,6 @@ def dealt():
     return vector, context, dict(enumerate(parts))
 
 
-def false_in(part, prime):
-    """Return a share whose first element is another one modulo one of the primes."""
-    elements = ring.unpack(part, len(part) // 8)
-    residues = np.stack([elements >> np.uint64(21 * i) & np.uint64(2**21 - 1) for i in range(3)])
-    residues[prime, 0] = (residues[prime, 0] + np.uint64(1)) % np.uint64(shares.PRIMES[prime])
-    return ring.pack(residues)
-
-
 def opened(parts, context, vector):
     """Open, and require that nothing wrong comes out."""
     try:
@@ -791,26 +734,17 @@ def opened(parts, context, vector):
 def test_25_other_false_shares_for_every_prime():
     """One false position in each prime is correctable there; together they are too many."""
     vector, context, parts = dealt()
-    for position, prime in ((0, 0), (1, 1), (2, 2)):
-        parts[position] = false_in(parts[position], prime)
-    assert opened(parts, context, vector) is None
+    false = {j: lied(parts[j], prime=j) for j in range(3)}
+    assert opened(parts | false, context, vector) is None
 
 
 @stopped_by(f"{SECAGG}.shares._fit", to=always(True))
 def test_25_a_false_share_that_the_random_combination_misses():
     vector, context, parts = dealt()
-    parts[0] = false_in(parts[0], 0)
-    honest, drawn = shares.uniform, []
-
-    def unlucky(*args):
-        drawn.append(args)
-        weights = honest(*args)
-        return weights * 0 if len(drawn) == 1 else weights
-
-    with mock.patch.object(shares, "uniform", unlucky):
-        found = opened(parts, context, vector)
-    assert found is not None
-    assert found.liars == (0,)
+    drawn = shares.uniform
+    missed = mock.Mock(side_effect=lambda *args: drawn(*args) * (missed.call_count > 1))
+    with mock.patch.object(shares, "uniform", missed):
+        assert opened({**parts, 0: lied(parts[0], 0)}, context, vector).liars == (0,)
 
 
 # ------------------------------------------------------------------------------ 26 to 31
@@ -823,27 +757,24 @@ def test_26_a_sum_of_a_query_that_it_did_not_have(start, trust):
     s = start(trust, n=8)
     update = GLloydAlgorithm.update
 
-    def other_update(self, state, answer, rng=None):
-        state = update(self, state, answer, rng)
+    def other_update(*args):
+        state = update(*args)
         return replace(state, arrays={name: array + 1 for name, array in state.arrays.items()})
 
-    def by_itself(session, group_key, entry, follow):
-        return follow()
-
-    def other_software(reply):
+    def from_other_software(t):
         with (
             mock.patch.object(GLloydAlgorithm, "update", other_update),
-            mock.patch("flower_kmeans.protocol.client.followed", by_itself),
+            mock.patch(f"{PROTOCOL}.client.followed", lambda *args: args[-1]()),  # by itself
         ):
-            return reply()
+            return s.ask(7, t=t)
 
     s.round(1)
-    differs = other_software(lambda: s.ask(7, t=2))
+    differs = from_other_software(t=2)
     s.round(2, who=range(7))
     assert isinstance(differs, Answer)
     assert differs.tag != s.entries[-1].tag
     s.enrolled[7].head = 1
-    defended(other_software(lambda: s.ask(7, t=3)), Code.CONFLICT)
+    defended(from_other_software(t=3), Code.CONFLICT)
     assert s.session(7).head == 1
     assert isinstance(s.ask(0, t=3), Answer)
 
@@ -918,9 +849,9 @@ def test_28_a_run_that_is_over(start, trust):
         s.round(t)
     request = s.ask_of(0, t=3)
     assert all(isinstance(reply, Finished) for reply in s.finish().values())
-    for late in (request, Enrol(doc=s.run.data), Keys(doc_hash=s.doc_hash, peers=())):
+    for late in (request, Enrol(doc=s.run.data), messages.Keys(doc_hash=s.doc_hash, peers=())):
         defended(s.nodes[0].send(late), Code.STALE)
-    assert isinstance(s.nodes[0].send(Finish(doc_hash=s.doc_hash)), Finished)
+    assert isinstance(s.nodes[0].send(messages.Finish(doc_hash=s.doc_hash)), Finished)
     assert len(s.nodes[0].results) == 1
 
 
@@ -932,10 +863,8 @@ def test_28_a_run_that_is_over(start, trust):
 @shared
 def test_29_a_second_encoding(start, trust):
     s = start(trust)
-    data = encode(s.ask_of(0))
-    for other in second_encodings(data):
-        if other != data:
-            defended(decode_reply(s.nodes[0].answer(other)), Code.BAD_MESSAGE)
+    for other in second_encodings(encode(s.ask_of(0))):
+        defended(messages.decode_reply(s.nodes[0].answer(other)), Code.BAD_MESSAGE)
 
 
 @stopped_by(
@@ -944,19 +873,12 @@ def test_29_a_second_encoding(start, trust):
 def test_30_many_runs(start):
     s = start(S, ledger=True, policy={"max_total_epsilon": 1.9, "max_total_delta": 1e-6})
     assert isinstance(s.ask(0), Answer)
-    paid = 1
-    for number in range(1, 6):
-        other = start(others=s, run=bytes([number]) * 16, set_up=False)
-        reply = enrol(other)
-        if not isinstance(reply, Enrolled):
-            defended(reply, Code.LEDGER)
-            break
-        other.set_up()
-        assert isinstance(other.ask(0), Answer)
-        paid += 1
-    else:
-        raise SucceededError
-    assert paid == 3  # mu of three runs with epsilon 1 fit into epsilon 1.9, of four they do not
+    for number in (
+        1,
+        2,
+    ):  # mu of three runs with epsilon 1 fit into epsilon 1.9, of four they do not
+        assert isinstance(start(others=s, run=bytes([number]) * 16).ask(0), Answer)
+    defended(enrol(start(others=s, run=b"\3" * 16, set_up=False)), Code.LEDGER)
 
 
 @stopped_by(
@@ -987,32 +909,29 @@ def single_vector(scene, answer, attempt=1, of=0):
 # ------------------------------------------------------------------------------ 33 to 49
 
 
-@pytest.mark.parametrize(
-    "spoilt", [lambda share: b"?" * len(share), lambda share: b"", lambda share: share[:-1]]
-)
 @shared
 @each_keys
-def test_33_a_dealer_that_seals_nonsense_is_named(start, trust, keys, spoilt):
+def test_33_a_dealer_that_seals_nonsense_is_named(start, trust, keys):
     s = start(trust, keys)
     answers = s.deal()
-    right = answers[3]
-    answers[3] = change(right, sealed=tuple(map(spoilt, right.sealed)))
-    assert s.add(0, answers) == Refusal(code=Code.KEY, doc_hash=s.doc_hash, slot=3)
+    right, context = answers[3], s.context(1, 1, answers[3].tag)
+    key = s.pair_key(3, 0, context, 0)
+    # False seals, and right ones of the wrong length or of no elements of the ring.
+    false = [b"?" * len(right.sealed[0]), b"", right.sealed[0][:-1]]
+    false += [key_agreement.seal(key, share, context) for share in (bytes(7), b"\xff" * 8 * 7)]
+    for share in false:
+        answers[3] = change(right, sealed=(share, *right.sealed[1:]))
+        assert s.add(0, answers) == Refusal(code=Code.KEY, doc_hash=s.doc_hash, slot=3)
     answers[3] = right
     assert isinstance(s.add(0, answers), Added)  # who names has not voted
-
-
-def lost_session(self, run):
-    found = self._ledger.load(run)
-    self._read[run] = (0, b"") if found is None else found
 
 
 def test_35_a_second_vote_in_a_new_session_with_a_ledger(start):
     """A ledger keeps the last answer and vote apart from the session."""
     s = start(S, ledger=True)
     assert isinstance(s.add(0, s.deal()), Added)
-    memory = mock.patch.object(checks, "require_not_over")
-    with memory, mock.patch("flower_kmeans.protocol.session.LedgerMemory.load", lost_session):
+    load = LedgerMemory.load
+    with mock.patch.object(LedgerMemory, "load", lambda *args: load(*args) and None):
         s.take(0, s.ask(0, attempt=2))
     defended(s.ask(0), Code.CONFLICT)
     second = s.deal(attempt=2)
@@ -1043,11 +962,11 @@ def test_35_limit_without_a_ledger_a_lost_vote_counts_among_the_corrupt(start):
 def outsiders_wrap(scene, slot=2):
     """Return a group secret that a node without a lasting key offers to client 0."""
     secret, public = fresh_key()
-    own = scene.key(0)
-    ikm = key_agreement.pair_secret(secret, own)
-    key = key_agreement.wrap_key(ikm, scene.doc_hash, public, own)
+    ikm = key_agreement.pair_secret(secret, scene.key(0))
+    key = key_agreement.wrap_key(ikm, scene.doc_hash, public, scene.key(0))
     envelope = key_agreement.seal(key, b"k" * 32, scene.doc_hash)
-    return Wrap(distributor=Peer(slot=slot, public_key=public, tag=bytes(16)), envelope=envelope)
+    peer = messages.Peer(slot=slot, public_key=public, tag=bytes(16))
+    return messages.Wrap(distributor=peer, envelope=envelope)
 
 
 @stopped_by(
@@ -1065,17 +984,13 @@ def test_36_an_outsider_as_key_distributor(start, trust):
 def test_36_envelopes_go_to_owners_of_their_keys_only(start, trust):
     """The server puts its own key among the peers of a key distributor."""
     s = start(trust)
-    _, public = fresh_key()
     peers = [s.peer(i, 0) for i in range(7)]
-    peers[3] = change(peers[3], public_key=public)
-    if trust == O:
-        reply = s.nodes[0].send(Keys(doc_hash=s.doc_hash, peers=tuple(peers)))
-    else:
-        reply = s.ask(0, peers=tuple(peers))
-    assert isinstance(reply, Wrapped | Answer)
-    if reply.envelopes[3]:
+    peers[3] = change(peers[3], public_key=fresh_key()[1])
+    request = s.keys_of(0) if trust == O else s.ask_of(0)
+    sealed_for = [bool(each) for each in s.send(0, change(request, peers=tuple(peers))).envelopes]
+    if sealed_for[3]:
         raise SucceededError
-    assert sum(map(bool, reply.envelopes)) == 6
+    assert sum(sealed_for) == 6
 
 
 @stopped_by("require_peers")
@@ -1085,16 +1000,16 @@ def test_36_a_key_distributor_needs_a_crowd_and_its_own_key(start):
     peers = [s.peer(i, 0) for i in range(7)]
 
     def keys(*peers):
-        return s.nodes[0].send(Keys(doc_hash=s.doc_hash, peers=peers))
+        return s.nodes[0].send(messages.Keys(doc_hash=s.doc_hash, peers=peers))
 
-    assert isinstance(keys(*peers), Wrapped)
+    assert isinstance(keys(*peers), messages.Wrapped)
     defended(keys(*peers[1:]), Code.POLICY)
     defended(keys(*peers[:2]), Code.POLICY)
     defended(keys(*peers, peers[3]), Code.POLICY)
     false = [change(peer, tag=bytes(16)) for peer in peers]
     defended(keys(*peers[:2], *false[2:]), Code.KEY)
     sighted = start(S)
-    reply = sighted.nodes[0].send(Keys(doc_hash=sighted.doc_hash, peers=tuple(peers)))
+    reply = sighted.nodes[0].send(messages.Keys(doc_hash=sighted.doc_hash, peers=tuple(peers)))
     defended(reply, Code.POLICY)
 
 
@@ -1149,21 +1064,15 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     public = [s.key(i) for i in range(7)]
     agreed = {key_agreement.agree(own, key) for own in stolen for key in (*public, *s.roster.keys)}
     real = key_agreement.pair_secret(sessions[0].ephemeral, public[1], stolen[0], s.roster.keys[1])
-    if s.trust.has_committee:
-        sealed, associated = recorded[0].sealed[1], context
-    else:
-        sealed, associated = s.wrap_for(1).envelope, s.doc_hash
-        assert s.wrap_for(1).distributor.slot == 0
 
     def opens(ikm):
-        if s.trust.has_committee:
-            key = key_agreement.share_key(ikm, context, 0, 1, public[0], public[1])
-        else:
-            key = key_agreement.wrap_key(ikm, s.doc_hash, public[0], public[1])
-        try:
-            return bool(key_agreement.unseal(key, sealed, associated))
-        except MessageError:
-            return False
+        with suppress(MessageError):
+            if s.trust.has_committee:
+                key = key_agreement.share_key(ikm, context, 0, 1, *public[:2])
+                return key_agreement.unseal(key, recorded[0].sealed[1], context) != b""
+            key = key_agreement.wrap_key(ikm, s.doc_hash, *public[:2])
+            return key_agreement.unseal(key, s.wrap_for(1).envelope, s.doc_hash) != b""
+        return False
 
     assert opens(real)
     assert not any(opens(ikm) for ikm in (*agreed, *(x + y for x in agreed for y in agreed)))
@@ -1178,16 +1087,12 @@ def everything_in(node):
 
 
 def test_38_refusals_depend_on_the_checksum_word_alone(start):
-    rng = np.random.default_rng(3)
-    s = start(O)
+    s, rng = start(O), np.random.default_rng(3)
     s.round(1)
-    honest = np.frombuffer(s.entries[0].words, dtype="<u8")
+    checksum = s.entries[0].words[-8:]
     for i in range(7):
-        words = honest.copy()
-        words[:-1] += rng.integers(0, 2**63, len(words) - 1).astype(np.uint64)
-        words = words.astype("<u8").tobytes()
-        reply = s.ask(i, t=2, entries=entry_changed(s, words=words))
-        if not isinstance(reply, Answer):
+        words = rng.bytes(len(s.entries[0].words) - 8) + checksum
+        if not isinstance(s.ask(i, t=2, entries=entry_changed(s, words=words)), Answer):
             raise SucceededError
 
 
@@ -1208,13 +1113,12 @@ def test_40_a_repeated_request_repeats_the_bytes(start, trust, ledger):
     if trust in SHARED:
         requests.append(s.add_of(0, s.deal()))
     for request in requests:
-        data = encode(request)
-        first = s.nodes[0].answer(data)
-        assert not isinstance(decode_reply(first), Refusal)
-        assert s.nodes[0].answer(data) == first
+        first = s.nodes[0].send(request)
+        assert not isinstance(first, Refusal)
+        assert s.nodes[0].send(request) == first
     if ledger:
         s.nodes[0].restart()
-        assert s.nodes[0].answer(data) == first
+        assert s.nodes[0].send(request) == first
 
 
 @pytest.mark.parametrize("trust", [O, "trusted-server", "plain"])
@@ -1247,7 +1151,7 @@ def test_49_limit_more_than_tau_members_read_single_answers(start):
 @protected
 def test_an_abort_does_not_end_a_run_of_another_kind(start, trust):
     s = start(trust)
-    defended(s.nodes[0].send(Abort(doc_hash=s.doc_hash)), Code.BAD_MESSAGE)
+    defended(s.nodes[0].send(messages.Abort(doc_hash=s.doc_hash)), Code.BAD_MESSAGE)
     assert isinstance(enrol(s), Enrolled)
 
 
@@ -1278,12 +1182,6 @@ NOT_ONE_CHECK = {
 
 def test_every_check_stops_an_attack():
     taken_away = {path.rsplit(".", 1)[1] for _, _, paths, _ in MUTANTS for path in paths}
-    named = {
-        name
-        for name, value in vars(checks).items()
-        if getattr(value, "__module__", "") == checks.__name__
-        and callable(value)
-        and not isinstance(value, type)
-        and not name.startswith("_")
-    }
+    functions = inspect.getmembers(checks, inspect.isfunction)
+    named = {name for name, value in functions if value.__module__ == checks.__name__}
     assert named - taken_away == NOT_ONE_CHECK & named

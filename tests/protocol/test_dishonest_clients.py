@@ -5,6 +5,7 @@ section 10, rows 26, 32 to 34, 43, 48 and 50).
 """
 
 from collections import Counter
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -12,30 +13,18 @@ import pytest
 from cohorts import BLIND, PROTECTED, SHARED
 from documents import TRUSTS
 from harness import exact_statistic, without_noise
-from ring import pack, unpack
+from ring import lied
 from serving import ROUND_TRIPS, T, make_net
 
 from flower_kmeans.errors import RunError, TooFewClientsError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import client as clients
+from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.cohort import LATE, STRANGER, TWICE
 from flower_kmeans.protocol.exchange import CRASHED, MALFORMED
-from flower_kmeans.protocol.messages import (
-    Add,
-    Added,
-    Answer,
-    Ask,
-    Code,
-    Enrol,
-    Enrolled,
-    Finish,
-    Keys,
-    Refusal,
-    Wrapped,
-)
+from flower_kmeans.protocol.messages import Add, Added, Answer, Ask, Code, Enrolled, Keys, Refusal
 from flower_kmeans.protocol.pairs import Pairs
 from flower_kmeans.protocol.server import DIFFERS
-from flower_kmeans.secagg.shares import PRIMES
 from flower_kmeans.version import __version__
 
 N = 9  # R = 7 sum-shares open: one false one is corrected
@@ -118,33 +107,25 @@ def renews(request):
     return Refusal(code=Code.RENEW, **fields)
 
 
-def shift(share):
-    """Return a proper sum-share of another sum."""
-    words = unpack(share, len(share) // 8)
-    residues = np.stack([words >> np.uint64(21 * i) & np.uint64(2**21 - 1) for i in range(3)])
-    primes = np.array(PRIMES, dtype=np.uint64)
-    residues[:, 0] = (residues[:, 0] + np.uint64(10**6)) % primes  # of the first word alone
-    return pack(residues)
-
-
+shift = partial(lied, prime=slice(None), by=10**6)  # a proper sum-share of another sum
 wrong_tags = on(Enrolled, tags=noise)
 empty_shares = on(Answer, sealed=each(empty))
 one_empty_share = on(Answer, sealed=lambda parts: (b"", *parts[1:]) if parts else parts)
 no_shares = on(Answer, sealed=lambda parts: (), words=empty)
 bad_seals = on(Answer, sealed=each(noise))
-bad_envelopes = on(Answer | Wrapped, envelopes=each(noise))
+bad_envelopes = on(Answer | messages.Wrapped, envelopes=each(noise))
 other_tag = on(Answer, tag=noise)
 false_share = on(Added, share=zeros)
 long_share = on(Added, share=lambda share: share + bytes(8))
 names_another = refusing(Add, code=Code.KEY, slot=2)
-crashes = instead(Keys, Ask, Add, Finish, make=lambda request: CRASHED)
+crashes = instead(Keys, Ask, Add, messages.Finish, make=lambda request: CRASHED)
 
 LIES = {
     "wrong tags": wrong_tags,
     "zero key": on(Enrolled, public_key=zeros),
     "small order": on(Enrolled, public_key=lambda key: (1).to_bytes(32, "little")),
-    "garbage": refusing(Keys, Ask, Add, Finish, code=Code.GARBAGE),
-    "need": refusing(Keys, Ask, Add, Finish, code=Code.NEED),
+    "garbage": refusing(Keys, Ask, Add, messages.Finish, code=Code.GARBAGE),
+    "need": refusing(Keys, Ask, Add, messages.Finish, code=Code.NEED),
     "empty shares": empty_shares,
     "one empty share": one_empty_share,
     "no shares": no_shares,
@@ -152,14 +133,16 @@ LIES = {
     "other tag": other_tag,
     "names another": names_another,
     "bad envelopes": bad_envelopes,
-    "no envelopes": on(Answer | Wrapped, envelopes=each(empty)),
+    "no envelopes": on(Answer | messages.Wrapped, envelopes=each(empty)),
     "false share": false_share,
     "flipped share": on(Added, share=lambda share: bytes(b ^ 1 for b in share)),
     "malformed share": on(Added, share=lambda share: b"\xff" * len(share)),
     "long share": long_share,
     "other key id": on(Added, key_id=noise),
-    "another kind": instead(Ask, Add, make=lambda q: Wrapped(doc_hash=q.doc_hash, envelopes=())),
-    "another run": on(Answer | Added | Wrapped, doc_hash=noise),
+    "another kind": instead(
+        Ask, Add, make=lambda q: messages.Wrapped(doc_hash=q.doc_hash, envelopes=())
+    ),
+    "another run": on(Answer | Added | messages.Wrapped, doc_hash=noise),
     "renews always": instead(Ask, Add, make=renews),
     "no message": lambda request, reply: MALFORMED,
     "crashes": crashes,
@@ -178,13 +161,19 @@ def test_one_dishonest_client_costs_itself_only(lie, trust, keys, liar, tmp_path
     assert len(net.trips) <= ROUND_TRIPS[trust] + 3
 
 
-REQUESTS = [(trust, kinds) for trust in TRUSTS for kinds in ((Enrol,), (Keys, Ask), (Finish,))]
+REQUESTS = [
+    (trust, kinds)
+    for trust in TRUSTS
+    for kinds in ((messages.Enrol,), (Keys, Ask), (messages.Finish,))
+]
 
 
 @pytest.mark.parametrize(("trust", "kinds"), [*REQUESTS, *((trust, (Add,)) for trust in SHARED)])
 @pytest.mark.parametrize("code", list(Code))
 def test_no_refusal_ends_a_run(trust, code, kinds, tmp_path):
-    net = play(tmp_path, trust, {3: refusing(*kinds, code=code)}, n=5 if kinds == (Finish,) else N)
+    net = play(
+        tmp_path, trust, {3: refusing(*kinds, code=code)}, n=5 if kinds == (messages.Finish,) else N
+    )
     is_right(net, 3)
     assert {entry.node_id for entry in net.server.dropped} <= {3}
 
@@ -444,7 +433,7 @@ def test_a_distributor_of_two_group_keys_ends_no_run(trust, n_other, tmp_path):
     node = net.nodes[3]
 
     def change(request, reply):
-        if isinstance(reply, Answer | Wrapped) and reply.envelopes:
+        if isinstance(reply, Answer | messages.Wrapped) and reply.envelopes:
             session, identity = node.session(request.doc_hash), node.policy.read_identity()
             other = Pairs(request.doc_hash, session, identity).wrap(secret, request.peers)
             return replace(reply, envelopes=(*other[:n_other], *reply.envelopes[n_other:]))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import suppress
 from dataclasses import replace
 from unittest import mock
 
@@ -23,13 +24,10 @@ from flower_kmeans.protocol.noise import _round_noise, noise_share, releases_of
 from flower_kmeans.protocol.removal import (
     client_noise,
     combine,
-    levels_up_to,
     open_sum,
     part_bytes,
     part_key,
     protect,
-    reached,
-    usable,
 )
 from flower_kmeans.protocol.run import MAX_LEVELS, MAX_SLOTS, UnacceptableRunError, verify_plan
 from flower_kmeans.protocol.trust import trust_model
@@ -102,7 +100,7 @@ def kept_noise(slots, context, n_parts):
 
 @pytest.mark.parametrize(("shares", "most"), [(15, 19), (1, 19), (799, 999), (3, 3), (79, 99)])
 def test_levels_end_where_everybody_answers_and_rise_by_one_ratio(shares, most):
-    levels = levels_up_to(shares, most)
+    levels = removal.levels_up_to(shares, most)
     steps = (shares, *levels)
     assert len(levels) <= MAX_LEVELS
     assert steps[-1] == most
@@ -111,44 +109,37 @@ def test_levels_end_where_everybody_answers_and_rise_by_one_ratio(shares, most):
     for honest in range(shares, most + 1):
         used = max(step for step in steps if step <= honest)
         assert honest < (used + 0.5) * ratio + 0.5
-    assert levels_up_to(15, 19) == (16, 17, 18, 19)  # exact for small cohorts
-    assert levels_up_to(4, 2) == ()
-    assert levels_up_to(2, 10**30)[-1] == MAX_SLOTS
+    assert removal.levels_up_to(15, 19) == (16, 17, 18, 19)  # exact for small cohorts
+    assert removal.levels_up_to(4, 2) == ()
+    assert removal.levels_up_to(2, 10**30)[-1] == MAX_SLOTS
 
 
 def test_documents_have_levels_where_a_committee_adds_and_the_server_opens():
     for run in (RUN, run_of(levels=(), trust="clients-only"), run_of(levels=())):
         verify_plan(run.data)
-    # Parts are reached by honest answers.
-    assert [reached(RUN.document, n) for n in range(2, 9)] == [0, 1, 2, 2, 3, 3, 3]
+    # Parts are removal.reached by honest answers.
+    assert [removal.reached(RUN.document, n) for n in range(2, 9)] == [0, 1, 2, 2, 3, 3, 3]
     for trust in ("clients-only", "oblivious-server", "trusted-server"):
         with pytest.raises(UnacceptableRunError, match="removed only"):
             run_of(trust=trust)
 
 
 def forget_variances():
-    usable.cache_clear()
+    removal.usable.cache_clear()
     removal._part_variances.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("variance", "expected"),
-    [
-        (2.0**40, (1, 2, 3, 5)),
-        (31, (1, 2, 3, 5)),
-        (27, (1, 2, 3)),
-        (22, (1, 2, 5)),
-        (14, (1, 2)),
-        (6, (1,)),
-    ],
-)
+@pytest.mark.parametrize(("variance", "expected"), [
+    (2.0**40, (1, 2, 3, 5)), (31, (1, 2, 3, 5)), (27, (1, 2, 3)), (22, (1, 2, 5)), (14, (1, 2)),
+    (6, (1,)),
+])  # fmt: skip
 def test_no_part_is_narrower_than_two_grid_units(variance, expected):
     """A level that would make one is left out of a round, and its noise is not removed."""
     least = min(release.noise_multiplier for release in RUN.plan.rounds[0])
     units = np.full(N_WORDS - 1, math.sqrt(variance) / least)
     forget_variances()
     with mock.patch.object(FastLloydAlgorithm, "sensitivities", return_value=units):
-        numbers = usable(RUN, 1)
+        numbers = removal.usable(RUN, 1)
         assert numbers == expected
         assert variance / numbers[-1] >= 4
         assert all(variance * (1 / a - 1 / b) >= 4 for a, b in itertools.pairwise(numbers))
@@ -264,23 +255,21 @@ def test_keys_are_words_and_back(key):
     assert removal._from_words(words) == key
 
 
-@pytest.mark.parametrize("wrong", [(0, -1), (0, 2**56), (4, 2**32), (3, 2**61)])
-def test_words_of_no_key_are_refused(wrong):
+@pytest.mark.parametrize(("place", "word"), [(0, -1), (0, 2**56), (4, 2**32), (3, 2**61)])
+def test_words_of_no_key_are_refused(place, word):
     words = removal._to_words(bytes(32))
-    words[wrong[0]] = wrong[1]
+    words[place] = word
     with pytest.raises(OverflowError):
         removal._from_words(words)
 
 
 def test_each_level_and_each_context_has_separate_shares():
     """So what a place returns for one sum says nothing about a key of another level."""
-    contexts = context_of(), context_of(b"\1" * 32)
     found = set()
-    for context in contexts:
+    for context in (context_of(), context_of(b"\1" * 32)):
         length, size = removal._lengths(RUN, context)
         for part in dealt_by([0], context)[0]:
-            keys = [part[length + size * n : length + size * (n + 1)] for n in range(3)]
-            found |= set(keys)
+            found |= {part[length + size * n : length + size * (n + 1)] for n in range(3)}
     assert len(found) == 2 * M * 3
 
 
@@ -292,14 +281,14 @@ def test_a_dealer_whose_key_does_not_open_keeps_its_noise_and_costs_nobody_else(
     dealings = dealt_by(range(M), context)
     length, size = removal._lengths(RUN, context)
     rng, key_context = np.random.default_rng(0), replace(context, n_words=removal.KEY_WORDS)
-    other = removal._to_words(bytes(32))
-    other[1] = 2**60
+
+    def shared(words):
+        return SUM.protect(words, key_context, 0, rng.bytes(32))
+
     spoilt = {
         1: [b"\xff" * size] * 12,  # malformed
-        2: [  # on no polynomial
-            SUM.protect(rng.integers(0, 99, 5), key_context, 0, rng.bytes(32))[0] for _ in range(12)
-        ],
-        4: SUM.protect(other, key_context, 0, bytes(32)),  # of no key
+        2: [shared(rng.integers(0, 99, 5))[0] for _ in range(12)],  # on no polynomial
+        4: shared(np.array([0, 2**60, 0, 0, 0])),  # of no key
     }
     for slot, keys in spoilt.items():
         pairs = zip(dealings[slot], keys, strict=True)
@@ -317,17 +306,16 @@ def test_a_false_share_of_a_key_is_corrected():
     found = combined(dealt_by(range(M), context), context)
     expected = open_sum(RUN, 1, found, survivors_of(M), context)
     length, _ = removal._lengths(RUN, context)
-    for wrong in (
-        found[3][:length] + bytes(len(found[3]) - length),  # false in the keys alone
-        found[3][:length],
-        found[3][:-1],
-        bytes(length) + found[3][length:],  # false in the sum: its keys are not used
-        b"",
+    vector, keys = found[3][:length], found[3][length:]
+    for wrong, liars in (
+        (vector + bytes(len(keys)), ()),  # false in the keys alone
+        *((vector + few, ()) for few in (b"", keys[:-1])),
+        *((other, (3,)) for other in (bytes(length) + keys, b"")),  # false in the sum too
     ):
         opened = open_sum(RUN, 1, {**found, 3: wrong}, survivors_of(M), context)
         np.testing.assert_array_equal(opened.vector, expected.vector)
         assert opened.factor == expected.factor == pytest.approx(math.sqrt(6 / 5))
-        assert opened.liars == ((3,) if wrong[:length] != found[3][:length] else ())
+        assert opened.liars == liars
 
 
 def test_a_malformed_part_is_named():
@@ -347,11 +335,9 @@ def test_any_sum_shares_open_or_are_refused(found, n_survivors):
     context = context_of()
     good = combined(dealt_by(range(2), context), context)
     for given_shares in (found, {**good, **found}):
-        try:
+        with suppress(SumError):
             opened = open_sum(RUN, 1, given_shares, survivors_of(n_survivors), context)
-        except SumError:
-            continue
-        assert opened.vector.shape == (N_WORDS,)
+            assert opened.vector.shape == (N_WORDS,)
 
 
 # ------------------------------------------------------------------------------ finished runs

@@ -1,6 +1,7 @@
 """Contexts, tags, trees and the transcript: everything counts."""
 
 import hashlib
+import itertools
 import json
 import struct
 from pathlib import Path
@@ -12,18 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.protocol import transcript
 from flower_kmeans.protocol.messages import Entry
 from flower_kmeans.protocol.transcript import (
     EMPTY,
     ZERO,
     Tree,
     data_digest,
-    entry_context,
-    first_hash,
     leaf,
-    next_hash,
     pack_survivors,
-    query_tag,
     root_from,
     round_context,
     unpack_survivors,
@@ -61,21 +59,15 @@ def test_digests_are_the_documented_ones():
 def test_every_leaf_leads_to_the_root_and_no_other_does(n_slots):
     leaves = [leaf(i, ZERO, b"", bytes([i]) * 32) for i in range(n_slots)]
     tree = Tree(leaves)
-    for i in range(n_slots):
-        path = tree.path(i)
-        assert root_from(leaves[i], i, n_slots, path) == tree.root
+    for i, path in enumerate(map(tree.path, range(n_slots))):
         for j in range(n_slots):
-            if j != i:
-                assert root_from(leaves[j], i, n_slots, path) != tree.root
-                assert root_from(leaves[i], j, n_slots, path) != tree.root
-        assert root_from(leaves[i], i, n_slots, path + bytes(32)) is None
-        if path:
-            assert root_from(leaves[i], i, n_slots, path[:-1]) is None
-            assert root_from(leaves[i], i, n_slots, path[32:]) is None
-            changed = bytes([path[0] ^ 1]) + path[1:]
-            assert root_from(leaves[i], i, n_slots, changed) != tree.root
-    assert root_from(leaves[0], n_slots, n_slots, tree.path(0)) is None
-    assert root_from(leaves[0], -1, n_slots, tree.path(0)) is None
+            assert (root_from(leaves[j], i, n_slots, path) == tree.root) == (i == j)
+            assert (root_from(leaves[i], j, n_slots, path) == tree.root) == (i == j)
+        for wrong in (path + bytes(32), *((path[:-1], path[32:]) if path else ())):
+            assert root_from(leaves[i], i, n_slots, wrong) is None
+        assert not path or root_from(leaves[i], i, n_slots, changed(path)) != tree.root
+    for slot in (n_slots, -1):
+        assert root_from(leaves[0], slot, n_slots, tree.path(0)) is None
 
 
 def test_absent_clients_have_empty_leaves_and_padding_is_like_them():
@@ -99,27 +91,16 @@ def test_any_bytes_are_a_bitmap_or_refused(data, n_slots, bits):
     assert pack_survivors(survivors) == data
 
 
-CONTEXT = (DOC_HASH, 2, 1, 5, ROOT, COMMITTEE, b"h" * 32, b"t" * 32)
+def test_contexts_and_tags_depend_on_everything():
+    context = DOC_HASH, 2, 1, 5, ROOT, COMMITTEE, b"h" * 32, b"t" * 32
+    others = [(*context[:i], changed(part), *context[i + 1 :]) for i, part in enumerate(context)]
+    assert len({round_context(*parts) for parts in (context, *others)}) == 1 + len(context)
+    keys, histories = (ZERO, b"k" * 32), (ZERO, b"h" * 32)
+    choices = itertools.product(keys, histories, (b"", b"query"))
+    assert len({transcript.query_tag(*choice) for choice in choices}) == 8
 
 
-@pytest.mark.parametrize("place", range(len(CONTEXT)))
-def test_a_context_depends_on_everything(place):
-    other = list(CONTEXT)
-    other[place] = changed(CONTEXT[place])
-    assert round_context(*other) != round_context(*CONTEXT)
-
-
-def test_a_tag_depends_on_key_history_and_query():
-    tags = {
-        query_tag(key, h, query)
-        for key in (ZERO, b"k" * 32)
-        for h in (ZERO, b"h" * 32)
-        for query in (b"", b"query")
-    }
-    assert len(tags) == 8
-
-
-FIRST = first_hash(DOC_HASH)
+FIRST = transcript.first_hash(DOC_HASH)
 ENTRY = Entry(
     t=1, attempt=1, n_slots=5, root=ROOT, committee=COMMITTEE, tag=ZERO, survivors=b"\x1f",
     packing=1, shares=((0, b"a"), (1, b"b"), (2, b"c")),
@@ -138,7 +119,7 @@ ENTRY = Entry(
 )  # fmt: skip
 def test_the_transcript_depends_on_every_announced_thing(changes):
     def after(entry, h=FIRST):
-        return next_hash(h, entry_context(DOC_HASH, h, entry), entry)
+        return transcript.next_hash(h, transcript.entry_context(DOC_HASH, h, entry), entry)
 
     other = msgspec.structs.replace(ENTRY, **changes)
     assert after(other) != after(ENTRY)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_kmeans.protocol import transcript
+from flower_kmeans.protocol import messages, transcript
 from flower_kmeans.protocol.committee import Committee, corrupt_positions, drawn, roster_digest
 from flower_kmeans.protocol.messages import (
     Add,
@@ -18,10 +18,7 @@ from flower_kmeans.protocol.messages import (
     Enrol,
     Enrolled,
     Entry,
-    Finish,
     Refusal,
-    decode_reply,
-    decode_request,
 )
 from flower_kmeans.protocol.transcript import ZERO, Tree
 from flower_kmeans.protocol.wire import decode, encode
@@ -78,25 +75,17 @@ def test_ring():
         assert unpack(octets(row["word"]), 1).tobytes() == octets(row["word"])
         assert from_residues(residues).tolist() == [row["value"]]
 
-
-def test_uniform_elements():
     row = VECTORS["uniform"]
     elements = uniform(octets(row["key"]), row["stream"], len(row["words"]))
     assert pack(elements) == b"".join(octets(row["words"]))
 
 
-@pytest.mark.parametrize("row", VECTORS["parameters"], ids=str)
-def test_thresholds(row):
-    sharing = SHARES.set_up(row["places"], row["f"], row["places"])
-    assert (sharing.privacy, sharing.packing) == (row["tau"], row["k"])
-
-
-@pytest.mark.parametrize("row", VECTORS["committee_bound"], ids=str)
-def test_corrupt_positions(row):
-    assert corrupt_positions(row["members"], row["colluders"]) == row["f"]
-
-
-def test_drawn_committee():
+def test_thresholds_and_drawn_committees():
+    for row in VECTORS["parameters"]:
+        sharing = SHARES.set_up(row["places"], row["f"], row["places"])
+        assert (sharing.privacy, sharing.packing) == (row["tau"], row["k"]), row
+    for row in VECTORS["committee_bound"]:
+        assert corrupt_positions(row["members"], row["colluders"]) == row["f"], row
     row = VECTORS["drawn"]
     assert row["roster"] == "keys H('p', u32 i), i < 100"
     drawn_from = tuple(H(b"p", u32(i)) for i in range(100))
@@ -114,20 +103,14 @@ def test_roster_and_committee():
     assert COMMITTEE.digest == octets(row["hash"])
 
 
-def test_document_and_first_hash():
+def test_sessions():
     assert hashlib.sha256(octets(VECTORS["document"])).digest() == DOC_HASH
     assert transcript.first_hash(DOC_HASH) == H0
-
-
-def test_keys_of_clients():
     assert [keys.public_key(secret) for secret in STATIC] == ROSTER
     assert [keys.public_key(secret) for secret in EPHEMERAL] == PUBLIC
-    tag = octets(VECTORS["tag_from_1_to_4"])
-    assert keys.ownership_tag(STATIC[1], ROSTER[4], DOC_HASH, 1, 4, PUBLIC[1]) == tag
-    assert keys.ownership_tag(STATIC[4], ROSTER[1], DOC_HASH, 1, 4, PUBLIC[1]) == tag
-
-
-def test_commitments():
+    for own, other in ((1, 4), (4, 1)):
+        tag = keys.ownership_tag(STATIC[own], ROSTER[other], DOC_HASH, 1, 4, PUBLIC[1])
+        assert tag == octets(VECTORS["tag_from_1_to_4"])
     digest = transcript.data_digest(np.array([[1.0, -2.0], [0.5, 0.25]]))
     assert digest == octets(VECTORS["data_digest"])
     software = VECTORS["software"].encode()
@@ -135,17 +118,16 @@ def test_commitments():
     assert found == octets(VECTORS["commitments_if_oblivious"])
 
 
-def test_cohort():
-    leaves = [transcript.leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)]
-    tree = Tree(leaves)
-    assert leaves == octets(VECTORS["leaves"])
-    assert tree.root == ROOT
+LEAVES = [transcript.leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)]
+TREE = Tree(LEAVES)
+
+
+def test_cohort_tag_and_context():
+    assert octets(VECTORS["leaves"]) == LEAVES
+    assert TREE.root == ROOT
     path = octets(VECTORS["path_of_3"])
-    assert tree.path(3) == path
-    assert transcript.root_from(leaves[3], 3, M, path) == ROOT
-
-
-def test_tag_and_context():
+    assert TREE.path(3) == path
+    assert transcript.root_from(LEAVES[3], 3, M, path) == ROOT
     assert transcript.query_tag(ZERO, H0, octets(ROUND["query"])) == TAG
     numbers = (ROUND["t"], ROUND["attempt"], M)
     assert transcript.round_context(DOC_HASH, *numbers, ROOT, COMMITTEE.digest, H0, TAG) == CONTEXT
@@ -162,6 +144,7 @@ def test_shares_and_seals():
             assert keys.seal(key, parts[j], CONTEXT) == sealed
             key = keys.share_key(secret_of(j, i), CONTEXT, i, j, PUBLIC[i], PUBLIC[j])
             assert keys.unseal(key, sealed, CONTEXT) == parts[j]
+    assert keys.noise_key(SESSION[0], CONTEXT) == octets(ROUND["noise_key_of_0"])
 
 
 def test_sum():
@@ -177,17 +160,12 @@ def test_sum():
         assert opened.liars == ()
 
 
-def test_noise_key():
-    assert keys.noise_key(SESSION[0], CONTEXT) == octets(ROUND["noise_key_of_0"])
-
-
 def test_group_key_and_envelope():
     secret, envelope = octets(GROUP["secret"]), octets(GROUP["envelope_from_0_to_2"])
     assert keys.group_key(secret, DOC_HASH) == GROUP_KEY
-    key = keys.wrap_key(secret_of(0, 2), DOC_HASH, PUBLIC[0], PUBLIC[2])
-    assert keys.seal(key, secret, DOC_HASH) == envelope
-    key = keys.wrap_key(secret_of(2, 0), DOC_HASH, PUBLIC[0], PUBLIC[2])
-    assert keys.unseal(key, envelope, DOC_HASH) == secret
+    for pair in ((0, 2), (2, 0)):
+        key = keys.wrap_key(secret_of(*pair), DOC_HASH, PUBLIC[0], PUBLIC[2])
+        assert keys.seal(key, secret, DOC_HASH) == envelope
 
 
 def test_announced_sum():
@@ -201,10 +179,8 @@ def test_announced_sum():
     assert transcript.entry_context(DOC_HASH, H0, entry) == CONTEXT
     h1 = transcript.next_hash(H0, CONTEXT, entry)
     assert h1 == octets(GROUP["h1"])
-    second = VECTORS["second_query"]
-    assert transcript.query_tag(keys.query_key(GROUP_KEY), h1, octets(second["query"])) == octets(
-        second["tag"]
-    )
+    query, tag = (octets(VECTORS["second_query"][name]) for name in ("query", "tag"))
+    assert transcript.query_tag(keys.query_key(GROUP_KEY), h1, query) == tag
 
 
 def test_masks():
@@ -220,23 +196,15 @@ def test_masks():
     assert list(map(str, removed.tolist())) == row["correction_of_survivors"]
 
 
-def tags_for(slot):
-    return b"".join(
-        keys.ownership_tag(STATIC[j], ROSTER[slot], DOC_HASH, j, slot, PUBLIC[j]) for j in range(M)
-    )
+def tag_of(owner, reader):
+    own = STATIC[owner], ROSTER[reader]
+    return keys.ownership_tag(*own, DOC_HASH, owner, reader, PUBLIC[owner])
 
 
 def located(slot):
-    tree = Tree([transcript.leaf(i, ZERO, ROSTER[i], PUBLIC[i]) for i in range(M)])
-    return {
-        "doc_hash": DOC_HASH,
-        "n_slots": M,
-        "root": ROOT,
-        "slot": slot,
-        "path": tree.path(slot),
-        "committee": COMMITTEE.encode(),
-        "tags": tags_for(slot),
-    }
+    tags = b"".join(tag_of(j, slot) for j in range(M))
+    cohort = {"n_slots": M, "root": ROOT, "committee": COMMITTEE.encode()}
+    return {"doc_hash": DOC_HASH, **cohort, "slot": slot, "path": TREE.path(slot), "tags": tags}
 
 
 def expected_messages():
@@ -246,10 +214,7 @@ def expected_messages():
         survivors=BITMAP, packing=1,
         shares=tuple((j, octets(GROUP["sealed_sum_shares"][j])) for j in GROUP["announced"]),
     )  # fmt: skip
-    sealed = octets(ROUND["sealed"])
-    own_tags = b"".join(
-        keys.ownership_tag(STATIC[0], ROSTER[j], DOC_HASH, 0, j, PUBLIC[0]) for j in range(M)
-    )
+    sealed, own_tags = octets(ROUND["sealed"]), b"".join(tag_of(0, j) for j in range(M))
     return {
         "enrol": Enrol(doc=octets(VECTORS["document"])),
         "enrolled": Enrolled(
@@ -258,7 +223,7 @@ def expected_messages():
         ),
         "ask": Ask(t=2, attempt=1, entries=(entry,), **located(3)),
         "entry": entry,
-        "finish": Finish(doc_hash=DOC_HASH, entries=(entry,)),
+        "finish": messages.Finish(doc_hash=DOC_HASH, entries=(entry,)),
         "refusal": Refusal(code=Code.KEY, doc_hash=DOC_HASH, slot=2),
         "added": Added(
             doc_hash=DOC_HASH, share=octets(GROUP["sealed_sum_shares"][0]),
@@ -280,5 +245,9 @@ def test_messages(name):
     if name == "entry":
         assert decode(data, Entry) == expected
         return
-    read = decode_request if isinstance(expected, Enrol | Ask | Add | Finish) else decode_reply
+    read = (
+        messages.decode_request
+        if isinstance(expected, Enrol | Ask | Add | messages.Finish)
+        else messages.decode_reply
+    )
     assert read(data) == expected

@@ -1,13 +1,15 @@
 """Vertical runs of real parties: results, restarts, charges, and what a server sees."""
 
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import get_args
+from unittest import mock
 
 import numpy as np
 import pytest
+from cohorts import Node
 from documents import make_document as make_horizontal
-from flwr.app import RecordDict
 from harness import byte_p_value
 from soft import soft_members
 from vertical_runs import (
@@ -28,16 +30,13 @@ from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.ledger import Ledger, spent_epsilon
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import parcels
-from flower_kmeans.protocol.client import Client
+from flower_kmeans.protocol import messages, parcels
 from flower_kmeans.protocol.messages import (
     Abort,
     Code,
     Enrol,
-    Finish,
     Joined,
     Sent,
-    Step,
     Turn,
     decode_reply,
     decode_request,
@@ -58,8 +57,6 @@ from flower_kmeans.vertical.keys import secret_key
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import unpack
 from flower_kmeans.vertical.store import Store
-
-OPEN = ClientPolicy.for_simulation()
 
 # ------------------------------------------------------------------------------ runs
 
@@ -87,14 +84,17 @@ class Story:
         self.spent[name] = [spent_epsilon(p.directory, 1e-6) for p in self.parties]
         self.sessions = {i: p.session(self.run) for i, p in enumerate(self.parties)}
 
+    def turns(self):
+        """Yield all turns with their slots and replies."""
+        for slot, data, reply in self.relay.seen:
+            request = decode_request(data)
+            if isinstance(request, Turn):
+                yield slot, request, decode_reply(reply)
+
     def of(self, slot, step, t=0):
         """Return the first request and reply of a slot's step."""
-        for found, data, reply in self.relay.seen:
-            request = decode_request(data)
-            is_it = isinstance(request, Turn) and (request.step, request.t) == (step, t)
-            if found == slot and is_it:
-                return request, decode_reply(reply)
-        raise AssertionError
+        wanted = slot, step, t
+        return next((q, r) for i, q, r in self.turns() if (i, q.step, q.t) == wanted)
 
     def as_slot(self, slot):
         """Return a party that a test plays with a slot's own secrets."""
@@ -105,7 +105,8 @@ class Story:
         (delivery,) = self.of(1, "open", t)[0].deliveries
         q0 = moduli(2, self.run.algorithm.radius).q0
         n_values = self.run.document.words[0]
-        data = self.as_slot(1).open(self.relay.joined[0], delivery, n_values * 2**15 * 6)
+        sender = self.relay.server.parties[0].public
+        data = self.as_slot(1).open(sender, delivery, n_values * 2**15 * 6)
         return unpack(data, (q0,), (n_values,))[:, 0]
 
 
@@ -120,15 +121,13 @@ def story(tmp_path_factory):
     story.note("enrolled")
     relay.do([1], "keys")
     story.note("set up")
-    relay.round(1)
+    relay.take("step")
     story.note("one round")
-    story.copies = {
-        i: party.copied(tmp_path_factory.mktemp("copies") / str(i))
-        for i, party in enumerate(parties)
-    }
-    relay.round(2)
+    copies = tmp_path_factory.mktemp("copies")
+    story.copies = {i: party.copied(copies / str(i)) for i, party in enumerate(parties)}
+    relay.take("step")
     story.note("two rounds")
-    relay.finish()
+    relay.take("close")
     story.spent["over"] = [spent_epsilon(p.directory, 1e-6) for p in parties]
     return story
 
@@ -179,8 +178,55 @@ def assert_same_result(story):
         assert result.run == story.run.document.run.hex()
 
 
-def test_two_parties_get_what_plaintext_gives_under_the_same_noise(story):
+def story_of(directory, widths, *set_up, **options):
+    """Return a run of one round that is over.
+
+    ``set_up`` are steps, their slots, and how many parcels the first slot sends in one message.
+    """
+    table = blobs(d=sum(widths), seed=3)
+    run = make_run(widths, make_algorithm(widths, n_rounds=1, **options))
+    relay = Relay(run, make_parties(directory, table, widths))
+    relay.enrol()
+    for step, slots, n_parcels in set_up:
+        most = sum(each.n_bytes for each in parcels.planned(run, slots[0], step)[:n_parcels])
+        with mock.patch.object(parcels, "_MAX_PART", most):
+            relay.do(slots, step)
+    story = Story(relay, table)
+    story.note("set up")
+    relay.take("step")
+    relay.take("close")
+    return story
+
+
+@pytest.fixture(scope="module")
+def one_holder(tmp_path_factory):
+    """Three parties, one with the key; records within a radius, several messages, one scale."""
+    domain = Box([0.0] * 4, [1.0, 2.0, 3.0, 4.0], scale="common")  # half widths below 1
+    steps = ("keys", [1], 2), ("encrypt", [2], 0)
+    directory = tmp_path_factory.mktemp("three")
+    return story_of(directory, (2, 1, 1), *steps, radius=True, domain=domain)
+
+
+@pytest.fixture(scope="module")
+def joint(tmp_path_factory):
+    """Three parties, two of which hold the key together; slot 1 joins in two messages."""
+    steps = ("keys", [1, 2], 2), ("join", [1, 2], 4)
+    return story_of(tmp_path_factory.mktemp("joint"), (1, 1, 1), *steps, key_holders=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("story", {}),
+        # The holder's keys and its columns; each column of the other.
+        ("one_holder", {(1, "keys"): 2, (2, "encrypt"): 2}),
+        ("joint", {(1, "join"): 2}),
+    ],
+)
+def test_parties_get_what_plaintext_gives_under_the_same_noise(name, parts, request):
+    story = request.getfixturevalue(name)
     assert_same_result(story)
+    assert {(i, q.step): r.parts for i, q, r in story.turns() if r.parts > 1} == parts
 
 
 def test_every_party_adds_another_noise_share(story):
@@ -190,82 +236,21 @@ def test_every_party_adds_another_noise_share(story):
         assert not np.isclose(shares[0], shares[1]).any()
 
 
-@pytest.fixture(scope="module")
-def one_holder(tmp_path_factory):
-    """Three parties, one with the key; records within a radius, several messages, one scale."""
-    table = blobs(d=4, seed=3)
-    widths = (2, 1, 1)
-    domain = Box([0.0] * 4, [1.0, 2.0, 3.0, 4.0], scale="common")  # half widths below 1
-    algorithm = make_algorithm(widths, n_rounds=1, radius=True, domain=domain)
-    parties = make_parties(tmp_path_factory.mktemp("three"), table, widths)
-    relay = Relay(make_run(widths, algorithm), parties)
-    with pytest.MonkeyPatch.context() as patch:
-        relay.enrol()
-        keys = sum(each.n_bytes for each in parcels.planned(relay.run, 1, "keys")[:2])
-        patch.setattr(parcels, "_MAX_PART", keys)
-        relay.do([1], "keys")
-        patch.setattr(parcels, "_MAX_PART", 1)
-        relay.do([2], "encrypt")
-        story = Story(relay, table)
-        story.note("set up")
-        relay.load_each()
-        relay.round(1)
-        relay.finish()
-    return story
-
-
-def test_three_parties_with_one_holder_get_what_plaintext_gives(one_holder):
-    assert_same_result(one_holder)
-    sent = [decode_reply(reply) for _, _, reply in one_holder.relay.seen]
-    parts = [reply.parts for reply in sent if isinstance(reply, Sent) and reply.parts > 1]
-    assert parts == [2] * 2 + [2] * 2  # the holder's keys, its columns; each column of the other
-
-
-@pytest.fixture(scope="module")
-def joint(tmp_path_factory):
-    """Three parties, two of which hold the key together; slot 1 joins in two messages."""
-    widths = (1, 1, 1)
-    table = blobs(d=3, seed=4)
-    algorithm = make_algorithm(widths, key_holders=2, n_rounds=1)
-    parties = make_parties(tmp_path_factory.mktemp("joint"), table, widths)
-    relay = Relay(make_run(widths, algorithm), parties)
-    keys = sum(each.n_bytes for each in parcels.planned(relay.run, 1, "join")[:4])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parcels, "_MAX_PART", keys)
-        relay.set_up()
-        story = Story(relay, table)
-        story.note("set up")
-        relay.round(1)
-        relay.finish()
-    return story
-
-
-def test_three_parties_with_a_joint_key_get_what_plaintext_gives(joint):
-    assert_same_result(joint)
-    assert joint.of(1, "join")[1].parts == 2
-    assert joint.of(2, "join")[1].parts == 1
-
-
 @pytest.mark.parametrize("name", ["story", "one_holder", "joint"])
 def test_parcels_are_those_that_the_plan_lists(name, request):
     story = request.getfixturevalue(name)
-    run, n_parties = story.run, len(story.parties)
-    found, delivered = {}, {}
-    for slot, data, reply in story.relay.seen:
-        turn, sent = decode_request(data), decode_reply(reply)
-        if isinstance(turn, Turn):
-            parcels_ = [(p.number, p.receivers, len(p.data) - 16) for p in sent.parcels]
-            found.setdefault((slot, turn.step, turn.t), []).extend(parcels_)
-            names = {(d.sender, d.step, d.t, d.number) for d in turn.deliveries}
-            delivered.setdefault((slot, turn.step, turn.t), set()).update(names)
-    for (slot, step, t), listed in found.items():
-        planned = [(p.number, p.receivers, p.n_bytes) for p in parcels.planned(run, slot, step, t)]
-        assert planned == listed
-    loaded = delivered.pop((0, "load", 0), set())
-    delivered[0, "step", 1] |= loaded
-    for (slot, step, t), names in delivered.items():
-        assert names == {due[:4] for due in parcels.due(run, slot, step, t)}
-    assert {slot for slot, _, _ in found} == set(range(n_parties))
+    found, delivered = defaultdict(list), defaultdict(set)
+    for slot, turn, sent in story.turns():
+        turn_of = slot, turn.step, turn.t
+        found[turn_of] += [(p.number, p.receivers, len(p.data) - 16) for p in sent.parcels]
+        delivered[turn_of] |= {(d.sender, d.step, d.t, d.number) for d in turn.deliveries}
+    for turn_of, listed in found.items():
+        planned = parcels.planned(story.run, *turn_of)
+        assert [(p.number, p.receivers, p.n_bytes) for p in planned] == listed
+    delivered[0, "step", 1] |= delivered.pop((0, "load", 0), set())
+    for turn_of, names in delivered.items():
+        assert names == {due[:4] for due in parcels.due(story.run, *turn_of)}
+    assert {slot for slot, _, _ in found} == set(range(len(story.parties)))
 
 
 @pytest.mark.parametrize("radius", [False, True])
@@ -275,9 +260,8 @@ def test_every_message_of_the_largest_runs_has_room(n_clusters, holders, radius)
     """Parts hold 240 MB, and a holder receives the shares of all others at once."""
     widths = (3, 2, 2, 2)
     options = {"n_clusters": n_clusters, "n_rounds": 1, "initial": None, "n_records": 2**20}
-    algorithm = make_algorithm(widths, key_holders=holders, radius=radius, **options)
-    run = make_run(widths, algorithm)
-    for slot, step in itertools.product(range(4), get_args(Step)):
+    run = make_run(widths, make_algorithm(widths, key_holders=holders, radius=radius, **options))
+    for slot, step in itertools.product(range(4), get_args(messages.Step)):
         t = 1 if step in ("step", "open") else 0
         planned = parcels.planned(run, slot, step, t)
         if not planned:  # another slot's step
@@ -313,17 +297,9 @@ def test_a_result_that_nobody_kept_is_delivered_again(story, tmp_path):
     assert party.ask(request) == reply
     assert party.results == []
     party.is_failing = False
-    assert party.ask(request) == reply
-    assert party.ask(request) == reply
-    np.testing.assert_array_equal(party.results[0].centroids, story.parties[1].results[0].centroids)
-    assert len(party.results) == 1
-
-
-def test_records_of_party_0_that_changed_end_the_run(story, tmp_path):
-    party = story.copies[0].copied(tmp_path / "copy")
-    party.records = party.records.copy()
-    party.records[7] += 0.01
-    assert code_of(party.ask(story.of(0, "step", 2)[0])) == Code.DATA
+    assert [party.ask(request) for _ in range(2)] == [reply] * 2
+    (result,) = party.results
+    np.testing.assert_array_equal(result.centroids, story.parties[1].results[0].centroids)
 
 
 def test_a_file_that_changed_ends_the_run(story, tmp_path):
@@ -339,12 +315,10 @@ def test_a_file_that_changed_ends_the_run(story, tmp_path):
 
 
 def test_every_party_charges_the_plan_once_with_its_first_answer_about_records(story):
-    whole = story.run.plan.epsilon()
-    assert story.spent["enrolled"] == [0, 0]
-    assert story.spent["set up"] == [0, pytest.approx(whole)]
-    for later in ("one round", "two rounds", "over"):
-        assert story.spent[later] == [pytest.approx(whole)] * 2
-    assert whole == pytest.approx(8.0)
+    whole = pytest.approx(story.run.plan.epsilon())
+    later = dict.fromkeys(("one round", "two rounds", "over"), [whole] * 2)
+    assert story.spent == {"enrolled": [0, 0], "set up": [0, whole], **later}
+    assert whole == 8.0
 
 
 @pytest.mark.parametrize("slot", [0, 1])
@@ -413,19 +387,16 @@ def secrets_in(party, session):
 @pytest.mark.parametrize("name", ["story", "one_holder"])
 def test_the_server_sees_no_centroid_and_nothing_but_uniform_bytes(name, request):
     story = request.getfixturevalue(name)
-    result = story.parties[0].results[0]
-    values = [*result.centroids.ravel(), *result.counts]
-    patterns = [np.float64(value).tobytes() for value in values]
-    bits = story.run.algorithm.fraction_bits
-    for array in (story.run.algorithm.domain.to_unit(result.centroids), result.counts):
-        grid = np.rint(array * 2**bits).astype("<i8").ravel()
+    result, algorithm = story.parties[0].results[0], story.run.algorithm
+    patterns = [value.tobytes() for value in (*result.centroids.ravel(), *result.counts)]
+    for array in (algorithm.domain.to_unit(result.centroids), result.counts):
+        grid = np.rint(array * 2**algorithm.fraction_bits).astype("<i8").ravel()
         patterns += [value.tobytes() for value in grid]
     for _, sent, reply in story.relay.seen:
         assert not any(pattern in sent or pattern in reply for pattern in patterns)
-        decoded = decode_reply(reply)
-        for parcel in decoded.parcels if isinstance(decoded, Sent) else ():
-            if len(parcel.data) > 10_000:
-                assert byte_p_value(parcel.data[: 2**20]) > 1e-9
+    large = [p.data for _, _, r in story.turns() for p in r.parcels if len(p.data) > 10_000]
+    assert large
+    assert all(byte_p_value(data[: 2**20]) > 1e-9 for data in large)
 
 
 def test_nothing_secret_is_left_when_a_run_is_over(story):
@@ -506,16 +477,12 @@ def test_a_run_outside_of_the_policy_is_refused(tmp_path, slot, run, changes, co
 
 
 def test_no_request_of_another_kind_of_run_is_answered(story, tmp_path):
-    run = open_run(encode(make_horizontal()))
-    state = RecordDict()
-    client = Client(OPEN, state, lambda: blobs(), None)
-    enrolled = client.answer_bytes(encode(Enrol(doc=run.data)))
-    for request in (Turn(doc_hash=run.doc_hash, step="keys"), Abort(doc_hash=run.doc_hash)):
-        reply = decode_reply(client.answer_bytes(encode(request)))
-        assert code_of(reply) == Code.BAD_MESSAGE
-    assert client.answer_bytes(encode(Enrol(doc=run.data))) == enrolled
+    """Of the other way round, an `Abort` is in test_attacks.py."""
     party = story.copies[1].copied(tmp_path / "copy")
-    assert code_of(party.ask(Finish(doc_hash=story.run.doc_hash))) == Code.BAD_MESSAGE
+    assert code_of(party.ask(messages.Finish(doc_hash=story.run.doc_hash))) == Code.BAD_MESSAGE
+    run, node = open_run(encode(make_horizontal())), Node(ClientPolicy.for_simulation(), blobs())
+    node.send(Enrol(doc=run.data))
+    assert code_of(node.send(Turn(doc_hash=run.doc_hash, step="keys"))) == Code.BAD_MESSAGE
 
 
 # ------------------------------------------------------------------------------ documents
@@ -559,14 +526,9 @@ def test_a_document_that_contradicts_itself_is_not_accepted(changes):
 
 
 def test_a_round_opens_a_thousand_values_at_most():
-    for width, is_accepted in ((498, True), (499, False)):
-        widths = (width, 1)
-        data = encode(make_document(widths, make_algorithm(widths, n_rounds=1)))
-        if is_accepted:
-            assert open_run(data).document.words == (1000,)
-        else:
-            with pytest.raises(UnacceptableRunError, match="1000"):
-                open_run(data)
+    assert make_run((498, 1), make_algorithm((498, 1), n_rounds=1)).document.words == (1000,)
+    with pytest.raises(UnacceptableRunError, match="1000"):
+        make_run((499, 1), make_algorithm((499, 1), n_rounds=1))
 
 
 @pytest.mark.parametrize(("colluders", "shares"), [(1, 2), (2, 1)])

@@ -28,25 +28,9 @@ from vertical_runs import (
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import spent_epsilon
-from flower_kmeans.protocol.messages import (
-    Abort,
-    Code,
-    Delivery,
-    Enrol,
-    Joined,
-    Peer,
-    Sent,
-    Turn,
-    decode_reply,
-)
-from flower_kmeans.protocol.parcels import (
-    COLUMNS,
-    DIGESTS,
-    IDS,
-    PUBLIC,
-    RELIN,
-    planned,
-)
+from flower_kmeans.protocol import messages
+from flower_kmeans.protocol.messages import Abort, Code, Enrol, Joined, Peer, Refusal, Sent
+from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, IDS, PUBLIC, RELIN, planned
 from flower_kmeans.protocol.roster import Roster, write_members
 from flower_kmeans.protocol.session import ClientSession
 from flower_kmeans.protocol.wire import encode
@@ -74,7 +58,7 @@ class Scene:
             Peer(slot=each.slot, public_key=each.pairs.public_key) for each in self.others
         )
         fields = {"peers": peers, "deliveries": tuple(deliveries), **changes}
-        return Turn(doc_hash=self.run.doc_hash, step=step, t=t, **fields)
+        return messages.Turn(doc_hash=self.run.doc_hash, step=step, t=t, **fields)
 
     def deliver(self, data, step, t=0, number=0, sender=0):
         """Return what a forged party seals for the honest one."""
@@ -93,7 +77,7 @@ class Scene:
         (forged,) = [each for each in self.others if each.slot == receiver]
         key = parcel.keys[parcel.receivers.index(receiver)]
         labels = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
-        delivery = Delivery(sender=self.slot, **labels, key=key, data=parcel.data)
+        delivery = messages.Delivery(sender=self.slot, **labels, key=key, data=parcel.data)
         return forged.open(self.joined, delivery, len(parcel.data) - 16)
 
     def code(self, request):
@@ -101,15 +85,10 @@ class Scene:
         return code_of(self.party.ask(request))
 
 
-def c1(seed=0, words=WORDS, low=0, high=Q.q0):
+def c1(seed=0, words=WORDS):
     """Return packed words modulo q0 for the values of a round."""
     random = np.random.default_rng(seed)
-    return pack(random.integers(low, high, (words, 1, N), dtype=np.uint64), (Q.q0,))
-
-
-def zeros(words=WORDS):
-    """Return c1 whose decryption share is noise alone."""
-    return pack(np.zeros((words, 1, N), dtype=np.uint64), (Q.q0,))
+    return pack(random.integers(0, Q.q0, (words, 1, N), dtype=np.uint64), (Q.q0,))
 
 
 def scene_of(directory, slot, widths=(1, 1), check_ids=False, n_records=N_RECORDS, **options):
@@ -265,7 +244,7 @@ def test_no_hostile_bytes_raise(holders_scene, data):
     good = encode(holders_scene.turn("open", 1))
     position = data.draw(st.integers(0, len(good) - 1))
     flipped = good[:position] + bytes([data.draw(st.integers(0, 255))]) + good[position + 1 :]
-    reply = decode_reply(holders_scene.party.client.answer_bytes(flipped))
+    reply = messages.decode_reply(holders_scene.party.client.answer_bytes(flipped))
     assert code_of(reply) in (Code.NEED, Code.BAD_MESSAGE, Code.POLICY, Code.CONFLICT, Code.KEY)
 
 
@@ -278,17 +257,15 @@ def test_noise_of_a_share_has_the_planned_scale(tmp_path):
     party, run = scene.party, scene.run
     assert isinstance(party.ask(scene.turn("keys")), Sent)
     algorithm, n_values = run.algorithm, run.document.words[0]
-    reply = party.ask(open_turn(scene, zeros(n_values)))
-    words = np.frombuffer(scene.opened(reply), dtype="<u8").astype(np.int64)
+    zeros = pack(np.zeros((n_values, 1, N), dtype=np.uint64), (Q.q0,))
+    words = np.frombuffer(scene.opened(party.ask(open_turn(scene, zeros))), "<u8").astype(np.int64)
     noise = np.where(words > Q.q0 // 2, words - Q.q0, words).reshape(2, -1)
     multiplier = run.plan.rounds[0][0].noise_multiplier
     units = algorithm.unflatten(np.arange(n_values), 1).blocks  # which word is which value
     index = np.column_stack([units["counts"], units["sums"]])
     scale = algorithm.sensitivities(1)[index] * 2.0**-algorithm.fraction_bits * Q.unit * multiplier
     sample = (noise / scale).ravel()
-    assert fits(sample)
-    assert not fits(sample * 1.5)
-    assert not fits(sample / 1.5)
+    assert [fits(sample * factor) for factor in (1, 1.5, 1 / 1.5)] == [True, False, False]
 
 
 # ------------------------------------------------------------------------------ records
@@ -334,15 +311,9 @@ def test_other_records_than_announced_are_refused_before_anything_is_charged(
 ):
     scene = holders_scene.before.copied(tmp_path / "copy")
 
-    def load():
-        if isinstance(records, SystemExit):
-            raise records
-        return records
-
-    client = replace(scene.party.client, load_records=load)
-    reply = decode_reply(client.answer_bytes(encode(scene.turn("keys"))))
-    assert code_of(reply) == Code.DATA
-    assert b"customer" not in encode(reply)
+    scene.party.records = records
+    reply = scene.party.ask(scene.turn("keys"))
+    assert reply == Refusal(code=Code.DATA, doc_hash=scene.run.doc_hash)
     assert spent_epsilon(scene.party.directory, 1e-6) == 0
 
 
@@ -391,13 +362,9 @@ def test_rows_of_another_order_are_refused_at_the_first_load(first):
 def test_no_round_begins_before_everything_is_there(first):
     ids = parcel(first, IDS, ids_digest(first.party.ids))
     some = [ids, parcel(first, PUBLIC), parcel(first, RELIN)]
-    for t, loads, code in (
-        (1, [], Code.NEED),
-        (1, some, Code.NEED),
-        (2, [], Code.NEED),
-        (3, [], Code.POLICY),
-    ):
-        assert first.code(first.turn("step", t, loads)) == code
+    for t, loads in ((1, []), (1, some), (2, [])):
+        assert first.code(first.turn("step", t, loads)) == Code.NEED
+    assert first.code(first.turn("step", 3)) == Code.POLICY
     assert first.code(first.turn("close")) == Code.NEED
     assert spent_epsilon(first.party.directory, 1e-6) == 0
 
@@ -576,64 +543,65 @@ def test_columns_are_encrypted_only_under_a_key_that_all_holders_confirm(tmp_pat
     assert encode(party.ask(turn)) == encode(sent)
 
 
-@pytest.mark.parametrize("data", [b"1", b""])
-def test_columns_are_encrypted_under_one_key(tmp_path, data):
+def test_columns_are_encrypted_under_one_key(tmp_path):
     """Under two the mask is the same: the difference of the ciphertexts gives it."""
     scene = scene_of(tmp_path, 3, WIDTHS)
-    first, second = bytes(packed_bytes(Q.key)), data.ljust(packed_bytes(Q.key), b"\0")
-    sent, again = (
-        scene.party.ask(
-            scene.turn("encrypt", 0, [scene.deliver(public, "keys", 0, PUBLIC, sender=1)])
-        )
-        for public in (first, second)
-    )
-    assert isinstance(sent, Sent)
-    if data:
-        assert code_of(again) == Code.CONFLICT
-    else:
-        assert encode(again) == encode(sent)
+
+    def sent(first_byte):
+        public = bytes([first_byte]).ljust(packed_bytes(Q.key), b"\0")
+        mail = [scene.deliver(public, "keys", 0, PUBLIC, sender=1)]
+        return scene.party.ask(scene.turn("encrypt", 0, mail))
+
+    sealed = sent(0)
+    assert isinstance(sealed, Sent)
+    assert encode(sent(0)) == encode(sealed)
+    assert code_of(sent(1)) == Code.CONFLICT
 
 
 # ------------------------------------------------------------------------------ rosters
 
 
+def with_roster(directory, *names):
+    """Return a run with a roster, its party 1, and the identity of its party 0."""
+    *keys, roster = write_members(directory / "keys", names)
+    run = make_run(keys="roster", roster=Roster.from_file(roster).digest)
+    party = make_parties(directory, blobs())[1]
+    files = {"roster_file": roster, "member_key_file": keys[1]}
+    party.policy = replace(party.policy, **files, party=0)
+    return run, party, replace(party.policy, member_key_file=keys[0]).read_identity()
+
+
 @pytest.fixture
 def rosters_scene(tmp_path):
     """A holder with a roster, and the identity of party 0, whom the test plays."""
-    *keys, roster = write_members(tmp_path / "keys", ["a", "b"])
-    run = make_run(keys="roster", roster=Roster.from_file(roster).digest)
-    files = {"roster_file": roster, "member_key_file": keys[1]}
-    policy = replace(POLICY, **files, state_dir=tmp_path / "1", party=0)
-    (tmp_path / "1").mkdir(mode=0o700)
-    party = Party(tmp_path / "1", blobs()[:, 1:], policy)
-    identity = replace(policy, member_key_file=keys[0]).read_identity()
+    run, party, identity = with_roster(tmp_path, "a", "b")
     scene = Scene(party, run, 1, [Forged(run, 0, identity=identity)])
     scene.identity = identity
     return scene
 
 
+def keys_turn(scene, public_key=b"", reader=1):
+    """Return the turn with a public key of party 0, its own by default, and its tag for a slot."""
+    pairs = scene.others[0].pairs
+    tag = pairs.tags(0)[16 * reader : 16 * (reader + 1)]
+    peer = Peer(slot=0, public_key=public_key or pairs.public_key, tag=tag)
+    return scene.turn("keys", peers=(peer,))
+
+
 def test_a_roster_gives_the_slot_and_authenticates_the_keys(rosters_scene):
     """Attack 10: the policy's party does not count, and no key without its owner's tag."""
-    scene = rosters_scene
-    forged = scene.others[0]
-    assert scene.joined.slot == 1
-    assert len(scene.joined.tags) == 2 * 16
-    public_key, tags = forged.pairs.public_key, forged.pairs.tags(0)
-    assert scene.code(scene.turn("keys")) == Code.KEY  # without a tag
-    stranger = Forged(scene.run, 0)
-    for key, tag in ((public_key, tags[:16]), (stranger.pairs.public_key, tags[16:])):
-        peers = (Peer(slot=0, public_key=key, tag=tag),)
-        assert scene.code(scene.turn("keys", peers=peers)) == Code.KEY
-    peers = (Peer(slot=0, public_key=public_key, tag=tags[16:]),)
-    assert isinstance(scene.party.ask(scene.turn("keys", peers=peers)), Sent)
+    scene, stranger = rosters_scene, Forged(rosters_scene.run, 0)
+    assert (scene.joined.slot, len(scene.joined.tags)) == (1, 2 * 16)
+    without_a_tag = scene.turn("keys")
+    false = keys_turn(scene, reader=0), keys_turn(scene, stranger.pairs.public_key)
+    assert [scene.code(turn) for turn in (without_a_tag, *false)] == [Code.KEY] * 3
+    assert isinstance(scene.party.ask(keys_turn(scene)), Sent)
 
 
 def test_who_steals_lasting_keys_opens_nothing_that_was_recorded(rosters_scene):
     """Attack 20: ephemeral keys are erased with the run."""
     scene = rosters_scene
-    forged = scene.others[0]
-    peers = (Peer(slot=0, public_key=forged.pairs.public_key, tag=forged.pairs.tags(0)[16:]),)
-    sent = scene.party.ask(scene.turn("keys", peers=peers))
+    sent = scene.party.ask(keys_turn(scene))
     assert scene.opened(sent)  # party 0 itself can
     assert isinstance(scene.party.ask(Abort(doc_hash=scene.run.doc_hash)), Sent)
     thief = Forged(scene.run, 0, ClientSession.begin(scene.run.doc_hash, b"", 1), scene.identity)
@@ -643,9 +611,5 @@ def test_who_steals_lasting_keys_opens_nothing_that_was_recorded(rosters_scene):
 
 
 def test_a_roster_has_a_line_for_each_party(tmp_path):
-    *keys, roster = write_members(tmp_path / "keys", ["a", "b", "c"])
-    run = make_run(keys="roster", roster=Roster.from_file(roster).digest)
-    policy = replace(POLICY, roster_file=roster, member_key_file=keys[1], state_dir=tmp_path / "1")
-    (tmp_path / "1").mkdir(mode=0o700)
-    party = Party(tmp_path / "1", blobs()[:, 1:], policy)
+    run, party, _ = with_roster(tmp_path, "a", "b", "c")
     assert code_of(party.ask(Enrol(doc=run.data))) == Code.POLICY

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import removal, transcript
+from flower_kmeans.protocol import messages, removal, transcript
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.cohort import Client as Member
 from flower_kmeans.protocol.cohort import Frame
@@ -25,16 +25,11 @@ from flower_kmeans.protocol.messages import (
     Answer,
     Ask,
     Code,
-    Enrol,
     Entry,
-    Finish,
-    Keys,
     Peer,
     Refusal,
     Reply,
     Request,
-    Wrap,
-    decode_reply,
 )
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.results import ClientResult
@@ -99,7 +94,7 @@ class Node:
 
     def send(self, request: Request) -> Reply:
         """Send a request."""
-        reply = decode_reply(self.answer(encode(request)))
+        reply = messages.decode_reply(self.answer(encode(request)))
         return reply if self.change is None else self.change(request, reply)
 
     def session(self, run: bytes) -> ClientSession | None:
@@ -219,7 +214,7 @@ class Cohort:
             self.server.set_up(chosen, self.trip)
         else:
             for i in chosen:
-                self.take(i, self.send(i, Enrol(doc=self.run.data)))
+                self.take(i, self.send(i, messages.Enrol(doc=self.run.data)))
         return self
 
     def round(self, t: int, who: Iterable[int] | None = None) -> list[int]:
@@ -311,19 +306,29 @@ class Cohort:
         """Return a client as it is passed on to another one."""
         return self.frame.peer(self.enrolled[owner], self.enrolled[reader])
 
-    def keys_of(self, i: int) -> Keys:
+    def keys_of(self, i: int) -> messages.Keys:
         """Return the request to a key distributor."""
-        return Keys(doc_hash=self.doc_hash, peers=tuple(self.peer(j, i) for j in self.enrolled))
+        return messages.Keys(
+            doc_hash=self.doc_hash, peers=tuple(self.peer(j, i) for j in self.enrolled)
+        )
 
     def take_envelopes(self, by: int, envelopes: Iterable[bytes], who: Iterable[int]) -> None:
         """Take the envelopes of a key distributor for some clients, in place of others."""
         for i, envelope in zip(who, envelopes, strict=True):
             if envelope:
-                self.enrolled[i].wraps = [Wrap(distributor=self.peer(by, i), envelope=envelope)]
+                self.enrolled[i].wraps = [
+                    messages.Wrap(distributor=self.peer(by, i), envelope=envelope)
+                ]
 
-    def wrap_for(self, i: int) -> Wrap | None:
+    def wrap_for(self, i: int) -> messages.Wrap | None:
         """Return the envelope for a client, whether it needs one or not."""
         return next(iter(self.enrolled[i].wraps), None)
+
+    def entry(self, t: int, attempt: int, **fields: Any) -> Entry:
+        """Return an entry for the cohort as it is now."""
+        frame = self.frame
+        cohort = {"n_slots": frame.n_slots, "root": frame.tree.root, "committee": frame.digest}
+        return Entry(t=t, attempt=attempt, **cohort, **fields)
 
     def bitmap(self, who: Iterable[int]) -> bytes:
         """Return the bitmap of clients' slots."""
@@ -410,12 +415,12 @@ class Cohort:
         """Ask one member of the committee to add, with some fields changed."""
         return self.send(i, self.add_of(i, answers, t, attempt, **changes))
 
-    def finish_of(self, i: int, **changes: Any) -> Finish:
+    def finish_of(self, i: int, **changes: Any) -> messages.Finish:
         """Return the honest request that ends a run, with some fields changed."""
         if not self.trust.is_blind and not changes:
             return self.server.finish_requests()[i]
         values = {"entries": self.lacking(i), "wrap_for": self.wrap_for(i)}
-        return Finish(doc_hash=self.doc_hash, **{**values, **changes})
+        return messages.Finish(doc_hash=self.doc_hash, **{**values, **changes})
 
     # ------------------------------------------------------------------ what only clients know
 

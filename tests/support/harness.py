@@ -1,5 +1,6 @@
 """What the tests of whole runs share: a recording grid, the noise of a run, statistics."""
 
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -54,6 +55,17 @@ def fits(sample: NDArray[np.float64], law: Any = stats.norm) -> bool:
     else:
         tail = stats.gamma(len(sample)).cdf(np.sum(np.abs(sample)))
     return bool(min(shape, 2 * tail, 2 * (1 - tail)) > P_VALUE)
+
+
+@contextmanager
+def memory_below(n_bytes: int) -> Iterator[None]:
+    """Require that less memory than this is taken meanwhile."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < n_bytes
+    finally:
+        tracemalloc.stop()
 
 
 # --------------------------------------------------------------------------- recorded runs

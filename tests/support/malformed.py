@@ -64,6 +64,10 @@ def wider(value: bytes) -> Iterator[bytes]:
 
 def second_encodings(data: bytes) -> Iterator[bytes]:
     """Return other MessagePack texts that a lenient reader takes for the same struct."""
+    return (other for other in _encodings(data) if other != data)
+
+
+def _encodings(data: bytes) -> Iterator[bytes]:
     pairs = list(fields_of(data).items())
     yield write(pairs[::-1])
     yield write([*pairs[1:], pairs[0]])

@@ -5,13 +5,12 @@ its memory holds, so every message meets a restarted party.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from flwr.app import RecordDict
 
@@ -19,25 +18,15 @@ from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger
+from flower_kmeans.protocol import messages, relay
 from flower_kmeans.protocol.client import Client
-from flower_kmeans.protocol.messages import (
-    Abort,
-    Delivery,
-    Enrol,
-    Joined,
-    Peer,
-    Refusal,
-    Reply,
-    Request,
-    Sent,
-    Turn,
-    decode_reply,
-)
+from flower_kmeans.protocol.messages import Delivery, Joined, Reply, Request, Step
 from flower_kmeans.protocol.noise import sampler_of
 from flower_kmeans.protocol.pairs import Pairs
-from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, Planned, Seals
+from flower_kmeans.protocol.parcels import Planned, Seals
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, open_run
+from flower_kmeans.protocol.server import Replies
 from flower_kmeans.protocol.session import ClientSession, unpack_session
 from flower_kmeans.protocol.wire import encode
 
@@ -110,18 +99,23 @@ class Party:
     def ask(self, request: Request | bytes) -> Reply:
         """Let a new process of the party answer a message."""
         data = request if isinstance(request, bytes) else encode(request)
-        return decode_reply(self.client.answer_bytes(data))
+        return messages.decode_reply(self.client.answer_bytes(data))
 
     @property
     def client(self) -> Client:
         ids = self.ids
         load_ids = None if ids is None else lambda: ids
-        return Client(self.policy, self.state, lambda: self.records, self._keep, load_ids)
+        return Client(self.policy, self.state, self._load, self._keep, load_ids)
 
     def session(self, run: Run) -> ClientSession:
         """Return the client session as it lies in the ledger."""
         with Ledger(self.directory) as ledger:
             return unpack_session(ledger.load(run.doc_hash)[1])
+
+    def _load(self):
+        if isinstance(self.records, BaseException):
+            raise self.records
+        return self.records
 
     def _keep(self, result):
         if self.is_failing:
@@ -156,12 +150,6 @@ def interrupted(party: Party) -> Iterator[None]:
     path.write_bytes(before)
 
 
-def peer_of(joined: Joined, reader: int) -> Peer:
-    """Return a party as another one is sent it."""
-    tag = joined.tags[16 * reader : 16 * (reader + 1)]
-    return Peer(slot=joined.slot, public_key=joined.public_key, tag=tag)
-
-
 class Forged:
     """A party that a test plays: it can seal whatever it likes, as its slot's session."""
 
@@ -170,14 +158,9 @@ class Forged:
         self.session = session or ClientSession.begin(run.doc_hash, run.data, 1)
         self.pairs = Pairs(run.doc_hash, self.session, identity)
 
-    def joined(self, commitment=b"") -> Joined:
-        """Return what it joins with."""
-        public = {"public_key": self.pairs.public_key, "commitment": commitment}
-        return Joined(doc_hash=self.run.doc_hash, slot=self.slot, **public)
-
     def seals(self, other: Joined) -> Seals:
         """Return its seals with another party."""
-        peers = {other.slot: peer_of(other, self.slot)}
+        peers = {other.slot: relay.Party(0, other).as_peer(self.slot)}
         return Seals(self.run.doc_hash, self.session.secret, self.slot, self.pairs, peers)
 
     def deliver(self, to: Joined, data: bytes, step, t=0, number=0) -> Delivery:
@@ -195,103 +178,43 @@ class Forged:
 
 
 class Relay:
-    """The server's part: it puts parcels into mailboxes, and keeps every byte that it sees.
+    """The library's server over parties in this process, whose nodes are their slots.
 
-    With ``repeats``, everything is requested twice, and the second reply must be that of the first.
+    It keeps every byte that it sees. With ``repeats``, everything is requested twice, and the
+    second reply must be that of the first.
     """
 
     def __init__(self, run: Run, parties: list[Party], repeats: bool = False) -> None:
         self.run, self.parties, self.repeats = run, parties, repeats
-        self.joined: dict[int, Joined] = {}
-        self.mail: dict[int, list[Delivery]] = {slot: [] for slot in range(len(parties))}
+        self.server = relay.Relay(run)
         self.seen: list[tuple[int, bytes, bytes]] = []
 
-    def ask(self, slot: int, request: Request) -> Reply:
-        """Send a request, note both messages, and return the reply."""
-        data = encode(request)
-        reply = self.parties[slot].ask(data)
-        self.seen.append((slot, data, encode(reply)))
-        if self.repeats:
-            assert encode(self.parties[slot].ask(data)) == encode(reply)
-        return reply
-
-    def load_each(self) -> None:
-        """Load what has come for party 0 one by one, the last one first, but for one parcel."""
-        for delivery in self.mail[0][:0:-1]:
-            reply = self.ask(0, self.turn(0, "load", deliveries=(delivery,)))
-            assert isinstance(reply, Sent), repr(reply)
-        self.mail[0] = self.mail[0][:1]
+    def trip(self, kind: str, requests: Mapping[int, Request], has_enough: Any) -> Replies:
+        """Carry a round trip without a loss."""
+        for slot, request in requests.items():
+            data = encode(request)
+            reply = self.parties[slot].ask(data)
+            self.seen.append((slot, data, encode(reply)))
+            if self.repeats:
+                assert encode(self.parties[slot].ask(data)) == encode(reply)
+            yield slot, reply
 
     def enrol(self) -> None:
-        for slot in range(len(self.parties)):
-            reply = self.ask(slot, Enrol(doc=self.run.data))
-            assert isinstance(reply, Joined), reply
-            assert reply.slot == slot
-            self.joined[slot] = reply
+        self.server._enrol(list(range(len(self.parties))), self.trip)
 
-    def turn(self, slot: int, step, t=0, **changes: Any) -> Turn:
-        """Return a turn with all of the slot's mail, which stays there."""
-        others = [joined for other, joined in sorted(self.joined.items()) if other != slot]
-        peers = tuple(peer_of(joined, slot) for joined in others)
-        commitments = ()
-        if step == "keys" and len(self.holders) > 1:
-            commitments = tuple(self.joined[holder].commitment for holder in self.holders)
-        mail = sorted(self.mail[slot], key=lambda each: (each.sender, each.number))
-        fields = {"peers": peers, "commitments": commitments, "deliveries": tuple(mail), **changes}
-        return Turn(doc_hash=self.run.doc_hash, step=step, t=t, **fields)
+    def do(self, slots: Iterable[int], step: Step) -> None:
+        """Let parties do a step of the set-up, all parts of it."""
+        self.server._step(step, slots, self.trip)
 
-    def do(self, slots, step, t=0) -> None:
-        """Let parties do a step, all parts of it, and deliver what they send."""
-        turns = {slot: self.turn(slot, step, t) for slot in slots}
-        for slot in turns:
-            self.mail[slot] = []
-        for slot, turn in turns.items():
-            while turn is not None:
-                reply = self.ask(slot, turn)
-                assert isinstance(reply, Sent), repr(reply)
-                self.put(slot, reply)
-                turn = next_part(turn) if turn.part < reply.parts else None
-
-    def put(self, sender: int, sent: Sent) -> None:
-        for parcel in sent.parcels:
-            for receiver, key in zip(parcel.receivers, parcel.keys, strict=True):
-                labels = {"step": parcel.step, "t": parcel.t, "number": parcel.number}
-                delivery = Delivery(sender=sender, **labels, key=key, data=parcel.data)
-                self.mail[receiver].append(delivery)
-
-    @property
-    def holders(self) -> range:
-        return range(1, self.run.document.body.n_noisy)
-
-    def set_up(self) -> None:
-        self.enrol()
-        self.do(self.holders, "keys")
-        if len(self.holders) > 1:
-            self.do(self.holders, "join")
-        self.do(range(len(self.holders) + 1, len(self.parties)), "encrypt")
-
-    def round(self, t: int) -> None:
-        self.do([0], "step", t)
-        self.do(self.holders, "open", t)
-
-    def finish(self) -> None:
-        self.do([0], "close")
-        self.do(range(1, len(self.parties)), "finish")
-
-    def abort(self) -> None:
-        for slot in range(len(self.parties)):
-            assert isinstance(self.ask(slot, Abort(doc_hash=self.run.doc_hash)), Sent)
-
-
-def next_part(turn: Turn) -> Turn:
-    """Return the request for the next part of an answer."""
-    again = tuple(each for each in turn.deliveries if each.number in (PUBLIC, DIGESTS))
-    return msgspec.structs.replace(turn, part=turn.part + 1, deliveries=again)
+    def take(self, step: Step) -> None:
+        """Play a round ("step"), or the end ("close")."""
+        requests = self.server.request(step)
+        self.server.take(step, requests, self.trip(step, requests, None), self.trip)
 
 
 def code_of(reply: Reply) -> int:
     """Return the code of a refusal."""
-    assert isinstance(reply, Refusal), "no refusal"  # others are large
+    assert isinstance(reply, messages.Refusal), "no refusal"  # others are large
     return reply.code
 
 
