@@ -13,21 +13,9 @@ from typing import Any
 import msgspec
 
 from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.cohort import MALFORMED
-from flower_kmeans.protocol.messages import (
-    Abort,
-    Code,
-    Delivery,
-    Enrol,
-    Joined,
-    Peer,
-    Refusal,
-    Reply,
-    Request,
-    Sent,
-    Step,
-    Turn,
-)
+from flower_kmeans.protocol.messages import Code, Delivery, Joined, Reply, Request, Sent, Step, Turn
 from flower_kmeans.protocol.parcels import DIGESTS, PUBLIC, in_parts, planned, shape_of
 from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.run import Run
@@ -55,10 +43,10 @@ class Party:
     node_id: int
     public: Joined
 
-    def as_peer(self, reader: int) -> Peer:
+    def as_peer(self, reader: int) -> messages.Peer:
         """Return the party as another one is sent it."""
         tag = self.public.tags[TAG_BYTES * reader : TAG_BYTES * (reader + 1)]
-        return Peer(slot=self.public.slot, public_key=self.public.public_key, tag=tag)
+        return messages.Peer(slot=self.public.slot, public_key=self.public.public_key, tag=tag)
 
 
 class Relay:
@@ -122,7 +110,7 @@ class Relay:
 
     def abort(self, trip: Trip) -> None:
         """Let all parties erase what is secret; no party is waited for long."""
-        request = Abort(doc_hash=self.run.doc_hash)
+        request = messages.Abort(doc_hash=self.run.doc_hash)
         nodes = [party.node_id for party in self.parties.values()]
         for _ in trip("abort", dict.fromkeys(nodes, request), lambda: True):
             pass
@@ -130,7 +118,7 @@ class Relay:
     # ------------------------------------------------------------------ parties
 
     def _enrol(self, nodes: list[int], trip: Trip) -> None:
-        request = Enrol(doc=self.run.data)
+        request = messages.Enrol(doc=self.run.data)
         for _ in range(2):
             joined = {party.node_id for party in self.parties.values()}
             requests = {node: request for node in nodes if node not in joined}
@@ -289,7 +277,7 @@ class Relay:
 
     def _note(self, slot: int, node_id: int, t: int, reply: Reply | str) -> None:
         kind: Kind = "silent" if reply == NO_ANSWER else "failed"
-        if isinstance(reply, Refusal):
+        if isinstance(reply, messages.Refusal):
             reason, kind = Code(reply.code).sentence, "refused"
         elif isinstance(reply, str):
             reason = reply

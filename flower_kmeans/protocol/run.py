@@ -173,8 +173,8 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     """Yield of fields of a document whether they fit each other, and what is expected."""
     document, trust, algorithm = run.document, run.trust, run.algorithm
     body, colluders = document.body, document.max_colluders
-    fits = isinstance(body, Vertical) == trust.is_vertical
-    yield fits, "A vertical body belongs to trust='vertical'."
+    is_vertical = isinstance(body, Vertical)
+    yield is_vertical == trust.is_vertical, "A vertical body belongs to trust='vertical'."
     if isinstance(body, Vertical):
         n, d = len(body.widths), algorithm.domain.n_features
         yield sum(body.widths) == d, f"Expected widths that add up to {d} columns."
@@ -186,8 +186,7 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
         yield fits, "Expected one attempt, for no party of a vertical run can be missing."
         yield document.words[0] <= MAX_VALUES, f"Expected at most {MAX_VALUES} values in a round."
     # A checksum word counts the vectors in a sum; in vertical runs no vectors are added.
-    checksum = 0 if trust.is_vertical else 1
-    words = tuple(algorithm.words(t) + checksum for t in range(1, algorithm.n_rounds + 1))
+    words = tuple(algorithm.words(t) + (not is_vertical) for t in range(1, algorithm.n_rounds + 1))
     yield document.words == words, f"Expected words={words}."
     fits = (document.keys != NONE) == trust.is_protected
     yield fits, "Keys are needed exactly where vectors leave their clients protected."
@@ -199,10 +198,9 @@ def _requirements(run: Run) -> Iterator[tuple[bool, str]]:
     yield document.share_variance == variance, f"Expected share_variance={variance!r}."
     fits = not document.levels or trust.removes_noise
     yield fits, "Noise is removed only where the server opens the sums of a committee."
-    levels = (document.noise_shares, *document.levels)
-    yield all(a < b for a, b in pairwise(levels)), "Expected ascending levels."
-    fits = max(document.levels, default=0) <= MAX_SLOTS
-    yield fits, "Expected levels that a cohort can reach."
+    steps = (document.noise_shares, *document.levels)
+    yield all(a < b for a, b in pairwise(steps)), "Expected ascending levels."
+    yield max(steps) <= MAX_SLOTS or not document.levels, "Expected levels that a cohort can reach."
 
 
 @lru_cache(maxsize=8)

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -31,27 +32,13 @@ from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.privacy.noise import draw_share
 from flower_kmeans.privacy.randomness import Stream
-from flower_kmeans.protocol import checks, pairs, transcript
+from flower_kmeans.protocol import checks, pairs, parcels, transcript
 from flower_kmeans.protocol import session as sessions
 from flower_kmeans.protocol.checks import RefuseError
 from flower_kmeans.protocol.messages import Code, Delivery, Joined, Peer, Sent, Step, Turn
 from flower_kmeans.protocol.noise import releases_of
 from flower_kmeans.protocol.pairs import Pairs
-from flower_kmeans.protocol.parcels import (
-    COLUMNS,
-    DIGESTS,
-    HALF,
-    IDS,
-    NONCE_BYTES,
-    PUBLIC,
-    RELIN,
-    Planned,
-    Seals,
-    due,
-    in_parts,
-    planned,
-    shape_of,
-)
+from flower_kmeans.protocol.parcels import COLUMNS, DIGESTS, HALF, IDS, PUBLIC, RELIN, Planned
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import Run, Vertical
@@ -86,61 +73,53 @@ class Progress(Struct, frozen=True, kw_only=True):
     c1: bytes = b""  # party 0's: SHA-256 of what it sent in the round that is open; empty before it
 
 
+@dataclass(eq=False, repr=False)
 class VerticalParty:
-    """A party and one message of a vertical run.
+    """A party and one message of a vertical run."""
 
-    ``identity`` is for keys of a roster. ``load_records`` and ``load_ids`` are the user's.
-    ``deliver`` takes an encoded result and returns whether its keeper has it.
-    """
+    run: Run
+    memory: Memory
+    session: ClientSession
+    pairs: Pairs
+    policy: ClientPolicy
+    identity: Identity | None  # for keys of a roster
+    load_records: Callable[[], ArrayLike]
+    load_ids: Callable[[], Iterable[object]] | None
+    deliver: Callable[[bytes], bool]  # takes an encoded result; returns whether its keeper has it
 
-    def __init__(
-        self,
-        run: Run,
-        memory: Memory,
-        session: ClientSession,
-        pairs: Pairs,
-        policy: ClientPolicy,
-        identity: Identity | None,
-        load_records: Callable[[], ArrayLike],
-        load_ids: Callable[[], Iterable[object]] | None,
-        deliver: Callable[[bytes], bool],
-    ) -> None:
-        self._run, self._memory, self._session, self._pairs = run, memory, session, pairs
-        self._policy, self._load_records, self._load_ids = policy, load_records, load_ids
-        self._deliver, self._doc_hash = deliver, run.doc_hash
-        self._shape = shape_of(run)
-        self._body = cast(Vertical, run.document.body)
-        self._algorithm = cast(VerticalAlgorithm, run.algorithm)
+    def __post_init__(self) -> None:
+        self._doc_hash, self._shape = self.run.doc_hash, parcels.shape_of(self.run)
+        self._body = cast(Vertical, self.run.document.body)
+        self._algorithm = cast(VerticalAlgorithm, self.run.algorithm)
         self._progress = Progress()
-        if session.vertical:
-            self._progress = decode(session.vertical, Progress)
-        self._slot = self._own_slot(identity)
-        checks.require_one_slot(session, self._slot)
-        session.slot = self._slot
+        if self.session.vertical:
+            self._progress = decode(self.session.vertical, Progress)
+        self._slot = self.session.slot = self._own_slot()
 
-    def _own_slot(self, identity: Identity | None) -> int:
-        slot, n_parties = self._policy.party, self._shape.n_parties
-        if identity is not None:
-            slot = identity.slot
-            is_complete = len(identity.roster) == n_parties
+    def _own_slot(self) -> int:
+        slot, n_parties = self.policy.party, self._shape.n_parties
+        if self.identity is not None:
+            slot = self.identity.slot
+            is_complete = len(self.identity.roster) == n_parties
             _require(is_complete, Code.POLICY, f"Expected a roster of {n_parties} parties.")
         if slot is None:
             raise RefuseError(Code.POLICY, "Expected a policy with party, this client's slot.")
-        objection = self._policy.objection_to_slot(self._run, slot)
+        objection = self.policy.objection_to_slot(self.run, slot)
         if objection is not None:
             raise RefuseError(Code.POLICY, objection)
+        checks.require_one_slot(self.session, slot)
         return slot
 
     def _put(self, **changes: Any) -> None:
         """Keep what changed of the party's progress."""
         self._progress = msgspec.structs.replace(self._progress, **changes)
-        self._session.vertical = encode(self._progress)
+        self.session.vertical = encode(self._progress)
 
     # ------------------------------------------------------------------ requests
 
     def join(self, software: str) -> Joined:
         """Take part: return the session's public values."""
-        shape, session = self._shape, self._session
+        shape, session = self._shape, self.session
         if self._slot == 0:
             require_tenseal()
             keys = sum(plan.n_bytes for plan in self._key_plans)  # as they come, until round 2
@@ -156,12 +135,12 @@ class VerticalParty:
         return Joined(
             doc_hash=self._doc_hash,
             slot=self._slot,
-            static=self._pairs.static,
-            public_key=self._pairs.public_key,
-            tags=self._pairs.tags(self._run.document.epoch),
+            static=self.pairs.static,
+            public_key=self.pairs.public_key,
+            tags=self.pairs.tags(self.run.document.epoch),
             commitment=session.commitment if commits else b"",
-            has_ids=self._load_ids is not None,
-            ledger=self._policy.state_dir is not None,
+            has_ids=self.load_ids is not None,
+            ledger=self.policy.state_dir is not None,
             software=software,
         )
 
@@ -198,19 +177,19 @@ class VerticalParty:
         _require(self._progress.peers in ((), peers), Code.CONFLICT)
         for peer in peers:
             with _refused_as_key():
-                self._pairs.secret(peer.slot, peer.public_key, peer.tag)
+                self.pairs.secret(peer.slot, peer.public_key, peer.tag)
         if not self._progress.peers:
             self._put(peers=peers)
 
     # ------------------------------------------------------------------ mail
 
     @cached_property
-    def _seals(self) -> Seals:
+    def _seals(self) -> parcels.Seals:
         peers = {peer.slot: peer for peer in self._progress.peers}
-        return Seals(self._doc_hash, self._session.secret, self._slot, self._pairs, peers)
+        return parcels.Seals(self._doc_hash, self.session.secret, self._slot, self.pairs, peers)
 
     def _due(self, request: Turn) -> tuple[Planned, ...]:
-        return due(self._run, self._slot, request.step, request.t, request.part)
+        return parcels.due(self.run, self._slot, request.step, request.t, request.part)
 
     def _require_mail(self, request: Turn) -> None:
         """Require all that others sealed for this turn, and nothing else."""
@@ -232,17 +211,17 @@ class VerticalParty:
 
     def _sent(self, request: Turn, make: Callable[[int], bytes]) -> Sent:
         """Return one part of an answer; ``make`` returns the data of a parcel."""
-        parts = in_parts(planned(self._run, self._slot, request.step, request.t))
+        parts = parcels.in_parts(parcels.planned(self.run, self._slot, request.step, request.t))
         if request.part > len(parts):
             raise MessageError(f"Expected a part up to {len(parts)}.")
-        parcels = (self._seals.seal(each, make(each.number)) for each in parts[request.part - 1])
-        return Sent(doc_hash=self._doc_hash, parts=len(parts), parcels=tuple(parcels))
+        sealed = (self._seals.seal(each, make(each.number)) for each in parts[request.part - 1])
+        return Sent(doc_hash=self._doc_hash, parts=len(parts), parcels=tuple(sealed))
 
     # ------------------------------------------------------------------ ledger
 
     def _require_order(self, number: int) -> None:
         """Require the answer after the last one, or that one again. The set-up's is number 1."""
-        last = self._memory.last_answer(self._doc_hash)
+        last = self.memory.last_answer(self._doc_hash)
         _require(number <= (1 if last is None else last.t + 1), Code.NEED)
         checks.require_not_stale(last, number)
 
@@ -252,12 +231,12 @@ class VerticalParty:
         No request has a second answer, and no answer has two requests (``context``).
         """
         answer = LastAnswer(number, 1, context, digest)
-        checks.require_one_answer(self._memory.last_answer(self._doc_hash), answer)
-        price = self._run.price
+        checks.require_one_answer(self.memory.last_answer(self._doc_hash), answer)
+        price = self.run.price
         if price is not None:
             rest = [(Charge(), Charge())] * self._shape.n_rounds
             price = Price(price.unit, (price.whole, *rest))
-        self._memory.answer(self._doc_hash, answer, price, self._session)
+        self.memory.answer(self._doc_hash, answer, price, self.session)
 
     # ------------------------------------------------------------------ records
 
@@ -274,7 +253,7 @@ class VerticalParty:
         Over their half widths, unless they stay here (party 0).
         """
         domain, bits = self._algorithm.domain, self._algorithm.fraction_bits
-        is_first, own = not self._session.digest, self._body.places(self._slot)
+        is_first, own = not self.session.digest, self._body.places(self._slot)
         table = self._table()
         n_missing = int(table.size - np.isfinite(table).sum())
         if n_missing and is_first:
@@ -298,20 +277,20 @@ class VerticalParty:
         domain, own = self._algorithm.domain, self._body.places(self._slot)
         names = None if domain.columns is None else domain.columns[own]
         width = self._body.widths[self._slot]
-        found: Floats = _from_user(lambda: all_records(self._load_records(), width, names))
+        found: Floats = _from_user(lambda: all_records(self.load_records(), width, names))
         table = np.array(found)  # another process may write to the loader's memory
         if len(table) != self._algorithm.n_records:
             raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} records.")
         digest = transcript.data_digest(table)
-        if self._session.digest not in (b"", digest):
+        if self.session.digest not in (b"", digest):
             raise RefuseError(Code.DATA, "Expected the same records in the whole run.")
-        self._session.digest = digest
+        self.session.digest = digest
         return table
 
     def _require_ids(self) -> Callable[[], Iterable[object]]:
-        if self._load_ids is None:
+        if self.load_ids is None:
             raise RefuseError(Code.DATA, "Expected load_ids, for the run compares rows. Got none.")
-        return self._load_ids
+        return self.load_ids
 
     def _own_ids(self) -> bytes:
         load = self._require_ids()
@@ -324,7 +303,7 @@ class VerticalParty:
 
     def _noise(self, t: int, stream: Stream) -> Integers:
         """Return this party's noise share of a round, (values,), in units of opened integers."""
-        run, algorithm = self._run, self._algorithm
+        run, algorithm = self.run, self._algorithm
         unit = 2.0**-algorithm.fraction_bits * self._shape.moduli.unit
         noise = np.zeros(self._shape.n_values, dtype=np.int64)
         for release, words, sensitivities in releases_of(algorithm, run.plan, t):
@@ -338,7 +317,7 @@ class VerticalParty:
 
     @cached_property
     def _holder(self) -> KeyHolder:
-        return KeyHolder(self._shape.moduli, self._session.secret, self._doc_hash)
+        return KeyHolder(self._shape.moduli, self.session.secret, self._doc_hash)
 
     def _make_keys(self, request: Turn) -> Sent:
         """Make the keys of a sole holder, and encrypt its columns in half of the bytes."""
@@ -356,7 +335,7 @@ class VerticalParty:
     def _share_keys(self, request: Turn) -> Sent:
         """Keep what all holders committed to, and reveal this one's share of a joint key."""
         commitments, holders = request.commitments, self._shape.holders
-        own = self._session.commitment
+        own = self.session.commitment
         counts = {len(commitments), len(set(commitments))}
         if counts != {len(holders)} or commitments[self._slot - 1] != own:
             raise MessageError("Expected a commitment of each holder, this one's among them.")
@@ -374,9 +353,9 @@ class VerticalParty:
         mail, keys = self._opened_mail(request), dict[int, bytes]()
         if request.part == 1:
             others = [c for i, c in enumerate(commitments, 1) if i != self._slot]
-            parcels = (data for _, data in mail)
+            data = (each for _, each in mail)
             # the two parcels of a holder are its first message
-            first_messages = (a + b for a, b in zip(parcels, parcels, strict=True))
+            first_messages = (a + b for a, b in zip(data, data, strict=True))
             with _refused_as_key():
                 joined = self._holder.join(others, first_messages)
             self._put(public=joined.digests[0])
@@ -403,7 +382,7 @@ class VerticalParty:
 
     def _under(self, public: bytes, digests: Sequence[bytes]) -> Callable[[Floats, int], bytes]:
         """Return a function that encrypts under a public key, which holders confirm."""
-        q, doc_hash, secret = self._shape.moduli, self._doc_hash, self._session.secret
+        q, doc_hash, secret = self._shape.moduli, self._doc_hash, self.session.secret
         with _refused_as_key():
             pk = vertical_keys.confirmed_key(q, doc_hash, public, digests)
 
@@ -435,7 +414,7 @@ class VerticalParty:
             return encrypt(vertical_keys.values_of(table, number), number)
 
         sent = self._sent(request, make)
-        self._write(1, context, self._session.digest)
+        self._write(1, context, self.session.digest)
         return sent
 
     # ------------------------------------------------------------------ a holder's rounds
@@ -450,26 +429,26 @@ class VerticalParty:
         words = self._holder.decryption_share(t, c1, lambda stream: self._noise(t, stream))
         share = words.astype("<u8").tobytes()
         sent = self._sent(request, lambda _: share)
-        self._session.head = t
+        self.session.head = t
         self._write(t + 1, digest, hashlib.sha256(share).digest())
         return sent
 
     def _finish(self, request: Turn) -> Sent:
         """Take the result, and end the session."""
-        last = self._memory.last_answer(self._doc_hash)
+        last = self.memory.last_answer(self._doc_hash)
         is_holder = self._slot in self._shape.holders
-        if last is None or self._session.head != (self._shape.n_rounds if is_holder else 0):
+        if last is None or self.session.head != (self._shape.n_rounds if is_holder else 0):
             raise RefuseError(Code.NEED)
         ((_, data),) = self._opened_mail(request)
         return self._ended(data, Sent(doc_hash=self._doc_hash))
 
     def _ended(self, result: bytes, reply: Sent) -> Sent:
         """End the session if the result has a keeper; a repeated request has the same reply."""
-        if self._deliver(result):
+        if self.deliver(result):
             pairs.forget()
-            self._session.end(sessions.DELIVERED)
-            self._session.vertical = encode(reply)
-            self._memory.save(self._doc_hash, self._session)  # before files that a repeat needs
+            self.session.end(sessions.DELIVERED)
+            self.session.vertical = encode(reply)
+            self.memory.save(self._doc_hash, self.session)  # before files that a repeat needs
             if self._slot == 0:
                 self._store.erase()
         return reply
@@ -478,11 +457,11 @@ class VerticalParty:
 
     @property
     def _n_workers(self) -> int:
-        return self._policy.workers or max((os.cpu_count() or 1) - 1, 1)
+        return self.policy.workers or max((os.cpu_count() or 1) - 1, 1)
 
     @cached_property
     def _store(self) -> Store:
-        directory = work_dir(self._policy)
+        directory = work_dir(self.policy)
         if directory is None:
             raise RefuseError(Code.POLICY, "Expected a policy with work_dir or state_dir.")
         return Store(directory / self._doc_hash.hex(), self._progress.files)
@@ -494,7 +473,7 @@ class VerticalParty:
         return ComputingParty(
             self._shape.moduli,
             self._store,
-            self._session.secret,
+            self.session.secret,
             self._doc_hash,
             self._half_widths,
             self._body.widths,
@@ -503,33 +482,34 @@ class VerticalParty:
         )
 
     def _load(self, request: Turn) -> Sent:
-        _require(not self._session.head and not self._progress.c1, Code.STALE)
+        _require(not self.session.head and not self._progress.c1, Code.STALE)
         self._take_parcels(request)
         return Sent(doc_hash=self._doc_hash)
 
     def _take_parcels(self, request: Turn) -> None:
         """Keep what others sealed: columns for SEAL, keys as they are until there are all."""
-        wanted = {each[:4]: each for each in due(self._run, 0, "load")}
-        parcels = dict(self._progress.parcels)
+        wanted = {each[:4]: each for each in parcels.due(self.run, 0, "load")}
+        known = dict(self._progress.parcels)
         for each in request.deliveries:
             plan = wanted.get((each.sender, each.step, each.t, each.number))
             if plan is None:
                 raise MessageError("Expected parcels of a set-up.")
             data, name = self._opened(plan, each), _name(plan)
             digest = hashlib.sha256(data).digest()
-            _require(parcels.setdefault(name, digest) == digest, Code.CONFLICT)
+            _require(known.setdefault(name, digest) == digest, Code.CONFLICT)
             if plan.number == IDS and data != self._own_ids():
                 raise RefuseError(Code.DATA, "The parties have other rows, or another order.")
             if plan.number >= COLUMNS:
                 self._keep_column(plan, data)
             elif plan.number != IDS:
                 self._store.write(name, [data])
-        self._put(parcels=parcels, files=self._store.digests)
+        self._put(parcels=known, files=self._store.digests)
 
     def _keep_column(self, plan: Planned, data: bytes) -> None:
         q, slot = self._shape.moduli, plan.sender
         if self._shape.set_up(slot) == "keys":
-            words = vertical_keys.expand(q, data[:NONCE_BYTES], unpack(data[NONCE_BYTES:], q.data))
+            nonce, half = data[: parcels.NONCE_BYTES], data[parcels.NONCE_BYTES :]
+            words = vertical_keys.expand(q, nonce, unpack(half, q.data))
         else:
             words = unpack(data, q.data, (2,))
         chunk, number = divmod(plan.number - COLUMNS, self._shape.widths[slot])
@@ -537,12 +517,12 @@ class VerticalParty:
 
     @property
     def _key_plans(self) -> list[Planned]:
-        return [plan for plan in due(self._run, 0, "load") if plan.number < IDS]
+        return [plan for plan in parcels.due(self.run, 0, "load") if plan.number < IDS]
 
     def _require_complete(self) -> None:
         """Require all that a set-up sends, and put the keys together."""
-        q, parcels = self._shape.moduli, self._progress.parcels
-        _require(all(_name(plan) in parcels for plan in due(self._run, 0, "load")), Code.NEED)
+        q, wanted = self._shape.moduli, parcels.due(self.run, 0, "load")
+        _require(all(_name(plan) in self._progress.parcels for plan in wanted), Code.NEED)
         names = {(plan.sender, plan.number): _name(plan) for plan in self._key_plans}
         found = {key: self._store.path(name).read_bytes() for key, name in names.items()}
         public, digits = unpack(found[1, PUBLIC], q.key), (len(q.data),)
@@ -560,7 +540,7 @@ class VerticalParty:
 
     def _step(self, request: Turn) -> Sent:
         """Evaluate a round on encrypted columns, after the values of the one before are opened."""
-        t, session, algorithm = request.t, self._session, self._algorithm
+        t, session, algorithm = request.t, self.session, self._algorithm
         self._require_order(t)
         is_new, context = t > session.head + bool(self._progress.c1), transcript.ZERO
         state = self._state()
@@ -606,7 +586,7 @@ class VerticalParty:
         return H(b"vertical shares", *data), words.astype(np.uint64)
 
     def _state(self) -> State:
-        session = self._session
+        session = self.session
         if not session.state:
             return self._algorithm.initial_state(None)
         return State(session.head, decode_arrays(session.state))
