@@ -46,8 +46,8 @@ class ClientPolicy:
         this client's own secret key (``flower-kmeans keygen``). With them, keys must be those of
         the same roster; without them, relayed ones.
     in_memory : bool, default: False
-        Accept private runs although no ledger survives this process. Only for simulations: a
-        restarted client cannot know what it already answered. Of no effect with a ``state_dir``.
+        Accept private runs without a ``state_dir``. Only for simulations: a restarted client cannot
+        know what it already answered.
     state_dir : path, optional
         The node's own directory for its ledger, mode 0700; one per node and data set. Without it
         private work is refused.
@@ -57,13 +57,12 @@ class ClientPolicy:
         Deltas of runs are not added up. With a total delta of 0 all noise must be Laplace, and pure
         epsilons are added up.
     columns : tuple of str, optional
-        Pinned names of the records' columns, in order, in a run's domain. Where the records that
-        are loaded name their columns, these must be the same.
+        Pinned names of the columns, in order, in a run's domain and in records that name them.
     units : tuple of str
         What the (epsilon, delta) of a private run may protect: "record", "client" or both.
     max_colluders : int
-        Smallest accepted value of the run's ``max_colluders``, the number of clients that may pool
-        what they know with each other and the server. Of no effect in unprotected runs.
+        Smallest accepted number of clients that may pool what they know with each other and the
+        server. Of no effect in unprotected runs.
     copy_records : bool, default: True
         Where a client commits to its records, answer the whole run from a private copy that lies
         with the client's session and is removed with it. Otherwise the server can see up to three

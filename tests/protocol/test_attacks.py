@@ -217,20 +217,6 @@ def test_08_two_committees_in_two_attempts(start, trust):
             defended(s.ask(i, attempt=attempt), Code.POLICY)
 
 
-def test_08_keys_twice_and_slots_in_another_order(start):
-    s = start(S, "relayed")
-    slots, keys, rows = s.committee.slots, s.committee.public_keys, s.committee.encode()
-    for changed in (
-        replace_committee(s, keys=(keys[1], *keys[1:])),
-        replace_committee(s, slots=slots[::-1]),
-        replace_committee(s, slots=(0, 0, *slots[2:])),
-        replace_committee(s, slots=(*slots[:-1], 7)),
-        *(b"", rows[:-1], rows[:-36], rows[36:]),
-    ):
-        defended(s.ask(1, committee=changed), Code.BAD_MESSAGE, Code.POLICY)
-    assert isinstance(s.ask(1, committee=rows[:-32] + ZERO), Answer)  # one is absent
-
-
 def replace_committee(scene, slots=None, keys=None):
     found = scene.committee
     slots, keys = slots or found.slots, keys or found.public_keys

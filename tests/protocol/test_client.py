@@ -345,17 +345,6 @@ def test_only_round_one_of_clients_only_needs_no_group_key(tmp_path):
     assert cohort.session(0).head == 0
 
 
-@each_keys
-def test_a_wrong_tag_or_key_costs_its_owner_a_share_and_nobody_else(tmp_path, keys):
-    cohort = Cohort(tmp_path, n=6, keys=keys).set_up()
-    cohort.reframe(keys={3: bytes([1] + [0] * 31)})  # of small order
-    public = cohort.enrolled[4].public
-    cohort.enrolled[4].public = change(public, tags=bytes(len(public.tags)))
-    reply = cohort.ask(0)
-    empty = {position for position, share in enumerate(reply.sealed) if not share}
-    assert empty == ({3, 4} if keys == "roster" else {3})
-
-
 # ------------------------------------------------------------------------------ entries
 
 
@@ -450,13 +439,6 @@ def test_sums_to_add(tmp_path):
         assert code(cohort.send(0, change(good, **changes))) == Code.BAD_MESSAGE, changes
     assert code(cohort.send(0, change(good, t=9))) == Code.POLICY
     assert isinstance(cohort.send(0, good), Added)
-
-
-def test_a_member_of_a_blind_run_names_its_group_key(tmp_path):
-    cohort = Cohort(tmp_path, "clients-only").set_up()
-    cohort.round(1)
-    reply = cohort.add(0, cohort.deal(t=2), t=2)
-    assert reply.key_id == key_agreement.key_id(cohort.group_key(0), cohort.doc_hash)
 
 
 # ------------------------------------------------------------------------------ the end

@@ -1,5 +1,6 @@
 """The run document: one text, read and checked the same way on both sides."""
 
+import functools
 import hashlib
 from dataclasses import replace
 
@@ -171,12 +172,8 @@ def test_shares_that_cannot_be_drawn_are_refused():
     verify_plan(encode(server))
 
 
-DATA = [
-    encode(make_document("clients-only")),
-    encode(make_document("oblivious-server", FastLloydAlgorithm)),
-    encode(make_document("clients-only", SynopsisAlgorithm)),
-    encode(make_document("plain")),
-]
+KINDS_OF = {"oblivious-server": FastLloydAlgorithm, "distributed-noise": SynopsisAlgorithm}
+DATA = [encode(make_document(trust, KINDS_OF.get(trust))) for trust in TRUSTS]
 
 
 odd = st.recursive(
@@ -216,33 +213,24 @@ def test_changed_configurations_are_read_or_refused(data, draw):
     assert run.data == changed
 
 
-def nested(depth):
-    value = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 @pytest.mark.parametrize("depth", [5, 900])
 def test_nested_configurations_that_msgpack_still_reads_are_refused(depth):
+    nested = functools.reduce(lambda value, _: [value], range(depth), 1)
     document = make_document()
-    for body in (
-        Horizontal(algorithm={"name": nested(depth)}, domain=BOX.to_config()),
-        Horizontal(algorithm=document.body.algorithm | {"seed": nested(depth)}, domain={}),
-        Horizontal(algorithm=document.body.algorithm, domain={"name": nested(depth)}),
+    for algorithm, domain in (
+        ({"name": nested}, BOX.to_config()),
+        (document.body.algorithm | {"seed": nested}, {}),
+        (document.body.algorithm, {"name": nested}),
     ):
-        data = encode(change(document, body=body))
+        body = Horizontal(algorithm=algorithm, domain=domain)
         with pytest.raises((MessageError, UnacceptableRunError)):
-            open_run(data)
+            open_run(encode(change(document, body=body)))
 
 
 def test_a_document_for_a_large_problem_is_read_in_memory_that_fits_the_problem():
     """A document names sizes; nobody makes arrays of these sizes before a policy has agreed."""
-    algorithm = SynopsisAlgorithm(
-        50, type(BOX)([0.0] * 500, [1.0] * 500), open_run(DATA[0]).plan.budget, n_records=10**9
-    )
-    document = make_document("clients-only", algorithm=algorithm)
-    body = Horizontal(algorithm=algorithm.to_config(), domain=algorithm.domain.to_config())
-    data = encode(change(document, body=body))
+    box = type(BOX)([0.0] * 500, [1.0] * 500)
+    algorithm = SynopsisAlgorithm(50, box, open_run(DATA[0]).plan.budget, n_records=10**9)
+    data = encode(make_document("clients-only", algorithm=algorithm))
     with memory_below(64 * 2**20):
         open_run(data)

@@ -75,10 +75,8 @@ def test_work_does_not_grow_with_the_cohort(monkeypatch):
     calls = []
 
     def counted(key, length):
-        draw = drawer(key, length)
-        return lambda stream: calls.append(stream) or draw(stream)
+        return lambda stream: calls.append(stream) or np.zeros(length, dtype=np.uint64)
 
-    drawer = masks.word_drawer
     monkeypatch.setattr(masks, "word_drawer", counted)
     for m in (3, 10_000):
         for index, cost in ((0, 3), (1, 2), (m - 1, 2)):

@@ -21,7 +21,6 @@ from flower_kmeans.secagg.base import (
     SumError,
     add_words,
     register_secure_sum,
-    secure_sum,
 )
 from flower_kmeans.secagg.hashing import kdf, words
 from flower_kmeans.strategies import FastLloyd
@@ -100,10 +99,3 @@ def test_clients_refuse_a_trust_model_that_their_policy_does_not_name(quiet):
     policy = ClientPolicy(in_memory=True, max_epsilon=100.0, trusts=("clients-only",))
     with pytest.raises(TooFewClientsError, match="policy"):
         simulate(strategy_under(SIGHTED.name), PARTS, policy=policy)
-
-
-def test_names_that_nobody_registered_are_refused():
-    with pytest.raises(ConfigurationError, match="additive"):
-        secure_sum(AdditiveSum.name)
-    with pytest.raises(ConfigurationError, match="toy"):
-        strategy_under(SIGHTED.name)
