@@ -26,7 +26,7 @@ LEVELS = {
             "client protocol",
             "strategies",
             "simulation",
-            "cli bench",
+            "cli bench sklearn",
         )
     )
     for name in names.split()

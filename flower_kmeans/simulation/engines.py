@@ -108,7 +108,7 @@ def simulate(
     records = _checked_partitions(strategy, partitions)
     _check_faults(faults, len(records), strategy)
     require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
-    accepted = _checked_policy(policy)
+    accepted = _checked_policy(policy, len(records))
     require_type("on_round", on_round, Callable | None, "a callable")
     if timeout is None:
         timeout = getattr(strategy, "default_timeout", _TIMEOUT)
@@ -132,14 +132,14 @@ def simulate(
     return Clustering(*outcome, result.weights, result.size_report)
 
 
-def _checked_policy(policy: ClientPolicy | None) -> ClientPolicy:
+def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy:
     """Return what every client accepts; refuse what only one node can have."""
     if policy is None:
         return ClientPolicy.for_simulation()
-    if policy.state_dir is not None:
+    if policy.state_dir is not None and n_clients > 1:
         raise ConfigurationError(
             "Expected policy without a state_dir: a ledger belongs to one node, and simulated "
-            "clients share their policy. Got one with a state_dir instead."
+            f"clients share their policy. Got one with a state_dir for {n_clients} clients."
         )
     if (policy.member_key_file or policy.roster_file) is not None:
         raise ConfigurationError(
