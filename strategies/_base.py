@@ -1,9 +1,8 @@
 """What all strategies share: set-up, rounds, delivery, and the report.
 
-The hooks are Flower's. Set-up happens in ``configure_train`` of round 1 and delivery in
-``configure_evaluate`` of the last round, so Flower's stock ``Strategy.start`` drives a strategy to
-the same result as our own ``start``, which also takes replies as they arrive, does not wait for
-silent clients, and invites late ones.
+Set-up happens in ``configure_train`` of round 1 and delivery in ``configure_evaluate`` of the last
+round, so Flower's stock ``Strategy.start`` drives a strategy to the same result as our own. Ours
+also takes replies as they arrive, does not wait for silent clients, and invites late ones.
 """
 
 import inspect
@@ -62,12 +61,9 @@ from flower_kmeans.report.clustering import FinishedRun
 from flower_kmeans.report.report import Report
 from flower_kmeans.strategies._declared import describe, own_parameters
 
-Keys = Literal["roster", "relayed", "none"]
-
 _FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
 _CLIENTS_PER_COLLUDER = 10
-_PATH, _CALLABLE = instance(str | PathLike, "a path"), instance(Callable, "a callable")
 
 
 @dataclass(frozen=True)
@@ -82,6 +78,10 @@ class RoundInfo:
     seconds: float
 
 
+Privacy = Annotated[PrivacyBudget, instance(PrivacyBudget, "a PrivacyBudget")]
+Keys = Annotated[Literal["relayed", "roster"], choice(*KEYS)]
+RosterFile = Annotated[str | PathLike[str] | None, instance(str | PathLike, "a path")]
+OnRound = Annotated[Callable[[RoundInfo], None] | None, instance(Callable, "a callable")]
 S = TypeVar("S", bound=Server | Relay)
 
 
@@ -108,17 +108,17 @@ class ClusteringStrategy(Strategy, Generic[S]):
     max_attempts: int = 1
     max_colluders: int
     trust_model: TrustModel
-    keys: Keys
-    roster_file: str | PathLike[str] | None
-    on_round: Callable[[RoundInfo], None] | None
+    keys: Literal["roster", "relayed", "none"]
+    roster_file: RosterFile
+    on_round: OnRound
     algorithm: Algorithm
     plan: PrivacyPlan
     _make_algorithm: Callable[..., Algorithm]
-    _planned: Algorithm
+    _planned: Algorithm  # `algorithm`, unless a start was given initial centroids
     _given_initial: Any
     _cautions: tuple[str, ...] = ()  # what the summary warns of
     _timeout: float | None = None
-    _exchange: Exchange | None = None
+    _talk: Exchange
     _server: S | None = None
     _report: Report | None = None
     _sent: Sequence[Message] = ()
@@ -171,8 +171,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         ----------
         grid : Grid
         initial_arrays : ArrayRecord, optional
-            Public initial centroids in the user's units, as one array (n_clusters, n_features),
-            where the strategy takes ``initial``.
+            One array (n_clusters, n_features), as ``initial`` of the strategies that take it.
         num_rounds : int, optional
             The planned number of rounds, if given: the plan is fixed before data is seen.
         timeout : float, optional
@@ -182,14 +181,13 @@ class ClusteringStrategy(Strategy, Generic[S]):
         train_config, evaluate_config : ConfigRecord, optional
             Empty: everything that clients need is in the run document.
         evaluate_fn : callable, optional
-            Called with the round and the centroids, where the server may see them and there are
-            some.
+            Called with the round and the centroids, once the server sees some.
 
         Returns
         -------
         Result
-            With the arrays "centroids", "counts" and, where sizes have bounds, "weights", if the
-            trust model lets the server see them; no arrays otherwise.
+            "centroids", "counts" and, where sizes have bounds, "weights", if the trust model lets
+            the server see them; no arrays otherwise.
 
         Raises
         ------
@@ -216,18 +214,16 @@ class ClusteringStrategy(Strategy, Generic[S]):
         _require_empty("evaluate_config", evaluate_config)
         if evaluate_fn is not None:
             self._require_sight()
-        self._timeout, self._exchange, self._server = seconds, None, None
+        self._timeout, self._server, result = seconds, None, Result()
         log(INFO, "Starting %s strategy:", type(self).__name__)
-        result = Result()
 
         def evaluate(t: int) -> None:
-            if evaluate_fn is None:
-                return
             arrays = initial_arrays if t == 0 else self._visible_arrays(t)
             # An algorithm may have no centroids in its first rounds.
-            metrics = None if arrays is None else evaluate_fn(t, arrays)
-            if metrics is not None:
-                result.evaluate_metrics_serverapp[t] = metrics
+            if evaluate_fn is not None and arrays is not None:
+                metrics = evaluate_fn(t, arrays)
+                if metrics is not None:
+                    result.evaluate_metrics_serverapp[t] = metrics
 
         evaluate(0)
         self._set_up(grid, ArrayRecord() if initial_arrays is None else initial_arrays)
@@ -261,7 +257,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add the answers up; return the centroids where the server knows them, and no metrics."""
-        self._close_round(server_round, self._talk.replies(replies, self._sent))
+        self._close_round(server_round, self._received(replies))
         return self._visible_arrays(server_round), None
 
     def configure_evaluate(
@@ -276,8 +272,14 @@ class ClusteringStrategy(Strategy, Generic[S]):
     ) -> MetricRecord | None:
         """Take the replies to the delivery and finish the report."""
         if server_round == self.n_rounds:
-            self._close_run(self._talk.replies(replies, self._sent))
+            self._close_run(self._received(replies))
         return None
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(n_clusters={self.n_clusters}, trust={self.trust!r}, "
+            f"privacy={self.plan.budget}, n_rounds={self.n_rounds}, {self._crowd()})"
+        )
 
     def summary(self) -> None:
         """Log the configuration of the strategy."""
@@ -296,7 +298,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _refuse_wrapper(self) -> None:
         """Refuse a call by another strategy, as by Flower's own privacy wrappers."""
         # They clip arrays that this strategy never sends, and would report a guarantee that nobody
-        # gives. A wrapper calls the hooks of the strategy that it holds: this is called in a hook.
+        # gives. A wrapper calls the hooks of the strategy that it holds, which call this.
         caller = sys._getframe(2).f_locals.get("self")
         if caller is not self and isinstance(caller, Strategy):
             raise ConfigurationError(
@@ -363,12 +365,6 @@ class ClusteringStrategy(Strategy, Generic[S]):
             raise RunError("The run has not started: round 1 must be configured first.")
         return self._server
 
-    @property
-    def _talk(self) -> Exchange:
-        if self._exchange is None:
-            raise RunError("The run has not started: round 1 must be configured first.")
-        return self._exchange
-
     def _set_up(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Enrol the clients, and give them slots and keys."""
         self._started = time.monotonic()
@@ -387,7 +383,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
                 )
             roster = Roster.from_file(self.roster_file)
         self._server, details = self._begin(roster)
-        self._exchange = Exchange(grid, self._timeout or self.default_timeout)
+        self._talk = Exchange(grid, self._timeout or self.default_timeout)
         self._report = Report(
             strategy=type(self).__name__,
             plan=self.plan,
@@ -461,6 +457,10 @@ class ClusteringStrategy(Strategy, Generic[S]):
         self._sent = self._talk.messages(kind, requests)
         return self._sent
 
+    def _received(self, replies: Iterable[Message]) -> Replies:
+        """Return the replies to these messages, which Flower's own loop received."""
+        return self._talk.replies(replies, self._sent) if self._running else ()
+
     @contextmanager
     def _reporting(self) -> Iterator[None]:
         """Bring the report up to date, also if the run ends here."""
@@ -479,8 +479,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
         answers, clients = report.answers[-1], report.n_clients
         log(INFO, "Round %s/%s: %s of %s clients", t, n_rounds, answers, clients)
         if self.on_round is not None:
-            missing = clients - answers
-            self.on_round(RoundInfo(t, n_rounds, answers, clients, missing, report.seconds))
+            self.on_round(
+                RoundInfo(t, n_rounds, answers, clients, clients - answers, report.seconds)
+            )
 
     def _close_run(self, replies: Replies) -> None:
         with self._reporting():
@@ -570,7 +571,7 @@ optional
         self,
         n_clusters: int,
         domain: Annotated[Domain, instance(Box | Ball, "a Box or a Ball")],
-        privacy: Annotated[PrivacyBudget, instance(PrivacyBudget, "a PrivacyBudget")],
+        privacy: Privacy,
         n_records: int | None = None,
         *,
         n_clients: Annotated[int | None, whole(1)] = None,
@@ -581,11 +582,11 @@ optional
         fraction_bits: int = 16,
         clip: float | None = None,
         initial: ArrayLike | FinishedRun | None = None,
-        keys: Annotated[Literal["relayed", "roster"], choice(*KEYS)] = "relayed",
-        roster_file: Annotated[str | PathLike[str] | None, _PATH] = None,
+        keys: Keys = "relayed",
+        roster_file: RosterFile = None,
         max_attempts: Annotated[int, whole(1, MAX_ATTEMPTS)] = 2,
         max_colluders: Annotated[int | None, whole(1)] = None,
-        on_round: Annotated[Callable[[RoundInfo], None] | None, _CALLABLE] = None,
+        on_round: OnRound = None,
         **parameters: Any,
     ) -> None:
         checked = check_arguments(KMeansStrategy.__init__, locals())
@@ -595,20 +596,15 @@ optional
                 f"{type(self).__name__} takes no parameter {min(unknown)!r}. "
                 f"It takes {', '.join(self.__signature__.parameters)}."
             )
-        self.n_clusters = n_clusters
-        self.n_records = n_records
-        self.domain = domain
-        self.privacy = privacy
+        self.n_clusters, self.n_records, self.domain = n_clusters, n_records, domain
+        self.privacy, self.roster_file, self.on_round = privacy, roster_file, on_round
+        self.seed, self.max_attempts = seed, checked["max_attempts"]
         default = self.TRUST if privacy.is_private else PLAIN.name
-        self.trust_model: TrustModel = trust_model(default if trust is None else trust)
-        self.n_clients: int | None = checked["n_clients"]
+        self.trust_model = trust_model(default if trust is None else trust)
+        self.n_clients = checked["n_clients"]
         self._given_crowd = checked["min_clients"], checked["max_colluders"]
         self.min_clients, self.max_colluders = self._checked_crowd()
-        self.keys: Keys = keys if self.trust_model.is_protected else "none"
-        self.roster_file = roster_file
-        self.max_attempts: int = checked["max_attempts"]
-        self.seed = seed
-        self.on_round = on_round
+        self.keys = keys if self.trust_model.is_protected else "none"
         parameters[self.ROUNDS] = n_rounds
         # Only what was given: an algorithm need not have these parameters.
         self._earlier: Report | None = None
@@ -628,7 +624,7 @@ optional
         elif self.ALGORITHM.bounds_clients:
             parameters["n_clients"] = self.n_clients
         self._given_initial = initial
-        self._make_algorithm: Callable[..., Algorithm] = partial(
+        self._make_algorithm = partial(
             self.ALGORITHM,
             n_clusters=n_clusters,
             domain=domain,
@@ -648,7 +644,7 @@ optional
                 "is the server's, which must not see it. Got cost=True; choose another trust."
             )
         if self.trust_model.shares_noise:
-            check_shares(self.algorithm, self.plan, self.min_clients - self.max_colluders)
+            check_shares(self.algorithm, self.plan, self._noise_shares)
         self.algorithm.require_capacity(self.added_noise_factor, self.trust_model.sum.limit)
         if self.n_clients is not None:  # else the messages' sizes are known at the start
             require_sizes(self._run(None), self.n_clients)
@@ -664,13 +660,6 @@ optional
             yield
         finally:
             self.n_clients, self.min_clients, self.max_colluders = before
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(n_clusters={self.n_clusters}, trust={self.trust!r}, "
-            f"privacy={self.plan.budget}, n_rounds={self.n_rounds}, "
-            f"min_clients={self.min_clients})"
-        )
 
     # ------------------------------------------------------------------ parameters
 
@@ -706,6 +695,11 @@ optional
             )
         self._earlier = report
         return initial.centroids
+
+    @property
+    def _noise_shares(self) -> int:
+        """Among how many clients the planned noise is divided: those that are surely honest."""
+        return self.min_clients - self.max_colluders
 
     def _checked_crowd(self) -> tuple[int, int]:
         """Return ``min_clients`` and ``max_colluders``, as they were given or by default."""
@@ -769,17 +763,15 @@ optional
         """The same before noise beyond the plan is removed."""
         if not self.trust_model.shares_noise:
             return 1.0
-        clients = self.n_clients or self.min_clients
-        return math.sqrt(clients / (self.min_clients - self.max_colluders))
+        return math.sqrt((self.n_clients or self.min_clients) / self._noise_shares)
 
     @property
     def _levels(self) -> tuple[int, ...]:
         """For how many honest answers noise beyond the plan is removed."""
         if not self.trust_model.removes_noise:
             return ()
-        clients = self.n_clients or self.min_clients
-        most = clients - self.max_colluders
-        return levels_up_to(self.min_clients - self.max_colluders, most)
+        most = (self.n_clients or self.min_clients) - self.max_colluders
+        return levels_up_to(self._noise_shares, most)
 
     @property
     def weights(self) -> NDArray[np.float64] | None:
@@ -805,8 +797,7 @@ optional
 
     def _run(self, roster: Roster | None) -> Run:
         body = Horizontal(algorithm=self.algorithm.to_config(), domain=self.domain.to_config())
-        shares = self.min_clients - self.max_colluders
-        return self._described(roster, body, shares, self._levels)
+        return self._described(roster, body, self._noise_shares, self._levels)
 
     def _begin(self, roster: Roster | None) -> tuple[Server, dict[str, Any]]:
         if roster is not None and (self.n_clients or 0) > len(roster):

@@ -1,11 +1,10 @@
 """VerticalKMeans: k-means between parties that hold different columns of the same records."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from os import PathLike
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -15,24 +14,29 @@ from flower_kmeans.algorithms.base import COUNTS
 from flower_kmeans.algorithms.vertical import MAX_HOLDERS, SOFT, VerticalAlgorithm
 from flower_kmeans.data.domain import Box, Domain
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.parameters import choice, integer, require_type, whole
-from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.plan import PrivacyPlan
+from flower_kmeans.parameters import check_arguments, instance, integer, require_type, whole
 from flower_kmeans.protocol.exchange import Exchange
 from flower_kmeans.protocol.messages import Request, Step
 from flower_kmeans.protocol.noise import check_shares
 from flower_kmeans.protocol.relay import Relay
 from flower_kmeans.protocol.roster import Roster
-from flower_kmeans.protocol.run import KEYS, MAX_PARTIES, MAX_VALUES, Run, Vertical
+from flower_kmeans.protocol.run import MAX_PARTIES, MAX_VALUES, Run, Vertical
 from flower_kmeans.protocol.server import HasEnough, Kind, Replies
-from flower_kmeans.protocol.trust import VERTICAL, TrustModel
+from flower_kmeans.protocol.trust import VERTICAL
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.vertical import VerticalReport
-from flower_kmeans.strategies._base import ClusteringStrategy, RoundInfo
+from flower_kmeans.strategies._base import (
+    ClusteringStrategy,
+    Keys,
+    OnRound,
+    Privacy,
+    RosterFile,
+)
 from flower_kmeans.vertical.costs import Costs, costs
 from flower_kmeans.vertical.moduli import moduli
 
 LEAST_TIMEOUT = 600.0
+_STEPS: tuple[Step, Step] = "step", "close"  # of a round, and after the last one
 _OPENED_BITS = math.log2(math.sqrt(2 * math.pi * math.e))  # entropy of a Gaussian, over log2 sigma
 
 
@@ -67,22 +71,13 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         many as can.
     max_colluders : int, default: 1
         How many of party 0 and the key holders may pool their noise, at most ``key_holders``.
-    keys : {"relayed", "roster"}, default: "relayed"
-        Where the parties' keys come from: relayed by the server, which protects against a passive
-        server only, or pinned in a roster with one line for each party, by slot.
-    roster_file : path, optional
-        The roster, which holds public keys only; required to start with ``keys="roster"``.
-    seed : int, default: 0
-        Public randomness of the initial centroids only.
-    fraction_bits : int, default: 16
-        Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
+    keys, roster_file, seed, fraction_bits, on_round
+        As for `KMeansStrategy`; the roster has one line for each party, by slot.
     radius : bool, default: True
         Whether only records near a centroid count in its cluster: less noise, for one more
         comparison for each cluster.
     check_ids : bool, default: False
         Whether party 0 compares row ids before it computes; every party then needs ``load_ids``.
-    on_round : callable, optional
-        Called with a `RoundInfo` after each round.
 
     Raises
     ------
@@ -113,8 +108,8 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
     def __init__(
         self,
         n_clusters: int,
-        domain: Domain,
-        privacy: PrivacyBudget,
+        domain: Annotated[Domain, instance(Box, "a Box, for each party clips its columns alone")],
+        privacy: Privacy,
         n_records: int,
         *,
         parties: Sequence[Sequence[str]] | Sequence[int],
@@ -122,26 +117,18 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         initial: ArrayLike | None = None,
         key_holders: int | None = None,
         max_colluders: Annotated[int, whole(1)] = 1,
-        keys: Annotated[Literal["relayed", "roster"], choice(*KEYS)] = "relayed",
-        roster_file: str | PathLike[str] | None = None,
+        keys: Keys = "relayed",
+        roster_file: RosterFile = None,
         seed: int = 0,
         fraction_bits: int = 16,
         radius: bool = True,
-        check_ids: bool = False,
-        on_round: Callable[[RoundInfo], None] | None = None,
+        check_ids: Annotated[bool, instance(bool, "a bool")] = False,
+        on_round: OnRound = None,
     ) -> None:
-        require_type("domain", domain, Box, "a Box, for each party clips its columns alone")
-        require_type("privacy", privacy, PrivacyBudget, "a PrivacyBudget")
-        require_type("check_ids", check_ids, bool, "a bool")
-        require_type("roster_file", roster_file, str | PathLike | None, "a path")
-        require_type("on_round", on_round, Callable | None, "a callable")
-        if keys not in KEYS:
-            raise ConfigurationError(f"Expected keys in {KEYS}. Got {keys!r} instead.")
-        self.trust_model: TrustModel = VERTICAL
-        self.n_clusters, self.domain, self.privacy = n_clusters, domain, privacy
-        self.n_records, self.seed, self.check_ids = n_records, seed, check_ids
-        self.keys: Literal["roster", "relayed"] = keys
-        self.roster_file, self.on_round = roster_file, on_round
+        check_arguments(VerticalKMeans.__init__, locals())
+        self.trust_model, self.keys, self.n_clusters = VERTICAL, keys, n_clusters
+        self.domain, self.privacy, self.n_records = domain, privacy, n_records
+        self.check_ids, self.roster_file, self.on_round = check_ids, roster_file, on_round
         self.widths = _widths(parties, domain)
         self.n_clients = self.min_clients = len(self.widths)
         most = min(self.n_clients - 1, MAX_HOLDERS)
@@ -150,7 +137,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         self.max_colluders = integer("max_colluders", max_colluders, 1, holders)
         self._given_initial = initial
         kind: Any = VerticalAlgorithm  # its constructor takes more than its attributes hold
-        self._make_algorithm: Callable[..., VerticalAlgorithm] = partial(
+        self._make_algorithm = partial(
             kind,
             n_clusters,
             domain,
@@ -163,29 +150,11 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
             key_holders=self.key_holders,
             radius=radius,
         )
-        self._planned: VerticalAlgorithm = self._make_algorithm(initial=initial)
-        self.algorithm: VerticalAlgorithm = self._planned
-        plan = self.algorithm.plan()
-        self.costs: Costs = costs(
-            n_clusters,
-            self.widths,
-            n_records,
-            self.algorithm.n_rounds,
-            self.key_holders,
-            radius=radius,
-        )
-        self.plan: PrivacyPlan = replace(plan, notes=self.costs.describe())
-        self._check_noise()
-        self._requests: Mapping[int, Request] = {}
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(n_clusters={self.n_clusters}, widths={self.widths}, "
-            f"key_holders={self.key_holders}, privacy={self.plan.budget}, n_rounds={self.n_rounds})"
-        )
-
-    def _check_noise(self) -> None:
-        """Require values that fit into a message, and noise shares that do not wrap."""
+        self.algorithm: VerticalAlgorithm = self._make_algorithm(initial=initial)
+        self._planned = self.algorithm
+        run = self.widths, n_records, self.algorithm.n_rounds, self.key_holders
+        self.costs: Costs = costs(n_clusters, *run, radius=radius)
+        self.plan = replace(self.algorithm.plan(), notes=self.costs.describe())
         if self.algorithm.words(1) > MAX_VALUES:
             raise ConfigurationError(
                 f"Expected n_clusters and columns with k (d + 1) <= {MAX_VALUES} values. "
@@ -193,6 +162,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
             )
         check_shares(self.algorithm, self.plan, self._noise_shares)
         self.algorithm.require_capacity(self.noise_factor)
+        self._requests: Mapping[int, Request] = {}
 
     @property
     def _noise_shares(self) -> int:
@@ -239,17 +209,14 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     # ------------------------------------------------------------------ the run
 
-    @property
-    def _talk(self) -> Exchange:
-        """A new exchange: a party that was silent once is waited for all the same."""
-        known = super()._talk
-        return Exchange(known.grid, known.timeout)
+    def _trip(self, kind: Kind, requests: Mapping[int, Request], has_enough: HasEnough) -> Replies:
+        # A new exchange: a party that was silent once is waited for all the same.
+        self._talk = Exchange(self._talk.grid, self._talk.timeout)
+        return super()._trip(kind, requests, has_enough)
 
     def _run(self, roster: Roster | None) -> Run:
-        algorithm, domain = self.algorithm.to_config(), self.domain.to_config()
-        body = Vertical(
-            algorithm=algorithm, domain=domain, widths=self.widths, check_ids=self.check_ids
-        )
+        config = {"algorithm": self.algorithm.to_config(), "domain": self.domain.to_config()}
+        body = Vertical(**config, widths=self.widths, check_ids=self.check_ids)
         return self._described(roster, body, self._noise_shares)
 
     def _begin(self, roster: Roster | None) -> tuple[Relay, dict[str, Any]]:
@@ -271,13 +238,11 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         return f"Parties: {self.n_clients}, {self.key_holders} with the key"
 
     def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
-        step: Step = "close" if is_last else "step"
-        self._requests = self._running.request(step)
-        return step, self._requests, lambda: False
+        self._requests = self._running.request(_STEPS[is_last])
+        return _STEPS[is_last], self._requests, lambda: False
 
     def _take(self, replies: Replies, is_last: bool) -> None:
-        step: Step = "close" if is_last else "step"
-        self._running.take(step, self._requests, replies, self._trip)
+        self._running.take(_STEPS[is_last], self._requests, replies, self._trip)
 
     def _update(self, report: Report) -> None:
         relay = self._running
@@ -308,13 +273,9 @@ def _widths(parties: Any, domain: Domain) -> tuple[int, ...]:
                 f"{domain.columns}. Got {names} instead."
             )
         widths = tuple(len(each) for each in parties)
-    if min(widths) < 1:
+    if min(widths) < 1 or sum(widths) != domain.n_features:
         raise ConfigurationError(
-            f"Expected parties with at least one column each. Got {widths} instead."
-        )
-    if sum(widths) != domain.n_features:
-        raise ConfigurationError(
-            f"Expected parties with {domain.n_features} columns together, those of the domain. "
-            f"Got {widths} instead."
+            f"Expected parties with at least one column each and {domain.n_features} columns "
+            f"together, those of the domain. Got {widths} instead."
         )
     return widths

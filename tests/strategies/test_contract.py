@@ -17,7 +17,7 @@ from harness import (
     without_noise,
     write_roster,
 )
-from rows import BLIND, CENTERS, ROWS, SIGHTED, TRUSTS, M, make, parts_of, run
+from rows import BLIND, CENTERS, ROWS, SIGHTED, TRUSTS, M, N, make, parts_of, run
 from scipy import stats
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
@@ -59,12 +59,16 @@ def queries(outcome):
         return outcome.queries
     algorithm, found = outcome.strategy.algorithm, []
     state = algorithm.initial_state()
-    for t, answers in enumerate(outcome.strategy.report.answers, start=1):
+    for t, n in enumerate(outcome.strategy.report.answers, start=1):
         found.append(algorithm.query(state))
-        state = algorithm.update(
-            state, algorithm.unflatten(outcome.sums[t], t, answers / M, answers)
-        )
+        state = algorithm.update(state, algorithm.unflatten(outcome.sums[t], t, n / M, n))
     return found
+
+
+def present(outcome, t, parts):
+    """Return the parts of those in the sum of a round."""
+    away = {entry.client for entry in outcome.strategy.report.dropped if entry.round == t}
+    return [part for i, part in enumerate(parts) if i not in away]
 
 
 def exact(outcome, query, parts):
@@ -169,10 +173,8 @@ def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(name, trust, 
     assert dropped == (list(away.items()) if missing else [])
     assert len(outcome.results) == M
     for query in queries(outcome):
-        present = list(parts_of(name))
-        if missing:
-            del present[away[query.round]]
-        np.testing.assert_array_equal(outcome.sums[query.round], exact(outcome, query, present))
+        there = present(outcome, query.round, parts_of(name))
+        np.testing.assert_array_equal(outcome.sums[query.round], exact(outcome, query, there))
 
 
 @cases("record", names=FAULTY)
@@ -211,26 +213,47 @@ def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_pat
             assert epsilon == pytest.approx(strategy.plan.epsilon(), rel=1e-9)
 
 
-@cases("record", "client", names=[name for name in ROWS if "Lloyd" not in name])
-def test_sums_carry_the_planned_noise(name, trust, unit):
-    """Of every release, and together with enough words to reject other scales.
+# Of a box with one scale, noise is the same in every column, though they are not equally wide.
+UNEQUAL = Box([-14.0, -14.0, -7.0], [14.0, 14.0, 7.0], scale="common")
+# Shares are planned for min_clients - 1; more answers carry more noise, never less.
+SHARING = {"n_clients": None, "max_colluders": 1}
+ABSENT = [Fault(i, t, kind) for t in range(2, 60, 3) for i, kind in ((0, "drop"), (4, "crash"))]
 
-    tests/simulation/test_simulate.py has the same of the Lloyd family.
-    """
-    constrained = "constrained" in name
-    parts = [part[:12] for part in parts_of(name)] if constrained else parts_of(name)
-    options = {"n_rounds": 60, "n_records": 72} if constrained else {}
+
+@pytest.mark.parametrize(
+    ("name", "trust", "unit", "options", "faults"),
+    [(*case, {}, ()) for case in listed("record", "client")]
+    + [("SuLloyd", "trusted-server", "record", {"domain": UNEQUAL}, ())]
+    + [
+        (*case, SHARING, faults)
+        for case in listed("record", names=["GLloyd"], trusts=("clients-only", "distributed-noise"))
+        for faults in ((), ABSENT)
+    ],
+)
+def test_sums_carry_the_planned_noise(name, trust, unit, options, faults):
+    """Of every release, and together with enough words to reject other scales."""
+    parts, constrained = parts_of(name), "constrained" in name
+    if constrained or "Lloyd" in name:
+        parts = [part[:12] for part in parts]
+        options = {"n_rounds": 60, "n_records": 72 if constrained else N, **options}
     sizes, seed, n_words = {}, 0, 0
     while n_words < 650:
         strategy = make(name, trust, unit=unit, epsilon=2.0, seed=seed, **options)
-        outcome, algorithm, seed = run(name, strategy, parts), strategy.algorithm, seed + 1
+        outcome, algorithm, seed = (
+            run(name, strategy, parts, faults=faults),
+            strategy.algorithm,
+            seed + 1,
+        )
         for query in queries(outcome):
             t = query.round
-            noise = outcome.sums[t] - exact(outcome, query, parts)
+            noise = outcome.sums[t] - exact(outcome, query, present(outcome, t, parts))
             units, places = algorithm.sensitivities(t), algorithm.places(t)
+            factor = strategy.noise_factor
+            if "n_clients" in options:
+                factor = math.sqrt(strategy.report.answers[t - 1] / (strategy.min_clients - 1))
             for release in strategy.plan.rounds[t - 1]:
                 words = np.concatenate([places[block] for block in release.blocks])
-                scale = units[words] * release.noise_multiplier * strategy.noise_factor
+                scale = units[words] * release.noise_multiplier * factor
                 key = release.name, release.mechanism
                 sizes.setdefault(key, []).append(np.abs(noise[words] / scale))
                 n_words += len(words)
@@ -249,12 +272,17 @@ def test_sums_carry_the_planned_noise(name, trust, unit):
 
 
 @pytest.mark.ray
-@cases(
-    "record",
-    trusts=("distributed-noise", "oblivious-server"),
-    names=("FedDPKMeans", "PEMeans", "HDPEMeans", "SynopsisKMeans", "SynopsisKMeans, bounds"),
+@pytest.mark.parametrize(
+    ("name", "trust"),
+    [("FastLloyd", trust) for trust in ("clients-only", "plain")]
+    + [
+        (name, trust)
+        for name in ("FastLloyd", "FedDPKMeans", "PEMeans", "HDPEMeans", "SynopsisKMeans, bounds")
+        for trust in ("distributed-noise", "oblivious-server")
+        if runs(name, trust)
+    ],
 )
-def test_ray_gives_the_same_result(name, trust, unit):
+def test_ray_gives_the_same_result(name, trust):
     """Node ids differ, and with them the noise, so there is next to none."""
     options = {"epsilon": 1e6, "fraction_bits": 20}
     found = [
@@ -263,10 +291,9 @@ def test_ray_gives_the_same_result(name, trust, unit):
     ]
     # A server's k-means numbers its clusters by chance.
     first, second = (np.argsort(result.centroids[:, 0]) for result in found)
-    np.testing.assert_allclose(
-        found[0].centroids[first], found[1].centroids[second], rtol=0, atol=0.1
-    )
-    np.testing.assert_allclose(found[0].counts[first], found[1].counts[second], rtol=0, atol=1)
+    for array, atol in (("centroids", 0.1), ("counts", 1.0)):
+        one, other = getattr(found[0], array)[first], getattr(found[1], array)[second]
+        np.testing.assert_allclose(one, other, rtol=0, atol=0 if trust == "plain" else atol)
     assert found[1].report.answers == [M] * found[1].report.n_rounds
     assert (found[1].weights is None) == ("bounds" not in name)
 
@@ -402,21 +429,18 @@ def test_a_constructor_of_ones_own_is_completed_or_left_alone():
         def __init__(self, n_clusters, domain, privacy, n_records=None, *, rate, **options):
             super().__init__(n_clusters, domain, privacy, n_records, n_rounds=1, **options)
 
-    class Shared(KMeansStrategy):
-        """Names no algorithm."""
-
     class Closed(GLloyd):
         """Nothing to choose."""
 
         def __init__(self, domain):
             super().__init__(2, domain, PrivacyBudget(1.0), 100)
 
+    shared = type("Shared", (KMeansStrategy,), {"__doc__": "Names no algorithm."})
     names = list(inspect.signature(Fixed).parameters)
     assert names[:6] == ["n_clusters", "domain", "privacy", "n_records", "cost", "rate"]
     assert "rate : float\n    Ours.\n" in Fixed.__doc__
     assert Fixed.__doc__.count("Parameters\n") == Fixed.__doc__.count("Notes\n") == 1
     assert Fixed(2, Ball(1.0, [0.0]), PrivacyBudget(1.0), 100, rate=1.0).n_rounds == 1
     assert list(inspect.signature(Closed).parameters) == ["domain"]
-    assert Shared.__doc__ == "Names no algorithm."
-    assert Closed.__doc__ == "Nothing to choose."
+    assert (Closed.__doc__, shared.__doc__) == ("Nothing to choose.", "Names no algorithm.")
     assert Closed(Ball(1.0, [0.0])).n_clusters == 2
