@@ -110,8 +110,7 @@ def _context(parameters: Moduli) -> tuple[Any, tuple[tuple[int, ...], ...], tupl
 def column_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads an encrypted column.
 
-    ``words`` (2, primes, N) are residues modulo ``parameters.data``, transformed. If the shape is
-    another one, or a word is not below its prime, it is a `MessageError`.
+    ``words`` (2, primes, N) are transforms modulo ``parameters.data``; others are a `MessageError`.
     """
     _check_words(words, (2,), parameters.data)
     return iter(_ciphertext(words, _context(parameters)[1][0], parameters.scales[0]))
@@ -120,8 +119,8 @@ def column_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
 def relin_file(parameters: Moduli, words: Words) -> Iterator[Buffer]:
     """Return the pieces of the file from which SEAL reads a relinearisation key.
 
-    ``words`` (digits, 2, primes, N) have one digit for each of ``parameters.data``, and are
-    residues modulo ``parameters.key``, transformed. Errors are those of `column_file`.
+    ``words`` (digits, 2, primes, N), a digit for each of ``parameters.data``, are transforms modulo
+    ``parameters.key``; others are a `MessageError`.
     """
     _check_words(words, (len(parameters.data), 2), parameters.key)
     name = _context(parameters)[2]
@@ -226,8 +225,7 @@ class Engine:
 
     def words(self, c: Ciphertext) -> Words:
         """Return a ciphertext of the last level: (2, N) words modulo q0, transformed."""
-        at, n = c.dyn_array().at, 2 * N
-        return np.fromiter(map(at, range(n)), np.uint64, n).reshape(2, N)
+        return np.fromiter(map(c.dyn_array().at, range(2 * N)), np.uint64, 2 * N).reshape(2, N)
 
     # ------------------------------------------------------------------ arithmetic
 

@@ -8,6 +8,7 @@ The data holders' keys, which the SuperLink must never have, are made by ``flowe
 
 import argparse
 import datetime as dt
+import inspect
 import ipaddress
 import os
 from collections.abc import Sequence
@@ -19,68 +20,58 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _DAYS = 365
+_AUTHORITY = "Federation authority"
+_USAGE = dict.fromkeys(inspect.signature(x509.KeyUsage).parameters, False)
+_USAGE["digital_signature"] = True
 
 
 def make_link(directory: Path, names: Sequence[str], days: int = _DAYS) -> None:
-    """Write ``ca.crt``, ``ca.key``, ``server.pem`` and ``server.key``.
+    """Write ``ca.crt``, ``ca.key``, ``server.pem`` and ``server.key``, valid for so many days.
 
-    Parameters
-    ----------
-    directory : Path
-        Made if it does not exist. Nodes, and those who submit runs, get ``ca.crt`` from it; the
-        keys have mode 0600 and stay.
-    names : sequence of str
-        Names and addresses under which the SuperLink is reached. ``localhost`` and ``127.0.0.1``
-        are always among them: its own processes use them.
-    days : int
-        How long the certificates are valid.
+    Nodes, and those who submit runs, get ``ca.crt``; the keys have mode 0600 and stay. ``names``
+    are those and the addresses under which the SuperLink is reached. ``localhost`` and
+    ``127.0.0.1`` are always among them: its own processes use them.
     """
     _private_directory(directory)
     now = dt.datetime.now(dt.UTC)
     ca_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Federation authority")])
     all_names = list(dict.fromkeys([*names, "localhost", "127.0.0.1"]))
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
 
-    def builder(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(ca_name)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(minutes=5))  # clocks differ
-            .not_valid_after(now + dt.timedelta(days=days))
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
-                critical=False,
-            )
+    def signed(name: str, of: ec.EllipticCurvePrivateKey, *extensions: x509.ExtensionType) -> bytes:
+        is_authority = of is ca_key
+        usage = {"key_cert_sign": is_authority, "crl_sign": is_authority}
+        builder = x509.CertificateBuilder(
+            issuer_name=_named(_AUTHORITY),
+            subject_name=_named(name),
+            public_key=of.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - dt.timedelta(minutes=5),  # clocks differ
+            not_valid_after=now + dt.timedelta(days=days),
         )
+        path = x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None)
+        for critical in (path, x509.KeyUsage(**_USAGE | usage)):
+            builder = builder.add_extension(critical, critical=True)
+        for each in (
+            x509.SubjectKeyIdentifier.from_public_key(of.public_key()),
+            issuer,
+            *extensions,
+        ):
+            builder = builder.add_extension(each, critical=False)
+        return builder.sign(ca_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
-    authority = (
-        builder(ca_name, ca_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .sign(ca_key, hashes.SHA384())
+    server = signed(
+        all_names[0],
+        key,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName([_general_name(name) for name in all_names]),
     )
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, all_names[0])])
-    server = (
-        builder(subject, key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.SubjectAlternativeName([_general_name(name) for name in all_names]),
-            critical=False,
-        )
-        .sign(ca_key, hashes.SHA384())
-    )
-    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    plain = serialization.NoEncryption()
-    _write_new(directory / "ca.key", ca_key.private_bytes(pem, pkcs8, plain), 0o600)
-    _write_new(directory / "ca.crt", authority.public_bytes(pem), 0o644)
-    _write_new(directory / "server.key", key.private_bytes(pem, pkcs8, plain), 0o600)
-    _write_new(directory / "server.pem", server.public_bytes(pem), 0o644)
+    authority = signed(_AUTHORITY, ca_key)
+    pkcs8 = serialization.PrivateFormat.PKCS8
+    _write_new(directory / "ca.key", _private(ca_key, pkcs8), 0o600)
+    _write_new(directory / "ca.crt", authority, 0o644)
+    _write_new(directory / "server.key", _private(key, pkcs8), 0o600)
+    _write_new(directory / "server.pem", server, 0o644)
 
 
 def make_node(directory: Path) -> None:
@@ -90,30 +81,17 @@ def make_node(directory: Path) -> None:
     """
     _private_directory(directory)
     key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    _write_new(directory / "node.key", private, 0o600)
-    _write_new(directory / "node.pub", public + b"\n", 0o644)
+    of = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    _write_new(directory / "node.key", _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+    _write_new(directory / "node.pub", key.public_key().public_bytes(*of) + b"\n", 0o644)
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _general_name(name: str) -> x509.GeneralName:

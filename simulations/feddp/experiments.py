@@ -21,10 +21,9 @@ and all have the same public domain. Where whole clients are protected, FedDP-KM
 from the server's points, as by default, SynopsisKMeans and PE-means have the library's defaults,
 and DP-Lloyd the one that was best of a few.
 
-Written to ``--output``: runs.csv, one row a run, from which an interrupted or extended experiment
-goes on, of all tables together (rows of a file of the same name with other contents, bounds,
-clusters and so on are refused); the table as record.md and so on, also printed; feddp.png, a panel
-for each experiment in runs.csv; and what flower_kmeans.bench writes beside them.
+Written to ``--output``: runs.csv, one row a run of any table, from which an experiment goes on
+(rows of a file of the same name with other contents, bounds or clusters are refused); the table as
+record.md and so on; feddp.png, a panel for each experiment; and what flower_kmeans.bench writes.
 """
 
 import argparse
@@ -62,6 +61,7 @@ from sklearn.metrics import (
     adjusted_rand_score,
     fowlkes_mallows_score,
     normalized_mutual_info_score,
+    pairwise_distances_argmin,
 )
 from sklearn.metrics.cluster import contingency_matrix
 
@@ -90,10 +90,9 @@ FloatArray = NDArray[np.float64]
 
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 5.0)
 TRUSTS = ("trusted-server", "distributed-noise")
+SUMS = ("auto", "absolute", "relative", "narrowing")
 PROJECTED = 16
 """Columns beyond which PE-means' paper recommends HDPE-means."""
-OF_FILES = ("client_column", "label", "bounds", "clusters", "server_clients")
-"""Options of ``--data``."""
 LLOYD_CLIP = 20.0
 """Of 5, 7, 10, 14, 20, 30 the best for DP-Lloyd with 50 records a client (docs/tables/feddp.md)."""
 
@@ -144,50 +143,37 @@ def strategy_of(
     method: str, population: Population, setting: Setting, epsilon: float, run: int
 ) -> KMeansStrategy:
     """Return the strategy of a private method."""
-    k, server_data = population.n_clusters, population.server_data
-    common = (k, population.domain, PrivacyBudget(epsilon, unit=setting.unit))
     options: dict[str, Any] = {
+        "n_clusters": population.n_clusters,
+        "domain": population.domain,
+        "privacy": PrivacyBudget(epsilon, unit=setting.unit),
         "n_records": population.n_records,
         "n_clients": len(population.partitions),
         "trust": setting.trust,
         "seed": run,
     }
-    if method == FEDDP:
-        return FedDPKMeans(
-            *common,
-            server_data=server_data,
-            clip=setting.clip,
-            contribution=setting.contribution,
-            sums=setting.sums,
-            clips=dict(setting.clips) or None,
-            **options,
-        )
     if method == SYNOPSIS:
-        return SynopsisKMeans(*common, **options)
+        return SynopsisKMeans(**options)
     if method == PE:
         made = HDPEMeans if population.domain.n_features > PROJECTED else PEMeans
-        return made(*common, **options)
+        return made(**options)
+    if method == FEDDP:
+        of_clients = {"clip": setting.clip, "clips": dict(setting.clips) or None}
+        options |= {"contribution": setting.contribution, "sums": setting.sums}
+        return FedDPKMeans(server_data=population.server_data, **of_clients, **options)
     start = {PLUS_PLUS: server_kmeans_plus_plus, LLOYD: server_lloyd}.get(method)
     if start is not None:
-        options["initial"] = start(server_data, k, public_generator(run, 0))
-    if setting.lloyd_rounds is not None:
-        options["n_rounds"] = setting.lloyd_rounds
-    if setting.lloyd_clip is not None:
-        options["clip"] = setting.lloyd_clip
-    return GLloyd(*common, **options)
+        rng = public_generator(run, 0)
+        options["initial"] = start(population.server_data, population.n_clusters, rng)
+    given = {"n_rounds": setting.lloyd_rounds, "clip": setting.lloyd_clip}
+    return GLloyd(**options, **{name: x for name, x in given.items() if x is not None})
 
 
 def optimum(population: Population, run: int) -> FloatArray:
     """Return k-means on all records, from the true means or the best of ten starts."""
-    pooled = np.concatenate(population.partitions)
-    means = population.means
-    model = KMeans(
-        population.n_clusters,
-        init="k-means++" if means is None else means,
-        n_init=10 if means is None else 1,
-        random_state=run,
-    )
-    return np.asarray(model.fit(pooled).cluster_centers_)
+    start = {"n_init": 10} if population.means is None else {"init": population.means, "n_init": 1}
+    model = KMeans(population.n_clusters, **start, random_state=run)
+    return np.asarray(model.fit(np.concatenate(population.partitions)).cluster_centers_)
 
 
 def clustered(
@@ -202,12 +188,6 @@ def clustered(
     strategy = strategy_of(method, population, setting, epsilon, run)
     clustering = simulate(strategy, population.partitions)
     return clustering.centroids, clustering.report
-
-
-def nearest(records: FloatArray, centroids: FloatArray) -> NDArray[np.int64]:
-    """Return each record's nearest centroid, (n,)."""
-    norms = np.einsum("ij,ij->i", centroids, centroids)
-    return np.asarray(np.argmin(norms - 2 * (records @ centroids.T), axis=1))
 
 
 def majority_accuracy(classes: NDArray[Any], found: NDArray[np.int64]) -> float:
@@ -235,12 +215,12 @@ def tasks_of(
     options: Options, source: "Source", setting: Setting, epsilons: Sequence[float]
 ) -> Iterator[Task]:
     """Yield every run: what is not private does not depend on the variant and epsilon."""
+    known = [method for method in setting.methods if method in NOT_PRIVATE]
     private = [method for method in setting.methods if method not in NOT_PRIVATE]
     for run in range(options.runs):
         for name in source.names:
-            for method in setting.methods:
-                if method in NOT_PRIVATE:
-                    yield Task(setting.table, name, "", method, 0.0, run)
+            for method in known:
+                yield Task(setting.table, name, "", method, 0.0, run)
             for epsilon in epsilons:
                 for method in private:
                     yield Task(setting.table, name, setting.variant, method, epsilon, run)
@@ -257,30 +237,20 @@ def drawn(source: "Source", name: str, run: int) -> tuple[Population, FloatArray
 def measure(task: Task, options: Options, source: "Source", setting: Setting) -> dict[str, Any]:
     """Return what one run gave."""
     population, pooled, best = drawn(source, task.population, task.run)
-    n_clients = len(population.partitions)
     started = time.perf_counter()
     centroids, report = clustered(task.method, population, setting, task.epsilon, task.run)
-    seconds = time.perf_counter() - started
-    cost = inertia(pooled, centroids) / len(pooled)
-    found = {
-        "ratio": cost / best,
-        "cost": cost,
-        **agreement(population.classes, nearest(pooled, centroids)),
-        "seconds": round(seconds, 2),
-    }
+    seconds, cost = time.perf_counter() - started, inertia(pooled, centroids) / len(pooled)
+    found: dict[str, Any] = {"ratio": cost / best, "cost": cost, "seconds": round(seconds, 2)}
+    found |= agreement(population.classes, pairwise_distances_argmin(pooled, centroids))
     if report is None:
-        words = {"trust": "none", "unit": "none", "clip": "", "notes": ""}
-        numbers = {"n_clients": n_clients, "min_clients": n_clients, "noise_factor": 1.0}
-        nothing = {"n_rounds": 0, "epsilon_told": math.nan, "delta": math.nan}
-        return found | words | numbers | nothing
+        n_clients = len(population.partitions)
+        found |= {"trust": "none", "unit": "none", "clip": "", "notes": "", "noise_factor": 1.0}
+        found |= {"n_clients": n_clients, "min_clients": n_clients, "n_rounds": 0}
+        return found | {"epsilon_told": math.nan, "delta": math.nan}
+    copied = ("trust", "unit", "n_clients", "min_clients", "noise_factor", "n_rounds")
     return found | {
-        "trust": report.trust,
-        "unit": report.unit,
-        "n_clients": report.n_clients,
-        "min_clients": report.min_clients,
-        "noise_factor": report.noise_factor,
+        **{name: getattr(report, name) for name in copied},
         "clip": clip_told(report, task.method, setting),
-        "n_rounds": report.n_rounds,
         "epsilon_told": float(report.epsilon or math.nan),
         "delta": float(report.delta or math.nan),
         "notes": " ".join(report.warnings),
@@ -317,50 +287,36 @@ class Source:
     @property
     def names(self) -> list[str]:
         """Return the names of the populations of each run."""
-        suffix = " (quick)" if self.quick else ""
-        if self.table == "record":
-            return [f"mixture{suffix}"]
-        if self.table == "client":
-            return [f"{n} clients{suffix}" for n in self.clients]
-        if self.table == "missing":
-            return [f"{n} missing{suffix}" for n in self.missing]
-        return ["digits" if self.data is None else self.data.stem]
+        if self.table == "data":
+            return ["digits" if self.data is None else self.data.stem]
+        names = {
+            "record": ["mixture"],
+            "client": [f"{n} clients" for n in self.clients],
+            "missing": [f"{n} missing" for n in self.missing],
+        }[self.table]
+        return [f"{name} (quick)" for name in names] if self.quick else names
 
     @property
     def known(self) -> dict[str, dict[str, str]]:
         """Return what distinguishes populations of one name."""
-        if self.table != "data":
+        if self.table != "data" or (self.data is not None and not self.data.is_file()):
             return {}
         if self.data is None:
             return {"digits": {"file": "scikit-learn's digits"}}
-        if not self.data.is_file():
-            return {}
         with self.data.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {
-            self.data.stem: {
-                "sha256": digest,
-                "client-column": self.client_column,
-                "label": self.label or "",
-                "bounds": " ".join(map(exact, self.bounds)),
-                "clusters": str(self.clusters),
-                "server-clients": str(self.server_clients),
-            }
-        }
+            facts = {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        facts |= {"client-column": self.client_column, "label": self.label or ""}
+        facts |= {"bounds": " ".join(map(exact, self.bounds)), "clusters": str(self.clusters)}
+        return {self.data.stem: facts | {"server-clients": str(self.server_clients)}}
 
     def draw(self, name: str, run: int) -> Population:
         """Return a population of a run."""
         if self.table == "data":
             if self.data is None:
                 return digits()
-            return from_file(
-                self.data,
-                self.client_column,
-                bounds=self.bounds,
-                n_clusters=self.clusters,
-                n_server_clients=self.server_clients,
-                label=self.label,
-            )
+            sizes = {"n_clusters": self.clusters, "n_server_clients": self.server_clients}
+            columns = {"label": self.label, "bounds": self.bounds}
+            return from_file(self.data, self.client_column, **columns, **sizes)
         full = Mixture(100, 1000)
         if self.quick:
             full = Mixture(8, 250, d=10, variance=0.005, n_uniform=20)
@@ -381,10 +337,6 @@ def asked(rows: Sequence[Row], tasks: Container[Task]) -> list[Row]:
 def suite_of(source: Source, setting: Setting, epsilons: Sequence[float]) -> Suite:
     """Return the suite of a table. A file of rows may hold several; each command shows its own."""
     tasks = partial(tasks_of, source=source, setting=setting, epsilons=epsilons)
-
-    def tables(rows: Sequence[Row], options: Options) -> str:
-        return table_of(asked(rows, set(tasks(options))))
-
     return Suite(
         "feddp",
         "FedDP-KMeans against other starts, on populations that clients and a server share: cost "
@@ -394,11 +346,14 @@ def suite_of(source: Source, setting: Setting, epsilons: Sequence[float]) -> Sui
         MEASURES,
         tasks,
         partial(measure, source=source, setting=setting),
-        tables,
+        lambda rows, options: table_of(asked(rows, set(tasks(options)))),
         {"feddp": lambda rows, options: plot(rows)},
         runs=3,
         sources=source.known,
     )
+
+
+# --------------------------------------------------------------------------- command
 
 
 def clip_of(text: str) -> tuple[str, float]:
@@ -407,122 +362,77 @@ def clip_of(text: str) -> tuple[str, float]:
     return name, float(value)
 
 
-def parser_of() -> argparse.ArgumentParser:
-    """Return the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("table", choices=("record", "client", "missing", "data"))
-    parser.add_argument("--runs", type=int, default=3, help="each with its own records and noise")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
-    parser.add_argument(
-        "--methods",
-        nargs="+",
-        choices=METHODS,
-        metavar="NAME",
-        help="default: all; in the table missing, those that take the server's points",
-    )
-    parser.add_argument("--lloyd-rounds", type=int, help="rounds of DP-Lloyd (the papers' rule)")
-    parser.add_argument(
-        "--sums",
-        choices=("auto", "absolute", "relative", "narrowing"),
-        default="auto",
-        help="of FedDP-KMeans",
-    )
-    parser.add_argument("--trust", choices=TRUSTS, default=TRUSTS[0])
-    parser.add_argument("--output", type=Path, default=Path("build/feddp"))
-    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
-    parser.add_argument("--redraw", action="store_true", help="show the runs of --output")
-    parser.add_argument("--quick", action="store_true", help="small populations, for tests")
-    parser.add_argument(
-        "--unit", choices=("record", "client"), help="whom to protect (default: as the table says)"
-    )
-    client = parser.add_argument_group("whole clients")
-    client.add_argument("--clients", type=int, nargs="+", help="default: 1000 2000 5000")
-    client.add_argument(
-        "--clip",
-        type=float,
-        help="FedDP-KMeans: records' worth of a client (default: from the server's points)",
-    )
-    client.add_argument(
-        "--clips", nargs="+", type=clip_of, metavar="RELEASE=CLIP", help="FedDP-KMeans"
-    )
-    client.add_argument(
-        "--lloyd-clip",
-        type=float,
-        help=f"DP-Lloyd (default: {LLOYD_CLIP:g} in the table client, else the library's)",
-    )
-    client.add_argument("--contribution", choices=("sums", "means"), help="default: sums")
-    missing = parser.add_argument_group("missing")
-    missing.add_argument("--missing", type=int, nargs="+", help="default: 0 to 5")
-    data = parser.add_argument_group("data")
-    data.add_argument("--data", type=Path, help="csv, npy, npz or parquet (default: digits)")
-    data.add_argument("--client-column", help="column that names a record's client")
-    data.add_argument("--label", help="column with classes")
-    data.add_argument("--bounds", type=float, nargs=2, help="public bounds of all features")
-    data.add_argument("--clusters", type=int, help="default: 10")
-    data.add_argument("--server-clients", type=int, help="that the server owns (default: 1)")
-    return parser
-
-
-def _refuse_needless(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, by_client: bool
-) -> None:
-    """End with an error if an option is given that the table does not depend on, or one misses."""
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; an option that the table does not depend on is an error."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
+    add = parser.add_argument
+    add("table", choices=("record", "client", "missing", "data"))
+    add("--runs", type=int, default=3, help="each with its own records and noise")
+    add("--epsilons", type=float, nargs="+", default=list(EPSILONS))
+    every = "default: all; in the table missing, those that take the server's points"
+    add("--methods", nargs="+", choices=METHODS, metavar="NAME", help=every)
+    add("--lloyd-rounds", type=int, help="rounds of DP-Lloyd (the papers' rule)")
+    add("--sums", choices=SUMS, default="auto", help="of FedDP-KMeans")
+    add("--trust", choices=TRUSTS, default=TRUSTS[0])
+    add("--output", type=Path, default=Path("build/feddp"))
+    add("--jobs", type=int, help="processes (default: one per core)")
+    add("--redraw", action="store_true", help="show the runs of --output")
+    add("--quick", action="store_true", help="small populations, for tests")
+    add("--unit", choices=("record", "client"), help="whom to protect (default: the table's)")
+    add = parser.add_argument_group("whole clients").add_argument
+    add("--clients", type=int, nargs="+", help="default: 1000 2000 5000")
+    add("--clip", type=float, help="FedDP-KMeans: records' worth of a client (default: its own)")
+    add("--clips", nargs="+", type=clip_of, metavar="RELEASE=CLIP", help="FedDP-KMeans")
+    lloyd = f"DP-Lloyd (default: {LLOYD_CLIP:g} in the table client, else the library's)"
+    add("--lloyd-clip", type=float, help=lloyd)
+    add("--contribution", choices=("sums", "means"), help="default: sums")
+    parser.add_argument_group("missing").add_argument("--missing", type=int, nargs="+")
+    add = parser.add_argument_group("data").add_argument
+    add("--data", type=Path, help="csv, npy, npz or parquet (default: digits)")
+    add("--client-column", help="column that names a record's client")
+    add("--label", help="column with classes")
+    add("--bounds", type=float, nargs=2, help="public bounds of all features")
+    add("--clusters", type=int, help="default: 10")
+    add("--server-clients", type=int, help="that the server owns (default: 1)")
+    options = parser.parse_args(arguments)
+    options.unit = options.unit or ("client" if options.table == "client" else "record")
     if options.data is not None and (options.client_column is None or options.bounds is None):
         parser.error("--data needs --client-column and --bounds.")
+    of_files = ("client_column", "label", "bounds", "clusters", "server_clients")
+    of_clients = ("clip", "clips", "lloyd_clip", "contribution")
     for names, is_used, where in (
-        (("clip", "clips", "lloyd_clip", "contribution"), by_client, "--unit client"),
+        (of_clients, options.unit == "client", "--unit client"),
         (("clients",), options.table == "client", "the table client"),
         (("missing",), options.table == "missing", "the table missing"),
         (("data",), options.table == "data", "the table data"),
-        (OF_FILES, options.data is not None, "--data"),
+        (of_files, options.data is not None, "--data"),
     ):
         for name in names:
             if not is_used and getattr(options, name) is not None:
                 parser.error(f"--{name.replace('_', '-')} is for {where} alone.")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Row]:
     """Run an experiment, print its table and draw the plot; return its runs."""
-    parser = parser_of()
-    options = parser.parse_args(arguments)
-    by_client = options.unit == "client" or (options.unit is None and options.table == "client")
-    _refuse_needless(parser, options, by_client)
+    options = options_of(arguments)
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    needless = (SYNOPSIS, PE) if options.table == "missing" else ()
-    setting = Setting(
-        options.table,
-        trust=options.trust,
-        sums=options.sums,
-        lloyd_rounds=options.lloyd_rounds,
-        methods=tuple(options.methods or (each for each in METHODS if each not in needless)),
+    if options.methods is None:
+        needless = (SYNOPSIS, PE) if options.table == "missing" else ()
+        options.methods = [each for each in METHODS if each not in needless]
+    if options.lloyd_clip is None and (options.table, options.unit) == ("client", "client"):
+        options.lloyd_clip = LLOYD_CLIP
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+    setting, source = (
+        kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
+        for kind in (Setting, Source)
     )
-    if by_client:
-        lloyd_clip = options.lloyd_clip
-        if lloyd_clip is None and options.table == "client":
-            lloyd_clip = LLOYD_CLIP
-        setting = replace(
-            setting,
-            unit="client",
-            clip=options.clip,
-            lloyd_clip=lloyd_clip,
-            contribution=options.contribution or "sums",
-            clips=tuple(options.clips or ()),
-        )
-    names = {each.name for each in fields(Source)}
-    given = {n: value for n, value in vars(options).items() if n in names and value is not None}
-    source = Source(**{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
     suite, wanted = suite_of(source, setting, options.epsilons), Options(options.runs)
+    how = {"arguments": sys.argv, "jobs": options.jobs, "redraw": options.redraw}
     try:
-        outcome = execute(
-            suite,
-            wanted,
-            options.output,
-            arguments=sys.argv,
-            jobs=options.jobs,
-            redraw=options.redraw,
-        )
+        outcome = execute(suite, wanted, options.output, **how)
     except KMeansError as error:
         sys.exit(f"Error: {error}")
     found = asked(outcome.rows, set(suite.tasks(wanted)))

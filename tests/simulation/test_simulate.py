@@ -226,7 +226,7 @@ def test_the_same_public_seed_gives_different_noise(trust):
     parts = parted(blobs())
     options = {"k": K, "n_records": 1000, "n_rounds": 2, "seed": 7}
     noises = [noise_of_run(fast(trust, **options), parts).noise for _ in range(2)]
-    blocks = [vector[at : at + K] for noise in noises for vector in noise for at in (0, K, -K)]
+    blocks = [block for noise in noises for x in noise for block in (x[:K], x[K : 2 * K], x[-K:])]
     for a, b in combinations(blocks, 2):
         assert np.mean(a == b) < 0.05
         assert stats.pearsonr(a, b).pvalue > P_VALUE

@@ -90,29 +90,26 @@ def test_the_cost_is_within_seven_standard_errors(kind, trust, start):
     assert report.to_dict()["releases"][-1]["name"] == "cost"
 
 
-@pytest.mark.parametrize("least", [3, 6])
+@pytest.mark.parametrize(("least", "away"), [(3, 0), (6, 0), (3, 4)])
 @KIND
-def test_the_error_counts_the_noise_that_is_left(kind, least):
-    """Six clients add a share; what five honest ones do not need is removed, or cannot be."""
+def test_the_error_counts_the_noise_that_is_left(kind, least, away):
+    """Six clients add a share; what five honest ones do not need is removed, or cannot be.
+
+    The cost has the noise of the last round, and the report the most of all: where one of six is
+    missing in the rounds before, the plan's share is one of 4, then of 5.
+    """
     strategy = make(kind, "distributed-noise", min_clients=least)
-    run(strategy)
-    planned = strategy.algorithm.cost_estimate(strategy._running.state, 1.0)
-    assert (strategy.report.levels == ()) == (least == 6)
-    assert strategy.report.cost.standard_error == pytest.approx(
-        math.sqrt(6 / 5) * planned.standard_error
+    missing = range(1, min(away, strategy.n_rounds - 1) + 1)
+    run(strategy, faults=[Fault(1, t, "drop") for t in missing])
+    report, planned = (
+        strategy.report,
+        strategy.algorithm.cost_estimate(strategy._running.state, 1.0),
     )
-    assert strategy.report.cost.value > planned.value
-
-
-def test_the_cost_has_the_noise_of_the_last_round_and_the_report_the_most_of_all():
-    """One of six is missing in all rounds but the last: the plan's share is one of 4, then of 5."""
-    strategy = make("absolute", "distributed-noise")
-    run(strategy, faults=[Fault(1, t, "drop") for t in range(1, 5)])
-    report, state = strategy.report, strategy._running.state
-    assert report.answers == [5] * 4 + [6]
-    assert report.noise_factor == pytest.approx(math.sqrt(5 / 4))
-    planned = strategy.algorithm.cost_estimate(state, 1.0)
+    assert (report.levels == ()) == (least == 6)
+    assert report.answers == [5] * len(missing) + [6] * (strategy.n_rounds - len(missing))
+    assert report.noise_factor == pytest.approx(math.sqrt(5 / 4 if away else 6 / 5))
     assert report.cost.standard_error == pytest.approx(math.sqrt(6 / 5) * planned.standard_error)
+    assert report.cost.value > planned.value
 
 
 @pytest.mark.parametrize("cost", [False, True])

@@ -136,15 +136,15 @@ def test_wrappers_as_flowers_own_for_privacy_are_refused(trust, wrapper, argumen
 
 
 def test_hooks_out_of_order_are_refused():
-    strategy, grid = make(), grid_of()
-    with pytest.raises(RunError, match="not started"):
-        strategy.configure_train(2, ArrayRecord(), ConfigRecord(), grid)
-    with pytest.raises(RunError, match="not started"):
-        strategy.aggregate_train(1, [])
-    with pytest.raises(RunError, match="not started"):
-        strategy.configure_evaluate(3, ArrayRecord(), ConfigRecord(), grid)
-    with pytest.raises(RunError, match="not started"):
-        _ = make("plain").centroids
+    strategy, grid, empty = make(), grid_of(), (ArrayRecord(), ConfigRecord())
+    for early in (
+        lambda: strategy.configure_train(2, *empty, grid),
+        lambda: strategy.aggregate_train(1, []),
+        lambda: strategy.configure_evaluate(3, *empty, grid),
+        lambda: make("plain").centroids,
+    ):
+        with pytest.raises(RunError, match="not started"):
+            early()
     with pytest.raises(ObliviousServerError, match="must never see"):
         _ = strategy.centroids
     with pytest.raises(RunError, match="before the run"):
@@ -153,12 +153,12 @@ def test_hooks_out_of_order_are_refused():
     refused(lambda grid: stock_start(strategy, grid, **config), "train_config", grid=grid)
     with task_identity():
         sighted = make("plain")
-        sighted.configure_train(1, ArrayRecord(), ConfigRecord(), grid_of())
+        sighted.configure_train(1, *empty, grid_of())
         with pytest.raises(RunError, match="no centroids before a round is finished"):
             _ = sighted.centroids
-        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
+        strategy.configure_train(1, *empty, grid)
         with pytest.raises(ConfigurationError, match="round 1 next"):
-            strategy.configure_train(2, ArrayRecord(), ConfigRecord(), grid)
+            strategy.configure_train(2, *empty, grid)
         with pytest.raises(ConfigurationError, match="rounds 1 to 3"):
             Strategy.start(make(), grid_of(), ArrayRecord(), num_rounds=4)
 
@@ -221,13 +221,14 @@ def test_parameters_that_cannot_be_used_are_one_sentence(match, options):
     assert len(text) < 400
 
 
-def test_lloyd_takes_no_private_budget():
-    with pytest.raises(ConfigurationError, match="epsilon=None"):
-        Lloyd(2, BOX, PrivacyBudget(1.0))
-    with pytest.raises(ConfigurationTypeError, match="privacy"):
-        Lloyd(2, BOX, 1.0)
-    with pytest.raises(ConfigurationError, match="It adds noise"):
-        Lloyd(2, BOX, trust="oblivious-server")
+@pytest.mark.parametrize(
+    ("match", "budget", "trust"),
+    [("epsilon=None", PrivacyBudget(1.0), None), ("privacy", 1.0, None),
+     ("It adds noise", None, "oblivious-server")],
+)  # fmt: skip
+def test_lloyd_takes_no_private_budget(match, budget, trust):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=match):
+        Lloyd(2, BOX, budget, trust=trust)
 
 
 def test_a_third_trust_model_is_one_registration():
@@ -256,13 +257,6 @@ def test_a_third_trust_model_is_one_registration():
 def test_defaults_of_min_clients_and_max_colluders(options, least, most):
     strategy = _fast(**options)
     assert (strategy.min_clients, strategy.max_colluders) == (least, most)
-
-
-def test_a_run_knows_how_many_clients_it_has():
-    strategy = _fast(trust="clients-only", min_clients=20)
-    with strategy.expecting(60):
-        assert (strategy.n_clients, strategy.max_colluders) == (60, 6)
-    assert (strategy.n_clients, strategy.max_colluders) == (None, 2)
 
 
 def test_clients_count_as_the_planned_average_by_default():
@@ -349,51 +343,33 @@ def test_messages_and_waiting_end_with_the_timeout():
         run_recorded(make(n_clients=50), PARTS[:2], timeout=0.6)
 
 
-def test_nothing_is_evaluated_on_clients_before_the_last_round():
-    outcome = run_recorded(make(), PARTS)
-    kinds = [(item.message_type, item.kind) for item in outcome.grid.sent]
-    evaluated = [place for place, kind in enumerate(kinds) if kind[0] == "evaluate.kmeans"]
-    assert len(evaluated) == 5
-    assert min(evaluated) > max(i for i, kind in enumerate(kinds) if kind[1] == "ask")
-    assert {kind for _, kind in kinds[min(evaluated) :]} == {"finish"}
-
-
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize(("trust", "round_trips"), ROUND_TRIPS.items())
 def test_a_run_takes_as_many_round_trips_as_planned(trust, round_trips, start):
+    """And nothing is evaluated on clients before the last round."""
     pushes = []
     outcome = run_recorded(
         make(trust), PARTS, start=start, on_push=lambda grid, listed: pushes.append(len(listed))
     )
     assert len([size for size in pushes if size]) == round_trips
     assert outcome.strategy.report.round_trips == round_trips
-
-
-def test_on_round_reports_progress_and_nothing_of_records():
-    seen = []
-    run_recorded(make(on_round=seen.append), PARTS)
-    assert [(info.round, info.n_rounds, info.n_answers, info.n_clients) for info in seen] == [
-        (t, 3, 5, 5) for t in (1, 2, 3)
-    ]
-    assert all(info.seconds >= 0 for info in seen)
+    sent = [(item.message_type == "evaluate.kmeans", item.kind) for item in outcome.grid.sent]
+    assert sent[-5:] == [(True, "finish")] * 5
+    assert not any(is_evaluation or kind == "finish" for is_evaluation, kind in sent[:-5])
 
 
 def test_a_strategy_can_be_started_again():
-    strategy = make()
-    first = run_recorded(strategy, PARTS)
+    """By either loop, also after a start that failed."""
+    strategy = make("distributed-noise")
+    with pytest.raises(TooFewClientsError):
+        run_recorded(strategy, PARTS[:2], timeout=0.5)
+    first = run_recorded(strategy, PARTS, start=stock_start)
+    np.testing.assert_array_equal(first.result.arrays["centroids"].numpy(), first.one.centroids)
     run = strategy._running.run.document.run
     second = run_recorded(strategy, PARTS[:4])
     assert strategy._running.run.document.run != run
     assert strategy.report.n_clients == 4
     assert not np.array_equal(first.one.counts, second.one.counts)
-
-
-def test_flowers_own_start_works_after_our_start_failed():
-    strategy = make("distributed-noise")
-    with pytest.raises(TooFewClientsError):
-        run_recorded(strategy, PARTS[:2], timeout=0.5)
-    outcome = run_recorded(strategy, PARTS, start=stock_start)
-    np.testing.assert_array_equal(outcome.result.arrays["centroids"].numpy(), outcome.one.centroids)
 
 
 @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
