@@ -18,7 +18,7 @@ def align_rows(ids: Iterable[object], key: bytes | str | os.PathLike[str]) -> ND
     """Return an order of rows that all parties with the same ids and the same key agree on.
 
     Rows are sorted by HMAC-SHA256 of their ids, so nobody without the key knows the order. Ids that
-    only some parties have must be removed before: which ids are shared is not found out here.
+    only some parties have must be removed before.
 
     Parameters
     ----------

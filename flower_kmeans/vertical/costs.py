@@ -56,19 +56,13 @@ class Costs:
         """What all parties send in the run."""
         return self.key_bytes + self.column_bytes + self.n_rounds * self.round_bytes
 
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU seconds of the computing party in the whole run."""
-        return self.n_rounds * self.step_seconds
-
     def describe(self) -> tuple[str, ...]:
         """Return the costs as sentences."""
-        rounds = self.n_rounds * self.round_bytes
         return (
             f"Round trips: {self.round_trips}.",
             f"Parties send {_mb(self.total_bytes)}: keys {_mb(self.key_bytes)}, columns "
-            f"{_mb(self.column_bytes)}, rounds {_mb(rounds)}.",
-            f"CPU of one core, estimated: party 0 {self.cpu_seconds:.3g} s "
+            f"{_mb(self.column_bytes)}, rounds {_mb(self.n_rounds * self.round_bytes)}.",
+            f"CPU of one core, estimated: party 0 {self.n_rounds * self.step_seconds:.3g} s "
             f"({self.step_seconds:.3g} s in each round, divided by its workers), a key holder "
             f"{self.holder_seconds:.2g} s.",
             f"Memory of party 0, estimated: {self.memory:.2g} GB, and {self.worker_memory:.2g} GB "
@@ -90,7 +84,7 @@ def costs(
     n_parties, holders, chunks = len(widths), key_holders, -(-n_records // SLOTS)
     public, data, digits = packed_bytes(m.key), packed_bytes(m.data), len(m.data)
     alone, values = holders == 1, k * (d + 1)
-    squares = 1 if radius else 0  # a party also encrypts the squared norm of its columns
+    squares = int(radius)  # a party also encrypts the squared norm of its columns
     foreign = [width + squares for width in widths[1:]]
     if alone:
         keys = public + digits * public + 2 * _SEAL
@@ -103,8 +97,7 @@ def costs(
     sent = [chunks * width * (each + _SEAL) for width, each in zip(foreign, columns, strict=True)]
     in_round = values * packed_bytes((m.q0,)) + _SEAL + holders * (8 * values + _SEAL)
     signs = k * (k - 1) // 2 + squares * k
-    step = signs * (_SIGN + _SIGN_LEVEL * (m.levels - 14))
-    step += _PRODUCT * k * sum(foreign)
+    step = signs * (_SIGN + _SIGN_LEVEL * (m.levels - 14)) + _PRODUCT * k * sum(foreign)
     loaded = public * (1 + digits * (1 if alone else 1 + holders)) + sum(sent)
     trips = 2 * n_rounds + 4 + (0 if alone else 1) + (n_parties - 1 > holders)
     return Costs(
@@ -134,7 +127,7 @@ def disk_bytes(
     polynomials += chunks * n_foreign * 2 * len(moduli.data)
     polynomials += 2 + k * (1 + n_features)  # the public key modulo q0, a step's c1
     if n_workers > 1:
-        n_wins = k * (k - 1) // 2 + (k if moduli.radius else 0)
+        n_wins = k * (k - 1) // 2 + moduli.radius * k
         polynomials += 3 * n_wins * 2 * (len(moduli.data) - _LEVELS_OF_A_WIN)
     return int(polynomials * N * _WORD_BYTES * 1.001)
 

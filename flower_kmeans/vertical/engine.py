@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -187,8 +188,8 @@ class Chunk:
 
 def comparisons(n_clusters: int, radius: float | None) -> list[tuple[int, int]]:
     """Return what a step decides: every pair (j, l) with j < l, and (j, j) for a radius."""
-    first = 1 if radius is None else 0
-    return [(j, m) for j in range(n_clusters) for m in range(j + first, n_clusters)]
+    every = product(range(n_clusters), repeat=2)
+    return [(j, m) for j, m in every if j < m or (j == m and radius is not None)]
 
 
 class Engine:
@@ -283,7 +284,7 @@ class Engine:
         return c if self.level(c) == level else self.rescale(self.times(c, 1.0, level))
 
     def multiply(self, a: Ciphertext, b: Ciphertext) -> Ciphertext:
-        """Return a product at the lower of two levels, relinearised and not rescaled."""
+        """Return a product at the lower of two levels (SEAL's and ours), not rescaled."""
         level = max(self.level(a), self.level(b))
         product = self._do("multiply", self._at(a, level), self._at(b, level))
         product.scale = self.moduli.scales[level] ** 2
@@ -309,25 +310,21 @@ class Engine:
     # It is a method, not a closure that calls itself: such a cycle would keep 100 MB until the
     # garbage collector runs, which counts objects and not their bytes.
     def _node(self, powers: list[Ciphertext], c: Floats, m: int, square: float) -> Ciphertext:
-        level, top = self.level(powers[0]), powers[m - 1]
+        top, scales = powers[m - 1], self.moduli.scales
+        level = self.level(powers[0]) + m - 1
         if m == 1:
             return self.times(top, float(c[1]), level + 1, square)
         h = 2 ** (m - 1)
-        low, high = c[:h].copy(), np.zeros(h)
-        odd = np.arange(1, h, 2)
+        low, high, odd = c[:h].copy(), np.zeros(h), np.arange(1, h, 2)
         high[odd] = 2 * c[h + odd]  # 2 T_h T_j = T_(h + j) + T_(h - j)
         low[h - odd] -= c[h + odd]
         scale = square / top.scale
-        y = self._node(powers, high, m - 1, self._before(level + m - 1, scale))
-        product = self._do("multiply", top, self.rescale(self._relinearise(y), scale))
-        product.scale = square
+        before = scale * scales[level - 1] ** 2 / scales[level]  # which rescaling turns into scale
+        y = self._node(powers, high, m - 1, before)
+        both = self._do("multiply", top, self.rescale(self._relinearise(y), scale))
+        both.scale = square
         rest = self._node(powers, low, m - 1, square)
-        return self._add(product, self._do("mod_switch_to", rest, self._names[level + m - 1]))
-
-    def _before(self, level: int, scale: float) -> float:
-        """Return the scale that rescaling to ``level`` turns into ``scale``."""
-        scales = self.moduli.scales
-        return scale * scales[level - 1] ** 2 / scales[level]
+        return self._add(both, self._do("mod_switch_to", rest, self._names[level]))
 
     # ------------------------------------------------------------------ one step
 
@@ -367,11 +364,8 @@ class Engine:
             pairs = zip(factors[::2], factors[1::2], strict=False)
             rest = factors[len(factors) - len(factors) % 2 :]
             factors = [self.rescale(self.multiply(a, b)) for a, b in pairs] + rest
-        m, a = chunk.own.shape
-        centre = chunk.centroids[j]
-        if chunk.radius is None:
-            centre = np.zeros_like(centre)
-        last = self.moduli.levels
+        (m, a), last = chunk.own.shape, self.moduli.levels
+        centre = chunk.centroids[j] * (chunk.radius is not None)
         member = self._at(factors[0], last - 1)
         rows = np.concatenate([np.ones((1, m)), (chunk.own - centre[:a]).T])
         values = [self.times(member, _slots(row), last) for row in rows]

@@ -52,10 +52,9 @@ Noise = Callable[[Stream], Integers]
 def secret_key(
     secret: bytes, doc_hash: bytes, label: bytes, hidden: NDArray[Any] | None = None
 ) -> bytes:
-    """Return the key of one stream of a run, 32 bytes.
+    """Return the key of a stream, 32 bytes; ``hidden``, of eight-byte integers, is what it hides.
 
-    ``secret`` is the client session's. ``hidden``, an array of eight-byte integers, is what the
-    stream hides, or answers.
+    ``secret`` is the client session's. A stream may also answer what is ``hidden``.
     """
     if hidden is not None:
         data = np.ascontiguousarray(hidden, dtype=hidden.dtype.newbyteorder("<"))
@@ -110,8 +109,7 @@ def confirmed_key(
 ) -> Words:
     """Return the public key of a packed half, if all key holders' digests of it are right.
 
-    Else it is a `MessageError`: one holder alone could send a key that it can decrypt with by
-    itself.
+    Else it is a `MessageError`: one holder could send a key that it alone decrypts.
     """
     if set(digests) != {hashlib.sha256(public).digest()}:
         raise MessageError("The key holders do not agree on the public key.")
@@ -232,8 +230,7 @@ class KeyHolder:
         for j, (h0, h1) in enumerate(h):
             x = addmod(mulmod(self._s_ntt, h0, q), mulmod(rest, h1, q), q)
             errors = self._stream(b"round 2 errors " + u32(j), h[j])
-            e = small_error(errors) + small_error(errors)
-            out.append(addmod(x, rns(e, primes), q))
+            out.append(addmod(x, rns(small_error(errors) + small_error(errors), primes), q))
         return np.stack(out)
 
     # ---------------------------------------------------------------------- rounds
@@ -283,10 +280,7 @@ def encrypt(
     ``values`` and ``number`` are as for `KeyHolder.encrypt_alone`.
     """
     primes, m = moduli.data, _encoded(moduli, values)
-    mask, errors = (
-        Stream(secret_key(secret, doc_hash, b"column" + name + u32(number), m))
-        for name in (b" mask ", b" errors ")
-    )
+    mask, errors = _streams(secret, doc_hash, b"column", u32(number), m)
     u, q = rns(ternary(mask), primes), column(primes)
     hidden = (small_error(errors) + m, small_error(errors))
     halves = zip(pk[:, :-1], hidden, strict=True)
@@ -310,16 +304,24 @@ def randomise(
     ``words`` (2, N) are transforms modulo q0; what is returned are coefficients. ``label`` says
     which value it is: two values of equal words have other labels, or their c1 would show it.
     """
-    q0, parts = moduli.q0, []
+    q0, (mask, errors) = moduli.q0, _streams(secret, doc_hash, b"zero", label, words)
+    u = ntt(lift(ternary(mask), q0), q0)
+    c0, c1 = (
+        addmod(intt(addmod(x, mulmod(half[0], u, q0), q0), q0), lift(small_error(errors), q0), q0)
+        for half, x in zip(pk, words, strict=True)
+    )
+    return int(c0[0]), c1
+
+
+def _streams(
+    secret: bytes, doc_hash: bytes, what: bytes, label: bytes, hidden: NDArray[Any]
+) -> tuple[Stream, Stream]:
+    """Return the streams of a ciphertext's mask and errors."""
     mask, errors = (
-        Stream(secret_key(secret, doc_hash, b"zero" + name + label, words))
+        Stream(secret_key(secret, doc_hash, what + name + label, hidden))
         for name in (b" mask ", b" errors ")
     )
-    u = ntt(lift(ternary(mask), q0), q0)
-    for half, x in zip(pk, words, strict=True):
-        part = intt(addmod(x, mulmod(half[0], u, q0), q0), q0)
-        parts.append(addmod(part, lift(small_error(errors), q0), q0))
-    return int(parts[0][0]), parts[1]
+    return mask, errors
 
 
 def opened(moduli: Moduli, constants: Words, shares: Sequence[Words]) -> Integers:

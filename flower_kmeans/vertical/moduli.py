@@ -1,6 +1,7 @@
 """The moduli of a vertical run: they follow from the number of clusters (docs/protocol.md, 13)."""
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from flower_kmeans.vertical.ring import SLOTS, N
 MAX_CLUSTERS = 16
 _SIGN_LEVELS = 12
 _SCALE = 0.999 * 2.0**40  # a prime near it lies below 2^40: five bytes
+_BASES = 2, 3, 5, 7
 _Q0, _SPECIAL = 0.99 * 2.0**48, 0.99 * 2.0**49
 
 
@@ -70,15 +72,8 @@ def _prime_near(target: float, used: set[int]) -> int:
     """Return the prime nearest to a target that is 1 modulo 2 N and not used yet."""
     step = 2 * N
     below = int(target) // step * step + 1
-    distance = 0
-    while True:
-        for candidate in (below + distance, below - distance):
-            if candidate not in used and _is_prime(candidate):
-                used.add(candidate)
-                return candidate
-        distance += step
-
-
-def _is_prime(n: int) -> bool:
-    """Return whether a number passes Fermat's test; tests divide the moduli that it accepts."""
-    return all(pow(base, n - 1, n) == 1 for base in (2, 3, 5, 7))
+    near = (below + sign * away for away in itertools.count(0, step) for sign in (1, -1))
+    # Fermat's test; the tests divide the moduli that it accepts.
+    prime = next(n for n in near if n not in used and all(pow(b, n - 1, n) == 1 for b in _BASES))
+    used.add(prime)
+    return prime

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial, reduce
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,13 +19,7 @@ import numpy as np
 from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.secagg.hashing import u32
-from flower_kmeans.vertical.engine import (
-    Chunk,
-    Engine,
-    column_file,
-    comparisons,
-    relin_file,
-)
+from flower_kmeans.vertical.engine import Chunk, Engine, column_file, comparisons, relin_file
 from flower_kmeans.vertical.keys import Noise, opened, randomise, secret_key
 from flower_kmeans.vertical.moduli import Moduli, moduli
 from flower_kmeans.vertical.ring import SLOTS, Floats, Integers, N, Words, addmod, lift
@@ -62,10 +57,14 @@ class Step:
         """What is decided for each chunk."""
         return comparisons(len(self.centroids), self.radius)
 
+    @property
+    def moduli(self) -> Moduli:
+        """The run's moduli."""
+        return moduli(len(self.centroids), self.radius is not None)
+
     def engine(self, store: Store) -> Engine:
         """Return an engine with the key of the store."""
-        parameters = moduli(len(self.centroids), self.radius is not None)
-        return Engine(parameters, store.path(RELIN_KEY))
+        return Engine(self.moduli, store.path(RELIN_KEY))
 
     def chunk(self, engine: Engine, store: Store, number: int) -> Chunk:
         """Return a chunk with its ciphertexts."""
@@ -89,11 +88,7 @@ def evaluate(store: Store, step: Step, n_workers: int) -> Words:
     process. A file that was changed, or a worker that dies, is a `RunError`.
     """
     chunks = _here(store, step) if n_workers == 1 else _on_workers(store, step, n_workers)
-    q0 = moduli(len(step.centroids), step.radius is not None).q0
-    total = next(chunks)
-    for words in chunks:
-        total = addmod(total, words, q0)
-    return total
+    return reduce(partial(addmod, p=step.moduli.q0), chunks)
 
 
 def _here(store: Store, step: Step) -> Iterator[Words]:
@@ -245,11 +240,10 @@ class ComputingParty:
         party's own.
         """
         constants, c1 = self._stored(t)
-        q0 = self.moduli.q0
-        if (shares >= q0).any():
+        if (shares >= self.moduli.q0).any():
             raise MessageError("Expected words below q0 of each key holder.")
         key = secret_key(self.secret, self.doc_hash, b"noise " + u32(t), c1)
-        own = lift(noise(Stream(key)), q0)
+        own = lift(noise(Stream(key)), self.moduli.q0)
         values = opened(self.moduli, constants, [*shares, own])
         return values.reshape(self.moduli.n_clusters, -1)
 

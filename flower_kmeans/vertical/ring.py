@@ -7,6 +7,7 @@ transform has the order of Microsoft SEAL, so its words go into SEAL as they are
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, repeat
 from math import prod
 from typing import Any
 
@@ -203,18 +204,18 @@ def _roots(p: int) -> tuple[Words, Words]:
     """Return the powers of SEAL's root, the least primitive one of order 2 N, in its order."""
     candidates = (pow(h, (p - 1) // (2 * N), p) for h in range(2, p))
     root = next(c for c in candidates if pow(c, N, p) == p - 1)
-    least, power, square = root, root, root * root % p
-    for _ in range(N - 1):
-        power = power * square % p
-        least = min(least, power)
-    powers = [1]
-    for _ in range(N - 1):
-        powers.append(powers[-1] * least % p)
-    forward = np.array(powers, dtype=np.uint64)
+    least = min(_powers(root, root * root % p, N, p))  # its odd powers are all of that order
+    forward = np.array(_powers(1, least, N, p), dtype=np.uint64)
     # The powers of 1 / least = -least^(N - 1): read backwards, and negated.
     backward = np.concatenate([forward[:1], negmod(forward[1:][::-1], p)])
-    order = _bit_reversed()
+    bits = N.bit_length() - 1
+    order = np.array([int(f"{i:0{bits}b}"[::-1], 2) for i in range(N)], dtype=np.intp)
     return forward[order], backward[order]
+
+
+def _powers(first: int, factor: int, count: int, p: int) -> list[int]:
+    """Return a number times the powers of another, modulo p."""
+    return list(accumulate(repeat(factor, count - 1), lambda x, y: x * y % p, initial=first))
 
 
 @functools.cache
@@ -227,11 +228,6 @@ def _factors(p: int) -> list[tuple[Integers, Floats]]:
         factor = np.ascontiguousarray(factor)
         out.append((factor, factor / p))
     return out
-
-
-def _bit_reversed() -> NDArray[np.intp]:
-    bits = N.bit_length() - 1
-    return np.array([int(f"{i:0{bits}b}"[::-1], 2) for i in range(N)], dtype=np.intp)
 
 
 # ------------------------------------------------------------------------------ slots
@@ -254,10 +250,7 @@ def encode(values: Floats, scale: float) -> Integers:
 
 @functools.cache
 def _slot_positions() -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    powers = [1]
-    for _ in range(SLOTS - 1):
-        powers.append(powers[-1] * 3 % (2 * N))
-    index = np.array(powers, dtype=np.intp)
+    index = np.array(_powers(1, 3, SLOTS, 2 * N), dtype=np.intp)
     return (index - 1) // 2, (2 * N - index - 1) // 2
 
 

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -80,34 +81,27 @@ class Recorder(ClientApp):
     def __init__(self, widths, directory, fails=None, loses=None):
         super().__init__()
         self.parts, self.seen, self.results = parts_of(widths), [], {}
-        self.fails = fails or (lambda slot, request: False)
-        self.loses = loses or (lambda slot, request: False)
-        policy = replace(ONE_WORKER, work_dir=directory)
-        self.app = engines._client_app(policy, (), self.load, self.keep)
+        self.fails, self.loses = (each or (lambda slot, request: False) for each in (fails, loses))
+        self.app = engines._client_app(
+            replace(ONE_WORKER, work_dir=directory),
+            (),
+            lambda context: self.parts[context.node_config["partition-id"]],
+            lambda result, context: self.results.update(
+                {context.node_config["partition-id"]: result}
+            ),
+        )
+        self.grid = CountingGrid(self, len(widths))
 
     def __call__(self, message, context):
-        slot = context.node_config["partition-id"]
-        data = from_content(message.content)
+        slot, data = context.node_config["partition-id"], from_content(message.content)
         request = decode_request(data)
         if self.fails(slot, request):
             self.seen.append((slot, request, data, None))
             raise RuntimeError("The party died.")
         reply = self.app(message, context)
         self.seen.append((slot, request, data, from_content(reply.content)))
-        if self.loses(slot, request):
-            return Message(to_content(b"\xc0"), reply_to=message)
-        return reply
-
-    def load(self, context):
-        return self.parts[context.node_config["partition-id"]]
-
-    def keep(self, result, context):
-        self.results[context.node_config["partition-id"]] = result
-
-    @property
-    def round_trips(self):
-        """Round trips of the grid that it answers: a wave of each holds all of a trip."""
-        return self.grid.pushes
+        lost = self.loses(slot, request)
+        return Message(to_content(b"\xc0"), reply_to=message) if lost else reply
 
 
 class CountingGrid(InProcessGrid):
@@ -120,12 +114,11 @@ class CountingGrid(InProcessGrid):
         return super().push_messages(messages)
 
 
-def run(strategy, directory, **faults):
-    """Run a strategy by its own start and return what the parties' app has seen."""
+def run(strategy, directory, start=VerticalKMeans.start, options=None, **faults):
+    """Run a strategy and return what the parties' app has seen."""
     app = Recorder(strategy.widths, directory, **faults)
-    app.grid = CountingGrid(app, strategy.n_clients)
     with task_identity():
-        app.result = strategy.start(app.grid)
+        app.result = start(strategy, app.grid, **(options or {}))
     return app
 
 
@@ -174,13 +167,9 @@ def test_two_parties_learn_the_means_and_the_server_nothing(pair):
 def test_round_trips_and_bytes_are_as_planned(pair):
     strategy, app = pair
     report = strategy.report
-    assert app.round_trips == report.round_trips == strategy.costs.round_trips == 2 * 2 + 4
-    sent = [
-        parcel
-        for reply in (decode_reply(answer) for _, _, _, answer in app.seen)
-        for parcel in (reply.parcels if isinstance(reply, Sent) else ())
-    ]
-    total = sum(len(parcel.data) for parcel in sent)
+    assert app.grid.pushes == report.round_trips == strategy.costs.round_trips == 2 * 2 + 4
+    replies = [decode_reply(answer) for _, _, _, answer in app.seen]
+    total = sum(len(x.data) for each in replies if isinstance(each, Sent) for x in each.parcels)
     assert report.vertical.sent_bytes == total == planned_bytes(strategy._running.run)
     assert 0 <= total - strategy.costs.total_bytes < 1000
     assert report.vertical.delivered_bytes == total  # each has one receiver here
@@ -287,36 +276,29 @@ def test_more_parties_learn_the_means(n_parties, options, factor, words):
 
 def test_flowers_own_loop_and_replies_that_get_lost(tmp_path):
     """Each first reply is lost: the same bytes are sent once more, and answered by the same."""
-    strategy, lost = made(), set()
+    strategy, lost, again = made(), set(), {}
 
     def loses(slot, request):
         key = (slot, type(request), getattr(request, "step", ""))
         return key not in lost and not lost.add(key)
 
-    app = Recorder(strategy.widths, tmp_path, loses=loses)
-    app.grid = CountingGrid(app, 2)
-    with task_identity():
-        result = Strategy.start(strategy, app.grid, ArrayRecord(), num_rounds=1, timeout=60)
-    assert len(result.arrays) == 0
-    assert strategy.report.round_trips == app.round_trips == 2 * (2 * 1 + 4)
+    options = {"initial_arrays": ArrayRecord(), "num_rounds": 1, "timeout": 60}
+    app = run(strategy, tmp_path, Strategy.start, options, loses=loses)
+    assert len(app.result.arrays) == 0
+    assert strategy.report.round_trips == app.grid.pushes == 2 * (2 * 1 + 4)
     np.testing.assert_allclose(app.results[1].centroids, MEANS, atol=0.1)
     assert {entry.kind for entry in strategy.report.incidents} == {"failed"}
-    again = {}
     for slot, _, data, answer in app.seen:
         again.setdefault((slot, data), []).append(answer)
-    assert all(len(answers) == 2 for answers in again.values())
-    for first, second in again.values():
-        assert first == second
+    assert all(len(answers) == 2 and answers[0] == answers[1] for answers in again.values())
 
 
 def test_hooks_are_called_in_order():
-    strategy = made()
-    empty = ArrayRecord()
-    with pytest.raises(RunError, match="not started"):
-        strategy.configure_train(2, empty, {}, None)
-    with pytest.raises(RunError, match="not started"):
-        strategy.configure_evaluate(1, empty, {}, None)
-    assert made(n_rounds=2).configure_evaluate(1, empty, {}, None) == []
+    strategy, empty = made(), (ArrayRecord(), {}, None)
+    for hook, t in ((strategy.configure_train, 2), (strategy.configure_evaluate, 1)):
+        with pytest.raises(RunError, match="not started"):
+            hook(t, *empty)
+    assert made(n_rounds=2).configure_evaluate(1, *empty) == []
     with pytest.raises(ConfigurationError, match="2 clients"), strategy.expecting(3):
         pass
     assert "Parties: 2" in repr(strategy)
@@ -342,7 +324,7 @@ def test_a_party_that_dies_ends_the_run_and_is_named(slot, step, words, tmp_path
     strategy = made()
     app = Recorder(strategy.widths, tmp_path, fails=fails)
     with task_identity(), pytest.raises(RunError, match=words) as caught:
-        strategy.start(InProcessGrid(app, 2))
+        strategy.start(app.grid)
     assert "what it charged stays charged" in str(caught.value)
     tried = [data for who, request, data, _ in app.seen if fails(who, request)]
     assert len(tried) == 2
@@ -359,8 +341,7 @@ class SilentGrid(CountingGrid):
     """A grid on which one step of a party is never answered."""
 
     def pull_messages(self, message_ids):
-        heard = [each for each in message_ids if not self._is_lost(each)]
-        return super().pull_messages(heard)
+        return super().pull_messages([each for each in message_ids if not self._is_lost(each)])
 
     def _is_lost(self, message_id):
         message = self._replies.get(message_id)
@@ -390,30 +371,21 @@ def test_a_party_that_is_silent_is_waited_for_twice(tmp_path, monkeypatch):
     assert [entry.kind for entry in strategy.report.incidents] == ["silent", "silent"]
 
 
-def test_a_party_that_refuses_is_named():
+@pytest.mark.parametrize(
+    ("party", "options", "words", "kinds"),
+    [
+        (0, {"policy": replace(ONE_WORKER, max_opened=5)}, "policy accepts", {"refused"}),
+        (1, {"faults": [Fault(client=1, round=0, kind="drop")]}, "", {"silent"}),
+    ],
+)
+def test_a_party_that_does_not_join_ends_the_run_and_is_named(party, options, words, kinds):
     strategy = made()
-    with pytest.raises(RunError, match="Expected party 0 to join") as caught:
-        simulate(strategy, parts_of((1, 1)), policy=replace(ONE_WORKER, max_opened=5))
-    assert "outside of what the client's policy accepts" in str(caught.value)
-    assert {entry.kind for entry in strategy.report.incidents} == {"refused"}
-
-
-def test_a_party_that_does_not_join_ends_the_run():
-    faults = [Fault(client=1, round=0, kind="drop")]
-    with pytest.raises(RunError, match="Expected party 1 to join"):
-        simulate(made(), parts_of((1, 1)), faults=faults)
+    with pytest.raises(RunError, match=f"Expected party {party} to join.*{words}"):
+        simulate(strategy, parts_of((1, 1)), **options)
+    assert {entry.kind for entry in strategy.report.incidents} == kinds
 
 
 # --------------------------------------------------------------------------- the relay alone
-
-
-def relay_of(strategy):
-    return Relay(strategy._run(None))
-
-
-def joined(run, number, **changes):
-    fields = {"doc_hash": run.doc_hash, "slot": number, "public_key": bytes(31) + bytes([number])}
-    return Joined(**fields | changes)
 
 
 class Trips:
@@ -435,15 +407,17 @@ def answering(server, keys, **changes):
 
     ``changes`` are what party 1 joins with.
     """
+    named = {"doc_hash": server.run.doc_hash}
 
     def answer(slot, request):
         if isinstance(request, Enrol):
-            known = joined(server.run, slot, **{"has_ids": True, **(changes if slot else {})})
-            return Refusal(code=3) if slot > 1 else known
+            fields = {"slot": slot, "public_key": bytes(31) + bytes([slot]), "has_ids": True}
+            other = changes if slot else {}
+            return Refusal(code=3) if slot > 1 else Joined(**named | fields | other)
         if not isinstance(request, Turn) or request.step != "keys":
-            return Sent(doc_hash=server.run.doc_hash)
+            return Sent(**named)
         parts, plans = keys(request)
-        return Sent(doc_hash=server.run.doc_hash, parts=parts, parcels=plans)
+        return Sent(**named, parts=parts, parcels=plans)
 
     return Trips(answer)
 
@@ -461,7 +435,7 @@ def answering(server, keys, **changes):
     ],
 )
 def test_who_does_not_join_as_planned_takes_no_part(changes, reason):
-    server = relay_of(made(check_ids=reason == "no row ids"))
+    server = Relay(made(check_ids=reason == "no row ids")._run(None))
     trips = answering(server, None, **changes)
     nodes = [10, 11, 12]  # the last one is beyond the parties
     with pytest.raises(RunError, match=f"Expected party 1 to join.*{reason}"):
@@ -502,7 +476,7 @@ def spoil(**changes):
     ],
 )
 def test_only_planned_parcels_are_delivered(sent):
-    server = relay_of(made())
+    server = Relay(made()._run(None))
     plans = parcels.planned(server.run, 1, "keys")
     trips = answering(server, lambda request: sent(*map(parcel_of, plans)))
     with pytest.raises(RunError, match=r"party 1 to 'keys'.*malformed"):
@@ -513,7 +487,7 @@ def test_only_planned_parcels_are_delivered(sent):
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts):
     """Two parts of party 1, so that one load runs while it sends the second."""
-    server = relay_of(made())
+    server = Relay(made()._run(None))
     first, *rest = parcels.planned(server.run, 1, "keys")
     parts = [(first, *rest)]
     if in_parts:
@@ -589,21 +563,22 @@ def test_simulations_refuse_rows_that_do_not_fit(error, words, partitions):
         simulate(made(), partitions(*parts_of((1, 1))))
 
 
-def test_a_missing_extra_is_an_error_before_anything_is_sent(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tenseal.sealapi", None)
-    engine.require_tenseal.cache_clear()
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [(r"flower-kmeans\[vertical\]", "tenseal", None), ("MB of free disk", "disk", 1)],
+)
+def test_what_party_0_lacks_is_an_error_before_anything_is_sent(monkeypatch, words, name, value):
     strategy = made()
-    with pytest.raises(ConfigurationError, match=r"flower-kmeans\[vertical\]"):
+    if name == "tenseal":
+        monkeypatch.setitem(sys.modules, "tenseal.sealapi", None)
+        engine.require_tenseal.cache_clear()
+    else:
+        usage = shutil.disk_usage("/")._replace(free=strategy.costs.disk - value)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ConfigurationError, match=words):
         simulate(strategy, parts_of((1, 1)))
     with pytest.raises(RunError):
         _ = strategy.report  # nothing was started
-
-
-def test_a_full_disk_is_an_error_before_anything_is_sent(monkeypatch):
-    usage = shutil.disk_usage("/")._replace(free=made().costs.disk - 1)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ConfigurationError, match="MB of free disk"):
-        simulate(made(), parts_of((1, 1)))
 
 
 @pytest.mark.parametrize(
@@ -644,38 +619,30 @@ def test_costs_are_those_of_the_document():
     assert whole.round_trips == 24
 
 
-def test_cpu_and_memory_estimates_are_those_that_were_measured():
+@pytest.mark.parametrize(
+    ("k", "radius", "first", "second", "memory"),
+    [
+        (2, False, 1.6, 1.7, 0.87), (3, False, 4.8, 5.1, 0.97), (5, False, 17.1, 18.8, 1.13),
+        (8, False, 55.8, 63.4, 1.43), (2, True, 4.9, 4.9, 0.98), (3, True, 10.8, 10.8, 1.10),
+        (5, True, 30.5, 32.3, 1.28), (8, True, 80.8, 80.8, None),
+    ],
+)  # fmt: skip
+def test_cpu_and_memory_estimates_are_those_that_were_measured(k, radius, first, second, memory):
     """CPU seconds of one step and 16,384 records, GB of party 0 with one worker; and a radius."""
-    measured = {
-        (2, False): (1.6, 1.7, 0.87),
-        (3, False): (4.8, 5.1, 0.97),
-        (5, False): (17.1, 18.8, 1.13),
-        (8, False): (55.8, 63.4, 1.43),
-        (2, True): (4.9, 4.9, 0.98),
-        (3, True): (10.8, 10.8, 1.10),
-        (5, True): (30.5, 32.3, 1.28),
-        (8, True): (80.8, 80.8, None),
-    }
-    for (k, radius), (first, second, memory) in measured.items():
-        made = costs(k, [1, 1], 16_384, 1, 1, radius=radius)
-        assert made.step_seconds == pytest.approx(first, rel=0.1)
-        assert made.step_seconds == pytest.approx(second, rel=0.1)
-        if memory is not None:
-            assert made.memory == pytest.approx(memory, abs=0.01)
+    made = costs(k, [1, 1], 16_384, 1, 1, radius=radius)
+    assert made.step_seconds == pytest.approx(first, rel=0.1)
+    assert made.step_seconds == pytest.approx(second, rel=0.1)
+    assert memory is None or made.memory == pytest.approx(memory, abs=0.01)
 
 
-def test_the_plan_describes_what_a_run_costs():
+def test_the_plan_describes_what_a_run_costs_and_the_timeout_grows_with_it():
     strategy = made()
     text = strategy.plan.describe()
-    assert f"Round trips: {strategy.costs.round_trips}." in text
-    assert "Memory of party 0, estimated" in text
+    for words in (f"Round trips: {strategy.costs.round_trips}.", "Memory of party 0, estimated"):
+        assert words in text
     assert "CPU of one core, estimated" in text
     assert "notes" not in strategy.plan.to_config()
-
-
-def test_the_timeout_grows_with_the_work():
-    assert made().default_timeout == 600
-    box, budget = Box([0, 0], [1, 1]), PrivacyBudget(1.0)
-    strategy = VerticalKMeans(16, box, budget, 100_000, parties=[1, 1])
-    assert strategy.default_timeout == pytest.approx(3 * strategy.costs.step_seconds)
-    assert strategy.default_timeout > 600
+    assert strategy.default_timeout == 600
+    larger = VerticalKMeans(16, Box([0, 0], [1, 1]), PrivacyBudget(1.0), 100_000, parties=[1, 1])
+    assert larger.default_timeout == pytest.approx(3 * larger.costs.step_seconds)
+    assert larger.default_timeout > 600
