@@ -142,8 +142,7 @@ def test_a_server_sees_uniform_words_whatever_the_data_are(trust):
 def test_without_masks_the_same_test_distinguishes_data_sets(monkeypatch):
     for name in ("mask", "correction"):
         monkeypatch.setattr(
-            f"flower_kmeans.secagg.masks.{name}",
-            lambda *_: np.zeros(_[-1], dtype=np.uint64),
+            f"flower_kmeans.secagg.masks.{name}", lambda *_: np.zeros(_[-1], dtype=np.uint64)
         )
     first, second = _views()
     assert _distinguishable(first, second)

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 from asking import Split
 from flwr.app import ArrayRecord
-from harness import (
-    P_VALUE,
-    SIMULATED,
-    exact_statistic,
-    stock_start,
-    without_noise,
-    write_roster,
-)
+from harness import P_VALUE, SIMULATED, exact_statistic, stock_start, without_noise, write_roster
 from rows import BLIND, CENTERS, ROWS, SIGHTED, TRUSTS, M, N, make, parts_of, run
 from scipy import stats
 

@@ -6,20 +6,12 @@ from functools import cache
 
 import numpy as np
 import pytest
-from harness import (
-    fits,
-    run_recorded,
-    without_noise,
-)
+from harness import fits, run_recorded, without_noise
 from rows import CENTERS, SERVER, SIGHTED
 
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms.numerics.initialization import public_generator
-from flower_kmeans.errors import (
-    ConfigurationError,
-    ObliviousServerError,
-    RunError,
-)
+from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.privacy.noise import draw
 from flower_kmeans.protocol import noise as noises

@@ -9,14 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.strategy import FedAvg, Strategy
-from harness import (
-    SIMULATED,
-    RecordingGrid,
-    run_recorded,
-    stock_start,
-    without_noise,
-    write_roster,
-)
+from harness import SIMULATED, RecordingGrid, run_recorded, stock_start, without_noise, write_roster
 from serving import ROUND_TRIPS
 
 from flower_kmeans import Box, ClientPolicy, PrivacyBudget, kmeans_client_app

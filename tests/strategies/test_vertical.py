@@ -525,10 +525,7 @@ def test_what_does_not_fit_into_one_message_comes_in_parts(monkeypatch, in_parts
         ("max_colluders", {"max_colluders": 0}),
         ("max_colluders", {"max_colluders": 2}),
         ("keys", {"keys": "none"}),
-        (
-            "1000 values",
-            {"n_clusters": 16, "domain": Box([0] * 64, [1] * 64), "parties": [32, 32]},
-        ),
+        ("1000 values", {"n_clusters": 16, "domain": Box([0] * 64, [1] * 64), "parties": [32, 32]}),
         ("noise shares of at least 0.1 records", {"privacy": PrivacyBudget(500.0, 1e-6)}),
         ("larger epsilon", {"privacy": PrivacyBudget(1e-6, 1e-9)}),
         ("domain as a Box", {"domain": Ball(1.0, [0, 0])}),
