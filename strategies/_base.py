@@ -237,6 +237,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
         log(INFO, "Finished in %.1f s.", time.monotonic() - self._started)
         return result
 
+    # Flower's own loop calls these four.
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -332,12 +334,9 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     @property
     def centroids(self) -> NDArray[np.float64]:
-        """Centroids in the user's units, (n_clusters, n_features), where the server may see them.
+        """Centroids in the user's units, (n_clusters, n_features).
 
-        Raises
-        ------
-        ObliviousServerError
-            Where clients open the sums: the server must never see them.
+        Where the server must never see them, it is an `ObliviousServerError`.
         """
         return self._visible("centroids")["centroids"].numpy()
 
@@ -723,14 +722,14 @@ optional
     def _default_min_clients(self) -> int:
         if not self.trust_model.is_private:
             return 1
-        if self.trust_model.shares_noise:
-            if self.n_clients is None:
-                raise ConfigurationError(
-                    f"Expected n_clients or min_clients under trust={self.trust!r}, where the "
-                    "noise is shared among min_clients. Got neither."
-                )
-            return max(2, math.ceil(_FRACTION_OF_CLIENTS * self.n_clients))
-        return _MIN_CLIENTS if self.n_clients is None else min(_MIN_CLIENTS, self.n_clients)
+        if not self.trust_model.shares_noise:
+            return min(_MIN_CLIENTS, self.n_clients or _MIN_CLIENTS)
+        if self.n_clients is None:
+            raise ConfigurationError(
+                f"Expected n_clients or min_clients under trust={self.trust!r}, where the noise "
+                "is shared among min_clients. Got neither."
+            )
+        return max(2, math.ceil(_FRACTION_OF_CLIENTS * self.n_clients))
 
     # ------------------------------------------------------------------ results
 
@@ -777,10 +776,7 @@ optional
     def weights(self) -> NDArray[np.float64] | None:
         """Weights of the clusters, (n_clusters,), as in a `Clustering`; ``None`` without bounds.
 
-        Raises
-        ------
-        ObliviousServerError
-            Where clients open the sums: the server must never see them.
+        Where the server must never see them, it is an `ObliviousServerError`.
         """
         arrays = self._visible("weights")
         return arrays["weights"].numpy() if "weights" in arrays else None

@@ -1,8 +1,7 @@
 """What a strategy takes: its signature and documentation, from what its algorithm declares.
 
-A parameter is declared once: in the constructor of `KMeansStrategy` if all strategies have it, else
-as a field of the algorithm's dataclass. Its meaning stands in the docstring of the same class. A
-strategy can document a parameter again where it means more to the user of a server.
+`KMeansStrategy` declares and documents what all strategies have, an algorithm's dataclass the rest.
+A strategy can document a parameter again where it means more to the user of a server.
 """
 
 import re
@@ -77,11 +76,12 @@ def describe(strategy: Any, base: Any) -> None:
         strategy.__signature__ = signature(partial(strategy.__init__, None))
         return
     common.popitem()
-    passed_on = {name: each.replace(kind=Parameter.KEYWORD_ONLY) for name, each in common.items()}
+    keyword = Parameter.KEYWORD_ONLY
+    passed_on = {name: each.replace(kind=keyword) for name, each in common.items()}
     every = own | {name: each for name, each in passed_on.items() if name not in own}
     for name in {"clip", "initial"} - signature(strategy.ALGORITHM).parameters.keys():
         del every[name]
-    first = {name: each for name, each in every.items() if each.kind is not Parameter.KEYWORD_ONLY}
+    first = {name: each for name, each in every.items() if each.kind is not keyword}
     chosen = first | own_parameters(strategy) | every
     # Types are in the docstring: those of declarations are too long to read in a signature.
     shown = [each.replace(annotation=Parameter.empty) for each in chosen.values()]
@@ -89,13 +89,9 @@ def describe(strategy: Any, base: Any) -> None:
 
     # The first that documents a parameter wins: the strategy, its algorithm, then the base.
     strategies, algorithms = strategy.__mro__, strategy.ALGORITHM.__mro__
-    sources = (
-        *strategies[: strategies.index(base)],
-        *algorithms[: algorithms.index(Algorithm)],
-        base,
-    )
+    before = strategies[: strategies.index(base)] + algorithms[: algorithms.index(Algorithm)]
     meanings: dict[str, Meaning] = {}
-    for source in sources:
+    for source in (*before, base):
         for names, kind, text in _ENTRY.findall(_split(source)[1]):
             for name in names.split(", "):
                 if name == "initial" and source is not base:

@@ -26,16 +26,6 @@ class ConstrainedLloyd(KMeansStrategy):
     and hold for all clients together. Bounds for every client are wrong where clients differ.
 
     How long a client computes depends on its records (docs/threat-model.md).
-
-    Examples
-    --------
-    >>> from flower_kmeans import Box, PrivacyBudget
-    >>> from flower_kmeans.strategies import ConstrainedLloyd
-    >>> strategy = ConstrainedLloyd(
-    ...     15, Box([0, 0], [10, 10]), PrivacyBudget(1.0), n_records=5000, n_clients=2
-    ... )
-    >>> strategy.algorithm.client_bounds
-    (112, 500)
     """
 
     ALGORITHM = ConstrainedLloydAlgorithm

@@ -47,29 +47,12 @@ class FedDPKMeans(KMeansStrategy):
     OMITS = ("n_server_points",)
 
     def elbow(self, k_max: int, rng: np.random.Generator | None = None) -> NDArray[np.float64]:
-        """Return the cost of k-means on the weighted server points by k, to choose k from.
+        """Return the cost of k-means on the weighted server points for k = 1 to ``k_max``.
 
         Made from released values after a run, so it costs no further privacy. The projection has
-        ``n_clusters`` directions: run with the largest k that is possible.
-
-        Parameters
-        ----------
-        k_max : int
-            At least 1.
-        rng : numpy.random.Generator, optional
-            Public randomness; by default from the strategy's seed.
-
-        Returns
-        -------
-        ndarray of shape (k_max,), float64
-            For k = 1, 2, ...
-
-        Raises
-        ------
-        RunError
-            If no run has begun.
-        ConfigurationError, ConfigurationTypeError
-            If the weights are not known yet, none is heavy enough, or ``k_max`` is out of range.
+        ``n_clusters`` directions: run with the largest k that is possible. ``rng`` is public
+        randomness, by default from the strategy's seed. It is a `ConfigurationError` if the weights
+        are not known yet, none is heavy enough, or ``k_max`` is out of range.
         """
         algorithm = cast(FedDPAlgorithm, self.algorithm)
         source = public_generator(self.seed, 0) if rng is None else rng

@@ -49,14 +49,6 @@ class HDPEMeans(KMeansStrategy):
     -----
     Formal guarantee (docs/guarantees.md, PE-means): as `PEMeans`; in the last round one record
     changes the sums by the domain's l2 bound and the counts by 1.
-
-    Examples
-    --------
-    >>> from flower_kmeans import Ball, PrivacyBudget
-    >>> from flower_kmeans.strategies import HDPEMeans
-    >>> strategy = HDPEMeans(5, Ball(4.0, [0] * 64), PrivacyBudget(1.0), 10_000, n_clients=20)
-    >>> strategy.n_rounds
-    15
     """
 
     ALGORITHM = HDPEMeansAlgorithm

@@ -37,21 +37,6 @@ class SynopsisKMeans(KMeansStrategy):
     ... )
     >>> strategy.trust, strategy.n_rounds
     ('distributed-noise', 8)
-
-    With bounds on the sizes of clusters:
-
-    >>> import numpy as np
-    >>> from flower_kmeans import simulate
-    >>> rng = np.random.default_rng(0)
-    >>> records = rng.normal(size=(3000, 2)) + np.repeat([[0, 0], [8, 0]], [2400, 600], axis=0)
-    >>> strategy = SynopsisKMeans(
-    ...     2, Ball(12.0, [4, 0]), PrivacyBudget(1.0), 3000, n_clients=5, min_size=1200
-    ... )
-    >>> result = simulate(strategy, np.array_split(records, 5))
-    >>> bool(np.bincount(result.predict(records)).min() > 1000)
-    True
-    >>> bool(np.bincount(result.predict(records, nearest=True)).min() < 1000)
-    True
     """
 
     ALGORITHM = SynopsisAlgorithm

@@ -98,20 +98,6 @@ def test_a_process_that_ends_or_takes_too_long_ends_the_deployment(tmp_path):
     assert left_after(processes) == []
 
 
-def test_a_demonstration_that_fails_says_why_and_what_to_try(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(loopback.signal, "signal", lambda *_: None)
-
-    def place(directory):
-        raise loopback.DeploymentError(f"The end of run took too long; the logs are in {directory}")
-
-    options = loopback.options_of("Demonstrate.").parse_args(
-        ["--directory", str(tmp_path), "--timeout", "7"]
-    )
-    with pytest.raises(SystemExit, match=r"took too long(.|\n)*--timeout above 7"):
-        loopback.demonstrate(options, place)
-    assert capsys.readouterr().out == f"Setting up in {tmp_path}\n"
-
-
 # --------------------------------------------------------------------------- the page
 
 

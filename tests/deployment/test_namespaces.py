@@ -227,10 +227,3 @@ def test_obstacles_are_found_before_a_network_is_made(
     monkeypatch.setattr(namespaces.subprocess, "run", run)
     found = namespaces.obstacle(condition)
     assert found is None if expected is None else expected in found
-
-
-def test_the_script_says_what_stands_in_its_way(monkeypatch, capsys):
-    monkeypatch.setattr(namespaces, "obstacle", lambda condition: f"no {condition} here")
-    with pytest.raises(SystemExit, match="1"):
-        namespaces.main(["--network", "netem"])
-    assert "no netem here" in capsys.readouterr().err

@@ -79,25 +79,21 @@ def test_a_party_predicts_in_its_own_columns(here):
 
 
 @pytest.mark.parametrize(
-    ("error", "columns"),
+    ("error", "match", "width", "columns"),
     [
-        (ConfigurationError, ["height"]),
-        (ConfigurationError, ["age", "age"]),
-        (ConfigurationError, ["age", 2]),
-        (ConfigurationError, [3]),
-        (ConfigurationError, []),
-        (ConfigurationTypeError, "age"),
-        (ConfigurationTypeError, 2),
+        (ConfigurationError, "Expected columns", 1, ["height"]),
+        (ConfigurationError, "Expected columns", 1, ["age", "age"]),
+        (ConfigurationError, "Expected columns", 1, ["age", 2]),
+        (ConfigurationError, "Expected columns", 1, [3]),
+        (ConfigurationError, "Expected columns", 1, []),
+        (ConfigurationTypeError, "Expected columns", 1, "age"),
+        (ConfigurationTypeError, "Expected columns", 1, 2),
+        (DataError, "X", 3, ["age"]),
     ],
 )
-def test_columns_that_are_not_there_are_one_sentence(here, error, columns):
-    with pytest.raises(error, match="Expected columns"):
-        here.predict(RECORDS[:, :1], columns=columns)
-
-
-def test_records_of_another_width_are_refused(here):
-    with pytest.raises(DataError, match="X"):
-        here.predict(RECORDS, columns=["age"])
+def test_columns_that_are_not_there_are_one_sentence(here, error, match, width, columns):
+    with pytest.raises(error, match=match):
+        here.predict(RECORDS[:, :width], columns=columns)
 
 
 @pytest.mark.ray
