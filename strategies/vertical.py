@@ -65,8 +65,17 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
         many as can.
     max_colluders : int, default: 1
         How many of party 0 and the key holders may pool their noise, at most ``key_holders``.
-    keys, roster_file, seed, fraction_bits, on_round
-        As for `KMeansStrategy`; the roster has one line for each party, by slot.
+    keys : {"relayed", "roster"}, default: "relayed"
+        Where the parties' keys come from: relayed by the server, which protects against a passive
+        server only, or pinned in a roster with one line for each party, by slot.
+    roster_file : path, optional
+        The roster, which holds public keys only; required to start with ``keys="roster"``.
+    seed : int, default: 0
+        Public randomness of the initial centroids only.
+    fraction_bits : int, default: 16
+        Records are rounded to multiples of ``2**-fraction_bits`` of the scaled domain.
+    on_round : callable, optional
+        Called with a `RoundInfo` after each round.
     radius : bool, default: True
         Whether only records near a centroid count in its cluster: less noise, for one more
         comparison for each cluster.
