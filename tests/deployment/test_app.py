@@ -132,28 +132,30 @@ def test_the_trust_model_and_the_keys_are_settings(run, trust, keys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy", "config", "n_rounds", "accepted"),
+    ("name", "strategy", "n_rounds", "accepted"),
     [
-        ("feddp", "FedDPKMeans", {"server-data": "server.npy"}, 5, ["feddp"]),
-        ("synopsis", "SynopsisKMeans", {"n-rounds": 0}, 8, ["synopsis"]),
-        ("synopsis", "SynopsisKMeans", {"n-rounds": 0}, 8, None),
-        ("pe-means", "PEMeans", {}, 2, ["pe-means"]),
-        ("feddp", "FedDPKMeans", {"server-data": "server.npy"}, 0, ["fastlloyd"]),
+        ("feddp", "FedDPKMeans", 5, ["feddp"]),
+        ("synopsis", "SynopsisKMeans", 8, ["synopsis"]),
+        ("synopsis", "SynopsisKMeans", 8, None),
+        ("pe-means", "PEMeans", 2, ["pe-means"]),
+        ("feddp", "FedDPKMeans", 0, ["fastlloyd"]),
     ],
 )
 def test_algorithms_are_settings_that_policies_may_name(
-    run, name, strategy, config, n_rounds, accepted, tmp_path, monkeypatch
+    run, name, strategy, n_rounds, accepted, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     np.save("server.npy", server_points())
-    named = {} if accepted is None else {"algorithms": accepted}
-    policy = {"trusts": ["distributed-noise"], "max_epsilon": 1.5, **named}
+    config = {**SHARED, "strategy": name, "server-data": "server.npy"}
+    if name == "synopsis":
+        config["n-rounds"] = 0
+    policy = {"trusts": ["distributed-noise"], "max_epsilon": 1.5, "algorithms": accepted}
     if not n_rounds:
         with pytest.raises(TooFewClientsError, match="policy"):
-            run({**SHARED, "strategy": name, **config}, policy)
+            run(config, policy)
         assert not results(tmp_path)
         return
-    report = run({**SHARED, "strategy": name, **config}, policy)
+    report = run(config, policy)
     assert (report["strategy"], report["n_rounds"]) == (strategy, n_rounds)
     assert report["arrays_at_the_server"] == ["centroids", "counts"]
     assert could_take_part(tmp_path / "node2")
@@ -173,21 +175,19 @@ def strategy_of(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "cls", "bounds", "n_rounds"),
+    ("name", "cls", "bounds", "rounds"),
     [
-        ("fastlloyd", FastLloyd, "-14:14,-14:14", None),
-        ("synopsis", SynopsisKMeans, "-14:14,-14:14", None),
-        ("pe-means", PEMeans, "-14:14,-14:14", 5),
-        ("hdpe-means", HDPEMeans, ",".join(["-9:9"] * 17), 5),
+        ("fastlloyd", FastLloyd, "-14:14,-14:14", {}),
+        ("synopsis", SynopsisKMeans, "-14:14,-14:14", {}),
+        ("pe-means", PEMeans, "-14:14,-14:14", {"n_rounds": 5}),
+        ("hdpe-means", HDPEMeans, ",".join(["-9:9"] * 17), {"n_rounds": 5}),
     ],
 )
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise"])
-def test_the_apps_settings_choose_the_strategy(strategy_of, name, cls, bounds, n_rounds, trust):
-    rounds = {} if n_rounds is None else {"n_rounds": n_rounds}
+def test_the_apps_settings_choose_the_strategy(strategy_of, name, cls, bounds, rounds, trust):
     made = strategy_of(app_config(strategy=name, trust=trust, bounds=bounds, **rounds))
     assert (type(made), made.trust, made.keys) == (cls, trust, "roster")
-    if n_rounds:
-        assert made.algorithm.n_vote_rounds == n_rounds
+    assert not rounds or made.algorithm.n_vote_rounds == 5
 
 
 def test_the_apps_settings_choose_feddp_and_its_points(strategy_of, tmp_path):
@@ -256,12 +256,9 @@ def test_a_node_refuses_what_differs_from_its_policy(
     assert "not finished" in read((tmp_path / "report.html").read_text("utf-8")).text
 
 
-def test_columns_that_are_named_are_those_of_the_policy_and_of_the_file(run, tmp_path):
+def test_columns_that_are_named_are_those_of_the_policy_the_file_and_the_page(run, tmp_path):
     run(NAMED, odd={"columns": ["x0", "x1"]})
     assert could_take_part(tmp_path / "node2")
-
-
-def test_the_page_names_the_columns_of_the_test_before_this_one():
     assert f'bounds="{NAMED["bounds"]}"' in PAGE
     page = re.sub(r"^ +", "", PAGE, flags=re.MULTILINE)
     (line,) = re.findall(r"^columns = .*$", page, re.MULTILINE)

@@ -369,8 +369,7 @@ def test_finished_runs_carry_the_noise_that_the_report_says(faults, options, fac
             8, BOX, PrivacyBudget(1.0), 600, trust="distributed-noise",
             n_clients=20, n_rounds=2, seed=seed, **options,
         )  # fmt: skip
-        opened = noise_of_run(strategy, PARTS, faults=faults)
-        for t, noise in enumerate(opened.noise, 1):
+        for t, noise in enumerate(noise_of_run(strategy, PARTS, faults=faults), 1):
             stds = planned_stds(strategy, t)
             ratios.append(noise[stds > 0] / stds[stds > 0])
     assert strategy.report.noise_factor == pytest.approx(math.sqrt(factor))

@@ -224,7 +224,7 @@ def test_the_same_public_seed_gives_different_noise(trust):
     """In other runs, and in all rounds and blocks of one: no stream is used twice."""
     parts = parted(blobs())
     options = {"k": K, "n_records": 1000, "n_rounds": 2, "seed": 7}
-    noises = [noise_of_run(fast(trust, **options), parts).noise for _ in range(2)]
+    noises = [noise_of_run(fast(trust, **options), parts) for _ in range(2)]
     blocks = [block for noise in noises for x in noise for block in (x[:K], x[K : 2 * K], x[-K:])]
     for a, b in combinations(blocks, 2):
         assert np.mean(a == b) < 0.05

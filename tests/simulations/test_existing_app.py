@@ -48,8 +48,9 @@ def source(name):
 
 
 def added(name):
-    """Return the lines of a file that were added, without their mark."""
-    return [line.removesuffix(MARK) for line in source(name).splitlines() if line.endswith(MARK)]
+    """Return the lines of a file that were added, without their mark: imports, and others."""
+    lines = [line.removesuffix(MARK) for line in source(name).splitlines() if line.endswith(MARK)]
+    return imports_and_others(lines)
 
 
 @pytest.fixture
@@ -162,18 +163,15 @@ def imports_and_others(lines):
 
 
 def test_one_call_was_added_to_the_client_and_three_lines_to_the_server():
-    _, client = imports_and_others(added("client_app"))
-    assert len(client) == 1
-    assert client[0].startswith("register_kmeans(app, load_data")
-    _, server = imports_and_others(added("server_app"))
+    for name, start in (
+        ("client_app", "register_kmeans(app, load_data"),
+        ("numpy_client_app", "app = with_kmeans(app, load_data"),
+    ):
+        ((line,), server) = added(name)[1], added("server_app")[1]
+        assert line.startswith(start)
     assert len(server) == 3
-    _, client = imports_and_others(added("numpy_client_app"))
-    assert len(client) == 1
-    assert client[0].startswith("app = with_kmeans(app, load_data")
-    _, numpy_server = imports_and_others(added("numpy_server_app"))
-    assert numpy_server[-3:] == server
-    for name in ("data", "model", "output", "__init__"):
-        assert not added(name)
+    assert added("numpy_server_app")[1][-3:] == server
+    assert not any(MARK in source(name) for name in ("data", "model", "output", "__init__"))
 
 
 def test_the_page_shows_what_was_added():
@@ -182,12 +180,9 @@ def test_the_page_shows_what_was_added():
     assert len(blocks) == len(names)
     for name, block in zip(names, blocks, strict=True):
         lines = [line for line in block.splitlines() if line not in ("", "+")]
-        shown = [line[1:] for line in lines if line.startswith("+")]
-        expected = added(name)
-        if name.startswith("numpy"):  # imports are not repeated
-            _, expected = imports_and_others(expected)
-        assert sorted(shown) == sorted(expected)
-        assert imports_and_others(shown)[1] == imports_and_others(expected)[1]
+        imports, others = imports_and_others([line[1:] for line in lines if line.startswith("+")])
+        expected = ([], added(name)[1]) if name.startswith("numpy") else added(name)
+        assert (sorted(imports), others) == (sorted(expected[0]), expected[1])  # numpy: no imports
         for line in lines:
             if line.startswith(" ") and line.strip() != "...":
                 assert line[1:] in source(name).splitlines()
@@ -195,9 +190,7 @@ def test_the_page_shows_what_was_added():
 
 def test_the_page_quotes_what_a_server_says():
     quoted = re.findall(r"`TooFewClientsError` … `([^`]+)`", PAGE)
-    codes = (Code.LEDGER, Code.POLICY, Code.DATA)
-    assert len(quoted) == len(codes)
-    for words, code in zip(quoted, codes, strict=True):
+    for words, code in zip(quoted, (Code.LEDGER, Code.POLICY, Code.DATA), strict=True):
         assert words in code.sentence
 
 
@@ -225,12 +218,9 @@ def test_training_is_what_it_was_without_the_clustering(form, load, plain, tmp_p
 
 def test_the_server_gets_models_and_no_centroid(load, tmp_path, monkeypatch):
     results, start = [], FastLloyd.start
-
-    def kept(strategy, grid):
-        results.append(start(strategy, grid))
-        return results[-1]
-
-    monkeypatch.setattr(FastLloyd, "start", kept)
+    monkeypatch.setattr(
+        FastLloyd, "start", lambda *given: results.append(start(*given)) or results[-1]
+    )
     output = tmp_path / "out"
     done = run(load(APP, "decorators"), output)
     (result,) = results
@@ -240,8 +230,7 @@ def test_the_server_gets_models_and_no_centroid(load, tmp_path, monkeypatch):
     # A centroid that lies on a bound could be there by chance.
     values = [value for value in done.clusters[0][0].ravel() if value % 1]
     assert len(values) >= 8
-    for value in values:
-        assert value.tobytes() not in seen
+    assert not [value for value in values if value.tobytes() in seen]
     clusters = {f"clusters-{i}.npz" for i in range(N_CLIENTS)}
     assert {path.name for path in output.iterdir()} == {"model.npz", "accuracy.json"} | clusters
 

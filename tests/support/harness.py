@@ -3,7 +3,7 @@
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -221,14 +221,6 @@ def exact_statistic(algorithm: Algorithm, query: Query, records: ArrayLike) -> N
     return algorithm.flatten(algorithm.answer(query, grid), query.round)
 
 
-@dataclass
-class Opened:
-    """The noise that each round of a run carried, and which clients answered."""
-
-    noise: list[NDArray[np.int64]] = field(default_factory=list)
-    survivors: list[NDArray[np.bool_]] = field(default_factory=list)
-
-
 @contextmanager
 def watched_sums() -> Iterator[dict[int, NDArray[np.int64]]]:
     """Collect the sum of every round of a run, as an algorithm is given it, by server or client."""
@@ -245,26 +237,21 @@ def watched_sums() -> Iterator[dict[int, NDArray[np.int64]]]:
 
 def noise_of_run(
     strategy: KMeansStrategy, partitions: Sequence[NDArray[np.float64]], **options: Any
-) -> Opened:
+) -> list[NDArray[np.int64]]:
     """Run a strategy and return the noise that every round of it really carried.
 
     Its algorithm must be one that clients could compute.
     """
     sums = run_recorded(strategy, partitions, **options).sums
-    opened, algorithm = Opened(), strategy.algorithm
+    algorithm, n, noise = strategy.algorithm, len(partitions), []
     state = algorithm.initial_state(None)
     for t in range(1, algorithm.n_rounds + 1):
-        survivors = np.ones(len(partitions), dtype=np.bool_)
-        survivors[[entry.client for entry in strategy.report.dropped if entry.round == t]] = False
-        query = algorithm.query(state)
-        exact = [
-            exact_statistic(algorithm, query, partitions[i]) for i in np.flatnonzero(survivors)
-        ]
-        opened.noise.append(sums[t] - sum(exact))
-        opened.survivors.append(survivors)
-        statistic = algorithm.unflatten(sums[t], t, float(survivors.mean()))
-        state = algorithm.update(state, statistic)
-    return opened
+        away = {entry.client for entry in strategy.report.dropped if entry.round == t}
+        query, there = algorithm.query(state), [i for i in range(n) if i not in away]
+        exact = sum(exact_statistic(algorithm, query, partitions[i]) for i in there)
+        noise.append(sums[t] - exact)
+        state = algorithm.update(state, algorithm.unflatten(sums[t], t, len(there) / n))
+    return noise
 
 
 @contextmanager
