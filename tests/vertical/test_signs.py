@@ -60,8 +60,7 @@ def test_a_pair_compares_distances_and_stays_below_one():
 
 
 def test_equal_centroids_share_every_record():
-    c = np.array([0.2, -0.1])
-    w, b = signs.pair(c, c, np.ones(2))
+    w, b = signs.pair(np.array([0.2, -0.1]), np.array([0.2, -0.1]), np.ones(2))
     assert not w.any()
     assert b == 0
 
