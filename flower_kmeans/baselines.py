@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.spatial.distance import cdist
 
 from flower_kmeans.data.records import check_records
 from flower_kmeans.errors import DataError
@@ -81,6 +80,8 @@ def merged_centers(
     The first of these are the centres of one client, chosen at random, which its
     clustering keeps apart; then comes the one that is farthest from all taken before.
     """
+    from scipy.spatial.distance import cdist  # loads half a second's worth of SciPy
+
     pool = np.concatenate(list(found))
     chosen = list(found[int(rng.integers(len(found)))][:n_clusters])
     nearest = cdist(pool, np.array(chosen)).min(axis=1)
