@@ -2,11 +2,9 @@
 
     python benchmarks/load.py [--clients 100 1000] [--rounds 7] [--trusts clients-only]
 
-Each run is in a separate process: round trips, seconds of one processor (which other work on the
-machine disturbs less than those of a clock), the peak of resident memory beyond that of the
-imports, and the bytes of encoded messages in the last round: what a client sends, what a committee
-member is sent to add, and what the server passes on. Set-up is what comes before the first round.
-On Ray: ``ray_round.py``.
+Each run is in a separate process, in seconds of one processor, which other work on the machine
+disturbs less than those of a clock. A committee member is sent what it adds; the server passes on
+shares. Set-up is what comes before the first round. On Ray: ``ray_round.py``.
 """
 
 import time
@@ -41,11 +39,11 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     before, ends = resident(), list[float]()
     started = time.process_time()
     strategy = size.fastlloyd(lambda _: ends.append(time.process_time()), task.trust)
-    run = size.over(strategy, weighs=lambda trip: False)
+    run = size.over(strategy)
     whole, seconds = time.process_time() - started, float(np.median(np.diff(ends)))
     ask, add = (f"{kind} {size.rounds}" for kind in ("ask", "add"))
     return {
-        "trips": len(run.pushes),
+        "trips": len(run.asked),
         "whole": whole,
         "set_up": ends[0] - started - seconds,
         "round": seconds,

@@ -2,14 +2,11 @@
 
     python benchmarks/loss.py --data-dir DIR --runs 20 --output build/loss
 
-The protocol is the paper's: records are centred and scaled to a largest l2 norm of 1, delta is
-``N^-1.1``, the loss is the mean squared distance to the nearest centroid, and the area under its
-curve (AUC) is taken by the trapezoidal rule over epsilon. Every private clustering is a whole run
-of a strategy through ``simulate`` in this process, over two clients under ``trusted-server``: the
-noise is that of a server that adds all of it, as in the paper. Beside the strategies stand
-scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++), IBM's diffprivlib
-where it is installed (pure epsilon, bounds as FastLloyd), and the paper's printed figures (50 runs
-on its own copies of the data).
+The protocol is the paper's, and stands in ``SUITE``. Every private clustering is a whole run of a
+strategy through ``simulate``: a server adds all of the noise, as in the paper. Beside the
+strategies stand scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++),
+IBM's diffprivlib where it is installed (pure epsilon, bounds as FastLloyd), and the paper's printed
+figures (50 runs on its own copies of the data).
 """
 
 import math
@@ -18,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,6 +30,8 @@ from protocols import (
     over_parts,
     strategy_of,
 )
+from scipy.integrate import trapezoid
+from scipy.stats import gmean
 
 from flower_kmeans import Ball, PrivacyBudget, strategies
 from flower_kmeans.bench import plots, script, tables
@@ -107,12 +107,10 @@ def tasks_of(options: Options, every: bool = False) -> Iterator[Task]:
     ``every`` has PEMeans beyond 16 columns, too, which takes hours.
     """
     n_features = {name: options.load(name).records.shape[1] for name in options.data}
-    for run in range(options.runs):
-        for name in options.data:
-            for method in METHODS:
-                if applies(method, n_features[name], every):
-                    for epsilon in (None,) if method == KMEANS else EPSILONS:
-                        yield Task(name, method, epsilon, run)
+    for run, name, method in product(range(options.runs), options.data, METHODS):
+        if applies(method, n_features[name], every):
+            for epsilon in (None,) if method == KMEANS else EPSILONS:
+                yield Task(name, method, epsilon, run)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
@@ -175,10 +173,7 @@ def auc_table(curves: Curves, names: Sequence[str]) -> str:
         if row is None:
             cells += [""] * 5
         else:
-            figures = (
-                *row[1:],
-                row.non_private_loss * tables.area([1.0] * len(EPSILONS), EPSILONS),
-            )
+            figures = (*row[1:], row.non_private_loss * (EPSILONS[-1] - EPSILONS[0]))
             cells += ["" if figure is None else f"{figure:.4f}" for figure in figures]
         lines.append(cells)
     return markdown(head, lines)
@@ -206,7 +201,7 @@ def comparison(curves: Curves, names: Sequence[str]) -> str:
             lines.append(cells)
     table = markdown(head, lines)
     if ratios:
-        mean = tables.geometric_mean(ratios)
+        mean = gmean(ratios)
         table += f"\n\nSynopsisKMeans: {mean:.3f} as a geometric mean over {len(ratios)} rows."
     return table
 
@@ -234,7 +229,7 @@ def lift_table() -> str:
         if row.hdpe is None:
             continue
         losses = [row.non_private_loss + lift_noise(name, epsilon) for epsilon in EPSILONS]
-        without_first = tables.area(losses[1:], EPSILONS[1:])
+        without_first = trapezoid(losses[1:], EPSILONS[1:])
         lines.append([name, f"{without_first:.4f}", f"{row.hdpe:.4f}"])
     return markdown(head, lines)
 

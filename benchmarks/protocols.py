@@ -96,14 +96,11 @@ def over_parts(strategy: KMeansStrategy, data: Data, seed: int) -> Clustering:
     return simulate(strategy, np.array_split(data.records[order], strategy.n_clients))
 
 
-def as_fastlloyd(
-    data: Data, method: str, epsilon: float | None, seed: int, **parameters: Any
-) -> Clustering:
+def as_fastlloyd(data: Data, method: str, epsilon: float | None, seed: int) -> Clustering:
     """Run one strategy in FastLloyd's protocol: `in_box`, two random halves; None for Lloyd."""
     n = len(data.records)
     budget = PrivacyBudget(epsilon, None if epsilon is None else 1 / (n * math.log(n)))
-    if method in OF_THE_SERVER:
-        parameters = {"trust": "trusted-server", **parameters}
+    parameters = {"trust": "trusted-server"} if method in OF_THE_SERVER else {}
     strategy = strategy_of(method, data, box_of(data), budget, seed, **parameters)
     return over_parts(strategy, data, seed)
 

@@ -2,13 +2,10 @@
 
     python benchmarks/ray_round.py [--clients 10 40] [--shapes 15x2 64x32 100x784] [--runs 3]
 
-Each run is one Flower simulation on Ray with both strategies in turn, on the same workers:
-FastLloyd (masks or shares, noise, transcript, a client's step), and Flower's FedAvg without its
-evaluation, whose clients load the same records and send back, unchanged, an array of as many 8-byte
-numbers. A round's time runs from the end of the round before to its own end at the server, so
-set-up and delivery are not in it; the first round is left out. Times are means over all runs,
-because Flower's simulation looks for messages every 0.1 s and single rounds jump by that much.
-FedAvg's clients compute nothing; for a client's step see ``client_step.py``.
+A round's time runs from the end of the round before to its own end at the server, so set-up and
+delivery are not in it. Times are means over all runs, because Flower's simulation looks for
+messages every 0.1 s and single rounds jump by that much. FedAvg runs without its evaluation, and
+its clients compute nothing; for a client's step see ``client_step.py``.
 """
 
 import os

@@ -2,15 +2,10 @@
 
     python benchmarks/scaling.py [--runs 3] [--grows clients]
 
-Every row is a whole FastLloyd run through ``simulate``: enrolment, keys, seven rounds with masks
-and noise, delivery. One process works for all clients in turn, so a row's time is the work of the
-server and *all* clients together; the last column is a round divided by the number of clients,
-which is an upper bound of what one client does. Within a section a single number changes; the ratio
-compares a round with that of the section's first row. "set-up" is all that is not a round:
-enrolment, keys and delivery. The records are uniform. Of several runs the one with the shortest
-round counts: the others were disturbed.
-
-The last section has 1,000 clients, as a sweep over cohort sizes would.
+One process works for all clients in turn, so the last column, a round divided by the number of
+clients, is an upper bound of what one client does. Within a section a single number changes; the
+ratio compares a round with that of the section's first row. "set-up" is all that is not a round:
+enrolment, keys and delivery. The records are uniform.
 """
 
 import time

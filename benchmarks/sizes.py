@@ -3,14 +3,7 @@
     python benchmarks/sizes.py --data-dir DIR --output build/sizes
 
 A clustering here is centroids and weights: a record belongs to the cluster with the least
-``|x - c|^2 - w``. Records are centred and scaled to a largest norm of 1, delta is the library's
-default, N is the number of records. Bounds are
-
-balanced    every cluster has N / k records, rounded down or up
-min         at least N / 1.5 k, rounded up
-max         at most 1.25 N / k, rounded down
-
-and methods are
+``|x - c|^2 - w``. ``SUITE`` names scale, delta and bounds (N is the number of records). Methods are
 
 SynopsisKMeans            with the bounds, and its released weights
 SynopsisKMeans:oblivious  the same through ``simulate`` under ``oblivious-server``
@@ -20,26 +13,21 @@ exact                     not private: constrained k-means by minimum-cost flow 
 k-means-constrained       not private: that package, one start by k-means++; left out where it is
                           not installed (``pip install k-means-constrained``)
 
-Private runs but the second are the algorithm with its plan's noise, drawn as under
-``trusted-server``, without clients and messages; seeds are from 1000 on, and noise is the operating
-system's. ``--quick`` has two runs at epsilon 1.
-
-Measured are the cost of the released clusters and the cost of the same centroids when a flow
-assigns the records within the bounds, both over the least cost that an exact method found; the
-violation, which is the largest number of records by which a cluster misses its bounds; clusters
-without a record; s, the standard deviation of a released size; how many clusters keep their bounds,
-meet one, or miss them by their 95% intervals; and whether all true sizes lie in these intervals.
-
-`TUNED` are the data on which the algorithm's constants were chosen, with seeds 0 to 9: their rows
-are no evidence of how it does on other data.
+Private runs but the second are the algorithm with its plan's noise, without clients and messages.
+``--quick`` has two runs at epsilon 1. Measured are the cost of the released clusters and that of
+the same centroids when a flow assigns the records within the bounds; the violation, which is the
+largest number of records by which a cluster misses its bounds; s, the standard deviation of a
+released size; what the size report says of the bounds; and whether all true sizes lie in its
+intervals. Rows of `TUNED` data are no evidence of how the algorithm does on other data: its
+constants were chosen there, with seeds 0 to 9.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,17 +59,10 @@ FIRST_SEED = 1000
 STARTS = {EXACT: 5, PEER: 2}
 """Runs of the methods that are not private: the least cost of them is what counts."""
 MOST_STEPS = 50
+WORDS = ("kept", "open", "missed")
 TUNED = ("s1", "blobs_16_16", "uneven_16_16")
-OTHERS = (
-    "uneven_8_2",
-    "uneven_32_8",
-    "synth_10_4_1",
-    "g2mg_16_30",
-    "iris",
-    "wine",
-    "lsun",
-    "birch2",
-)
+OTHERS = ("uneven_8_2", "uneven_32_8", "synth_10_4_1", "g2mg_16_30")
+OTHERS += ("iris", "wine", "lsun", "birch2")
 WITHOUT_MAX = ("s1", "uneven_32_8", "g2mg_16_30", "iris", "wine", "lsun", "birch2")
 """Data on which an upper bound alone is not run, as time is short: it binds little or runs long."""
 FEW = {"uneven_32_8": 3, "birch2": 1}
@@ -109,9 +90,6 @@ class Clusters(NamedTuple):
     report: SizeReport | None = None
 
 
-# --------------------------------------------------------------------------- exact assignment
-
-
 def sizes_within(bounds: str, n_records: int, n_clusters: int) -> tuple[int, int]:
     """Return least and largest size of a cluster."""
     if bounds == "balanced":
@@ -122,18 +100,10 @@ def sizes_within(bounds: str, n_records: int, n_clusters: int) -> tuple[int, int
 
 
 def flow_labels(costs: FloatArray, low: int, high: int) -> IntArray:
-    """Return the cluster of each record with the least cost in all, by minimum-cost flow.
+    """Return the cluster (n,) of each record with the least cost in all, by minimum-cost flow.
 
-    Parameters
-    ----------
-    costs : ndarray of shape (n, k)
-        At least 0; rounded to a millionth of the largest.
-    low, high : int
-        Bounds on the size of every cluster, ``k low <= n <= k high``.
-
-    Returns
-    -------
-    ndarray of shape (n,), int64
+    ``costs`` (n, k) are at least 0, and rounded to a millionth of the largest. ``low`` and ``high``
+    bound the size of every cluster, ``k low <= n <= k high``.
     """
     flows = require("ortools.graph.python.min_cost_flow", "Exact assignment", "constrained")
     n, k = costs.shape
@@ -195,9 +165,6 @@ def squared(records: FloatArray, centroids: FloatArray) -> FloatArray:
     return np.asarray(cdist(records, centroids, "sqeuclidean"))
 
 
-# --------------------------------------------------------------------------- runs
-
-
 def applies(data: str, bounds: str, method: str) -> bool:
     """Return whether a method is run on such data and bounds."""
     if bounds == "max" and data in WITHOUT_MAX:
@@ -209,12 +176,12 @@ def applies(data: str, bounds: str, method: str) -> bool:
 
 def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second: a table is whole as early as it can be."""
+    epsilons = dict.fromkeys(NOT_PRIVATE, (None,)) | {OBLIVIOUS: (1.0,)}
     for run in range(max(options.runs, *STARTS.values())):
-        for data, bounds, method in product(options.data, BOUNDS, METHODS):
+        for data, bounds, method in itertools.product(options.data, BOUNDS, METHODS):
             most = STARTS.get(method, min(options.runs, FEW.get(data, options.runs)))
-            epsilons = {OBLIVIOUS: (1.0,)}.get(method, EPSILONS)
             if run < most and applies(data, bounds, method):
-                for epsilon in (None,) if method in NOT_PRIVATE else epsilons:
+                for epsilon in epsilons.get(method, EPSILONS):
                     yield Task(data, bounds, method, epsilon, run)
 
 
@@ -246,7 +213,7 @@ def cluster(data: Data, task: Task, low: int, high: int) -> Clusters:
         result = simulate(strategy, halves)
         return Clusters(result.centroids, result.weights, result.size_report)
     algorithm = SynopsisAlgorithm(k, domain, budget, n_records=n, seed=seed, **bounds)
-    state = final_state(algorithm, [records], seed)
+    state = final_state(algorithm, records, seed)
     return Clusters(algorithm.centroids(state), algorithm.weights(state), algorithm.sizes(state))
 
 
@@ -293,25 +260,19 @@ def measures_of(
         "flow": cost_of(distances, exactly),
         "violation": violation(sizes, low, high),
         "empty": int((sizes == 0).sum()),
+        **dict.fromkeys(("noise", *WORDS, "covered")),
     }
-    said = dict.fromkeys(("noise", "kept", "open", "missed", "covered"))
     if found.report is not None:
-        words, interval = found.report.bounds_kept, found.report.interval
+        interval = found.report.interval
         inside = (sizes >= interval[:, 0]) & (sizes <= interval[:, 1])
-        said = {
-            "noise": found.report.noise,
-            **{word: words.count(word) for word in ("kept", "open", "missed")},
-            "covered": bool(inside.all()),
-        }
-    return {**measures, **said}
+        measures |= {word: found.report.bounds_kept.count(word) for word in WORDS}
+        measures |= {"noise": found.report.noise, "covered": bool(inside.all())}
+    return measures
 
 
 def violation(sizes: IntArray, low: int, high: int) -> int:
     """Return the largest number of records by which a size misses the bounds."""
     return int(max((low - sizes).max(), (sizes - high).max(), 0))
-
-
-# --------------------------------------------------------------------------- figures
 
 
 def label_of(name: str) -> str:
@@ -350,33 +311,30 @@ def cost_table(rows: Sequence[Row], options: Options) -> str:
         for row in rows:
             if (row["data"], row["bounds"]) == (name, bounds):
                 found.setdefault(row["method"], {}).setdefault(row["epsilon"], []).append(row)
-        exact = {
-            method: [row["cost"] for row in found.get(method, {}).get(None, [])]
-            for method in NOT_PRIVATE
-        }
-        least = min((cost for costs in exact.values() for cost in costs), default=math.nan)
-        others = [
-            f"{min(c) / least:.3f}, {np.mean(c) / least:.3f}" if c else "" for c in exact.values()
-        ]
+        exact = [[row["cost"] for row in found.get(m, {}).get(None, [])] for m in NOT_PRIVATE]
+        least = min(itertools.chain(*exact), default=math.nan)
+        others = [f"{min(c) / least:.3f}, {np.mean(c) / least:.3f}" if c else "" for c in exact]
         per = per_cluster(name, options)
-        for method in [method for method in PRIVATE if method in found]:
+        for method in filter(found.get, PRIVATE):
             by_epsilon = [found[method].get(epsilon, []) for epsilon in EPSILONS]
-            numbers = sorted({len(runs) for runs in by_epsilon if runs})
-            cells = [_cell(runs, least, per) for runs in by_epsilon]
-            runs = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+            numbers = [len(runs) for runs in by_epsilon if runs]
+            runs = " to ".join(map(str, sorted({min(numbers), max(numbers)})))
+            cells = [_cell(of, least, per) for of in by_epsilon]
             lines.append([label_of(name), bounds, *others, method, *cells, runs])
             others = [""] * len(NOT_PRIVATE)
     head = ["data", "bounds", *NOT_PRIVATE, "method", *map("eps {:g}".format, EPSILONS), "runs"]
     return tables.markdown(head, lines, (0, 1, 4))
 
 
+def _mean(runs: Sequence[Row], column: str) -> float:
+    return float(np.mean([row[column] for row in runs]))
+
+
 def _cell(runs: Sequence[Row], least: float, per: float) -> str:
     if not runs:
         return ""
     costs = tables.cell([row["cost"] / least for row in runs], ".3f", count=False)
-    flow, missed, empty = (
-        float(np.mean([row[value] for row in runs])) for value in ("flow", "violation", "empty")
-    )
+    flow, missed, empty = (_mean(runs, value) for value in ("flow", "violation", "empty"))
     shown = f"{costs} ({flow / least:.3f}) {percent(missed / per)}"
     return shown + (f", {empty:.2g} empty" if empty else "")
 
@@ -389,7 +347,7 @@ def size_table(rows: Sequence[Row], options: Options) -> str:
             runs = [row for row in of if row["epsilon"] == epsilon]
             if not runs:
                 return ""
-            said = (f"{np.mean([row[w] for row in runs]):.2g}" for w in ("kept", "open", "missed"))
+            said = (f"{_mean(runs, word):.2g}" for word in WORDS)
             noise = percent(runs[0]["noise"] / per_cluster(runs[0]["data"], options))
             covered = f"{sum(row['covered'] for row in runs)} of {len(runs)}"
             return f"{noise}; {' / '.join(said)}; {covered}"
@@ -409,12 +367,10 @@ def size_table(rows: Sequence[Row], options: Options) -> str:
 def coverage(rows: Sequence[Row]) -> str:
     """Return how many runs had all true sizes in their intervals."""
     covered = [row["covered"] for row in rows if row["covered"] is not None]
-    return (
-        f"All true sizes were in their intervals in {sum(covered)} of {len(covered)} runs "
-        f"({100 * np.mean(covered):.1f}%)."
-        if covered
-        else ""
-    )
+    if not covered:
+        return ""
+    n = f"{sum(covered)} of {len(covered)} runs ({100 * np.mean(covered):.1f}%)"
+    return f"All true sizes were in their intervals in {n}."
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
@@ -442,14 +398,10 @@ SUITE = Suite(
     "must not do.",
     Task,
     {
-        "cost": float,
-        "flow": float,
-        "violation": int,
-        "empty": int,
+        **dict.fromkeys(("cost", "flow"), float),
+        **dict.fromkeys(("violation", "empty"), int),
         "noise": float | None,
-        "kept": int | None,
-        "open": int | None,
-        "missed": int | None,
+        **dict.fromkeys(WORDS, int | None),
         "covered": bool | None,
         "seconds": float,
     },

@@ -2,19 +2,8 @@
 
     python benchmarks/skew.py --runs 5 --output build/skew
 
-Records, norm and delta are those of ``loss.py``; the loss is shown over that of scikit-learn's
-KMeans on the pooled records. Settings, each a whole run of a strategy through ``simulate``:
-
-even        20 clients with random parts of the records
-clusters    as many clients as clusters; each has the records of one cluster of the best clustering
-drops       as ``even``, and in every round 20% of the clients, others each time, do not answer
-both        as ``clusters``, with such drops: whole clusters are missing from a round
-shares      as ``even`` under ``distributed-noise``: the clients add the noise
-clients     1,000 clients with random parts, and a client is what is protected
-one-each    1,000 clients, each with records of one cluster only, and a client is protected
-
-All but ``shares`` are under ``trusted-server``, where the noise is that of one party: it does not
-depend on who answers.
+``SUITE`` names the settings, each a whole run of a strategy through ``simulate``. All but one are
+under ``trusted-server``, whose noise does not depend on who answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,22 +47,19 @@ def parts_of(
     data: Data, labels: NDArray[np.int64], setting: str, rng: np.random.Generator
 ) -> list[FloatArray]:
     """Return the clients' records: every record is some client's."""
-    order = rng.permutation(len(labels))
-    if setting in BY_CLUSTER:  # random within a cluster, clusters one after the other
-        order = order[np.argsort(labels[order], kind="stable")]
-    if setting in ("clusters", "both"):
-        edges = np.cumsum(np.bincount(labels, minlength=data.n_clusters))[:-1]
-        return [data.records[places] for places in np.split(order, edges)]
-    n_clients = N_SMALL if setting in OF_CLIENTS else N_EVEN
-    if setting != "one-each":
+    order, sizes = rng.permutation(len(labels)), np.bincount(labels, minlength=data.n_clusters)
+    if setting not in BY_CLUSTER:
+        n_clients = N_SMALL if setting in OF_CLIENTS else N_EVEN
         return [data.records[places] for places in np.array_split(order, n_clients)]
+    # Random within a cluster, clusters one after the other.
+    order = order[np.argsort(labels[order], kind="stable")]
+    clusters = np.split(data.records[order], np.cumsum(sizes)[:-1])
+    if setting != "one-each":
+        return clusters
     # Clients in proportion to the sizes of clusters, so that none has records of two.
-    sizes = np.bincount(labels, minlength=data.n_clusters)
-    clients = np.maximum(1, np.floor(sizes * n_clients / sizes.sum())).astype(int)
-    parts: list[FloatArray] = []
-    for places, n in zip(np.split(order, np.cumsum(sizes)[:-1]), clients, strict=True):
-        parts += [data.records[some] for some in np.array_split(places, n)]
-    return parts + [data.records[:0]] * (n_clients - len(parts))
+    clients = np.maximum(1, np.floor(sizes * N_SMALL / sizes.sum())).astype(int)
+    parts = [part for c, n in zip(clusters, clients, strict=True) for part in np.array_split(c, n)]
+    return parts + [data.records[:0]] * (N_SMALL - len(parts))
 
 
 def strategy_of(data: Data, task: Task, n_clients: int) -> KMeansStrategy:
@@ -102,20 +88,16 @@ def drops(n_clients: int, n_rounds: int, rng: np.random.Generator) -> list[Fault
     ]
 
 
-def loss_in(data: Data, labels: NDArray[np.int64], task: Task) -> float:
-    """Return the loss of one run."""
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return the loss of one run over that of k-means."""
+    data, (labels, optimum) = in_ball(task.data, options), least(task.data, options)
     rng = np.random.default_rng([task.run, SETTINGS.index(task.setting)])
     parts = parts_of(data, labels, task.setting, rng)
     strategy = strategy_of(data, task, len(parts))
     lossy = task.setting in ("drops", "both")
     faults = drops(len(parts), strategy.n_rounds, rng) if lossy else ()
-    return nicv(data.records, simulate(strategy, parts, faults=faults).centroids)
-
-
-def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the loss of one run over that of k-means."""
-    labels, optimum = least(task.data, options)
-    return {"ratio": loss_in(in_ball(task.data, options), labels, task) / optimum}
+    found = simulate(strategy, parts, faults=faults)
+    return {"ratio": nicv(data.records, found.centroids) / optimum}
 
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:

@@ -2,16 +2,15 @@
 
     python benchmarks/utility.py --data-dir DIR --runs 20 --output build/utility
 
-NICV is the k-means cost of the final centroids over all records, divided by their number; the area
-under the curve (AUC) is taken by the trapezoidal rule over epsilon. Every clustering is a whole run
-of a strategy through ``simulate`` in this process, masks and noise included (``protocols.py``).
-Beside the strategies stands scikit-learn's KMeans on the pooled records (the best of ten starts by
-k-means++, run to convergence): what neither privacy, nor a start without data, nor seven rounds
-have cost. ``FastLloyd:paper`` is FastLloyd without relocation.
+The protocol stands in ``SUITE``. Every clustering is a whole run of a strategy through ``simulate``
+in this process, masks and noise included (``protocols.py``). Beside the strategies stands
+scikit-learn's KMeans on the pooled records (the best of ten starts by k-means++, run to
+convergence). ``FastLloyd:paper`` is FastLloyd without relocation.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from protocols import KMEANS, OF_THE_SERVER, PROJECTED, as_fastlloyd, best_of_ten, in_box
@@ -35,15 +34,8 @@ DATASETS = (
 )
 REFERENCE = {
     "FastLloyd:paper": {
-        "s1": "0.0220",
-        "lsun": "0.205",
-        "iris": "0.419",
-        "wine": "2.31",
-        "breast": "1.45",
-        "birch2": "0.00358",
-        "g2mg_4_30": "0.194",
-        "g2mg_16_30": "1.02",
-        "g2mg_128_30": "10.5",
+        **{"s1": "0.0220", "lsun": "0.205", "iris": "0.419", "wine": "2.31", "breast": "1.45"},
+        **{"birch2": "0.00358", "g2mg_4_30": "0.194", "g2mg_16_30": "1.02", "g2mg_128_30": "10.5"},
     },
     "GLloyd": {"s1": "0.0271", "birch2": "0.0059"},
     "SuLloyd": {"s1": "0.0288", "birch2": "0.0064"},
@@ -56,12 +48,10 @@ REFERENCE = {
 def tasks_of(options: Options) -> Iterator[Task]:
     """Yield every run, all first runs before any second: of what has no epsilon, one for five."""
     wide = {name for name in options.data if options.load(name).records.shape[1] > PROJECTED}
-    for run in range(options.runs):
-        for name in options.data:
-            for method in METHODS:
-                if method != "HDPEMeans" or name in wide:
-                    for epsilon in (None,) if method in NOT_PRIVATE else EPSILONS:
-                        yield Task(name, method, epsilon, run)
+    for run, name, method in product(range(options.runs), options.data, METHODS):
+        if method != "HDPEMeans" or name in wide:
+            for epsilon in (None,) if method in NOT_PRIVATE else EPSILONS:
+                yield Task(name, method, epsilon, run)
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:

@@ -1,10 +1,10 @@
 """What vertical k-means takes: CPU time, memory and bytes: ``python benchmarks/vertical.py``.
 
-Two parties with one column each; each task is a step on chunks of 16,384 made-up records, with the
-computing party in one process and the key holder in another. Times are CPU seconds; a step on
-several workers is also measured on the clock, which is what they are for. A calibration loop of
-NumPy's transforms is measured in the same process, because processors differ: ratios to it are what
-to compare. ``--clusters 2`` takes a minute, 8 clusters with a radius a few minutes.
+Each task is a step on chunks of 16,384 made-up records, with the computing party in one process and
+the key holder in another. A step on several workers is also measured on the clock, which is what
+they are for. A calibration loop of NumPy's transforms is measured in the same process, because
+processors differ: ratios to it are what to compare. ``--clusters 2`` takes a minute, 8 clusters
+with a radius a few minutes.
 """
 
 import resource
@@ -180,6 +180,8 @@ def calibration() -> float:
 # ------------------------------------------------------------------------------ tables
 
 
+BYTES = ("public_bytes", "relin_bytes", "column_bytes", "c1_bytes", "share_bytes")
+SECONDS = ("keys", "column", "step", "clock", "randomise", "share", "open", "loop")
 BY = {"k": "clusters", "radius": "held"}
 
 
@@ -192,13 +194,8 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     ordered = [best[key] for key in sorted(best)]
     steps = [row for row in ordered if row["chunks"] == row["workers"] == 1]
     several = [row for row in ordered if row["chunks"] > 1]
-    sent = {
-        "public key": "public_bytes",
-        "relinearisation key": "relin_bytes",
-        "column chunk": "column_bytes",
-        "c1": "c1_bytes",
-        "shares": "share_bytes",
-    }
+    sent = dict(zip(("public key", "relinearisation key", "column chunk"), BYTES, strict=False))
+    sent |= {"c1": "c1_bytes", "shares": "share_bytes"}
     times = {
         "keys, s": shown("keys", ".2f"),
         "column chunk, s": shown("column", ".2f"),
@@ -265,22 +262,7 @@ SUITE = Suite(
     "records unless chunks of them are named. The paper's figures are quoted; ours beside them "
     "follow from the step.",
     Task,
-    {
-        "keys": float,
-        "column": float,
-        "public_bytes": int,
-        "relin_bytes": int,
-        "column_bytes": int,
-        "step": float,
-        "clock": float,
-        "randomise": float,
-        "share": float,
-        "open": float,
-        "peak": int,
-        "c1_bytes": int,
-        "share_bytes": int,
-        "loop": float,
-    },
+    {**dict.fromkeys(SECONDS, float), "peak": int, **dict.fromkeys(BYTES, int)},
     tasks_of,
     measure,
     tables_of,

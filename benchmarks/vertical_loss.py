@@ -2,10 +2,9 @@
 
     python benchmarks/vertical_loss.py --data-dir DIR --runs 20 --output build/vertical-loss
 
-Columns are scaled to [0, 1] by the records' own bounds and delta is 1/N, as in the paper; an
-application takes public bounds and a smaller delta. Two parties hold one half of the columns each,
-epsilon is 1. Statistics are computed in the clear and carry the whole noise that the two parties
-add: ``tests/strategies/test_vertical.py`` shows that encryption changes sums by less than 0.01.
+Columns are scaled to [0, 1] by the records' own bounds, as in the paper: an application takes
+public bounds and a smaller delta. Statistics are computed in the clear and carry the noise that two
+parties add: ``tests/strategies/test_vertical.py`` shows what encryption changes.
 ``radius`` is `VerticalKMeans` as it is by default, ``sums`` is without the radius, ``plain`` is
 exact Lloyd from the same starts. Accuracy is the part of records whose cluster is theirs, under the
 best matching of clusters and true labels.
@@ -21,6 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from direct import final_state
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import make_blobs
@@ -29,7 +29,6 @@ from flower_kmeans import Box, PrivacyBudget
 from flower_kmeans.algorithms import LloydAlgorithm, VerticalAlgorithm
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, Suite, grid
-from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.metrics import nicv
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import noise_share
@@ -81,14 +80,14 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     else:
         budget = PrivacyBudget(1.0, 1 / n)
         algorithm = VerticalAlgorithm(k, domain, budget, radius=task.method == "radius", **common)
-    grid = GridRecords(records, domain, algorithm.fraction_bits)
-    plan, state, stream = algorithm.plan(), algorithm.initial_state(), Stream.fresh()
-    for number in range(1, task.rounds + 1):
-        total = algorithm.flatten(algorithm.statistic(algorithm.query(state), grid), number)
-        for _ in range(PARTIES if plan.is_private else 0):
-            total = total + noise_share(algorithm, plan, number, PARTIES - 1, stream)
-        state = algorithm.update(state, algorithm.unflatten(total, number))
-    centroids = algorithm.centroids(state)
+    plan, stream = algorithm.plan(), Stream.fresh()
+
+    def noise(number: int) -> NDArray[np.int64]:
+        parties = range(PARTIES if plan.is_private else 0)
+        shares = (noise_share(algorithm, plan, number, PARTIES - 1, stream) for _ in parties)
+        return sum(shares, np.zeros(algorithm.words(number), np.int64))
+
+    centroids = algorithm.centroids(final_state(algorithm, records, noise=noise))
     nearest = ((records[:, None] - centroids) ** 2).sum(axis=2).argmin(axis=1)
     return {"loss": nicv(records, centroids), "accuracy": accuracy(labels, nearest)}
 

@@ -1,18 +1,16 @@
 """Clients with a few uniform records, the bytes of their messages, and memory of this process."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message
-from flwr.common.serde import message_to_proto
 from numpy.typing import NDArray
 
 from flower_kmeans import Box, ClientPolicy, PrivacyBudget, kmeans_client_app
-from flower_kmeans.protocol.messages import Answer, decode_reply
-from flower_kmeans.protocol.wire import RECORD, from_content
+from flower_kmeans.protocol.wire import RECORD
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import FastLloyd, KMeansStrategy, RoundInfo
 
@@ -61,90 +59,43 @@ class Size:
             on_round=on_round,
         )
 
-    def over(self, strategy: KMeansStrategy, **options: Any) -> "WeighingGrid":
+    def over(self, strategy: KMeansStrategy) -> "WeighingGrid":
         """Run a strategy over the clients in this process, and return the grid."""
         app = kmeans_client_app(self.load, ClientPolicy.for_simulation(), lambda *_: None)
-        return weighed(strategy, app, self.clients, **options)
-
-
-@dataclass
-class Trip:
-    """Bytes of a round trip's messages, as Flower serialises them but for the link's number."""
-
-    asked: list[int] = field(default_factory=list)
-    answered: list[int] = field(default_factory=list)
-    words: list[int] = field(default_factory=list)  # of the protected words in answers alone
+        grid = WeighingGrid(app, self.clients)
+        with task_identity():
+            strategy.start(grid)
+        return grid
 
 
 class WeighingGrid(InProcessGrid):
-    """An in-process grid that weighs messages and counts round trips.
+    """An in-process grid that weighs messages by round trip, such as "enrol" and "ask 3".
 
-    ``weighs`` says of the name of a round trip whether its messages are weighed, for runs whose
-    time or memory is measured. ``trips`` has these by kind and round, such as "enrol" and "ask 3";
     ``asked`` and ``answered`` have the bytes of all encoded messages, without what Flower adds.
     """
 
-    def __init__(
-        self,
-        client_app: Callable[[Message, Context], Message],
-        n_nodes: int,
-        weighs: Callable[[str], bool] = lambda trip: True,
-    ) -> None:
+    def __init__(self, client_app: Callable[[Message, Context], Message], n_nodes: int) -> None:
         def answer(message: Message, context: Context) -> Message:
             reply = client_app(message, context)
-            name = message.metadata.group_id
-            self.answered.setdefault(name, []).append(payload_of(reply))
-            if weighs(name):
-                trip = self.trips.setdefault(name, Trip())
-                trip.answered.append(_bytes_of(reply))
-                decoded = decode_reply(from_content(reply.content))
-                if isinstance(decoded, Answer):
-                    trip.words.append(len(decoded.words) + sum(map(len, decoded.sealed)))
+            self.answered[message.metadata.group_id].append(payload_of(reply))
             return reply
 
         super().__init__(answer, n_nodes)
-        self.trips: dict[str, Trip] = {}
-        self.asked: dict[str, list[int]] = {}
-        self.answered: dict[str, list[int]] = {}
-        self._weighs = weighs
-
-    @property
-    def pushes(self) -> list[int]:
-        """Numbers of messages of each round trip."""
-        return [len(sizes) for sizes in self.asked.values()]
+        self.asked: dict[str, list[int]] = defaultdict(list)
+        self.answered: dict[str, list[int]] = defaultdict(list)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Weigh what the server sends."""
         listed = list(messages)
         for message in listed:
-            name = message.metadata.group_id
-            self.asked.setdefault(name, []).append(payload_of(message))
-            if self._weighs(name):
-                self.trips.setdefault(name, Trip()).asked.append(_bytes_of(message))
+            self.asked[message.metadata.group_id].append(payload_of(message))
         return super().push_messages(listed)
-
-
-def weighed(
-    strategy: KMeansStrategy,
-    client_app: Callable[[Message, Context], Message],
-    n_nodes: int,
-    **options: Any,
-) -> WeighingGrid:
-    """Run a strategy once in this process, and return the grid with its messages' weights."""
-    grid = WeighingGrid(client_app, n_nodes, **options)
-    with task_identity():
-        strategy.start(grid)
-    return grid
 
 
 def payload_of(message: Message) -> int:
     """Return the bytes of a message as it was encoded, without what Flower adds."""
     header = message.content[RECORD]
     return int(header["n"]) if "n" in header else len(header["m"])
-
-
-def _bytes_of(message: Message) -> int:
-    return len(message_to_proto(message).SerializeToString())
 
 
 def resident() -> int:

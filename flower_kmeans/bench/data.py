@@ -8,7 +8,6 @@
 | ``separated_K_D_PERCENT`` | 5,000 in K balanced clusters of a degree of separation PERCENT / 100 |
 | ``synth_K_D_SEED`` | `generators.synth`, 10,000 and outliers |
 | ``timesynth_N_K_D`` | `generators.time_synth` |
-| ``ablation_K_D_PERCENT`` | `generators.ablation` with a degree of PERCENT / 100 |
 | ``sklearn-iris``, ``sklearn-wine``, ``sklearn-breast`` | those that come with scikit-learn |
 | a name of `FILES` | ``NAME.npz`` of the directory: array ``X`` (n, d), maybe ``y`` (n,) |
 | ``FILE.npz:K`` | a file of one's own, to be cut into K clusters |
@@ -20,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -32,18 +31,8 @@ from flower_kmeans.errors import ConfigurationError, DataError
 FloatArray = NDArray[np.float64]
 LabelArray = NDArray[np.int64]
 
-FILES = {
-    "s1": 15,
-    "lsun": 3,
-    "iris": 3,
-    "wine": 3,
-    "breast": 2,
-    "birch2": 100,
-    "g2mg_2_30": 2,
-    "g2mg_4_30": 2,
-    "g2mg_16_30": 2,
-    "g2mg_128_30": 2,
-}
+FILES = {"s1": 15, "lsun": 3, "iris": 3, "wine": 3, "breast": 2, "birch2": 100}
+FILES |= {f"g2mg_{d}_30": 2 for d in (2, 4, 16, 128)}
 """Files that a directory may hold, and their number of clusters."""
 SUBSETS = {"birch2": 25_000}
 """Files of which the papers take a random part, and its size: drawn once."""
@@ -71,6 +60,11 @@ class Data:
     labels: LabelArray | None = None
 
 
+class _File(NamedTuple):
+    path: Path | None  # None without a directory
+    n_clusters: int
+
+
 def _blobs(sizes: int | list[int], d: int, k: int | None = None) -> generators.Generated:
     from sklearn.datasets import make_blobs
 
@@ -84,20 +78,20 @@ def _uneven(k: int, d: int) -> generators.Generated:
     return _blobs(sizes.tolist(), d)
 
 
+def _separated(k: int, d: int, percent: int) -> generators.Generated:
+    sizes = generators.sizes_of(5_000, np.ones(k))
+    return generators.separated_clusters(sizes, d, percent / 100, 0)
+
+
 _FAMILIES: dict[str, tuple[int, Callable[..., generators.Generated]]] = {
     "blobs": (2, lambda k, d: _blobs(20_000, d, k)),
     "uneven": (2, _uneven),
     "g2": (2, lambda d, spread: generators.g2(d, spread, 0)),
-    "separated": (
-        3,
-        lambda k, d, percent: generators.separated_clusters(
-            generators.sizes_of(5_000, np.ones(k)), d, percent / 100, 0
-        ),
-    ),
+    "separated": (3, _separated),
     "synth": (3, generators.synth),
     "timesynth": (3, lambda n, k, d: generators.time_synth(n, k, d, 0)),
-    "ablation": (3, lambda k, d, percent: generators.ablation(k, d, percent / 100, 0)),
 }
+"""How many numbers stand in the names of a family, and what makes one of its sets."""
 
 
 def family_of(name: str) -> tuple[str, tuple[int, ...]] | None:
@@ -125,13 +119,13 @@ def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
         return {"generated": True}
     if given in BUNDLED:
         return {"bundled": True}
-    path = _path_of(given, directory)
+    path, n_clusters = _file_of(given, directory)
     if path is None or not path.is_file():
         return None
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     drawn = {"drawn": SUBSETS[given]} if given in SUBSETS else {}
-    return {"clusters": _n_clusters(given), "sha256": digest, **drawn}
+    return {"clusters": n_clusters, "sha256": digest, **drawn}
 
 
 @lru_cache(maxsize=4)
@@ -155,12 +149,11 @@ def load(given: str, directory: Path | None = None) -> Data:
         loader, note = BUNDLED[given]
         bunch = getattr(datasets, loader)()
         return _data(given, bunch.data, len(bunch.target_names), note, bunch.target)
-    path = _path_of(given, directory)
+    path, n_clusters = _file_of(given, directory)
     if path is None or not path.is_file():
         raise ConfigurationError(
             f"Expected {given}.npz in --data-dir. Got {directory} instead, where it is not."
         )
-    name = name_of(given)
     with _opened(path) as stored:
         if "X" not in stored or stored["X"].ndim != 2:
             raise DataError(f"Expected an array X of two dimensions in {path}. Got none.")
@@ -171,11 +164,20 @@ def load(given: str, directory: Path | None = None) -> Data:
         note = f"{size:,} of {len(records):,} records, drawn once"
         keep = np.sort(np.random.default_rng(0).choice(len(records), size, replace=False))
         records, labels = records[keep], None if labels is None else labels[keep]
-    return _data(name, records, _n_clusters(given), note, labels)
+    return _data(name_of(given), records, n_clusters, note, labels)
 
 
-def _n_clusters(given: str) -> int:
-    return FILES[given] if name_of(given) == given else int(given.rpartition(":")[2])
+def _file_of(given: str, directory: Path | None) -> _File:
+    if name_of(given) != given:
+        path, _, clusters = given.rpartition(":")
+        return _File(Path(path), int(clusters))
+    if given not in FILES:
+        raise ConfigurationError(
+            f"Expected a data set: one of {', '.join((*FILES, *BUNDLED))}, a family "
+            f"({', '.join(_FAMILIES)}) with its numbers as blobs_16_4, or FILE.npz:K. "
+            f"Got {given!r} instead."
+        )
+    return _File(None if directory is None else directory / f"{given}.npz", FILES[given])
 
 
 def _opened(path: Path) -> Any:
@@ -196,21 +198,6 @@ def _data(name: str, records: Any, n_clusters: int, note: str, labels: Any) -> D
         n_none = np.count_nonzero(classes < 0) if classes.dtype.kind in "if" else 0
         labels = np.maximum(labels.astype(np.int64) - n_none, -1)
     return Data(name, table, n_clusters, note, labels)
-
-
-def _path_of(given: str, directory: Path | None) -> Path | None:
-    if name_of(given) != given:
-        return Path(given.rpartition(":")[0])
-    if given not in FILES:
-        raise ConfigurationError(
-            f"Expected a data set: one of {', '.join((*FILES, *BUNDLED))}, a family "
-            f"({', '.join(_FAMILIES)}) with its numbers as blobs_16_4, or FILE.npz:K. "
-            f"Got {given!r} instead."
-        )
-    return None if directory is None else directory / f"{given}.npz"
-
-
-# --------------------------------------------------------------------------- scales
 
 
 def to_unit_ball(records: FloatArray) -> FloatArray:

@@ -1,16 +1,10 @@
 """Synthetic families of the papers, seeded: records, the cluster of each, and true centres.
 
-`separated_clusters` draws Gaussian clusters with a given degree of separation, which is Qiu and
-Joe's index: for two clusters projected to a line, with ``L`` and ``U`` the lower and upper
-``ALPHA / 2`` quantiles of each, ``J = (L_2 - U_1) / (U_2 - L_1)``, in the direction in which it is
-largest. It lies in (-1, 1): negative where clusters overlap, 0 where they touch, near 1 where they
-are far apart. FastLloyd's paper (section 6.1.3) draws its Synth families with such degrees.
-
-References
-----------
-Qiu & Joe (2006), "Generation of Random Clusters with Specified Degree of Separation", and
-"Separation Index and Partial Membership for Clustering". Index and covariances are as there;
-centres are placed by a rule of this module's own (see `separated_centers`).
+The degree of separation is Qiu and Joe's index ("Generation of Random Clusters with Specified
+Degree of Separation", 2006): for two clusters projected to a line, with ``L`` and ``U`` the lower
+and upper ``ALPHA / 2`` quantiles of each, ``J = (L_2 - U_1) / (U_2 - L_1)``, in the direction in
+which it is largest. It lies in (-1, 1): negative where clusters overlap, 0 where they touch. Index
+and covariances are as there; centres are placed by a rule of this module (`separated_centers`).
 """
 
 from collections.abc import Sequence
@@ -58,9 +52,6 @@ def sizes_of(n_records: int, weights: ArrayLike) -> LabelArray:
     return sizes
 
 
-# --------------------------------------------------------------------------- separation
-
-
 def separation(delta: FloatArray, first: FloatArray, second: FloatArray) -> float:
     """Return the index, in (-1, 1), of two Gaussian clusters in the best direction.
 
@@ -106,6 +97,11 @@ def separated_centers(
     d, wanted = len(covariances[0]), distance_for(degree)
     largest = [float(np.sqrt(np.linalg.eigvalsh(each)[-1])) for each in covariances]
     centers = np.zeros((len(covariances), d))
+
+    def excess(far: float, other: int, new: int, start: FloatArray, heading: FloatArray) -> float:
+        delta = start + far * heading - centers[other]
+        return spread_distance(delta, covariances[other], covariances[new]) - wanted
+
     for new in range(1, len(covariances)):
         parent = int(rng.integers(new))
         start, heading = centers[parent], rng.normal(size=d)
@@ -114,15 +110,11 @@ def separated_centers(
         far = wanted / spread_distance(heading, covariances[parent], covariances[new])
         centers[new] = start + far * heading
         while (near := _nearer(centers, covariances, new, wanted)) is not None:
-
-            def excess(far: float, near: int = near, new: int = new) -> float:
-                delta = start + far * heading - centers[near]  # noqa: B023
-                return spread_distance(delta, covariances[near], covariances[new]) - wanted
-
             # Far enough for any direction. A norm is convex: it is crossed once beyond ``far``.
             enough = float(np.linalg.norm(start - centers[near]))
             enough += 2 * wanted * (largest[new] + largest[near])
-            far = brentq(excess, far, enough, xtol=_TOLERANCE * enough)
+            given = (near, new, start, heading)
+            far = brentq(excess, far, enough, given, xtol=_TOLERANCE * enough)
             centers[new] = start + far * heading
     return centers
 
@@ -136,14 +128,10 @@ def _nearer(
         delta = centers[new] - centers[other]
         first, second = covariances[other], covariances[new]
         # Any direction bounds the largest distance from below; most clusters need no more.
-        here = float(delta @ delta)
         spreads = np.sqrt(delta @ first @ delta) + np.sqrt(delta @ second @ delta)
-        if here < limit * spreads and spread_distance(delta, first, second) < limit:
+        if delta @ delta < limit * spreads and spread_distance(delta, first, second) < limit:
             return other
     return None
-
-
-# --------------------------------------------------------------------------- families
 
 
 def separated_clusters(
@@ -157,15 +145,10 @@ def separated_clusters(
 
     Covariances have random axes and eigenvalues uniform in `VARIANCES`. Outliers are uniform within
     four standard deviations of the clustered records around their mean, column by column.
-
-    Raises
-    ------
-    ConfigurationError
-        If a parameter is out of its range.
     """
     rng = np.random.default_rng(rng)
     counts = np.asarray(sizes, dtype=np.int64)
-    if counts.ndim != 1 or not len(counts) or counts.min() < 1:
+    if not len(counts) or counts.min() < 1:
         raise ConfigurationError(f"Expected sizes of at least 1. Got {sizes!r} instead.")
     if not -1 < degree < 1:
         raise ConfigurationError(f"Expected degree in (-1, 1). Got {degree} instead.")
@@ -178,17 +161,15 @@ def separated_clusters(
     scales = [np.sqrt(rng.uniform(*VARIANCES, n_features)) for _ in counts]
     roots = [axis * scale for axis, scale in zip(axes, scales, strict=True)]
     centers = separated_centers([root @ root.T for root in roots], degree, rng)
-    records = np.concatenate(
-        [
-            center + rng.normal(size=(count, n_features)) @ root.T
-            for center, root, count in zip(centers, roots, counts, strict=True)
-        ]
-    )
-    labels = np.repeat(np.arange(len(counts)), counts)
+    parts = [
+        center + rng.normal(size=(count, n_features)) @ root.T
+        for center, root, count in zip(centers, roots, counts, strict=True)
+    ]
+    records = np.concatenate(parts)
     mean, spread = records.mean(axis=0), records.std(axis=0)
     outliers = rng.uniform(mean - 4 * spread, mean + 4 * spread, (n_outliers, n_features))
-    every = np.concatenate([labels, np.full(n_outliers, OUTLIER)])
-    return _shuffled(np.concatenate([records, outliers]), every, centers, rng)
+    labels = np.repeat([*range(len(counts)), OUTLIER], [*counts, n_outliers])
+    return _shuffled(np.concatenate([records, outliers]), labels, centers, rng)
 
 
 def synth(
@@ -218,31 +199,11 @@ def time_synth(
     return separated_clusters(sizes_of(n_records, np.ones(n_clusters)), n_features, degree, rng)
 
 
-def ablation(
-    n_clusters: int, n_features: int, degree: float, rng: np.random.Generator | int
-) -> Generated:
-    """Return a set of FastLloyd's appendix B: clusters of 0.7 to 1.3 times 2048 / k records."""
-    rng = np.random.default_rng(rng)
-    mean = 2048 / n_clusters
-    sizes = rng.integers(int(np.ceil(0.7 * mean)), int(1.3 * mean), n_clusters, endpoint=True)
-    return separated_clusters(sizes, n_features, degree, rng)
-
-
-def g2(
-    n_features: int,
-    spread: float,
-    rng: np.random.Generator | int,
-    n_records: int = G2_RECORDS,
-) -> Generated:
+def g2(n_features: int, spread: float, rng: np.random.Generator | int) -> Generated:
     """Return two Gaussians, with means of 500 and of 600 in every column, half of the records each.
 
     Drawn like the public G2 sets (1 to 1,024 columns, a standard deviation ``spread`` of 10 to
     100), and not equal to them.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are no columns, fewer than two records, or no spread.
     """
     rng = np.random.default_rng(rng)
     if n_features < 1 or not spread > 0:
@@ -250,9 +211,9 @@ def g2(
             f"Expected at least one column and a positive spread. Got {n_features} and {spread} "
             "instead."
         )
-    labels = np.repeat([0, 1], sizes_of(n_records, np.ones(2)))
+    labels = np.repeat([0, 1], G2_RECORDS // 2)
     centers = np.repeat(np.array(G2_MEANS)[:, None], n_features, axis=1)
-    records = centers[labels] + spread * rng.normal(size=(n_records, n_features))
+    records = centers[labels] + spread * rng.normal(size=(G2_RECORDS, n_features))
     return _shuffled(records, labels, centers, rng)
 
 

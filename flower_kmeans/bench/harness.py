@@ -6,7 +6,7 @@
 import hashlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
@@ -136,7 +136,7 @@ class Suite:
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name or not self.name.replace("-", "").isalnum():
+        if not self.name.replace("-", "").isalnum():
             raise ConfigurationError(
                 f"Expected a suite's name of letters, digits and hyphens. Got {self.name!r}."
             )
@@ -149,8 +149,7 @@ class Suite:
     @property
     def task_columns(self) -> dict[str, Any]:
         """Return names and types of the columns that identify a run."""
-        hints = get_type_hints(self.task)
-        return {each.name: hints[each.name] for each in fields(self.task)}
+        return get_type_hints(self.task)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -174,9 +173,7 @@ class Suite:
         """Return what distinguishes data sets of one name; nothing for missing files."""
         found = {name: dict(each) for name, each in self.sources.items()}
         for given in options.data or self.datasets:
-            if given in found:
-                continue
-            known = data_sets.identity(given, options.data_dir)
+            known = None if given in found else data_sets.identity(given, options.data_dir)
             if known is not None:
                 found[data_sets.name_of(given)] = known
         return found
@@ -202,30 +199,28 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
     ConfigurationError
         If all data sets are missing, ``only`` names what does not exist, or two tasks are equal.
     """
-    given = options.data or suite.datasets
-    known_sets = suite.known(options)
-    there = [each for each in given if data_sets.name_of(each) in known_sets]
-    missing = tuple(each for each in given if each not in there)
+    known = suite.known(options)
+    names = {given: data_sets.name_of(given) for given in options.data or suite.datasets}
+    there = {given: name for given, name in names.items() if name in known}
+    missing = tuple(given for given in names if given not in there)
     if missing and not there and not redraw:
         raise ConfigurationError(
             f"Expected a data set of suite {suite.name} to be there. Got none: "
             f"{', '.join(missing)} need NAME.npz files in --data-dir."
         )
-    names = {each: data_sets.name_of(each) for each in there}
-    files = tuple((name, each) for each, name in names.items() if name != each)
-    resolved = replace(options, data=tuple(names.values()), files=files)
-    wanted = suite.wanted(options)
-    tasks = list(suite.tasks(resolved))
+    files = tuple((name, given) for given, name in there.items() if name != given)
+    resolved = replace(options, data=tuple(there.values()), files=files)
+    wanted, tasks = suite.wanted(options), list(suite.tasks(resolved))
     if len(set(tasks)) != len(tasks):
         raise ConfigurationError(
             f"Expected tasks of suite {suite.name} that differ. Got equal ones."
         )
     for column, values in wanted.items():
-        known = {getattr(task, column) for task in tasks} | set(suite.choices.get(column, ()))
-        strange = [value for value in values if value not in known]
+        possible = {getattr(task, column) for task in tasks} | {*suite.choices.get(column, ())}
+        strange = [value for value in values if value not in possible]
         if tasks and strange:
             raise ConfigurationError(
-                f"Expected {column} among {sorted(known, key=str)}. Got {strange[0]!r} instead."
+                f"Expected {column} among {sorted(possible, key=str)}. Got {strange[0]!r} instead."
             )
         tasks = [task for task in tasks if getattr(task, column) in values]
     if not tasks and not redraw:
@@ -246,16 +241,15 @@ def grid(task: type, options: Options, *free: str, **columns: Iterable[Any]) -> 
         Values of the other columns; those of the last one change fastest.
     """
     kinds = {name: inner_kind(kind) for name, kind in get_type_hints(task).items()}
-    if "run" in kinds:
-        columns = {"run": range(options.runs), **columns}
     values = [
         options.chosen(name, tuple(given), kinds[name])
-        if name in free or (name != "run" and kinds[name] in (int, float))
+        if name in free or kinds[name] in (int, float)
         else given
         for name, given in columns.items()
     ]
-    for each in product(*values):
-        yield task(**dict(zip(columns, each, strict=True)))
+    runs = {"run": range(options.runs)} if "run" in kinds else {}
+    for each in product(*runs.values(), *values):
+        yield task(**dict(zip((*runs, *columns), each, strict=True)))
 
 
 def seed_of(task: Any, *words: int | str) -> int:

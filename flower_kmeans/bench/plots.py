@@ -1,6 +1,5 @@
 """Plots of repeated runs."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +44,7 @@ def lines(
     from matplotlib.ticker import LogFormatter, NullLocator
 
     columns = max(1, min(columns, len(panels)))
-    n_rows = max(1, math.ceil(len(panels) / columns))
+    n_rows = max(1, -(-len(panels) // columns))
     figure = Figure(figsize=(4.0 * columns, 3.0 * n_rows + 0.5), layout="constrained")
     axes = figure.subplots(n_rows, columns, squeeze=False).ravel()
     labels = list(dict.fromkeys(label for curves in panels.values() for label in curves))
@@ -91,10 +90,9 @@ def save(figure: "Figure", directory: Path, name: str) -> list[str]:
     """Write a figure in all `FORMATS`, and return the files' names."""
     from matplotlib import rc_context
 
-    written = []
-    for form in FORMATS:
+    written = [f"{name}.{form}" for form in FORMATS]
+    for file in written:
         with rc_context({"svg.hashsalt": name}):  # the same figure is the same file
-            metadata = {"Date": None} if form == "svg" else {}
-            figure.savefig(directory / f"{name}.{form}", dpi=90, metadata=metadata)
-        written.append(f"{name}.{form}")
+            metadata = {"Date": None} if file.endswith("svg") else {}
+            figure.savefig(directory / file, dpi=90, metadata=metadata)
     return written

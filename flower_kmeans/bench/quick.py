@@ -45,23 +45,28 @@ class Case(NamedTuple):
 @lru_cache(maxsize=4)
 def case_of(name: str, options: Options) -> Case:
     """Return what all runs on a data set share."""
-    from sklearn.cluster import KMeans
-
     data = options.load(name)
-    records = to_unit_box(data.records)
-    model = KMeans(data.n_clusters, n_init=10, random_state=0).fit(records)
-    labels = model.labels_ if data.labels is None else data.labels
+    records, k, labels = to_unit_box(data.records), data.n_clusters, data.labels
+    if labels is None:
+        labels = kmeans(records, k, 0).labels_
     rng = public_generator(0, 0)
-    own = [
-        rng.permutation(np.flatnonzero(labels == label))[:SERVER_EACH]
-        for label in range(labels.max() + 1)
-    ]
-    taken = np.concatenate(own)
+    taken = np.concatenate(
+        [
+            rng.permutation(np.flatnonzero(labels == label))[:SERVER_EACH]
+            for label in range(labels.max() + 1)
+        ]
+    )
     uniform = rng.uniform(-1, 1, (SERVER_UNIFORM, records.shape[1]))
     left = np.delete(records, taken, axis=0)
-    best = KMeans(data.n_clusters, n_init=10, random_state=0).fit(left)
-    server_data = np.concatenate([records[taken], uniform])
-    return Case(left, data.n_clusters, server_data, nicv(left, best.cluster_centers_))
+    best = nicv(left, kmeans(left, k, 0).cluster_centers_)
+    return Case(left, k, np.concatenate([records[taken], uniform]), best)
+
+
+def kmeans(records: FloatArray, n_clusters: int, seed: int) -> Any:
+    """Return scikit-learn's KMeans, the best of ten starts; not private."""
+    from sklearn.cluster import KMeans
+
+    return KMeans(n_clusters, n_init=10, random_state=seed).fit(records)
 
 
 def tasks_of(options: Options) -> Iterator[Task]:
@@ -80,15 +85,12 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Return the cost of one run over the least one."""
     case = case_of(task.data, options)
     if task.method == KMEANS:
-        from sklearn.cluster import KMeans
-
-        model = KMeans(case.n_clusters, n_init=10, random_state=seed_of(task)).fit(case.records)
+        model = kmeans(case.records, case.n_clusters, seed_of(task))
         return {"ratio": nicv(case.records, model.cluster_centers_) / case.best, "rounds": 0}
     from flower_kmeans import strategies
     from flower_kmeans.simulation import simulate
 
     n, d = case.records.shape
-    parameters: dict[str, Any] = {"server_data": case.server_data} if task.method == FEDDP else {}
     strategy = getattr(strategies, task.method)(
         case.n_clusters,
         Box([-1.0] * d, [1.0] * d),
@@ -97,7 +99,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         n_clients=N_CLIENTS,
         trust="oblivious-server" if task.method in OBLIVIOUS else "trusted-server",
         seed=task.run,
-        **parameters,
+        **({"server_data": case.server_data} if task.method == FEDDP else {}),
     )
     order = public_generator(seed_of(task, "order"), 0).permutation(n)
     clustering = simulate(strategy, np.array_split(case.records[order], N_CLIENTS))

@@ -5,7 +5,6 @@ it; meta.json states which commands made the rows, when, and with which versions
 """
 
 import importlib
-import json
 import logging
 import math
 import os
@@ -24,6 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import track
 from rich.text import Text
@@ -51,6 +51,22 @@ class Outcome:
     rows: list[Row]
     n_done: int = 0
     n_left: int = 0
+
+
+class Meta(msgspec.Struct):
+    """What meta.json holds."""
+
+    suite: str
+    settings: dict[str, str]
+    commands: list[dict[str, Any]]
+    files: dict[str, dict[str, Any]]
+    protocol: str = ""
+
+    def write(self, directory: Path) -> None:
+        """Write the file; a process that is killed leaves the old one or the new one."""
+        partial_file = directory / f"{META}.partial"
+        partial_file.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        os.replace(partial_file, directory / META)
 
 
 def load_suite(name: str) -> Suite:
@@ -141,7 +157,7 @@ def execute(
             "it: wait for its end, or choose another --output."
         ) from None
     with lock:
-        meta = _read_meta(suite, output, suite.known(options))
+        meta = read_meta(suite, output, suite.known(options))
         if plan.skipped:
             console.print(Text(_skipped(plan)), soft_wrap=True)
         known = read_runs(suite, output / RUNS)
@@ -149,14 +165,18 @@ def execute(
         before, failures = len(known), list[str]()
         if not redraw:
             entry = _entry(arguments, jobs)
-            meta["commands"].append(entry)
-            _write_meta(output, meta)  # now: this process may be killed
+            meta.commands.append(entry)
+            meta.write(output)  # now: this process may be killed
+            results = track(
+                _results(suite, plan.options, left, jobs, minutes),
+                suite.name,
+                len(left),
+                console=console,
+                transient=True,
+                disable=not console.is_terminal,
+            )
             try:
-                results = _results(suite, plan.options, left, jobs, minutes)
-                for task, result in track(
-                    results, suite.name, len(left), console=console, transient=True,
-                    disable=not console.is_terminal,
-                ):  # fmt: skip
+                for task, result in results:
                     if isinstance(result, Exception):
                         failures.append(f"{task}: {type(result).__name__}: {result}")
                     else:
@@ -166,7 +186,7 @@ def execute(
                 raise
             finally:
                 entry |= {"ended": _now(), "rows": len(known) - before}
-                _write_meta(output, meta)
+                meta.write(output)
         n_done = len(known) - before
         n_left = len(left) - n_done - len(failures)
         rows = admitted(suite, plan, known)
@@ -193,9 +213,6 @@ def admitted(suite: Suite, plan: Plan, known: Mapping[Any, Row]) -> list[Row]:
         for task in tasks
         if all(known[task][column] in values for column, values in wanted.items())
     ]
-
-
-# --------------------------------------------------------------------------- tasks
 
 
 def available_cores() -> int:
@@ -257,9 +274,6 @@ def _in_fresh_process(*given: Any) -> tuple[Any, Measured | Exception]:
         return pool.submit(_tried, *given).result()
 
 
-# --------------------------------------------------------------------------- runs.csv
-
-
 def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
     """Return the rows of a file by their tasks, in its order; none if there is no file.
 
@@ -318,35 +332,25 @@ def append_run(suite: Suite, path: Path, task: Any, measured: Measured) -> Row:
     return {name: parse(kinds[name], text, name) for name, text in texts.items()}
 
 
-# --------------------------------------------------------------------------- what is written
-
-
 def _show(
-    suite: Suite,
-    plan: Plan,
-    rows: Sequence[Row],
-    output: Path,
-    meta: dict[str, Any],
-    console: Console,
+    suite: Suite, plan: Plan, rows: Sequence[Row], output: Path, meta: Meta, console: Console
 ) -> None:
     """Write tables and plots, and print the tables."""
-    written = [RUNS, META, TABLES]
+    written, without = [RUNS, META, TABLES], ""
     tables = suite.tables(rows, plan.options)
     # None: the command was killed, and its rows are in the file.
-    made_by = [_made_by(entry) for entry in meta["commands"] if entry["rows"] != 0]
+    made_by = [_made_by(entry) for entry in meta.commands if entry["rows"] != 0]
     skipped = [_skipped(plan)] if plan.skipped else []
     parts = [f"# {suite.name}", suite.protocol, *made_by, *skipped, tables]
     (output / TABLES).write_text("\n\n".join(parts) + "\n", "utf-8")
-    without = ""
     for name, draw in suite.plots.items():
         try:
             written += plots.save(draw(rows, plan.options), output, name)
-        except ConfigurationError as error:
+        except ConfigurationError as error:  # without matplotlib there are tables all the same
             without = str(error)
-    console.print(Text(f"\n{tables}\n"), soft_wrap=True)
-    console.print(Text(f"Written to {output}: {', '.join(written)}"), soft_wrap=True)
-    if without:
-        console.print(Text(without, style="dim"), soft_wrap=True)
+    for text in (f"\n{tables}\n", f"Written to {output}: {', '.join(written)}", without):
+        if text:
+            console.print(Text(text), soft_wrap=True)
 
 
 def _skipped(plan: Plan) -> str:
@@ -361,12 +365,7 @@ def _made_by(entry: Mapping[str, Any]) -> str:
     return f"- `{entry['command']}` on {entry['started'][:10]}: {ended}; `{versions}`"
 
 
-# --------------------------------------------------------------------------- meta.json
-
-
-def _read_meta(
-    suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
+def read_meta(suite: Suite, directory: Path, sources: Mapping[str, Mapping[str, Any]]) -> Meta:
     """Return what stands in meta.json; a beginning if there is none.
 
     Raises
@@ -376,47 +375,38 @@ def _read_meta(
     ConfigurationError
         If it belongs to another suite, to other settings, or to other data sets of these names.
     """
-    path = directory / META
-    mine = {"suite": suite.name, "settings": dict(suite.settings)}
-    meta: dict[str, Any] = {**mine, "commands": [], "files": {}}
+    path, settings = directory / META, dict(suite.settings)
+    meta = Meta(suite.name, settings, [], {})
     if path.exists():
         try:
-            meta = json.loads(path.read_text("utf-8"))
-            found = {key: meta[key] for key in mine}
-            list(meta["commands"]), dict(meta["files"])
-        except (ValueError, KeyError, TypeError):
+            meta = msgspec.json.decode(path.read_bytes(), type=Meta)
+        except (msgspec.DecodeError, UnicodeDecodeError):
             raise DataError(f"Expected {path} to be a benchmark's. Got another file.") from None
-        if found != mine:
-            raise ConfigurationError(
-                f"Expected {directory} with runs of {_words(mine)}. Got those of {_words(found)} "
-                "instead: choose another --output."
-            )
+    if (meta.suite, meta.settings) != (suite.name, settings):
+        raise ConfigurationError(
+            f"Expected {directory} with runs of {_words(suite.name, settings)}. Got those of "
+            f"{_words(meta.suite, meta.settings)} instead: choose another --output."
+        )
     for name, own in sources.items():
-        if not own:
-            continue
-        before = meta["files"].setdefault(name, dict(own))
-        differing = [
-            "other contents" if key == "sha256" else f"{key} {own.get(key)}, not {before.get(key)}"
-            for key in sorted({*before, *own})
-            if before.get(key) != own.get(key)
-        ]
-        if differing:
-            raise ConfigurationError(
-                f"Expected {name} to be what {directory} holds runs of by that name. "
-                f"Got {'; '.join(differing)}: choose another --output."
-            )
-    return {**meta, "protocol": suite.protocol}
+        if own:
+            before = meta.files.setdefault(name, dict(own))
+            differing = [
+                "other contents" if key == "sha256" else f"{key} {own.get(key)}, not {old}"
+                for key in sorted({*before, *own})
+                if (old := before.get(key)) != own.get(key)
+            ]
+            if differing:
+                raise ConfigurationError(
+                    f"Expected {name} to be what {directory} holds runs of by that name. "
+                    f"Got {'; '.join(differing)}: choose another --output."
+                )
+    meta.protocol = suite.protocol
+    return meta
 
 
-def _words(mine: Mapping[str, Any]) -> str:
-    settings = ", ".join(f"{name}={value}" for name, value in mine["settings"].items())
-    return f"suite {mine['suite']}" + (f" with {settings}" if settings else "")
-
-
-def _write_meta(directory: Path, meta: dict[str, Any]) -> None:
-    partial_file = directory / f"{META}.partial"
-    partial_file.write_text(json.dumps(meta, indent=2) + "\n", "utf-8")
-    os.replace(partial_file, directory / META)
+def _words(suite: str, settings: Mapping[str, str]) -> str:
+    given = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return f"suite {suite}" + (f" with {given}" if given else "")
 
 
 def _entry(arguments: Sequence[str], jobs: int) -> dict[str, Any]:

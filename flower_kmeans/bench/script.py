@@ -37,14 +37,12 @@ def parser_of(suite: Suite) -> argparse.ArgumentParser:
 def options_of(suite: Suite, parsed: argparse.Namespace) -> Options:
     """Return what was asked for."""
     given = vars(parsed)
-    only = {column: given.get(f"only_{column}") for column in suite.task_columns}
+    only = ((column, given.get(f"only_{column}")) for column in suite.task_columns)
     return Options(
         parsed.runs,
         data=tuple(given.get("data") or ()),
         data_dir=given.get("data_dir"),
-        only=tuple(
-            (column, tuple(values)) for column, values in only.items() if values is not None
-        ),
+        only=tuple((column, tuple(values)) for column, values in only if values is not None),
     )
 
 

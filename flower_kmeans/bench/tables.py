@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any
 
 import numpy as np
+from scipy.integrate import trapezoid
 from scipy.special import stdtrit
 
 from flower_kmeans.bench.harness import Row
@@ -35,21 +36,8 @@ def cell(values: Sequence[float], form: str = ".3f", *, count: bool = True) -> s
     if not values:
         return ""
     mean, half = interval(values)
-    parts = [format(mean, form)]
-    parts += [shown_half(half, mean)] if len(values) > 1 else []
-    parts += [f"({len(values)})"] if count else []
-    return " ".join(parts)
-
-
-def area(values: Sequence[float], grid: Sequence[float]) -> float:
-    """Return the area under values over a grid, by the trapezoidal rule."""
-    steps = zip(values, values[1:], grid, grid[1:], strict=False)
-    return sum((left + right) / 2 * (high - low) for left, right, low, high in steps)
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of positive values."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
+    spread = f" {shown_half(half, mean)}" if len(values) > 1 else ""
+    return f"{mean:{form}}{spread}" + (f" ({len(values)})" if count else "")
 
 
 def grouped(rows: Iterable[Row], by: Sequence[str], value: str) -> dict[tuple[Any, ...], list[Any]]:
@@ -79,13 +67,10 @@ def points_of(curve: Curve, grid: Sequence[Any]) -> list[list[float]]:
 
 
 def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
-    """Return the area under each run that is whole; the mean of areas is the area of the mean."""
-    if None in curve:
-        return [area([value] * len(grid), grid) for value in curve[None].values()]
-    if any(place not in curve for place in grid):
-        return []
-    whole = set.intersection(*(set(curve[place]) for place in grid))
-    return [area([curve[place][run] for place in grid], grid) for run in sorted(whole)]
+    """Return the area under each run that is whole, by the trapezoidal rule."""
+    points = [curve.get(None if None in curve else place, {}) for place in grid]
+    whole = sorted(set.intersection(*map(set, points)))
+    return [float(trapezoid([point[run] for point in points], grid)) for run in whole]
 
 
 def panels(curves: Mapping[tuple[Any, ...], Curve]) -> dict[str, dict[str, Curve]]:
@@ -130,10 +115,8 @@ def by_key(
     for row in rows:
         groups[tuple(row[column] for column in by.values())].append(row)
     lines = [
-        [
-            *(f"{part:,}" if type(part) is int else str(part) for part in key),
-            *(show(found) for show in cells.values()),
-        ]
+        [f"{part:,}" if type(part) is int else str(part) for part in key]
+        + [show(found) for show in cells.values()]
         for key, found in groups.items()
     ]
     return markdown([*by, *cells], lines, words)

@@ -34,8 +34,6 @@ def test_names_hold_the_parameters():
     found = load("synth_3_2_7")
     np.testing.assert_array_equal(found.records, made.records)
     np.testing.assert_array_equal(found.labels, made.labels)
-    made = generators.ablation(2, 4, 0.75, 0)
-    np.testing.assert_array_equal(load("ablation_2_4_75").records, made.records)
     made = generators.separated_clusters([2500, 2500], 3, 0.4, 0)
     np.testing.assert_array_equal(load("separated_2_3_40").records, made.records)
     records, _ = make_blobs(20_000, n_features=3, centers=4, random_state=1)

@@ -10,7 +10,6 @@ from scipy.stats import norm
 from flower_kmeans.bench import generators
 from flower_kmeans.bench.generators import (
     OUTLIER,
-    ablation,
     distance_for,
     g2,
     separated_centers,
@@ -26,12 +25,9 @@ from flower_kmeans.errors import ConfigurationError
 @given(st.integers(1, 128), st.integers(0, 20_000))
 def test_sizes_grow_by_the_ratio_and_sum_up(k, more):
     n = k * (k + 1) // 2 + more
-    sizes = sizes_of(n, range(1, k + 1))
-    assert sizes.sum() == n
-    shares = np.arange(1, k + 1) * n / (k * (k + 1) / 2)
-    assert np.abs(sizes - shares).max() <= 1
-    even = sizes_of(n, np.ones(k))
-    assert even.sum() == n
+    sizes, even = sizes_of(n, range(1, k + 1)), sizes_of(n, np.ones(k))
+    assert sizes.sum() == even.sum() == n
+    assert np.abs(sizes - np.arange(1, k + 1) * n / (k * (k + 1) / 2)).max() <= 1
     assert even.max() - even.min() <= 1
 
 
@@ -52,46 +48,41 @@ def index_along(direction, delta, first, second):
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_the_index_is_the_largest_over_all_directions(d, scale):
     rng = np.random.default_rng(d)
-    first, second = covariance(rng, d), covariance(rng, d)
-    delta = scale * rng.normal(size=d)
-    found = separation(delta, first, second)
+    given = scale * rng.normal(size=d), covariance(rng, d), covariance(rng, d)
     starts = rng.normal(size=(6, d))
-    starts *= np.sign(starts @ delta)[:, None]
-    best = max(
-        -minimize(lambda a: -index_along(a, delta, first, second), start, tol=1e-12).fun
-        for start in starts
-    )
-    assert found == pytest.approx(best, abs=1e-6)
+    starts *= np.sign(starts @ given[0])[:, None]
+    found = [minimize(lambda a: -index_along(a, *given), start, tol=1e-12) for start in starts]
+    assert separation(*given) == pytest.approx(max(-each.fun for each in found), abs=1e-6)
 
 
-def test_the_index_of_two_lines():
+@pytest.mark.parametrize(("distance", "index"), [(4.0, 0.0102), (6.0, 0.2097), (8.0, 0.3423)])
+def test_the_index_of_two_lines(distance, index):
     """Standard deviations of 1 and means 4, 6 and 8 apart: close, separate and well separated."""
-    for distance, index in ((4, 0.0102), (6, 0.2097), (8, 0.3423)):
-        one = np.eye(1)
-        assert separation(np.array([float(distance)]), one, one) == pytest.approx(index, abs=1e-4)
-        assert distance_for(separation(np.array([1.0 * distance]), one, one)) == pytest.approx(
-            distance / 2
-        )
+    found = separation(np.array([distance]), np.eye(1), np.eye(1))
+    assert found == pytest.approx(index, abs=1e-4)
+    assert distance_for(found) == pytest.approx(distance / 2)
 
 
-@settings(max_examples=20, deadline=None)
-@given(
-    st.integers(2, 12),
-    st.integers(1, 6),
-    st.floats(-0.5, 0.8),
-    st.integers(0, 2**32 - 1),
-)
-def test_every_cluster_has_the_asked_index_to_its_nearest(k, d, degree, seed):
-    rng = np.random.default_rng(seed)
-    covariances = [covariance(rng, d) for _ in range(k)]
-    centers = separated_centers(covariances, degree, rng)
-    for i in range(k):
-        nearest = min(
+def nearest_of(centers, covariances):
+    """The index of each cluster to its nearest."""
+    k = len(centers)
+    return [
+        min(
             separation(centers[i] - centers[j], covariances[i], covariances[j])
             for j in range(k)
             if j != i
         )
-        assert nearest == pytest.approx(degree, abs=1e-6)
+        for i in range(k)
+    ]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 12), st.integers(1, 6), st.floats(-0.5, 0.8), st.integers(0, 2**32 - 1))
+def test_every_cluster_has_the_asked_index_to_its_nearest(k, d, degree, seed):
+    rng = np.random.default_rng(seed)
+    covariances = [covariance(rng, d) for _ in range(k)]
+    centers = separated_centers(covariances, degree, rng)
+    assert nearest_of(centers, covariances) == pytest.approx([degree] * k, abs=1e-6)
 
 
 def test_records_have_the_clusters_that_were_asked_for():
@@ -105,18 +96,8 @@ def test_records_have_the_clusters_that_were_asked_for():
         assert (np.abs(part.mean(axis=0) - center) < 7 * spread).all()
         values = np.linalg.eigvalsh(np.cov(part.T))
         assert 0.5 < values[0] <= values[-1] < 14
-    # Of the records themselves: the index of each cluster to its nearest, by their moments.
-    for i in range(3):
-        nearest = min(
-            separation(
-                parts[i].mean(axis=0) - parts[j].mean(axis=0),
-                np.cov(parts[i].T),
-                np.cov(parts[j].T),
-            )
-            for j in range(3)
-            if j != i
-        )
-        assert nearest == pytest.approx(0.3, abs=0.06)
+    means, spreads = [part.mean(axis=0) for part in parts], [np.cov(part.T) for part in parts]
+    assert nearest_of(means, spreads) == pytest.approx([0.3] * 3, abs=0.06)  # of the records
     clustered = made.records[made.labels != OUTLIER]
     outliers = made.records[made.labels == OUTLIER]
     from_mean = np.abs(outliers - clustered.mean(axis=0)) / clustered.std(axis=0)
@@ -124,8 +105,7 @@ def test_records_have_the_clusters_that_were_asked_for():
 
 
 def test_a_set_of_the_synth_family():
-    made = synth(4, 2, 5)
-    sizes = np.bincount(made.labels + 1)
+    sizes = np.bincount(synth(4, 2, 5).labels + 1)
     assert sizes[1:].tolist() == sizes_of(10_000, [1, 2, 3, 4]).tolist() == [1000, 2000, 3000, 4000]
     assert 0 <= sizes[0] <= 100
     assert len({len(synth(2, 2, seed).records) for seed in range(5)}) > 1
@@ -135,30 +115,21 @@ def test_a_set_of_the_synth_family():
 
 
 def test_degrees_of_the_synth_family_are_in_their_range(monkeypatch):
-    asked = []
-    real = generators.separated_centers
-
-    def record(covariances, degree, rng):
-        asked.append(degree)
-        return real(covariances, degree, rng)
-
-    monkeypatch.setattr(generators, "separated_centers", record)
+    asked, real = [], generators.separated_centers
+    monkeypatch.setattr(
+        generators, "separated_centers", lambda *given: asked.append(given[1]) or real(*given)
+    )
     for seed in range(20):
         synth(2, 2, seed)
         time_synth(100, 2, 2, seed)
-    ablation(2, 2, 0.75, 0)
-    assert all(0.16 <= degree <= 0.26 for degree in asked[:-1])
-    assert max(asked[:-1]) - min(asked[:-1]) > 0.05
-    assert asked[-1] == 0.75
+    assert 0.16 <= min(asked) < max(asked) - 0.05
+    assert max(asked) <= 0.26
 
 
 def test_balanced_sets_have_no_outliers():
     made = time_synth(10_000, 3, 5, 0)
     assert made.records.shape == (10_000, 5)
     assert np.bincount(made.labels).tolist() == sizes_of(10_000, [1, 1, 1]).tolist()
-    sizes = np.bincount(ablation(16, 4, 0.25, 0).labels, minlength=16)
-    assert len(sizes) == 16
-    assert 0.7 * 128 <= sizes.min() < sizes.max() <= 1.3 * 128
 
 
 @pytest.mark.parametrize("d", [1, 1024])
@@ -173,34 +144,28 @@ def test_g2_is_two_gaussians(d):
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda rng: synth(3, 4, rng),
-        lambda rng: time_synth(500, 2, 2, rng),
-        lambda rng: ablation(2, 2, 0.5, rng),
-        lambda rng: g2(3, 10, rng),
-    ],
+    ("make", "sizes"), [(synth, (3, 4)), (time_synth, (500, 2, 2)), (g2, (3, 10))]
 )
-def test_equal_seeds_give_equal_sets(make):
-    first, again, other = make(11), make(np.random.default_rng(11)), make(12)
+def test_equal_seeds_give_equal_sets(make, sizes):
+    first, again, other = (make(*sizes, rng) for rng in (11, np.random.default_rng(11), 12))
     for one, two in zip(first, again, strict=True):
         np.testing.assert_array_equal(one, two)
     assert not np.array_equal(first.records[:50], other.records[:50])
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "given"),
     [
-        lambda: separated_clusters([], 2, 0.1, 0),
-        lambda: separated_clusters([3, 0], 2, 0.1, 0),
-        lambda: separated_clusters([3], 0, 0.1, 0),
-        lambda: separated_clusters([3], 2, 1.0, 0),
-        lambda: separated_clusters([3], 2, 0.1, 0, n_outliers=-1),
-        lambda: sizes_of(5, range(1, 6)),
-        lambda: g2(0, 1, 0),
-        lambda: g2(2, 0.0, 0),
+        (separated_clusters, ([], 2, 0.1, 0)),
+        (separated_clusters, ([3, 0], 2, 0.1, 0)),
+        (separated_clusters, ([3], 0, 0.1, 0)),
+        (separated_clusters, ([3], 2, 1.0, 0)),
+        (separated_clusters, ([3], 2, 0.1, 0, -1)),
+        (sizes_of, (5, range(1, 6))),
+        (g2, (0, 1, 0)),
+        (g2, (2, 0.0, 0)),
     ],
 )
-def test_what_cannot_be_made_is_refused(make):
+def test_what_cannot_be_made_is_refused(make, given):
     with pytest.raises(ConfigurationError, match="Expected"):
-        make()
+        make(*given)

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.integrate import trapezoid
 
 from flower_kmeans.bench import plots, tables
 
@@ -24,12 +23,6 @@ def test_cells_show_mean_interval_and_runs():
     assert tables.cell([1.0]) == "1.000 (1)"
     assert tables.cell([1.0, 3.0]) == "2.000 ± 13 (2)"
     assert tables.cell([1.0, 1.0], ".2g", count=False) == "1 ± 0"
-
-
-def test_areas_are_those_of_trapezoids():
-    grid, values = [0.25, 0.5, 1.0, 2.0], [5.0, 4.0, 2.0, 1.5]
-    assert tables.area(values, grid) == pytest.approx(trapezoid(values, grid))
-    assert tables.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 
 ROWS = [
