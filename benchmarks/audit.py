@@ -4,14 +4,12 @@
 
 Every line is a membership attack on a cell of ``audit_cells.py``: of every run its adversary sees
 the whole transcript, and guesses whether the target was there. Counted guesses give a lower bound
-on mu with a confidence (``audit_bounds.py``), and at the plan's delta on epsilon,
-which must stay below the claim. The planted bugs of ``audit_bugs.py`` must exceed it; the code as
-it is, attacked in the same way, must not. docs/tables/audit.md says who attacks, docs/audit.md
-what this can show.
+on epsilon (``audit_bounds.py``), which must stay below the claim. The planted bugs of
+``audit_bugs.py`` must exceed it; the code as it is, attacked in the same way, must not.
+docs/audit.md says what this can show.
 
-``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both. Ends with
-status 1 if a line is not as it must be: also one whose neighbours attain too little of the plan's
-cost. ``flower-kmeans bench --suite benchmarks/audit.py`` states these lines in its tables.
+``--runs`` are the repetitions of each attack, ``--epsilons 4 1`` attacks cells at both. The command
+ends with status 1 if a line is not as it must be.
 """
 
 import logging
@@ -23,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from audit_bugs import Bug, bugs
+from audit_bugs import BUGS
 from audit_cells import SEES, Cell, cells
 from audit_measure import BELOW, LEAST_ATTAINED, Effort, Line, attack
 
@@ -68,7 +66,7 @@ def tasks_of(options: Options) -> Iterator[Task]:
     """Yield all lines: cells, and then each bug, planted and not."""
     for cell in cells(options.chosen("epsilon", (WANTED_EPSILON,), float)):
         yield task_of(cell, options.runs)
-    for bug in bugs():
+    for bug in BUGS.values():
         for planted in (True, False):
             yield task_of(bug.cell, options.runs, bug.name, planted)
 
@@ -85,7 +83,7 @@ def line_of(task: Task, effort: Effort) -> Line:
     """Attack as a task says."""
     if not task.bug:
         return attack(task.cell, effort)
-    bug = _bug(task.bug)
+    bug = BUGS[task.bug]
     return attack(
         task.cell,
         effort,
@@ -94,13 +92,6 @@ def line_of(task: Task, effort: Effort) -> Line:
         patch=bug.patch if task.planted else nullcontext,
         at_once=bug.at_once,
     )
-
-
-def _bug(name: str) -> Bug:
-    return next(bug for bug in bugs() if bug.name == name)
-
-
-# --------------------------------------------------------------------------- what is shown
 
 
 def caught(row: Row) -> bool:
@@ -160,23 +151,18 @@ def bug_table(rows: Sequence[Row]) -> str:
     """Return the table of planted bugs in markdown; what was not attacked is left empty."""
     head = ("bug", "what it does", "planted in", "guess", "claimed ε", "ε ≥, planted")
     head = (*head, "whole runs guessed", "verdict", "ε ≥, code as it is", "verdict")
-    pairs: dict[tuple[str, int], dict[bool, Row]] = {}
+    lines: dict[tuple[str, int], list[str]] = {}
     for row in rows:
-        pairs.setdefault((row["bug"], row["repetitions"]), {})[row["planted"]] = row
-    lines = []
-    for (name, _), pair in pairs.items():
-        bug, planted, absent = _bug(name), pair.get(True), pair.get(False)
+        bug, bound = BUGS[row["bug"]], _rounded(row["epsilon_bound"], 2)
         place = ", ".join((bug.cell.strategy, bug.cell.trust, bug.cell.unit))
-        claimed = next(iter(pair.values()))["claimed_epsilon"]
-        cells = [name, bug.what, place, bug.guess, _rounded(claimed, 2), *[""] * 5]
-        if planted is not None:
-            right = f"{planted['recorded_right']} of {planted['recorded']}"
-            found = "caught" if caught(planted) else "MISSED"
-            cells[5:8] = [_rounded(planted["epsilon_bound"], 2), right, found]
-        if absent is not None:
-            cells[8:] = [_rounded(absent["epsilon_bound"], 2), absent["verdict"]]
-        lines.append(cells)
-    return tables.markdown(head, lines, (0, 1, 2, 3, 7, 9))
+        start = [bug.name, bug.what, place, bug.guess, _rounded(row["claimed_epsilon"], 2)]
+        cells = lines.setdefault((bug.name, row["repetitions"]), [*start, *[""] * 5])
+        if row["planted"]:
+            right = f"{row['recorded_right']} of {row['recorded']}"
+            cells[5:8] = [bound, right, "caught" if caught(row) else "MISSED"]
+        else:
+            cells[8:] = [bound, row["verdict"]]
+    return tables.markdown(head, lines.values(), (0, 1, 2, 3, 7, 9))
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -204,9 +190,9 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     of_bugs = [row for row in rows if row["bug"]]
     parts = [cell_table(of_cells), summary(of_cells)] if of_cells else []
     parts += [bug_table(of_bugs)] if of_bugs else []
-    wrong = failures(rows)
-    parts.append("Not as they must be:\n\n" + "\n".join(f"- {each}." for each in wrong))
-    return "\n\n".join(parts if wrong else [*parts[:-1], "All lines are as they must be."])
+    wrong = "\n".join(f"- {each}." for each in failures(rows))
+    end = f"Not as they must be:\n\n{wrong}" if wrong else "All lines are as they must be."
+    return "\n\n".join([*parts, end])
 
 
 def plot(rows: Sequence[Row], options: Options) -> "Figure":

@@ -24,11 +24,7 @@ _Integers = NDArray[np.int64]
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """Return a lower and an upper limit of a probability, each of the given confidence.
-
-    Clopper & Pearson 1934: exact for every probability, hence conservative. Both limits together
-    hold with a confidence of ``2 confidence - 1``.
-    """
+    """Return a lower and an upper limit of a probability, each of the given confidence (1934)."""
     # At 1 - 1e-10 the subtraction keeps six digits, which is plenty.
     missed = 1.0 - confidence
 
@@ -47,9 +43,8 @@ def mu_lower_bound(
 ) -> float:
     """Return a mu that a mechanism does not stay below: ``Phi^-1(TPR) - Phi^-1(FPR)``, at least 0.
 
-    Positive are the runs with the record, negative those without; counted are the runs of either
-    kind in which the guess was that the record is there. If the mechanism is mu-GDP, the bound
-    exceeds mu with a probability of at most ``1 - confidence``, half of it for each rate.
+    Positive are the runs with the record, negative those without. If the mechanism is mu-GDP, the
+    bound exceeds mu with a probability of at most ``1 - confidence``, half of it for each rate.
     """
     tpr, fpr = _limits(true_positives, n_positive, false_positives, n_negative, confidence)
     if tpr == 0.0 or fpr == 1.0:
@@ -71,11 +66,9 @@ def epsilon_lower_bound(
     there, and that it is not.
     """
     tpr, fpr = _limits(true_positives, n_positive, false_positives, n_negative, confidence)
-    found = 0.0
-    for likely, unlikely in ((tpr, fpr), (1.0 - fpr, 1.0 - tpr)):
-        if likely > delta and unlikely > 0.0:
-            found = max(found, math.log((likely - delta) / unlikely))
-    return found
+    guesses = ((tpr, fpr), (1.0 - fpr, 1.0 - tpr))
+    bounds = [math.log((yes - delta) / no) for yes, no in guesses if yes > delta and no > 0.0]
+    return max([0.0, *bounds])
 
 
 def _limits(
@@ -119,31 +112,13 @@ _LAWS: dict[str, Callable[[_Floats, _Floats], _Floats]] = {
 def log_likelihood_ratio(
     sampler: str, residual: _Integers, change: _Integers, scale: _Floats
 ) -> _Floats:
-    """Return the log-likelihood of noisy words with a record over that without it.
+    """Return the log-likelihood (...) of noisy words with a record over that without it.
 
     ``sum_i log P(residual_i - change_i) - log P(residual_i)``, P the distribution of the noise on
-    the integers. A word that the record does not change adds nothing.
-
-    Parameters
-    ----------
-    sampler : str
-        Of the noise, as in ``noise.SAMPLERS``. The sum of shares of distributed noise is a discrete
-        Gaussian up to 7e-17 (docs/guarantees.md, "Distributed noise").
-    residual : ndarray of shape (..., m), int64
-        The noisy words less the exact ones without the record.
-    change : ndarray of shape (..., m) or (m,), int64
-        By how much the record changes the exact words.
-    scale : ndarray of shape (m,), float64
-        Standard deviation of the noise, or the scale b of Laplace noise, in grid units.
-
-    Returns
-    -------
-    ndarray of shape (...), float64
-
-    Raises
-    ------
-    ValueError
-        If a word that changes has no noise.
+    the integers, of a sampler in ``noise.SAMPLERS`` and of a scale (m,). The sum of shares of
+    distributed noise is a discrete Gaussian up to 7e-17 (docs/guarantees.md, "Distributed noise").
+    ``residual`` (..., m) are the noisy words less the exact ones without the record, which changes
+    these by ``change`` (..., m). A word that it does not change adds nothing, and needs no noise.
     """
     words, moved, width = np.broadcast_arrays(residual, change, scale)
     used = moved != 0

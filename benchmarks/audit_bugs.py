@@ -27,7 +27,6 @@ from audit_cells import (
     FloatArray,
 )
 from audit_runs import KNOWN_KEY, Answers, IntArray, Score, Views, log_likelihood
-from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
 from flower_kmeans.algorithms import (
@@ -52,7 +51,9 @@ from flower_kmeans.secagg import key_agreement
 from flower_kmeans.secagg.base import Sharing
 from flower_kmeans.secagg.shares import SharedSum
 
-Patch = Callable[[], AbstractContextManager[object]]
+Context = AbstractContextManager[object]
+Patch = Callable[[], Context]
+Drawer = Callable[[Release, FloatArray, Stream], IntArray]
 
 _ONE = 2**16
 """One record's count on the default grid."""
@@ -75,155 +76,27 @@ class Bug:
     at_once: bool = True  # whether one call for each release can draw the noise of all repetitions
 
 
-# --------------------------------------------------------------------------- plants
-
-Drawer = Callable[[Release, FloatArray, Stream], IntArray]
+BUGS: dict[str, Bug] = {}
 
 
-def _drawing(drawer: Drawer) -> Patch:
-    """Put another function in the place of the server's draw of one release."""
-    return lambda: mock.patch.object(round_noise, "draw", drawer)
+def planted(name: str, cell: Cell, what: str = "", **guess: Any) -> Callable[[Patch], Patch]:
+    """Return a decorator that lists what plants a bug, with what its docstring says it does."""
+
+    def listed(patch: Patch) -> Patch:
+        BUGS[name] = Bug(name, what or str(patch.__doc__)[:-1], cell, patch, **guess)
+        return patch
+
+    return listed
 
 
-def _halved(each: Release, units: FloatArray, stream: Stream) -> IntArray:
-    return draw(replace(each, noise_multiplier=each.noise_multiplier / 2), units, stream)
+def drawing(name: str, cell: Cell, **guess: Any) -> Callable[[Drawer], None]:
+    """Return such a decorator of what is put in the place of the server's draw of one release."""
 
+    def listed(drawer: Drawer) -> None:
+        plant = planted(name, cell, str(drawer.__doc__)[:-1], **guess)
+        plant(lambda: mock.patch.object(round_noise, "draw", drawer))
 
-def _clipped(each: Release, units: FloatArray, stream: Stream) -> IntArray:
-    most = np.floor(_CLIP * each.noise_multiplier * units).astype(np.int64)
-    return np.clip(draw(each, units, stream), -most, most)
-
-
-def _whole(each: Release, units: FloatArray, stream: Stream) -> IntArray:
-    noise = draw(each, units, stream)
-    return np.sign(noise) * (np.abs(noise) // _ONE) * _ONE
-
-
-def _toward_zero(each: Release, units: FloatArray, stream: Stream) -> IntArray:
-    rng = np.random.default_rng(stream.words(4))
-    return np.trunc(rng.normal(size=len(units)) * each.noise_multiplier * units).astype(np.int64)
-
-
-def _reused(each: Release, units: FloatArray, stream: Stream) -> IntArray:
-    return draw(each, units, Stream.from_key(stream._key))
-
-
-def _too_many_shares() -> AbstractContextManager[object]:
-    def drawer(each: Release, units: FloatArray, shares: int, stream: Stream) -> IntArray:
-        return draw_share(each, units, N_CLIENTS, stream)
-
-    return mock.patch.object(round_noise, "draw_share", drawer)
-
-
-def _later_radius() -> AbstractContextManager[object]:
-    return mock.patch.object(
-        FastLloydAlgorithm, "_sum_sensitivity", lambda self, number: float(self.radius_of(2))
-    )
-
-
-def _far_records_twice() -> AbstractContextManager[object]:
-    statistic = FastLloydAlgorithm.statistic
-
-    def looking(self: FastLloydAlgorithm, query: Query, records: GridRecords) -> Statistic:
-        found, centroids = statistic(self, query, records), query.arrays["centroids"]
-        points = np.concatenate([np.empty((0, records.shape[1])), *records.blocks(2**16)])
-        radii = query.arrays["radius"]
-        labels, d2 = assign(points, centroids)
-        for j in range(self.n_clusters):
-            far = points[(labels == j) & (d2 > float(radii[0]) ** 2)]
-            other = (j + 1) % self.n_clusters
-            seen = GridRecords.from_grid(far, self.fraction_bits)
-            more = cell_sums(seen, centroids[[other]], radii, self.fraction_bits)
-            found.blocks[SUMS][other] += more.sums[0]
-            found.blocks[COUNTS][other] += more.counts[0] << self.fraction_bits
-        return found
-
-    return mock.patch.object(FastLloydAlgorithm, "statistic", looking)
-
-
-def _short_norms() -> AbstractContextManager[object]:
-    units = FedDPAlgorithm.block_sensitivities
-
-    def shorter(self: FedDPAlgorithm, number: int) -> dict[str, float]:
-        found = units(self, number)
-        return found | {COST: found[COST] / 4}
-
-    return mock.patch.object(FedDPAlgorithm, "block_sensitivities", shorter)
-
-
-def _slacks(module: Any, of: Callable[[FloatArray], FloatArray]) -> AbstractContextManager[object]:
-    """Put a function of the squared length of each offset in place of slacks."""
-
-    def unbounded(
-        records: GridRecords,
-        centers: IntArray,
-        radii: IntArray,
-        bits: int,
-        *rest: Any,
-        **options: Any,
-    ) -> CellSums:
-        found = cell_sums(records, centers, radii, bits, *rest, **options)
-        slacks = np.zeros(len(radii), np.int64)
-        for block in records.blocks(2**15):
-            labels, d2 = assign(block, centers)
-            own = radii.astype(np.float64)[labels]
-            more = np.floor(of(d2 / (own * own)) * 2.0**bits).astype(np.int64)
-            np.add.at(slacks, labels, more)
-        return found._replace(slacks=slacks)
-
-    return mock.patch.object(module, "cell_sums", unbounded)
-
-
-def _squares(lengths: FloatArray) -> FloatArray:
-    return lengths
-
-
-def _weighted(lengths: FloatArray) -> FloatArray:
-    slacks = np.maximum(1 - lengths, 0.0)
-    return slacks * np.sqrt(1 + slacks)
-
-
-def _one_column() -> AbstractContextManager[object]:
-    return mock.patch.object(SuLloydAlgorithm, "_columns", ((1.0, 1),))
-
-
-def _unclipped() -> AbstractContextManager[object]:
-    return mock.patch.object(Algorithm, "answer", lambda self, *given: self.statistic(*given))
-
-
-def _public_noise() -> AbstractContextManager[object]:
-    class Seeded(Stream):
-        @classmethod
-        def fresh(cls) -> Stream:
-            return Stream.from_key(_PUBLIC_KEY)
-
-    return mock.patch.object(server, "Stream", Seeded)
-
-
-def _public_shares() -> AbstractContextManager[object]:
-    return mock.patch.object(removal, "noise_key", return_value=_PUBLIC_KEY)
-
-
-def _one_share_missing() -> AbstractContextManager[object]:
-    """Leave out the noise of the first client, the one that is attacked."""
-    real, calls = removal.noise_share, itertools.count()
-
-    def shares(algorithm: Algorithm, *given: Any) -> IntArray:
-        drawn = real(algorithm, *given)
-        return drawn if next(calls) % N_CLIENTS else np.zeros_like(drawn)
-
-    return mock.patch.object(removal, "noise_share", shares)
-
-
-def _known_share_key() -> AbstractContextManager[object]:
-    return mock.patch.object(key_agreement, "share_key", return_value=KNOWN_KEY)
-
-
-def _short_polynomials() -> AbstractContextManager[object]:
-    def short(self: SharedSum, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
-        return Sharing(n_positions, n_corrupt, n_corrupt, 1)
-
-    return mock.patch.object(SharedSum, "set_up", short)
+    return listed
 
 
 # --------------------------------------------------------------------------- guesses
@@ -237,10 +110,11 @@ def _neighbours(views: Views) -> Iterator[IntArray]:
 
 def _beyond_the_clip(answers: Answers, views: Views) -> FloatArray:
     """Return 1 where the noise would be beyond its clip if the target were absent, else 0."""
-    beyond = np.zeros(len(views.residual), dtype=bool)
-    for _, words, scale in answers.laws:
-        beyond |= (np.abs(views.residual[:, words]) > np.floor(_CLIP * scale)).any(axis=1)
-    return beyond.astype(np.float64)
+    beyond = [
+        (np.abs(views.residual[:, words]) > np.floor(_CLIP * scale)).any(axis=1)
+        for _, words, scale in answers.laws
+    ]
+    return np.any(beyond, axis=0).astype(np.float64)
 
 
 def _wholeness(answers: Answers, views: Views) -> FloatArray:
@@ -282,174 +156,258 @@ def _disagreement(answers: Answers, views: Views) -> FloatArray:
     return found[0] - found[1]
 
 
-def _known(patch: Patch) -> Score:
+def _known(patch: Callable[[], Patch]) -> Score:
     """Return a score of adversaries that compute the noise from a public seed."""
 
     def score(answers: Answers, views: Views) -> FloatArray:
-        with patch():
+        with patch()():
             rounds = range(1, answers.algorithm.n_rounds + 1)
             made = np.concatenate([answers.noise(Query(number))[0] for number in rounds])
-        absent, present = (_distance(noise - made) for noise in _neighbours(views))
-        return absent - present
+        # In floats: distances of other noise than the guessed one may overflow integers.
+        absent, present = (
+            np.abs((noise - made).astype(np.float64)).sum(axis=1) for noise in _neighbours(views)
+        )
+        return np.asarray(absent - present)
 
     return score
 
 
-def _distance(noise: NDArray[np.int64]) -> FloatArray:
-    found: FloatArray = np.abs(noise.astype(np.float64)).sum(axis=1)
-    return found
+# --------------------------------------------------------------------------- plants
+
+_GLLOYD, _FAST = Cell("GLloyd", "trusted-server"), Cell("FastLloyd", "trusted-server")
+_SHARED, _HIDDEN = Cell("GLloyd", "distributed-noise"), Cell("FastLloyd", "oblivious-server")
+_IN_SHARES = Cell("GLloyd", "clients-only", variant=BELOW)
 
 
-# --------------------------------------------------------------------------- the list
+@drawing("noise halved", _GLLOYD)
+def _halved(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    """Half of the planned deviation is drawn by the server."""
+    return draw(replace(each, noise_multiplier=each.noise_multiplier / 2), units, stream)
 
-_TRUSTED = "trusted-server"
+
+@planted("shares of all clients", _SHARED)
+def _too_many_shares() -> Context:
+    """Clients divide the noise by their number, colluders included."""
+
+    def drawer(each: Release, units: FloatArray, shares: int, stream: Stream) -> IntArray:
+        return draw_share(each, units, N_CLIENTS, stream)
+
+    return mock.patch.object(round_noise, "draw_share", drawer)
 
 
-def bugs() -> list[Bug]:
-    """Return all planted bugs."""
-    glloyd, fast = Cell("GLloyd", _TRUSTED), Cell("FastLloyd", _TRUSTED)
-    hidden_shares = Cell("GLloyd", "clients-only")
-    shared, hidden = Cell("GLloyd", "distributed-noise"), Cell("FastLloyd", "oblivious-server")
+@planted(
+    "own noise missing",
+    replace(_IN_SHARES, variant=BEYOND),
+    "The first client adds no noise, and its answers are opened",
+    at_once=False,
+)
+@planted("a share of the noise missing", _SHARED, at_once=False)
+def _one_share_missing() -> Context:
+    """Others add their noise, the first client adds none."""
+    real, calls = removal.noise_share, itertools.count()
 
-    return [
-        Bug(
-            "noise halved",
-            "the server draws half of the planned deviation",
-            glloyd,
-            _drawing(_halved),
-        ),
-        Bug(
-            "shares of all clients",
-            "clients divide the noise by their number, colluders included",
-            shared,
-            _too_many_shares,
-        ),
-        Bug(
-            "a share of the noise missing",
-            "the first client adds no noise, others theirs",
-            shared,
-            _one_share_missing,
-            at_once=False,
-        ),
-        Bug(
-            "own noise missing",
-            "the first client adds no noise, and its answers are opened",
-            replace(hidden_shares, variant=BEYOND),
-            _one_share_missing,
-            at_once=False,
-        ),
-        Bug(
-            "share key known",
-            "shares are sealed under a key that the server knows",
-            replace(hidden_shares, variant=BELOW),
-            _known_share_key,
-        ),
-        Bug(
-            "threshold too small",
-            "polynomials hide an answer from f shares, and not from tau",
-            replace(hidden_shares, variant=BELOW),
-            _short_polynomials,
-        ),
-        Bug(
-            "radius of the wrong round",
-            "noise of round 1 is made for the radius of later rounds",
-            replace(fast, variant=PAPER),
-            _later_radius,
-        ),
-        Bug(
-            "squares without the joint bound",
-            "squared offsets stand beside offsets, in place of what they leave of 1",
-            fast,
-            lambda: _slacks(fastlloyd, _squares),
-        ),
-        Bug(
-            "weights above the budget",
-            "near records weigh more in their nearness, too, and not in the sums alone",
-            replace(fast, variant=WEIGHTED),
-            lambda: _slacks(fastlloyd, _weighted),
-        ),
-        Bug(
-            "relocation that looks at records",
-            "a record beyond the radius is also counted at another centroid, to draw it there",
-            fast,
-            _far_records_twice,
-        ),
-        Bug(
-            "cost of half the norm",
-            "noise of the cost is made for norms of D/2, not D",
-            Cell("FedDPKMeans", _TRUSTED, variant=COST),
-            _short_norms,
-        ),
-        Bug(
-            "columns not counted",
-            "a record's sums in 16 columns are accounted for as one column",
-            Cell("SuLloyd", _TRUSTED, variant=COLUMNS),
-            _one_column,
-        ),
-        Bug(
-            "free squares without the joint bound",
-            "a record adds the square of its offset beside the offset, and not what it lacks of 1",
-            Cell("SynopsisKMeans", _TRUSTED),
-            lambda: _slacks(synopsis, _squares),
-        ),
-        Bug(
-            "clip forgotten",
-            "a client adds all of its records, not `clip` records' worth",
-            replace(glloyd, unit="client"),
-            _unclipped,
-        ),
-        Bug(
-            "noise truncated: tails",
-            f"noise is clipped to {_CLIP:g} standard deviations",
-            glloyd,
-            _drawing(_clipped),
-            guess="sums that only the target's presence can give",
-            score=_beyond_the_clip,
-            threshold=0.5,
-        ),
-        Bug(
-            "noise truncated: whole records",
-            "noise is cut to whole records, sums are not",
-            fast,
-            _drawing(_whole),
-            guess="which neighbour leaves whole noise",
-            score=_wholeness,
-            threshold=0.5,
-        ),
-        Bug(
-            "noise truncated: toward zero",
-            "noise is cut to grid steps toward zero, on a grid of 2^-1",
-            Cell("GLloyd", _TRUSTED, epsilon=1.0, variant="coarse"),
-            _drawing(_toward_zero),
-            guess="likelihood ratio of noise so cut",
-            score=_truncated_likelihood,
-            threshold=np.log(2.0) / 2,  # zero has twice the mass that it should have
-        ),
-        Bug(
-            "noise reused",
-            "sums and counts of a round are given the same draws",
-            hidden,
-            _drawing(_reused),
-            guess="which neighbour leaves the same noise in both",
-            score=_disagreement,
-            at_once=False,
-        ),
-        Bug(
-            "server's seed known",
-            "the server draws its noise from a public seed",
-            hidden,
-            _public_noise,
-            guess="which neighbour leaves the noise of that seed",
-            score=_known(_public_noise),
-            at_once=False,
-        ),
-        Bug(
-            "clients' seed known",
-            "every client draws its share from a public seed",
-            Cell("FastLloyd", "distributed-noise"),
-            _public_shares,
-            guess="which neighbour leaves the noise of that seed",
-            score=_known(_public_shares),
-            at_once=False,
-        ),
-    ]
+    def shares(algorithm: Algorithm, *given: Any) -> IntArray:
+        drawn = real(algorithm, *given)
+        return drawn if next(calls) % N_CLIENTS else np.zeros_like(drawn)
+
+    return mock.patch.object(removal, "noise_share", shares)
+
+
+@planted("share key known", _IN_SHARES)
+def _known_share_key() -> Context:
+    """Shares are sealed under a key that the server knows."""
+    return mock.patch.object(key_agreement, "share_key", return_value=KNOWN_KEY)
+
+
+@planted("threshold too small", _IN_SHARES)
+def _short_polynomials() -> Context:
+    """Polynomials hide an answer from f shares, and not from tau."""
+
+    def short(self: SharedSum, n_positions: int, n_corrupt: int, n_present: int) -> Sharing:
+        return Sharing(n_positions, n_corrupt, n_corrupt, 1)
+
+    return mock.patch.object(SharedSum, "set_up", short)
+
+
+@planted("radius of the wrong round", replace(_FAST, variant=PAPER))
+def _later_radius() -> Context:
+    """Noise of round 1 is made for the radius of later rounds."""
+    return mock.patch.object(
+        FastLloydAlgorithm, "_sum_sensitivity", lambda self, number: float(self.radius_of(2))
+    )
+
+
+def _slacks(module: Any, of: Callable[[FloatArray], FloatArray]) -> Context:
+    """Put a function of the squared length of each offset in place of slacks."""
+
+    def unbounded(
+        records: GridRecords,
+        centers: IntArray,
+        radii: IntArray,
+        bits: int,
+        *rest: Any,
+        **options: Any,
+    ) -> CellSums:
+        found = cell_sums(records, centers, radii, bits, *rest, **options)
+        slacks = np.zeros(len(radii), np.int64)
+        for block in records.blocks(2**15):
+            labels, d2 = assign(block, centers)
+            own = radii.astype(np.float64)[labels]
+            more = np.floor(of(d2 / (own * own)) * 2.0**bits).astype(np.int64)
+            np.add.at(slacks, labels, more)
+        return found._replace(slacks=slacks)
+
+    return mock.patch.object(module, "cell_sums", unbounded)
+
+
+@planted("squares without the joint bound", _FAST)
+def _squares() -> Context:
+    """Squared offsets stand beside offsets, in place of what they leave of 1."""
+    return _slacks(fastlloyd, lambda lengths: lengths)
+
+
+@planted("weights above the budget", replace(_FAST, variant=WEIGHTED))
+def _weights() -> Context:
+    """Near records weigh more in their nearness, too, and not in the sums alone."""
+
+    def weighted(lengths: FloatArray) -> FloatArray:
+        slacks = np.maximum(1 - lengths, 0.0)
+        return np.asarray(slacks * np.sqrt(1 + slacks))
+
+    return _slacks(fastlloyd, weighted)
+
+
+@planted("relocation that looks at records", _FAST)
+def _far_records_twice() -> Context:
+    """Each record beyond the radius is also counted at another centroid, to draw it there."""
+    statistic = FastLloydAlgorithm.statistic
+
+    def looking(self: FastLloydAlgorithm, query: Query, records: GridRecords) -> Statistic:
+        found, centroids = statistic(self, query, records), query.arrays["centroids"]
+        points = np.concatenate([np.empty((0, records.shape[1])), *records.blocks(2**16)])
+        radii = query.arrays["radius"]
+        labels, d2 = assign(points, centroids)
+        for j in range(self.n_clusters):
+            far = points[(labels == j) & (d2 > float(radii[0]) ** 2)]
+            other = (j + 1) % self.n_clusters
+            seen = GridRecords.from_grid(far, self.fraction_bits)
+            more = cell_sums(seen, centroids[[other]], radii, self.fraction_bits)
+            found.blocks[SUMS][other] += more.sums[0]
+            found.blocks[COUNTS][other] += more.counts[0] << self.fraction_bits
+        return found
+
+    return mock.patch.object(FastLloydAlgorithm, "statistic", looking)
+
+
+@planted("cost of half the norm", Cell("FedDPKMeans", "trusted-server", variant=COST))
+def _short_norms() -> Context:
+    """Noise of the cost is made for norms of D/2, not D."""
+    units = FedDPAlgorithm.block_sensitivities
+
+    def shorter(self: FedDPAlgorithm, number: int) -> dict[str, float]:
+        found = units(self, number)
+        return found | {COST: found[COST] / 4}
+
+    return mock.patch.object(FedDPAlgorithm, "block_sensitivities", shorter)
+
+
+@planted("columns not counted", Cell("SuLloyd", "trusted-server", variant=COLUMNS))
+def _one_column() -> Context:
+    """Sixteen columns of a record's sums are accounted for as one."""
+    return mock.patch.object(SuLloydAlgorithm, "_columns", ((1.0, 1),))
+
+
+@planted("free squares without the joint bound", Cell("SynopsisKMeans", "trusted-server"))
+def _free_squares() -> Context:
+    """Each record adds the square of its offset beside the offset, and not what it lacks of 1."""
+    return _slacks(synopsis, lambda lengths: lengths)
+
+
+@planted("clip forgotten", replace(_GLLOYD, unit="client"))
+def _unclipped() -> Context:
+    """Each client adds all of its records, not `clip` records' worth."""
+    return mock.patch.object(Algorithm, "answer", lambda self, *given: self.statistic(*given))
+
+
+@drawing(
+    "noise truncated: tails",
+    _GLLOYD,
+    guess="sums that only the target's presence can give",
+    score=_beyond_the_clip,
+    threshold=0.5,
+)
+def _clipped(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    """Noise is clipped to 2.5 standard deviations."""
+    most = np.floor(_CLIP * each.noise_multiplier * units).astype(np.int64)
+    return np.clip(draw(each, units, stream), -most, most)
+
+
+@drawing(
+    "noise truncated: whole records",
+    _FAST,
+    guess="which neighbour leaves whole noise",
+    score=_wholeness,
+    threshold=0.5,
+)
+def _whole(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    """Noise is cut to whole records, sums are not."""
+    noise = draw(each, units, stream)
+    return np.sign(noise) * (np.abs(noise) // _ONE) * _ONE
+
+
+@drawing(
+    "noise truncated: toward zero",
+    replace(_GLLOYD, epsilon=1.0, variant="coarse"),
+    guess="likelihood ratio of noise so cut",
+    score=_truncated_likelihood,
+    threshold=np.log(2.0) / 2,  # zero has twice the mass that it should have
+)
+def _toward_zero(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    """Noise is cut to grid steps toward zero, on a grid of 2^-1."""
+    rng = np.random.default_rng(stream.words(4))
+    return np.trunc(rng.normal(size=len(units)) * each.noise_multiplier * units).astype(np.int64)
+
+
+@drawing(
+    "noise reused",
+    _HIDDEN,
+    guess="which neighbour leaves the same noise in both",
+    score=_disagreement,
+    at_once=False,
+)
+def _reused(each: Release, units: FloatArray, stream: Stream) -> IntArray:
+    """One round's sums and counts are given the same draws."""
+    return draw(each, units, Stream.from_key(stream._key))
+
+
+_OF_THE_SEED = "which neighbour leaves the noise of that seed"
+
+
+@planted(
+    "server's seed known",
+    _HIDDEN,
+    guess=_OF_THE_SEED,
+    score=_known(lambda: _public_noise),
+    at_once=False,
+)
+def _public_noise() -> Context:
+    """Noise is drawn by the server from a public seed."""
+
+    class Seeded(Stream):
+        @classmethod
+        def fresh(cls) -> Stream:
+            return Stream.from_key(_PUBLIC_KEY)
+
+    return mock.patch.object(server, "Stream", Seeded)
+
+
+@planted(
+    "clients' seed known",
+    Cell("FastLloyd", "distributed-noise"),
+    guess=_OF_THE_SEED,
+    score=_known(lambda: _public_shares),
+    at_once=False,
+)
+def _public_shares() -> Context:
+    """Every client draws its share from a public seed."""
+    return mock.patch.object(removal, "noise_key", return_value=_PUBLIC_KEY)

@@ -28,18 +28,14 @@ CLIENT_RECORDS = 10
 MANY = 60
 """Records of the client that is attacked."""
 
-BELOW = "below the threshold"
-"""Variant in which the server and as many committee members as the threshold allows look at one
-client's answers, in the shares that they hold."""
-BEYOND = "beyond the threshold"
-"""Variant in which so many committee members pool their shares that one client's answers open."""
-
+# Variants, beside "" for the usual setting of a strategy:
+BELOW = "below the threshold"  # the server and as many members as may look at one client's shares
+BEYOND = "beyond the threshold"  # so many pool their shares that one client's answers open
 COALITION = "2 of 4 collude"
-"""Variant with more clients, of which more than one collude."""
-COST, RELATIVE, MEANS = "cost", "relative", "means"
-"""Variants that also release the cost, add offsets within a radius, or each client's means."""
-COLUMNS = "columns"
-"""Variant with so many columns that one bound of a record's sums would need far more noise."""
+COST, RELATIVE, MEANS = "cost", "relative", "means"  # cost, offsets in a radius, clients' means
+COLUMNS = "columns"  # so many that one bound of a record's sums would need far more noise
+PAPER = "paper, two rounds"  # no relocation: each round's radius is the noise's unit
+WEIGHTED = "weighted"  # FastLloyd with so few records that near ones weigh more in the sums
 
 SEES = {
     "oblivious-server": "a client or reader of results: opens every sum with the group key, does "
@@ -66,11 +62,6 @@ TRUSTS = dict.fromkeys(("FastLloyd", "GLloyd", "PEMeans", "HDPEMeans", "Synopsis
 }
 """Private trust models of every strategy."""
 
-PAPER = "paper, two rounds"
-"""Variant without FastLloyd's relocation, in which each round's radius is the noise's unit."""
-WEIGHTED = "weighted"
-"""Variant of FastLloyd with so few records that near ones weigh more in the sums."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -80,7 +71,7 @@ class Cell:
     trust: str
     unit: str = "record"
     epsilon: float = 4.0  # of the whole run, at `DELTA`
-    variant: str = ""  # beside the usual setting of the strategy
+    variant: str = ""
 
     @property
     def sees(self) -> str:
@@ -149,12 +140,8 @@ def cells(epsilons: tuple[float, ...] = (4.0,)) -> list[Cell]:
 
 def setting_of(cell: Cell) -> Setting:
     """Return the run of a cell and its neighbours."""
-    n_clients, colluders = (4, 2) if cell.variant == COALITION else (N_CLIENTS, COLLUDERS)
-    options: dict[str, Any] = {
-        "n_clients": n_clients,
-        "min_clients": n_clients,
-        "trust": cell.trust,
-    }
+    n, colluders = (4, 2) if cell.variant == COALITION else (N_CLIENTS, COLLUDERS)
+    options: dict[str, Any] = {"n_clients": n, "min_clients": n, "trust": cell.trust}
     if cell.trust in SHARED:
         options["max_colluders"] = colluders
     if cell.variant == COST:
@@ -163,9 +150,6 @@ def setting_of(cell: Cell) -> Setting:
     setting: Setting = _SETTINGS[cell.strategy](cell, budget, options)
     views: dict[str, Literal["below", "beyond"]] = {BELOW: "below", BEYOND: "beyond"}
     return replace(setting, view=views.get(cell.variant, "sums"))
-
-
-# --------------------------------------------------------------------------- strategies
 
 
 def _few(d: int, n: int = 12, spread: float = 0.3) -> FloatArray:
@@ -178,12 +162,10 @@ def _setting(
     cell: Cell, strategy: KMeansStrategy, records: FloatArray, target: FloatArray
 ) -> Setting:
     """Spread records over the clients; a client that is attacked has no others."""
-    n_clients = strategy.min_clients
-    if cell.unit == "client":
-        first = records[:0]
-        others = np.array_split(records, n_clients - 1)
-        return Setting(strategy, [first, *others], np.repeat(target, MANY, axis=0))
-    return Setting(strategy, np.array_split(records, n_clients), target)
+    if cell.unit == "record":
+        return Setting(strategy, np.array_split(records, strategy.min_clients), target)
+    others = np.array_split(records, strategy.min_clients - 1)
+    return Setting(strategy, [records[:0], *others], np.repeat(target, MANY, axis=0))
 
 
 def _held(places: ArrayLike, each: int) -> FloatArray:
@@ -212,24 +194,15 @@ def _sphere(d: int) -> FloatArray:
 def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
     if cell.unit == "client":
         # A radius as wide as the domain: the client's many records count wherever centroids go.
-        strategy = strategies.FastLloyd(
-            2,
-            _box(2),
-            budget,
-            _figure(cell, 0),
-            alpha=4.0,
-            n_rounds=3,
-            initial=[[0.3, 0.3], [-0.5, -0.5]],
-            **options,
-        )
+        options |= {"alpha": 4.0, "n_rounds": 3, "initial": [[0.3, 0.3], [-0.5, -0.5]]}
+        strategy = strategies.FastLloyd(2, _box(2), budget, _figure(cell, 0), **options)
         return _setting(cell, strategy, _few(2), np.ones((1, 2)))
     if cell.variant == WEIGHTED:
         # Wherever a record lies, it uses the whole unit; this one lies where its nearness is most.
         places = [[0.5, 0.5], [-0.5, -0.5]]
         held = _held(places, 40)
-        strategy = strategies.FastLloyd(
-            2, _box(2), budget, len(held), n_rounds=3, initial=places, **options
-        )
+        options |= {"n_rounds": 3, "initial": places}
+        strategy = strategies.FastLloyd(2, _box(2), budget, len(held), **options)
         return _setting(cell, strategy, held, np.full((1, 2), 0.5))
     # Round 1: the record is almost the first radius of the paper, sqrt 2, away from the first
     # centroid. From round 2 on that lies among 20,000 records which are almost the paper's later
@@ -237,17 +210,10 @@ def _fastlloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Se
     # radii are shorter, and a record that is further away adds as much as one at the radius.
     away = 0.8 * (1 - 2e-3) / np.sqrt(2)
     held = _held([[1.0 - away, 1.0 - away], [-0.8, -0.8]], 20_000)
+    options |= {"n_rounds": 3, "initial": [[5e-4, 5e-4], [-0.8, -0.8]]}
     if cell.variant == PAPER:
-        options = {**options, "relocation": False}
-    strategy = strategies.FastLloyd(
-        2,
-        _box(2),
-        budget,
-        len(held),
-        n_rounds=2 if cell.variant == PAPER else 3,
-        initial=[[5e-4, 5e-4], [-0.8, -0.8]],
-        **options,
-    )
+        options |= {"n_rounds": 2, "relocation": False}
+    strategy = strategies.FastLloyd(2, _box(2), budget, len(held), **options)
     return _setting(cell, strategy, held, np.ones((1, 2)))
 
 
@@ -256,7 +222,7 @@ def _lloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
     gaussian = cell.strategy == "GLloyd"
     d, n_rounds = (2, 3) if gaussian else (1, 2)
     if cell.variant == "coarse":
-        d, n_rounds, options = 1, 7, {**options, "fraction_bits": 1}
+        d, n_rounds, options["fraction_bits"] = 1, 7, 1
     if cell.variant == COLUMNS:
         d = 16
     records = _few(d)
@@ -268,21 +234,13 @@ def _lloyd(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Settin
 
 def _feddp(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
     if cell.unit == "client":
-        options = {**options, "clip": float(CLIENT_RECORDS)}
+        options["clip"] = float(CLIENT_RECORDS)
     if cell.variant in (COST, RELATIVE, MEANS):
         return _feddp_held(cell, budget, options)
     if cell.variant == "laplace":
-        options = {**options, "mechanisms": "laplace"}
-    strategy = strategies.FedDPKMeans(
-        2,
-        _ball(3),
-        budget,
-        _figure(cell, 1000),
-        server_data=_few(3, 6, 0.8),
-        sums="absolute",
-        n_rounds=2,
-        **options,
-    )
+        options["mechanisms"] = "laplace"
+    options |= {"server_data": _few(3, 6, 0.8), "sums": "absolute", "n_rounds": 2}
+    strategy = strategies.FedDPKMeans(2, _ball(3), budget, _figure(cell, 1000), **options)
     return _setting(cell, strategy, _few(3), _sphere(3))
 
 
@@ -297,7 +255,7 @@ def _feddp_held(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> S
     n_rounds, shares = 2, {}
     if cell.unit == "client":
         n_rounds, shares = 1, {"lift-sums": 0.01, "lift-counts": 0.29}
-    options = {**options, "sums": "absolute"}
+    options["sums"] = "absolute"
     if cell.variant == COST:
         shares["cost"] = 1.0  # as much as all else has: of 0.02 nothing would be seen
     elif cell.variant == RELATIVE and cell.unit == "client":
@@ -311,24 +269,15 @@ def _feddp_held(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> S
         places, target = [[0.8, 0.0], [-0.8, 0.0]], np.concatenate([target, -target])
         options["contribution"] = "means"
     held = _held(places, 10_000)
-    strategy = strategies.FedDPKMeans(
-        2,
-        _ball(2),
-        budget,
-        _figure(cell, len(held)),
-        server_data=places,
-        n_rounds=n_rounds,
-        shares=shares,
-        **options,
-    )
+    options |= {"server_data": places, "n_rounds": n_rounds, "shares": shares}
+    strategy = strategies.FedDPKMeans(2, _ball(2), budget, _figure(cell, len(held)), **options)
     return _setting(cell, strategy, held, target)
 
 
 def _pe_means(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Setting:
     d, kind = (2, strategies.PEMeans) if cell.strategy == "PEMeans" else (17, strategies.HDPEMeans)
-    strategy = kind(
-        2, _ball(d), budget, _figure(cell, 1000), n_rounds=4, max_candidates=16, **options
-    )
+    options |= {"n_rounds": 4, "max_candidates": 16}
+    strategy = kind(2, _ball(d), budget, _figure(cell, 1000), **options)
     return _setting(cell, strategy, _few(d), _sphere(d))
 
 
@@ -336,7 +285,7 @@ def _synopsis(cell: Cell, budget: PrivacyBudget, options: dict[str, Any]) -> Set
     # All others are near one point, and so are the cells: the record is a radius away, or more.
     records = _few(3, 2_000, 0.02)
     if cell.unit == "client":
-        options = {**options, "clip": 1.0}
+        options["clip"] = 1.0
     strategy = strategies.SynopsisKMeans(2, _ball(3), budget, len(records), **options)
     return _setting(cell, strategy, records, np.full((1, 3), 3**-0.5))
 

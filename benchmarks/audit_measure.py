@@ -61,26 +61,15 @@ def attack(
     effort: Effort,
     *,
     score: Score = log_likelihood,
-    threshold: float | None = 0.0,
+    threshold: float = 0.0,
     patch: Callable[[], AbstractContextManager[object]] = nullcontext,
     at_once: bool = True,
 ) -> Line:
-    """Run a cell's attack, and return what it gave.
+    """Run a cell's attack in the context of a patch, and return what it gave.
 
-    Parameters
-    ----------
-    cell : Cell
-    effort : Effort
-    score : callable
-        Of views; the log-likelihood ratio is the best there is.
-    threshold : float, optional
-        Fixed beforehand. ``None``, as always where not all noise is Gaussian, takes the best one of
-        as many other repetitions, which are not counted.
-    patch : callable
-        Makes the context in which everything runs: that of a planted bug.
-    at_once : bool
-        Whether the noise of all repetitions is drawn by one call for each release, or by one call
-        of what makes a round's noise in a run, for every round.
+    Where not all noise is Gaussian the threshold is the best one of as many other repetitions,
+    which are not counted. ``at_once`` draws the noise of all repetitions by one call for each
+    release, and not by what makes a round's noise in a run.
     """
     began = time.monotonic()
     with patch():
@@ -90,7 +79,7 @@ def attack(
         whole = [(present, recorded(setting, present)) for present in turns]
         queries = whole[0][1][0]
         gaussian = answers.mu is not None
-        if not gaussian or threshold is None:
+        if not gaussian:
             pilot = repeated(answers, queries, effort.repetitions, at_once)
             threshold = _chosen(answers, effort, score, pilot)
         absent, present = repeated(answers, queries, effort.repetitions, at_once)
@@ -149,14 +138,11 @@ def _sigmas(marks: list[tuple[bool, float]], low: FloatArray, high: FloatArray) 
 
     The larger of two: where both neighbours' scores lie further out, and where both are shifted.
     """
-    outward = shifted = 0.0
-    for there, mark in marks:
-        law = high if there else low
-        spread = float(np.std(law))
-        if not np.isfinite(law).all() or not np.isfinite(mark) or spread == 0:
-            return float(np.nan)
-        difference = (mark - float(law.mean())) / spread
-        outward += difference if there else -difference
-        shifted += difference
-    largest = max(abs(outward), abs(shifted))
-    return largest / math.sqrt(len(marks)) if marks else math.nan
+    if not marks or not np.isfinite([*low, *high, *(mark for _, mark in marks)]).all():
+        return math.nan
+    laws = {there: (law.mean(), law.std()) for there, law in ((True, high), (False, low))}
+    if any(spread == 0 for _, spread in laws.values()):
+        return math.nan
+    away = [(there, (mark - laws[there][0]) / laws[there][1]) for there, mark in marks]
+    outward, shifted = sum(a if there else -a for there, a in away), sum(a for _, a in away)
+    return float(max(abs(outward), abs(shifted)) / math.sqrt(len(marks)))

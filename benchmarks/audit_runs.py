@@ -6,8 +6,7 @@ or the first client's answers, as far as the shares that it holds open them.
 
 A repetition calls answers and noise themselves, and deals answers in shares where these are seen.
 Where updates are cheap, every repetition follows its own queries; otherwise it asks those of a
-recorded run again, which a server may. A repetition has one noise, for
-both neighbours.
+recorded run again, which a server may. It has one noise, for both neighbours.
 """
 
 import math
@@ -84,17 +83,10 @@ class Answers:
         answer = self.algorithm.answer(query, records)
         return self.algorithm.flatten(answer, query.round)
 
-    def without(self, query: Query) -> IntArray:
-        """Return the exact sum without the target."""
-        return self._sum(query, self._groups)
-
-    def own_without(self, query: Query) -> IntArray:
-        """Return the first client's exact answer without the target."""
-        return self._sum(query, self._own)
-
-    def _sum(self, query: Query, groups: list[tuple[int, GridRecords]]) -> IntArray:
+    def without(self, query: Query, *, own: bool = False) -> IntArray:
+        """Return the exact sum without the target, or the first client's own part of it."""
         total = np.zeros(self.algorithm.words(query.round), dtype=np.int64)
-        for many, records in groups:
+        for many, records in self._own if own else self._groups:
             total += many * self._answer(query, records)
         return total
 
@@ -108,32 +100,22 @@ class Answers:
 
     def after(self, state: State, total: IntArray) -> State:
         """Return the state after a round's noisy sum."""
-        number = state.round + 1
-        answer = self.algorithm.unflatten(total, number)
-        return self.algorithm.update(state, answer, self._generator(number))
+        answer = self.algorithm.unflatten(total, state.round + 1)
+        return self.algorithm.update(state, answer, self._generator(state.round + 1))
 
     def _generator(self, number: int) -> np.random.Generator | None:
-        replayable = self.algorithm.replayable
-        return None if replayable else public_generator(self.setting.strategy.seed, number)
+        seed = self.setting.strategy.seed
+        return None if self.algorithm.replayable else public_generator(seed, number)
 
     def noise(self, query: Query) -> tuple[IntArray, IntArray]:
         """Draw a round's noise: what the adversary does not know of it, and what it knows."""
+        of_round = self.algorithm, self.plan, query.round
         if not self.setting.shared:
-            drawn = round_noise.server_noise(
-                self.algorithm, self.plan, query.round, server.Stream.fresh()
-            )
+            drawn = round_noise.server_noise(*of_round, server.Stream.fresh())
             return drawn, np.zeros_like(drawn)
         context, shares = token(32), self.setting.shares
-        drawn = [
-            removal.noise_share(
-                self.algorithm,
-                self.plan,
-                query.round,
-                shares,
-                Stream.from_key(removal.noise_key(token(32), context)),
-            )
-            for _ in range(self.setting.n_clients)
-        ]
+        keys = [removal.noise_key(token(32), context) for _ in range(self.setting.n_clients)]
+        drawn = [removal.noise_share(*of_round, shares, Stream.from_key(key)) for key in keys]
         unknown = 1 if self.setting.alone else shares
         return np.sum(drawn[:unknown], axis=0), np.sum(drawn[unknown:], axis=0)
 
@@ -209,15 +191,12 @@ class Answers:
 
 def log_likelihood(answers: Answers, views: Views) -> FloatArray:
     """Return the exact log-likelihood ratio of every view under the claimed noise, (runs,)."""
-    total = np.zeros(len(views.residual))
-    for sampler, words, scale in answers.laws:
-        total += log_likelihood_ratio(
-            sampler, views.residual[:, words], views.change[..., words], scale
-        )
-    return total
+    parts = [
+        log_likelihood_ratio(sampler, views.residual[:, words], views.change[..., words], scale)
+        for sampler, words, scale in answers.laws
+    ]
+    return np.asarray(sum(parts))
 
-
-# --------------------------------------------------------------------------- shares
 
 KNOWN_KEY = bytes(64)
 """The key that everybody knows: no share may be sealed under it."""
@@ -249,12 +228,8 @@ def guessed(sums: SumContext, held: Mapping[int, bytes], sealed: Mapping[int, by
             continue
     sharing = sums.sharing
     if sharing is not None and len(shares) < sharing.threshold:
-        fewer = Sharing(
-            sharing.n_positions,
-            sharing.n_corrupt,
-            len(shares) - sharing.packing,
-            sharing.packing,
-        )
+        n_positions, n_corrupt, packing = sharing.n_positions, sharing.n_corrupt, sharing.packing
+        fewer = Sharing(n_positions, n_corrupt, len(shares) - packing, packing)
         sums = replace(sums, sharing=fewer)
     alone = np.zeros(sums.n_slots, dtype=np.bool_)
     alone[0] = True
@@ -289,9 +264,6 @@ def in_shares(answers: Answers, views: Views) -> Views:
         for words in np.split(views.residual, ends, axis=1)
     ]
     return Views(np.concatenate(seen, axis=1), views.change)
-
-
-# --------------------------------------------------------------------------- whole runs
 
 
 @dataclass
@@ -361,7 +333,7 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
                 raise RuntimeError("The states of the run are not those of the replay.")
         total, query = record.sums[number], answers.algorithm.query(state)
         if setting.alone:
-            seen = record.guesses[number] - answers.own_without(query)
+            seen = record.guesses[number] - answers.without(query, own=True)
         else:
             seen = total - answers.without(query)
             if setting.shared:  # the last clients collude
@@ -374,22 +346,13 @@ def recorded(setting: Setting, present: bool) -> tuple[list[Query], Views]:
     return queries, Views(np.concatenate(residuals)[None], np.concatenate(changes)[None])
 
 
-# --------------------------------------------------------------------------- repetitions
-
-
 def repeated(
     answers: Answers, queries: Sequence[Query], runs: int, at_once: bool
 ) -> tuple[Views, Views]:
     """Repeat answers and noise; return the views without the target, and with it.
 
-    Parameters
-    ----------
-    answers : Answers
-    queries : sequence of Query
-        Of a recorded run; asked again where updates are not cheap.
-    runs : int
-    at_once : bool
-        Whether the noise of all repetitions is drawn by one call for each release.
+    ``queries`` of a recorded run are asked again where updates are not cheap. ``at_once`` draws the
+    noise of all repetitions by one call for each release.
     """
     # Units depend on the round alone, so any query of the round has the same noise.
     if at_once:
