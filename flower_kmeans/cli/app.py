@@ -299,6 +299,29 @@ def plan(
 
 
 @app.command()
+def assign(
+    *,
+    centroids: Annotated[
+        Path, typer.Option(help="The centroids.npz of a run: of simulate, or of a node.")
+    ] = Path("flower-kmeans-out/centroids.npz"),
+    data: Annotated[Path, typer.Option(help="A csv file with names of columns, or parquet.")],
+    output: Annotated[Path, typer.Option(help="The file to write, csv or parquet.")] = Path(
+        "assigned.csv"
+    ),
+) -> None:
+    """Assign new records to the clusters of a run.
+
+    The output has the data's columns, and the cluster of each record with its distance to the
+    centroid. Records are read a batch at a time. It is as confidential as the data.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.assign import assign, read_centroids
+
+        n_records = assign(read_centroids(centroids), data, output)
+        typer.echo(f"Assigned {_number(n_records, 'record')} to clusters in {output}.")
+
+
+@app.command()
 def keygen(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names of the clients to make keys for, by slot.")

@@ -29,12 +29,14 @@ def write_centroids(
     """Write ``centroids.npz`` and ``centroids.csv``, and return these names.
 
     They hold centroids and noisy sizes, and where sizes have bounds the weights of the power cells
-    and intervals. In the csv file, the d ``columns`` are as `csv_name` writes them.
+    and intervals; the former also the domain, as JSON. In the csv file, the d ``columns`` are as
+    `csv_name` writes them.
     """
     names = [str(column) for column in columns]
     counts, weights, sizes = result.counts, result.weights, result.size_report
     arrays: dict[str, Any] = {"centroids": result.centroids, "counts": counts}
     arrays["columns"] = np.array(names)
+    arrays["domain"] = np.array(json.dumps(result.domain.to_config()))
     table: dict[str, Sequence[object]] = {
         "cluster": range(len(counts)),
         "noisy_size": counts.tolist(),

@@ -1,10 +1,11 @@
 """The result of a run: what a client learns, and how a server that sees the sums sends it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.base import Algorithm, State
 from flower_kmeans.algorithms.released import SizeReport
@@ -13,6 +14,7 @@ from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol.removal import noise_factor
 from flower_kmeans.protocol.run import MAX_SLOTS, Run
 from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
+from flower_kmeans.report.clustering import assigned
 
 Floats = NDArray[np.float64]
 
@@ -25,9 +27,19 @@ class ClientResult:
 
     centroids: Floats  # (n_clusters, n_features), in the user's units
     counts: Floats  # (n_clusters,): noisy cluster sizes of the last round
+    domain: Domain  # the public bounds, and the scaling under which records were compared
     run: str  # identity of the run, 32 hexadecimal digits
     weights: Floats | None = None  # (n_clusters,), as in a `Clustering`; if sizes have bounds
     size_report: SizeReport | None = None  # the sizes beside their bounds
+
+    def predict(
+        self,
+        X: ArrayLike,
+        columns: Sequence[str] | Sequence[int] | None = None,
+        nearest: bool = False,
+    ) -> NDArray[np.int64]:
+        """Return the cluster of each record (n,), as `Clustering.predict`."""
+        return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
 
 def result_of(run: Run, state: State, noise_factor: float) -> ClientResult | None:
@@ -37,7 +49,8 @@ def result_of(run: Run, state: State, noise_factor: float) -> ClientResult | Non
     if centroids is None or counts is None:
         return None
     weights, sizes = algorithm.weights(state), algorithm.sizes(state, noise_factor)
-    return ClientResult(centroids, counts, run.document.run.hex(), weights, sizes)
+    name = run.document.run.hex()
+    return ClientResult(centroids, counts, algorithm.domain, name, weights, sizes)
 
 
 def encode_result(result: ClientResult) -> bytes:
@@ -66,7 +79,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     _require_in_domain(arrays["centroids"], algorithm)
     centroids, counts, name = arrays["centroids"], arrays["counts"], run.document.run.hex()
     if bounds is None:
-        return ClientResult(centroids, counts, name)
+        return ClientResult(centroids, counts, algorithm.domain, name)
     weights, noise = arrays["weights"], float(arrays["size_noise"][0])
     if (np.abs(weights) > largest_weight(algorithm.domain)).any():
         raise MessageError("The weights of a result are larger than any that change a cluster.")
@@ -76,7 +89,7 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     if not (1 - _ROUNDING) * planned <= noise <= (1 + _ROUNDING) * most:
         raise MessageError("The noise of a result's sizes is less or more than any run gives them.")
     sizes = SizeReport(tuple(counts.tolist()), noise, *bounds)
-    return ClientResult(centroids, counts, name, weights, sizes)
+    return ClientResult(centroids, counts, algorithm.domain, name, weights, sizes)
 
 
 def largest_weight(domain: Domain) -> float:

@@ -12,6 +12,8 @@ from flower_kmeans.data.domain import Domain, check_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.report.report import Report
 
+Floats = NDArray[np.float64]
+
 _BLOCK_ROWS = 65_536
 
 
@@ -19,7 +21,7 @@ class FinishedRun(Protocol):
     """What a run left: a `Clustering`, or a strategy after its start."""
 
     @property
-    def centroids(self) -> NDArray[np.float64]:
+    def centroids(self) -> Floats:
         """Centroids in the user's units, (n_clusters, n_features)."""
 
     @property
@@ -48,15 +50,15 @@ class Clustering:
         With bounds on sizes: the noisy sizes of these clusters beside them.
     """
 
-    centroids: NDArray[np.float64]
-    counts: NDArray[np.float64]
+    centroids: Floats
+    counts: Floats
     domain: Domain
     report: Report
-    weights: NDArray[np.float64] | None = None
+    weights: Floats | None = None
     size_report: SizeReport | None = None
 
     @property
-    def sizes(self) -> NDArray[np.float64] | None:
+    def sizes(self) -> Floats | None:
         """Noisy records of each cluster as `predict` assigns them, (k,); ``None`` without bounds.
 
         Of the clients that answered the last round. Without bounds, ``counts`` are of the centroids
@@ -65,7 +67,7 @@ class Clustering:
         return None if self.size_report is None else np.array(self.size_report.counts)
 
     @property
-    def size_interval(self) -> NDArray[np.float64] | None:
+    def size_interval(self) -> Floats | None:
         """Least and largest size of each cluster, (k, 2); ``None`` without bounds.
 
         All k intervals hold at once with probability 0.95 over the noise.
@@ -104,59 +106,69 @@ class Clustering:
         DataError
             If ``X`` is not a finite two-dimensional array of that width.
         """
-        chosen = self._places(self._names_of(X) if columns is None else columns)
-        records = check_records(X, len(chosen), name="X")
-        scale, shift = self._scale()[:, chosen], self.centroids[:, chosen].mean(axis=0)
-        centroids = (self.centroids[:, chosen] - shift) / scale  # the shift saves digits
-        norms = np.einsum("ij,ij->i", centroids, centroids)
-        if self.weights is not None and not nearest:
-            if len(chosen) < self.domain.n_features:
-                raise ConfigurationError(
-                    f"Expected all {self.domain.n_features} columns, or nearest=True: the weights "
-                    f"belong to distances in all columns. Got {len(chosen)} of them instead."
-                )
-            unit = self.domain.common_unit or 1.0
-            norms = norms - self.weights / unit / unit
-        labels = np.empty(len(records), dtype=np.int64)
-        for start in range(0, len(records), _BLOCK_ROWS):
-            block = (records[start : start + _BLOCK_ROWS] - shift) / scale
-            labels[start : start + len(block)] = np.argmin(norms - 2 * block @ centroids.T, axis=1)
-        return labels
+        return assigned(X, self.centroids, self.domain, self.weights, columns, nearest)
 
     def inertia(self, X: ArrayLike) -> float:
         """Return the sum of squared distances of records to the centroid that `predict` gives.
 
         It is exact, and so not private. ``X`` is (n, n_features) in the user's units.
         """
-        places = self._places(self._names_of(X))
+        places = _places(_names_of(X, self.domain), self.domain)
         records = check_records(X, self.domain.n_features, name="X")
         residuals = records - self.centroids[self.predict(X)][:, places]
         return float(np.einsum("ij,ij->", residuals, residuals))
 
-    def _names_of(self, X: ArrayLike) -> list[str] | None:
-        """Return the names of a DataFrame's columns, where the domain has names as well."""
-        names = getattr(X, "columns", None)
-        return None if names is None or self.domain.columns is None else [str(n) for n in names]
 
-    def _places(self, columns: Sequence[str] | Sequence[int] | None) -> list[int]:
-        """Return the numbers of columns, from their names or numbers."""
-        known = list(range(self.domain.n_features))
-        if columns is None:
-            return known
-        if isinstance(columns, str) or not isinstance(columns, Sequence):
-            raise ConfigurationTypeError(
-                f"Expected columns as a list of names or numbers. Got {type(columns).__name__}."
-            )
-        names: dict[object, int] = dict(zip(self.domain.columns or (), known, strict=False))
-        places = [names.get(each, -1) if isinstance(each, str) else each for each in columns]
-        if not places or not set(places) <= set(known) or len(set(places)) != len(places):
+def assigned(
+    X: ArrayLike,
+    centroids: Floats,
+    domain: Domain,
+    weights: Floats | None = None,
+    columns: Sequence[str] | Sequence[int] | None = None,
+    nearest: bool = False,
+) -> NDArray[np.int64]:
+    """Return the cluster of each record (n,), as `Clustering.predict`."""
+    chosen = _places(_names_of(X, domain) if columns is None else columns, domain)
+    records, d = check_records(X, len(chosen), name="X"), domain.n_features
+    # The user's units in one unit of the scaled domain.
+    unit = (domain.from_unit(np.ones((1, d))) - domain.from_unit(np.zeros((1, d))))[:, chosen]
+    shift = centroids[:, chosen].mean(axis=0)
+    scaled = (centroids[:, chosen] - shift) / unit  # the shift saves digits
+    norms = np.einsum("ij,ij->i", scaled, scaled)
+    if weights is not None and not nearest:
+        if len(chosen) < d:
             raise ConfigurationError(
-                f"Expected columns from {self.domain.columns or known}, each once. "
-                f"Got {columns!r} instead."
+                f"Expected all {d} columns, or nearest=True: the weights belong to distances in "
+                f"all columns. Got {len(chosen)} of them instead."
             )
-        return places
+        common = domain.common_unit or 1.0
+        norms = norms - weights / common / common
+    labels = np.empty(len(records), dtype=np.int64)
+    for start in range(0, len(records), _BLOCK_ROWS):
+        block = (records[start : start + _BLOCK_ROWS] - shift) / unit
+        labels[start : start + len(block)] = np.argmin(norms - 2 * block @ scaled.T, axis=1)
+    return labels
 
-    def _scale(self) -> NDArray[np.float64]:
-        """Return the (1, d) user's units in one unit of the scaled domain."""
-        d = self.domain.n_features
-        return self.domain.from_unit(np.ones((1, d))) - self.domain.from_unit(np.zeros((1, d)))
+
+def _names_of(X: ArrayLike, domain: Domain) -> list[str] | None:
+    """Return the names of a DataFrame's columns, where the domain has names as well."""
+    names = getattr(X, "columns", None)
+    return None if names is None or domain.columns is None else [str(n) for n in names]
+
+
+def _places(columns: Sequence[str] | Sequence[int] | None, domain: Domain) -> list[int]:
+    """Return the numbers of columns, from their names or numbers."""
+    known = list(range(domain.n_features))
+    if columns is None:
+        return known
+    if isinstance(columns, str) or not isinstance(columns, Sequence):
+        raise ConfigurationTypeError(
+            f"Expected columns as a list of names or numbers. Got {type(columns).__name__}."
+        )
+    names: dict[object, int] = dict(zip(domain.columns or (), known, strict=False))
+    places = [names.get(each, -1) if isinstance(each, str) else each for each in columns]
+    if not places or not set(places) <= set(known) or len(set(places)) != len(places):
+        raise ConfigurationError(
+            f"Expected columns from {domain.columns or known}, each once. Got {columns!r} instead."
+        )
+    return places

@@ -132,7 +132,9 @@ def test_a_result_is_read_as_it_was_written(tmp_path):
     sizes = SizeReport((400.0, 600.5), float(run.algorithm.size_noise or 0.0), 300, 700)
     arrays = [[[0.25, 0.5], [0.75, 0.5]], [400.0, 600.5], [0.125, -0.25]]
     centroids, counts, weights = map(np.array, arrays)
-    written = ClientResult(centroids, counts, run.document.run.hex(), weights, sizes)
+    written = ClientResult(
+        centroids, counts, run.algorithm.domain, run.document.run.hex(), weights, sizes
+    )
     found = read_result(run, encode_result(written))
     for name in ("centroids", "counts", "weights"):
         np.testing.assert_array_equal(getattr(found, name), getattr(written, name))

@@ -1,0 +1,111 @@
+"""Clusters of new records, from what a run left: csv or parquet in and out, a batch at a time."""
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.data.domain import Domain, domain_from_config
+from flower_kmeans.errors import ConfigurationError, DataError, KMeansError
+from flower_kmeans.extras import require
+from flower_kmeans.files import open_private
+from flower_kmeans.report.clustering import Floats, assigned
+
+ADDED = ("cluster", "distance")
+_BATCH_ROWS = 65_536
+
+
+class Found(NamedTuple):
+    """What ``centroids.npz`` says of a clustering."""
+
+    centroids: Floats  # (k, d), in the user's units
+    columns: tuple[str, ...]
+    domain: Domain
+    weights: Floats | None
+
+
+def read_centroids(path: Path) -> Found:
+    """Return what `outputs.write_centroids` wrote; a `DataError` for any other file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        domain = domain_from_config(json.loads(str(arrays["domain"])))
+        centroids, weights = arrays["centroids"], arrays.get("weights")
+        columns = tuple(map(str, arrays["columns"]))
+        is_right = centroids.shape[1:] == (domain.n_features,) == (len(columns),)
+        numbers = [centroids, *(() if weights is None else (weights,))]
+        is_right &= all(each.dtype == np.float64 and np.isfinite(each).all() for each in numbers)
+        is_right &= len(centroids) > 0 and (weights is None or weights.shape == centroids.shape[:1])
+    except (OSError, KeyError, ValueError, TypeError, KMeansError):
+        is_right = False
+    if not is_right:
+        raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
+    return Found(centroids, columns, domain, weights)
+
+
+def assign(found: Found, data: Path, output: Path) -> int:
+    """Write the records of a file with their clusters and distances; return how many there are.
+
+    ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to its centroid,
+    in the user's units. Both are empty for a record with a cell that is no finite number.
+    """
+    pa, csv, parquet = (
+        require(name, "Assigning records") for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet")
+    )
+    for path in (data, output):
+        if path.suffix.lower() not in (".csv", ".parquet"):
+            raise ConfigurationError(f"Expected files that end in .csv or .parquet. Got {path}.")
+    if not data.is_file():
+        raise DataError(f"The data file {data} does not exist.")
+    if output.exists() and output.samefile(data):
+        raise ConfigurationError(f"Expected an output beside the data. Got {output} for both.")
+    make = csv.CSVWriter if output.suffix.lower() == ".csv" else parquet.ParquetWriter
+    # Whatever a column looks like in its first lines: these hold numbers.
+    numbers = csv.ConvertOptions(column_types=dict.fromkeys(found.columns, pa.float64()))
+    n_records = 0
+    with ExitStack() as stack:
+        try:
+            if data.suffix.lower() == ".csv":
+                source = stack.enter_context(csv.open_csv(data, convert_options=numbers))
+                batches, schema = iter(source), source.schema
+            else:
+                source = stack.enter_context(parquet.ParquetFile(data))
+                batches, schema = source.iter_batches(_BATCH_ROWS), source.schema_arrow
+            _require_columns(schema.names, found.columns, data)
+            for name, kind in zip(ADDED, (pa.int64(), pa.float64()), strict=True):
+                schema = schema.append(pa.field(name, kind))
+            file = stack.enter_context(open_private(output))
+            writer = stack.enter_context(make(file, schema))
+            for batch in batches:
+                labels, distances, missing = _clusters(batch, found)
+                added = pa.array(labels, mask=missing), pa.array(distances, mask=missing)
+                arrays = [*batch.columns, *added]
+                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+                n_records += batch.num_rows
+        except pa.ArrowException as error:
+            raise DataError(f"The data file {data} cannot be read: {error}") from None
+    return n_records
+
+
+def _require_columns(names: Sequence[str], wanted: Sequence[str], data: Path) -> None:
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise DataError(f"Expected the columns {list(wanted)} in {data}. It lacks {missing}.")
+    taken = [name for name in ADDED if name in names]
+    if taken:
+        raise DataError(f"Expected no columns {list(ADDED)} in {data}: the output has them anew.")
+
+
+def _clusters(batch: Any, found: Found) -> tuple[NDArray[np.int64], Floats, NDArray[np.bool_]]:
+    """Return cluster, distance and whether both are missing, for each record of a batch."""
+    columns = (batch.column(name).cast("float64") for name in found.columns)
+    records = np.column_stack([each.to_numpy(zero_copy_only=False) for each in columns])
+    missing = ~np.isfinite(records).all(axis=1)
+    records[missing] = 0.0
+    labels = assigned(records, found.centroids, found.domain, found.weights)
+    distances: Floats = np.linalg.norm(records - found.centroids[labels], axis=1)
+    return labels, distances, missing

@@ -1,0 +1,103 @@
+"""New records are assigned to the clusters of a run."""
+
+import stat
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from flower_kmeans import Box, PrivacyBudget, simulate
+from flower_kmeans.cli import assign as module
+from flower_kmeans.cli.app import app
+from flower_kmeans.cli.outputs import write_centroids
+from flower_kmeans.strategies import SynopsisKMeans
+
+COLUMNS = ("age", "weight")
+RNG = np.random.default_rng(6)
+CENTERS = np.array([[20.0, 50.0], [40.0, 90.0], [70.0, 60.0]])
+RECORDS = (CENTERS[:, None] + RNG.normal(size=(3, 100, 2))).reshape(-1, 2)
+
+
+@pytest.fixture(scope="module")
+def clustering():
+    strategy = SynopsisKMeans(
+        3, Box([0, 0], [100, 200], columns=COLUMNS), PrivacyBudget(None), 300, max_size=120
+    )
+    return simulate(strategy, np.array_split(RECORDS, 3))
+
+
+@pytest.fixture
+def run(tmp_path, clustering, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_centroids(tmp_path, clustering, COLUMNS)
+
+    def invoke(*arguments):
+        return CliRunner().invoke(app, ["assign", "--centroids", "centroids.npz", *arguments])
+
+    return invoke
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("batch_rows", [7, 65_536])
+def test_clusters_and_distances_are_those_of_predict(
+    run, clustering, monkeypatch, suffix, batch_rows
+):
+    monkeypatch.setattr(module, "_BATCH_ROWS", batch_rows)
+    table = pd.DataFrame({"weight": RECORDS[:, 1], "name": "somebody", "age": RECORDS[:, 0]})
+    write = table.to_parquet if suffix == "parquet" else table.to_csv
+    write(f"new.{suffix}", index=False)
+    result = run("--data", f"new.{suffix}", "--output", f"out.{suffix}")
+    assert (result.exit_code, "300 records" in result.output) == (0, True)
+    found = (pd.read_parquet if suffix == "parquet" else pd.read_csv)(f"out.{suffix}")
+    assert list(found.columns) == ["weight", "name", "age", "cluster", "distance"]
+    np.testing.assert_array_equal(found["cluster"], clustering.predict(RECORDS))
+    nearest = np.linalg.norm(RECORDS - clustering.centroids[found["cluster"]], axis=1)
+    np.testing.assert_allclose(found["distance"], nearest)
+    pd.testing.assert_frame_equal(found[table.columns], table)
+
+
+def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(run, tmp_path):
+    (tmp_path / "new.csv").write_text("age,weight\n20,50\n,50\n70,inf\n70,60\n")
+    assert run("--data", "new.csv", "--output", "out.csv").exit_code == 0
+    found = pd.read_csv("out.csv")
+    assert found["cluster"].isna().tolist() == [False, True, True, False]
+    assert found["distance"].isna().tolist() == [False, True, True, False]
+    assert stat.S_IMODE((tmp_path / "out.csv").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("arguments", "content", "message"),
+    [
+        (("--data", "new.csv"), "age,height\n1,2\n", "lacks ['weight']"),
+        (("--data", "new.csv"), "age,weight,cluster\n1,2,3\n", "no columns"),
+        (("--data", "new.csv"), "age,weight\n1,heavy\n", "cannot be read"),
+        (("--data", "none.csv"), "", "does not exist"),
+        (("--data", "new.csv", "--output", "new.csv"), "age,weight\n1,2\n", "beside the data"),
+        (("--data", "new.csv", "--output", "out.txt"), "age,weight\n1,2\n", ".parquet"),
+        (("--data", "new.csv", "--centroids", "new.csv"), "age,weight\n1,2\n", "centroids.npz"),
+    ],
+)
+def test_what_cannot_be_assigned_is_one_sentence(run, tmp_path, arguments, content, message):
+    (tmp_path / "new.csv").write_text(content)
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert message in " ".join(result.output.split())
+    assert (tmp_path / "new.csv").read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("domain", np.array("{}")),
+        ("centroids", np.zeros((3, 5))),
+        ("centroids", np.full((3, 2), np.nan)),
+        ("weights", np.zeros(7)),
+        ("columns", np.array(["age"])),
+    ],
+)
+def test_a_file_that_no_run_wrote_is_refused(run, name, value):
+    with np.load("centroids.npz") as file:
+        np.savez("centroids.npz", **{**file, name: value})
+    result = run("--data", "centroids.npz")
+    assert "Expected the centroids.npz of a run" in " ".join(result.output.split())
