@@ -326,7 +326,7 @@ def _free_squares() -> Context:
 @planted("clip forgotten", replace(_GLLOYD, unit="client"))
 def _unclipped() -> Context:
     """Each client adds all of its records, not `clip` records' worth."""
-    return mock.patch.object(Algorithm, "answer", lambda self, *given: self.statistic(*given))
+    return mock.patch.object(Algorithm, "limited", lambda self, statistic, number: statistic)
 
 
 @drawing(

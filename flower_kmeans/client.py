@@ -7,15 +7,15 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from numpy.typing import ArrayLike
 
+from flower_kmeans.data.sources import RecordsLike
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.policy import ClientPolicy, tightest
 from flower_kmeans.protocol.results import ClientResult
 
-LoadData = Callable[[Context], ArrayLike]
+LoadData = Callable[[Context], RecordsLike]
 LoadIds = Callable[[Context], Iterable[object]]
 OnResult = Callable[[ClientResult, Context], None]
 
@@ -64,6 +64,13 @@ def register_kmeans(
         It is called once per answer, so it must be cheap. Where clients commit to their records
         (``oblivious-server``) it is called once per run; if the policy forbids a copy, for every
         message, and must then return the same records in the same order throughout a run.
+
+        More records than memory holds may be a memory map, a ``pyarrow.dataset.Dataset``, a
+        ``pyarrow.parquet.ParquetFile``, a ``ray.data.Dataset``, or a function without arguments
+        that returns an iterable of array-likes, anew at each call. They are read in blocks, once
+        per answer, and not copied into memory; with a ``state_dir``, a run that commits to records
+        copies them to a file there, unless the policy forbids it. Of files the columns that the
+        domain names are read, or all where it names none.
     policy : ClientPolicy, optional
         What this client accepts. The default accepts no private run, because it names no ledger.
         Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it

@@ -114,6 +114,8 @@ class Algorithm(ABC):
     """
     vertical: ClassVar[bool] = False
     """Whether its records are split by columns among parties (trust model "vertical")."""
+    needs_all_records: ClassVar[bool] = False
+    """Whether a client must hold all of its records at once to answer."""
     has_joint_clipping: ClassVar[bool] = False
     """Whether one factor, the least that one of them needs, shortens all releases of a round."""
     bounds_clients: ClassVar[bool] = False
@@ -337,29 +339,41 @@ class Algorithm(ABC):
 
     @abstractmethod
     def statistic(self, query: Query, records: GridRecords) -> Statistic:
-        """Return one client's answer; zeros for no records."""
+        """Return the integers that records add to a round's sum; zeros for no records.
+
+        Those of several parts of a client's records add up to those of all of them, unless the
+        algorithm ``needs_all_records``.
+        """
+
+    def words_of(self, query: Query, records: NDArray[Any]) -> IntArray:
+        """Return the statistic of finite records (m, d) in the user's units, as one vector."""
+        grid = GridRecords(records, self.domain, self.fraction_bits)
+        return self.flatten(self.statistic(query, grid), query.round)
 
     def answer(self, query: Query, records: GridRecords) -> Statistic:
-        """Return what a client adds to a round's sum: its statistic, clipped for ``unit="client"``.
+        """Return what a client adds to a round's sum, from all of its records."""
+        return self.limited(self.statistic(query, records), query.round)
+
+    def limited(self, statistic: Statistic, round_number: int) -> Statistic:
+        """Return what a client adds, from its statistic: it is clipped for ``unit="client"``.
 
         See docs/guarantees.md, "Client-level privacy". A word that no release covers is then 0.
         """
-        statistic = self.statistic(query, records)
         if self._clip() is None:
             return statistic
-        sensitivities = self.sensitivities(query.round)
-        vector = self.flatten(statistic, query.round)
+        sensitivities = self.sensitivities(round_number)
+        vector = self.flatten(statistic, round_number)
         clipped = np.zeros_like(vector)
         parts = [
             (words, client_clipping.clip_factor(vector[words], sensitivities[words], release.norm))
-            for release, words in self.release_words(query.round)
+            for release, words in self.release_words(round_number)
         ]
         # A joint factor keeps a client's means where they are: sums and counts shrink alike.
         least = min((factor for _, factor in parts), default=1.0)
         for words, factor in parts:
             kept = least if self.has_joint_clipping else factor
             clipped[words] = client_clipping.shortened(vector[words], sensitivities[words], kept)
-        return self.unflatten(clipped, query.round)
+        return self.unflatten(clipped, round_number)
 
     def _clip(self) -> float | None:
         """Return ``clip`` if clients are protected; an algorithm that has none must not go on."""

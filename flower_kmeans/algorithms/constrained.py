@@ -75,6 +75,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     """
 
     name: ClassVar[str] = "constrained-lloyd"
+    needs_all_records: ClassVar[bool] = True  # one assignment decides about all of them
     bounds_clients: ClassVar[bool] = True
 
     n_records: Annotated[int | None, whole(1, LARGEST)] = None

@@ -328,7 +328,7 @@ class FedDPAlgorithm(base.Algorithm):
         return centroids
 
     def statistic(self, query: Query, records: GridRecords) -> base.Statistic:
-        """Return the client's answer to the round's query; zeros for no records."""
+        """Return the records' part of the round's sum, before means are taken of it."""
         arrays, number = query.arrays, query.round
         if number == PROJECTION:
             return base.Statistic({MOMENTS: projections.second_moments(records)})
@@ -353,12 +353,18 @@ class FedDPAlgorithm(base.Algorithm):
             if squared:
                 name = SPREAD if self._has_spread(number) else COST
                 more[name] = squares if name == SPREAD else factor**2 * squares
-        sums = factor * sums
-        if self.contribution == "means":
+        return base.Statistic({SUMS: factor * sums, COUNTS: counts << self.fraction_bits, **more})
+
+    def limited(self, statistic: base.Statistic, round_number: int) -> base.Statistic:
+        """Return what a client adds: means instead of sums if they are asked for, then clipped."""
+        if self.contribution == "means" and round_number >= LIFT:
+            sums, counts = statistic.blocks[SUMS], statistic.blocks[COUNTS] >> self.fraction_bits
             # Toward zero, so that no mean is longer than the records.
             sizes = np.abs(sums) // np.maximum(counts, 1)[:, None]
-            sums, counts = np.sign(sums) * sizes, np.minimum(counts, 1)
-        return base.Statistic({SUMS: sums, COUNTS: counts << self.fraction_bits, **more})
+            means = {SUMS: np.sign(sums) * sizes, COUNTS: np.minimum(counts, 1)}
+            means[COUNTS] <<= self.fraction_bits
+            statistic = base.Statistic({**statistic.blocks, **means})
+        return super().limited(statistic, round_number)
 
     def _radius_at(self, factor: int) -> int | None:
         """Return the radius of a Lloyd round in grid units: no record adds more than a unit."""
@@ -730,7 +736,7 @@ def answer_norms(
     norms, state = {}, twin.initial_state()
     for number in range(1, twin.n_rounds + 1):
         query = twin.query(state)
-        answers = np.stack([twin.flatten(twin.statistic(query, each), number) for each in clients])
+        answers = np.stack([twin.flatten(twin.answer(query, each), number) for each in clients])
         sensitivities = twin.record_sensitivities(number)
         for release, words in twin.release_words(number):
             used = words[sensitivities[words] > 0]

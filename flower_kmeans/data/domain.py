@@ -16,12 +16,11 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.canonical import array_from_text, array_to_text, real_from_text, real_to_text
 from flower_kmeans.data.records import FloatArray, as_numbers
 from flower_kmeans.data.records import check_records as check_records
-from flower_kmeans.data.records import usable_records as usable_records
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
 from flower_kmeans.parameters import integer
 
 IntArray = NDArray[np.int64]
-_Reader = Callable[[FloatArray, FloatArray, FloatArray], None]  # of rows, into out, by scratch
+_Reader = Callable[[NDArray[Any], FloatArray, FloatArray], None]  # of rows, into out, by scratch
 
 MAX_FRACTION_BITS = 25  # more would leave no room for a single squared distance (check_exactness)
 _LARGEST_BOUND = 1e300  # beyond these two, widths or their reciprocals leave float64's range
@@ -305,17 +304,19 @@ class GridRecords:
 
     box: Box | None = None  # the domain, where `table` holds records in the user's units
 
-    def __init__(self, records: FloatArray, domain: Domain, fraction_bits: int) -> None:
+    def __init__(self, records: NDArray[Any], domain: Domain, fraction_bits: int) -> None:
         check_fraction_bits(fraction_bits)
         if records.ndim != 2 or records.shape[1] != domain.n_features:
             raise DataError(
                 f"records must have shape (n, {domain.n_features}), got {records.shape}."
             )
-        self.table = np.ascontiguousarray(records, dtype=np.float64)
+        # float32 stays as it is: every reader turns a block at a time into float64, exactly.
+        kept = np.float32 if records.dtype == np.float32 else np.float64
+        self.table = np.ascontiguousarray(records, dtype=kept)
         self.box = domain if isinstance(domain, Box) else None
         self.fraction_bits = int(fraction_bits)
 
-        def read(rows: FloatArray, out: FloatArray, _: FloatArray) -> None:
+        def read(rows: NDArray[Any], out: FloatArray, _: FloatArray) -> None:
             out[...] = domain.quantise(domain.to_unit(rows), fraction_bits)
 
         self._read: _Reader = (
@@ -381,17 +382,17 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
     limit = spread(box.grid_half_widths(fraction_bits).astype(np.float64))
     centered = not box._center.any()
 
-    def convert(records: FloatArray, work: FloatArray) -> None:
+    def convert(records: NDArray[Any], work: FloatArray) -> None:
         width = work.shape[1]
         if not centered:
-            records = np.subtract(records, cut(center, width), out=work)
-        np.multiply(records, cut(factor, width), out=work)
+            records = np.subtract(records, cut(center, width), out=work, dtype=np.float64)
+        np.multiply(records, cut(factor, width), out=work, dtype=np.float64)
         np.rint(work, out=work)
         if limit.ndim:
             np.maximum(work, -limit[:width], out=work)
             np.minimum(work, limit[:width], out=work)
 
-    def read(records: FloatArray, out: FloatArray, scratch: FloatArray) -> None:
+    def read(records: NDArray[Any], out: FloatArray, scratch: FloatArray) -> None:
         whole = len(records) // group * group
         with np.errstate(over="ignore"):
             if whole:

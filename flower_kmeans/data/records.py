@@ -1,10 +1,10 @@
-"""Records as they come from users: checked, or with their unusable rows left out."""
+"""Tables of records as they come from users: checked, or with NaN for what is malformed."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
@@ -16,9 +16,13 @@ _NOT_NUMBERS = (np.ndarray, np.datetime64, np.timedelta64)  # though float() tak
 
 
 def check_records(
-    records: ArrayLike, n_features: int | None = None, *, name: str = "records"
-) -> FloatArray:
-    """Return records as a finite, C-contiguous float64 array, uncopied if they are one.
+    records: ArrayLike,
+    n_features: int | None = None,
+    *,
+    name: str = "records",
+    dtypes: Sequence[DTypeLike] = (np.float64,),
+) -> NDArray[Any]:
+    """Return records as a finite, C-contiguous array of floats, uncopied if they are one.
 
     Parameters
     ----------
@@ -28,29 +32,31 @@ def check_records(
         The width that is expected, if one is.
     name : str
         How the message calls the records.
+    dtypes : sequence of dtype
+        Types that are kept. All others become the first of them.
 
     Raises
     ------
     DataError, ConfigurationTypeError
         If the shape is wrong, a value is NaN or infinite, or values are not numbers.
     """
-    checked = _as_table(records, n_features, name)
-    bad = _first_bad_row(checked)
+    table = _as_table(records, n_features, name)
+    with np.errstate(over="ignore"):
+        checked = np.ascontiguousarray(table, table.dtype if table.dtype in dtypes else dtypes[0])
+    bad = first_bad_row(checked)
     if bad is not None:
         raise DataError(f"{name} must be finite, got NaN or infinity in row {bad}.")
     return checked
 
 
-def usable_records(
+def all_records(
     records: ArrayLike, n_features: int, columns: Sequence[str] | None = None
-) -> tuple[FloatArray, int]:
-    """Return the records that a client may use during a run, and how many are not among them.
+) -> NDArray[Any]:
+    """Return all rows of a table of numbers, (n, d), not finite where one is malformed.
 
     Inside a run nothing visible may depend on a single record (docs/guarantees.md, "Neighbours,
-    budget, delta"). A row that is malformed or not finite is a null record, which counts as none.
-    One row that turns a whole array into text, complex numbers or objects decides nothing about the
-    others: their cells are read one by one, by `as_number`. All records take the same path, so that
-    the time shows no more than the result.
+    budget, delta"). One row that turns a whole array into text, complex numbers or objects decides
+    nothing about the others: their cells are read one by one, by `as_number`.
 
     Parameters
     ----------
@@ -63,10 +69,8 @@ def usable_records(
 
     Returns
     -------
-    usable : ndarray of shape (n, d), float64
-        A copy: another process may write to the loader's memory between two uses of it.
-    n_null : int
-        Rows left out. Private: for the client's own log only.
+    ndarray of shape (n, d)
+        Of real numbers, of any type. Often the loader's own memory, which may still change.
 
     Raises
     ------
@@ -74,15 +78,6 @@ def usable_records(
         If this is not a table at all, an array of another width, of dates or with a mask, or one
         with other columns: nothing that a single record decides.
     """
-    table = all_records(records, n_features, columns)
-    finite: NDArray[np.bool_] = np.all(np.isfinite(table), axis=1)
-    return table[finite], int(len(finite) - finite.sum())
-
-
-def all_records(
-    records: ArrayLike, n_features: int, columns: Sequence[str] | None = None
-) -> FloatArray:
-    """Return all rows, (n, d), not finite where one is null; perhaps the loader's own array."""
     check_columns(named_columns(records), columns)
     if isinstance(records, list | tuple):
         return _table_of_rows(records, n_features)
@@ -97,7 +92,7 @@ def all_records(
             if array.ndim == 1 and array.dtype.kind == "O":
                 return _table_of_rows(array.tolist(), n_features)
             if array.ndim == 2 and array.shape[1] == n_features:
-                table = _numbers(array)
+                table = numbers(array)
                 if table is not None:
                     return table
         raise
@@ -137,7 +132,7 @@ def as_numbers(values: ArrayLike, name: str) -> NDArray[Any]:
     return array
 
 
-def _as_table(records: ArrayLike, n_features: int | None, name: str) -> FloatArray:
+def _as_table(records: ArrayLike, n_features: int | None, name: str) -> NDArray[Any]:
     array = as_numbers(records, name)
     if array.ndim != 2 or array.shape[1] < 1:
         width = "d" if n_features is None else n_features
@@ -147,8 +142,7 @@ def _as_table(records: ArrayLike, n_features: int | None, name: str) -> FloatArr
         )
     if n_features is not None and array.shape[1] != n_features:
         raise DataError(f"{name} must have {n_features} columns, got {array.shape[1]}.")
-    with np.errstate(over="ignore"):
-        return np.ascontiguousarray(array, dtype=np.float64)
+    return array
 
 
 def as_number(cell: Any) -> float:
@@ -181,13 +175,13 @@ def _table_of_rows(rows: Sequence[Any], n_features: int) -> FloatArray:
             array = np.asarray(row)
         except Exception:  # as in `as_number`
             array = np.empty(0)
-        numbers = _numbers(array) if array.shape == (n_features,) else None
-        if numbers is not None:
-            table[i] = numbers
+        found = numbers(array) if array.shape == (n_features,) else None
+        if found is not None:
+            table[i] = found
     return table
 
 
-def _numbers(array: NDArray[Any]) -> FloatArray | None:
+def numbers(array: NDArray[Any]) -> FloatArray | None:
     """Return an array cell by cell as numbers or NaN; ``None`` for what never holds numbers."""
     kind = array.dtype.kind
     if kind in "biuf":
@@ -201,7 +195,8 @@ def _numbers(array: NDArray[Any]) -> FloatArray | None:
     return None
 
 
-def _first_bad_row(records: FloatArray) -> int | None:
+def first_bad_row(records: NDArray[Any]) -> int | None:
+    """Return the first row that holds NaN or infinity, or ``None``."""
     # A block at a time allocates little.
     for start in range(0, len(records), _CHECK_ROWS):
         finite = np.isfinite(records[start : start + _CHECK_ROWS])

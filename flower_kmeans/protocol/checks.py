@@ -5,11 +5,12 @@ Each function stops an attack of section 10: a test replaces it and shows that t
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
 from flower_kmeans.protocol.messages import Abort, Code, Enrol, Entry, Peer, Request, Turn
 from flower_kmeans.protocol.policy import ClientPolicy
@@ -35,6 +36,17 @@ class RefuseError(Exception):
         """Raise one unless a condition holds."""
         if not condition:
             raise cls(code, reason)
+
+    @classmethod
+    @contextmanager
+    def of_user(cls) -> Iterator[None]:
+        """Raise one with DATA, whatever a user's function raises."""
+        try:
+            yield
+        except KMeansError as error:  # whose text holds no record's value
+            raise cls(Code.DATA, str(error)) from None
+        except BaseException as error:  # some libraries raise what is no Exception
+            raise cls(Code.DATA) from error
 
 
 _require = RefuseError.unless

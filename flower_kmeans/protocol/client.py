@@ -8,6 +8,7 @@ answer or add, hand over the result.
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from flower_kmeans import errors
 from flower_kmeans.algorithms.base import Algorithm, Query, State
-from flower_kmeans.data.domain import GridRecords, usable_records
+from flower_kmeans.data.sources import RecordsLike, Source, as_source, joined
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy import ledger as ledgers
 from flower_kmeans.privacy.randomness import token
@@ -34,7 +35,7 @@ from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.results import ClientResult, read_result, result_of
 from flower_kmeans.protocol.roster import Identity
 from flower_kmeans.protocol.run import MAX_SLOTS, Run, UnacceptableRunError, open_run, verify_plan
-from flower_kmeans.protocol.session import ClientSession, Memory, Records
+from flower_kmeans.protocol.session import ClientSession, Memory
 from flower_kmeans.protocol.transcript import ZERO
 from flower_kmeans.protocol.wire import decode_arrays, encode, encode_arrays
 from flower_kmeans.secagg import key_agreement
@@ -53,6 +54,7 @@ log = logging.getLogger("flower_kmeans.client")
 
 refuse_unless = RefuseError.unless
 Parts = tuple[bytes, ...]
+Blocks = Iterator[NDArray[Any]]  # of records, which share one memory
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,7 +68,7 @@ class Client:
 
     policy: ClientPolicy
     state: RecordDict  # the context's: the memory where the policy names no ledger
-    load_records: Callable[[], ArrayLike]  # of shape (n, n_features), in the user's units
+    load_records: Callable[[], RecordsLike]  # of shape (n, n_features), in the user's units
     on_result: Callable[[ClientResult], None] | None = None
     load_ids: Callable[[], Iterable[object]] | None = None
 
@@ -141,7 +143,7 @@ class _Conversation:
     def __init__(self, client: Client, memory: Memory, request: Request) -> None:
         self._client, self._policy = client, client.policy
         self._memory, self._request, self._doc_hash = memory, request, request.doc_hash
-        self._loaded: Records | None = None
+        self._copy: Source | None = None
         self._identity: Identity | None = None
         self._committee: Committee | None = None
         self._sharing: Sharing | None = None
@@ -212,18 +214,44 @@ class _Conversation:
         # One mask must not cover two vectors. Shares of another vector have other polynomials.
         if not self._run.trust.commits_to_records:
             return session or self._begun(None, b"")
-        copies = self._policy.copy_records
-        if session is not None and copies and self._is_of(session, session.digest):
-            # A copy has the session's commitment in its name, so it is not hashed again.
-            self._loaded = self._memory.load_records(self._doc_hash, session)
-            if self._loaded is not None:
+        if session is not None and self._is_of(session, session.digest):
+            if self._policy.copy_records:
+                # A copy has the session's commitment in its name, so it is not hashed again.
+                self._copy = self._memory.load_records(self._doc_hash, session)
+            if self._copy is not None:
                 return session
-        digest = transcript.data_digest(self._records())
-        if session is None or not self._is_of(session, digest):
-            session = self._begun(session, digest)
-        if copies:
-            self._memory.save_records(self._doc_hash, session, self._records())
+            if isinstance(self._request, messages.Ask) and not self._may_copy:
+                return session  # the pass that answers compares the records
+        return self._committed(session)
+
+    def _committed(self, former: ClientSession | None) -> ClientSession:
+        """Return the session of the records as they are now, and copy them if that may be."""
+        session, width = former, self._run.algorithm.domain.n_features
+        own = joined(self._blocks(), width) if self._source.in_memory else None
+
+        def read() -> Blocks:
+            # What fits into memory is copied once: nobody changes the copy between two uses.
+            return self._blocks() if own is None else iter([own])
+
+        n_records = sum(map(len, read()))
+        data = transcript.DataHash(n_records, width)
+        deque(data.of(read()), maxlen=0)
+        if session is None or not self._is_of(session, data.digest()):
+            session = self._begun(session, data.digest(), n_records)
+        if self._may_copy:
+            blocks = self._compared(session, read()) if own is None else read()
+            self._memory.save_records(self._doc_hash, session, blocks, (n_records, width))
+            self._copy = self._memory.load_records(self._doc_hash, session)
         return session
+
+    def _compared(self, session: ClientSession, blocks: Blocks) -> Blocks:
+        """Yield the records to which a session is committed, or raise at their end."""
+        data = transcript.DataHash(session.n_records, self._run.algorithm.domain.n_features)
+        yield from data.of(blocks)
+        if not self._is_of(session, data.digest()):
+            raise _ChangedError(
+                Code.DATA, "Expected records that do not change while they are read."
+            )
 
     def _is_of(self, session: ClientSession, digest: bytes) -> bool:
         return checks.is_committed(session, self._commitment(session, digest))
@@ -231,7 +259,9 @@ class _Conversation:
     def _commitment(self, session: ClientSession, digest: bytes) -> bytes:
         return transcript.commitment(session.secret, self._doc_hash, SOFTWARE.encode(), digest)
 
-    def _begun(self, former: ClientSession | None, digest: bytes) -> ClientSession:
+    def _begun(
+        self, former: ClientSession | None, digest: bytes, n_records: int = 0
+    ) -> ClientSession:
         """Return a session for a client that lost its memory, or whose records changed."""
         n_sessions = 1 if former is None else former.n_sessions + 1
         if n_sessions > 1:
@@ -242,29 +272,59 @@ class _Conversation:
             self._memory.save(self._doc_hash, ClientSession(over=sessions.SPENT))
             raise
         session = ClientSession.begin(self._doc_hash, self._run.data, n_sessions)
-        session.digest = digest
+        session.digest, session.n_records = digest, n_records
         session.commitment = self._commitment(session, digest) if digest else ZERO
         self._memory.save(self._doc_hash, session)
         return session
 
-    def _records(self) -> Records:
-        """Return the checked records, which are loaded once per message at most."""
-        if self._loaded is not None:
-            return self._loaded
+    @property
+    def _may_copy(self) -> bool:
+        return self._policy.copy_records and self._memory.can_copy(self._source)
+
+    @cached_property
+    def _source(self) -> Source:
+        """The user's records, which are asked for once per message at most."""
         domain = self._run.algorithm.domain
+        with RefuseError.of_user():
+            return as_source(self._client.load_records(), domain.n_features, domain.columns)
+
+    def _blocks(self) -> Blocks:
+        """Yield the user's usable records."""
+        source, n_records = self._source, 0
+        blocks = source.blocks()
+        while True:
+            with RefuseError.of_user():
+                block = next(blocks, None)
+            if block is None:
+                break
+            n_records += len(block)
+            yield block
+        _warn_of_null(source.n_null, n_records)
+
+    def _total(self, query: Query) -> Integers:
+        """Return the statistic of all records, (words,), in one pass."""
+        algorithm, session, copy = self._run.algorithm, self._session, self._copy
+        total = np.zeros(algorithm.words(query.round), dtype=np.int64)
+        part = partial(algorithm.words_of, query)
+        commits, whole = self._run.trust.commits_to_records, algorithm.needs_all_records
+        if not (commits or whole) and self._source.sum_in_place is not None:
+            with RefuseError.of_user():
+                words, n_null = self._source.sum_in_place(part)
+            _warn_of_null(n_null)
+            return total + words
+        blocks = self._blocks() if copy is None else copy.blocks()
+        if commits and copy is None:
+            blocks = self._compared(session, blocks)
+        if whole:
+            blocks = iter([joined(blocks, algorithm.domain.n_features)])
         try:
-            loaded = self._client.load_records()
-            records, n_null = usable_records(loaded, domain.n_features, domain.columns)
-        except errors.KMeansError as error:  # whose text holds no record's value
-            raise RefuseError(Code.DATA, str(error)) from None
-        except BaseException as error:  # some libraries raise what is no Exception
-            raise RefuseError(Code.DATA) from error
-        if n_null:
-            log.warning("%d records are malformed or not finite; each counts as none.", n_null)
-            if not len(records):
-                log.warning("No record is left. Expected one table of numbers, without labels.")
-        self._loaded = records
-        return records
+            for block in blocks:
+                total += part(block)
+        except _ChangedError:
+            self._session = self._committed(session)
+            vars(self).pop("_pairs", None)  # keys of the former session
+            raise RefuseError(Code.RENEW) from None
+        return total
 
     # ------------------------------------------------------------------ enrolment, keys
 
@@ -454,8 +514,8 @@ class _Conversation:
         # A repeated request cannot show whether records changed in the meantime.
         if session.answered[: len(context)] == context:
             return np.frombuffer(session.answered[len(context) :], dtype="<i8").astype(np.int64)
-        grid = GridRecords(self._records(), algorithm.domain, algorithm.fraction_bits)
-        vector = algorithm.flatten(algorithm.answer(query, grid), query.round)
+        statistic = algorithm.unflatten(self._total(query), query.round)
+        vector = algorithm.flatten(algorithm.limited(statistic, query.round), query.round)
         if run.trust.shares_noise:
             vector = vector + removal.client_noise(run, query.round, session.secret, context)
         return np.append(vector, np.int64(1))
@@ -600,6 +660,17 @@ class _Conversation:
             self._session = session
         vertical.erase(self._policy, self._doc_hash)
         return messages.Sent(doc_hash=self._doc_hash)
+
+
+class _ChangedError(RefuseError):
+    """Records are not those of the session's commitment."""
+
+
+def _warn_of_null(n_null: int, n_records: int = 1) -> None:
+    if n_null:
+        log.warning("%d records are malformed or not finite; each counts as none.", n_null)
+        if not n_records:
+            log.warning("No record is left. Expected one table of numbers, without labels.")
 
 
 @lru_cache(maxsize=8)

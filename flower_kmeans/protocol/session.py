@@ -7,15 +7,17 @@ It is kept under the hash of the run document: in the ledger if the client's pol
 import io
 import os
 import tempfile
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from flower_kmeans.data.sources import Source, as_source
 from flower_kmeans.errors import LedgerError, MessageError
 from flower_kmeans.privacy.filter import Price
 from flower_kmeans.privacy.ledger import Answer, Ledger, Limit
@@ -28,7 +30,7 @@ DELIVERED, FORGOTTEN, SPENT = 1, 2, 3
 _PREFIX = "kmeans."
 _SECRET_BYTES = 32
 
-Records = NDArray[np.float64]
+Records = NDArray[Any]  # (m, n_features), float32 or float64
 
 
 class LastAnswer(NamedTuple):
@@ -54,6 +56,7 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     ephemeral: bytes = b""  # secret half of the session's ephemeral key
     commitment: bytes = b""  # to secret, software and records, public; zeros where there is none
     digest: bytes = b""  # of the records that it committed to
+    n_records: int = 0  # that it committed to
     document: bytes = b""  # the accepted run document
     slot: int = -1  # in the cohort; -1 until known
     n_sessions: int = 1  # that the client began in this run, this one included
@@ -158,15 +161,25 @@ class ContextMemory:
     def require_room(self, run: bytes, price: Price | None) -> None:
         """Accept: there is no account."""
 
-    def load_records(self, run: bytes, session: ClientSession) -> Records | None:
+    def can_copy(self, source: Source) -> bool:
+        """Return whether a copy of records has room: no more of them than there are in memory."""
+        return source.in_memory
+
+    def load_records(self, run: bytes, session: ClientSession) -> Source | None:
         """Return the copy of the records that a session committed to, or ``None``."""
         data = self._get(run, "copy")
-        is_its_own = data[:_SECRET_BYTES] == session.commitment
-        return _read_array(data[_SECRET_BYTES:]) if is_its_own else None
+        if data[:_SECRET_BYTES] != session.commitment:
+            return None
+        return _read_array(lambda: np.load(io.BytesIO(data[_SECRET_BYTES:]), allow_pickle=False))
 
-    def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
+    def save_records(
+        self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]
+    ) -> None:
         """Keep a copy of the records that a session committed to, until the run is over."""
-        self._set(run, copy=session.commitment + _array_bytes(records))
+        buffer = io.BytesIO()
+        buffer.write(session.commitment)
+        _write_array(buffer, blocks, shape)
+        self._set(run, copy=buffer.getvalue())
 
 
 class LedgerMemory:
@@ -222,21 +235,30 @@ class LedgerMemory:
         """Require that a run fits into the limit."""
         self._ledger.require_room(run, price, self._limit)
 
-    def load_records(self, run: bytes, session: ClientSession) -> Records | None:
-        """Return the copy of the records that a session committed to, or ``None``."""
-        with suppress(OSError):
-            return _read_array(self._copy_file(run, session).read_bytes())
-        return None
+    def can_copy(self, source: Source) -> bool:
+        """Return whether a copy of records has room: a disk has it."""
+        return True
 
-    def save_records(self, run: bytes, session: ClientSession, records: Records) -> None:
+    def load_records(self, run: bytes, session: ClientSession) -> Source | None:
+        """Return the copy of the records that a session committed to, or ``None``."""
+        path = self._copy_file(run, session)
+        return _read_array(lambda: np.load(path, mmap_mode="r", allow_pickle=False))
+
+    def save_records(
+        self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]
+    ) -> None:
         """Keep a copy of the records that a session committed to, in a private file."""
         path = self._copy_file(run, session)
         try:
             # Mode 0600 from the start, and a name that no other process of the node writes to.
             number, part = tempfile.mkstemp(".part", f"{path.stem}.", self._directory)
-            with os.fdopen(number, "wb") as file:
-                file.write(_array_bytes(records))
-            os.replace(part, path)
+            try:
+                with os.fdopen(number, "wb") as file:
+                    _write_array(file, blocks, shape)
+                os.replace(part, path)
+            except BaseException:
+                os.unlink(part)
+                raise
         except OSError as error:
             raise LedgerError(f"Records cannot be copied to {path}: {error.strerror}.") from None
 
@@ -262,16 +284,29 @@ def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> 
                 path.unlink()
 
 
-def _array_bytes(records: Records) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, records, allow_pickle=False)
-    return buffer.getvalue()
+def _write_array(file: BinaryIO, blocks: Iterable[Records], shape: tuple[int, int]) -> None:
+    """Write blocks, which share one type, as one array in NumPy's format."""
+    dtype = None
+    for block in blocks:
+        if dtype is None:
+            dtype = block.dtype
+            _write_header(file, dtype, shape)
+        file.write(block.reshape(-1).view(np.uint8).data)
+    if dtype is None:
+        _write_header(file, np.dtype(np.float64), shape)
 
 
-def _read_array(data: bytes) -> Records | None:
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, int]) -> None:
+    described = {
+        "descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape
+    }  # fmt: skip
+    np.lib.format.write_array_header_1_0(file, described)
+
+
+def _read_array(read: Callable[[], Any]) -> Source | None:
     # A damaged copy counts as none: the records are loaded and compared with the commitment.
     with suppress(ValueError, EOFError, OSError):
-        records = np.load(io.BytesIO(data), allow_pickle=False)
-        if isinstance(records, np.ndarray) and records.dtype == np.float64 and records.ndim == 2:
-            return records
+        records = read()
+        if isinstance(records, np.ndarray) and records.dtype.kind == "f" and records.ndim == 2:
+            return as_source(records, records.shape[1])
     return None

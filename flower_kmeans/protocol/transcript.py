@@ -5,23 +5,47 @@ key of a round is derived under it, so vectors of different contexts never add u
 """
 
 import hmac
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.protocol.messages import Entry
-from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, kdf, u32, u64
+from flower_kmeans.secagg.hashing import DIGEST_BYTES, H, begin_hash, kdf, u32, u64
 
 EMPTY = H(b"empty")
 ZERO = bytes(DIGEST_BYTES)
+_HASHED_ROWS = 4_096  # at once: float32 becomes float64 for the hash
+
+
+class DataHash:
+    """The hash of a client's records, of a known number, whose order counts."""
+
+    def __init__(self, n_records: int, n_features: int) -> None:
+        self._hash = begin_hash(b"data", u64(n_records), u64(n_features))
+        self._hash.update(u64(n_records * n_features * 8))
+
+    def of(self, blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+        """Yield blocks of records (m, n_features), float32 or float64, and add each before."""
+        for block in blocks:
+            for start in range(0, len(block), _HASHED_ROWS):
+                rows = np.ascontiguousarray(block[start : start + _HASHED_ROWS], dtype="<f8")
+                self._hash.update(rows.reshape(-1).view(np.uint8).data)
+            yield block
+
+    def digest(self) -> bytes:
+        """Return the digest of the records so far."""
+        return self._hash.digest()
 
 
 def data_digest(records: NDArray[np.float64]) -> bytes:
-    """Return the digest of checked records (n_records, n_features), whose order counts."""
-    content = np.ascontiguousarray(records, dtype="<f8").reshape(-1).view(np.uint8)
-    return H(b"data", *map(u64, records.shape), content.data)
+    """Return the digest of checked records (n_records, n_features)."""
+    data = DataHash(*records.shape)
+    deque(data.of([records]), maxlen=0)
+    return data.digest()
 
 
 def commitment(secret: bytes, doc_hash: bytes, software: bytes, digest: bytes) -> bytes:

@@ -21,12 +21,12 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from flower_kmeans import errors
 from flower_kmeans.algorithms.base import COUNTS, SUMS, State, Statistic
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
-from flower_kmeans.data.records import all_records
+from flower_kmeans.data.sources import RecordsLike, as_source
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.filter import Charge, Price
 from flower_kmeans.privacy.ledger import Ledger
@@ -83,7 +83,7 @@ class VerticalParty:
     pairs: Pairs
     policy: ClientPolicy
     identity: Identity | None  # for keys of a roster
-    load_records: Callable[[], ArrayLike]
+    load_records: Callable[[], RecordsLike]
     load_ids: Callable[[], Iterable[object]] | None
     deliver: Callable[[bytes], bool]  # takes an encoded result; returns whether its keeper has it
 
@@ -277,8 +277,9 @@ class VerticalParty:
         domain, own = self._algorithm.domain, self._body.places(self._slot)
         names = None if domain.columns is None else domain.columns[own]
         width = self._body.widths[self._slot]
-        found: Floats = _from_user(lambda: all_records(self.load_records(), width, names))
-        table = np.array(found)  # another process may write to the loader's memory
+        with RefuseError.of_user():
+            # A copy: another process may write to the loader's memory.
+            table = as_source(self.load_records(), width, names).loaded(keep_null=True)
         if len(table) != self._algorithm.n_records:
             raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} records.")
         digest = transcript.data_digest(table)
@@ -294,7 +295,8 @@ class VerticalParty:
 
     def _own_ids(self) -> bytes:
         load = self._require_ids()
-        ids = _from_user(lambda: list(load()))
+        with RefuseError.of_user():
+            ids = list(load())
         if len(ids) != self._algorithm.n_records:
             raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} ids.")
         return ids_digest(ids)
@@ -612,16 +614,6 @@ def _refused_as_key() -> Iterator[None]:
 def _name(plan: Planned) -> str:
     """Return the name of a parcel in party 0's store and session."""
     return f"parcel-{plan.sender}-{plan.number}"
-
-
-def _from_user(load: Callable[[], Any]) -> Any:
-    """Return what a user's function returns; whatever it raises is DATA."""
-    try:
-        return load()
-    except errors.KMeansError as error:  # whose text holds no record's value
-        raise RefuseError(Code.DATA, str(error)) from None
-    except BaseException as error:  # some libraries raise what is no Exception
-        raise RefuseError(Code.DATA) from error
 
 
 def repeated(request: Turn, former: ClientSession) -> Sent:

@@ -26,11 +26,16 @@ def H(label: bytes, *parts: bytes | memoryview) -> bytes:  # noqa: N802 (the pro
 
     The label holds no zero byte. A memoryview must be contiguous with one-byte items.
     """
+    return begin_hash(label, *parts).digest()
+
+
+def begin_hash(label: bytes, *parts: bytes | memoryview) -> "hashlib._Hash":
+    """Return the hash object of `H`, to which further parts can be added, each after its length."""
     digest = hashlib.sha256(VERSION + label + b"\0")
     for part in parts:
         digest.update(u64(len(part)))
         digest.update(part)
-    return digest.digest()
+    return digest
 
 
 def kdf(key: bytes, salt: bytes, label: bytes, length: int = DIGEST_BYTES) -> bytes:

@@ -21,7 +21,6 @@ import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.client import (
     ClientPolicy,
@@ -31,6 +30,7 @@ from flower_kmeans.client import (
     kmeans_client_app,
 )
 from flower_kmeans.data.domain import check_records
+from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.randomness import token
@@ -43,7 +43,7 @@ from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
 from flower_kmeans.vertical.engine import require_tenseal
 
 Engine = Literal["in-process", "ray"]
-Records = list[NDArray[np.float64]]
+Records = list[Any]  # of what `as_source` takes
 AnyStrategy = KMeansStrategy | VerticalKMeans
 Start = Callable[[Grid], None]
 MakeApp = Callable[[LoadData, OnResult], ClientApp]
@@ -55,7 +55,7 @@ _MEMBER = "client-%d"
 
 def simulate(
     strategy: AnyStrategy,
-    partitions: Sequence[ArrayLike],
+    partitions: Sequence[RecordsLike],
     *,
     engine: Engine = "in-process",
     policy: ClientPolicy | None = None,
@@ -70,7 +70,8 @@ def simulate(
     strategy : KMeansStrategy or VerticalKMeans
         For example `FastLloyd`.
     partitions : sequence of array-like of shape (n_i, n_features)
-        The records of each client, in the user's units; a client may have none. A strategy that
+        The records of each client, in the user's units; a client may have none. With the engine
+        "in-process" also what `register_kmeans` lists for larger records. A strategy that
         was given neither ``n_clients`` nor ``min_clients`` takes their defaults from this number.
         Of `VerticalKMeans` the columns of each party, (n_records, width): the same rows in the
         same order, whose ids are their numbers.
@@ -106,6 +107,10 @@ def simulate(
             f"Expected engine in ('in-process', 'ray'). Got {engine!r} instead."
         )
     records = _checked_partitions(strategy, partitions)
+    if engine == "ray" and any(is_stream(r) and not isinstance(r, np.ndarray) for r in records):
+        raise ConfigurationError(
+            "Expected partitions as arrays with engine='ray'. Got chunks or files."
+        )
     _check_faults(faults, len(records), strategy)
     require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
     accepted = _checked_policy(policy, len(records))
@@ -154,7 +159,7 @@ def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy
     return policy
 
 
-def _checked_partitions(strategy: AnyStrategy, partitions: Sequence[ArrayLike]) -> Records:
+def _checked_partitions(strategy: AnyStrategy, partitions: Sequence[RecordsLike]) -> Records:
     require_type("partitions", partitions, list | tuple, "a list of arrays, one per client")
     if not partitions:
         raise ConfigurationError("Expected partitions for at least one client. Got 0 instead.")
@@ -165,14 +170,18 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Sequence[ArrayLike]) 
         )
     with strategy.expecting(len(partitions)):
         pass  # fails now if fewer clients than the strategy needs
-    widths: Sequence[int] = [strategy.domain.n_features] * len(partitions)
-    if isinstance(strategy, VerticalKMeans):
-        widths = strategy.widths
-    records = [
-        check_records(part, width, name=f"partitions[{i}]")
-        for i, (part, width) in enumerate(zip(partitions, widths, strict=True))
-    ]
-    if isinstance(strategy, VerticalKMeans):
+    if not isinstance(strategy, VerticalKMeans):
+        domain = strategy.domain
+        columns = domain.n_features, domain.columns
+        records = [
+            checked_source(part, *columns, f"partitions[{i}]") for i, part in enumerate(partitions)
+        ]
+        strategy.algorithm.require_packages()
+    else:
+        records = [
+            check_records(part, width, name=f"partitions[{i}]")
+            for i, (part, width) in enumerate(zip(partitions, strategy.widths, strict=True))
+        ]
         lengths = [len(part) for part in records]
         if set(lengths) != {strategy.n_records}:
             raise ConfigurationError(
@@ -180,8 +189,6 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Sequence[ArrayLike]) 
                 f"records at every party. Got {lengths} rows instead."
             )
         require_tenseal()
-    else:
-        strategy.algorithm.require_packages()
     return records
 
 

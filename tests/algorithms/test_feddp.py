@@ -132,7 +132,7 @@ def test_means_are_those_of_the_clients_records_toward_zero():
     ):
         algorithm = for_clients(k=3, **MEANS, **options)
         records = GridRecords.from_grid(points, FINE)
-        blocks = algorithm.statistic(Query(t, arrays), records).blocks
+        blocks = algorithm.answer(Query(t, arrays), records).blocks
         np.testing.assert_array_equal(blocks["sums"], means)
         np.testing.assert_array_equal(blocks["counts"], [ONE, ONE, 0])
 

@@ -6,9 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_kmeans.data import records as reading
-from flower_kmeans.data.records import as_number, check_records, usable_records
+from flower_kmeans.data.records import as_number, check_records
+from flower_kmeans.data.sources import as_source
 from flower_kmeans.data.tables import Table
 from flower_kmeans.errors import ConfigurationTypeError, DataError
+
+
+def usable_records(records, n_features, columns=None):
+    """Return what counts during a run, and how many records do not."""
+    source = as_source(records, n_features, columns)
+    return source.loaded(), source.n_null
+
 
 BAD_CELLS = ["n/a", "", "1_0", "nan", 1j, None, 10**400, object(), b"\xff", np.timedelta64(1, "ns")]
 _good = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=2)
@@ -63,28 +71,6 @@ class Frame:
 
     def __array__(self, dtype=None, copy=None):
         return self.values
-
-
-VIEWS = {
-    "map": lambda mapped: mapped,
-    "view": lambda mapped: np.asarray(mapped)[1:][::1],
-    "row": lambda mapped: mapped.reshape(-1)[2:].reshape(-1, 2),
-    "table": lambda mapped: Table(np.asarray(mapped), ("a", "b")),
-    "array-like": lambda mapped: Frame(mapped.view(np.ndarray)),
-    "memory": lambda mapped: np.frombuffer(memoryview(mapped._mmap)[16:]).reshape(-1, 2),
-    "bytes": lambda mapped: mapped.view(np.uint8).view(np.float64),
-}
-
-
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_records_in_a_memory_map_are_copied(view, tmp_path):
-    """Another process that writes to the file changes nothing between commitment and answer."""
-    mapped = np.memmap(tmp_path / "records", dtype=np.float64, mode="w+", shape=(4, 2))
-    mapped[:] = 0.25
-    usable, _ = usable_records(view(mapped), 2)
-    mapped[:] = 0.75
-    assert (usable == 0.25).all()
-    assert len(usable) > 2
 
 
 # --------------------------------------------------------------------------- what is refused

@@ -20,10 +20,11 @@ from harness import watched_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flower_kmeans.data import sources
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MemoryChangedError
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import checks, client, messages, pairs, removal
+from flower_kmeans.protocol import checks, client, messages, pairs, removal, transcript
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.messages import (
     Added,
@@ -41,6 +42,7 @@ from flower_kmeans.protocol.wire import encode, encode_arrays, from_content, to_
 from flower_kmeans.secagg import key_agreement
 
 NOBODY = b"\7" * 32
+OBLIVIOUS = "oblivious-server"
 change = msgspec.structs.replace
 each_trust = pytest.mark.parametrize("trust", TRUSTS)
 each_blind = pytest.mark.parametrize("trust", BLIND)
@@ -286,16 +288,129 @@ def test_a_copy_of_records_that_is_lost_or_damaged_is_made_again(tmp_path):
 @each_ledger
 def test_with_a_copy_records_are_hashed_once_in_a_run(tmp_path, monkeypatch, ledger, copy):
     """Other software is another commitment: its vector may differ, under the same mask."""
-    digest = mock.Mock(side_effect=client.transcript.data_digest)
-    monkeypatch.setattr(client.transcript, "data_digest", digest)
+    hashed, data_hash = [], transcript.DataHash
+    monkeypatch.setattr(
+        transcript, "DataHash", lambda *shape: hashed.append(1) or data_hash(*shape)
+    )
     policy = {"copy_records": copy}
     cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger, rounds=3, policy=policy).set_up()
+    before = len(hashed)
     for t in (1, 2):
         assert len(cohort.round(t)) == 5
-    assert digest.call_count == 5 if copy else digest.call_count >= 5 * 3
+    assert len(hashed) - before == (0 if copy else 2 * 5)  # in the pass that answers
     assert cohort.nodes[1].n_loads == (1 if copy else 4)  # once per message at most
     monkeypatch.setattr(client, "SOFTWARE", "flower-kmeans 9.9")
     assert code(cohort.ask(0, t=3)) == Code.RENEW
+
+
+def source_of(kind, path, rows):
+    """Return records of a kind that are no array, from a file or a folder."""
+    if kind == "map":
+        np.save(path / "x.npy", rows)
+        return np.load(path / "x.npy", mmap_mode="r")
+    if kind == "chunks":
+        return lambda: iter(np.array_split(rows, 5))
+    dataset, parquet = map(pytest.importorskip, ("pyarrow.dataset", "pyarrow.parquet"))
+    table = pytest.importorskip("pyarrow").table(dict(zip("ab", rows.T, strict=True)))
+    parquet.write_table(table, path / "x.parquet")
+    return (dataset.dataset if kind == "data set" else parquet.ParquetFile)(path / "x.parquet")
+
+
+class Loads:
+    """A user's function that opens records anew at each call."""
+
+    def __init__(self, kind, path, rows):
+        path.mkdir()
+        self.kind, self.path, self.rows = kind, path, rows
+
+    def __call__(self):
+        return source_of(self.kind, self.path, self.rows)
+
+
+@pytest.mark.parametrize("kind", ["map", "chunks", "data set", "ParquetFile"])
+@pytest.mark.parametrize(
+    ("trust", "ledger", "copy"),
+    [
+        *((trust, True, True) for trust in TRUSTS),
+        (OBLIVIOUS, False, True),
+        (OBLIVIOUS, True, False),
+    ],
+)
+def test_a_run_is_the_same_wherever_records_come_from(
+    tmp_path, monkeypatch, trust, ledger, copy, kind
+):
+    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 2)
+    monkeypatch.setattr(sources, "_FEWEST_ROWS", 7)
+    policy = {"copy_records": copy}
+    cohort = Cohort(tmp_path, trust, ledger=ledger, policy=policy)
+    digests = [transcript.data_digest(node.records) for node in cohort.nodes]
+    for i, node in enumerate(cohort.nodes[:2]):
+        bad = np.insert(node.records, [0, 9, len(node.records)], np.nan, axis=0)
+        node.records = Loads(kind, tmp_path / f"data-{i}", bad)
+    cohort.set_up()
+    for t in (1, 2, 3):
+        assert cohort.round(t) == [0, 1, 2, 3, 4]
+    if trust == "oblivious-server":
+        assert [cohort.session(i).digest for i in range(5)] == digests
+        assert bool(ledger and copies(cohort.nodes[0])) == bool(ledger and copy)
+    cohort.finish()
+    assert not cohort.refusals
+
+
+@each_ledger
+def test_records_that_change_during_the_pass_that_answers_renew_the_session(tmp_path, ledger):
+    """Without a copy: what a vector was computed from is what its commitment says."""
+    policy = {"copy_records": False}
+    cohort = Cohort(tmp_path, "oblivious-server", ledger=ledger, policy=policy).set_up()
+    node, rows = cohort.nodes[0], cohort.nodes[0].records
+    passes = []
+
+    def chunks():
+        passes.append(1)
+        yield rows[:20]
+        yield rows[20:] if len(passes) > 1 else rows[20:] * 0.5
+
+    node.records = lambda: chunks
+    digest = cohort.session(0).digest
+    assert code(cohort.ask(0)) == Code.RENEW
+    assert len(passes) == 3  # the answer's, a count and a hash
+    assert cohort.session(0).digest == digest
+    assert isinstance(cohort.ask(0), Answer)
+    assert len(passes) == 4
+
+
+def test_records_that_change_while_they_are_copied_are_refused(tmp_path):
+    cohort = Cohort(tmp_path, "oblivious-server", ledger=True)
+    node, passes = cohort.nodes[0], []
+
+    def chunks():
+        passes.append(1)
+        return [np.full((3, 2), len(passes) / 10)]
+
+    node.records = lambda: chunks
+    assert code(enrol(cohort)) == Code.DATA
+    assert not copies(node)
+
+
+@each_trust
+@pytest.mark.parametrize("error", [OSError("7.891"), KeyError(7.891), None])
+def test_chunks_that_fail_are_data_and_charge_nothing(tmp_path, trust, error):
+    cohort = Cohort(tmp_path, trust, ledger=True)
+    node, commits = cohort.nodes[0], trust == "oblivious-server"
+    if not commits:
+        cohort.set_up()
+
+    def chunks():
+        yield records_of(0)
+        if error is not None:
+            raise error
+        yield np.zeros((2, 3))
+
+    node.records = lambda: chunks
+    reply = enrol(cohort) if commits else cohort.ask(0)
+    assert reply == Refusal(code=Code.DATA, doc_hash=cohort.doc_hash)
+    session = node.session(cohort.doc_hash)
+    assert session is None if commits else not session.answered
 
 
 # ------------------------------------------------------------------------------ keys

@@ -95,6 +95,10 @@ def test_a_new_session_of_changed_records_costs_nothing_and_cannot_answer_again(
     before = cohort.deal(1)[1]
     node = cohort.nodes[1]
     node.records = node.records + 0.125
+    assert cohort.send(1, cohort.ask_of(1, 1)) == before  # a repeated request shows nothing
+    session = cohort.session(1)
+    session.answered = b""
+    node.save(cohort.doc_hash, session)
     renewed = cohort.send(1, cohort.ask_of(1, 1))
     assert code(renewed) == Code.RENEW
     cohort.take(1, renewed)

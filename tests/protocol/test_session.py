@@ -64,7 +64,7 @@ def test_a_new_session_has_secrets_of_its_own():
 
 
 FIELDS = dict.fromkeys(ClientSession.__struct_fields__, st.binary(max_size=40))
-NUMBERS = ("slot", "n_sessions", "head", "n_answers", "over")
+NUMBERS = ("slot", "n_sessions", "head", "n_answers", "n_records", "over")
 
 
 @settings(deadline=None)
@@ -136,7 +136,7 @@ def test_another_process_between_reading_and_writing_is_noticed(ledger, tmp_path
 def saved(memory, session):
     memory.load(RUN)
     memory.save(RUN, session)
-    memory.save_records(RUN, session, RECORDS)
+    memory.save_records(RUN, session, [RECORDS[:1], RECORDS[1:]], RECORDS.shape)
 
 
 def files(tmp_path):
@@ -146,13 +146,13 @@ def files(tmp_path):
 def test_a_copy_of_records_is_kept_as_long_as_its_session(memory, tmp_path):
     session, renewed = begun(), begun(b"n" * 32)
     saved(memory, session)
-    np.testing.assert_array_equal(memory.load_records(RUN, session), RECORDS)
+    np.testing.assert_array_equal(memory.load_records(RUN, session).loaded(), RECORDS)
     assert memory.load_records(OTHER, session) is None
     assert memory.load_records(RUN, renewed) is None
     memory.save(RUN, renewed)
     assert memory.load_records(RUN, session) is None
     assert not files(tmp_path)
-    memory.save_records(RUN, renewed, RECORDS)
+    memory.save_records(RUN, renewed, [RECORDS], RECORDS.shape)
     ended = msgspec.structs.replace(renewed)
     ended.end(DELIVERED)
     memory.save(RUN, ended)
@@ -181,8 +181,9 @@ def test_files_of_records_are_their_owners_and_go_with_their_session(ledger, tmp
     session.end(DELIVERED)
     memory.save(RUN, session)
     assert not files(tmp_path)
+    elsewhere = LedgerMemory(ledger, LIMIT, tmp_path / "no")
     with pytest.raises(LedgerError, match="cannot be copied"):
-        LedgerMemory(ledger, LIMIT, tmp_path / "no").save_records(RUN, begun(), RECORDS)
+        elsewhere.save_records(RUN, begun(), [RECORDS], RECORDS.shape)
 
 
 def test_copies_of_forgotten_runs_are_removed(ledger, tmp_path):

@@ -24,6 +24,7 @@ from msgspec import structs
 from scipy import stats
 
 from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, simulate
+from flower_kmeans.data import sources
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -37,7 +38,7 @@ from flower_kmeans.protocol.session import DELIVERED, ContextMemory
 from flower_kmeans.protocol.wire import encode, from_content
 from flower_kmeans.simulation import engines
 from flower_kmeans.simulation.faults import FaultyClientApp
-from flower_kmeans.strategies import FastLloyd, Lloyd
+from flower_kmeans.strategies import ConstrainedLloyd, FastLloyd, Lloyd, PEMeans
 
 BOX = Box([0.0, -5.0], [10.0, 5.0])
 BLIND = ("oblivious-server", "clients-only")
@@ -419,6 +420,38 @@ def test_errors_never_hold_record_values():
         simulate(fast(), [records] * 3)
     assert "7.65" not in str(caught.value)
     assert "nan" not in str(caught.value).replace("NaN", "")
+
+
+@pytest.mark.parametrize("kind", [Lloyd, PEMeans, ConstrainedLloyd])
+def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
+    """Wherever a border lies, and in float32 too, the result has the same bits."""
+    dataset, parquet = map(pytest.importorskip, ("pyarrow.dataset", "pyarrow.parquet"))
+    parts = [part.astype(np.float32) for part in parted(blobs(), 4)]
+    names = "xy"
+    table = pytest.importorskip("pyarrow").table(dict(zip(names, parts[2].T, strict=True)))
+    parquet.write_table(table, tmp_path / "x.parquet", row_group_size=7)
+    np.save(tmp_path / "x.npy", parts[3])
+    sources_of = [
+        parts[0],
+        lambda: np.array_split(parts[1], 9),
+        dataset.dataset(tmp_path / "x.parquet"),
+        np.load(tmp_path / "x.npy", mmap_mode="r"),
+    ]
+
+    def run(partitions):
+        options = {"min_size": 12, "n_clients": 4} if kind is ConstrainedLloyd else {}
+        given = () if kind is Lloyd else (NOT_PRIVATE,)
+        strategy = kind(3, BOX, *given, n_records=240, n_rounds=3, trust="plain", **options)
+        return simulate(strategy, partitions)
+
+    whole = run([part.astype(float) for part in parts])
+    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 1)
+    monkeypatch.setattr(sources, "_FEWEST_ROWS", 11)
+    for found in (run(parts), run(sources_of)):
+        np.testing.assert_array_equal(found.centroids, whole.centroids)
+        np.testing.assert_array_equal(found.counts, whole.counts)
+    with pytest.raises(ConfigurationError, match="partitions as arrays with engine='ray'"):
+        simulate(Lloyd(3, BOX, n_rounds=2), sources_of, engine="ray")
 
 
 def test_a_policy_that_refuses_everything_ends_quickly_and_says_why():

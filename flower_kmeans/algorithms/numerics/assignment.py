@@ -139,7 +139,8 @@ def vote_counts(
 
     Of several the first has a record's vote. Candidates come in blocks (m, d), integers in float64
     on the records' grid; those that are missing have no votes. Memory is that of one block of
-    candidates, of a few blocks of records, and of 16 bytes for every record and candidate.
+    candidates, of a few blocks of records, and of 16 bytes for every record and candidate: a client
+    calls this for one block of its records after the other.
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)

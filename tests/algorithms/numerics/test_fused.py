@@ -113,6 +113,22 @@ def test_halves_round_to_even_and_values_out_of_range_are_clipped():
         check(lambda b=box: cell_sums(GridRecords(records, b, 13), centroids, np.full(9, 99), 13))
 
 
+@pytest.mark.parametrize("d", [3, 12])
+@pytest.mark.parametrize("kind", ["column", "common", "ball"])
+def test_float32_records_count_as_the_same_numbers_in_float64(d, kind):
+    rng = RNG(d)
+    lower, upper = rng.normal(0, 3, d), rng.normal(0, 3, d) + 9
+    domain = Ball(4.0, lower) if kind == "ball" else Box(lower, upper, kind)
+    short = rng.uniform(lower - 1, upper + 1, (2_000, d)).astype(np.float32)
+    limit = domain.grid_half_widths(16)
+    centroids = rng.integers(-limit, limit, (5, d), endpoint=True)
+    grids = [GridRecords(table, domain, 16) for table in (short, short.astype(float))]
+    found = [check(lambda r=grid: cluster_sums(r, centroids, 2**31)) for grid in grids]
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+    assert grids[0].table is short
+
+
 @pytest.mark.parametrize("change", [{0: np.nan}, {1: 1}])
 def test_the_comparison_can_fail(change, monkeypatch):
     """With no slack, float32 decides near ties; or the kernel adds one record too many."""

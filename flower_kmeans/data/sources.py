@@ -1,0 +1,475 @@
+"""Where a client's records come from, read in blocks of bounded size, as often as they are needed.
+
+An array, a memory map, a factory of chunks, a file or data set of pyarrow and a data set of Ray all
+become a `Source`. Blocks are copies: what happens to the loader's memory while one is used changes
+nothing. Their borders show in no result, because sums of integers are exact.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from flower_kmeans.data.records import all_records, check_records, first_bad_row, numbers
+from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
+
+IntArray = NDArray[np.int64]
+Part = Callable[[NDArray[Any]], IntArray]  # from a block of records to words that add up
+RecordsLike = Any
+"""An array-like; a function that returns an iterable of array-likes, anew each time it is called; a
+``pyarrow.dataset.Dataset``, a ``pyarrow.parquet.ParquetFile`` or a ``ray.data.Dataset``."""
+
+_BLOCK_NUMBERS = 2**22  # of a block: 32 MB in float64
+_FEWEST_ROWS = 64
+_CHECKED_NUMBERS = 2**16  # that are checked and copied at once, so that they stay in a cache
+_TASKS = 256  # on a cluster at once
+_READ_BYTES = 2**18  # of a column of a parquet file
+_TYPED = ("parquet", "arrow", "orc")  # files whose columns have declared types
+
+
+@dataclass(eq=False)
+class Source:
+    """Records of ``n_features`` columns that can be read any number of times.
+
+    ``parts`` yields the rows in order, as arrays (m, n_features) of real numbers of any length,
+    with NaN where a row is malformed. Blocks have the type ``dtype``, float32 or float64.
+    """
+
+    n_features: int
+    dtype: np.dtype[Any]
+    parts: Callable[[], Iterable[NDArray[Any]]]
+    n_rows: int = sys.maxsize  # at most
+    in_memory: bool = False
+    sum_in_place: Callable[[Part], tuple[IntArray, int]] | None = None
+    """Sums a function over all blocks where they are; also returns the number of null records."""
+    n_null: int = 0
+    """Rows that the last pass left out. Private: for the client's own log only."""
+
+    def blocks(self, keep_null: bool = False) -> Iterator[NDArray[Any]]:
+        """Yield the finite records in blocks (m, n_features), which share one memory.
+
+        Inside a run a record that is malformed or not finite is a null record, which counts as
+        none. All records take the same path, so that the time shows no more than the result.
+        """
+        rows = min(self.n_rows, max(_FEWEST_ROWS, _BLOCK_NUMBERS // self.n_features))
+        step = max(1, min(rows, _CHECKED_NUMBERS // self.n_features))
+        buffer, ones = np.empty((rows, self.n_features), self.dtype), np.ones(self.n_features)
+        ones, filled, self.n_null = ones.astype(self.dtype), 0, 0
+        for part in self.parts():
+            for start in range(0, len(part), step):
+                with np.errstate(over="ignore", invalid="ignore"):
+                    piece = np.array(part[start : start + step], dtype=self.dtype)
+                    if not keep_null:
+                        # NaN where a cell is infinite or NaN, and much faster than `isfinite`.
+                        finite = (piece - piece) @ ones == 0
+                        self.n_null += len(piece) - int(np.count_nonzero(finite))
+                        piece = piece[finite]
+                room = rows - filled
+                buffer[filled : filled + len(piece)] = piece[:room]
+                filled += min(len(piece), room)
+                if filled == rows:
+                    yield buffer
+                    filled = len(piece) - room
+                    buffer[:filled] = piece[room:]
+        if filled:
+            yield buffer[:filled]
+
+    def loaded(self, keep_null: bool = False) -> NDArray[Any]:
+        """Return all records, (n, n_features), in memory of their own."""
+        return joined(self.blocks(keep_null), self.n_features)
+
+
+def joined(blocks: Iterable[NDArray[Any]], n_features: int) -> NDArray[Any]:
+    """Return the records of blocks in one array (n, n_features), in memory of its own."""
+    kept = [block.copy() for block in blocks]
+    return np.concatenate(kept) if kept else np.empty((0, n_features))
+
+
+def as_source(
+    records: RecordsLike, n_features: int, columns: Sequence[str] | None = None
+) -> Source:
+    """Return the source of records that a user's function returned; nothing is read yet.
+
+    Parameters
+    ----------
+    records : RecordsLike
+        Of files and data sets the named ``columns`` are read, or all without names; integers,
+        booleans, decimals and text are read as numbers.
+    n_features : int
+        The width that is expected.
+    columns : sequence of str, optional
+        Names of the columns, in order. Records in memory must have them if they name theirs.
+
+    Raises
+    ------
+    DataError, ConfigurationTypeError
+        If these are no records, or not of these columns: nothing that a single record decides.
+    """
+    if isinstance(records, Source):
+        return records
+    make = _reader_of(records)
+    if make is not None:
+        return make(records, n_features, columns)
+    table = all_records(records, n_features, columns)
+    mapped = _map_behind(table)
+
+    def parts() -> Iterator[NDArray[Any]]:
+        rows = max(1, _BLOCK_NUMBERS // n_features)
+        with _unchanged(lambda: mapped is not None and _state_of_file(mapped)) as check:
+            for start in range(0, len(table), rows):
+                check()  # to read what a file no longer has would end the process
+                yield table[start : start + rows]
+
+    return Source(n_features, _float_type(table.dtype), parts, len(table), mapped is None)
+
+
+def checked_source(
+    records: RecordsLike, n_features: int, columns: Sequence[str] | None, name: str
+) -> RecordsLike:
+    """Return records of which all are finite: an array, or what they are if they are no array.
+
+    For simulations, which may tell a user which record is malformed.
+    """
+    if not is_stream(records):
+        floats = np.float64, np.float32
+        return check_records(records, n_features, name=name, dtypes=floats)
+    start = 0
+    for block in as_source(records, n_features, columns).blocks(keep_null=True):
+        bad = first_bad_row(block)
+        if bad is not None:
+            raise DataError(f"{name} must be finite, got NaN or infinity in row {start + bad}.")
+        start += len(block)
+    return records
+
+
+def is_stream(records: RecordsLike) -> bool:
+    """Return whether records are something else than an array-like in memory."""
+    return _reader_of(records) is not None or _map_behind(records) is not None
+
+
+def _reader_of(records: RecordsLike) -> "_Reader | None":
+    """Return what makes a source of records that are no array-like."""
+    for module, name, make in _READERS:
+        # Where there is an object of a class, its module has been imported.
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type) and isinstance(records, kind):
+            return make
+    return _of_chunks if callable(records) else None
+
+
+def _float_type(dtype: DTypeLike) -> np.dtype[Any]:
+    is_short = np.dtype(dtype) == np.dtype(np.float32)
+    return np.dtype(np.float32 if is_short else np.float64)
+
+
+# --------------------------------------------------------------------------- memory maps
+
+
+def _map_behind(table: object) -> np.memmap[Any, Any] | None:
+    while table is not None:
+        if isinstance(table, np.memmap) and table.filename is not None:
+            return table
+        table = getattr(table, "base", None)
+    return None
+
+
+def _state_of_file(mapped: np.memmap[Any, Any]) -> object:
+    stat = os.stat(str(mapped.filename))
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+@contextmanager
+def _unchanged(state: Callable[[], object]) -> Iterator[Callable[[], None]]:
+    """Require that files are the same before and after what is done, and whenever it asks."""
+    with _readable():
+        before = state()
+
+    def check() -> None:
+        with _readable():
+            if state() != before:
+                raise DataError("Expected files of records that do not change while they are read.")
+
+    yield check
+    check()
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Turn what a reader raises into a `DataError`, without its text: that may quote records."""
+    try:
+        yield
+    except KMeansError:
+        raise
+    except Exception as error:
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        what = str(error) if is_of_system else type(error).__name__
+        raise DataError(f"Expected records that can be read. Got {what}.") from None
+
+
+# --------------------------------------------------------------------------- chunks
+
+
+def _of_chunks(
+    make: Callable[[], Iterable[ArrayLike]], n_features: int, columns: Sequence[str] | None
+) -> Source:
+    last: list[object] = [None]
+
+    def parts() -> Iterator[NDArray[Any]]:
+        chunks = make()
+        if not isinstance(chunks, Iterable) or chunks is last[0] is not None:
+            got = type(chunks).__name__ if chunks is not last[0] else "the same iterator twice"
+            raise ConfigurationTypeError(
+                "Expected a function that returns an iterable of chunks, anew at each call. "
+                f"Got {got}."
+            )
+        if isinstance(chunks, Iterator):  # it is used up after one pass
+            last[0] = chunks
+        for chunk in chunks:
+            yield all_records(chunk, n_features, columns)
+
+    return Source(n_features, np.dtype(np.float64), parts)
+
+
+# --------------------------------------------------------------------------- pyarrow
+
+
+def _of_dataset(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
+    names, dtype = _chosen(dataset.schema, n_features, columns)
+
+    def parts() -> Iterator[NDArray[Any]]:
+        with _unchanged(lambda: _state_of_files(dataset)):
+            with _readable():
+                try:
+                    fragments = list(dataset.get_fragments())
+                except ValueError:  # of a data set that the user filtered
+                    fragments = [dataset]
+                for fragment in fragments:
+                    _check_fragment(fragment, dataset.schema, names)
+            for fragment in fragments:
+                with _readable():
+                    batches = _batches(fragment, dataset.schema, names)
+                yield from _tables(batches, names, dtype)
+
+    return Source(n_features, dtype, parts)
+
+
+def _check_fragment(fragment: Any, schema: Any, names: Sequence[str]) -> None:
+    """Require of a file what pyarrow makes up or converts, and of its format types of columns."""
+    kind = _format_of(fragment)
+    if kind not in _TYPED:
+        raise DataError(
+            f"Expected a data set of files whose columns have types: one of {', '.join(_TYPED)}. "
+            f"Got {kind}, where single records decide them."
+        )
+    if not hasattr(fragment, "physical_schema"):
+        return
+    found = fragment.physical_schema
+    for name in set(names) - _of_path(fragment):
+        if name not in found.names:
+            raise DataError(f"Expected the column {name!r} in every file of a data set.")
+        if found.field(name).type != schema.field(name).type:
+            raise DataError(
+                f"Expected the column {name!r} as {schema.field(name).type} in every file of a "
+                f"data set. Got {found.field(name).type}."
+            )
+
+
+def _format_of(fragment: Any) -> str:
+    return str(getattr(getattr(fragment, "format", None), "default_extname", "arrow"))
+
+
+def _of_path(fragment: Any) -> set[str]:
+    """Return the columns that the path of a file gives."""
+    from pyarrow.dataset import get_partition_keys
+
+    return set(get_partition_keys(fragment.partition_expression))
+
+
+def _batches(fragment: Any, schema: Any, names: list[str]) -> Iterator[Any]:
+    """Return the batches of a part of a data set, or of a whole one."""
+    if hasattr(fragment, "row_groups") and not _of_path(fragment) & set(names):
+        from pyarrow.parquet import ParquetFile
+
+        # The scanner decodes several groups of rows ahead, of which each may be a file's whole.
+        file = ParquetFile(fragment.open(), pre_buffer=False, buffer_size=_READ_BYTES)
+        return _groups(file, names, [group.id for group in fragment.row_groups])
+    options: dict[str, Any] = {"batch_readahead": 0, "fragment_readahead": 0}
+    if hasattr(fragment, "physical_schema"):
+        options["schema"] = schema
+    if _format_of(fragment) == "parquet":
+        from pyarrow.dataset import ParquetFragmentScanOptions
+
+        options["fragment_scan_options"] = ParquetFragmentScanOptions(pre_buffer=False)
+    batches: Iterator[Any] = fragment.to_batches(
+        columns=names, batch_size=_rows(len(names)), **options
+    )
+    return batches
+
+
+def _groups(file: Any, names: list[str], groups: Iterable[int]) -> Iterator[Any]:
+    # One group of rows at a time: of several, all are read ahead.
+    for group in groups:
+        yield from file.iter_batches(
+            batch_size=_rows(len(names)), row_groups=[group], columns=names
+        )
+
+
+def _state_of_files(dataset: Any) -> object:
+    children = getattr(dataset, "children", None)
+    if children is not None:
+        return [_state_of_files(child) for child in children]
+    if not getattr(dataset, "files", None):
+        return None
+    infos = dataset.filesystem.get_file_info(dataset.files)
+    return [(info.path, info.type, info.size, info.mtime_ns) for info in infos]
+
+
+def _of_parquet_file(file: Any, n_features: int, columns: Sequence[str] | None) -> Source:
+    names, dtype = _chosen(file.schema_arrow, n_features, columns)
+
+    def parts() -> Iterator[NDArray[Any]]:
+        yield from _tables(_groups(file, names, range(file.num_row_groups)), names, dtype)
+
+    return Source(n_features, dtype, parts)
+
+
+def _rows(n_features: int) -> int:
+    return max(_FEWEST_ROWS, _CHECKED_NUMBERS // n_features)
+
+
+def _chosen(
+    schema: Any, n_features: int, columns: Sequence[str] | None
+) -> tuple[list[str], np.dtype[Any]]:
+    """Return the names of the columns to read, and of what type they are together."""
+    import pyarrow
+
+    names = list(schema.names if columns is None else columns)
+    if columns is None and len(names) != n_features:
+        raise DataError(
+            f"records must have {n_features} columns, got {len(names)}: name those to read in "
+            "columns= of the domain."
+        )
+    for name in names:
+        n_found = schema.names.count(name)
+        if n_found != 1:
+            raise DataError(f"Expected the column {name!r} once. Got it {n_found} times.")
+        kind = schema.field(name).type
+        if pyarrow.types.is_temporal(kind) or pyarrow.types.is_nested(kind):
+            raise ConfigurationTypeError(f"Expected the column {name!r} as numbers. Got {kind}.")
+    short = all(schema.field(name).type == pyarrow.float32() for name in names)
+    return names, np.dtype(np.float32 if short else np.float64)
+
+
+def _tables(
+    batches: Iterable[Any], names: Sequence[str], dtype: np.dtype[Any]
+) -> Iterator[NDArray[Any]]:
+    """Yield batches of pyarrow as arrays, with NaN where a cell is null or no number."""
+    for batch in _each(batches):
+        with _readable():
+            table = np.empty((batch.num_rows, len(names)), dtype)
+            for i, name in enumerate(names):  # a file's own order may be another one
+                column = batch.column(name)
+                values = column.to_numpy(**_any_copy(column))
+                cells = values if values.dtype.kind in "biuf" else numbers(values)
+                table[:, i] = np.nan if cells is None else cells
+        yield table
+
+
+def _each(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield what a reader yields, and turn what it raises into a `DataError`."""
+    found = iter(batches)
+    while True:
+        with _readable():
+            batch = next(found, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _any_copy(column: Any) -> dict[str, bool]:
+    # Only the chunked columns of a table always make the copies that they need.
+    return {} if hasattr(column, "chunks") else {"zero_copy_only": False}
+
+
+# --------------------------------------------------------------------------- Ray
+
+
+def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
+    with _readable():
+        schema = dataset.schema()
+    found = [] if schema is None else list(schema.names)  # no blocks at all
+    names = list(columns or found) if found else []
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise DataError(f"Expected the columns {missing} in a data set of Ray.")
+
+    def parts() -> Iterator[NDArray[Any]]:
+        with _readable():
+            batches = dataset.iter_batches(batch_size=_rows(n_features), batch_format="numpy")
+        for batch in _each(batches):
+            yield _columns_of(batch, names, n_features)
+
+    def summed(part: Part) -> tuple[IntArray, int]:
+        """Return the sum over all blocks, each in a task where it is, and the null records."""
+        import ray
+
+        # A worker that is lost costs its tasks a retry: the same integers from the same block.
+        task = ray.remote(_sum_of_block)
+        shared, total, n_null = ray.put((part, names, n_features)), np.zeros(1, np.int64), 0
+        waiting: list[Any] = []
+
+        def collect(most: int) -> None:
+            nonlocal total, n_null
+            while len(waiting) > most:
+                ready, waiting[:] = ray.wait(waiting)
+                for words, n in ray.get(ready):
+                    total, n_null = total + words, n_null + n
+
+        with _readable():
+            for bundle in dataset.iter_internal_ref_bundles():
+                for block, _ in bundle.blocks:
+                    waiting.append(task.remote(block, shared))
+                    collect(_TASKS)
+            collect(0)
+        return total, n_null
+
+    return Source(n_features, np.dtype(np.float64), parts, sum_in_place=summed)
+
+
+def _sum_of_block(block: Any, shared: tuple[Part, list[str], int]) -> tuple[IntArray, int]:
+    """Return the sum of a function over a block of a data set of Ray, and the null records."""
+    from ray.data.block import BlockAccessor
+
+    part, names, n_features = shared
+    columns = BlockAccessor.for_block(block).to_numpy(names)
+    table = _columns_of(columns, names, n_features)
+    source = Source(n_features, np.dtype(np.float64), lambda: [table], len(table))
+    words = sum((part(each) for each in source.blocks()), start=np.zeros(1, np.int64))
+    return words, source.n_null
+
+
+def _columns_of(columns: Any, names: Sequence[str], n_features: int) -> NDArray[Any]:
+    """Return a batch of columns as a table (m, n_features); one column may hold whole records."""
+    chosen = [np.asarray(columns[name]) for name in names]
+    table = chosen[0] if len(chosen) == 1 and chosen[0].ndim == 2 else None
+    width = len(chosen) if table is None else table.shape[1]
+    if width != n_features:
+        raise DataError(f"records must have {n_features} columns, got {width}.")
+    cells = [numbers(each) for each in chosen]
+    if any(each is None or each.ndim > 2 for each in cells):
+        raise ConfigurationTypeError("Expected the columns of a data set of Ray as numbers.")
+    found: list[NDArray[Any]] = [each for each in cells if each is not None]
+    return found[0] if table is not None else np.column_stack(found)
+
+
+_Reader = Callable[[Any, int, Sequence[str] | None], Source]
+_READERS: tuple[tuple[str, str, _Reader], ...] = (
+    ("pyarrow.dataset", "Dataset", _of_dataset),
+    ("pyarrow.parquet", "ParquetFile", _of_parquet_file),
+    ("ray.data", "Dataset", _of_ray),
+)
