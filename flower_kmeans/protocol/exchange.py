@@ -18,7 +18,7 @@ from typing import NamedTuple
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flower_kmeans.errors import MessageError
+from flower_kmeans.errors import MessageError, RunError
 from flower_kmeans.protocol.cohort import MALFORMED
 from flower_kmeans.protocol.messages import Located, Reply, Request, decode_reply
 from flower_kmeans.protocol.wire import encode, from_content, to_content
@@ -30,6 +30,9 @@ _TYPES = {
 }
 
 CRASHED = "The client or its node failed."
+# The class of the grid of Flower's simulation. Only simulations need its module.
+_SIMULATION = "InMemoryGrid"
+_LOST_WORKER = "ActorDiedError"  # in the error that Flower makes of Ray's
 
 GRACE_FACTOR = 3.0
 LEAST_GRACE = 10.0  # seconds
@@ -67,11 +70,11 @@ class _Sent(NamedTuple):
 class Exchange:
     """Carries one run's messages over a grid. A round trip ends after ``timeout`` seconds at most.
 
-    A grid whose ``pull_messages`` never waits, as those of a simulation, offers
-    ``known_lost(ids)``: it returns the messages that will not be answered. Such a grid is polled
-    in this thread, so that a run can be repeated exactly. Of any other, replies are fetched in
-    threads: Flower waits for each until it is complete, and one slow upload must not hold up the
-    others.
+    A grid whose ``pull_messages`` never waits, as those of `simulate`, offers ``known_lost(ids)``:
+    it returns the messages that will not be answered. Such a grid, and that of Flower's simulation,
+    is polled in this thread, so that a run can be repeated exactly. Of any other, replies are
+    fetched in threads: Flower waits for each until it is complete, and one slow upload must not
+    hold up the others.
     """
 
     def __init__(
@@ -83,9 +86,11 @@ class Exchange:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.grid, self.timeout, self._clock, self._sleep = grid, timeout, clock, sleep
+        self._is_simulation = type(grid).__name__ == _SIMULATION
         self._nodes: dict[int, _Node] = {}
         self._invited: dict[str, int] = {}  # nodes whose enrolment is still welcome, by message
-        self._pulls = _Pulls(grid)
+        known_lost = getattr(grid, "known_lost", _none_lost if self._is_simulation else None)
+        self._pulls = _Pulls(grid, known_lost)
 
     def wait_for_nodes(self, n_nodes: int) -> list[int]:
         """Return the ids of the nodes, as soon as there are so many or the timeout is over."""
@@ -110,7 +115,7 @@ class Exchange:
         for message in messages:
             node_id = nodes.pop(message.metadata.reply_to_message_id, None)
             if node_id is not None:
-                yield node_id, read(message)
+                yield node_id, self._read(message)
 
     def _messages(
         self, kind: str, nodes: Iterable[int], requests: Mapping[int, Request]
@@ -185,9 +190,9 @@ class Exchange:
                     look = now  # more may be there
                     seconds.append(self._clock() - sent.at)
                     self._nodes[sent.node_id].is_missing = False
-                    yield sent.node_id, read(message)
+                    yield sent.node_id, self._read(message)
                 elif reply_to in self._invited:
-                    yield self._invited.pop(reply_to), read(message)
+                    yield self._invited.pop(reply_to), self._read(message)
             for message_id in self._pulls.lost(under_way):
                 unanswered[message_id] = under_way.pop(message_id).node_id
             now = self._clock()
@@ -202,6 +207,15 @@ class Exchange:
                 self._sleep(_SHORTEST_PAUSE)
         unanswered |= {message_id: sent.node_id for message_id, sent in under_way.items()}
         self._close(kind, unanswered, enough_since is not None)
+
+    def _read(self, message: Message) -> Reply | str:
+        if self._is_simulation and message.has_error() and _LOST_WORKER in message.error.reason:
+            # Flower would give the lost worker message after message, and each of them fails.
+            raise RunError(
+                "A worker or a node of the Ray cluster was lost. Flower's simulation cannot go on "
+                "without it: start the run again."
+            )
+        return read(message)
 
     def _next_wave(
         self, kind: str, queue: deque[int], requests: Mapping[int, Request]
@@ -255,12 +269,17 @@ def _has_room(under_way: Iterable[_Sent], since: float) -> bool:
     return len(recent) <= WAVE and sum(sent.size for sent in recent) <= WAVE_BYTES
 
 
+def _none_lost(ids: Iterable[str]) -> Iterable[str]:
+    return ()
+
+
 class _Pulls:
     """Fetches replies from a grid, for all trips of a run."""
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        self._known_lost = getattr(grid, "known_lost", None)
+    def __init__(
+        self, grid: Grid, known_lost: Callable[[Iterable[str]], Iterable[str]] | None
+    ) -> None:
+        self._grid, self._known_lost = grid, known_lost
         self._ids: list[str] = []
         self._looked: dict[str, int] = {}  # the number of the last look at an id
         self._n_looks = 0

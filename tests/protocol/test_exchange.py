@@ -6,7 +6,9 @@ from collections import Counter
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.superlink.grid import InMemoryGrid
 
+from flower_kmeans.errors import RunError
 from flower_kmeans.protocol import exchange
 from flower_kmeans.protocol.exchange import CRASHED, LEAST_GRACE, MALFORMED, Exchange
 from flower_kmeans.protocol.messages import Enrol, Enrolled, Finish, Finished, decode_request
@@ -413,3 +415,49 @@ def test_what_goes_wrong_in_a_pull_ends_its_trip_and_no_later_one(uploads):
     assert len(go(own, [0, 1])) == 2
     with pytest.raises(ConnectionError, match="the link is gone"):
         go(own, [0, 1])
+
+
+# --------------------------------------------------------------------------- Flower's simulation
+
+
+class Simulation(Nodes):
+    """The grid of Flower's own simulation, whose node 2 is on a Ray worker that was lost."""
+
+    def answer(self, message):
+        if message.metadata.dst_node_id != 2:
+            return super().answer(message)
+        reason = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly.'>"
+        return Message(Error(code=0, reason=reason), reply_to=message)
+
+
+@pytest.fixture
+def simulation(monkeypatch):
+    """Return the grid under the name of Flower's, and without what Flower's has not."""
+    monkeypatch.delattr(Nodes, "known_lost")
+    return type(InMemoryGrid.__name__, (Simulation,), {})
+
+
+def test_flowers_simulation_is_polled_in_this_thread_for_all_replies_at_once(simulation):
+    grid, threads = simulation(2), set()
+    pull = grid.pull_messages
+    grid.pull_messages = lambda ids: threads.add(threading.get_ident()) or pull(ids)
+    assert len(go(grid.exchange(), grid.nodes)) == 2
+    assert threads == {threading.get_ident()}
+    assert {len(ids) for ids in grid.pulls} == {2}
+
+
+def test_a_run_in_flowers_simulation_ends_where_a_ray_worker_was_lost(simulation):
+    grid = simulation(4)
+    with pytest.raises(RunError, match=r"Ray cluster was lost.*start the run again"):
+        go(grid.exchange(), grid.nodes)
+    own = grid.exchange()
+    sent = own.messages("finish", dict.fromkeys(grid.nodes, FINISH))
+    grid.push_messages(sent)
+    with pytest.raises(RunError, match="Ray cluster was lost"):
+        list(own.replies([grid.answer(each) for each in sent], sent))
+
+
+def test_nodes_of_a_deployment_cannot_end_a_run_by_such_an_error(uploads):
+    grid = uploads(4)
+    grid.answer = lambda message: Simulation.answer(Simulation(4), message)
+    assert dict(go(grid.exchange(), grid.nodes))[2] == CRASHED
