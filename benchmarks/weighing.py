@@ -41,7 +41,11 @@ class Size:
 
     def load(self, context: Context) -> NDArray[np.float64]:
         """Return a client's records (records, columns)."""
-        source = np.random.default_rng(int(context.node_config["partition-id"]))
+        return self.records_of(int(context.node_config["partition-id"]))
+
+    def records_of(self, partition: int) -> NDArray[np.float64]:
+        """Return the records of a partition."""
+        source = np.random.default_rng(partition)
         return source.uniform(-1, 1, (self.records, self.columns))
 
     def fastlloyd(self, on_round: Callable[[RoundInfo], None], trust: str) -> FastLloyd:

@@ -104,7 +104,13 @@ def simulate(
             help="For feddp: a file with the server's own points, in the columns of the records."
         ),
     ] = None,
-    engine: Annotated[Engine, typer.Option(help="Where the clients run.")] = Engine.RAY,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="Where the clients run: in this process, on Ray (the cluster in RAY_ADDRESS, or "
+            "this machine), or auto: on Ray if it is installed and a run is long."
+        ),
+    ] = Engine.AUTO,
     output: Annotated[Path, typer.Option(help="Directory for the results.")] = Path(
         "flower-kmeans-out"
     ),
@@ -121,6 +127,7 @@ def simulate(
     from flower_kmeans.data.datasets import load_table
     from flower_kmeans.report.html import html_report
     from flower_kmeans.simulation import simulate as run
+    from flower_kmeans.simulation.engines import choose_engine
 
     console, private = Console(highlight=False), settings.is_private
     seed, n_clusters = settings.given.get("seed", 0), settings.given["n_clusters"]
@@ -165,13 +172,14 @@ def simulate(
         # That of a photograph is public, and all parties with columns know theirs.
         parameters["n_records"] = source.n_records or len(source.records)
     chosen = settings.make(box, **parameters)
+    place = choose_engine(chosen, engine.value)
     prepare_directory(output)
     console.print(
         Text(
             f"{printable(source.name)}: {_number(len(source.records), 'record')} of "
             f"{_number(len(partitions), 'party' if parties else 'client')}, "
             f"{_number(len(source.columns), 'column')}; "
-            f"{type(chosen).__name__}, {_number(n_clusters, 'cluster')}, engine {engine}"
+            f"{type(chosen).__name__}, {_number(n_clusters, 'cluster')}, engine {place}"
         ),
         soft_wrap=True,
     )
@@ -182,7 +190,7 @@ def simulate(
         clustering = run(
             chosen,
             partitions,
-            engine=engine.value,
+            engine=place,
             on_round=_round_printer(console, status, "party" if parties else "client"),
         )
     seconds = time.perf_counter() - start
@@ -194,7 +202,7 @@ def simulate(
         "upper": box.upper,
         "bounds_from_data": read_off,
         "n_clusters": n_clusters,
-        "engine": engine.value,
+        "engine": place,
         "seed": seed,
         "seconds": seconds,
     }
@@ -210,7 +218,7 @@ def simulate(
         columns=[printable(name) for name in source.columns],
         facts=[
             ("data", source.name),
-            ("engine", str(engine)),
+            ("engine", place),
             ("seed, of public randomness", str(seed)),
             ("time", f"{seconds:.1f} s"),
         ],

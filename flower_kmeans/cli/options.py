@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flower_kmeans.strategies import KMeansStrategy, VerticalKMeans
     from flower_kmeans.strategies._declared import Option
 
-Engine = StrEnum("Engine", {"IN_PROCESS": "in-process", "RAY": "ray"})
+Engine = StrEnum("Engine", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"})
 
 _DEFAULTS = {"n_clusters": "16"}  # of what strategies require
 _HINTS = {"n_clients": "Default: 20, or one for each value of a column to split by."}

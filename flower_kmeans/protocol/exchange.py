@@ -74,7 +74,8 @@ class Exchange:
     it returns the messages that will not be answered. Such a grid, and that of Flower's simulation,
     is polled in this thread, so that a run can be repeated exactly. Of any other, replies are
     fetched in threads: Flower waits for each until it is complete, and one slow upload must not
-    hold up the others.
+    hold up the others. A grid with ``answers_all`` has an answer to every message that is not lost,
+    however long it takes: there is no grace time.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Exchange:
         self._is_simulation = type(grid).__name__ == _SIMULATION
         self._nodes: dict[int, _Node] = {}
         self._invited: dict[str, int] = {}  # nodes whose enrolment is still welcome, by message
+        self._has_grace = not getattr(grid, "answers_all", False)
         known_lost = getattr(grid, "known_lost", _none_lost if self._is_simulation else None)
         self._pulls = _Pulls(grid, known_lost)
 
@@ -199,7 +201,8 @@ class Exchange:
             if has_enough():
                 enough_since = now if enough_since is None else enough_since
             # The last wave has its grace time too, also if enough had answered before it.
-            is_late = now >= max(pushed, enough_since or pushed) + _grace(seconds)
+            due = max(pushed, enough_since or pushed) + _grace(seconds)
+            is_late = self._has_grace and now >= due
             is_over = self._is_over(under_way.values(), enough_since is not None, is_late)
             if (is_over and not queue) or now >= started + self.timeout:
                 break
@@ -209,7 +212,11 @@ class Exchange:
         self._close(kind, unanswered, enough_since is not None)
 
     def _read(self, message: Message) -> Reply | str:
-        if self._is_simulation and message.has_error() and _LOST_WORKER in message.error.reason:
+        if (
+            self._is_simulation
+            and message.has_error()
+            and _LOST_WORKER in str(message.error.reason)
+        ):
             # Flower would give the lost worker message after message, and each of them fails.
             raise RunError(
                 "A worker or a node of the Ray cluster was lost. Flower's simulation cannot go on "

@@ -151,6 +151,18 @@ def read_identity(
     return Identity(roster, secret, public, roster.keys.index(public))
 
 
+def new_members(names: Sequence[str], beacon: str | None = None) -> tuple[list[bytes], bytes]:
+    """Return a new secret key for every client, by slot, and the file of their roster."""
+    lines = []
+    if beacon is not None:
+        _octets(beacon, _BEACON, "the beacon of a new roster as 32 to 128")
+        lines.append(f'{BEACON} = "{beacon}"\n')
+    secrets = [token(KEY_BYTES) for _ in names]
+    keys = (public_key(secret).hex() for secret in secrets)
+    lines += [f'{name} = "{key}"\n' for name, key in zip(names, keys, strict=True)]
+    return secrets, "".join(lines).encode()
+
+
 def write_members(directory: Path, names: Sequence[str], beacon: str | None = None) -> list[Path]:
     """Write a new key ``NAME.key`` (mode 0600) for every client, and their roster.
 
@@ -170,14 +182,9 @@ def write_members(directory: Path, names: Sequence[str], beacon: str | None = No
             "Expected members as names of letters, digits, '-' and '_', other than 'beacon', that "
             f"differ in more than case. Got {wrong or list(names)} instead."
         )
-    lines = []
-    if beacon is not None:
-        _octets(beacon, _BEACON, "the beacon of a new roster as 32 to 128")
-        lines.append(f'{BEACON} = "{beacon}"\n')
-    secrets = {directory / f"{name}.key": token(KEY_BYTES) for name in names}
-    keys = (public_key(secret).hex() for secret in secrets.values())
-    lines += [f'{name} = "{key}"\n' for name, key in zip(names, keys, strict=True)]
-    files = {**secrets, directory / ROSTER_FILE: "".join(lines).encode()}
+    keys, content = new_members(names, beacon)
+    secrets = {directory / f"{name}.key": key for name, key in zip(names, keys, strict=True)}
+    files = {**secrets, directory / ROSTER_FILE: content}
     for path in files:  # a key that is in use would be lost
         if path.exists():
             raise ConfigurationError(

@@ -1,26 +1,24 @@
-"""Whole federations on one machine: in this process, or on Ray through Flower's simulation.
+"""Whole federations at once: in this process, or on a Ray cluster.
 
 Both engines run the strategy and the client code that a deployment runs, over Flower messages.
 Where the server must not see the result, it is taken from a client through its ``on_result``, as in
 a deployment, and never passes the grid.
 """
 
-import os
-import pickle
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from flower_kmeans.client import (
     ClientPolicy,
@@ -35,29 +33,38 @@ from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS
-from flower_kmeans.protocol.roster import write_members
+from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, new_members
 from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.simulation.clients import (
+    Clients,
+    LoadMember,
+    Own,
+    is_reference,
+    partition_of,
+)
 from flower_kmeans.simulation.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
+from flower_kmeans.simulation.ray import RayGrid, connected, require_one_node
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
 from flower_kmeans.vertical.engine import require_tenseal
 
-Engine = Literal["in-process", "ray"]
+Engine = Literal["in-process", "ray", "auto"]
 Records = list[Any]  # of what `as_source` takes
 AnyStrategy = KMeansStrategy | VerticalKMeans
+Partitions = Sequence[Any] | Callable[[int], RecordsLike]
 Start = Callable[[Grid], None]
-MakeApp = Callable[[LoadData, OnResult], ClientApp]
 
 _TIMEOUT = 600.0
-_RESULT_FILE = "result"
-_MEMBER = "client-%d"
+_MUCH_WORK = 5e9
+"""Rounds x records x clusters x columns that take about 20 s in one process; Ray starts in 10 s."""
 
 
 def simulate(
     strategy: AnyStrategy,
-    partitions: Sequence[RecordsLike],
+    partitions: Partitions,
     *,
     engine: Engine = "in-process",
+    ray_address: str | None = None,
     policy: ClientPolicy | None = None,
     faults: Sequence[Fault] = (),
     timeout: float | None = None,
@@ -69,18 +76,28 @@ def simulate(
     ----------
     strategy : KMeansStrategy or VerticalKMeans
         For example `FastLloyd`.
-    partitions : sequence of array-like of shape (n_i, n_features)
+    partitions : sequence of array-like of shape (n_i, n_features), or callable
         The records of each client, in the user's units; a client may have none. With the engine
         "in-process" also what `register_kmeans` lists for larger records. A strategy that
         was given neither ``n_clients`` nor ``min_clients`` takes their defaults from this number.
+        On Ray also references to such arrays (``ray.ObjectRef``). A callable gets the partition id
+        and returns the records, where and as often as they are read: on Ray on the workers, for
+        example from storage that all of them share. The strategy must have ``n_clients`` then. Of
+        what is not an array here, a client that cannot use its records refuses, as in a deployment.
         Of `VerticalKMeans` the columns of each party, (n_records, width): the same rows in the
         same order, whose ids are their numbers.
-    engine : {"in-process", "ray"}, default: "in-process"
-        In this process, one client after the other, or on Ray through Flower's simulation.
+    engine : {"in-process", "ray", "auto"}, default: "in-process"
+        In this process, one client after the other, or as tasks on Ray. ``"auto"`` takes Ray where
+        it is installed and a run takes longer than a few seconds in this process.
+    ray_address : str, optional
+        ``HOST:PORT`` of a running Ray cluster, whose nodes have the same packages as this process.
+        Default: the cluster that this process is connected to, that in the environment's
+        ``RAY_ADDRESS``, or one of this machine alone, for this run. The tasks of a node that is
+        lost run again on others; the run ends with a `RunError` after four losses.
     policy : ClientPolicy, optional
         What every client accepts. The default, ``ClientPolicy.for_simulation()``, accepts
         whatever the strategy requests. Under ``keys="roster"`` keys and roster are made for this
-        run, in a private directory that is removed after it. Party 0 of `VerticalKMeans` computes
+        run; on Ray a client's key travels with its messages. Party 0 of `VerticalKMeans` computes
         in one process, unless the policy names more ``workers``.
     faults : sequence of Fault
         Misbehaviour of chosen clients in chosen rounds.
@@ -102,14 +119,13 @@ def simulate(
         If the run could not be completed.
     """
     require_type("strategy", strategy, AnyStrategy, "one of flower_kmeans.strategies")
-    if engine not in ("in-process", "ray"):
-        raise ConfigurationError(
-            f"Expected engine in ('in-process', 'ray'). Got {engine!r} instead."
-        )
+    require_type("ray_address", ray_address, str | None, "the HOST:PORT of a Ray cluster")
+    engine = choose_engine(strategy, engine, ray_address)
     records = _checked_partitions(strategy, partitions)
     if engine == "ray" and any(is_stream(r) and not isinstance(r, np.ndarray) for r in records):
         raise ConfigurationError(
-            "Expected partitions as arrays with engine='ray'. Got chunks or files."
+            "Expected partitions as arrays, references or a function with engine='ray'. "
+            "Got chunks or files."
         )
     _check_faults(faults, len(records), strategy)
     require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
@@ -121,20 +137,45 @@ def simulate(
     def start(grid: Grid) -> None:
         strategy.start(FaultyGrid(grid) if faults else grid, timeout=timeout)
 
-    run = _run_in_process if engine == "in-process" else _run_on_ray
     own_on_round = strategy.on_round
     strategy.on_round = on_round or own_on_round
     try:
         with (
-            _with_keys(accepted, strategy, len(records)) as keyed,
-            _with_work_dir(keyed, strategy) as placed,
+            connected(ray_address) if engine == "ray" else nullcontext(),
+            _with_work_dir(accepted, strategy, engine) as placed,
+            _with_keys(strategy, len(records)) as (roster, keys),
             strategy.expecting(len(records)),
         ):
-            result = run(start, records, partial(_client_app, placed, faults))
+            load = partitions if callable(partitions) else None
+            clients = Clients(partial(_client_app, placed, faults), load, roster)
+            own = [Own(*each) for each in zip(records, keys, strict=True)]
+            run = _run_in_process if engine == "in-process" else _run_on_ray
+            result = run(start, clients, own)
     finally:
         strategy.on_round = own_on_round
+    if result is None:
+        raise RunError("No client reported a result.")
     outcome = result.centroids, result.counts, strategy.domain, strategy.report
     return Clustering(*outcome, result.weights, result.size_report)
+
+
+def choose_engine(
+    strategy: AnyStrategy, engine: Engine, ray_address: str | None = None
+) -> Literal["in-process", "ray"]:
+    """Return the engine of a run, which ``"auto"`` leaves to the run's public numbers."""
+    if engine not in get_args(Engine):
+        raise ConfigurationError(f"Expected engine in {get_args(Engine)}. Got {engine!r} instead.")
+    if engine == "in-process" and ray_address is not None:
+        raise ConfigurationError(
+            f"Expected engine='ray' with ray_address. Got {engine!r} with {ray_address!r} instead."
+        )
+    if engine != "auto":
+        return engine
+    if ray_address is not None:
+        return "ray"
+    size = strategy.n_clusters * strategy.domain.n_features * (strategy.n_records or 0)
+    is_much = strategy.n_rounds * size > _MUCH_WORK and not isinstance(strategy, VerticalKMeans)
+    return "ray" if is_much and find_spec("ray") is not None else "in-process"
 
 
 def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy:
@@ -159,8 +200,18 @@ def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy
     return policy
 
 
-def _checked_partitions(strategy: AnyStrategy, partitions: Sequence[RecordsLike]) -> Records:
-    require_type("partitions", partitions, list | tuple, "a list of arrays, one per client")
+def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Records:
+    """Return the records of each client, or ``None`` for each where a function returns them."""
+    require_type(
+        "partitions", partitions, list | tuple | Callable, "a list of arrays or a callable"
+    )
+    if callable(partitions):
+        if strategy.n_clients is None or isinstance(strategy, VerticalKMeans):
+            raise ConfigurationError(
+                "Expected a strategy with n_clients, and clients with records, where partitions is "
+                "a callable: it says nothing about their number. Got one without instead."
+            )
+        return [None] * strategy.n_clients
     if not partitions:
         raise ConfigurationError("Expected partitions for at least one client. Got 0 instead.")
     if strategy.n_clients is not None and strategy.n_clients != len(partitions):
@@ -174,7 +225,8 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Sequence[RecordsLike]
         domain = strategy.domain
         columns = domain.n_features, domain.columns
         records = [
-            checked_source(part, *columns, f"partitions[{i}]") for i, part in enumerate(partitions)
+            part if is_reference(part) else checked_source(part, *columns, f"partitions[{i}]")
+            for i, part in enumerate(partitions)
         ]
         strategy.algorithm.require_packages()
     else:
@@ -217,17 +269,23 @@ def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: AnyStrategy
 
 @contextmanager
 def _private_directory() -> Iterator[Path]:
-    """Make a directory that only this user can read: clients' keys, and what they load and keep."""
+    """Make a directory that only this user can read."""
     with tempfile.TemporaryDirectory(prefix="flower-kmeans-") as name:
         yield Path(name)
 
 
 @contextmanager
-def _with_work_dir(policy: ClientPolicy, strategy: AnyStrategy) -> Iterator[ClientPolicy]:
+def _with_work_dir(
+    policy: ClientPolicy, strategy: AnyStrategy, engine: Engine
+) -> Iterator[ClientPolicy]:
     """Yield a policy that names a directory for the files of a vertical run's party 0."""
+    if engine == "ray" and policy.state_dir is not None:
+        require_one_node("the policy names a state_dir")
     if not isinstance(strategy, VerticalKMeans):
         yield policy
         return
+    if engine == "ray":
+        require_one_node("party 0 of VerticalKMeans keeps files")
     with _private_directory() as directory:
         free, needed = shutil.disk_usage(directory).free, strategy.costs.disk
         if free < needed:
@@ -241,47 +299,76 @@ def _with_work_dir(policy: ClientPolicy, strategy: AnyStrategy) -> Iterator[Clie
 
 @contextmanager
 def _with_keys(
-    policy: ClientPolicy, strategy: AnyStrategy, n_clients: int
-) -> Iterator[ClientPolicy]:
-    """Yield a policy that names the keys of a run, the first client's among them."""
+    strategy: AnyStrategy, n_clients: int
+) -> Iterator[tuple[Roster | None, Sequence[bytes]]]:
+    """Yield the roster of a run and the clients' keys, which are written nowhere."""
     if strategy.keys != "roster":
-        yield policy
+        yield None, [b""] * n_clients
         return
     with _private_directory() as directory:
         beacon = token(32).hex() if n_clients > MAX_POSITIONS else None
-        *own, roster = write_members(directory, [_MEMBER % i for i in range(n_clients)], beacon)
-        before, strategy.roster_file = strategy.roster_file, roster
+        keys, content = new_members([f"client-{i}" for i in range(n_clients)], beacon)
+        path = directory / ROSTER_FILE
+        path.write_bytes(content)
+        path.chmod(0o644)  # whatever the umask: the strategy refuses what others may write
+        before, strategy.roster_file = strategy.roster_file, path
         try:  # the strategy holds the roster meanwhile
-            yield replace(policy, roster_file=str(roster), member_key_file=str(own[0]))
+            yield Roster.from_file(path), keys
         finally:
             strategy.roster_file = before
 
 
 def _client_app(
-    policy: ClientPolicy, faults: Sequence[Fault], load_data: LoadData, on_result: OnResult
+    policy: ClientPolicy,
+    faults: Sequence[Fault],
+    load_data: LoadData,
+    on_result: OnResult,
+    load_member: LoadMember | None = None,
 ) -> ClientApp:
     """Return the app of all clients; with a roster or parties, each has another policy."""
-    is_shared = policy.roster_file is None and policy.work_dir is None
-    make = kmeans_client_app if is_shared else _DifferentClientsApp
-    app = make(load_data, policy, on_result)
+    if load_member is None and policy.work_dir is None:
+        app = kmeans_client_app(load_data, policy, on_result)
+    else:
+        app = _DifferentClientsApp(load_data, policy, on_result, load_member)
     return FaultyClientApp(app, faults) if faults else app
 
 
-class _DifferentClientsApp(ClientApp):
-    """Clients whose policies differ in the file of their key, or in their party."""
+@dataclass(frozen=True)
+class _MemberPolicy(ClientPolicy):
+    """What a simulated client accepts that has its key in no file."""
 
-    def __init__(self, load_data: LoadData, policy: ClientPolicy, on_result: OnResult) -> None:
+    member: Identity | None = None
+
+    @property
+    def accepted_keys(self) -> tuple[str, ...]:
+        """Where the clients' keys of a protected run may come from."""
+        return ("roster",)
+
+    def read_identity(self) -> Identity | None:
+        """Return the client's slot on its roster and its own key."""
+        return self.member
+
+
+class _DifferentClientsApp(ClientApp):
+    """Clients whose policies differ in their key, or in their party."""
+
+    def __init__(
+        self,
+        load_data: LoadData,
+        policy: ClientPolicy,
+        on_result: OnResult,
+        load_member: LoadMember | None,
+    ) -> None:
         super().__init__()
         self._load_data, self._policy, self._on_result = load_data, policy, on_result
+        self._load_member = load_member
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer as the client of this context."""
-        number, policy = int(context.node_config["partition-id"]), self._policy
-        if policy.roster_file is not None:
-            own = Path(str(policy.member_key_file)).with_stem(_MEMBER % number)
-            policy = replace(policy, member_key_file=str(own))
-        elif policy.work_dir is not None:
-            policy = replace(policy, party=number)
+        if self._load_member is None:
+            policy = replace(self._policy, party=partition_of(context))
+        else:
+            policy = _MemberPolicy(**vars(self._policy), member=self._load_member(context))
         app = kmeans_client_app(self._load_data, policy, self._on_result, self._row_numbers)
         return app(message, context)
 
@@ -289,75 +376,22 @@ class _DifferentClientsApp(ClientApp):
         return [str(row) for row in range(len(np.asarray(self._load_data(context))))]
 
 
-# --------------------------------------------------------------------------- in this process
+# --------------------------------------------------------------------------- engines
 
 
-def _run_in_process(start: Start, records: Records, make_app: MakeApp) -> ClientResult:
+def _run_in_process(start: Start, clients: Clients, own: Sequence[Own]) -> ClientResult | None:
     results: list[ClientResult] = []
-    app = make_app(
-        lambda context: records[int(context.node_config["partition-id"])],
+    app = clients.app(
+        dict(enumerate(own)),
         lambda result, context: results.append(result),  # all clients have the same
     )
     with task_identity():
-        start(InProcessGrid(app, len(records)))
-    if not results:
-        raise RunError("No client reported a result.")
-    return results[0]
+        start(InProcessGrid(app, len(own)))
+    return results[0] if results else None
 
 
-# --------------------------------------------------------------------------- on Ray
-
-
-def _run_on_ray(start: Start, records: Records, make_app: MakeApp) -> ClientResult:
-    try:
-        import ray  # noqa: F401
-        from flwr.simulation import run_simulation
-    except ImportError:
-        raise ConfigurationError(
-            "The engine 'ray' needs the package ray: install it with "
-            "pip install 'flower-kmeans[simulation]', or choose the engine 'in-process'."
-        ) from None
-    with _private_directory() as directory:
-        for i, part in enumerate(records):
-            np.save(directory / f"{i}.npy", part)
-        app = make_app(partial(_load_partition, directory), partial(_keep_result, directory))
-        server_app = ServerApp()
-
-        @server_app.main()
-        def main(grid: Grid, context: Context) -> None:
-            start(grid)
-
-        os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # Flower reports no usage
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            run_simulation(
-                server_app,
-                app,
-                num_supernodes=len(records),
-                backend_config={
-                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                    "init_args": {"log_to_driver": False},  # client logs stay with the clients
-                },
-            )
-        return _read_result(directory)
-
-
-def _load_partition(directory: Path, context: Context) -> Any:
-    """Load one client's records, which workers read from a file instead of receiving copies."""
-    return np.load(directory / f"{context.node_config['partition-id']}.npy")
-
-
-def _keep_result(directory: Path, result: ClientResult, context: Context) -> None:
-    """Keep one client's result; all clients have the same."""
-    temporary = directory / f"{context.node_id}.part"
-    temporary.write_bytes(pickle.dumps(result))
-    temporary.replace(directory / _RESULT_FILE)  # whole, whichever client is the last
-
-
-def _read_result(directory: Path) -> ClientResult:
-    path = directory / _RESULT_FILE
-    if not path.exists():
-        raise RunError("No client reported a result.")
-    # The directory is private, and this run's own workers wrote the file.
-    result: ClientResult = pickle.loads(path.read_bytes())  # noqa: S301
-    return result
+def _run_on_ray(start: Start, clients: Clients, own: Sequence[Own]) -> ClientResult | None:
+    grid = RayGrid(clients, own)
+    with task_identity():
+        start(grid)
+    return grid.result

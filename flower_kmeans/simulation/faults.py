@@ -152,6 +152,7 @@ class FaultyGrid(PolledGrid):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid.run)
         self._grid = grid
+        self.answers_all = getattr(grid, "answers_all", False)
         self._lost: set[str] = set()
         self._held: list[Message] = []
         self._late: list[Message] = []

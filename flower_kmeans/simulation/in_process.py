@@ -83,27 +83,54 @@ class PolledGrid(Grid):
         return replies
 
 
+def new_contexts(n_nodes: int) -> dict[int, Context]:
+    """Return a context for each node; node ids ascend with the partition id."""
+    return {
+        _FIRST_NODE_ID + i: Context(
+            run_id=_RUN_ID,
+            node_id=_FIRST_NODE_ID + i,
+            node_config={"partition-id": i, "num-partitions": n_nodes},
+            state=RecordDict(),
+            run_config={},
+        )
+        for i in range(n_nodes)
+    }
+
+
+def new_run() -> Run:
+    """Return the run that a simulated grid is in."""
+    return Run.create_empty(run_id=_RUN_ID)
+
+
+def numbered(message: Message) -> str:
+    """Give a message an id, as a SuperLink does, and return it."""
+    message_id = str(uuid4())
+    message.metadata.__dict__["_message_id"] = message_id
+    return message_id
+
+
+def answered(
+    client_app: Callable[[Message, Context], Message], message: Message, context: Context
+) -> Message:
+    """Return a client's reply, or its error as Flower's runtime words that of an app."""
+    try:
+        return client_app(message, context)
+    except Exception as error:
+        return Message(Error(code=CLIENT_RAISED, reason=repr(error)), reply_to=message)
+
+
 class InProcessGrid(PolledGrid):
-    """A grid whose nodes are function calls; node ids ascend with the partition id.
+    """A grid whose nodes are function calls.
 
     ``client_app(message, context)`` returns a reply, as a ClientApp does.
     """
 
     def __init__(self, client_app: Callable[[Message, Context], Message], n_nodes: int) -> None:
-        super().__init__(Run.create_empty(run_id=_RUN_ID))
+        super().__init__(new_run())
         self._client_app = client_app
         self._lock = threading.Lock()
         self._replies: dict[str, Message] = {}
-        self._contexts = {
-            _FIRST_NODE_ID + i: Context(
-                run_id=_RUN_ID,
-                node_id=_FIRST_NODE_ID + i,
-                node_config={"partition-id": i, "num-partitions": n_nodes},
-                state=RecordDict(),
-                run_config={},
-            )
-            for i in range(n_nodes)
-        }
+        self._contexts = new_contexts(n_nodes)
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes."""
@@ -111,13 +138,9 @@ class InProcessGrid(PolledGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Remember the messages; each runs its client when its reply is pulled."""
-        ids = []
-        for message in messages:
-            message_id = str(uuid4())
-            message.metadata.__dict__["_message_id"] = message_id
-            self._replies[message_id] = message
-            ids.append(message_id)
-        return ids
+        pushed = {numbered(message): message for message in messages}
+        self._replies |= pushed
+        return list(pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Run the clients of the given messages and yield their replies one by one."""
@@ -125,15 +148,9 @@ class InProcessGrid(PolledGrid):
             with self._lock:
                 message = self._replies.pop(message_id, None)
             if message is not None:
-                yield self._run_client(message)
+                context = self._contexts[message.metadata.dst_node_id]
+                yield answered(self._client_app, message, context)
 
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
         """Return the messages that will never be answered: here, all that were pulled."""
         return {message_id for message_id in message_ids if message_id not in self._replies}
-
-    def _run_client(self, message: Message) -> Message:
-        context = self._contexts[message.metadata.dst_node_id]
-        try:
-            return self._client_app(message, context)
-        except Exception as error:  # what Flower's runtime does with an app that raises
-            return Message(Error(code=CLIENT_RAISED, reason=repr(error)), reply_to=message)

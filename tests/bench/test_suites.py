@@ -22,8 +22,11 @@ SMALL = {
     "scaling": [("clients", 300, 2, 3, 4, 0)],
     "update": [("FastLloyd", 4, 2, 0), ("SynopsisKMeans", 4, 2, 0)],
 }
-TIMED = {"client_step", "fit", "load", "noise", "ray_round", "scaling", "update", "vertical"}
-FRESH = {"load", "ray_round", "vertical"}
+TIMED = {
+    "client_step", "fit", "load", "noise", "ray_clients", "ray_round", "scaling", "update",
+    "vertical",
+}  # fmt: skip
+FRESH = {"load", "ray_clients", "ray_round", "vertical"}
 
 
 @pytest.mark.parametrize("name", sorted(TIMED))
@@ -164,6 +167,15 @@ def test_a_private_round_stands_beside_one_of_fedavg(script):
     size = ["15x2", "10", "oblivious-server", "7", "368"]
     numbers = ["4000", "1000", "0.25", "9", "3", "2"]
     assert cells(module.tables_of(rows, Options(2)))[0] == size + numbers
+
+
+@pytest.mark.ray
+def test_a_client_on_ray_is_measured(script):
+    module = script("ray_clients")
+    (row,) = measured(module.SUITE, [module.Task("3x2", 4, 3, 0)])
+    assert row["complete"] == 1
+    assert all(row[name] > 0 for name in ("whole", "clock", "packing", "client", "rest", "peak"))
+    assert len(cells(module.tables_of([row], Options(1)))) == 1
 
 
 @pytest.mark.ray

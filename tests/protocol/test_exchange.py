@@ -417,6 +417,15 @@ def test_what_goes_wrong_in_a_pull_ends_its_trip_and_no_later_one(uploads):
         go(own, [0, 1])
 
 
+def test_a_grid_that_answers_all_has_no_grace_time():
+    grid = Nodes(4, lambda node, n: 50.0 * LEAST_GRACE if node == 3 else 1.0)
+    assert len(go(grid.exchange(), grid.nodes, enough=2)) == 3
+    grid = Nodes(4, grid.seconds)
+    grid.answers_all = True
+    assert len(go(grid.exchange(), grid.nodes, enough=2)) == 4
+    assert seconds_of(grid, grid.exchange(timeout=20.0), enough=2)[0] == 3
+
+
 # --------------------------------------------------------------------------- Flower's simulation
 
 

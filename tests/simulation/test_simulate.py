@@ -2,9 +2,9 @@
 
 import hashlib
 import json
+import os
 import stat
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 
@@ -34,6 +34,7 @@ from flower_kmeans.errors import (
 from flower_kmeans.privacy import randomness
 from flower_kmeans.protocol.exchange import CRASHED
 from flower_kmeans.protocol.messages import Answer, Ask, Wrapped, decode_request
+from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.session import DELIVERED, ContextMemory
 from flower_kmeans.protocol.wire import encode, from_content
 from flower_kmeans.simulation import engines
@@ -483,19 +484,16 @@ def temporary(tmp_path, monkeypatch):
     return path
 
 
-FILES = {f"client-{i}.key": 0o600 for i in range(6)} | {"roster.toml": 0o644}
-
-
 @pytest.mark.parametrize("trust", [*BLIND, "distributed-noise"])
 def test_simulated_clients_are_given_the_keys_that_a_run_asks_for(trust, temporary):
-    """Other ones in every run, which nobody else can read, and which are removed."""
+    """Other ones in every run. The roster is in a file for the server, keys are in none."""
     found, keys = [], []
 
     def look(info):
         (directory,) = temporary.iterdir()
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
         found.append((stat.S_IMODE(directory.stat().st_mode), modes))
-        keys.extend(path.read_bytes() for path in directory.glob("*.key"))
+        keys.extend(Roster.from_file(directory / "roster.toml").keys)
 
     for _ in range(2):
         strategy = fast(trust, keys="roster", n_rounds=2)
@@ -504,11 +502,11 @@ def test_simulated_clients_are_given_the_keys_that_a_run_asks_for(trust, tempora
         assert (report.answers, report.incidents) == ([6, 6], [])
         assert list(temporary.iterdir()) == []
         assert strategy.roster_file is None
-    assert found == [(0o700, FILES)] * 4
+    assert found == [(0o700, {"roster.toml": 0o644})] * 4
     assert (len(keys), len(set(keys))) == (4 * 6, 2 * 6)
 
 
-def test_keys_are_removed_from_a_run_that_fails(temporary):
+def test_the_roster_is_removed_after_a_run_that_fails(temporary):
     faults = [Fault(i, 2, "crash") for i in range(6)]
     with pytest.raises(TooFewClientsError, match="round 2"):
         simulate(fast(keys="roster"), parted(blobs()), faults=faults)
@@ -530,18 +528,20 @@ def test_a_large_roster_has_a_beacon_and_draws_its_committee():
 # --------------------------------------------------------------------------- Ray
 
 
+@pytest.fixture(scope="module")
+def on_ray():
+    """Start Ray once for these tests."""
+    ray = pytest.importorskip("ray")
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ray.init("local", num_cpus=2, log_to_driver=False, runtime_env={"env_vars": path})
+    yield
+    ray.shutdown()
+
+
 @pytest.mark.ray
+@pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize("trust", ["clients-only", "oblivious-server"])
-def test_ray_gives_every_client_its_key(trust, monkeypatch):
-    directories, make = [], engines._private_directory
-
-    @contextmanager
-    def made():
-        with make() as path:
-            directories.append(path)
-            yield path
-
-    monkeypatch.setattr(engines, "_private_directory", made)
+def test_clients_on_ray_have_faults(trust):
     strategy = fast(trust, keys="roster", n_rounds=2, epsilon=20.0)
     faults = [Fault(1, 2, "crash")]
     clustering = simulate(strategy, parted(blobs(), 5), engine="ray", faults=faults, timeout=120)
@@ -549,8 +549,44 @@ def test_ray_gives_every_client_its_key(trust, monkeypatch):
     assert (report.keys, report.n_clients, report.n_slots) == ("roster", 5, 5)
     assert report.answers == [5, 4]
     assert {(entry.round, entry.reason) for entry in report.incidents} == {(2, CRASHED)}
-    assert len(directories) == 2  # of keys, and of records
-    assert not any(path.exists() for path in directories)
+
+
+# --------------------------------------------------------------------------- engines
+
+
+def test_a_function_of_the_partition_id_returns_the_records():
+    parts = parted(blobs())
+    expected = simulate(Lloyd(3, BOX), parts)
+    found = simulate(Lloyd(3, BOX, n_clients=6), lambda partition: parts[partition])
+    np.testing.assert_array_equal(found.centroids, expected.centroids)
+    np.testing.assert_array_equal(found.counts, expected.counts)
+
+
+def test_a_function_says_nothing_about_the_number_of_clients():
+    with pytest.raises(ConfigurationError, match="with n_clients"):
+        simulate(Lloyd(3, BOX), lambda partition: blobs())
+
+
+@pytest.mark.parametrize(
+    ("n_records", "has_ray", "address", "expected"),
+    [
+        (10**6, True, None, "in-process"),
+        (10**9, True, None, "ray"),
+        (10**9, False, None, "in-process"),
+        (10**6, True, "127.0.0.1:6379", "ray"),
+    ],
+)
+def test_auto_takes_ray_for_much_work(n_records, has_ray, address, expected, monkeypatch):
+    monkeypatch.setattr(engines, "find_spec", lambda name: object() if has_ray else None)
+    strategy = fast(n_records=n_records, n_rounds=7)
+    assert engines.choose_engine(strategy, "auto", address) == expected
+
+
+def test_engines_that_there_are_not_are_refused():
+    with pytest.raises(ConfigurationError, match="engine in"):
+        simulate(fast(), parted(blobs()), engine="dask")
+    with pytest.raises(ConfigurationError, match="engine='ray' with ray_address"):
+        simulate(fast(), parted(blobs()), ray_address="127.0.0.1:6379")
 
 
 @pytest.mark.parametrize("n_clients", [2, 3, 5])

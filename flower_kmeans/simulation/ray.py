@@ -1,0 +1,263 @@
+"""A Flower grid whose clients are tasks of a Ray cluster, on this machine or on many.
+
+A task answers the messages of a few clients, one after the other. It is given their contexts and
+returns them, so any worker can answer for any client, and Ray runs the tasks of a lost node again
+on another. No worker keeps anything, or reads a file of the driver's machine.
+"""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import Context, Message
+
+from flower_kmeans.client import ClientResult
+from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.simulation.clients import Clients, Own, partition_of
+from flower_kmeans.simulation.in_process import (
+    PolledGrid,
+    answered,
+    new_contexts,
+    new_run,
+    numbered,
+    task_identity,
+)
+
+_SMALL = 2**16
+"""Records of at most so many bytes travel with their client's messages: a reference costs more."""
+_TASKS_PER_CPU = 4
+"""Messages that go out together are divided among so many tasks, so that workers end alike."""
+_NEW = "local"  # Ray's word for a new cluster on this machine
+_CONNECT_SECONDS = 10.0
+_RETRIES = 3
+"""How often Ray runs a task again whose worker or node was lost."""
+
+
+class _Job(NamedTuple):
+    """A message, and the client that it is for."""
+
+    message: Message
+    context: Context
+    own: Own
+
+
+class _Done(NamedTuple):
+    """Replies, the contexts after them, and a result if a client had one."""
+
+    replies: list[Message]
+    contexts: list[Context]
+    result: ClientResult | None
+
+
+def _answer(clients: Clients, jobs: Sequence[_Job]) -> _Done:
+    """Answer some messages; this runs on a worker."""
+    results: list[ClientResult] = []
+    app = clients.app(
+        {partition_of(job.context): job.own for job in jobs},
+        lambda result, context: results.append(result),
+    )
+    with task_identity():
+        replies = [answered(app, job.message, job.context) for job in jobs]
+    # All clients have the same result.
+    return _Done(replies, [job.context for job in jobs], results[0] if results else None)
+
+
+class RayGrid(PolledGrid):
+    """A grid whose nodes are clients on the Ray cluster that this process is connected to.
+
+    As in a deployment, a client answers one message after the other: its next one waits until it
+    has answered.
+
+    Attributes
+    ----------
+    answers_all : bool
+        True: where a task waits for a worker, or runs again, its clients are not late.
+    result : ClientResult or None
+        That of the clients, which all have the same.
+    """
+
+    answers_all = True
+
+    def __init__(self, clients: Clients, own: Sequence[Own]) -> None:
+        import ray
+
+        super().__init__(new_run())
+        self._ray, self._clients = ray, ray.put(clients)
+        self._task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_answer)
+        self._n_tasks = _TASKS_PER_CPU * int(ray.cluster_resources()["CPU"])
+        self._contexts = new_contexts(len(own))
+        self._own = dict(zip(self._contexts, map(_placed, own), strict=True))
+        self._waiting: dict[str, Message] = {}  # for a worker, or for their client
+        self._under_way: dict[Any, list[str]] = {}  # the messages of each task
+        self._busy: set[int] = set()
+        self._replies: dict[str, Message] = {}
+        self.result: ClientResult | None = None
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages to the workers."""
+        pushed = {numbered(message): message for message in messages}
+        self._waiting |= pushed
+        self._submit()
+        return list(pushed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Yield those replies that are there."""
+        self._collect()
+        for message_id in list(message_ids):
+            if message_id in self._replies:
+                yield self._replies.pop(message_id)
+
+    def known_lost(self, message_ids: Iterable[str]) -> set[str]:
+        """Return the messages that will never be answered: here, all that were pulled."""
+        open_ids = {*self._waiting, *self._replies}.union(*self._under_way.values())
+        return set(message_ids) - open_ids
+
+    def _submit(self) -> None:
+        """Make tasks of the messages whose clients are free."""
+        ids = []
+        for message_id, message in self._waiting.items():
+            node_id = message.metadata.dst_node_id
+            if node_id not in self._busy:
+                self._busy.add(node_id)
+                ids.append(message_id)
+        size = ceil(len(ids) / self._n_tasks)
+        for start in range(0, len(ids), size or 1):
+            batch = ids[start : start + size]
+            messages = [self._waiting.pop(message_id) for message_id in batch]
+            nodes = [message.metadata.dst_node_id for message in messages]
+            jobs = [
+                _Job(message, self._contexts[node], self._own[node])
+                for message, node in zip(messages, nodes, strict=True)
+            ]
+            self._under_way[self._task.remote(self._clients, jobs)] = batch
+
+    def _collect(self) -> None:
+        """Take what tasks that are over have returned."""
+        tasks = list(self._under_way)
+        over, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0) if tasks else ((), ())
+        for task in over:
+            done = self._done(task)
+            self._replies |= zip(self._under_way.pop(task), done.replies, strict=True)
+            for context in done.contexts:
+                self._contexts[context.node_id] = context
+                self._busy.discard(context.node_id)
+            self.result = done.result or self.result
+        if over and self._waiting:
+            self._submit()
+
+    def _done(self, task: Any) -> _Done:
+        try:
+            done: _Done = self._ray.get(task)
+        except (
+            self._ray.exceptions.RayTaskError
+        ) as error:  # not the client's: its errors are replies
+            raise RunError(
+                f"A Ray worker could not make the clients ({type(error.cause).__name__}). Every "
+                "node of the cluster needs the same Python and packages as this process, and the "
+                "modules of the functions that partitions and policy are made of."
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            raise RunError(
+                f"Ray lost the workers of a task {_RETRIES + 1} times, at last with "
+                f"{type(error).__name__}. Start the run again."
+            ) from None
+        return done
+
+
+def _placed(own: Own) -> Own:
+    """Return what a client has, with a reference in place of a large array."""
+    import ray
+
+    if isinstance(own.records, np.ndarray) and own.records.nbytes > _SMALL:
+        return own._replace(records=ray.put(own.records))
+    return own
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[None]:
+    """Be connected to a Ray cluster, with its tasks' output kept from this process.
+
+    A connection that the caller has made is used, and left as it was. Without one, and without an
+    address, Ray takes that in RAY_ADDRESS, or else starts on this machine.
+    """
+    if find_spec("ray") is None:
+        raise ConfigurationError(
+            "The engine 'ray' needs the package ray: install it with "
+            "pip install 'flower-kmeans[simulation]', or choose the engine 'in-process'."
+        )
+    import ray
+
+    if ray.is_initialized():
+        found = ray.get_runtime_context().gcs_address
+        if address not in (None, found):
+            raise ConfigurationError(
+                f"Expected ray_address as {found!r}, to which this process is connected, or None. "
+                f"Got {address!r} instead."
+            )
+        _require_processors()
+        yield
+        return
+    # Not any cluster that this machine happens to have, which may be somebody else's.
+    address = address or os.environ.get("RAY_ADDRESS") or _NEW
+    _require_cluster(address)
+    # Workers inherit the environment, but not what this process added to its own path.
+    path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])
+    ray.init(
+        address=address,
+        include_dashboard=False,
+        log_to_driver=False,  # logs of clients stay with the clients
+        logging_level=logging.ERROR,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )
+    try:
+        _require_processors()
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_cluster(address: str) -> None:
+    """Refuse an address where nobody listens: Ray would try it for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():  # a word of Ray's own, such as "auto"
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError):
+        raise ConfigurationError(
+            "Expected ray_address, or RAY_ADDRESS in the environment, as the HOST:PORT of a "
+            f"running Ray cluster. Got {address!r}, where none answers."
+        ) from None
+
+
+def _require_processors() -> None:
+    import ray
+
+    found = ray.cluster_resources().get("CPU", 0)
+    if found < 1:
+        raise ConfigurationError(
+            f"Expected a Ray cluster with at least 1 CPU, for a client takes one. Got {found:g}."
+        )
+
+
+def require_one_node(reason: str) -> None:
+    """Refuse a cluster of several machines, on each of which a client may run."""
+    import ray
+
+    found = sum(node["Alive"] for node in ray.nodes())
+    if found > 1:
+        raise ConfigurationError(
+            f"Expected a Ray cluster of one node: {reason}, which other nodes do not have. "
+            f"Got {found} nodes."
+        )
