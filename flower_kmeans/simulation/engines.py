@@ -8,7 +8,7 @@ a deployment, and never passes the grid.
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -392,6 +392,6 @@ def _run_in_process(start: Start, clients: Clients, own: Sequence[Own]) -> Clien
 
 def _run_on_ray(start: Start, clients: Clients, own: Sequence[Own]) -> ClientResult | None:
     grid = RayGrid(clients, own)
-    with task_identity():
+    with task_identity(), closing(grid):
         start(grid)
     return grid.result

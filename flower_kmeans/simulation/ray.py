@@ -123,6 +123,11 @@ class RayGrid(PolledGrid):
         open_ids = {*self._waiting, *self._replies}.union(*self._under_way.values())
         return set(message_ids) - open_ids
 
+    def close(self) -> None:
+        """Cancel what is still under way, on a cluster that may outlive the run."""
+        for task in self._under_way:
+            self._ray.cancel(task)
+
     def _submit(self) -> None:
         """Make tasks of the messages whose clients are free."""
         ids = []
