@@ -211,6 +211,7 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
                 "Expected a strategy with n_clients, and clients with records, where partitions is "
                 "a callable: it says nothing about their number. Got one without instead."
             )
+        strategy.algorithm.require_packages()
         return [None] * strategy.n_clients
     if not partitions:
         raise ConfigurationError("Expected partitions for at least one client. Got 0 instead.")

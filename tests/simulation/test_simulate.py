@@ -451,7 +451,7 @@ def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
     for found in (run(parts), run(sources_of)):
         np.testing.assert_array_equal(found.centroids, whole.centroids)
         np.testing.assert_array_equal(found.counts, whole.counts)
-    with pytest.raises(ConfigurationError, match="partitions as arrays with engine='ray'"):
+    with pytest.raises(ConfigurationError, match="partitions as arrays, references"):
         simulate(Lloyd(3, BOX, n_rounds=2), sources_of, engine="ray")
 
 
