@@ -93,6 +93,7 @@ def split_dirichlet(
         fractions = rng.dirichlet(np.full(n_clients, alpha))
         if not np.isfinite(fractions).all():  # all gamma draws underflow for a tiny alpha
             fractions = np.eye(n_clients)[rng.integers(n_clients)]
+        # The last sum of the fractions may miss 1 by a rounding, on either side.
         ends = np.minimum(np.rint(np.cumsum(fractions) * len(rows)).astype(np.int64), len(rows))
         ends[-1] = len(rows)
         for client, part in enumerate(np.split(rows, ends[:-1])):
@@ -113,6 +114,7 @@ def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:
             f"Expected a number of tiles into which {height} x {width} pixels can be cut as a "
             f"grid. Got {n_tiles} instead."
         )
+    # The logarithm counts a tile twice as high as wide like one twice as wide as high.
     rows, cols = min(pairs, key=lambda pair: abs(np.log(height / pair[0] / (width / pair[1]))))
     pixels = np.arange(height * width, dtype=np.int64).reshape(height, width)
     return [
@@ -134,6 +136,7 @@ def _codes_of(values: ArrayLike, name: str) -> tuple[NDArray[Any], Indices]:
 
 
 def _group(owner: Indices, n_clients: int) -> list[Indices]:
+    # Stable, so that a client's rows stay in the order of the data.
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=n_clients))
     parts: list[Indices] = np.split(order, ends[:-1])

@@ -40,6 +40,7 @@ class _Bounds:
 
     def _scale_by(self, center: FloatArray, unit: FloatArray, half_widths: FloatArray) -> None:
         half_widths.setflags(write=False)
+        # The dataclasses are frozen: attributes cannot be set in the ordinary way.
         vars(self).update(_center=center, _unit=unit, half_widths=half_widths)
 
     @property
@@ -121,6 +122,8 @@ class Box(_Bounds):
     def to_unit(self, records: FloatArray) -> FloatArray:
         """Clip records (n, d) to the bounds and scale them to ``[-half_widths, half_widths]``."""
         with np.errstate(over="ignore"):
+            # Far records become infinite, and are clipped. `_box_reader` has the same reciprocal:
+            # a quotient would round differently.
             unit = (records - self._center) * (1 / self._unit)
         return np.clip(unit, -self.half_widths, self.half_widths, out=unit)
 
@@ -225,6 +228,7 @@ Domain = Box | Ball
 
 def domain_from_config(config: Mapping[str, Any]) -> Domain:
     """Return the domain that ``to_config`` wrote; any other configuration is an error."""
+    # Exactly these fields: what a client did not understand, it must not agree to.
     fields = {"box": {"lower", "upper", "scale"}, "ball": {"radius", "center"}}
     name = config.get("name")
     expected = fields.get(name) if isinstance(name, str) else None
@@ -387,6 +391,7 @@ def _box_reader(box: Box, fraction_bits: int) -> _Reader:
         if not centered:
             records = np.subtract(records, cut(center, width), out=work, dtype=np.float64)
         np.multiply(records, cut(factor, width), out=work, dtype=np.float64)
+        # Rounded before it is clipped: with integer limits that gives the same.
         np.rint(work, out=work)
         if limit.ndim:
             np.maximum(work, -limit[:width], out=work)
@@ -427,6 +432,7 @@ def _sqrt_up(square: int) -> float:
     root = math.sqrt(square)
     numerator, denominator = root.as_integer_ratio()
     below = numerator**2 < square * denominator**2
+    # Compared in exact integers: a bound that is rounded down would understate the sensitivity.
     return math.nextafter(root, math.inf) if below else root
 
 

@@ -85,6 +85,7 @@ def all_records(
         return _as_table(records, n_features, "records")
     except (KMeansError, TypeError, ValueError, OverflowError):
         # Whether an object has rows follows from its type and shape, which no record decides.
+        # A mask is no value: what it hides would count as a number.
         if not isinstance(records, np.ma.MaskedArray):
             array = np.asarray(records)
             if array.shape in ((0,), (0, 0)):
@@ -187,6 +188,7 @@ def numbers(array: NDArray[Any]) -> FloatArray | None:
     if kind in "biuf":
         with np.errstate(over="ignore"):
             return np.asarray(array, dtype=np.float64)
+    # One complex cell turns the whole array complex; real cells are then still what they were.
     if kind == "c":
         return np.where(array.imag == 0, array.real, np.nan).astype(np.float64)
     if kind in "OSTU":

@@ -52,6 +52,7 @@ class Table:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the features, for NumPy."""
+        # NumPy 1 neither passes this argument nor takes None for it.
         if copy is None:
             return np.asarray(self.records, dtype)
         return np.array(self.records, dtype, copy=copy)
@@ -169,6 +170,7 @@ def _read(path: Path, header: Header | None, lenient: bool) -> tuple[_Columns, _
 def _read_csv(path: Path, header: Header | None) -> Any:
     from pyarrow import csv as arrow_csv
 
+    # Spreadsheets begin a file with a byte order mark, which would become part of the first name.
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         first = file.readline().rstrip("\r\n")
     delimiter = _delimiter(first)
@@ -194,6 +196,7 @@ def _read_lines(path: Path, header: Header | None) -> _Columns:
             "columns, else their names. Got None: it is not guessed from a record."
         )
     try:
+        # Only "\n" ends a line, and no byte fails to decode: a stray one stays within its record.
         with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
             first = file.readline() if header is True else ""
             delimiter = _delimiter(first)
@@ -205,6 +208,7 @@ def _read_lines(path: Path, header: Header | None) -> _Columns:
         raise DataError(f"The data file {path} is not a csv table.") from None
     if not names or len(set(names)) < len(names):
         raise DataError(f"Expected the data file {path} with columns of different names.")
+    # A malformed line is an empty record, not a missing one: rows keep their numbers.
     table = np.array(
         [row if len(row) == len(names) else nothing for row in rows], dtype=object
     ).reshape(len(rows), len(names))
@@ -223,11 +227,13 @@ def _cells_of_line(line: str, delimiter: str) -> list[str]:
 
 
 def _delimiter(line: str) -> str:
+    # Of a tie the first counts, so a line without any has commas.
     return max(",;\t", key=line.count)
 
 
 def _read_numpy(path: Path) -> tuple[_Columns, _Columns]:
     try:
+        # Loading a pickle may run code that it brings.
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.ndarray):
             with loaded:

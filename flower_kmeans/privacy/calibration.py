@@ -61,6 +61,7 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
         return min(1.0, max(0.0, float(value)))
 
 
+# A plan, its check and its ledger ask for the same numbers, at tens of milliseconds each.
 @lru_cache(maxsize=1024)
 def mu_of_budget(epsilon: float, delta: float) -> float:
     """Return the largest float64 mu with ``delta_of_mu(mu, epsilon) <= delta``, for positive delta.
@@ -81,11 +82,13 @@ def mu_of_budget(epsilon: float, delta: float) -> float:
             "differentially private. Got 0 instead."
         )
     high = 1.0
+    # Both loops end: delta_of_mu runs from 0 to 1 as mu grows, and delta lies strictly between.
     while delta_of_mu(high, epsilon) <= delta:
         high *= 2
     low = high / 2
     while delta_of_mu(low, epsilon) > delta:
         low, high = low / 2, low
+    # The lower end: a mu that is rounded goes towards more noise, an epsilon upward.
     return _bisected(low, high, lambda mu: delta_of_mu(mu, epsilon) <= delta)[0]
 
 
@@ -102,6 +105,7 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     if delta == 0:
         return math.inf
     high = 1.0
+    # It ends, since delta is positive here and delta_of_mu falls to 0.
     while delta_of_mu(mu, high) > delta:
         high *= 2
     # Near zero the floats are endless; epsilon is not needed to more than 1e-15.
@@ -126,6 +130,7 @@ def _check(name: str, value: float, below: float = math.inf) -> None:
 
 def laplace_delta(cost: float, epsilon: float) -> float:
     """Return the least delta of one Laplace release of pure epsilon ``cost`` at ``epsilon``."""
+    # 1 - e^((epsilon - cost)/2), exactly (Balle, Barthe & Gaboardi 2018); 0.0 - 0.0 is not -0.0.
     return 0.0 - math.expm1(min(0.0, epsilon - cost) / 2)
 
 
@@ -137,6 +142,7 @@ def mixture_delta(mu: float, laplace: tuple[float, ...], epsilon: float) -> floa
     """
     if not laplace:
         return delta_of_mu(mu, epsilon)
+    # Basic composition: the Laplace releases use up their epsilons, the Gaussian ones the rest.
     rest = epsilon - math.fsum(laplace)
     if not mu and rest >= 0:
         return 0.0
@@ -177,6 +183,7 @@ def _composed(mu: float, laplace: tuple[float, ...]) -> Any:
     size = math.sqrt(math.fsum([mu * mu, *(cost * cost for cost in laplace)]))
     step = min(_MAX_STEP, max(_MIN_STEP, size / _STEPS))
     total = None
+    # In a fixed order, since the last bits of a composition depend on it.
     for cost, count in sorted(Counter(laplace).items()):
         part = pld.from_laplace_mechanism(1 / cost, value_discretization_interval=step)
         part = part.self_compose(count) if count > 1 else part
@@ -193,6 +200,7 @@ def least_scale(excess: Callable[[float], float], low: float, high: float) -> fl
     ``excess`` gives the part by which a scale exceeds the budget: falling, at most 0 where it is
     met. No scale below ``low``, which is positive, meets the budget, and ``high`` does.
     """
+    # A power of two, so that every place of the grid is an exact float64.
     step = math.ldexp(1.0, math.frexp(high)[1] - _SCALE_BITS)
     first, last = max(1, math.floor(low / step)), math.ceil(high / step)
     above = excess(first * step)

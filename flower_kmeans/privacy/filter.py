@@ -19,6 +19,7 @@ import mpmath
 from flower_kmeans.privacy.calibration import delta_of_mu, epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.release import Release
 
+# Fine enough for a mu of 2^-48, and integers are exact in any order, whatever runs came first.
 # A sum of squares and a sum of epsilons are counted in steps of 2^-96.
 _BITS = 96
 # Beyond these costs the level is bounded by its limit, which is then within 1e-12 or 1e-3 of it.
@@ -48,12 +49,14 @@ class Charge:
     @property
     def mu(self) -> float:
         """Root of the sum of mu^2, rounded upward."""
+        # Quotient and root round once each, together by less than the one step that _upward adds.
         return _upward(math.sqrt(Fraction(self.square, 1 << _BITS)))
 
     def fits(self, epsilon: float, delta: float) -> bool:
         """Return whether the sums keep the limit (epsilon, delta)."""
         if epsilon == math.inf or not self.square or self._is_pure(epsilon):
             return True
+        # Without a delta only pure epsilons count, which were compared above.
         return delta > 0 and self.square <= _largest_square(epsilon, delta)
 
     def epsilon(self, delta: float) -> float:
@@ -128,6 +131,7 @@ def _laplace_square(cost: float) -> Fraction:
     """
     # It is below the roots of both of these, and meets one at either end.
     exact = Fraction(cost)
+    # math.pi lies below pi, by less than the last factor adds.
     bound = min(exact * exact * Fraction(math.pi) / 2, 4 * exact) * (1 + Fraction(1, 1 << 50))
     if not _SMALL < cost < _LARGE:
         return bound
@@ -143,6 +147,7 @@ def _laplace_square(cost: float) -> Fraction:
                 break
         # One more step would change less than this margin.
         mantissa, exponent = mpmath.frexp(4 * x * x * (1 + mpmath.mpf(2) ** -70))
+        # 120 bits of the 50 digits, the last of them rounded upward.
         return Fraction(int(mpmath.ceil(mpmath.ldexp(mantissa, 120)))) * Fraction(2) ** (
             int(exponent) - 120
         )
@@ -163,6 +168,7 @@ def _steps_above(value: Fraction) -> int:
 
 @lru_cache(maxsize=64)
 def _largest_square(epsilon: float, delta: float) -> int:
+    # Downward: terms are rounded upward and the limit downward, so no rounding favours the spender.
     largest = Fraction(mu_of_budget(epsilon, delta))
     return math.floor(largest * largest * (1 << _BITS))
 

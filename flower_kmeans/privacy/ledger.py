@@ -118,6 +118,7 @@ class Ledger:
         path = make_private_file(Path(state_dir))
         self._clock = clock
         with _ledger_errors():
+            # No level: `_exclusive` begins every transaction itself, with the lock that it needs.
             self._db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
             try:
                 for setting in _SETTINGS:
@@ -151,12 +152,14 @@ class Ledger:
         """End the runs that nothing was written of for long; most often there are none."""
         old = (_ENDED, int(self._clock()) - FORGET_AFTER)
         query = "SELECT run FROM runs WHERE given < ? AND touched < ?"
+        # A look without a lock first: every message opens the ledger.
         if self._db.execute(query, old).fetchone() is None:
             return
         with self._exclusive():
             for (run,) in self._db.execute(query, old).fetchall():
                 self._give_back(run)
                 self._write_run(run, memory=b"", version=self._next_version())
+            # Runs that gave something keep their row: another answer or vote must be noticed.
             self._db.execute("DELETE FROM runs WHERE given = ? AND touched < ?", (_NOTHING, old[1]))
 
     # ------------------------------------------------------------------ memories
@@ -181,11 +184,13 @@ class Ledger:
     def _replace(self, run: bytes, version: int, memory: bytes) -> int:
         row = self._run(run, "version")
         if (0 if row is None else row[0]) != version:
+            # What the caller wants to write was decided from a memory that is no longer there.
             raise MemoryChangedError("Another process changed the memory of this run.")
         new = self._next_version()
         if row is None:
             # Drop the oldest memories of runs that have given nothing, to keep one more.
             self._db.execute(
+                # SQLite has an OFFSET only behind a LIMIT; -1 is none.
                 "DELETE FROM runs WHERE rowid IN (SELECT rowid FROM runs WHERE given = ? "
                 "ORDER BY touched DESC, version DESC LIMIT -1 OFFSET ?)",
                 (_NOTHING, MAX_UNANSWERED - 1),
@@ -290,9 +295,11 @@ class Ledger:
             another version of the memory by now.
         """
         with self._exclusive():
+            # The memory first: the answer was made from this version of it. An error undoes both.
             replaced = self._replace(answer.run, version, memory)
             last, query = self.last_answer(answer.run), (answer.round, answer.attempt)
             _require_order(last, query, answer.context, answer.digest)
+            # A further attempt at a round costs nothing (docs/protocol.md, "Ledger and restart").
             if price is not None and (last is None or answer.round > last[0]):
                 self._charge_round(answer, price, limit, is_first=last is None)
             written = asdict(answer)
@@ -322,6 +329,7 @@ class Ledger:
         given, reserved = self._run(answer.run, "given, reserved")
         is_over = given == _ENDED  # its reservations came back, so each round is charged alone
         if is_first or is_over:
+            # The whole plan at first, or runs that began together could all get stuck half way.
             due = price.rounds[answer.round - 1] if is_over else price.whole
             sums = _with(_sums(self._db), due, price.unit)
             _require(sums, limit)
@@ -361,11 +369,14 @@ class Ledger:
     def _exclusive(self) -> Iterator[None]:
         """Hold the file against all other writers; everything inside happens, or nothing."""
         with _ledger_errors():
+            # IMMEDIATE takes the write lock before anything is read, so no two processes decide
+            # from the same sums. A deferred one would fail at its first write instead of waiting.
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
+                # SQLite rolls back by itself after some errors, as when the disk is full.
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
@@ -380,11 +391,13 @@ def spent_epsilon(state_dir: str | os.PathLike[str], delta: float) -> float | No
     path = find_private_file(Path(state_dir))
     if path is None:
         return None
+    # Read only: a reader that may write would finish a dead process's rollback.
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with _ledger_errors(), closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as db:
         try:
             charge = _total(_sums(db)) if _version(db) else Charge()
         except sqlite3.OperationalError as error:
+            # SQLite's name for a journal that was left behind, which only a writer may play back.
             if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
                 raise
             raise LedgerError(
@@ -426,6 +439,7 @@ def _total(sums: dict[str, Charge]) -> Charge:
     A run that protects clients protects a single record too; what one record of a client that stays
     may move is part of the run's price.
     """
+    # "client" is gone for good after the first run that protects single records (`_with`).
     return sums.get("client", sums["record"])
 
 
@@ -445,6 +459,7 @@ def _require_order(last: tuple[Any, ...] | None, now: tuple[int, ...], *content:
     place, before = last[: len(now)], last[len(now) :]
     if now < place:
         raise StaleAnswerError("A later query was answered, or a later round voted for, before.")
+    # The same answer again is wanted: a server that lost a reply asks once more, at no cost.
     if now == place and content != before:
         raise AnotherAnswerError("Something else was answered, or voted for, before.")
 
@@ -461,6 +476,7 @@ def _price_from(text: str) -> Price:
 
 
 def _charge_from(values: Any) -> Charge:
+    # isinstance would let booleans pass.
     if not isinstance(values, list) or not all(type(value) is int for value in values):
         raise TypeError
     return Charge(*values)

@@ -26,12 +26,14 @@ def make_private_file(directory: Path) -> Path:
             # Not its parents: they may be unmounted.
             directory.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         _require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
+        # Where the system has no such flag, a check before opening is the best there is.
         if not hasattr(os, "O_NOFOLLOW"):
             _require_no_link(path)
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         try:
             descriptor = os.open(path, flags, _FILE_MODE)
         except OSError as error:
+            # What O_NOFOLLOW gives for a link.
             if error.errno == errno.ELOOP:
                 _require_no_link(path)
             raise
@@ -55,6 +57,7 @@ def find_private_file(directory: Path) -> Path | None:
             return None
         _require_own(directory.stat(), directory, "state_dir", _DIRECTORY_MODE)
         _require_writable(directory, "state_dir")
+        # exists() follows links, so a dangling one would pass for no ledger.
         if not os.path.lexists(path):
             return None
         _require_no_link(path)
@@ -65,12 +68,14 @@ def find_private_file(directory: Path) -> Path | None:
 
 def _require_own(facts: os.stat_result, path: Path, name: str, expected: int) -> None:
     user = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
+    # Root reads everything anyway, and mounted volumes often are root's.
     if facts.st_uid not in (0, user):
         raise LedgerError(
             f"Expected {name} {path} to belong to this user or to root. "
             f"Got user id {facts.st_uid} instead."
         )
     mode = stat.S_IMODE(facts.st_mode)
+    # Sessions' secrets lie in the file, so others may not even read it.
     if mode & 0o077:
         raise LedgerError(f"Expected {name} {path} with mode {expected:04o}. Got {mode:04o}.")
 

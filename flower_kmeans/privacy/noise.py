@@ -34,7 +34,7 @@ from flower_kmeans.privacy.release import Release
 MAX_SCALE = 2.0**55
 # Kairouz, Liu & Steinke 2021: from here on a sum of discrete Gaussians is one, up to 7e-17.
 MIN_SHARE_STD = 2.0
-_BELOW_PI_SQUARED = 9.8696
+_BELOW_PI_SQUARED = 9.8696  # a smaller value widens the noise
 
 # Bound on the error of ndtri, log and exp, and of the few operations around them, relative to
 # 1 + their size: 64 times float64's unit. The tests compare it with mpmath.
@@ -174,6 +174,7 @@ def _rounded(law: _Law, scale: _Floats, stream: Stream) -> _Integers:
 
 
 SAMPLERS: dict[str, Callable[[_Floats, Stream], _Integers]] = {
+    # Run documents name the sampler, so that client and server agree on the law that is drawn.
     "rounded-gaussian/1": partial(_rounded, _GAUSSIAN),
     "rounded-laplace/1": partial(_rounded, _LAPLACE),
     "discrete-gaussian/2": discrete_gaussian,
@@ -215,6 +216,7 @@ def draw_share(release: Release, sensitivities: _Floats, shares: int, stream: St
             f"{release.mechanism} release {release.name!r} instead."
         )
     require_positive("shares", shares)
+    # Bytes, because arrays cannot be keys of a cache.
     variance = _drawn_variance(release, _checked("sensitivities", sensitivities).tobytes(), shares)
     return discrete_gaussian(variance, stream)
 
@@ -242,6 +244,8 @@ def share_variance(release: Release, sensitivities: _Floats, shares: int) -> _Fl
         # 1 / (1 / v - 1 / (pi v)^2): the discrete Gaussian of this variance is as private as a
         # continuous one of variance v, for any v that a sum of shares may have (docs/guarantees:
         # Distributed noise).
+        # The formula needs a variance above 1/pi^2. Below 1 nothing is drawn from it: such shares
+        # are too narrow, and refused.
         wider = variance / (1.0 - 1.0 / (_BELOW_PI_SQUARED * np.maximum(variance, 1.0)))
         whole = _upwards(_upwards(wider))
     return np.where(scale > 0, _upwards(whole / shares), 0.0)
@@ -300,9 +304,12 @@ def _magnitudes(
     x = law.inverse((head + 0.5) * 2.0**-64)
     value = scale * x + offset
     nearest = np.rint(value)
+    # Relative error r of the tail: float64's rounding of 63 bits, and half a step of the word's
+    # interval. It moves x by at most 1.26 r / (1 - r) (`_Law`), below the 2 r of the next line.
     doubt = 2.0**-52 + 0.5 / np.maximum(head, 1.0)
     error = scale * (_FLOAT_ERROR * (1 + x) + 2 * doubt) + 2.0**-50
     unsettled = (np.abs(value - nearest) <= error) | (heads < _MIN_HEAD)
+    # A scale of 0 gives 0 for every word, also where one happens to need more bits.
     unsettled &= scale > 0
     size = np.floor(np.where(unsettled, 0.0, value)).astype(np.int64)
     for i in np.flatnonzero(unsettled):
@@ -317,6 +324,7 @@ def _settled_magnitude(law: _Law, scale: float, offset: float, uniform: _Uniform
         # Boundaries are computed to a relative 2^-(bits + 20) at least, the interval is exact.
         with mpmath.workprec(uniform.bits + _GUARD_BITS):
             low, high = uniform.ends()
+            # An interval that reaches 0 leaves the magnitude without an upper end.
             if low == 0:
                 continue
             size = int(mpmath.floor(law.exact_inverse((low + high) / 2) * scale + offset))
@@ -357,10 +365,12 @@ def _accepted(
 def _settled_acceptance(size: int, scale: int, variance: float, uniform: _Uniform) -> bool:
     exact = Fraction(variance)
     exponent = (size - exact / scale) ** 2 / (2 * exact)
+    # Every uniform is below 1, but the end of its interval may not be.
     if exponent == 0:
         return True
     while True:
         uniform.refine()
+        # e^-x loses as many bits as x has before its point.
         extra = max(0, int(exponent)).bit_length()
         with mpmath.workprec(uniform.bits + _GUARD_BITS + extra):
             low, high = uniform.ends()

@@ -93,6 +93,8 @@ class PrivacyPlan:
                 "The 'noise_multiplier' of every release in a private plan must be positive."
             )
         n_parts = sum(number for release in self.releases for _, number in release.parts)
+        # One client can change every word, so bounds of single words cover records only
+        # (docs/guarantees.md, "Lloyd family, one round").
         most = 0 if self.budget.protects_clients else MAX_PARTS
         if n_parts > most:
             raise ConfigurationError(
@@ -281,6 +283,7 @@ def calibrate(
                 f"The 'n_{budget.unit}s' parameter is required: delta is to be chosen from the "
                 f"public number of {budget.unit}s. Got None instead."
             )
+        # A delta must come from a public number: one from len(records) would itself reveal it.
         budget = budget.resolved(n_units)
     # Checks the given multipliers and public numbers before anything is computed from them.
     PrivacyPlan(budget, n_records, given, n_clients)
@@ -302,6 +305,7 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
     if not isinstance(rounds, list) or not all(isinstance(group, list) for group in rounds):
         raise MessageError("The rounds of a privacy plan must be lists of releases.")
     budget = budget_from_config(config["budget"])
+    # Counted before any of them is parsed: the document may be hostile.
     if sum(map(len, rounds)) > _MAX_RELEASES:
         raise MessageError(f"A privacy plan must have at most {_MAX_RELEASES} releases.")
     releases = tuple(tuple(release_from_config(item) for item in group) for group in rounds)
@@ -309,6 +313,7 @@ def plan_from_config(config: Mapping[str, Any]) -> PrivacyPlan:
         plan = PrivacyPlan(budget, config.get("n_records"), releases, config.get("n_clients"))
     except ConfigurationError:
         raise MessageError("The privacy plan of the run document is out of range.") from None
+    # Compared as text, bit for bit: mu follows from the releases, so it can say nothing else.
     if config.get("mu") != plan.to_config().get("mu"):
         raise MessageError("The mu of a privacy plan must be that of its releases.")
     if plan.is_private and not _meets(plan.releases, budget):
@@ -328,6 +333,7 @@ def _widened(releases: Sequence[Release], scale: float, budget: PrivacyBudget) -
     """
     epsilon, delta = cast(float, budget.epsilon), cast(float, budget.delta)
     wider = scale
+    # The step doubles from one rounding of float64 on, so the noise grows by 2^-32 at most.
     for bits in range(52, 32, -1):
         scaled = _scaled(releases, wider)
         if _meets(scaled, budget) and charge_of(scaled).fits(epsilon, delta):
@@ -350,6 +356,7 @@ def _meets(releases: Iterable[Release], budget: PrivacyBudget) -> bool:
     mu, laplace = _split(releases)
     if mu and (delta == 0 or mu > mu_of_budget(epsilon, delta)):
         return False
+    # mu alone decides Gaussian plans, exactly; the sum of epsilons is enough for Laplace ones.
     if not laplace or (not mu and math.fsum(laplace) <= epsilon):
         return True
     if delta == 0 or any(laplace_delta(cost, epsilon) > delta for cost in laplace):
@@ -365,6 +372,7 @@ def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) ->
     if mu:
         high = max(2 * high, mu / mu_of_budget(epsilon / 2, delta))
     # Both kinds must meet the budget alone, so no scale below this one can.
+    # The first is the inverse of `laplace_delta`, for the costliest Laplace release.
     low = max(laplace) / (epsilon - 2 * math.log1p(-delta))
     if mu:
         low = max(low, mu / mu_of_budget(epsilon, delta))

@@ -24,7 +24,7 @@ _os_random: Callable[[int], bytes] = os.urandom
 
 _KEY_BYTES = 32
 _WORD_BYTES = 8
-_MAX_BRANCHES = 2**64 - 1
+_MAX_BRANCHES = 2**64 - 1  # branch i is number i + 1, in 8 bytes
 
 
 def token(n_bytes: int) -> bytes:
@@ -94,4 +94,5 @@ class Stream:
 def _keystream(key: bytes, number: int) -> Callable[[int], bytes]:
     first_block = number.to_bytes(8, "big") + bytes(8)
     encryptor = Cipher(AES256(key), CTR(first_block)).encryptor()
+    # The keystream is the encryption of zeros.
     return lambda n_bytes: encryptor.update(bytes(n_bytes))

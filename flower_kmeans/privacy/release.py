@@ -65,6 +65,7 @@ class Release:
             expected = "be given where its norm is 'linf', and only there"
             raise _wrong("parts", expected, (self.norm, self.parts))
         for bound, number in self.parts:
+            # type(), since True is an int as well; these values may come from a document.
             if not 0 < bound <= 1 or type(number) is not int or not 1 <= number <= MAX_PARTS:
                 expected = f"be bounds in (0, 1] with numbers of words in [1, {MAX_PARTS}]"
                 raise _wrong("parts", expected, (bound, number))

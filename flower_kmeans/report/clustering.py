@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.data.domain import Domain, check_records
+from flower_kmeans.data.records import named_columns
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.report.report import Report
 
@@ -151,9 +152,9 @@ def assigned(
 
 
 def _names_of(X: ArrayLike, domain: Domain) -> list[str] | None:
-    """Return the names of a DataFrame's columns, where the domain has names as well."""
-    names = getattr(X, "columns", None)
-    return None if names is None or domain.columns is None else [str(n) for n in names]
+    """Return the names of a table's columns, where the domain has names as well."""
+    names = named_columns(X)
+    return None if names is None or domain.columns is None else list(names)
 
 
 def _places(columns: Sequence[str] | Sequence[int] | None, domain: Domain) -> list[int]:

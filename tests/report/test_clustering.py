@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,11 +41,15 @@ def test_names_of_columns_decide_which_is_which():
     named = Box([0.0, -100.0], [1.0, 100.0], columns=["age", "income"])
     result = clustering([[0.0, 0.0], [1.0, 10.0]], named)
     table = pd.DataFrame({"age": [0.9, 0.1], "income": [0.0, 3.0]})
-    for each in (table, table[["income", "age"]]):
+    for each in (table, table[["income", "age"]], pa.table(dict(table))):
         assert result.predict(each).tolist() == [1, 0]
         assert result.inertia(each) == pytest.approx(0.01 + 100 + 0.01 + 9)
     with pytest.raises(ConfigurationError, match=r"columns from .*'age', 'income'"):
         result.predict(table.rename(columns={"age": "years"}))
+    # Names that are no text may be values of a record, as of a file without a header.
+    with pytest.raises(ConfigurationError) as caught:
+        result.predict(table.set_axis([0.25, 17.5], axis=1))
+    assert "0.25" not in str(caught.value)
     # Without names in the domain the order decides, as of an array.
     unnamed = clustering([[0.0, 0.0], [1.0, 10.0]], WIDE)
     assert unnamed.predict(table).tolist() == [1, 0]
