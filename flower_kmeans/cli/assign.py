@@ -36,6 +36,7 @@ def read_centroids(path: Path) -> Found:
         domain = domain_from_config(json.loads(str(arrays["domain"])))
         centroids, weights = arrays["centroids"], arrays.get("weights")
         columns = tuple(map(str, arrays["columns"]))
+        # All of it is checked, since the file may come from anywhere.
         is_right = centroids.shape[1:] == (domain.n_features,) == (len(columns),)
         numbers = [centroids, *(() if weights is None else (weights,))]
         is_right &= all(each.dtype == np.float64 and np.isfinite(each).all() for each in numbers)
@@ -51,7 +52,8 @@ def assign(found: Found, data: Path, output: Path) -> int:
     """Write the records of a file with their clusters and distances; return how many there are.
 
     ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to its centroid,
-    in the user's units. Both are empty for a record with a cell that is no finite number.
+    in the user's units. Both are empty for a record with an empty cell, NaN or infinity. A cell
+    that is no number at all is an error.
     """
     pa, csv, parquet = (
         require(name, "Assigning records") for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet")
@@ -61,6 +63,7 @@ def assign(found: Found, data: Path, output: Path) -> int:
             raise ConfigurationError(f"Expected files that end in .csv or .parquet. Got {path}.")
     if not data.is_file():
         raise DataError(f"The data file {data} does not exist.")
+    # By the file and not the name: opening the output removes what was there.
     if output.exists() and output.samefile(data):
         raise ConfigurationError(f"Expected an output beside the data. Got {output} for both.")
     make = csv.CSVWriter if output.suffix.lower() == ".csv" else parquet.ParquetWriter
@@ -78,6 +81,7 @@ def assign(found: Found, data: Path, output: Path) -> int:
             _require_columns(schema.names, found.columns, data)
             for name, kind in zip(ADDED, (pa.int64(), pa.float64()), strict=True):
                 schema = schema.append(pa.field(name, kind))
+            # After the checks of columns, so that a refused file leaves an earlier output alone.
             file = stack.enter_context(open_private(output))
             writer = stack.enter_context(make(file, schema))
             for batch in batches:
@@ -86,13 +90,20 @@ def assign(found: Found, data: Path, output: Path) -> int:
                 arrays = [*batch.columns, *added]
                 writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
                 n_records += batch.num_rows
-        except pa.ArrowException as error:
-            raise DataError(f"The data file {data} cannot be read: {error}") from None
+        except pa.ArrowException:
+            # The reader's own text quotes the cell it failed on.
+            raise DataError(
+                f"Expected {data} as a table with numbers in the columns {list(found.columns)}. "
+                "It cannot be read as one."
+            ) from None
     return n_records
 
 
 def _require_columns(names: Sequence[str], wanted: Sequence[str], data: Path) -> None:
     missing = [name for name in wanted if name not in names]
+    doubled = [name for name in wanted if list(names).count(name) > 1]
+    if doubled:
+        raise DataError(f"Expected the columns {list(wanted)} once in {data}. Got {doubled} twice.")
     if missing:
         raise DataError(f"Expected the columns {list(wanted)} in {data}. It lacks {missing}.")
     taken = [name for name in ADDED if name in names]
@@ -105,6 +116,7 @@ def _clusters(batch: Any, found: Found) -> tuple[NDArray[np.int64], Floats, NDAr
     columns = (batch.column(name).cast("float64") for name in found.columns)
     records = np.column_stack([each.to_numpy(zero_copy_only=False) for each in columns])
     missing = ~np.isfinite(records).all(axis=1)
+    # Any finite number does: what is computed from it is masked.
     records[missing] = 0.0
     labels = assigned(records, found.centroids, found.domain, found.weights)
     distances: Floats = np.linalg.norm(records - found.centroids[labels], axis=1)

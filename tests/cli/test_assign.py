@@ -71,7 +71,8 @@ def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(run,
     [
         (("--data", "new.csv"), "age,height\n1,2\n", "lacks ['weight']"),
         (("--data", "new.csv"), "age,weight,cluster\n1,2,3\n", "no columns"),
-        (("--data", "new.csv"), "age,weight\n1,heavy\n", "cannot be read"),
+        (("--data", "new.csv"), "age,weight\n1,heavy\n", "It cannot be read as one."),
+        (("--data", "new.csv"), "age,weight,age\n1,2,3\n", "Got ['age'] twice"),
         (("--data", "none.csv"), "", "does not exist"),
         (("--data", "new.csv", "--output", "new.csv"), "age,weight\n1,2\n", "beside the data"),
         (("--data", "new.csv", "--output", "out.txt"), "age,weight\n1,2\n", ".parquet"),
@@ -83,6 +84,7 @@ def test_what_cannot_be_assigned_is_one_sentence(run, tmp_path, arguments, conte
     result = run(*arguments)
     assert result.exit_code == 1
     assert message in " ".join(result.output.split())
+    assert "heavy" not in result.output
     assert (tmp_path / "new.csv").read_text() == content
 
 
