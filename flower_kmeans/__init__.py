@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from flower_kmeans.simulation.faults import Fault as Fault
     from flower_kmeans.version import __version__ as __version__
 
+# A client starts a process per message, so every import counts (docs/deploy.md, "How long a run
+# takes").
 _HOME = {
     "Ball": "data.domain",
     "Box": "data.domain",

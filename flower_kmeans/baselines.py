@@ -65,9 +65,11 @@ def local_centers(records: FloatArray, n_local: int, rng: np.random.Generator) -
     """Return one client's centres, at most as many as it has different records."""
     from sklearn.cluster import KMeans  # a second of import time that others need not pay
 
+    # scikit-learn cannot find more centres than there are different records.
     different = np.unique(records, axis=0)
     if len(different) <= n_local:
         return different
+    # An int, since scikit-learn takes no `Generator`.
     seed = int(rng.integers(2**31))
     return np.asarray(KMeans(n_local, n_init=1, random_state=seed).fit(records).cluster_centers_)
 

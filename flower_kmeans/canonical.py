@@ -30,6 +30,7 @@ def real_from_text(text: Any) -> float:
         value = float.fromhex(text)
     except (ValueError, OverflowError):
         value = math.nan
+    # One text for each real: another spelling would be another hash of the same run.
     if not math.isfinite(value) or value.hex() != text:
         raise MessageError("A real in a run document must be a canonical hexadecimal string.")
     return value

@@ -93,6 +93,7 @@ def register_kmeans(
         actions of this name already; if an argument has the wrong type.
     """
     require_type("app", app, ClientApp, "a ClientApp")
+    # Flower has no public list of an app's mods. They also wrap actions that are registered later.
     unlisted = [mod for mod in getattr(app, "_mods", None) or () if mod not in mods]
     if unlisted:
         raise ConfigurationError(
@@ -102,6 +103,8 @@ def register_kmeans(
         )
     handler = _handler(load_data, policy, on_result, load_ids)
     try:
+        # The server sends rounds as "train", the end as "evaluate" and all else as "query", as
+        # Flower's own loop does (`protocol.exchange`).
         for register in (app.train, app.query, app.evaluate):
             register(ACTION)(handler)
     except ValueError as error:
@@ -131,11 +134,13 @@ class _RoutingClientApp(ClientApp):
     """Two apps behind one: our message types go to the second, all others to the first."""
 
     def __init__(self, app: ClientApp, kmeans_app: ClientApp) -> None:
+        # Flower loads nothing but instances of ClientApp.
         super().__init__()
         self._app, self._kmeans_app = app, kmeans_app
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Route one message by its type."""
+        # Routed before the other app's mods, which therefore see no message of a private run.
         ours = message.metadata.message_type in _TYPES
         return (self._kmeans_app if ours else self._app)(message, context)
 
@@ -159,6 +164,7 @@ def _handler(
             None if on_result is None else lambda result: on_result(result, context),
             None if load_ids is None else lambda: load_ids(context),
         )
+        # A message without content is refused like any other that is malformed.
         content = message.content if message.has_content() else RecordDict()
         return Message(client.handle(content), reply_to=message)
 
@@ -168,6 +174,7 @@ def _handler(
 def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
     """Return what a node accepts: its operator's file, tightened by the app; nothing on errors."""
     name = context.node_config.get(POLICY_FILE)
+    # A misspelt key must not leave the node with no policy but the app's.
     begun = sorted(k for k in context.node_config if k.strip().lower().startswith("policy"))
     misspelt = [key for key in begun if key != POLICY_FILE]
     if name is None and not misspelt:
@@ -180,7 +187,9 @@ def _policy_at(context: Context, own: ClientPolicy | None) -> ClientPolicy:
         if not isinstance(name, str) or not Path(name).is_absolute():
             raise ConfigurationError(f"Expected {POLICY_FILE} as an absolute path in text.")
         operators = ClientPolicy.from_file(name)
+        # The app came over the network, the file is the operator's: the app may ask for less only.
         return operators if own is None else tightest(operators, own)
+    # Any error: a policy that cannot be read must not become the default one.
     except Exception as error:
         log.error("Every run is refused, for the policy file cannot be followed: %s", error)
         return ClientPolicy(trusts=())

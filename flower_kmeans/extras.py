@@ -11,6 +11,7 @@ def require(module: str, purpose: str, extra: str = "simulation") -> ModuleType:
     try:
         return import_module(module)
     except ImportError:
+        # The one module that has another name than its package.
         package = {"PIL": "Pillow"}.get(module.split(".")[0], module.split(".")[0])
         raise ConfigurationError(
             f"{purpose} needs the package {package}: "

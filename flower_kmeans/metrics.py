@@ -30,6 +30,7 @@ def inertia(records: ArrayLike, centroids: ArrayLike) -> float:
     shift = centers.mean(axis=0)  # distances far from the origin keep their digits
     centers = centers - shift
     norms = np.einsum("ij,ij->i", centers, centers)
+    # Both the block, d wide, and its products, k wide, stay within the limit.
     step = max(1, _BLOCK_NUMBERS // max(centers.shape))
     parts = []
     for start in range(0, len(points), step):

@@ -45,6 +45,7 @@ class Kind:
 def integer(name: str, value: Any, low: int, high: int) -> int:
     """Return a parameter as an int, and require that it is one of the range."""
     try:
+        # index() takes NumPy's integers too, and nothing that would have to be rounded.
         number = operator.index(value)
     except TypeError:
         number = None
@@ -132,6 +133,7 @@ def reals(*names: str) -> Kind:
     number = real(1e-12, 1e12)
 
     def check(name: str, value: Any) -> tuple[tuple[str, float], ...]:
+        # () is what None becomes, and the default in a dataclass.
         if value is None or value == ():
             return ()
         if not isinstance(value, Mapping):
@@ -227,6 +229,7 @@ def read_parameters(holder: Any, config: Mapping[str, Any], clients: bool) -> di
     known, given = declared(holder), set(config) - {"name"}
     optional = {name for name, each in known.items() if each.when == "given"}
     required = {name for name, each in known.items() if each.when == "always" or clients} - optional
+    # An unknown field would be a parameter that this client ignores.
     if not required <= given <= required | optional:
         raise ConfigurationError(f"The fields of algorithm {holder.name!r} are not as expected.")
     values = {}
@@ -251,6 +254,8 @@ def declared(holder: type[Any]) -> dict[str, Declared]:
     """Return the parameters that a dataclass declares."""
     found = {}
     for each in fields(holder):
+        # Types must be objects here: a module that declares parameters cannot import annotations
+        # from __future__, which turns them into strings.
         kind, when = (*getattr(each.type, "__metadata__", ()), "always", None)[:2]
         if isinstance(kind, Kind) and each.init:
             found[each.name] = Declared(kind, when, each.default)

@@ -166,6 +166,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
 
     def fit_predict(self, X: ArrayLike, y: None = None) -> NDArray[np.int64]:
         """Fit, and return the cluster of each record, (n,), which is not private."""
+        # ClusterMixin's own would read labels_, which does not exist here (see the class).
         return self.fit(X).predict(X)
 
     def transform(self, X: ArrayLike) -> Floats:

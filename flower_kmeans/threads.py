@@ -17,6 +17,7 @@ IntArrays = tuple[NDArray[np.int64], ...]
 _MAX_WORKERS = 8
 _WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thread
 
+# Callers may be threads themselves, so calls may overlap (tests/test_threads.py).
 _lock = threading.Lock()
 _calls = 0
 _limit: Any = None

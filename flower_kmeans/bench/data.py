@@ -123,6 +123,7 @@ def identity(given: str, directory: Path | None) -> dict[str, Any] | None:
     if path is None or not path.is_file():
         return None
     with path.open("rb") as file:
+        # The contents and not the path: the same data may lie elsewhere on the next machine.
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     drawn = {"drawn": SUBSETS[given]} if given in SUBSETS else {}
     return {"clusters": n_clusters, "sha256": digest, **drawn}
@@ -162,6 +163,7 @@ def load(given: str, directory: Path | None = None) -> Data:
     size, note = SUBSETS.get(given, len(records)), ""
     if size < len(records):
         note = f"{size:,} of {len(records):,} records, drawn once"
+        # A fixed seed: every run and every command must see the same part.
         keep = np.sort(np.random.default_rng(0).choice(len(records), size, replace=False))
         records, labels = records[keep], None if labels is None else labels[keep]
     return _data(name_of(given), records, n_clusters, note, labels)
@@ -192,6 +194,7 @@ def _opened(path: Path) -> Any:
 
 def _data(name: str, records: Any, n_clusters: int, note: str, labels: Any) -> Data:
     table = np.array(records, dtype=np.float64)
+    # `load` keeps data sets, so a task that changed one would change it for all later ones.
     table.setflags(write=False)
     if labels is not None:  # classes as numbers from 0, and what belongs to none as -1
         classes, labels = np.unique(labels, return_inverse=True)

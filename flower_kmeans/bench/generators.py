@@ -43,6 +43,7 @@ class Generated(NamedTuple):
 
 def sizes_of(n_records: int, weights: ArrayLike) -> LabelArray:
     """Return sizes in the ratio of weights, (k,), of sum ``n_records``; each is rounded."""
+    # Ends are rounded and not sizes, so that these add up.
     ends = np.rint(np.cumsum(weights) / np.sum(weights) * n_records).astype(np.int64)
     sizes: LabelArray = np.diff(ends, prepend=0)
     if len(sizes) == 0 or sizes.min() < 1:
@@ -123,6 +124,7 @@ def _nearer(
     centers: FloatArray, covariances: Sequence[FloatArray], new: int, wanted: float
 ) -> int | None:
     """Return a cluster that is nearer to the new one than wanted, if there is any."""
+    # A margin for the root just found, which would otherwise count as too near again, for ever.
     limit = wanted * (1 - 1e-9)
     for other in range(new):
         delta = centers[new] - centers[other]

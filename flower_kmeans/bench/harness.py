@@ -203,6 +203,8 @@ def plan_of(suite: Suite, options: Options, *, redraw: bool = False) -> Plan:
     names = {given: data_sets.name_of(given) for given in options.data or suite.datasets}
     there = {given: name for given, name in names.items() if name in known}
     missing = tuple(given for given in names if given not in there)
+    # Some files missing is no error: the others are measured, and the tables say which were
+    # skipped.
     if missing and not there and not redraw:
         raise ConfigurationError(
             f"Expected a data set of suite {suite.name} to be there. Got none: "
@@ -254,6 +256,7 @@ def grid(task: type, options: Options, *free: str, **columns: Iterable[Any]) -> 
 
 def seed_of(task: Any, *words: int | str) -> int:
     """Return a seed in [0, 2^32) of a task, another for other words."""
+    # SHA-256 and not hash(), which differs between processes.
     text = repr((type(task).__name__, astuple(task), words))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 

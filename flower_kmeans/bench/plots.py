@@ -61,12 +61,14 @@ def lines(
             if not found:
                 continue
             places, mean, half = map(np.array, zip(*found, strict=True))
+            # One run has no interval, but its point is drawn.
             half = np.nan_to_num(half)
             color = (colors or {}).get(label, f"C{labels.index(label)}")
             mark = ":" if label in dashed else "-"
             (drawn[label],) = panel.plot(
                 places, mean, mark, color=color, marker="o", markersize=3, label=label
             )
+            # A logarithmic axis has no place for what is 0 or less.
             low = np.maximum(mean - half, mean / 10) if ylog else mean - half
             if bands:
                 panel.fill_between(places, low, mean + half, color=color, alpha=0.2, lw=0)

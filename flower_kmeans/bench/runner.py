@@ -91,6 +91,7 @@ def load_suite(name: str) -> Suite:
         sys.path.insert(0, str(path.parent))
         importlib.invalidate_caches()
         module = importlib.import_module(path.stem)
+        # Another module of this name was imported before, and would be measured instead.
         if Path(getattr(module, "__file__", None) or "").resolve() != path:
             raise ConfigurationError(
                 f"Expected the file {path.name} to have a name that no other module has. "
@@ -230,9 +231,11 @@ def _results(
     from joblib.externals import loky  # type: ignore[import-untyped]
 
     until = time.monotonic() + 60 * minutes
+    # Processes share the cores, or each would start a BLAS thread for every core.
     threads = max(1, available_cores() // jobs) if jobs > 1 else None
     pool = joblib.Parallel(
         min(jobs, max(1, len(tasks))),
+        # Threads suffice where each task waits for a process of its own.
         backend="threading" if suite.fresh else "loky",
         return_as="generator_unordered",
     )
@@ -270,6 +273,7 @@ def _is_warning(record: logging.LogRecord) -> bool:
 
 
 def _in_fresh_process(*given: Any) -> tuple[Any, Measured | Exception]:
+    # A forked process would begin with this one's memory, which may be what is measured.
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(_tried, *given).result()
 
@@ -290,11 +294,14 @@ def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:
     held = path.read_bytes() if path.exists() else b""
     n_whole = held.rfind(b"\n") + 1
     if n_whole < len(held):
+        # Before rows are added: the next one would be appended to half a line.
         os.truncate(path, n_whole)
     if not n_whole:
         return {}
     columns, rows = suite.columns, dict[Any, Row]()
     try:
+        # All as text: pandas would turn "None" and empty cells into NaN, and round floats its own
+        # way.
         table = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
         if list(table.columns) != list(columns):
             raise ValueError(f"columns {', '.join(table.columns)}")
@@ -329,6 +336,7 @@ def append_run(suite: Suite, path: Path, task: Any, measured: Measured) -> Row:
     texts = {name: shown(kinds[name], value) for name, value in zip(kinds, values, strict=True)}
     is_new = not path.exists() or not path.stat().st_size
     pd.DataFrame([texts]).to_csv(path, mode="a", header=is_new, index=False, lineterminator="\n")
+    # Parsed again, so that a row is the same now and after a restart.
     return {name: parse(kinds[name], text, name) for name, text in texts.items()}
 
 
@@ -445,6 +453,7 @@ def _commit() -> str | None:
     git = ("git", "-C", str(Path(__file__).parents[1]))
     run = partial(subprocess.run, capture_output=True, text=True, check=True, timeout=20)
     try:
+        # An installed library may lie in a checkout of something else, whose commit says nothing.
         run([*git, "ls-files", "--error-unmatch", "version.py"])
         found = run([*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"])
     except (OSError, subprocess.SubprocessError):

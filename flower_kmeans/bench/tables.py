@@ -28,6 +28,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def shown_half(half: float, mean: float) -> str:
     """Return half an interval as text; differences between roundings are 0."""
+    # Written with "not", so that NaN is shown.
     return f"± {half:.2g}" if not half < 1e-6 * mean else "± 0"
 
 
@@ -69,6 +70,7 @@ def points_of(curve: Curve, grid: Sequence[Any]) -> list[list[float]]:
 def areas_of(curve: Curve, grid: Sequence[float]) -> list[float]:
     """Return the area under each run that is whole, by the trapezoidal rule."""
     points = [curve.get(None if None in curve else place, {}) for place in grid]
+    # A run that lacks a point would have the area of a shorter curve.
     whole = sorted(set.intersection(*map(set, points)))
     return [float(trapezoid([point[run] for point in points], grid)) for run in whole]
 

@@ -148,6 +148,7 @@ def simulate(
     parties = source.parties(split) if settings.is_vertical else []
     if parties:
         source = source.ordered([name for party in parties for name in party])
+    # A run without privacy may read its bounds off: it promises nothing.
     from_data = bounds_from_data or not private
     box, read_off = source.box(bounds or [], lower, upper, from_data=from_data)
     if read_off and private:
@@ -155,6 +156,7 @@ def simulate(
             "WARNING: --bounds-from-data read the bounds off the records. They are exact facts "
             "about single records, so this run is NOT private, whatever epsilon says."
         )
+        # On stderr, where a redirected output does not hide it.
         Console(stderr=True).print(Text(words, style="bold red"), soft_wrap=True)
     if parties:
         parameters["parties"] = widths = [len(party) for party in parties]
@@ -173,6 +175,7 @@ def simulate(
         parameters["n_records"] = source.n_records or len(source.records)
     chosen = settings.make(box, **parameters)
     place = choose_engine(chosen, engine.value)
+    # Before the run, which may take long: an output that cannot be written must not waste it.
     prepare_directory(output)
     console.print(
         Text(
@@ -447,6 +450,8 @@ def forget(
         if find_private_file(Path(named)) is None:
             raise ConfigurationError(f"There is no ledger in {named}.")
         with Ledger(named) as ledger:
+            # The ledger first: a copy of records or of ciphertexts goes when its run has ended
+            # there.
             n = forget_unfinished(ledger)
             remove_copies(Path(named), ledger)
             erase_ended(policy, ledger)
@@ -565,6 +570,7 @@ def _quiet(verbose: bool) -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
+            # Ray warns of a default of its own that will change, which nobody here can set.
             warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
             yield
     finally:

@@ -131,6 +131,7 @@ def _versions() -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    # Major and minor version alone, which development versions have too.
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
@@ -140,6 +141,7 @@ def _policy_file(path: Path) -> str:
 
 
 def _accepted(policy: ClientPolicy) -> str:
+    # An empty list admits nothing, unlike a setting that is left out.
     nothing = [name for name in ("trusts", "algorithms", "units") if getattr(policy, name) == ()]
     if nothing:
         raise ConfigurationError(f"Every run is refused: {' and '.join(nothing)} admit nothing.")
@@ -193,6 +195,7 @@ def describe_roster(roster: Roster, identity: Identity | None = None) -> list[st
     else:
         lines.append(f"There is no beacon, and none is needed up to {MAX_POSITIONS} clients.")
     digest = roster.digest.hex()
+    # Groups of four, because people read it to each other.
     groups = " ".join(digest[i : i + 4] for i in range(0, len(digest), 4))
     lines.append(f"Digest: {groups}")
     lines.append(
@@ -244,6 +247,7 @@ def _vertical(policy: ClientPolicy) -> str:
             f"Expected at least {least.memory:g} GB of memory. Got {memory:.2g} GB instead."
         )
     place = Path(policy.work_dir or policy.state_dir or tempfile.gettempdir())
+    # The node makes the directory with its first run, on the disk of the next one above.
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
@@ -261,6 +265,7 @@ def _vertical(policy: ClientPolicy) -> str:
 
 def _data(path: Path, policy: ClientPolicy, header: Sequence[str] | None) -> str:
     try:
+        # Not guessed, as in a run, where a first line of numbers is a header or an error.
         columns = load_table(path, header=header or True).columns
     except MissingValuesError as error:  # whose text has numbers of records
         raise DataError(
@@ -282,6 +287,7 @@ def _data(path: Path, policy: ClientPolicy, header: Sequence[str] | None) -> str
 
 
 def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -> str:
+    # From the right: an IPv6 address in brackets has colons itself.
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit():

@@ -115,6 +115,7 @@ class Source:
                 f"Expected --split columns:... with each of {_some(self.columns)} once. "
                 f"Got {_some(names)} instead."
             )
+        # The picture takes the centroids as red, green and blue.
         if self.image is not None and tuple(names) != self.columns:
             raise ConfigurationError(
                 f"Expected the columns of the photograph in their order, {', '.join(self.columns)}."
@@ -166,6 +167,7 @@ class Source:
         table = self.table or datasets.Table(self.records, self.columns)
         values: NDArray[Any] = table.column(name)
         parts = datasets.split_by_column(values, clients)
+        # A column of reals would give one client for almost every record.
         if clients is None and len(parts) > _MAX_CLIENTS_BY_VALUE:
             raise ConfigurationError(
                 f"The column {name!r} has {len(parts):,} values, too many for one client each: "
@@ -178,6 +180,7 @@ class Source:
         if not len(values):
             raise ConfigurationError(f"There are no records to read the bounds of {name!r} off.")
         low, high = float(values.min()), float(values.max())
+        # A box needs a width, also where all values are equal.
         return (low, high) if low < high else (low - 0.5, high + 0.5)
 
 
@@ -201,6 +204,7 @@ def table(path: Path, columns: str | None, label: str | None, split: str | None)
         path,
         label=label,
         features=None if columns is None else [name.strip() for name in columns.split(",")],
+        # The column to split by need not hold numbers, nor be a feature.
         keep=[detail] if kind == "column" and detail else [],
     )
     if not len(loaded.records):
@@ -210,6 +214,7 @@ def table(path: Path, columns: str | None, label: str | None, split: str | None)
 
 def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:
     """Return column, lower and upper bound of ``NAME=LOW:HIGH``."""
+    # From the right, since names of columns may hold "=".
     name, equals, interval = text.rpartition("=")
     low, colon, high = interval.partition(":")
     if not (name and equals and colon):

@@ -119,6 +119,7 @@ class Settings:
             )
         for parameter, text in written.items():
             kind, default, _ = known[parameter]
+            # "auto" leaves the choice to the strategy, as not giving the option does.
             if text == default and is_auto(default):
                 continue
             try:
@@ -127,6 +128,7 @@ class Settings:
                 raise ConfigurationError(
                     f"Expected {spelled(parameter)} as {kind.values}. Got {text!r} instead."
                 ) from None
+            # Checked here as well, so that the error names the option and not the parameter.
             kind.check(spelled(parameter), value)
             self.given[parameter] = value
 
@@ -161,6 +163,7 @@ class Settings:
 
         epsilon = 1.0 if self.is_private and self.epsilon is None else self.epsilon
         budget = PrivacyBudget(epsilon, self.delta, self.unit)  # type: ignore[arg-type]
+        # A vertical strategy has no parameter for its one trust model.
         trust = {} if self.trust is None or self.is_vertical else {"trust": self.trust}
         strategy: KMeansStrategy | VerticalKMeans = self.strategy(
             domain=box, privacy=budget, **trust, **self.given | parameters
@@ -214,6 +217,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_signature(function: Callable[..., None], own: list[Parameter]) -> Callable[..., None]:
+    # typer reads both: the signature for order and defaults, the annotations for types.
     function.__signature__ = Signature(own)  # type: ignore[attr-defined]
     function.__annotations__ = {each.name: each.annotation for each in own}
     return function
@@ -256,6 +260,7 @@ def _strategy_options() -> list[Any]:
                 parameter, spelled(parameter), str | None, values, text, _DEFAULTS.get(parameter)
             )
         )
+    # typer has no function from parameters to click options, so an app that never runs makes them.
     maker = typer.Typer(add_completion=False)
     maker.command()(_with_signature(lambda: None, own))
     return typer.main.get_command(maker).params

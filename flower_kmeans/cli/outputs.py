@@ -50,6 +50,7 @@ def write_centroids(
         table["bounds"] = sizes.bounds_kept
     with open_private(output / "centroids.npz") as file:
         np.savez(file, **arrays)
+    # The csv module writes its own ends of lines, which must not be translated.
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow([*table, *map(csv_name, names)])

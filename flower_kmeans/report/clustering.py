@@ -135,6 +135,7 @@ def assigned(
     unit = (domain.from_unit(np.ones((1, d))) - domain.from_unit(np.zeros((1, d))))[:, chosen]
     shift = centroids[:, chosen].mean(axis=0)
     scaled = (centroids[:, chosen] - shift) / unit  # the shift saves digits
+    # |x|^2 is left out below: it is the same for all centroids of a record.
     norms = np.einsum("ij,ij->i", scaled, scaled)
     if weights is not None and not nearest:
         if len(chosen) < d:
@@ -142,7 +143,9 @@ def assigned(
                 f"Expected all {d} columns, or nearest=True: the weights belong to distances in "
                 f"all columns. Got {len(chosen)} of them instead."
             )
+        # Where columns have different units, the weights are in scaled units already.
         common = domain.common_unit or 1.0
+        # Divided twice, since the square of a wide unit may overflow.
         norms = norms - weights / common / common
     labels = np.empty(len(records), dtype=np.int64)
     for start in range(0, len(records), _BLOCK_ROWS):
@@ -166,6 +169,7 @@ def _places(columns: Sequence[str] | Sequence[int] | None, domain: Domain) -> li
         raise ConfigurationTypeError(
             f"Expected columns as a list of names or numbers. Got {type(columns).__name__}."
         )
+    # Not strict: a domain may have no names.
     names: dict[object, int] = dict(zip(domain.columns or (), known, strict=False))
     places = [names.get(each, -1) if isinstance(each, str) else each for each in columns]
     if not places or not set(places) <= set(known) or len(set(places)) != len(places):

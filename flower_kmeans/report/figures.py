@@ -39,6 +39,7 @@ class Axis:
             return [10.0**power for power in powers][::-1]
         least = (self.high - self.low) / _TICKS
         power = 10.0 ** math.floor(math.log10(least))
+        # Without the margin, a step that is too small by a rounding would be passed over.
         step = next(power * f for f in (1.0, 2.0, 5.0, 10.0) if least <= power * f * (1 + 1e-9))
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
@@ -100,13 +101,17 @@ def principal_places(points: FloatArray, weights: FloatArray) -> tuple[FloatArra
     Places are (k, 2) distances from the mean under the weights (k,), none of them negative. Shares
     (2,) of the weighted variance follow, 0 where there is none.
     """
+    # Noisy sizes may all be cut to 0, and the plot needs a centre all the same.
     if not weights.sum() > 0:
         weights = np.ones(len(points))
     weights = weights / weights.sum()
     centred = points - weights @ points
     _, values, directions = np.linalg.svd(np.sqrt(weights)[:, None] * centred, full_matrices=False)
+    # There are fewer than two directions where there is a single point.
     first = np.zeros((2, points.shape[1]))
     first[: len(directions[:2])] = directions[:2]
+    # The decomposition leaves the signs open. The largest entry is made positive, so that pages of
+    # one result are alike.
     largest = np.abs(first).argmax(axis=1)
     first *= np.where(first[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
     squares = np.zeros(2)

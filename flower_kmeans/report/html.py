@@ -184,6 +184,7 @@ def _outcome_of(
 
 def _of_server(strategy: Any, result: Any) -> tuple[FloatArray | None, FloatArray | None]:
     """Return what the server knows of the result: nothing, where it saw no sum."""
+    # Also with a result at hand: the page of a blind server must not show a sum.
     if strategy.report.trust_model.is_blind:
         return None, None
     arrays = getattr(result, "arrays", result)
@@ -216,6 +217,7 @@ def detection(report: Report, alarm: float) -> float:
     epsilon = math.inf if report.epsilon is None else report.epsilon
     delta = 1.0 if report.delta is None else report.delta
     grown = alarm * math.exp(min(epsilon, 700.0)) + delta  # e^710 is no float
+    # Both constraints of (epsilon, delta), for the data sets in either order.
     return min(1.0, grown, 1 - math.exp(-epsilon) * max(0.0, 1 - delta - alarm))
 
 
@@ -315,6 +317,7 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
             + ("" if counts is None else f", size {counts[cluster]:,.0f}"),
             colour=colour_of(centroids[cluster]) if run.are_colours else None,
         )
+        # The largest first, so that small circles are drawn upon large ones.
         for cluster in run.order
     ]
     if isinstance(run.domain, Ball):
@@ -354,6 +357,7 @@ def _sized(run: Outcome) -> dict[str, Any] | None:
         order = order[np.isin(order, np.argsort(room, kind="stable")[:MAX_ROWS])]
     bounds = [bound for bound in (least, most) if bound is not None]
     axis = around([*sizes.interval[order].ravel().tolist(), *bounds], "records")
+    # Noisy intervals may begin below 0, which no size can be.
     axis = Axis("records", max(axis.low, 0.0), axis.high)
     return {"least": least, "most": most, "shown": order.tolist(), "axis": axis}
 
@@ -369,6 +373,7 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
     return [[0, *range(start, min(start + fit - 1, n_columns))] for start in starts]
 
 
+# Here, and not in templates.py, since reports in text need none of them.
 TEMPLATES.filters.update(px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}")
 for _function in (Axis, Frame, colour_of, column_parts, cost_shares, detection, whole, zip):
     TEMPLATES.globals[_function.__name__] = _function

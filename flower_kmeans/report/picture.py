@@ -68,6 +68,7 @@ def save_photo_picture(
         draw.rectangle((left, top, right - 1, top + _SWATCHES), fill=colour)
         text = "#{:02x}{:02x}{:02x}".format(*colour)
         if draw.textlength(text, font=small) + 8 <= right - left:
+            # Luma by ITU-R BT.601: white letters on dark colours, dark ones on light.
             ink = _PAPER if np.dot(colour, (0.299, 0.587, 0.114)) < 128 else _INK
             draw.text((left + 4, top + _SWATCHES - 20), text, fill=ink, font=small)
     with open_private(path) as file:

@@ -242,6 +242,7 @@ class Report(Proceedings):
     @property
     def is_noise_removed(self) -> bool:
         """Whether noise beyond the plan was removed in the round with the most noise."""
+        # They are computed in two ways, and may differ in their last bits where nothing is removed.
         return not math.isclose(self.noise_factor, self.added_noise_factor)
 
     @property
@@ -264,6 +265,7 @@ class Report(Proceedings):
     def protects_against(self) -> dict[str, str]:
         """Whether records stay protected against each of `PARTIES` (docs/threat-model.md)."""
         words = lines_of("protection.txt.j2", report=self)
+        # Not strict: only runs with shares have a committee, the last of the parties.
         return dict(zip(PARTIES, words, strict=False))
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import jinja2
 
 def lines_of(template: str, **values: Any) -> tuple[str, ...]:
     """Return the lines of a text template."""
+    # Every line of a text template ends with a break, so the last part is empty.
     return tuple(TEMPLATES.get_template(template).render(values).split("\n")[:-1])
 
 
@@ -29,8 +30,11 @@ def _printable(value: object) -> object:
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("flower_kmeans", "report"),
+    # Escaping is the default; templates of plain text alone are exempt.
     autoescape=jinja2.select_autoescape(disabled_extensions=["txt.j2"], default=True),
+    # A misspelt name must not become an empty place in a statement about privacy.
     undefined=jinja2.StrictUndefined,
+    # Names of columns, clients and software come from others, and a page or terminal shows them.
     finalize=_printable,
     trim_blocks=True,
     lstrip_blocks=True,
