@@ -333,6 +333,28 @@ def assign(
 
 
 @app.command()
+def new(
+    directory: Annotated[
+        Path, typer.Argument(help="The new directory; its name is the app's, such as my-app.")
+    ],
+) -> None:
+    """Make a Flower app that runs as it is, to put your own records into.
+
+    It has a client, a server, their options, a README and a test.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.new import make_app
+
+        make_app(directory)
+        typer.echo(f"Wrote a Flower app to {directory}. Test it, then run it with five clients:")
+        typer.echo(f"  python -m pytest {directory}")
+        typer.echo(
+            f"  flwr run {directory} local --stream "
+            '--federation-config "num-supernodes=5 client-resources-num-cpus=1"'
+        )
+
+
+@app.command()
 def keygen(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names of the clients to make keys for, by slot.")

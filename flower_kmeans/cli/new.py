@@ -1,0 +1,57 @@
+"""A new Flower app from templates, which runs as it is."""
+
+import keyword
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import jinja2
+
+from flower_kmeans.errors import ConfigurationError
+
+_FILES = {  # template: where it goes, below the app's directory
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "__init__.py": "{package}/__init__.py",
+    "data.py": "{package}/data.py",
+    "client_app.py": "{package}/client_app.py",
+    "server_app.py": "{package}/server_app.py",
+    "test_app.py": "tests/test_app.py",
+}
+
+
+def make_app(directory: Path) -> None:
+    """Write a complete Flower app to a new directory, whose name is that of the app.
+
+    Raises
+    ------
+    ConfigurationError
+        If the directory exists or cannot be made, or its name is not that of a new package.
+    """
+    name = directory.name
+    package = name.replace("-", "_")
+    # Flower puts the app before all that is installed: it must not hide a package from others.
+    is_new = re.fullmatch(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", name) and not keyword.iskeyword(name)
+    if not is_new or find_spec(package) is not None:
+        raise ConfigurationError(
+            "Expected a name of lower-case letters, digits, - and _ that begins with a letter, and "
+            f"is no keyword of Python and no package that is installed. Got {name!r} instead."
+        )
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("flower_kmeans.cli", "new_app"),
+        autoescape=False,  # noqa: S701 - these are no pages
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    try:
+        directory.mkdir()
+        for template, place in _FILES.items():
+            path = directory / place.format(package=package)
+            path.parent.mkdir(exist_ok=True)
+            text = templates.get_template(f"{template}.j2").render(name=name, package=package)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected a new directory in one that can be written to. Got {directory} instead: "
+            f"{error.strerror}."
+        ) from None
