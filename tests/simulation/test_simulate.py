@@ -415,6 +415,16 @@ def test_arguments_that_cannot_be_used_are_one_sentence(error, match, arguments,
     assert len(str(caught.value)) < 300
 
 
+def test_round_trips_of_a_simulation_end_after_ten_minutes(monkeypatch):
+    strategy, given = fast(), []
+    start = strategy.start
+    monkeypatch.setattr(
+        strategy, "start", lambda *a, **b: (given.append(b["timeout"]), start(*a, **b))
+    )
+    simulate(strategy, parted(blobs()))
+    assert given == [600.0]
+
+
 def test_errors_never_hold_record_values():
     records = np.array([[7.654321, np.nan], [1.234567, 3.0]])
     with pytest.raises(DataError) as caught:
