@@ -34,6 +34,7 @@ __all__ = [
 BY_NAME: dict[str, type[KMeansStrategy] | type[VerticalKMeans]] = {
     globals()[each].ALGORITHM.name: globals()[each]
     for each in __all__
+    # Not of bases, functions and KFed, which have no algorithm to run.
     if hasattr(globals()[each], "ALGORITHM")
 }
 """The strategies by the names of their algorithms, in run documents and on the command line."""

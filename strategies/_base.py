@@ -61,6 +61,8 @@ from flower_kmeans.report.clustering import FinishedRun
 from flower_kmeans.report.report import Report
 from flower_kmeans.strategies._declared import describe, own_parameters
 
+# With fewer, the noise of all clients exceeds the planned one by more: its deviation grows by
+# sqrt(|S| / M') (docs/guarantees.md, "Distributed noise").
 _FRACTION_OF_CLIENTS = 0.8
 _MIN_CLIENTS = 3
 _CLIENTS_PER_COLLUDER = 10
@@ -214,6 +216,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         _require_empty("evaluate_config", evaluate_config)
         if evaluate_fn is not None:
             self._require_sight()
+        # A strategy can be started again; a new server is a new run with new keys.
         self._timeout, self._server, result = seconds, None, Result()
         log(INFO, "Starting %s strategy:", type(self).__name__)
 
@@ -301,6 +304,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         """Refuse a call by another strategy, as by Flower's own privacy wrappers."""
         # They clip arrays that this strategy never sends, and would report a guarantee that nobody
         # gives. A wrapper calls the hooks of the strategy that it holds, which call this.
+        # Two frames up: the hook that called this, and whoever called the hook.
         caller = sys._getframe(2).f_locals.get("self")
         if caller is not self and isinstance(caller, Strategy):
             raise ConfigurationError(
@@ -431,6 +435,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         checksum = 0 if trust.is_vertical else 1  # a word that counts the vectors in a sum
         document = RunDocument(
             protocol=PROTOCOL,
+            # From the system, not the seed: to clients, equal documents are one and the same run.
             run=token(16),
             trust=self.trust,
             keys=self.keys,
@@ -453,6 +458,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def _messages(self, is_last: bool) -> Sequence[Message]:
         """Return the next requests as messages that Flower's own loop sends."""
         kind, requests, _ = self._next(is_last)
+        # A list: Flower's grid goes through the messages twice.
         self._sent = self._talk.messages(kind, requests)
         return self._sent
 
@@ -601,6 +607,7 @@ optional
         default = self.TRUST if privacy.is_private else PLAIN.name
         self.trust_model = trust_model(default if trust is None else trust)
         self.n_clients = checked["n_clients"]
+        # As given: defaults follow from a number of clients that may come later (`expecting`).
         self._given_crowd = checked["min_clients"], checked["max_colluders"]
         self.min_clients, self.max_colluders = self._checked_crowd()
         self.keys = keys if self.trust_model.is_protected else "none"

@@ -35,6 +35,7 @@ def options_of(strategy: Any) -> dict[str, Option]:
     if rounds in kinds:
         kinds["n_rounds"] = kinds[rounds]
     # What a constructor declares wins over the algorithm's field of the same name.
+    # From the base on, so that the most special constructor has the last word.
     for holder in reversed(strategy.__mro__):
         if "__init__" in holder.__dict__ and holder is not object:
             for name, each in signature(holder.__init__).parameters.items():

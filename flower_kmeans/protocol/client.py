@@ -161,6 +161,7 @@ class _Conversation:
             if isinstance(request, messages.Abort):
                 return self._abort(session)
             self._open(session)
+            # The tag is one of the union that was decoded, so no message can name another method.
             answer = getattr(self, f"_{request.__struct_config__.tag}")
             reply: messages.Reply = answer(request)
             return reply

@@ -112,6 +112,7 @@ class Cohort:
         self.known: set[int] = set()  # nodes whose enrolment was accepted or declined
         self.is_closed = False  # to new clients
         self.offers: list[dict[Client, Wrap]] = []  # envelopes of group keys that are not in use
+        # Zeros stand for absent positions, so no client may have them as its key.
         self._owners: dict[bytes, int] = {ZERO: -1}  # slots by the ephemeral keys of their clients
         self._committee = None if roster is None else committee_of(roster, run.document.epoch)
         self._frame: Frame | None = None
@@ -298,6 +299,7 @@ class ShareStore:
         if len(sealed) == self._n_parts:
             for position, part in enumerate(sealed):
                 if len(part) == self._part_bytes:
+                    # To the end: reading a part moves the position.
                     self._starts[slot, position] = self._file.seek(0, 2)
                     self._file.write(part)
 

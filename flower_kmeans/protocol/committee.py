@@ -75,6 +75,7 @@ class Committee:
             raise MessageError("Expected ascending slots of the cohort in the committee's list.")
         keys = tuple(b"" if key == _ABSENT else key for key in found)
         committee = cls(slots, keys, n_slots, max_colluders)
+        # Absent positions have no key, and may be many.
         if len({*keys, b""}) != len(committee.present) + 1:
             raise MessageError("Expected different keys in the committee's list.")
         return committee

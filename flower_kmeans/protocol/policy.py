@@ -132,6 +132,7 @@ class ClientPolicy:
         return cls(
             trusts=tuple(trust.TRUST_MODELS),
             max_epsilon=float("inf"),
+            # The largest float64 below 1, which no delta may be.
             max_delta=1.0 - 2.0**-53,
             min_clients=1,
             max_rounds=10**6,
@@ -163,6 +164,7 @@ class ClientPolicy:
             )
         for name, value in values.items():
             if name in _PATHS and isinstance(value, str):
+                # Not from the working directory, which is Flower's choice.
                 values[name] = str(Path(path).resolve().parent / value)
             elif name == "domain":
                 values[name] = _domain_of(value)
@@ -300,6 +302,7 @@ _RULES = (
     _Rule(("min_clients", "max_colluders"), int, "an integer >= 1", lambda v: v >= 1, max),
     _Rule(("workers",), int | None, "an integer >= 1 or None", lambda v: v is None or v >= 1, min),
     _Rule(("party",), int | None, "an integer >= 0 or None", lambda v: v is None or v >= 0, min),
+    # Of bools min is "and", max is "or".
     _Rule(("in_memory", "copy_records"), bool, "a bool", tighter=min),
     _Rule(("must_hold_key",), bool, "a bool", tighter=max),
     _Rule(("domain",), Box | Ball | None, "a Box, a Ball or None"),

@@ -93,6 +93,7 @@ def _parse(file: str, content: bytes) -> Roster:
     for name, value in values.items():
         publics.append(_octets(value, _KEY, f"{name} in the {file} as a public key of 64"))
         try:
+            # With any secret: a point of small order gives zeros with all of them.
             agree(bytes(KEY_BYTES), publics[-1])
         except MessageError:
             raise ConfigurationError(

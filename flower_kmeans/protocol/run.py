@@ -209,6 +209,7 @@ def verify_plan(data: bytes) -> None:
     run = open_run(data)
     own = run.algorithm.plan()
     shapes = [(p.n_records, p.n_clients, [*map(len, p.rounds)]) for p in (run.plan, own)]
+    # Recomputed from the parameters: a plan with less noise for the same epsilon must not pass.
     if shapes[0] != shapes[1] or not all(
         a == replace(b, noise_multiplier=a.noise_multiplier)
         and math.isclose(a.noise_multiplier, b.noise_multiplier, rel_tol=_RELATIVE_TOLERANCE)

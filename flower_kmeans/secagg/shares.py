@@ -51,14 +51,15 @@ class SharedSum(base.SecureSum):
         """Return the threshold and the packing of a committee.
 
         Any two sets of positions that open a sum have more than a third of the honest positions in
-        common, so one sum of a round opens if each honest position adds once (the theorem of
-        docs/protocol.md, section 3). Absent positions count: no server gains by calling them so.
+        common, so one sum of a round opens if each honest position adds once (docs/guarantees.md,
+        "Theorem: one sum of a round"). Absent positions count: no server gains by calling them so.
         """
         if not 1 <= n_corrupt < n_positions:
             raise ConfigurationError(
                 f"Expected between 1 and {n_positions - 1} corrupt positions of a committee of "
                 f"{n_positions}. Got {n_corrupt} instead."
             )
+        # Not a majority: votes that are split among three sums would reveal combinations of them.
         privacy = n_corrupt + 2 * (n_positions - n_corrupt) // 3
         if n_present <= privacy:
             raise ConfigurationError(
@@ -99,6 +100,7 @@ class SharedSum(base.SecureSum):
             shares, proper = _elements(chunk, n_blocks)
             if not proper.all():
                 raise base.PartError(n_added + int(np.argmin(proper)))
+            # Residues of 21 bits: 2^43 of them fit a word, so they are reduced once, at the end.
             total += _fields(shares).sum(axis=1)
             n_added += len(chunk)
         return _joined(total % np.array(PRIMES, "u8")[:, None]).astype("<u8").tobytes()
@@ -123,6 +125,7 @@ class SharedSum(base.SecureSum):
         values = _fields(shares[proper]).astype(np.float64)
         true = _true_shares(positions + 1, values, sharing.threshold)
         liars.update(positions[~true].tolist())
+        # Any R true shares give the same sum; the first most often have their matrices in a cache.
         used = np.flatnonzero(true)[: sharing.threshold]
         nodes = tuple((positions[used] + 1).tolist())
         secrets = _evaluate(nodes, _secret_points(sharing), values[:, used])

@@ -118,6 +118,7 @@ class FaultyClientApp(ClientApp):
         if kind == "crash":
             raise InjectedCrashError("The client crashes by its fault.")
         if kind == "drop":
+            # The grid drops it: neither the client nor the strategy sees anything of the exchange.
             reply = Message(RecordDict(), reply_to=message)
         else:
             reply = self._app(message, context)
@@ -135,6 +136,7 @@ def _spoilt(content: RecordDict, kind: str) -> RecordDict:
     if kind == "run":
         changed: Reply = msgspec.structs.replace(reply, doc_hash=bytes(32))
     elif isinstance(reply, Answer) and kind == "round":
+        # An answer names its round by its tag alone.
         changed = msgspec.structs.replace(reply, tag=bytes(b ^ 1 for b in reply.tag))
     elif isinstance(reply, Answer):
         changed = msgspec.structs.replace(reply, words=reply.words[:-8], sealed=reply.sealed[:-1])

@@ -17,9 +17,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run as Run
 from flwr.supercore.task_identity import TaskIdentity
 
-CLIENT_RAISED = 2
+CLIENT_RAISED = 2  # Flower's code for an exception of a ClientApp
 _RUN_ID = 1
 _SERVER_NODE_ID = 1
+# Above the server's own id, and far from partition ids, which are not node ids.
 _FIRST_NODE_ID = 1001
 _PAUSE = 0.02
 
@@ -27,6 +28,7 @@ _PAUSE = 0.02
 @contextmanager
 def task_identity() -> Iterator[None]:
     """Give this process the identity that Flower requires for creating messages."""
+    # The private names, since Flower's properties raise while nothing is set.
     before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
     TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
     TaskIdentity.node_id = _SERVER_NODE_ID
@@ -105,6 +107,7 @@ def new_run() -> Run:
 def numbered(message: Message) -> str:
     """Give a message an id, as a SuperLink does, and return it."""
     message_id = str(uuid4())
+    # Flower has no setter: a SuperLink gives the id when it stores the message.
     message.metadata.__dict__["_message_id"] = message_id
     return message_id
 
@@ -145,6 +148,7 @@ class InProcessGrid(PolledGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Run the clients of the given messages and yield their replies one by one."""
         for message_id in list(message_ids):
+            # No client answers a message twice, also where two threads pull.
             with self._lock:
                 message = self._replies.pop(message_id, None)
             if message is not None:

@@ -61,5 +61,6 @@ def ids_digest(ids: Iterable[object]) -> bytes:
     digest = hashlib.sha256()
     for each in ids:
         text = str(each).encode()
+        # The length first: otherwise "ab", "c" and "a", "bc" would be the same.
         digest.update(len(text).to_bytes(8, "little") + text)
     return digest.digest()

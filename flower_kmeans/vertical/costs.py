@@ -33,6 +33,7 @@ _RADIUS, _RADIUS_CLUSTER = 0.09, 0.012
 _WORKER = 0.9  # of each further worker, which loads the keys, too
 _WORKERS = 2  # more need no more disk
 _WORD_BYTES = 8
+# One for the comparison, then four for each of the three stages of the sign.
 _LEVELS_OF_A_WIN = 13
 
 
@@ -129,6 +130,7 @@ def disk_bytes(
     if n_workers > 1:
         n_wins = k * (k - 1) // 2 + moduli.radius * k
         polynomials += 3 * n_wins * 2 * (len(moduli.data) - _LEVELS_OF_A_WIN)
+    # The headers of SEAL's files are far below a thousandth.
     return int(polynomials * N * _WORD_BYTES * 1.001)
 
 

@@ -31,6 +31,8 @@ Buffer = bytes | memoryview
 
 _MAGIC = bytes.fromhex("5ea1100403000000")  # of SEAL's files: version 4.3, not compressed
 _HEADER = struct.Struct("<8sQ")
+# SEAL's Ciphertext: level (256-bit name), NTT form, size, N, primes, scale, and a correction factor
+# that only BGV uses.
 _METADATA = struct.Struct("<4Q?QQQdQ")
 _ALMOST_ZERO = 1e-12
 
@@ -95,6 +97,7 @@ def _context(parameters: Moduli) -> tuple[Any, tuple[tuple[int, ...], ...], tupl
     p = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     p.set_poly_modulus_degree(N)
     p.set_coeff_modulus([seal.Modulus(q) for q in parameters.key])
+    # SEAL checks the sum of the primes' bits against the Homomorphic Encryption Standard here.
     context = seal.SEALContext(p, True, seal.SEC_LEVEL_TYPE.TC128)
     if not context.parameters_set():
         raise ConfigurationError(f"SEAL refuses the moduli: {context.parameters_error_name()}.")
@@ -226,6 +229,7 @@ class Engine:
 
     def words(self, c: Ciphertext) -> Words:
         """Return a ciphertext of the last level: (2, N) words modulo q0, transformed."""
+        # TenSEAL gives no buffer of a ciphertext, only one word at a time.
         return np.fromiter(map(c.dyn_array().at, range(2 * N)), np.uint64, 2 * N).reshape(2, N)
 
     # ------------------------------------------------------------------ arithmetic
@@ -253,6 +257,7 @@ class Engine:
         Its scale is ``square``, by default the square of the scale one level above.
         """
         above = level - 1
+        # Dropping moduli changes no scale, so the factor below makes up for what c has.
         if self.level(c) < above:
             c = self._do("mod_switch_to", c, self._names[above])
         square = square or self.moduli.scales[above] ** 2
@@ -335,6 +340,7 @@ class Engine:
         """
         weights, clear = chunk.comparison(j, other)
         z = None
+        # Not strict: a pair of centroids has no weights for the squares, which cancel.
         for column, w in zip((*chunk.columns, *chunk.squares), weights, strict=False):
             y = self.times(column, w, 1)
             z = y if z is None else self._add(z, y)
@@ -360,6 +366,7 @@ class Engine:
             for (a, b), win in wins.items()
             if j in (a, b)
         ]
+        # In pairs, since each level of the tree costs one prime (`moduli`).
         while len(factors) > 1:
             pairs = zip(factors[::2], factors[1::2], strict=False)
             rest = factors[len(factors) - len(factors) % 2 :]

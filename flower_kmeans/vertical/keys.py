@@ -229,6 +229,8 @@ class KeyHolder:
         rest = addmod(u, negmod(self._s_ntt, q), q)
         for j, (h0, h1) in enumerate(h):
             x = addmod(mulmod(self._s_ntt, h0, q), mulmod(rest, h1, q), q)
+            # Errors depend on h: two answers under the same errors would differ by the secret's
+            # part alone.
             errors = self._stream(b"round 2 errors " + u32(j), h[j])
             out.append(addmod(x, rns(small_error(errors) + small_error(errors), primes), q))
         return np.stack(out)
@@ -242,6 +244,7 @@ class KeyHolder:
         (values, N) are coefficients below q0. The same c1 gives the same words, another one gives
         other noise.
         """
+        # Noise depends on c1: two ciphertexts under the same noise would reveal their difference.
         own = noise(self._stream(b"noise " + u32(t), c1))
         row = np.concatenate([self._s[:1], -self._s[:0:-1]])  # X^i meets X^(N - i) with a minus
         # In two halves of at most 25 bits, whose products with 2^15 ternary values fit int64.

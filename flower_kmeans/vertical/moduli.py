@@ -12,9 +12,12 @@ from flower_kmeans.vertical.ring import SLOTS, N
 # Encryption Standard for N = 2^15 and a ternary secret, 881 for 128-bit security and 827 if the
 # attacker has a quantum computer. Pairs grow with the square of the clusters.
 MAX_CLUSTERS = 16
+# Three polynomials of degree 15 (`signs.STAGES`), of log2(16) levels each.
 _SIGN_LEVELS = 12
 _SCALE = 0.999 * 2.0**40  # a prime near it lies below 2^40: five bytes
 _BASES = 2, 3, 5, 7
+# Below 2^49, as `ring` needs. q0 limits what a word can hold: 2^47 over 2^26 for a record, so sums
+# stay below 2^20.9 records (docs/guarantees.md, "Noise of parties").
 _Q0, _SPECIAL = 0.99 * 2.0**48, 0.99 * 2.0**49
 
 
@@ -55,6 +58,7 @@ def moduli(n_clusters: int, radius: bool = False) -> Moduli:
             f"{MAX_CLUSTERS}]. Got {n_clusters!r} instead."
         )
     factors = n_clusters if radius else n_clusters - 1  # signs that a membership is a product of
+    # First the comparison of two distances, at the end the product with a column.
     levels = 1 + _SIGN_LEVELS + math.ceil(math.log2(factors)) + 1
     used: set[int] = set()
     q0, special = (_prime_near(target, used) for target in (_Q0, _SPECIAL))

@@ -102,6 +102,7 @@ def _on_workers(store: Store, step: Step, n_workers: int) -> Iterator[Words]:
     with tempfile.TemporaryDirectory(dir=store.directory) as folder:
         state = (store, step, Path(folder))
         try:
+            # A fork would copy SEAL's state and its threads' locks as they happen to be.
             with ProcessPoolExecutor(n_workers, get_context("spawn"), _start, state) as pool:
                 try:
                     yield from _in_order(pool, step, Path(folder))
@@ -240,6 +241,7 @@ class ComputingParty:
         party's own.
         """
         constants, c1 = self._stored(t)
+        # `addmod` is right for words below the prime only.
         if (shares >= self.moduli.q0).any():
             raise MessageError("Expected words below q0 of each key holder.")
         key = secret_key(self.secret, self.doc_hash, b"noise " + u32(t), c1)

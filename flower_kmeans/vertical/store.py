@@ -43,6 +43,7 @@ class Store:
     def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         """Write a file from its pieces, mode 0600: whole, or not at all."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # mkdir leaves the mode of a directory that is there already.
         self.directory.chmod(0o700)
         digest, part = hashlib.sha256(), self.directory / f"{name}.part"
         try:
@@ -51,6 +52,8 @@ class Store:
                     digest.update(piece)
                     file.write(piece)
                 file.flush()
+                # On the disk before the session has its digest: after a crash the run would be lost
+                # otherwise.
                 os.fsync(file.fileno())
             part.replace(self.directory / name)
         except BaseException:
@@ -61,6 +64,7 @@ class Store:
     def path(self, name: str) -> Path:
         """Return where a file lies; a `RunError` if it is missing, or was changed."""
         path = self.directory / name
+        # Compared at each use, since SEAL trusts what it reads.
         with suppress(OSError), path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").digest() == self.digests.get(name):
                 return path
