@@ -204,6 +204,7 @@ class Algorithm(ABC):
         n_words = sum(map(self.words, range(1, self.n_rounds + 1)))
         logarithm = math.log(2 * n_words / OVERFLOW_PROBABILITY)
         tails = {"gaussian": math.sqrt(2 * logarithm), "laplace": logarithm}
+        # Where clients add means, each adds as much as a record, and there may be more of them.
         most = max(self.n_records, self.n_clients or 0)
         for number, releases in enumerate(self.plan().rounds, start=1):
             sensitivities = self.block_sensitivities(number)

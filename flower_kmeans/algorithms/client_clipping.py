@@ -37,6 +37,7 @@ def client_clip(
             "n_clients is required with unit='client': a public number of clients, from which "
             "delta and the default clip follow. Got None."
         )
+    # What an average client holds, so no smaller one is clipped.
     return (n_records or 0) / n_clients if clip is None else clip
 
 
@@ -67,6 +68,7 @@ def clip_factor(values: NDArray[np.int64], sensitivities: NDArray[np.float64], n
             total = 0.0
         margin = (values.size + _ROUNDINGS) * 2.0**-52
         size = largest * float(total) * (1.0 + margin)
+    # A norm of 1 or less stays as it is, so clipping is the identity for most clients.
     return 1.0 if size <= 1.0 else (1.0 - margin) / size
 
 

@@ -35,6 +35,7 @@ MEANS = "means"  # block of the clients' means, of "amn"
 MAX_ARCS = 2**22  # pairs of a slot and a cluster: some minutes and gigabytes of the solver
 
 _TIE_BITS, _TIE_LEVELS = 48, 3  # so many bits of 10,002 nodes add up to less than 2^62
+# More than any path costs, and twice it still fits int64.
 _FAR = 2**62
 
 
@@ -148,6 +149,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
         sums = (held.T.astype(np.float64) @ points.astype(np.float64)).astype(np.int64)  # exact
         counts = held.sum(axis=0)
         if self.aggregation == "amn":
+            # Rounded down, by less than a step in each coordinate, which the sensitivity includes.
             return Statistic({MEANS: sums // counts[:, None]})
         blocks = {SUMS: sums, COUNTS: counts << self.fraction_bits}
         return Statistic({block.name: blocks[block.name] for block in self.layout(query.round)})
@@ -184,6 +186,8 @@ class ConstrainedLloydAlgorithm(LloydFamily):
     @classmethod
     def from_config(cls, config: Mapping[str, Any], domain: Domain, budget: PrivacyBudget) -> Self:
         """Return the algorithm that ``to_config`` described."""
+        # A field that the assignment does not have would be a second encoding of the same
+        # algorithm.
         if ("max_size" in config) == (config.get("assignment") == "non-exclusive"):
             raise ConfigurationError(f"The fields of algorithm {cls.name!r} are not as expected.")
         return super().from_config(config, domain, budget)
@@ -207,6 +211,7 @@ class ConstrainedLloydAlgorithm(LloydFamily):
                 f"as many records as it must. Got max_size={self.max_size!r} instead."
             )
         least = -(-2 * n // (3 * k)) if self.min_size is None else self.min_size
+        # An empty cluster has no mean, and one of "non-exclusive" holds exactly the least size.
         needs_one = is_free or self.aggregation == "amn"
         self._put(min_size=integer("min_size", least, int(needs_one), n))
         if not is_free:
@@ -504,6 +509,7 @@ def _prices(weights: IntArray) -> tuple[IntArray, list[int] | None]:
         if not shorter.any():
             return prices, None
         prices, before = np.where(shorter, found, prices), np.where(shorter, best, before)
+    # After n passes it lies behind a cycle: n steps back lead into it.
     node = int(np.flatnonzero(shorter)[0])
     for _ in range(n):
         node = int(before[node])

@@ -136,6 +136,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         radius = self.radius_of(number)
         if self.relocation:
             radius = int(state.arrays["radius"][0])
+            # Sums are in radii there, and centroids in grid units.
             moves *= radius * 2.0**-self.fraction_bits
             if self._is_weighted(number):
                 mean = answer.blocks[NEARNESS] / np.maximum(counts, 2**self.fraction_bits)
@@ -246,6 +247,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         share = 1.0
         if round_number == 1 and self.radius == "step" and not self.relocation:
             share = math.sqrt(2 * self._radius / self._first_radius)
+        # (4 d)^(1/4) of the paper, by roots, which IEEE 754 rounds alike everywhere, unlike a
+        # power.
         ratio = math.sqrt(math.sqrt(4 * self.domain.n_features))
         covered = (SUMS, NEARNESS) if self.relocation else (SUMS,)
         return (

@@ -58,6 +58,7 @@ MAX_RELAY = 2**31  # bytes of shares that a server passes on in one round
 N_REPEATS = 2  # of an `Add`, for those who did not answer it
 _ADD_BYTES = 256 * 2**20  # of all that are under way at once
 _OVERHEAD = 2**20  # of a message, beside what grows with words and clients
+# A peer has a key of 32 bytes and a tag of 16, with the names of its fields.
 _PEER_BYTES = 80
 _PART_OVERHEAD = 32
 
@@ -470,6 +471,7 @@ class Server:
         """Choose the answers that are added up, by their tag, and note all other clients."""
         answers, early = attempt.answers, self._has_early_key and attempt.t == 1
         if not attempt.tag and answers:
+            # The tag itself breaks ties, so that a repeated run chooses alike.
             attempt.tag = max(answers, key=lambda tag: (len(answers[tag]), tag))
         # Others may have followed another history: their words would not add up.
         attempt.dealers = sorted(answers.pop(attempt.tag, []), key=lambda client: client.slot)
@@ -514,6 +516,7 @@ class Server:
         total = attempt.sums[attempt.tag]
         if run.trust.noise_by == "server":  # it is drawn once: an entry is never replaced
             noise = server_noise(run.algorithm, run.plan, attempt.t, Stream.fresh())
+            # The checksum word counts clients, so noise leaves it alone.
             part = run.trust.sum.encode(np.append(noise, np.int64(0)))
             context = self._sum_context(attempt, attempt.tag)
             total = run.trust.sum.combine([total, part], context)
@@ -634,6 +637,7 @@ class Server:
                 opened = removal.open_sum(run, t, combined, frame.bits(dealers), context)
             except SumError:
                 return False
+            # Somebody shared something else than a vector, which no member can see.
             if int(opened.vector[-1]) != len(dealers):
                 return False
             for position in opened.liars:
@@ -671,6 +675,7 @@ class Server:
     def _lose(self, attempt: _Attempt) -> None:
         """Close a round without a sum, where the algorithm can go on without it."""
         t, algorithm = attempt.t, self.run.algorithm
+        # Clients of a blind server do not learn that a sum is lost, and would wait for its entry.
         state = None if self.run.trust.is_blind else algorithm.without_sum(self.state)
         if state is None:
             raise RunError(
@@ -710,6 +715,7 @@ class Server:
             raise RunError("Expected centroids and counts after the last round. Got none.")
         try:
             data = encode_result(result)
+            # As a client reads it: better an error here than one refusal from each of them.
             read_result(self.run, data)
         except MessageError as error:
             raise RunError(f"The result cannot be sent to the clients. {error}") from None

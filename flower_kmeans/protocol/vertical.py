@@ -235,6 +235,8 @@ class VerticalParty:
         price = self.run.price
         if price is not None:
             rest = [(Charge(), Charge())] * self._shape.n_rounds
+            # With the set-up, not round by round: nobody can be missing, so a run is answered whole
+            # or fails.
             price = Price(price.unit, (price.whole, *rest))
         self.memory.answer(self._doc_hash, answer, price, self.session)
 
@@ -313,6 +315,7 @@ class VerticalParty:
                 release, sensitivities * unit, run.document.noise_shares, stream
             )
         blocks = algorithm.unflatten(noise, t).blocks
+        # In the order in which `Engine.cluster` gives values: a cluster's count, then its sums.
         return np.column_stack([blocks[COUNTS], blocks[SUMS]]).reshape(-1)
 
     # ------------------------------------------------------------------ set-up

@@ -28,6 +28,7 @@ B48 = Annotated[bytes, msgspec.Meta(min_length=48, max_length=48)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
+# Keys of mappings in a fixed order: the hash of a document must not depend on how it was built.
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
 _MALFORMED = "A message is malformed."
 
@@ -73,6 +74,7 @@ def from_content(content: RecordDict) -> bytes:
     header = content.get(RECORD)
     if not isinstance(header, ConfigRecord) or "v" not in header:
         raise MessageError(_MALFORMED)
+    # Not isinstance, which would take True for 1.
     if type(header["v"]) is not int or header["v"] != VERSION:
         raise VersionError(f"Expected a message of version {VERSION}.")
     match dict(header), list(content), content.get(_DATA):
