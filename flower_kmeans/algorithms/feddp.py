@@ -248,6 +248,7 @@ class FedDPAlgorithm(base.Algorithm):
         found = []
         for name, block in self._released(round_number).items():
             rounds = self.n_lloyd_rounds if name.startswith("lloyd") else 1
+            # Shares are of mu^2, which is the inverse square of a multiplier.
             multiplier = 1 / math.sqrt(shares[name] / rounds)
             if name in self.laplace:
                 found.append(Release(name, "laplace", "l1", multiplier, (block.name,)))
@@ -394,6 +395,7 @@ class FedDPAlgorithm(base.Algorithm):
         # diagonal: entries above it have 1 / sqrt 2 of that (Wigner's semicircle).
         edge = math.sqrt(2 * d) * self.noise_of(PROJECTION)[MOMENTS]
         flags[NO_EIGEN] = not np.isfinite(values).all()
+        # Without noise the edge is 0, and eigenvalues of rounding size are no signal.
         flags[NO_SIGNAL] = not (values > max(edge, 1e-9 * values[0])).all()
         matrix = self.projection.matrix(directions)
         points = self.projection.project(
@@ -621,6 +623,7 @@ class FedDPAlgorithm(base.Algorithm):
         most = MOST_AUTO_LLOYD_ROUNDS
         if self.n_records is None:
             return most
+        # For a moment: `noise_of` needs a whole plan.
         self._put(n_lloyd_rounds=most, n_rounds=N_INITIAL + most)
         noise = self.noise_of(LIFT + 1)[SUMS] * math.sqrt(self.domain.n_features)
         size = self.n_records / self.n_clusters

@@ -432,6 +432,7 @@ def _initial(value: Any, n_clusters: int, n_features: int) -> tuple[tuple[float,
             f"Expected initial centroids of shape ({n_clusters}, {n_features}). "
             f"Got {points.shape} instead."
         )
+    # Adding 0 leaves no negative zeros, so that equal algorithms have equal documents.
     return tuple(tuple(row) for row in (points + 0.0).tolist())
 
 

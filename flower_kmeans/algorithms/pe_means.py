@@ -256,6 +256,7 @@ class PEMeansAlgorithm(Algorithm):
         """Return selected centres, and from what the next population is made."""
         size, q = self._n_candidates(query), self.fraction_bits
         source = round_words(self.seed, query.round)
+        # Signed, since arrays of a query are of int64 alone.
         seed = random_words(source, 2).view(np.int64)
         votes = answer.blocks[COUNTS].copy()
         votes[size:] = 0  # of candidates that were halved away

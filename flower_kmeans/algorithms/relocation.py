@@ -93,6 +93,7 @@ def relocated(
         going = bool(going and gains[b] > costs[i] + scatter_noise)
         j, g = (i, g) if sizes[i] <= sizes[g] else (g, i)
         free = going and b not in (j, g) and not (moved[j] or moved[g])
+        # The merged centroid lies at the mean of both, by sizes.
         share = float(sizes[j] / max(sizes[j] + sizes[g], _TINY))
         put(g, points[g] + (points[j] - points[g]) * share, free)
         put_beside(j, b, direction, free)

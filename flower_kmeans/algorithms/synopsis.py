@@ -135,6 +135,7 @@ class Schedule:
         k, d = n_clusters, n_features
         root = math.sqrt(d)
         strength = signal * math.sqrt(_left(n_sizings))
+        # c of docs/guarantees.md, "SynopsisKMeans".
         counts = strength / (k * math.sqrt(root))
         clear = math.sqrt(2 * d) < CLEAR_MOMENTS * math.sqrt(MOMENT_SHARE) * strength
         moments = clear and d <= MOST_COLUMNS
@@ -451,6 +452,7 @@ class SynopsisAlgorithm(base.Algorithm):
         sensitivities = self.block_sensitivities(round_number)
         if not self.budget.is_private:
             return dict.fromkeys(sensitivities, 0.0)
+        # `_planned_signal`, solved for mu.
         mu = self.schedule.signal * (self.clip or 1.0) / cast(int, self.n_records)
         return {
             name: release.noise_multiplier / mu * self.clip_of(release) * sensitivities[name]
@@ -499,6 +501,7 @@ class SynopsisAlgorithm(base.Algorithm):
             sums, counts, slacks = cell_sums(projected, arrays["cells"], arrays["radii"], q)
             return base.Statistic({SUMS: sums, COUNTS: counts << q, SLACKS: slacks})
         weights, sizing = arrays.get("weights"), self.schedule.is_sizing(number)
+        # No count depends on a radius.
         radii = np.full(self.n_clusters, 1 if sizing else arrays["radius"][0])
         sums, counts, _ = cell_sums(records, arrays["centroids"], radii, q, weights=weights)
         return base.Statistic(
@@ -542,6 +545,7 @@ class SynopsisAlgorithm(base.Algorithm):
             norm = model.mean_norm(total / n, std * math.sqrt(d) / n)
             directions, values = eigenvectors(moments / n)
             variances, n_clear = model.spectrum(values, math.sqrt(2 * d) * std / n, norm)
+            # With p = d any directions will do: they span all columns.
             flags[NO_SIGNAL] = n_clear == 0 and p < d
         else:
             variances = np.full(d, model.mean_norm(total / n, std / n) / d)
@@ -584,6 +588,7 @@ class SynopsisAlgorithm(base.Algorithm):
         noise = model.Noise(*(noises[name] * 2.0**-q for name in names))
         counts = released.counts, noise.counts
         total = postprocess.expected_total(*counts, self._planned, answer.answered)
+        # The public figure for N may be too small.
         total = max(total, postprocess.surely_counted(*counts))
         comparable = number > FIRST + 1  # before, nothing was counted
         missing = _held(answer, flags, expected, *counts, comparable)
@@ -591,6 +596,7 @@ class SynopsisAlgorithm(base.Algorithm):
         mixture, stood_out = model.learned(cells, released, noise, step, total, missing)
         flags[NO_CELL] |= not stood_out
         if number < self.schedule.last_synopsis:
+            # Records of clients that did not answer may lie where no others do.
             unseen = None
             if answer.answered < 1 and not comparable:
                 share = (1 - answer.answered) * math.fsum(mixture.weights)
@@ -608,6 +614,7 @@ class SynopsisAlgorithm(base.Algorithm):
         lifted = self.projection.lift(to_grid(found.centers / step), before["projection"])
         centroids = into_domain(to_grid(lifted), self.domain, q)
         if self.bounded:
+            # Weights of the selection are where `_weights` starts.
             unit = self._longest * 2.0**-model.MODEL_BITS
             sized["weights"] = self._in_range(weights * (unit * unit))
             sized["size_variance"] = _stored(1.0)
@@ -615,6 +622,7 @@ class SynopsisAlgorithm(base.Algorithm):
         d, p = self.domain.n_features, self.schedule.n_directions
         rest = float(_real(before["rest"])[0])
         first, beside = math.fsum(found.within) + rest, rest / max(d - p, 1)
+        # The last entry stands for every direction that the projection leaves out.
         within = np.append(found.within, beside)
         doubts = np.hstack([found.doubts, np.full((k, 1), beside)])
         return {
@@ -767,6 +775,7 @@ class SynopsisAlgorithm(base.Algorithm):
     def _factor(self) -> float:
         """A radius over the root mean square of what it is to cut: larger with less noise."""
         k, d = self.n_clusters, self.domain.n_features
+        # Finite without noise too, where the strength is not.
         signal = min(max(self.schedule.strength / (k * math.sqrt(d)), 0.1), 1e6)
         return min(2.6, max(1.0, 0.7 + 0.3 * float(logarithm(np.array(signal)))))
 

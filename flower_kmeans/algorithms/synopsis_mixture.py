@@ -120,6 +120,7 @@ def spectrum(values: FloatArray, edge: float, norm: float) -> tuple[FloatArray, 
     semicircle).
     """
     clear = values > CLEAR * edge
+    # Noise moves an eigenvalue t to v = t + edge^2 / (4 t); this is the inverse.
     roots = np.sqrt(np.maximum(values * values - edge * edge, 0.0))
     variances = np.where(clear, (values + roots) / 2, 0.0)
     if not clear.all():
@@ -241,12 +242,14 @@ def learned(
     both = noise.slacks * noise.slacks + noise.counts * noise.counts
     doubt = np.square(np.square(radii) / sizes) * both
     own = squares / sizes - lengths
+    # As if the variances of cells differed among themselves by as much as they are large.
     variances = pooled + pooled * pooled / (pooled * pooled + doubt) * (own - pooled)
     total = row_sums(shape.copy())
     variances = np.clip(variances, 0.05 * pooled, 6 * total)
     scales = np.sqrt(shape * (variances / total)[:, None])
     centers = cells.centers.astype(np.float64) * step
     aside = stays[:, None]
+    # An error that is left is the posterior variance, of the model's and the noise's together.
     found = Mixture(
         np.where(stays, cells.expected, own_sizes),
         np.where(aside, centers, centers + means),
@@ -282,6 +285,7 @@ def select(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> Selec
     chosen = parts[np.arange(n_clusters) % len(parts)]
     beside = np.arange(n_clusters) >= len(parts)
     noise = _normals((n_clusters, p), source) * beside[:, None]
+    # Drawn in any case: steps must not depend on released sums.
     found = np.where(few, on_grid(means[chosen] + scales[chosen] * noise), found)
     labels = nearest(points, found)
     residuals = scaled(points - found[labels], MODEL_BITS)
@@ -316,6 +320,7 @@ def select_within(
     words = random_words(source, STARTS * k).reshape(STARTS, k)
     places = edges[:-1] + (words % np.diff(edges).astype(np.uint64)).astype(np.int64)
     starts = points[places]
+    # Also where it is not wanted: steps must not depend on released sums.
     free = grid_kmeans(means, parts, k, source, _FREE_STARTS, _START_STEPS).points
     starts[0] = np.where(few, starts[0], free)
     best = constrained_centers(points, equal_masses(k), starts, *shares)

@@ -27,6 +27,8 @@ from flower_kmeans.vertical.ring import SLOTS
 MAX_RECORDS = 2**20
 MAX_HOLDERS = 3
 SOFT = 1.0016  # norm of a record's soft memberships at most, up to 16 clusters (docs/vertical.md)
+# At least twelve deviations at the worst records known (docs/guarantees.md, "Errors of the
+# encryption").
 _ERROR_ALONE, _ERROR_PUBLIC = 0.005, 0.039
 _RANGE = 2.0**20.9  # below it an opened count or sum, noise included, does not wrap
 _DEVIATIONS = 8.0

@@ -119,6 +119,7 @@ def fused_kernel(work: float) -> Any:
     as long with NumPy. It needs the extra ``fast`` and a folder for compiled code.
     """
     global _work_so_far
+    # Without a lock: a call that is lost only moves the time of loading.
     _work_so_far += work
     return None if _work_so_far < _FUSED_WORK else _load_fused()
 

@@ -28,6 +28,8 @@ _READ_ROWS = 4_096
 _MAX_ROWS = 2**24  # whose sums, of integers of at most 2**25, are exact in float64
 _LABEL_ROWS = 2**16
 _FEW = 2  # near ties of a block that are settled one by one
+# Threads share the rows, so without the GIL. NumPy's division has no branch, which would stop
+# vectorisation.
 _OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
 _compiled = njit(**_OPTIONS)
 
@@ -77,6 +79,7 @@ def _quantised(value, center, factor, limit):
     value = (value - center) * factor
     value = -limit if value < -limit else value  # NaN stays NaN
     value = limit if value > limit else value
+    # No caller may allow reassociation, which would cancel `_ROUND`.
     return (value + _ROUND) - _ROUND
 
 
@@ -106,6 +109,7 @@ def _read(records, first, m, bounds, block):
             columns[f * _ROWS + i] = points[i, f]
 
 
+# Fused multiplications are fine here: `_slack` covers how they round.
 @njit(fastmath={"contract"}, **_OPTIONS)
 def _score(columns, w, offsets, j, out):
     """Write ``offsets + w @ columns`` of four centroids from the j-th on, (4, _ROWS)."""
@@ -391,6 +395,7 @@ def _tables(
     d, box = records.shape[1], records.box
     if box is not None and (d <= _NARROW or records.table.flags.c_contiguous):
         limit = box.grid_half_widths(records.fraction_bits).astype(np.float64)
+        # The factor of `Box.to_unit`: dividing would round otherwise.
         unit = np.broadcast_to(1 / box._unit * 2**records.fraction_bits, d)
         bounds = _Bounds(box._center, np.ascontiguousarray(unit), limit)
         for first in range(start, stop, _MAX_ROWS):

@@ -147,6 +147,7 @@ def _draw(masses: IntArray, words: NDArray[np.uint64]) -> NDArray[np.intp]:
     """Return a place for every word, with probabilities proportional to the masses."""
     reached = np.cumsum(masses)
     total = int(reached[-1])
+    # Python's integers: a product may have 126 bits.
     drawn = np.array([int(word) * total >> 64 for word in words], dtype=np.int64)
     return np.asarray(np.searchsorted(reached, drawn, side="right"))
 

@@ -96,6 +96,7 @@ def leading_directions(
             values, vectors = np.linalg.eigh(symmetric(words, n_features))
     except np.linalg.LinAlgError:
         return np.eye(n_features, n_directions), np.full(n_directions, np.nan)
+    # `eigh` gives ascending eigenvalues.
     last = slice(None, -n_directions - 1, -1)
     return vectors[:, last], values[last]
 

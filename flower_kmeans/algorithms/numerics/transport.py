@@ -119,6 +119,7 @@ def rake(masses: IntArray, labels: IntArray, counts: FloatArray, gain: float) ->
     factors = np.clip(wanted / np.maximum(have, 1.0), *_CHANGES)
     most = _MOST_MASS // len(masses)
     raked = np.floor(np.minimum(masses * factors[labels] + 0.5, most)).astype(np.int64)
+    # Factors could never bring back a mass of 0.
     return np.maximum(raked, masses > 0)
 
 
@@ -127,6 +128,7 @@ def refinement_gain(counts: FloatArray, have: FloatArray, noise: float) -> float
 
     ``noise`` is the standard deviation of a count, above 0.
     """
+    # The part of the difference that noise does not explain, at least a fifth.
     square, seen = noise * noise, _mean_square(counts - have)
     return max(seen - square, square / 4) / max(seen, 1.25 * square)
 
@@ -140,6 +142,7 @@ def sizing_gain(
     """
     square = noise * noise
     prior = max(_mean_square(counts - have) - square, variance)
+    # Kalman's filter for one number.
     gain = prior / (prior + square)
     return gain, gain * square
 
@@ -238,6 +241,7 @@ def _shares(masses: IntArray) -> IntArray:
     ones = np.ones(len(masses), dtype=np.int64)
     masses = masses if masses.any() else ones
     shift = max(0, int(masses.sum()).bit_length() - _MASS_BITS)
+    # Half of what is cut off is added, so masses are rounded to the nearest.
     found: IntArray = (masses + (1 << shift >> 1)) >> shift
     return found if found.any() else ones
 
@@ -252,6 +256,7 @@ def _temperatures(problem: _Problem) -> list[float]:
     first = max(HOTTEST * far, 0.25)
     last = max(COLDEST * near * near, COLDEST * COLDEST * far, 0.25)
     fall = last / first
+    # The sixteenth root, by square roots, which are rounded alike everywhere.
     for _ in range(_FALLS.bit_length() - 1):
         fall = math.sqrt(fall)
     return [first * math.prod([fall] * i) for i in range(_FALLS + 1)]
@@ -294,6 +299,7 @@ def _admitted(
 ) -> FloatArray:
     """Return the weights after a step, in which none changes its sign."""
     moved = np.clip(weights + step, -problem.largest, problem.largest)
+    # Equal bounds: a weight of either sign asks for the same size.
     if problem.high - problem.low <= 1:
         return np.asarray(moved)
     # At 0 the bound that a weight stands for changes.
@@ -309,6 +315,7 @@ def _place(problem: _Problem, weights: FloatArray, temperature: float) -> _Place
     for i in range(0, n, rows):
         exponents = weights - problem.costs[i : i + rows]
         top = exponents.max(axis=1)
+        # No exponential overflows, and no sum of them is 0.
         exponents -= top[:, None]
         exponents /= temperature
         np.maximum(exponents, _LOWEST, out=exponents)
