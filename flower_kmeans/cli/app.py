@@ -207,7 +207,7 @@ def simulate(
         "n_clusters": n_clusters,
         "engine": place,
         "seed": seed,
-        "seconds": seconds,
+        "total_seconds": seconds,
     }
     not_private = _BOUNDS_READ_OFF if read_off and private else None
     statements = clustering.report.statements
@@ -216,17 +216,17 @@ def simulate(
     if not_private is not None:
         statements = (not_private, *statements)
         facts |= {"private": False, "statements": statements}
-    page = html_report(
-        clustering,
-        columns=[printable(name) for name in source.columns],
-        facts=[
-            ("data", source.name),
-            ("engine", place),
-            ("seed, of public randomness", str(seed)),
-            ("time", f"{seconds:.1f} s"),
-        ],
-        not_private=not_private,
-    )
+    told = [
+        ("data", source.name),
+        ("engine", str(engine)),
+        ("seed, of public randomness", str(seed)),
+        ("time", f"{seconds:.1f} s"),
+    ]
+    names = [printable(name) for name in source.columns]
+    page = html_report(clustering, columns=names, facts=told, not_private=not_private)
+    # What `flower-kmeans report` needs beside the report and the centroids.
+    sizes = clustering.size_report and clustering.size_report.to_dict()
+    facts["page"] = {"facts": told, "not_private": not_private, "sizes": sizes}
     files = out.write_page(output, page)
     files += out.write_report(output, clustering.report.to_dict() | facts)
     files += out.write_centroids(output, clustering, source.columns)
@@ -333,14 +333,34 @@ def assign(
 
 
 @app.command()
+def report(
+    run: Annotated[
+        Path, typer.Argument(metavar="REPORT", help="The report.json, with centroids.npz beside.")
+    ],
+) -> None:
+    """Make report.html again from the REPORT of a run, report.json, with centroids.npz beside it.
+
+    Nothing in them is signed: the page says what they say.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.outputs import write_page
+        from flower_kmeans.cli.page import page_again
+
+        page = page_again(run)
+        prepare_directory(run.parent)
+        (name,) = write_page(run.parent, page)
+        typer.echo(f"Wrote {run.with_name(name)}")
+
+
+@app.command()
 def new(
     directory: Annotated[
         Path, typer.Argument(help="The new directory; its name is the app's, such as my-app.")
     ],
 ) -> None:
-    """Make a Flower app that runs as it is, to put your own records into.
+    """Make a Flower app that runs as it is, in a new DIRECTORY with the app's name.
 
-    It has a client, a server, their options, a README and a test.
+    It has a client, a server, their options, a README and a test. Put your own records into it.
     """
     with one_sentence():
         from flower_kmeans.cli.new import make_app

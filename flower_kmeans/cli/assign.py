@@ -26,6 +26,7 @@ class Found(NamedTuple):
     columns: tuple[str, ...]
     domain: Domain
     weights: Floats | None
+    counts: Floats  # (k,), noisy
 
 
 def read_centroids(path: Path) -> Found:
@@ -38,14 +39,16 @@ def read_centroids(path: Path) -> Found:
         columns = tuple(map(str, arrays["columns"]))
         # All of it is checked, since the file may come from anywhere.
         is_right = centroids.shape[1:] == (domain.n_features,) == (len(columns),)
-        numbers = [centroids, *(() if weights is None else (weights,))]
+        by_cluster = [arrays["counts"], *(() if weights is None else (weights,))]
+        numbers = [centroids, *by_cluster]
         is_right &= all(each.dtype == np.float64 and np.isfinite(each).all() for each in numbers)
-        is_right &= len(centroids) > 0 and (weights is None or weights.shape == centroids.shape[:1])
+        is_right &= len(centroids) > 0
+        is_right &= all(each.shape == centroids.shape[:1] for each in by_cluster)
     except (OSError, KeyError, ValueError, TypeError, KMeansError):
         is_right = False
     if not is_right:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
-    return Found(centroids, columns, domain, weights)
+    return Found(centroids, columns, domain, weights, arrays["counts"])
 
 
 def assign(found: Found, data: Path, output: Path) -> int:

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
-from flower_kmeans.report.report import Report
+from flower_kmeans.report.report import Report, versions
 from flower_kmeans.report.templates import TEMPLATES
 from flower_kmeans.version import __version__
 
@@ -77,23 +76,35 @@ def html_report(
     RunError
         If the strategy has not started.
     """
-    outcome = _outcome_of(run, result, columns, not_private)
-    report = outcome.report
+    return page_of(_outcome_of(run, result, columns, not_private), title, facts, versions())
+
+
+def page_of(
+    run: "Outcome",
+    title: str | None,
+    facts: Sequence[tuple[str, str]],
+    versions: Mapping[str, str],
+) -> str:
+    """Return the page of what is known of a run; the other parameters are `html_report`'s.
+
+    ``versions`` are those of the software that made the run.
+    """
+    report = run.report
     dropped = {(entry.round, entry.node_id) for entry in report.dropped}
     page = TEMPLATES.get_template("page.html.j2").render(
-        run=outcome,
+        run=run,
         report=report,
         title=title,
         facts=facts,
-        domain=type(outcome.domain).__name__,
+        domain=type(run.domain).__name__,
         releases=[(t, each) for t, group in enumerate(report.plan.rounds, 1) for each in group],
         curve=_curve(report),
         dropped=dropped,
         missing=[sum(t == each for each, _ in dropped) for t in range(1, len(report.answers) + 1)],
-        learned=_learned(outcome),
-        sized=_sized(outcome),
-        version=__version__,
-        flwr_version=version("flwr"),
+        learned=_learned(run),
+        sized=_sized(run),
+        versions=versions,
+        version=__version__,  # of this page's writer
     )
     # Values hold no line breaks, since these do not print: all of them are the templates' layout.
     page = re.sub(r"(?<=>)\s*\n\s*|\s*\n\s*(?=<)", "", page)

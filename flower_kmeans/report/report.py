@@ -4,12 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, Literal
 
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.templates import lines_of, listed
 from flower_kmeans.report.vertical import NEIGHBOURS, VerticalReport
+from flower_kmeans.version import __version__
 
 PARTIES = ("passive server", "active server", "server and clients", "clients", "committee")
 """The parties of `Report.protects_against`."""
@@ -282,12 +284,14 @@ class Report(Proceedings):
             "noise_factors": self.factors,
             "result_by": "clients" if self.trust_model.is_blind else "server",
             "sizes": self.sizes and self.sizes.to_dict(),
-            "earlier": earlier
-            and {name: getattr(earlier, name) for name in ("strategy", "trust", *_GUARANTEE)},
+            "earlier": earlier and earlier._origin(),
             "together": together
             and {"epsilon": together.epsilon(), "delta": together.budget.delta, "mu": together.mu},
             "vertical": self.vertical and self.vertical.to_dict(),
             "releases": self._releases(),
+            "plan": self.plan.to_config(),
+            "notes": self.plan.notes,
+            "versions": versions(),
         }
         if (epsilon := self.plan.budget.epsilon) is not None:
             # What else the same noise means: for other epsilons, and for several records.
@@ -298,6 +302,12 @@ class Report(Proceedings):
                 "epsilon_of_groups": {str(size): self.plan.group(size) for size in _GROUPS},
             }
         return {name: _plain(value) for name, value in values.items()}
+
+    def _origin(self) -> dict[str, Any]:
+        """Return what the report of a run that started from this one says of it."""
+        names = ("strategy", "trust", *_GUARANTEE, "keys", "min_clients")
+        own = {name: getattr(self, name) for name in names} | {"plan": self.plan.to_config()}
+        return own | {"earlier": self.earlier and self.earlier._origin()}
 
     def _releases(self) -> list[dict[str, Any]]:
         names = ("name", "mechanism", "norm", "noise_multiplier")
@@ -314,6 +324,11 @@ class Report(Proceedings):
             for number, releases in enumerate(self.plan.rounds, 1)
             for release in releases
         ]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the software that runs."""
+    return {"flower-kmeans": __version__, "flwr": version("flwr")}
 
 
 def clip_text(clip: float, clips: Mapping[str, float]) -> str:

@@ -130,7 +130,7 @@ class TestSimulate:
     @pytest.mark.parametrize("arguments", [("--strategy", "lloyd"), ("--trust", "plain")])
     def test_runs_without_privacy_find_the_blobs_and_say_so(self, simulated, tmp_path, arguments):
         result, report, saved = simulated("--clients", 4, *arguments)
-        assert sorted(saved) == ["centroids", "columns", "counts"]
+        assert sorted(saved) == ["centroids", "columns", "counts", "domain"]
         assert saved["columns"].tolist() == report["columns"] == ["height", "weight"]
         assert_near_the_blobs(saved["centroids"], 0.1)
         np.testing.assert_allclose(saved["counts"].sum(), 1200)

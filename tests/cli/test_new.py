@@ -170,7 +170,11 @@ def test_it_runs_by_the_command_that_was_printed(made, tmp_path, monkeypatch):
             with suppress(DeploymentError):
                 processes.run("run", command, 300)
                 break
-        assert_centroids_in(tmp_path / "my-app-out")
+        output = tmp_path / "my-app-out"
+        assert_centroids_in(output)
+        page = (output / "report.html").read_bytes()
+        assert CliRunner().invoke(app, ["report", str(output / "report.json")]).exit_code == 0
+        assert (output / "report.html").read_bytes() == page
         (listed,) = json.loads(
             processes.run("list", ["flwr", "ls", "local", "--format", "json"], 60)
         )["runs"]

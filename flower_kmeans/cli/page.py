@@ -1,0 +1,64 @@
+"""The page of a run again, from the ``report.json`` and ``centroids.npz`` that it left."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.cli.assign import read_centroids
+from flower_kmeans.errors import DataError, KMeansError
+from flower_kmeans.files import printable
+from flower_kmeans.privacy.plan import plan_from_config
+from flower_kmeans.protocol.trust import trust_model
+from flower_kmeans.report.html import Outcome, page_of
+from flower_kmeans.report.report import Report
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What ``simulate`` says on a page beside the run's report."""
+
+    facts: list[tuple[str, str]]
+    not_private: str | None
+    sizes: SizeReport | None
+
+
+def page_again(path: Path) -> str:
+    """Return the page of a run; a `DataError` unless both files are those of one run."""
+    found = read_centroids(path.with_name("centroids.npz"))
+    try:
+        values = json.loads(path.read_text("utf-8"))
+        report, versions = report_from(values), msgspec.convert(values["versions"], dict[str, str])
+        # The server of an app writes no more than its report.
+        page = msgspec.convert(values.get("page", _Page([], None, report.sizes)), _Page)
+        columns = values.get("columns", list(found.columns))
+        is_right = columns == list(found.columns)
+        is_right &= values.get("n_clusters", len(found.centroids)) == len(found.centroids)
+        is_right &= page.sizes is None or len(page.sizes.counts) == len(found.centroids)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, KMeansError):
+        is_right = False
+    if not is_right:
+        raise DataError(f"Expected the report.json of a run, with its centroids.npz. Got {path}.")
+    columns = tuple(map(printable, found.columns))
+    arrays = len(found.centroids), found.centroids, found.counts
+    run = Outcome(report, found.domain, columns, *arrays, page.sizes, page.not_private)
+    return page_of(run, None, page.facts, versions)
+
+
+def report_from(values: Mapping[str, Any]) -> Report:
+    """Return the report that `Report.to_dict` wrote.
+
+    Raises
+    ------
+    KeyError, ValueError, TypeError, KMeansError
+        If values are missing, of a wrong type, or contradict each other.
+    """
+    plan = replace(plan_from_config(values["plan"]), notes=tuple(values.get("notes", ())))
+    earlier = values["earlier"] and report_from(values["earlier"])
+    own = {"plan": plan, "trust_model": trust_model(values["trust"]), "earlier": earlier}
+    given = {field.name: values[field.name] for field in fields(Report) if field.name in values}
+    return msgspec.convert(given | own, Report)
