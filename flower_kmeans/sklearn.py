@@ -96,6 +96,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         max_total_epsilon: float = 10.0,
         max_total_delta: float = 1e-6,
     ) -> None:
+        # As given, and checked by `fit`: `clone` requires that attributes are the arguments.
         self.n_clusters = n_clusters
         self.epsilon = epsilon
         self.delta = delta

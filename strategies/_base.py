@@ -387,6 +387,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
             roster = Roster.from_file(self.roster_file)
         self._server, details = self._begin(roster)
         self._talk = Exchange(grid, self._timeout or self.default_timeout)
+        # Before clients are asked: a run that fails in its set-up has a report too.
         self._report = Report(
             strategy=type(self).__name__,
             plan=self.plan,
@@ -736,6 +737,7 @@ optional
                 f"Expected n_clients or min_clients under trust={self.trust!r}, where the noise "
                 "is shared among min_clients. Got neither."
             )
+        # Beside a client that colludes, one at least must add noise.
         return max(2, math.ceil(_FRACTION_OF_CLIENTS * self.n_clients))
 
     # ------------------------------------------------------------------ results
@@ -829,6 +831,7 @@ optional
     def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
         server = self._running
         if is_last:
+            # All clients have the same result, so one delivery is enough.
             return "finish", server.finish_requests(), lambda: bool(server.delivered)
         return "ask", server.ask(), server.has_enough
 

@@ -242,6 +242,7 @@ class VerticalKMeans(ClusteringStrategy[Relay]):
 
     def _next(self, is_last: bool) -> tuple[Kind, Mapping[int, Request], HasEnough]:
         self._requests = self._running.request(_STEPS[is_last])
+        # Never enough before all have replied: no party may be missing.
         return _STEPS[is_last], self._requests, lambda: False
 
     def _take(self, replies: Replies, is_last: bool) -> None:

@@ -416,6 +416,7 @@ def keygen(
         if check is None:
             for path in write_members(output or Path(), names or [], beacon):
                 typer.echo(f"Wrote {path}")
+            # The last path is the roster's.
             typer.echo(f"Read the digest of the roster that all use: keygen --check {path}")
         else:
             identity = None if key is None else read_identity(check, key)

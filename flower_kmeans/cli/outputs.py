@@ -36,6 +36,7 @@ def write_centroids(
     counts, weights, sizes = result.counts, result.weights, result.size_report
     arrays: dict[str, Any] = {"centroids": result.centroids, "counts": counts}
     arrays["columns"] = np.array(names)
+    # Text, since NumPy reads objects by pickle alone.
     arrays["domain"] = np.array(json.dumps(result.domain.to_config()))
     table: dict[str, Sequence[object]] = {
         "cluster": range(len(counts)),

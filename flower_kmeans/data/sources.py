@@ -74,6 +74,7 @@ class Source:
                 filled += min(len(piece), room)
                 if filled == rows:
                     yield buffer
+                    # No piece is longer than the buffer, so the rest fits.
                     filled = len(piece) - room
                     buffer[:filled] = piece[room:]
         if filled:
@@ -298,8 +299,10 @@ def _batches(fragment: Any, schema: Any, names: list[str]) -> Iterator[Any]:
         # The scanner decodes several groups of rows ahead, of which each may be a file's whole.
         file = ParquetFile(fragment.open(), pre_buffer=False, buffer_size=_READ_BYTES)
         return _groups(file, names, [group.id for group in fragment.row_groups])
+    # One batch at a time in memory.
     options: dict[str, Any] = {"batch_readahead": 0, "fragment_readahead": 0}
     if hasattr(fragment, "physical_schema"):
+        # That of the data set: a file's own lacks the columns that its path gives.
         options["schema"] = schema
     if _format_of(fragment) == "parquet":
         from pyarrow.dataset import ParquetFragmentScanOptions
@@ -420,6 +423,7 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
 
         # A worker that is lost costs its tasks a retry: the same integers from the same block.
         task = ray.remote(_sum_of_block)
+        # A single zero adds to words of any number.
         shared, total, n_null = ray.put((part, names, n_features)), np.zeros(1, np.int64), 0
         waiting: list[Any] = []
 

@@ -12,6 +12,7 @@ import msgspec
 
 from flower_kmeans.protocol.wire import B32, B48, U32, Count, Struct, decode
 
+# \Z, as $ would let a line break pass at the end, and this text stands in logs.
 Software = Annotated[str, msgspec.Meta(max_length=64, pattern="^[A-Za-z0-9 ._+-]*\\Z")]
 Public = Annotated[bytes, msgspec.Meta(max_length=32)]
 Step = Literal["keys", "join", "encrypt", "load", "step", "open", "close", "finish"]

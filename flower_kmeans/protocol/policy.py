@@ -275,6 +275,7 @@ class _Rule(NamedTuple):
     tighter: Callable[[Any, Any], Any] | None = None
 
     def check(self, name: str, value: Any) -> None:
+        # To Python a bool is an integer, which no limit of a policy is.
         is_kind = isinstance(value, self.kind) and isinstance(value, bool) == (self.kind is bool)
         items = value if isinstance(value, list | tuple) else ()
         is_right = is_kind and all(isinstance(item, str) for item in items)

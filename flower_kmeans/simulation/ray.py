@@ -137,7 +137,7 @@ class RayGrid(PolledGrid):
                 self._busy.add(node_id)
                 ids.append(message_id)
         size = ceil(len(ids) / self._n_tasks)
-        for start in range(0, len(ids), size or 1):
+        for start in range(0, len(ids), size or 1):  # no step may be 0
             batch = ids[start : start + size]
             messages = [self._waiting.pop(message_id) for message_id in batch]
             nodes = [message.metadata.dst_node_id for message in messages]
