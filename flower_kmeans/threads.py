@@ -35,6 +35,7 @@ def sum_in_parts(n_rows: int, work: int, part: Callable[[int, int], IntArrays]) 
     with single_threaded_blas():
         if workers == 1:
             return part(0, n_rows)
+        # NumPy, BLAS and the compiled kernel release the GIL.
         with ThreadPoolExecutor(workers) as pool:
             totals, *others = pool.map(part, edges[:-1], edges[1:])
     for arrays in others:

@@ -143,6 +143,7 @@ class VerticalAlgorithm(LloydFamily):
         """
         super().require_capacity(noise_factor, limit)
         multiplier = self.plan().rounds[0][0].noise_multiplier
+        # The smallest that it can be: with one colluder, H + 1 - 1 shares make the noise.
         share = 2 * self.rho * multiplier / math.sqrt(self.key_holders)
         if share < _LEAST_SHARE:
             raise ConfigurationError(

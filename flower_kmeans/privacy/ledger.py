@@ -7,8 +7,8 @@ a crash in between loses an answer, never a charge.
 The first answer in a run charges its round and reserves the others of its plan; later answers turn
 reservations into charges, and what is left comes back when the run has ended. One sum of a round
 opens, so a round is charged once. Of each run the last answer and the last vote stay for good, with
-the charge: else the same document could be run again without one. Sums are those of a filter
-(`privacy.filter`); they lie in the file, so a charge reads nothing of other runs
+the charge: so a round that was answered is never answered otherwise, also after the run. Sums are
+those of a filter (`privacy.filter`); they lie in the file, so a charge reads nothing of other runs
 (docs/threat-model.md, "The ledger").
 
 Beside them lies an opaque memory for each run, the client's session.
