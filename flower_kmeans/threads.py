@@ -15,6 +15,7 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 IntArrays = tuple[NDArray[np.int64], ...]
 
 _MAX_WORKERS = 8
+_WORK_OF_NO_THREAD = 2**17  # so little BLAS (OpenBLAS: 2^18 products) shares out among no threads
 _WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thread
 
 # Callers may be threads themselves, so calls may overlap (tests/test_threads.py).
@@ -30,6 +31,8 @@ def sum_in_parts(n_rows: int, work: int, part: Callable[[int, int], IntArrays]) 
     so the result does not depend on how many ranges there are. ``work`` is that of all rows, in
     products: little is not worth a second thread.
     """
+    if work < _WORK_OF_NO_THREAD:  # limiting BLAS would take longer than the sums of few records
+        return part(0, n_rows)
     workers = min(blas_threads(), 1 + work // _WORK_PER_THREAD, max(1, n_rows))
     edges = [n_rows * i // workers for i in range(workers + 1)]
     with single_threaded_blas():

@@ -20,6 +20,7 @@ def three_threads(monkeypatch):
 
     def switch():
         monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
+        monkeypatch.setattr(threads, "_WORK_OF_NO_THREAD", 0)
         monkeypatch.setattr(threads, "blas_threads", lambda: 3)
 
     return switch

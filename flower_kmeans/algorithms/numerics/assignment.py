@@ -13,7 +13,7 @@ most ``K d 4**(q + 1)``: with q = 16, up to 64 centroids at once for d <= 8,192.
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ _TRANSPOSED = 16  # columns up to which records are transposed for BLAS
 _GROUP = 64  # centroids that are compared at once, at most
 _BLOCK_BYTES = 2**22  # of a thread's block: few enough for a cache, and for threads to meet rarely
 _SCORES = 2**17  # of a product, 1 MB
+_FEW_NUMBERS = 2**11  # of records, that are added one by one
 _MAX_ROWS = 2**15
 _ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
 _ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
@@ -215,13 +216,15 @@ class _Worker:
         self._packed = np.empty(rows, dtype=np.int64)
         self._lowest, self._best = np.empty(rows), np.empty(rows)
         self._index = np.empty(rows, dtype=np.int32)
-        # One entry per column: times the records, this matrix adds them up by cluster. Cluster k
-        # takes those that are too far away.
-        self._choice = csc_array(
-            (np.ones(rows), np.zeros(rows, np.int32), np.arange(rows + 1, dtype=np.int32)),
-            shape=(query.k + 1, rows),
-        )
-        self.labels: LabelArray = self._choice.indices
+        self.labels: LabelArray = np.zeros(rows, dtype=np.int32)
+
+    @cached_property
+    def _choice(self) -> Any:
+        """Times the records, this matrix adds them up by cluster; k takes those too far away."""
+        # One entry per column; its rows are the labels themselves, not a copy.
+        rows = len(self.labels)
+        entries = np.ones(rows), self.labels, np.arange(rows + 1, dtype=np.int32)
+        return csc_array(entries, shape=(self.query.k + 1, rows), copy=False)
 
     def label(self) -> None:
         """Write to ``labels`` the cluster of each of ``points``, or k for one out of reach."""
@@ -272,7 +275,8 @@ class _Worker:
     def add(self, sums: IntArray, counts: IntArray) -> None:
         """Add the points to the sums and counts of their clusters."""
         k, labels = self.query.k, self.labels
-        if k > len(labels):  # touch only the clusters that occur
+        # Making the matrix takes as long as adding some thousands of numbers one by one.
+        if k > len(labels) or self.points.size < _FEW_NUMBERS:
             kept = labels < k
             np.add.at(sums, labels[kept], self.points[kept].astype(np.int64))
         else:

@@ -139,6 +139,7 @@ def test_blocks_and_threads_change_nothing(monkeypatch, k, radius2):
     expected = cluster_sums(records, centroids, radius2)
     assert 0 < expected[1].sum() < 5_003
     monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
+    monkeypatch.setattr(threads, "_WORK_OF_NO_THREAD", 0)
     monkeypatch.setattr(threads, "blas_threads", lambda: 3)
     for block_bytes in (1, 2**15, 2**17):
         monkeypatch.setattr(assignment, "_BLOCK_BYTES", block_bytes)
