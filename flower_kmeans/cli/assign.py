@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.data.domain import Domain, domain_from_config
-from flower_kmeans.errors import ConfigurationError, DataError, KMeansError
+from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
 from flower_kmeans.report.clustering import Floats, assigned
@@ -44,7 +44,7 @@ def read_centroids(path: Path) -> Found:
         is_right &= all(each.dtype == np.float64 and np.isfinite(each).all() for each in numbers)
         is_right &= len(centroids) > 0
         is_right &= all(each.shape == centroids.shape[:1] for each in by_cluster)
-    except (OSError, KeyError, ValueError, TypeError, KMeansError):
+    except Exception:  # a damaged archive raises what zipfile, zlib, numpy and json have
         is_right = False
     if not is_right:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
@@ -56,7 +56,8 @@ def assign(found: Found, data: Path, output: Path) -> int:
 
     ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to its centroid,
     in the user's units. Both are empty for a record with an empty cell, NaN or infinity. A cell
-    that is no number at all is an error.
+    that is no number at all is an error, which leaves an earlier output as it was. Other columns of
+    a csv file are text, so that a code such as 007 stays what it is.
     """
     pa, csv, parquet = (
         require(name, "Assigning records") for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet")
@@ -66,17 +67,21 @@ def assign(found: Found, data: Path, output: Path) -> int:
             raise ConfigurationError(f"Expected files that end in .csv or .parquet. Got {path}.")
     if not data.is_file():
         raise DataError(f"The data file {data} does not exist.")
-    # By the file and not the name: opening the output removes what was there.
+    # By the file and not the name: the output takes the place of what was there.
     if output.exists() and output.samefile(data):
         raise ConfigurationError(f"Expected an output beside the data. Got {output} for both.")
     make = csv.CSVWriter if output.suffix.lower() == ".csv" else parquet.ParquetWriter
-    # Whatever a column looks like in its first lines: these hold numbers.
-    numbers = csv.ConvertOptions(column_types=dict.fromkeys(found.columns, pa.float64()))
+    part = output.with_name(f".{output.name}.part")
     n_records = 0
     with ExitStack() as stack:
         try:
             if data.suffix.lower() == ".csv":
-                source = stack.enter_context(csv.open_csv(data, convert_options=numbers))
+                # Whatever a column looks like in its first lines.
+                names = stack.enter_context(csv.open_csv(data)).schema.names
+                types = dict.fromkeys(names, pa.string())
+                types |= dict.fromkeys(found.columns, pa.float64())
+                options = csv.ConvertOptions(column_types=types)
+                source = stack.enter_context(csv.open_csv(data, convert_options=options))
                 batches, schema = iter(source), source.schema
             else:
                 source = stack.enter_context(parquet.ParquetFile(data))
@@ -84,15 +89,16 @@ def assign(found: Found, data: Path, output: Path) -> int:
             _require_columns(schema.names, found.columns, data)
             for name, kind in zip(ADDED, (pa.int64(), pa.float64()), strict=True):
                 schema = schema.append(pa.field(name, kind))
-            # After the checks of columns, so that a refused file leaves an earlier output alone.
-            file = stack.enter_context(open_private(output))
-            writer = stack.enter_context(make(file, schema))
-            for batch in batches:
-                labels, distances, missing = _clusters(batch, found)
-                added = pa.array(labels, mask=missing), pa.array(distances, mask=missing)
-                arrays = [*batch.columns, *added]
-                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-                n_records += batch.num_rows
+            # Only a whole output has its name: half of one would look like all.
+            stack.callback(part.unlink, missing_ok=True)
+            with open_private(part) as file, make(file, schema) as writer:
+                for batch in batches:
+                    labels, distances, missing = _clusters(batch, found)
+                    added = pa.array(labels, mask=missing), pa.array(distances, mask=missing)
+                    arrays = [*batch.columns, *added]
+                    writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+                    n_records += batch.num_rows
+            part.replace(output)
         except pa.ArrowException:
             # The reader's own text quotes the cell it failed on.
             raise DataError(

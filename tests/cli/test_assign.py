@@ -66,6 +66,30 @@ def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(run,
     assert stat.S_IMODE((tmp_path / "out.csv").stat().st_mode) == 0o600
 
 
+def test_text_beside_the_numbers_stays_as_it_was(run, tmp_path):
+    rows = [f"{i:07},2024-01-0{1 + i % 9},20,50\n" for i in range(60_000)] + ["A-1,NA,20,50\n"]
+    (tmp_path / "new.csv").write_text("code,day,age,weight\n" + "".join(rows))
+    for output, read in (("out.csv", pd.read_csv), ("out.parquet", pd.read_parquet)):
+        assert run("--data", "new.csv", "--output", output).exit_code == 0
+        options = {"dtype": str, "keep_default_na": False} if output == "out.csv" else {}
+        found = read(output, **options)
+        assert [
+            f"{code},{day},20,50\n" for code, day in zip(found.code, found.day, strict=True)
+        ] == rows
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_bad_cell_far_down_leaves_an_earlier_output(run, tmp_path, suffix):
+    rows = "20,50\n" * 200_000
+    (tmp_path / "new.csv").write_text(f"age,weight\n{rows}20,heavy\n")
+    output = tmp_path / f"out.{suffix}"
+    output.write_text("earlier")
+    before = set(tmp_path.iterdir())
+    assert run("--data", "new.csv", "--output", output.name).exit_code == 1
+    assert output.read_text() == "earlier"
+    assert set(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "content", "message"),
     [
@@ -92,6 +116,7 @@ def test_what_cannot_be_assigned_is_one_sentence(run, tmp_path, arguments, conte
     ("name", "value"),
     [
         ("domain", np.array("{}")),
+        ("domain", np.array("[]")),
         ("centroids", np.zeros((3, 5))),
         ("centroids", np.full((3, 2), np.nan)),
         ("weights", np.zeros(7)),
@@ -101,5 +126,12 @@ def test_what_cannot_be_assigned_is_one_sentence(run, tmp_path, arguments, conte
 def test_a_file_that_no_run_wrote_is_refused(run, name, value):
     with np.load("centroids.npz") as file:
         np.savez("centroids.npz", **{**file, name: value})
+    result = run("--data", "centroids.npz")
+    assert "Expected the centroids.npz of a run" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive"])
+def test_a_damaged_file_is_refused(run, tmp_path, content):
+    (tmp_path / "centroids.npz").write_bytes(content)
     result = run("--data", "centroids.npz")
     assert "Expected the centroids.npz of a run" in " ".join(result.output.split())
