@@ -1,5 +1,6 @@
 """Tables of records as they come from users: checked, or with NaN for what is malformed."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,6 +80,10 @@ def all_records(
         with other columns: nothing that a single record decides.
     """
     check_columns(named_columns(records), columns)
+    pyarrow = sys.modules.get("pyarrow")  # nobody has a table of it without
+    if pyarrow is not None and isinstance(records, pyarrow.Table | pyarrow.RecordBatch):
+        cells = [text_as_bytes(column) for column in records.columns]
+        records = records.from_arrays(cells, names=records.schema.names)
     if isinstance(records, list | tuple):
         return _table_of_rows(records, n_features)
     try:
@@ -162,6 +167,18 @@ def as_number(cell: Any) -> float:
         return np.nan if isinstance(cell, _NOT_NUMBERS) else float(cell)
     except Exception:  # whatever an object of the loader raises when it is converted
         return np.nan
+
+
+def text_as_bytes(column: Any) -> Any:
+    """Return a column of pyarrow, with the bytes of its cells if it is one of text.
+
+    One cell that is not UTF-8 would be an error about the whole column; `as_number` reads bytes.
+    """
+    import pyarrow
+
+    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
+    is_text = str(kind) in ("string", "large_string", "string_view")
+    return column.cast(pyarrow.large_binary()) if is_text else column
 
 
 def _table_of_rows(rows: Sequence[Any], n_features: int) -> FloatArray:

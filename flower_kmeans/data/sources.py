@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from flower_kmeans.data.records import all_records, check_records, first_bad_row, numbers
+from flower_kmeans.data.records import (
+    all_records,
+    check_records,
+    first_bad_row,
+    numbers,
+    text_as_bytes,
+)
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
 IntArray = NDArray[np.int64]
@@ -376,7 +382,7 @@ def _tables(
         with _readable():
             table = np.empty((batch.num_rows, len(names)), dtype)
             for i, name in enumerate(names):  # a file's own order may be another one
-                column = batch.column(name)
+                column = text_as_bytes(batch.column(name))
                 values = column.to_numpy(**_any_copy(column))
                 cells = values if values.dtype.kind in "biuf" else numbers(values)
                 table[:, i] = np.nan if cells is None else cells

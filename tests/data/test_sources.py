@@ -154,6 +154,24 @@ def test_cells_of_any_type_of_numbers(cells, expected, tmp_path):
     assert source.n_null == 3 - len(expected)
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary("int32", "utf8")])
+def test_a_cell_of_text_that_is_not_utf8_is_a_null_record(kind, tmp_path):
+    """Neither pyarrow nor a parquet file checks the bytes of text before somebody reads them."""
+    cells = pa.array([b"1.5", b"\xff", b"3"]).view(pa.string())
+    cells = cells.dictionary_encode() if pa.types.is_dictionary(kind) else cells.cast(kind)
+    table = pa.table({"x": cells, "y": [1, 2, 3]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    file = tmp_path / "x.parquet"
+    for records in (
+        ds.dataset(file),
+        pq.ParquetFile(file),
+        ds.dataset(table),
+        table,
+        lambda: [table],
+    ):
+        np.testing.assert_array_equal(as_source(records, 2).loaded(), [[1.5, 1], [3, 3]])
+
+
 @pytest.mark.parametrize(
     "cells",
     [
