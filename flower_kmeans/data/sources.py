@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -409,19 +410,25 @@ def _any_copy(column: Any) -> dict[str, bool]:
 
 
 def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    with _readable():
-        schema = dataset.schema()
-    found = [] if schema is None else list(schema.names)  # no blocks at all
-    names = list(columns or found) if found else []
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise DataError(f"Expected the columns {missing} in a data set of Ray.")
+    names = _names_in_ray(dataset, columns)
+    if names is not None and len(names) not in (1, n_features):
+        raise DataError(f"records must have {n_features} columns, got {len(names)}.")
+
+    def blocks() -> Iterator[Any]:
+        # As they are: Ray cannot join blocks of which one record made a column one of text.
+        with _readable():
+            bundles = dataset.iter_internal_ref_bundles()
+        for bundle in _each(bundles):
+            for block, _ in bundle.blocks:
+                yield block
 
     def parts() -> Iterator[NDArray[Any]]:
-        with _readable():
-            batches = dataset.iter_batches(batch_size=_rows(n_features), batch_format="numpy")
-        for batch in _each(batches):
-            yield _columns_of(batch, names, n_features)
+        import ray
+
+        for reference in blocks():
+            with _readable():
+                block = ray.get(reference)
+            yield from _tables_of_block(block, names, n_features)
 
     def summed(part: Part) -> tuple[IntArray, int]:
         """Return the sum over all blocks, each in a task where it is, and the null records."""
@@ -441,40 +448,91 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
                     total, n_null = total + words, n_null + n
 
         with _readable():
-            for bundle in dataset.iter_internal_ref_bundles():
-                for block, _ in bundle.blocks:
-                    waiting.append(task.remote(block, shared))
-                    collect(_TASKS)
+            for block in blocks():
+                waiting.append(task.remote(block, shared))
+                collect(_TASKS)
             collect(0)
         return total, n_null
 
     return Source(n_features, np.dtype(np.float64), parts, sum_in_place=summed)
 
 
-def _sum_of_block(block: Any, shared: tuple[Part, list[str], int]) -> tuple[IntArray, int]:
+def _names_in_ray(dataset: Any, columns: Sequence[str] | None) -> list[str] | None:
+    """Return the columns to read; ``None`` for those that each block has."""
+    import pyarrow
+
+    try:
+        schema = dataset.schema()
+    except Exception:  # types of blocks differ, which one record decides
+        schema = None
+    if schema is None:  # or there are no blocks
+        return None if columns is None else list(columns)
+    names = list(schema.names if columns is None else columns)
+    missing = [name for name in names if name not in schema.names]
+    if missing:
+        raise DataError(f"Expected the columns {missing} in a data set of Ray.")
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    for name in names:
+        kind = kinds[name]
+        is_type = isinstance(kind, pyarrow.DataType)
+        if pyarrow.types.is_temporal(kind) if is_type else getattr(kind, "kind", "") in "mM":
+            raise ConfigurationTypeError("Expected the columns of a data set of Ray as numbers.")
+    return names
+
+
+def _sum_of_block(block: Any, shared: tuple[Part, list[str] | None, int]) -> tuple[IntArray, int]:
     """Return the sum of a function over a block of a data set of Ray, and the null records."""
     from ray.data.block import BlockAccessor
 
     part, names, n_features = shared
-    columns = BlockAccessor.for_block(block).to_numpy(names)
-    table = _columns_of(columns, names, n_features)
-    source = Source(n_features, np.dtype(np.float64), lambda: [table], len(table))
+    tables = partial(_tables_of_block, block, names, n_features)
+    n_rows = BlockAccessor.for_block(block).num_rows()
+    source = Source(n_features, np.dtype(np.float64), tables, n_rows)
     words = sum((part(each) for each in source.blocks()), start=np.zeros(1, np.int64))
     return words, source.n_null
 
 
-def _columns_of(columns: Any, names: Sequence[str], n_features: int) -> NDArray[Any]:
-    """Return a batch of columns as a table (m, n_features); one column may hold whole records."""
-    chosen = [np.asarray(columns[name]) for name in names]
-    table = chosen[0] if len(chosen) == 1 and chosen[0].ndim == 2 else None
-    width = len(chosen) if table is None else table.shape[1]
-    if width != n_features:
-        raise DataError(f"records must have {n_features} columns, got {width}.")
-    cells = [numbers(each) for each in chosen]
-    if any(each is None or each.ndim > 2 for each in cells):
-        raise ConfigurationTypeError("Expected the columns of a data set of Ray as numbers.")
-    found: list[NDArray[Any]] = [each for each in cells if each is not None]
-    return found[0] if table is not None else np.column_stack(found)
+def _tables_of_block(
+    block: Any, names: Sequence[str] | None, n_features: int
+) -> Iterator[NDArray[Any]]:
+    """Yield a block of a data set of Ray as tables (m, n_features); a column may be whole records.
+
+    A single record may decide what types and columns a block has, so they are no error.
+    """
+    from ray.data.block import BlockAccessor
+
+    with _readable():
+        whole = BlockAccessor.for_block(block)
+        found = list(getattr(whole.schema(), "names", ()))
+    names = found if names is None else names
+    rows = _rows(n_features)
+    for start in range(0, whole.num_rows(), rows):
+        with _readable():
+            piece = whole.slice(start, min(start + rows, whole.num_rows()), copy=False)
+            if hasattr(piece, "schema"):  # a table of pyarrow
+                cells = [text_as_bytes(column) for column in piece.columns]
+                piece = piece.from_arrays(cells, names=found)
+            accessor = BlockAccessor.for_block(piece)
+            arrays = [accessor.to_numpy(name) if name in found else None for name in names]
+            table = np.full((accessor.num_rows(), n_features), np.nan)
+            if len(arrays) == 1 and arrays[0] is not None:
+                table[:] = _whole_records(np.asarray(arrays[0]), n_features)
+            elif len(arrays) == n_features:
+                for i, array in enumerate(arrays):
+                    column = None if array is None else numbers(np.asarray(array))
+                    if column is not None and column.ndim == 1:
+                        table[:, i] = column
+        yield table
+
+
+def _whole_records(cells: NDArray[Any], n_features: int) -> NDArray[Any]:
+    """Return a column whose cells are records, or the numbers of the only column, as a table."""
+    if cells.dtype.kind in "biuf" and cells.shape[1:] == (n_features,):
+        return cells
+    if cells.dtype.kind in "biuf" and cells.ndim == 1 == n_features:
+        return cells[:, None]
+    kinds = list, tuple, np.ndarray
+    return all_records([c if isinstance(c, kinds) else [c] for c in cells], n_features)
 
 
 _Reader = Callable[[Any, int, Sequence[str] | None], Source]

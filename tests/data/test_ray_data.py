@@ -83,6 +83,54 @@ def test_whole_records_may_be_one_column(cluster):
     assert words == len(GOOD)
 
 
+def tables(*columns):
+    """Return a data set of a block for each pair of columns a and b."""
+    import pyarrow
+
+    return ray.data.from_arrow([pyarrow.table({"a": a, "b": b}) for a, b in columns])
+
+
+def blocks_of_one_record_each():
+    """Data sets in which one record decides what a block holds, and the records that are good."""
+    import pyarrow
+
+    good = [[1.0, 2.0], [3.0, 4.0]]
+    not_utf8 = pyarrow.array([b"3", b"\xff"]).view(pyarrow.string())
+    return {
+        "text": (lambda: tables(([1.0, 3.0], [2.0, 4.0]), ([5.0], ["x"])), good),
+        "not UTF-8": (lambda: tables(([1.0], [2.0]), (not_utf8, [4.0, 5.0])), good),
+        "filtered": (
+            lambda: tables(([1.0, 3.0], [2.0, 4.0]), ([9.0], [6.0])).filter(lambda r: r["a"] < 9),
+            good,
+        ),
+        "all filtered": (lambda: tables(([9.0], [6.0])).filter(lambda r: r["a"] < 9), []),
+        "no cell": (lambda: ray.data.from_items([{"a": 1.0, "b": 2.0}, {"a": 3.0}]), good[:1]),
+    }
+
+
+@pytest.mark.parametrize(
+    "case", blocks_of_one_record_each().values(), ids=blocks_of_one_record_each()
+)
+def test_what_one_record_makes_of_its_block_is_no_error(case, cluster):
+    make, good = case
+    source = as_source(make(), 2, ["a", "b"])
+    np.testing.assert_array_equal(source.loaded(), np.reshape(good, (-1, 2)))
+    words, _ = source.sum_in_place(count)
+    assert words == len(good)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("other", [[3.0] * 3, []])
+def test_a_whole_record_of_another_length_is_a_null_record(width, other, cluster):
+    items = [[1.0] * width, other, [2.0] * width]
+    for n_blocks in (1, 3):  # in one block with others, and in one of its own
+        rows = [{"data": each} for each in items]
+        source = as_source(ray.data.from_items(rows, override_num_blocks=n_blocks), width)
+        np.testing.assert_array_equal(source.loaded(), [items[0], items[2]])
+        words, n_null = source.sum_in_place(count)
+        assert (words, n_null) == (2, 1)
+
+
 def count(block):
     return np.array([len(block)])
 
