@@ -59,6 +59,7 @@ from flower_kmeans.protocol.server import HasEnough, Kind, Replies, Server, requ
 from flower_kmeans.protocol.trust import PLAIN, TRUST_MODELS, TrustModel, trust_model
 from flower_kmeans.report.clustering import FinishedRun
 from flower_kmeans.report.report import Report
+from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.strategies._declared import describe, own_parameters
 
 # With fewer, the noise of all clients exceeds the planned one by more: its deviation grows by
@@ -789,6 +790,17 @@ optional
         """
         arrays = self._visible("weights")
         return arrays["weights"].numpy() if "weights" in arrays else None
+
+    @property
+    def synopsis(self) -> Synopsis | None:
+        """What `SynopsisKMeans` released, for any number of clusters; ``None`` of other strategies.
+
+        Where the server must never see it, it is an `ObliviousServerError`.
+        """
+        self._require_sight()
+        server = self._running
+        mixture = self.algorithm.mixture(server.state, server.noise_factor)
+        return None if mixture is None else Synopsis(mixture, self.domain)
 
     # ------------------------------------------------------------------ inside
 

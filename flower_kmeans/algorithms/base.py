@@ -18,7 +18,7 @@ from flower_kmeans import parameters
 from flower_kmeans.algorithms import client_clipping
 from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
-from flower_kmeans.algorithms.released import CostEstimate, SizeReport
+from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
 from flower_kmeans.data.domain import Domain, GridRecords
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.parameters import AUTO, LARGEST, POSITIVE, whole
@@ -472,6 +472,15 @@ class Algorithm(ABC):
 
     def sizes(self, state: State, noise_factor: float = 1.0) -> SizeReport | None:
         """Return the clusters' sizes after the last round; ``None`` without bounds on them."""
+        return None
+
+    @property
+    def mixture_shape(self) -> tuple[int, int, tuple[float, float, float]] | None:
+        """Most parts, directions and planned noise of `mixture`; ``None`` if there is none."""
+        return None
+
+    def mixture(self, state: State, noise_factor: float = 1.0) -> ReleasedMixture | None:
+        """Return the mixture that the run learned of the records; ``None`` if it learns none."""
         return None
 
     def to_config(self) -> dict[str, Any]:

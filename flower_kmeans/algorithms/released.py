@@ -1,6 +1,6 @@
-"""How many records clusters have, as a run released it, against public bounds.
+"""What runs release beside centroids: costs, sizes against public bounds, and a mixture.
 
-Source: docs/guarantees.md, "Bounds on cluster sizes".
+Sources: docs/guarantees.md, "Bounds on cluster sizes" and "SynopsisKMeans".
 """
 
 import math
@@ -33,6 +33,30 @@ class CostEstimate:
     users_units: bool
     """Whether in squared units of the user's, which needs columns of one scale, or in those of the
     scaled domain."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReleasedMixture:
+    """A mixture of m Gaussians that a run learned of the records, in units of the scaled domain.
+
+    Each has a covariance that is diagonal along p public orthonormal directions, and the same
+    variance in all directions beside them.
+    """
+
+    weights: FloatArray
+    """Noisy records of each, (m,), all positive."""
+    means: FloatArray
+    """Along the directions, (m, p)."""
+    scales: FloatArray
+    """Standard deviations along the directions, (m, p)."""
+    directions: FloatArray
+    """As columns, (d, p)."""
+    rest: float
+    """Variance in each direction beside these."""
+    radii: FloatArray
+    """Length to which the offsets of a cell's records were clipped, (m,)."""
+    noise: tuple[float, float, float]
+    """Standard deviations of the noise in a cell: count in records, then sum and slack in radii."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from flower_kmeans.algorithms.numerics.jacobi import eigenvectors, orthonormal
 from flower_kmeans.algorithms.numerics.portable import logarithm, normals
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, scaled, to_grid
 from flower_kmeans.algorithms.numerics.projection import MOMENTS, ProjectedRecords, Projection
-from flower_kmeans.algorithms.released import SizeReport
+from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
 from flower_kmeans.canonical import real_from_text, real_to_text
 from flower_kmeans.data.domain import GridRecords, row_sums
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
@@ -603,9 +603,9 @@ class SynopsisAlgorithm(base.Algorithm):
                 unseen = model.prior(_real(before["prior"]))
                 unseen = unseen._replace(weights=share * unseen.weights)
             return self._cells(number + 1, mixture, source, unseen)
-        k, sized = self.n_clusters, {}
+        k, sized = self.n_clusters, model.in_state(mixture)
         if self.bounded:
-            sized = {**model.in_state(mixture), "masses": model.equal_masses(k)}
+            sized["masses"] = model.equal_masses(k)
             points = model.drawn_points(sized, k, self._words_of_points)
             found, weights = model.select_within(mixture, points, k, self._aim, source)
         else:
@@ -763,6 +763,35 @@ class SynopsisAlgorithm(base.Algorithm):
         if bounds is None or state.round < self.n_rounds or counts is None:
             return None
         return SizeReport(tuple(counts.tolist()), self.size_noise * noise_factor, *bounds)
+
+    @property
+    def mixture_shape(self) -> tuple[int, int, tuple[float, float, float]]:
+        """Most parts, directions, and the planned noise of a cell: count, sum and slack."""
+        last, unit = self.schedule.last_synopsis, 2.0**-self.fraction_bits
+        noises = self.noise_of(last)
+        noise = noises[COUNTS] * unit, noises[SUMS] * unit, noises[SLACKS] * unit
+        return self.schedule.n_cells(last), self.schedule.n_directions, noise
+
+    def mixture(self, state: State, noise_factor: float = 1.0) -> ReleasedMixture | None:
+        """Return the mixture of the last synopsis round; ``None`` before it."""
+        if "parts" not in state.arrays:
+            return None
+        arrays, q = state.arrays, self.fraction_bits
+        found, longest = model.from_state(arrays), self._longest * 2.0**-q
+        there, (d, p) = found.weights > 0, arrays["projection"].shape
+        rest = float(_real(arrays["rest"])[0]) / max(d - p, 1)
+        count, total, slack = (noise * noise_factor for noise in self.mixture_shape[-1])
+        # The nearest orthonormal columns: those of the state are on a grid.
+        left, _, right = np.linalg.svd(scaled(arrays["projection"], q), full_matrices=False)
+        return ReleasedMixture(
+            weights=found.weights[there],
+            means=found.means[there] * longest,
+            scales=np.maximum(found.scales[there], math.sqrt(model.SMALLEST)) * longest,
+            directions=left @ right,
+            rest=max(rest, model.SMALLEST) * longest * longest,
+            radii=arrays["radii"][there] * (self._projected_step * longest),
+            noise=(count, total, slack),
+        )
 
     # ------------------------------------------------------------------ details
 

@@ -38,6 +38,7 @@ STARTS = 3  # of k-means with bounds on sizes, of which the best is kept
 
 _WEIGHT_BITS = 26  # of all of a mixture's weights, where integers stand for them
 _STATE_BITS = 52  # fractional bits of means and scales in a state
+_TOTAL_BITS = 16  # of all records of a mixture in a state
 _DOUBT_BITS = 50
 _SHARE_BITS = 16  # that a weight has more where it is divided among points
 _SAMPLE, _PER_CELL, _MOST_PER_CELL = 2_000, 10, 20
@@ -348,12 +349,21 @@ def _doubts(mixture: Mixture, labels: IntArray, counts: FloatArray) -> FloatArra
 
 
 def in_state(mixture: Mixture) -> dict[str, IntArray]:
-    """Return what a state keeps of a mixture, from which its points are drawn."""
+    """Return what a state keeps of a mixture: its points are drawn from it, and users have it."""
     return {
         "parts": masses(mixture.weights),
+        "part_total": to_grid(np.array([math.fsum(mixture.weights)]) * 2.0**_TOTAL_BITS),
         "part_means": to_grid(mixture.means * 2.0**_STATE_BITS),
         "part_scales": to_grid(mixture.scales * 2.0**_STATE_BITS),
     }
+
+
+def from_state(arrays: Mapping[str, IntArray]) -> Mixture:
+    """Return the mixture that a state keeps (`in_state`), without the errors of its means."""
+    parts = arrays["parts"].astype(np.float64)
+    weights = parts / math.fsum(parts) * scaled(arrays["part_total"], _TOTAL_BITS)
+    means, scales = (scaled(arrays[name], _STATE_BITS) for name in ("part_means", "part_scales"))
+    return Mixture(weights, means, scales, np.zeros_like(means))
 
 
 def drawn_points(
@@ -363,8 +373,7 @@ def drawn_points(
 
     They are drawn from what a state keeps of it (`in_state`), always the same from the same words.
     """
-    means, scales = (scaled(arrays[name], _STATE_BITS) for name in ("part_means", "part_scales"))
-    mixture = Mixture(arrays["parts"].astype(np.float64), means, scales, scales)
+    mixture = from_state(arrays)._replace(weights=arrays["parts"].astype(np.float64))
     return sample(mixture, len(equal_masses(n_clusters)), source)
 
 

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,15 +11,17 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.base import Algorithm, State
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.data.domain import Domain
-from flower_kmeans.errors import MessageError
+from flower_kmeans.errors import DataError, MessageError
 from flower_kmeans.protocol.removal import noise_factor
 from flower_kmeans.protocol.run import MAX_SLOTS, Run
 from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
 from flower_kmeans.report.clustering import assigned
+from flower_kmeans.report.synopsis import Synopsis
 
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-9
+_SYNOPSIS = "synopsis_"
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class ClientResult:
     run: str  # identity of the run, 32 hexadecimal digits
     weights: Floats | None = None  # (n_clusters,), as in a `Clustering`; if sizes have bounds
     size_report: SizeReport | None = None  # the sizes beside their bounds
+    synopsis: Synopsis | None = None  # of `SynopsisKMeans`: clusterings for any k
 
     def predict(
         self,
@@ -49,8 +53,10 @@ def result_of(run: Run, state: State, noise_factor: float) -> ClientResult | Non
     if centroids is None or counts is None:
         return None
     weights, sizes = algorithm.weights(state), algorithm.sizes(state, noise_factor)
+    mixture, domain = algorithm.mixture(state, noise_factor), algorithm.domain
+    synopsis = None if mixture is None else Synopsis(mixture, domain)
     name = run.document.run.hex()
-    return ClientResult(centroids, counts, algorithm.domain, name, weights, sizes)
+    return ClientResult(centroids, counts, domain, name, weights, sizes, synopsis)
 
 
 def encode_result(result: ClientResult) -> bytes:
@@ -59,6 +65,8 @@ def encode_result(result: ClientResult) -> bytes:
     if result.weights is not None and result.size_report is not None:
         arrays["weights"] = result.weights
         arrays["size_noise"] = np.array([result.size_report.noise])
+    if result.synopsis is not None:
+        arrays |= {_SYNOPSIS + name: array for name, array in result.synopsis.arrays.items()}
     return encode_arrays(arrays)
 
 
@@ -69,6 +77,8 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     A `MessageError` for other results.
     """
     arrays, algorithm = decode_arrays(data), run.algorithm
+    parts = {name: arrays.pop(name) for name in list(arrays) if name.startswith(_SYNOPSIS)}
+    synopsis = _read_synopsis(run, {name[len(_SYNOPSIS) :]: parts[name] for name in parts})
     k, d = algorithm.n_clusters, algorithm.domain.n_features
     bounds, kind = algorithm.size_bounds, np.dtype(np.float64)
     expected = {"centroids": (kind, (k, d)), "counts": (kind, (k,))}
@@ -78,18 +88,39 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         raise MessageError("The result of a run has the wrong names, types or sizes.")
     _require_in_domain(arrays["centroids"], algorithm)
     centroids, counts, name = arrays["centroids"], arrays["counts"], run.document.run.hex()
+    result = ClientResult(centroids, counts, algorithm.domain, name, synopsis=synopsis)
     if bounds is None:
-        return ClientResult(centroids, counts, algorithm.domain, name)
+        return result
     weights, noise = arrays["weights"], float(arrays["size_noise"][0])
     if (np.abs(weights) > largest_weight(algorithm.domain)).any():
         raise MessageError("The weights of a result are larger than any that change a cluster.")
-    # Less noise than planned would be a claim against the plan; more needs more noise shares.
-    planned = algorithm.size_noise or 0.0
-    most = planned * noise_factor(run, MAX_SLOTS)
-    if not (1 - _ROUNDING) * planned <= noise <= (1 + _ROUNDING) * most:
+    if not _is_possible(run, noise, algorithm.size_noise or 0.0):
         raise MessageError("The noise of a result's sizes is less or more than any run gives them.")
     sizes = SizeReport(tuple(counts.tolist()), noise, *bounds)
-    return ClientResult(centroids, counts, algorithm.domain, name, weights, sizes)
+    return replace(result, weights=weights, size_report=sizes)
+
+
+def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
+    """Return the synopsis of a result; ``None`` exactly if its algorithm makes none."""
+    expected = run.algorithm.mixture_shape
+    if expected is None and not arrays:
+        return None
+    with suppress(DataError):
+        found = Synopsis.from_arrays(arrays, run.algorithm.domain)
+        if expected is not None:
+            most_parts, n_directions, noises = expected
+            m, p = found.mixture.means.shape
+            pairs = zip(found.mixture.noise, noises, strict=True)
+            if p == n_directions and m <= most_parts and all(_is_possible(run, *x) for x in pairs):
+                return found
+    raise MessageError("The synopsis of a result is none that its run could make.")
+
+
+def _is_possible(run: Run, noise: float, planned: float) -> bool:
+    """Return whether a standard deviation is the planned one, or what more noise shares make it."""
+    # Less would be a claim against the plan.
+    most = planned * noise_factor(run, MAX_SLOTS)
+    return (1 - _ROUNDING) * planned <= noise <= (1 + _ROUNDING) * most
 
 
 def largest_weight(domain: Domain) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,9 @@ from flower_kmeans.data.domain import Domain, check_records
 from flower_kmeans.data.records import named_columns
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.report.report import Report
+
+if TYPE_CHECKING:
+    from flower_kmeans.report.synopsis import Synopsis
 
 Floats = NDArray[np.float64]
 
@@ -49,6 +52,8 @@ class Clustering:
         ``scale="common"`` or equal widths), else in squared units of the scaled domain.
     size_report : SizeReport or None
         With bounds on sizes: the noisy sizes of these clusters beside them.
+    synopsis : Synopsis or None
+        Of `SynopsisKMeans`: what the run released, for clusterings with any number of clusters.
     """
 
     centroids: Floats
@@ -57,6 +62,7 @@ class Clustering:
     report: Report
     weights: Floats | None = None
     size_report: SizeReport | None = None
+    synopsis: "Synopsis | None" = None
 
     @property
     def sizes(self) -> Floats | None:
@@ -114,9 +120,7 @@ class Clustering:
 
         It is exact, and so not private. ``X`` is (n, n_features) in the user's units.
         """
-        places = _places(_names_of(X, self.domain), self.domain)
-        records = check_records(X, self.domain.n_features, name="X")
-        residuals = records - self.centroids[self.predict(X)][:, places]
+        residuals = in_order(X, self.domain) - self.centroids[self.predict(X)]
         return float(np.einsum("ij,ij->", residuals, residuals))
 
 
@@ -152,6 +156,12 @@ def assigned(
         block = (records[start : start + _BLOCK_ROWS] - shift) / unit
         labels[start : start + len(block)] = np.argmin(norms - 2 * block @ scaled.T, axis=1)
     return labels
+
+
+def in_order(X: ArrayLike, domain: Domain) -> Floats:
+    """Return records (n, d) with their columns in the domain's order, where both are named."""
+    places = _places(_names_of(X, domain), domain)
+    return check_records(X, domain.n_features, name="X")[:, np.argsort(places)]
 
 
 def _names_of(X: ArrayLike, domain: Domain) -> list[str] | None:

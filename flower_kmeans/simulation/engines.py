@@ -157,7 +157,7 @@ def simulate(
     if result is None:
         raise RunError("No client reported a result.")
     outcome = result.centroids, result.counts, strategy.domain, strategy.report
-    return Clustering(*outcome, result.weights, result.size_report)
+    return Clustering(*outcome, result.weights, result.size_report, result.synopsis)
 
 
 def choose_engine(

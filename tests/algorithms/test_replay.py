@@ -83,13 +83,13 @@ DIGESTS = {
     "pe-means": "0ebb708f043c318bbf6e06037570093d",
     "hdpe-means": "9e74ef3d16cef51a17e58251410e8de0",
     "vertical": "ff66b4f5e72a6ab144fa0b46bf1cd1d4",
-    "synopsis": "3664112c58a961aa9933be72fdfbc7f4",
-    "synopsis-wide": "2a258c08e2e7a2215cdd1fb2e60f0d08",
-    "synopsis-blind": "d8f93f820490cf180dd107488a0d2c15",
-    "synopsis-clients": "0c188b8f996cbd37453d69fa17b71fb9",
-    "synopsis-sized": "907a318f30b56d21e76a58f5605a90fe",
-    "synopsis-sized-exact": "c4fbb5a4ec475a42b5ba35c47cdc6568",
-    "synopsis-exact": "7474b1caab22c2d1be5f2ebf7e9ad2e6",
+    "synopsis": "9d878f8124e70110b6eb6dba8255526d",
+    "synopsis-wide": "244dbef5a81a5f2ebffe06fa3144c2ed",
+    "synopsis-blind": "e18d1d5d365f34afb8dd80473265e6a0",
+    "synopsis-clients": "db1c7775086f6991ece249412da54f8a",
+    "synopsis-sized": "1d2f55053c317c428d30bf791b4e4d1c",
+    "synopsis-sized-exact": "742d47ce69172a5ce755413b64576bb7",
+    "synopsis-exact": "82c228fa443ed6f2f85c8a6876dd254c",
 }
 
 

@@ -14,6 +14,7 @@ from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.protocol.messages import Code, Finished
 from flower_kmeans.protocol.results import ClientResult, encode_result, largest_weight, read_result
 from flower_kmeans.protocol.wire import encode_arrays
+from flower_kmeans.report.synopsis import Synopsis
 
 SIGHTED = [name for name in TRUSTS if name not in BLIND]
 BOUNDS = {"min_size": 300, "max_size": 700}
@@ -26,12 +27,22 @@ def cohort_of(directory, trust, n=4, **bounds):
 
 def result_of(cohort, **changes):
     """Return the arrays of a result that the cohort's clients accept, with changes."""
-    noise = cohort.run.algorithm.size_noise or 0.0
+    noise, (m, p, noises) = (
+        cohort.run.algorithm.size_noise or 0.0,
+        cohort.run.algorithm.mixture_shape,
+    )
     arrays = {
         "centroids": np.full((2, 2), 0.5),
         "counts": np.array([400.0, 600.0]),
         "weights": np.array([-0.5, 0.25]),
         "size_noise": np.array([noise]),
+        "synopsis_weights": np.full(m, 40.0),
+        "synopsis_means": np.full((m, p), 0.25),
+        "synopsis_scales": np.full((m, p), 0.01),
+        "synopsis_directions": np.eye(2, p),
+        "synopsis_rest": np.ones(1),
+        "synopsis_radii": np.full(m, 0.1),
+        "synopsis_noise": np.array(noises),
     }
     return {**arrays, **changes}
 
@@ -72,10 +83,38 @@ def test_a_result_without_bounds_has_no_weights(tmp_path, trust):
     arrays = result_of(cohort)
     data = encode_arrays(arrays)
     assert code(cohort.send(0, cohort.finish_of(0, result=data))) == Code.BAD_MESSAGE
-    data = encode_arrays({name: arrays[name] for name in ("centroids", "counts")})
+    del arrays["weights"], arrays["size_noise"]
+    data = encode_arrays(arrays)
     assert isinstance(cohort.send(0, cohort.finish_of(0, result=data)), Finished)
     (found,) = cohort.nodes[0].results
     assert (found.weights, found.size_report) == (None, None)
+
+
+@pytest.mark.parametrize("trust", SIGHTED)
+def test_wrong_synopses_are_refused(tmp_path, trust):
+    cohort = cohort_of(tmp_path, trust, **BOUNDS).set_up()
+    good = {n: v for n, v in result_of(cohort).items() if n.startswith("synopsis_")}
+    m, p = good["synopsis_means"].shape
+    factor = 3 if trust == "distributed-noise" else 1
+    longer = {n: np.repeat(v, 2, axis=0) if len(v) == m else v for n, v in good.items()}
+    bad = [{n: good[n] for n in good if n != name} for name in good]
+    bad += [{**good, name: good[name].astype(np.int64)} for name in good]
+    bad += [{**good, name: -good[name] - 1} for name in good if name != "synopsis_means"]
+    large = [name for name, array in good.items() if name != "synopsis_weights" and array.any()]
+    bad += [{**good, name: 1e5 * good[name]} for name in large]
+    bad += [longer, {**good, "synopsis_more": np.ones(1)}]
+    if "synopsis_noise" in large:
+        bad += [{**good, "synopsis_noise": 0.99 * good["synopsis_noise"]}]
+    rest = {n: v for n, v in result_of(cohort).items() if n not in good}
+    for arrays in bad:
+        reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays({**rest, **arrays})))
+        assert code(reply) == Code.BAD_MESSAGE, sorted(arrays)
+    assert not cohort.nodes[0].results
+    most = {**rest, **good, "synopsis_noise": factor * good["synopsis_noise"]}
+    assert isinstance(cohort.send(0, cohort.finish_of(0, result=encode_arrays(most))), Finished)
+    (found,) = cohort.nodes[0].results
+    np.testing.assert_array_equal(found.synopsis.weights, np.full(m, 40.0))
+    assert found.synopsis.means.shape == (m, p)
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
@@ -88,6 +127,8 @@ def test_clients_of_every_server_have_weights_and_sizes(tmp_path, trust):
     for other in others:
         np.testing.assert_array_equal(other.weights, first.weights)
         assert other.size_report == first.size_report
+        for name, array in first.synopsis.arrays.items():
+            np.testing.assert_array_equal(other.synopsis.arrays[name], array)
     assert first.size_report.counts == tuple(first.counts)
     assert (first.size_report.min_size, first.size_report.max_size) == (300, 700)
     planned = cohort.run.algorithm.size_noise or 0.0
@@ -128,14 +169,19 @@ def test_every_weight_of_a_query_is_possible_in_a_result(domain, largest):
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path):
-    run = cohort_of(tmp_path, "trusted-server", **BOUNDS).run
+    cohort = cohort_of(tmp_path, "trusted-server", **BOUNDS)
+    run, prefix = cohort.run, "synopsis_"
+    parts = {n.removeprefix(prefix): v for n, v in result_of(cohort).items() if prefix in n}
+    synopsis = Synopsis.from_arrays(parts, run.algorithm.domain)
     sizes = SizeReport((400.0, 600.5), float(run.algorithm.size_noise or 0.0), 300, 700)
     arrays = [[[0.25, 0.5], [0.75, 0.5]], [400.0, 600.5], [0.125, -0.25]]
     centroids, counts, weights = map(np.array, arrays)
     written = ClientResult(
-        centroids, counts, run.algorithm.domain, run.document.run.hex(), weights, sizes
+        centroids, counts, run.algorithm.domain, run.document.run.hex(), weights, sizes, synopsis
     )
     found = read_result(run, encode_result(written))
     for name in ("centroids", "counts", "weights"):
         np.testing.assert_array_equal(getattr(found, name), getattr(written, name))
     assert (found.run, found.size_report) == (written.run, sizes)
+    for name, array in parts.items():
+        np.testing.assert_array_equal(found.synopsis.arrays[name], array)

@@ -88,6 +88,7 @@ def test_runs_end_with_one_result(name, trust, unit, start):
     assert result.centroids.shape == (3, ROWS[name][1])
     assert np.isfinite(result.counts).all()
     assert (result.weights is None) == (result.size_report is None) == ("bounds" not in name)
+    assert (result.synopsis is None) == ("Synopsis" not in name)
     messages = [item.message for item in outcome.grid.sent]
     sent = {m.query for m in messages if isinstance(m, Ask)}
     if trust_model(trust).is_blind:

@@ -1,0 +1,310 @@
+"""What `SynopsisKMeans` released, as a mixture: clusterings for any k, free of privacy cost.
+
+Post-processing of noisy sums that the run's budget covers (docs/guarantees.md, "SynopsisKMeans").
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
+
+from flower_kmeans.algorithms import synopsis_mixture as model
+from flower_kmeans.algorithms.numerics.initialization import round_words
+from flower_kmeans.algorithms.released import CONFIDENCE, ReleasedMixture
+from flower_kmeans.data.domain import Domain, domain_from_config
+from flower_kmeans.errors import DataError
+from flower_kmeans.files import open_private
+from flower_kmeans.parameters import integer, require_type
+from flower_kmeans.report.clustering import assigned, in_order
+
+Floats = NDArray[np.float64]
+
+FORMAT, VERSION = "flower-kmeans synopsis", 1
+_LEAVES = 2_000  # into which parts are divided, so that Ward's method knows their weights
+_MOST_SAMPLES = 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class SynopsisClustering:
+    """Clusters of a synopsis, in the user's units."""
+
+    centroids: Floats  # (k, d)
+    counts: Floats  # (k,), noisy records of the parts that are nearest to each
+    domain: Domain
+
+    def predict(self, X: ArrayLike) -> NDArray[np.int64]:
+        """Return the cluster of each record (n,), as `Clustering.predict`."""
+        return assigned(X, self.centroids, self.domain)
+
+
+class Elbow(NamedTuple):
+    """The cost of a synopsis' clusterings by their number of clusters.
+
+    A cost is the mean squared distance of a record to its nearest centroid, in squared user's units
+    where all columns have one scale, else in squared units of the scaled domain.
+    """
+
+    n_clusters: NDArray[np.int64]  # (n,)
+    costs: Floats  # (n,)
+    standard_errors: Floats  # (n,), by the noise in the last round of the synopsis
+
+    @property
+    def interval(self) -> Floats:
+        """Least and largest cost for each number of clusters, (n, 2), from 0 on.
+
+        Each holds with a probability of about 0.95 over the noise. The noise is the same in all, so
+        costs differ by less than the intervals are wide. Where the noise is large, costs are a few
+        percent too small, as records far from their cell were shortened.
+        """
+        margin = -float(ndtri((1 - CONFIDENCE) / 2)) * self.standard_errors
+        return np.maximum(np.stack([self.costs - margin, self.costs + margin], axis=1), 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Synopsis:
+    """A mixture of Gaussians that stands for the records.
+
+    All of it is made from values that the run released: nothing here costs privacy. Parts of the
+    mixture may reach beyond the domain.
+    """
+
+    mixture: ReleasedMixture
+    domain: Domain
+
+    @property
+    def weights(self) -> Floats:
+        """Noisy records of each part, (m,)."""
+        return self.mixture.weights
+
+    @property
+    def means(self) -> Floats:
+        """Means of the parts in the user's units, (m, d)."""
+        return self.domain.from_unit(self._lifted(self.mixture.means))
+
+    @property
+    def covariances(self) -> Floats:
+        """Covariances of the parts in the user's units, (m, d, d), made when they are asked for."""
+        found, unit = self.mixture, self._unit
+        along = found.directions
+        beside = np.eye(len(along)) - along @ along.T
+        inside = np.einsum("ip,mp,jp->mij", along, found.scales**2, along, optimize=True)
+        return np.asarray((inside + found.rest * beside) * unit[:, None] * unit)
+
+    # ------------------------------------------------------------------ clusters
+
+    def kmeans(self, n_clusters: int, seed: int = 0) -> SynopsisClustering:
+        """Return k-means of the mixture.
+
+        Parameters
+        ----------
+        n_clusters : int
+            At most the number of parts.
+        seed : int
+            Of the starts.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are fewer parts than clusters.
+        """
+        centers, counts = self._centers(n_clusters, seed)
+        points = self.domain.to_unit(self.domain.from_unit(self._lifted(centers)))
+        return SynopsisClustering(self.domain.from_unit(points), counts, self.domain)
+
+    def elbow(self, n_clusters: Iterable[int], seed: int = 0) -> Elbow:
+        """Return the cost of clusterings with these numbers of clusters, to choose one of them.
+
+        Parameters
+        ----------
+        n_clusters : iterable of int
+            Such as ``range(1, 13)``; at most the number of parts.
+        seed : int
+            Of the starts.
+        """
+        require_type("n_clusters", n_clusters, Iterable, "numbers of clusters")
+        numbers = [self._number(k) for k in n_clusters]
+        factor = (self.domain.common_unit or 1.0) ** 2
+        pairs = [self._cost(self._centers(k, seed)[0]) for k in numbers]
+        found = np.array(pairs, dtype=np.float64).reshape(-1, 2) * factor
+        return Elbow(np.array(numbers, dtype=np.int64), found[:, 0], found[:, 1])
+
+    def hierarchy(self) -> Floats:
+        """Return Ward's hierarchy of the parts, (m - 1, 4), for ``scipy.cluster.hierarchy``.
+
+        Parts are as heavy as their weights. Merging at height h adds h^2 / 2 to the sum of squared
+        distances, in the units of `elbow`, up to a part in a thousand of the records.
+        """
+        from scipy.cluster.hierarchy import linkage
+
+        weights, m = self.weights, len(self.weights)
+        n = max(_LEAVES, 4 * m)
+        leaves = np.maximum(np.rint(weights / weights.sum() * n), 1).astype(np.int64)
+        part = np.repeat(np.arange(m), leaves)
+        tree = linkage(self.mixture.means[part], method="ward")
+        # Leaves of one part are at distance 0 and so merge first; what follows merges parts.
+        nodes, sizes = part.tolist(), dict.fromkeys(range(m), 1)
+        merges: list[tuple[int, int, float, int]] = []
+        unit = (self.domain.common_unit or 1.0) * math.sqrt(weights.sum() / len(part))
+        for first, second, height, _ in tree:
+            one, other = sorted((nodes[int(first)], nodes[int(second)]))
+            if one == other:
+                nodes.append(one)
+                continue
+            merged = m + len(merges)
+            sizes[merged] = sizes[one] + sizes[other]
+            nodes.append(merged)
+            merges.append((one, other, height * unit, sizes[merged]))
+        return np.array(merges, dtype=np.float64).reshape(-1, 4)
+
+    # ------------------------------------------------------------------ records
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:
+        """Return synthetic records of the mixture, (n, d), in the user's units.
+
+        Some may lie outside of the domain.
+        """
+        size = integer("n", n, 0, _MOST_SAMPLES)
+        require_type("rng", rng, np.random.Generator, "a numpy.random.Generator")
+        found, d = self.mixture, self.domain.n_features
+        chosen = rng.choice(len(found.weights), size, p=found.weights / found.weights.sum())
+        noise = rng.standard_normal((size, found.means.shape[1]))
+        points = self._lifted(found.means[chosen] + found.scales[chosen] * noise)
+        if found.means.shape[1] < d:
+            others = rng.standard_normal((size, d))
+            others -= others @ found.directions @ found.directions.T
+            points += math.sqrt(found.rest) * others
+        return self.domain.from_unit(points)
+
+    def log_density(self, X: ArrayLike) -> Floats:
+        """Return the logarithm of the mixture's density at records (n, d), in the user's units."""
+        found, unit, d = self.mixture, self._unit, self.domain.n_features
+        points = (in_order(X, self.domain) - self.domain.from_unit(np.zeros((1, d)))) / unit
+        along, p = points @ found.directions, found.means.shape[1]
+        beside = np.square(points - along @ found.directions.T).sum(axis=1) / found.rest
+        common = d * math.log(2 * math.pi) + (d - p) * math.log(found.rest)
+        log_weights = np.log(found.weights / found.weights.sum())
+        density = np.full(len(points), -np.inf)
+        for weight, mean, scale in zip(log_weights, found.means, found.scales, strict=True):
+            squares = np.square((along - mean) / scale).sum(axis=1)
+            logarithm = squares + 2 * np.log(scale).sum() + common
+            density = np.logaddexp(density, weight - (logarithm + (beside if p < d else 0)) / 2)
+        return np.asarray(density - np.log(unit).sum())
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the synopsis to an npz file, its owner's alone to read, in place of what was there.
+
+        It may be published as far as the run's result may be.
+        """
+        arrays: dict[str, Any] = {"format": FORMAT, "version": VERSION, **self.arrays}
+        with open_private(path) as file:
+            np.savez(file, domain=json.dumps(self.domain.to_config()), **arrays)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "Synopsis":
+        """Return what `save` wrote; a `DataError` for any other file, or one of another version."""
+        synopsis, version = None, VERSION
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays: dict[str, Any] = dict(file)
+            if str(arrays.pop("format")) == FORMAT:
+                version = int(arrays.pop("version"))
+                domain = domain_from_config(json.loads(str(arrays.pop("domain"))))
+                synopsis = cls.from_arrays(arrays, domain)
+        except Exception:  # whatever NumPy, zip files or JSON raise
+            synopsis = None
+        if version != VERSION:
+            raise DataError(
+                f"Expected a synopsis of version {VERSION}. Got one of version {version} in {path}."
+            )
+        if synopsis is None:
+            raise DataError(f"Expected a file that Synopsis.save wrote. Got {path}.")
+        return synopsis
+
+    @property
+    def arrays(self) -> dict[str, Floats]:
+        """All of the mixture, as files and messages hold it."""
+        found = self.mixture
+        values = {field.name: getattr(found, field.name) for field in fields(found)}
+        return {name: np.atleast_1d(np.array(value, np.float64)) for name, value in values.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], domain: Domain) -> "Synopsis":
+        """Return what `arrays` gave; a `DataError` if it gave other ones."""
+        is_right = all(a.dtype == np.float64 and np.isfinite(a).all() for a in arrays.values())
+        m, p = arrays["means"].shape if arrays.get("means", np.zeros(0)).ndim == 2 else (0, 0)
+        shapes = {
+            "weights": (m,),
+            "means": (m, p),
+            "scales": (m, p),
+            "directions": (domain.n_features, p),
+            "rest": (1,),
+            "radii": (m,),
+            "noise": (3,),
+        }
+        is_right &= {name: array.shape for name, array in arrays.items()} == shapes and m > 0 < p
+        if is_right:
+            longest, directions = _longest(domain), arrays["directions"]
+            most = {"means": longest, "scales": longest, "rest": longest**2, "radii": longest}
+            is_right = all((arrays[name] > 0).all() for name in ("weights", "scales", "rest"))
+            is_right &= all((arrays[name] >= 0).all() for name in ("radii", "noise"))
+            # A mean is at most twice as far out, and a scale five times as long.
+            is_right &= all((np.abs(arrays[name]) <= 16 * most[name]).all() for name in most)
+            is_right &= (np.abs(directions) < 2).all()
+            is_right = is_right and np.allclose(directions.T @ directions, np.eye(p), atol=1e-9)
+        if not is_right:
+            raise DataError("Expected the arrays of a synopsis.")
+        (rest,), (count, total, slack) = arrays["rest"].tolist(), arrays["noise"].tolist()
+        values = {**arrays, "rest": rest, "noise": (count, total, slack)}
+        return cls(ReleasedMixture(**values), domain)
+
+    # ------------------------------------------------------------------ details
+
+    @property
+    def _unit(self) -> Floats:
+        """The user's units in one unit of the scaled domain, (d,)."""
+        ends = np.stack([np.zeros(self.domain.n_features), np.ones(self.domain.n_features)])
+        return np.asarray(np.diff(self.domain.from_unit(ends), axis=0)[0])
+
+    def _lifted(self, points: Floats) -> Floats:
+        """Return points (n, d) of the scaled domain from those along the directions, (n, p)."""
+        return points @ self.mixture.directions.T
+
+    def _number(self, n_clusters: int) -> int:
+        return integer("n_clusters", n_clusters, 1, len(self.weights))
+
+    def _centers(self, n_clusters: int, seed: int) -> tuple[Floats, Floats]:
+        """Return centres (k, p) of k-means along the directions, and their noisy counts (k,)."""
+        k, number = self._number(n_clusters), integer("seed", seed, 0, 2**63 - 1)
+        found, longest = self.mixture, _longest(self.domain)
+        means, scales = found.means / longest, found.scales / longest
+        mixture = model.Mixture(found.weights, means, scales, np.zeros_like(means))
+        selected = model.select(mixture, k, round_words(number, k))
+        return selected.centers * longest, selected.counts
+
+    def _cost(self, centers: Floats) -> tuple[float, float]:
+        """Return the mean squared distance of a record to its centre, and its standard error."""
+        found, (count, total, slack) = self.mixture, self.mixture.noise
+        weights, squares = found.weights, found.radii**2
+        offsets = np.square(found.means[:, None] - centers).sum(axis=2).min(axis=1)
+        within = np.square(found.scales).sum(axis=1)
+        cost = float(np.average(offsets + within, weights=weights))
+        # A cell's records add r^2 (n - slack) + 2 r (z - c) sum + n |z - c|^2, at the cell's centre
+        # z with radius r, and n records to the number by which all is divided.
+        variances = np.square((squares + offsets - cost) * count) + np.square(squares * slack)
+        variances += 4 * squares * offsets * total**2
+        error = math.sqrt(float(variances.sum())) / float(weights.sum())
+        n_beside = self.domain.n_features - found.means.shape[1]
+        return cost + n_beside * found.rest, error
+
+
+def _longest(domain: Domain) -> float:
+    """Return the largest norm of a record, in units of the scaled domain."""
+    return domain.l2_bound(model.MODEL_BITS) * 2.0**-model.MODEL_BITS

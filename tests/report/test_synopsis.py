@@ -1,0 +1,346 @@
+"""The mixture that a run leaves: its units, its clusterings for any k, its files."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.cluster.hierarchy import fcluster, is_valid_linkage
+from scipy.stats import multivariate_normal
+
+from flower_kmeans import Ball, Box, PrivacyBudget, simulate
+from flower_kmeans.algorithms import SynopsisAlgorithm
+from flower_kmeans.algorithms import synopsis_mixture as model
+from flower_kmeans.algorithms.released import ReleasedMixture
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    ObliviousServerError,
+)
+from flower_kmeans.metrics import inertia
+from flower_kmeans.privacy.randomness import Stream
+from flower_kmeans.report.synopsis import Synopsis
+from flower_kmeans.strategies import FastLloyd, SynopsisKMeans
+from tests.algorithms.rows import run_of
+
+RNG = np.random.default_rng
+CENTERS = np.array([[-8.0, -6, 2], [-8, 6, -4], [0, 0, 6], [8, -6, -3], [8, 7, 3]])
+BALL = Ball(14.0, [0.0, 0, 0])
+N = 6000
+WIDE = Box([-14.0, -140, -1.4, 0], [14.0, 140, 1.4, 2])  # another unit for each column
+
+
+def blobs(seed=0, scale=0.6):
+    rng = RNG(seed)
+    records = CENTERS[np.arange(N) % 5] + rng.normal(0, scale, (N, 3))
+    return rng.permutation(records)
+
+
+def made(domain=WIDE, p=2, m=4, seed=0):
+    """A mixture in random directions."""
+    rng, d = RNG(seed), domain.n_features
+    directions = np.linalg.qr(rng.normal(size=(d, p)))[0]
+    means, scales = rng.uniform(-0.5, 0.5, (m, p)), rng.uniform(0.05, 0.2, (m, p))
+    weights, radii = rng.uniform(50, 500, m), rng.uniform(0.1, 0.5, m)
+    found = ReleasedMixture(weights, means, scales, directions, 0.01, radii, (3.0, 4.0, 5.0))
+    return Synopsis(found, domain)
+
+
+def separate(weights, means, scale=0.01, radius=0.1, noise=(0.0, 0.0, 0.0)):
+    """Parts in the plane, in a unit ball."""
+    means = np.array(means, float)
+    found = ReleasedMixture(
+        np.array(weights, float),
+        means,
+        np.full(means.shape, scale),
+        np.eye(2),
+        1e-12,
+        np.full(len(means), radius),
+        noise,
+    )
+    return Synopsis(found, Ball(1.0, [0.0, 0.0]))
+
+
+def moments(synopsis):
+    """Mean and covariance of the whole mixture."""
+    shares = synopsis.weights / synopsis.weights.sum()
+    mean = shares @ synopsis.means
+    offsets = synopsis.means - mean
+    between = (shares[:, None] * offsets).T @ offsets
+    return mean, np.einsum("m,mij->ij", shares, synopsis.covariances) + between
+
+
+# --------------------------------------------------------------------------- units
+
+
+def test_means_and_covariances_are_in_the_users_units():
+    synopsis = made()
+    found, unit = synopsis.mixture, np.array([14.0, 140, 1.4, 1])
+    along = unit[:, None] * found.directions
+    others = np.linalg.svd(found.directions)[0][:, 2:] * unit[:, None]
+    for i in range(4):
+        np.testing.assert_allclose(synopsis.means[i], [0, 0, 0, 1] + along @ found.means[i])
+        expected = along @ np.diag(found.scales[i] ** 2) @ along.T + 0.01 * others @ others.T
+        np.testing.assert_allclose(synopsis.covariances[i], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_records_that_are_drawn_have_these_moments(p):
+    synopsis, n = made(p=p), 200_000
+    mean, covariance = moments(synopsis)
+    records = synopsis.sample(n, RNG(1))
+    assert records.shape == (n, 4)
+    unit = np.sqrt(np.diagonal(covariance))
+    np.testing.assert_allclose(records.mean(axis=0) / unit, mean / unit, atol=5 / n**0.5)
+    found = np.cov(records.T) / np.outer(unit, unit)
+    np.testing.assert_allclose(found, covariance / np.outer(unit, unit), atol=10 / n**0.5)
+    np.testing.assert_array_equal(records, synopsis.sample(n, RNG(1)))
+    assert synopsis.sample(0, RNG(1)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_densities_are_those_of_the_mixture(p):
+    synopsis = made(p=p)
+    records = synopsis.sample(50, RNG(2))
+    shares = synopsis.weights / synopsis.weights.sum()
+    parts = zip(shares, synopsis.means, synopsis.covariances, strict=True)
+    expected = sum(w * multivariate_normal(mean, c).pdf(records) for w, mean, c in parts)
+    np.testing.assert_allclose(synopsis.log_density(records), np.log(expected), rtol=1e-6)
+    far = synopsis.log_density(np.full((1, 4), 1e6))
+    assert np.isfinite(far).all()
+
+
+@pytest.mark.parametrize("domain", [BALL, Box([-14.0] * 3, [14.0, 28.0, 14.0])])
+def test_without_noise_a_run_learns_the_moments_of_the_records(domain):
+    records = blobs()
+    algorithm = SynopsisAlgorithm(5, domain, PrivacyBudget(None), n_records=N)
+    state = run_of(algorithm, [records])
+    synopsis = Synopsis(algorithm.mixture(state), domain)
+    assert synopsis.weights.sum() == pytest.approx(N)
+    mean, covariance = moments(synopsis)
+    unit = records.std(axis=0)
+    np.testing.assert_allclose(mean / unit, records.mean(axis=0) / unit, atol=0.002)
+    found = (covariance - np.cov(records.T)) / np.outer(unit, unit)
+    np.testing.assert_allclose(found, 0, atol=0.01)
+    # Of each blob's parts together.
+    labels = np.argmin(((synopsis.means[:, None] - CENTERS) ** 2).sum(axis=2), axis=1)
+    for j in range(5):
+        own = replace(
+            synopsis.mixture,
+            weights=np.where(labels == j, synopsis.weights, 1e-9),
+        )
+        mean, covariance = moments(Synopsis(own, domain))
+        np.testing.assert_allclose(mean, CENTERS[j], atol=0.1)
+        assert np.trace(covariance) == pytest.approx(3 * 0.36, rel=0.1)
+
+
+# --------------------------------------------------------------------------- clusterings
+
+
+def test_the_cost_bends_at_the_true_number_of_clusters():
+    algorithm = SynopsisAlgorithm(8, BALL, PrivacyBudget(1.0), n_records=N)
+    state = run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))
+    elbow = Synopsis(algorithm.mixture(state), BALL).elbow(range(1, 10))
+    np.testing.assert_array_equal(elbow.n_clusters, np.arange(1, 10))
+    falls = -np.diff(np.log(elbow.costs))
+    assert np.argmax(falls[:-1] - falls[1:]) + 2 == 5
+    assert elbow.costs[4] == pytest.approx(3 * 0.36, rel=0.15)
+    low, high = elbow.interval.T
+    clear = -np.diff(elbow.costs) > (high - low)[1:]
+    assert np.flatnonzero(clear)[-1] + 2 == 5  # the rule of docs/choosing.md
+    np.testing.assert_allclose((low + high) / 2, elbow.costs)
+    np.testing.assert_allclose(high - low, 2 * 1.959964 * elbow.standard_errors, rtol=1e-6)
+    assert (elbow.standard_errors > 0).all()
+
+
+def test_costs_are_those_of_the_mixtures_records():
+    synopsis = made(WIDE, p=4, m=6)
+    found = synopsis.kmeans(3)
+    records = synopsis.sample(100_000, RNG(3))
+    unit = np.array([14.0, 140, 1.4, 1])
+    labels = np.argmin(((synopsis.means[:, None] - found.centroids) / unit) ** 2 @ np.ones(4), 1)
+    # Parts count as a whole: their records have no nearer centroid.
+    own = sum(
+        w * (np.trace(c / np.outer(unit, unit)) + (((x - found.centroids[j]) / unit) ** 2).sum())
+        for w, x, c, j in zip(
+            synopsis.weights, synopsis.means, synopsis.covariances, labels, strict=True
+        )
+    )
+    assert synopsis.elbow([3]).costs[0] == pytest.approx(own / synopsis.weights.sum(), rel=1e-3)
+    counts = np.bincount(labels, synopsis.weights, minlength=3)
+    np.testing.assert_allclose(found.counts, counts)
+    assert set(found.predict(records)) == {0, 1, 2}
+
+
+def test_standard_errors_are_those_of_the_noise():
+    """Of costs that many noisy answers of the same cells give; 2/3 and 3/2 are refused."""
+    cells = model.Partition(
+        np.array([[-300, 0], [200, 300], [400, -100], [-100, -400]]),
+        np.array([200, 150, 250, 200]),
+        np.full((4, 2), 0.004),
+        0.008,
+        np.zeros(4),
+    )
+    step, noise = 2.0**-10, model.Noise(4.0, 6.0, 5.0)
+    sums, counts, slacks = np.zeros((4, 2)), np.array([900.0, 700, 800, 600]), np.zeros(4)
+    squares = 0.008 / (cells.radii * step) ** 2
+    slacks[:] = counts * (1 - squares)
+    rng, costs, errors = RNG(4), [], []
+    for _ in range(120):
+        answer = model.Released(
+            sums + rng.normal(0, noise.sums, (4, 2)),
+            counts + rng.normal(0, noise.counts, 4),
+            slacks + rng.normal(0, noise.slacks, 4),
+        )
+        found, _ = model.learned(cells, answer, noise, step, np.inf)
+        mixture = ReleasedMixture(
+            found.weights, found.means, found.scales, np.eye(2), 1e-12, cells.radii * step,
+            (noise.counts, noise.sums, noise.slacks),
+        )  # fmt: skip
+        elbow = Synopsis(mixture, Ball(1.0, [0.0, 0.0])).elbow([2])
+        costs.append(elbow.costs)
+        errors.append(elbow.standard_errors)
+    ratios = np.std(costs, axis=0) / np.mean(errors, axis=0)
+    assert ((ratios > 0.8) & (ratios < 1.25)).all(), ratios
+
+
+def test_wards_hierarchy_knows_how_heavy_parts_are():
+    synopsis = separate([100, 200, 100, 500], [[0, 0], [0.1, 0], [0.5, 0.5], [0.5, 0.6]])
+    tree = synopsis.hierarchy()
+    assert is_valid_linkage(tree)
+    np.testing.assert_array_equal(tree[:, [0, 1, 3]], [[0, 1, 2], [2, 3, 2], [4, 5, 4]])
+    ward = [2 * a * b / (a + b) * 0.01 for a, b in ((100, 200), (100, 500))]
+    np.testing.assert_allclose(tree[:2, 2], np.sqrt(ward), rtol=0.01)
+    # A heavy part that is as near is merged later.
+    heavy = separate([100, 900, 100, 100], [[0, 0], [0.1, 0], [0.5, 0.5], [0.5, 0.6]])
+    np.testing.assert_array_equal(heavy.hierarchy()[0, :2], [2, 3])
+    assert separate([10], [[0, 0]]).hierarchy().shape == (0, 4)
+
+
+def test_the_hierarchy_separates_blobs():
+    algorithm = SynopsisAlgorithm(6, BALL, PrivacyBudget(2.0), n_records=N)
+    synopsis = Synopsis(
+        algorithm.mixture(run_of(algorithm, [blobs()], Stream.from_key(bytes(32)))), BALL
+    )
+    labels = fcluster(synopsis.hierarchy(), 5, "maxclust")
+    nearest = np.argmin(((synopsis.means[:, None] - CENTERS) ** 2).sum(axis=2), axis=1)
+    assert len({*zip(labels.tolist(), nearest.tolist(), strict=True)}) == 5
+
+
+# --------------------------------------------------------------------------- whole runs
+
+
+@pytest.mark.parametrize(
+    "trust", ["trusted-server", "distributed-noise", "clients-only", "oblivious-server"]
+)
+def test_a_run_leaves_it_to_those_who_see_the_result(trust):
+    records = blobs()
+    strategy = SynopsisKMeans(5, BALL, PrivacyBudget(1.0), N, n_clients=5, trust=trust)
+    result = simulate(strategy, np.array_split(records, 5))
+    synopsis = result.synopsis
+    if trust in ("clients-only", "oblivious-server"):
+        with pytest.raises(ObliviousServerError, match="on_result"):
+            _ = strategy.synopsis
+    else:
+        for name, array in strategy.synopsis.arrays.items():
+            np.testing.assert_array_equal(array, synopsis.arrays[name])
+    assert abs(synopsis.weights.sum() - N) < 0.1 * N
+    again = synopsis.kmeans(5)
+    assert inertia(records, again.centroids) < 1.02 * inertia(records, result.centroids)
+    np.testing.assert_allclose(again.counts, N / 5, rtol=0.2)
+    agrees = [len({*labels}) for labels in np.split(again.predict(np.repeat(CENTERS, 3, 0)), 5)]
+    assert agrees == [1] * 5
+    means = simulate(
+        SynopsisKMeans(3, BALL, PrivacyBudget(1.0), N, n_clients=5, trust=trust, min_size=1500),
+        np.array_split(records, 5),
+    ).synopsis.means
+    assert means.shape[1] == 3
+
+
+def test_other_strategies_have_none():
+    strategy = FastLloyd(5, BALL, PrivacyBudget(1.0), N, trust="trusted-server", n_rounds=1)
+    assert simulate(strategy, np.array_split(blobs(), 5)).synopsis is None
+    assert strategy.synopsis is None
+
+
+# --------------------------------------------------------------------------- files and bad input
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    named = Box(WIDE.lower, WIDE.upper, columns=["a", "b", "c", "é"])
+    for synopsis in (made(), made(named, p=4), separate([1], [[0, 0]])):
+        path = tmp_path / "synopsis"
+        synopsis.save(path)
+        found = Synopsis.load(path)
+        assert found.domain == synopsis.domain
+        for name, array in synopsis.arrays.items():
+            np.testing.assert_array_equal(found.arrays[name], array)
+        assert path.stat().st_mode & 0o077 == 0
+        np.testing.assert_array_equal(found.kmeans(1).centroids, synopsis.kmeans(1).centroids)
+
+
+def broken(name, change):
+    return lambda arrays: {**arrays, name: change(arrays[name])}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        broken("format", lambda _: "something else"),
+        broken("domain", lambda _: "{}"),
+        broken("domain", lambda _: json.dumps(BALL.to_config())),
+        broken("weights", lambda x: -x),
+        broken("weights", lambda x: x[1:]),
+        broken("weights", lambda x: x.astype(np.float32)),
+        broken("weights", lambda x: x.astype(object)),
+        broken("means", lambda x: x * np.nan),
+        broken("means", lambda x: x * 1e200),
+        broken("means", lambda x: x[0]),
+        broken("scales", lambda x: x * 0),
+        broken("directions", lambda x: 1.1 * x),
+        broken("rest", lambda x: -x),
+        broken("noise", lambda x: x[:2]),
+        lambda arrays: {**arrays, "more": np.zeros(1)},
+        lambda arrays: {name: array for name, array in arrays.items() if name != "means"},
+    ],
+)
+def test_other_files_are_refused(tmp_path, change):
+    path = tmp_path / "synopsis.npz"
+    made().save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **change(arrays))
+    with pytest.raises(DataError, match=r"Expected a file that Synopsis.save wrote\. Got .*npz"):
+        Synopsis.load(path)
+
+
+def test_other_versions_and_no_files_are_refused(tmp_path):
+    path = tmp_path / "synopsis.npz"
+    made().save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **{**arrays, "version": 2})
+    with pytest.raises(DataError, match=r"of version 1\. Got one of version 2"):
+        Synopsis.load(path)
+    path.write_bytes(b"PK nothing")
+    for missing in (path, tmp_path / "none.npz"):
+        with pytest.raises(DataError, match="Expected a file that"):
+            Synopsis.load(missing)
+
+
+def test_bad_input_is_one_sentence():
+    synopsis = made()
+    for k in (0, 5):
+        with pytest.raises(ConfigurationError, match=r"Expected n_clusters in \[1, 4\]"):
+            synopsis.kmeans(k)
+        with pytest.raises(ConfigurationError, match=r"Expected n_clusters in \[1, 4\]"):
+            synopsis.elbow([1, k])
+    with pytest.raises(ConfigurationTypeError, match="n_clusters"):
+        synopsis.elbow(3)
+    with pytest.raises(ConfigurationError, match="Expected n in"):
+        synopsis.sample(-1, RNG(0))
+    with pytest.raises(ConfigurationTypeError, match="Expected rng"):
+        synopsis.sample(3, 0)
+    with pytest.raises(DataError, match="X must have 4 columns"):
+        synopsis.log_density([[1.0]])
