@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from inspect import GEN_CREATED, getgeneratorstate
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -146,12 +148,14 @@ def checked_source(
     if not is_stream(records):
         floats = np.float64, np.float32
         return check_records(records, n_features, name=name, dtypes=floats)
-    start = 0
-    for block in as_source(records, n_features, columns).blocks(keep_null=True):
+    start, source = 0, as_source(records, n_features, columns)
+    for block in source.blocks(keep_null=True):
         bad = first_bad_row(block)
         if bad is not None:
             raise DataError(f"{name} must be finite, got NaN or infinity in row {start + bad}.")
         start += len(block)
+    if callable(records):
+        next(iter(source.parts()), None)  # an error if chunks can be read only once
     return records
 
 
@@ -229,8 +233,11 @@ def _of_chunks(
 
     def parts() -> Iterator[NDArray[Any]]:
         chunks = make()
-        if not isinstance(chunks, Iterable) or chunks is last[0] is not None:
-            got = type(chunks).__name__ if chunks is not last[0] else "the same iterator twice"
+        # A generator shows that an earlier message has used it up: it would count as no records.
+        is_used = isinstance(chunks, GeneratorType) and getgeneratorstate(chunks) != GEN_CREATED
+        is_same = is_used or chunks is last[0] is not None
+        if not isinstance(chunks, Iterable) or is_same:
+            got = "the same iterator twice" if is_same else type(chunks).__name__
             raise ConfigurationTypeError(
                 "Expected a function that returns an iterable of chunks, anew at each call. "
                 f"Got {got}."

@@ -272,6 +272,14 @@ def test_a_factory_returns_chunks_anew_at_each_call():
     source.loaded()
     with pytest.raises(ConfigurationTypeError, match=r"anew at each call. Got the same iterator"):
         source.loaded()
+    # As in a later message, and in a run after its records were checked.
+    generator = (chunk for chunk in [np.ones((2, 3))])
+    as_source(lambda: generator, 3).loaded()
+    with pytest.raises(ConfigurationTypeError, match="the same iterator twice"):
+        as_source(lambda: generator, 3).loaded()
+    iterator = iter([np.ones((2, 3))])
+    with pytest.raises(ConfigurationTypeError, match="the same iterator twice"):
+        checked_source(lambda: iterator, 3, None, "records")
     with pytest.raises(ConfigurationTypeError, match=r"iterable of chunks, anew.* Got int"):
         as_source(lambda: 7, 3).loaded()
 
