@@ -8,6 +8,9 @@ from pathlib import Path
 import mpmath
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -306,3 +309,44 @@ def test_draws_do_not_depend_on_how_many_are_drawn_at_once(error, monkeypatch):
         np.testing.assert_array_equal(found[0], in_arrays)
         assert found[1] == positions
     assert discrete_gaussians(np.zeros((0, 4)), []).shape == (0, 4)
+
+
+def specified(variances, key):
+    """Return noise shares as docs/protocol.md has them, with two words for every uniform."""
+
+    def words(block):
+        encryptor = Cipher(AES256(key), CTR(block)).encryptor()
+        while True:
+            yield int.from_bytes(encryptor.update(bytes(8)), "little")
+
+    def uniform(head, position):
+        more = next(words((position + 1).to_bytes(8, "big") + bytes(8)))
+        return mpmath.ldexp(head << 64 | more, -128)
+
+    main, positions = words(bytes(16)), itertools.count(step=2)
+    values = [0 if v == 0 else None for v in variances]
+    while None in values:
+        open_ones = [i for i, value in enumerate(values) if value is None]
+        for i in np.repeat(open_ones, 1 + 64 // len(open_ones)):
+            first, second, at = next(main), next(main), next(positions)
+            v, t = mpmath.mpf(variances[i]), int(np.sqrt(variances[i])) + 1
+            negative, size = (
+                first & 1,
+                int(mpmath.floor(-t * mpmath.log(2 * uniform(first >> 1, at)))),
+            )
+            chance = mpmath.exp(-((size - v / t) ** 2) / (2 * v))
+            accepted = uniform(second, at + 1) < chance and not (negative and size == 0)
+            if accepted and values[i] is None:
+                values[i] = -size if negative else size
+    return values
+
+
+@pytest.mark.parametrize("n", [1, 3, 40, 70])
+def test_noise_shares_are_those_of_the_protocols_text(n):
+    rng = np.random.default_rng(n)
+    variances = np.where(rng.random(n) < 0.8, np.exp2(rng.uniform(0, 80, n)), 0.0)
+    variances[0] = 2.0**40
+    key = rng.bytes(32)
+    with mpmath.workprec(256):
+        expected = specified(variances.tolist(), key)
+    assert discrete_gaussian(variances, Stream.from_key(key)).tolist() == expected
