@@ -68,10 +68,10 @@ def test_a_committee_that_may_be_wholly_corrupt_is_refused():
 
 def test_a_drawn_committee_depends_on_keys_beacon_and_epoch():
     keys = keys_of(200)
-    committees = {drawn(keys, beacon, epoch) for beacon in (b"a", b"b") for epoch in range(4)}
-    committees.add(drawn((*keys[:-1], bytes(32)), b"a", 0))
-    assert len(committees) == 9
-    for slots in committees:
+    found = {drawn(keys, beacon, epoch) for beacon in (b"a", b"b") for epoch in range(4)}
+    found.add(drawn((*keys[:-1], bytes(32)), b"a", 0))
+    assert len(found) == 9
+    for slots in found:
         assert len(slots) == len(set(slots)) == MAX_POSITIONS
         assert list(slots) == sorted(slots)
         assert 0 <= slots[0] <= slots[-1] < 200

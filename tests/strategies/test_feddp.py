@@ -134,7 +134,7 @@ def test_finished_runs_carry_the_planned_noise_while_the_radius_narrows(monkeypa
     algorithm = strategy.algorithm
     assert algorithm.sums == "narrowing"
     assert int(strategy._running.state.arrays["factor"][0]) > 4
-    units = dict(drawn)
+    units = dict(list(drawn))  # of each name one
     assert units["lloyd-sums"] == 4.0 * algorithm.radius
     assert units["spread"] == algorithm.radius**2 >> algorithm.fraction_bits
     for name in ("lloyd-sums", "lloyd-counts"):
