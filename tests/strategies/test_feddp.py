@@ -123,7 +123,7 @@ def test_finished_runs_carry_the_planned_noise_while_the_radius_narrows(monkeypa
 
     def recorded(each, units, stream):
         noise = draw(each, units, stream)
-        found = drawn.setdefault((each.name, *set(units.tolist())), [])
+        found = drawn.setdefault((each.name, set(units.tolist()).pop()), [])
         found.append(noise / units / each.noise_multiplier)
         return noise
 
