@@ -61,6 +61,7 @@ from flower_kmeans.report.clustering import FinishedRun
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.strategies._declared import describe, own_parameters
+from flower_kmeans.templates import html_summary
 
 # With fewer, the noise of all clients exceeds the planned one by more: its deviation grows by
 # sqrt(|S| / M') (docs/guarantees.md, "Distributed noise").
@@ -286,6 +287,23 @@ class ClusteringStrategy(Strategy, Generic[S]):
             f"{type(self).__name__}(n_clusters={self.n_clusters}, trust={self.trust!r}, "
             f"privacy={self.plan.budget}, n_rounds={self.n_rounds}, {self._crowd()})"
         )
+
+    def _repr_html_(self) -> str:
+        # What was planned, and no result: that of a blind server is not the server's to see.
+        plan, domain = self.plan, self.domain
+        private = plan.is_private
+        facts = {
+            "clusters": self.n_clusters,
+            "columns": f"{domain.n_features}, in a {type(domain).__name__}",
+            "epsilon": f"{plan.epsilon():.4g}" if private else "NOT PRIVATE",
+            "delta": f"{plan.budget.delta:.3g}" if private else None,
+            "protected": f"one {self.privacy.unit}" if private else "nobody",
+            "trust model": f"{self.trust} (keys: {self.keys})",
+            "rounds": self.n_rounds,
+            "who takes part": self._crowd(),
+            "who learns what": self.trust_model.learns,
+        }
+        return html_summary(type(self).__name__, facts, plan.tables, plan.notes)
 
     def summary(self) -> None:
         """Log the configuration of the strategy."""

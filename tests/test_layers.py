@@ -19,7 +19,7 @@ LEVELS = {
     name: level
     for level, names in enumerate(
         (
-            "data extras files threads canonical parameters errors version",
+            "data extras files threads canonical parameters errors templates version",
             "metrics baselines privacy",
             "algorithms secagg vertical",
             "report",

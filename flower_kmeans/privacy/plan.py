@@ -27,14 +27,16 @@ from flower_kmeans.privacy.calibration import (
 from flower_kmeans.privacy.filter import charge_of
 from flower_kmeans.privacy.release import MAX_PARTS, release_from_config
 from flower_kmeans.privacy.release import Release as Release
+from flower_kmeans.templates import Table, html_summary, shown
 
 # Far beyond any run; keeps a hostile document from occupying a client for long.
 _MAX_RELEASES = 10_000
 # Every further scale of Laplace noise is one more numerical composition.
 _MAX_LAPLACE_SCALES = 256
+_NOT_PRIVATE = "NOT PRIVATE: no noise is added to any answer."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PrivacyPlan:
     """All releases of a run, calibrated together.
 
@@ -182,12 +184,9 @@ class PrivacyPlan:
     def describe(self) -> str:
         """Return the plan as a table for its reader."""
         if not self.is_private:
-            return "NOT PRIVATE: no noise is added to any answer."
-        rows = [("round", "release", "noise", "norm", "multiplier", "alone")]
-        for number, release in ((i, r) for i, group in enumerate(self.rounds, 1) for r in group):
-            alone = f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}"
-            noise = release.mechanism, release.measure, f"{release.noise_multiplier:.6g}"
-            rows.append((str(number), release.name, *noise, alone))
+            return _NOT_PRIVATE
+        (releases,) = self.tables
+        rows = [releases.head, *releases.rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -206,6 +205,41 @@ class PrivacyPlan:
             f"epsilon of groups: {groups}.",
         ]
         return "\n".join((*lines, *self.notes))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """A row for each release, with what it would cost alone; no table without privacy."""
+        if not self.is_private:
+            return ()
+        rows = []
+        for number, release in ((i, r) for i, group in enumerate(self.rounds, 1) for r in group):
+            alone = f"{'mu' if release.mechanism == 'gaussian' else 'epsilon'} {release.cost:.4g}"
+            noise = release.mechanism, release.measure, f"{release.noise_multiplier:.6g}"
+            rows.append((str(number), release.name, *noise, alone))
+        head = ("round", "release", "noise", "norm", "multiplier", "alone")
+        return (Table("Releases", head, rows),)
+
+    def __repr__(self) -> str:
+        budget = self.budget
+        guarantee = f"epsilon={shown(budget.epsilon)}, delta={shown(budget.delta)}"
+        return (
+            f"PrivacyPlan({guarantee}, unit={budget.unit!r}, n_records={self.n_records}, "
+            f"n_rounds={len(self.rounds)}, n_releases={len(self.releases)})"
+        )
+
+    def _repr_html_(self) -> str:
+        private = self.is_private
+        facts = {
+            "epsilon": f"{self.epsilon():.6g}" if private else None,
+            "delta": f"{self.budget.delta:.4g}" if private else None,
+            "mu": None if self.mu is None else f"{self.mu:.6g}",
+            "protected": f"one {self.budget.unit}" if private else "nobody",
+            "n_records": self.n_records,
+            "n_clients": self.n_clients,
+            "rounds": len(self.rounds),
+        }
+        notes = self.notes if private else (_NOT_PRIVATE, *self.notes)
+        return html_summary("PrivacyPlan", facts, self.tables, notes)
 
     def to_config(self) -> dict[str, Any]:
         """Return the plan for a run document; the plan of several runs has none."""

@@ -15,8 +15,9 @@ from flower_kmeans.errors import DataError, MessageError
 from flower_kmeans.protocol.removal import noise_factor
 from flower_kmeans.protocol.run import MAX_SLOTS, Run
 from flower_kmeans.protocol.wire import decode_arrays, encode_arrays
-from flower_kmeans.report.clustering import assigned
+from flower_kmeans.report.clustering import assigned, centroid_table
 from flower_kmeans.report.synopsis import Synopsis
+from flower_kmeans.templates import html_summary
 
 Floats = NDArray[np.float64]
 
@@ -24,7 +25,7 @@ _ROUNDING = 1e-9
 _SYNOPSIS = "synopsis_"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientResult:
     """What a client learns from a finished run."""
 
@@ -35,6 +36,14 @@ class ClientResult:
     weights: Floats | None = None  # (n_clusters,), as in a `Clustering`; if sizes have bounds
     size_report: SizeReport | None = None  # the sizes beside their bounds
     synopsis: Synopsis | None = None  # of `SynopsisKMeans`: clusterings for any k
+
+    def __repr__(self) -> str:
+        k, d = self.centroids.shape  # the values are for those who ask: this may go to a log
+        return f"ClientResult(n_clusters={k}, n_features={d}, run={self.run!r})"
+
+    def _repr_html_(self) -> str:
+        table = centroid_table(self.centroids, self.counts, self.domain)
+        return html_summary(f"{len(self.centroids)} clusters", {"run": self.run}, [table])
 
     def predict(
         self,

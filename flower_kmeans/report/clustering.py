@@ -12,6 +12,7 @@ from flower_kmeans.data.domain import Domain, check_records
 from flower_kmeans.data.records import named_columns
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.report.report import Report
+from flower_kmeans.templates import Table, html_summary
 
 if TYPE_CHECKING:
     from flower_kmeans.report.synopsis import Synopsis
@@ -33,7 +34,7 @@ class FinishedRun(Protocol):
         """The run's report."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Clustering:
     """Centroids, noisy cluster sizes and the report of the run that made them.
 
@@ -63,6 +64,16 @@ class Clustering:
     weights: Floats | None = None
     size_report: SizeReport | None = None
     synopsis: "Synopsis | None" = None
+
+    def __repr__(self) -> str:
+        k, d = self.centroids.shape
+        return f"Clustering(n_clusters={k}, n_features={d}, report={self.report!r})"
+
+    def _repr_html_(self) -> str:
+        report, title = self.report, f"{len(self.centroids)} clusters by {self.report.strategy}"
+        words = [each for each in report.statements if each.startswith(("NOT PRIVATE", "WARNING"))]
+        tables = [centroid_table(self.centroids, self.counts, self.domain)]
+        return html_summary(title, report.facts, tables, [*words, *report.warnings])
 
     @property
     def sizes(self) -> Floats | None:
@@ -122,6 +133,17 @@ class Clustering:
         """
         residuals = in_order(X, self.domain) - self.centroids[self.predict(X)]
         return float(np.einsum("ij,ij->", residuals, residuals))
+
+
+def centroid_table(centroids: Floats, counts: Floats, domain: Domain) -> Table:
+    """Return a row for each cluster: its noisy size, and its centroid (d,) in the user's units."""
+    names = domain.columns or [f"column {i + 1}" for i in range(domain.n_features)]
+    pairs = zip(counts.tolist(), centroids.tolist(), strict=True)
+    rows = [
+        (str(j), f"{count:.1f}", *(f"{value:.4g}" for value in centroid))
+        for j, (count, centroid) in enumerate(pairs)
+    ]
+    return Table("Centroids and noisy sizes", ("cluster", "noisy size", *names), rows)
 
 
 def assigned(

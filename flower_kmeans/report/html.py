@@ -22,7 +22,7 @@ from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
 from flower_kmeans.report.report import Report, versions
-from flower_kmeans.report.templates import TEMPLATES
+from flower_kmeans.templates import TEMPLATES
 from flower_kmeans.version import __version__
 
 FloatArray = NDArray[np.float64]

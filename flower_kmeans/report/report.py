@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from flower_kmeans.algorithms.released import CostEstimate, SizeReport
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.report.templates import lines_of, listed
 from flower_kmeans.report.vertical import NEIGHBOURS, VerticalReport
+from flower_kmeans.templates import html_summary, lines_of, listed, shown
 from flower_kmeans.version import __version__
 
 PARTIES = ("passive server", "active server", "server and clients", "clients", "committee")
@@ -94,7 +94,7 @@ class Proceedings:
     lost_rounds: list[int] = field(default_factory=list)  # whose sum could not be reconstructed
 
 
-@dataclass
+@dataclass(repr=False)
 class Report(Proceedings):
     """Privacy and fault report of one run: ``epsilon``, ``delta``, who sees what, who was missing.
 
@@ -269,6 +269,30 @@ class Report(Proceedings):
         words = lines_of("protection.txt.j2", report=self)
         # Not strict: only runs with shares have a committee, the last of the parties.
         return dict(zip(PARTIES, words, strict=False))
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """The guarantee and what took part, by names, in text; ``None`` where there is none."""
+        private = self.epsilon is not None and self.delta is not None
+        missed = len({entry.node_id for entry in self.dropped})
+        return {
+            "epsilon": f"{self.epsilon:.4g}" if private else "NOT PRIVATE",
+            "delta": f"{self.delta:.3g}" if private else None,
+            "protected": f"one {self.unit}" if private else "nobody",
+            "trust model": f"{self.trust} (keys: {self.keys})",
+            "clients": f"{self.n_clients}, {missed} of them missed a round",
+            "rounds": f"{self.n_rounds} of {len(self.plan.rounds)}",
+            "noise factor": f"{self.noise_factor:.4g}" if private else None,
+        }
+
+    def __repr__(self) -> str:
+        names = ("strategy", "epsilon", "delta", "unit", "trust", "n_clients", "n_rounds")
+        return f"Report({', '.join(f'{name}={shown(getattr(self, name))}' for name in names)})"
+
+    def _repr_html_(self) -> str:
+        tables = self.plan.tables
+        notes = [*self.statements, *self.warnings]
+        return html_summary(f"Report of a {self.strategy} run", self.facts, tables, notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values, ready for JSON."""

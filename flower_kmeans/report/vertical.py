@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from flower_kmeans.report.templates import lines_of
+from flower_kmeans.templates import lines_of
 
 NEIGHBOURS = "one record replaced by another; n_records is public"
 

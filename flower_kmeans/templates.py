@@ -1,15 +1,47 @@
-"""The templates of reports and pages, which hold their sentences."""
+"""The templates of reports, pages and what notebooks show, which hold their sentences."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jinja2
+
+_SHOWN_ROWS, _SHOWN_COLUMNS = 50, 20
+
+
+class Table(NamedTuple):
+    """A table of text with a header for each column."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 def lines_of(template: str, **values: Any) -> tuple[str, ...]:
     """Return the lines of a text template."""
     # Every line of a text template ends with a break, so the last part is empty.
     return tuple(TEMPLATES.get_template(template).render(values).split("\n")[:-1])
+
+
+def html_summary(
+    title: str,
+    facts: Mapping[str, object],
+    tables: Sequence[Table] = (),
+    notes: Sequence[str] = (),
+) -> str:
+    """Return what a notebook shows for an object, as HTML in which every value is escaped.
+
+    Facts that are ``None`` are left out. Of a large table only the first rows and columns are
+    shown, with a line that says so.
+    """
+    known = {name: value for name, value in facts.items() if value is not None}
+    values = {"title": title, "facts": known, "tables": tables, "notes": notes}
+    sizes = {"most_rows": _SHOWN_ROWS, "most_columns": _SHOWN_COLUMNS}
+    return TEMPLATES.get_template("summary.html.j2").render(values | sizes)
+
+
+def shown(value: object) -> str:
+    """Return a value in few characters: numbers with six digits, text in quotes."""
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 
 def listed(clips: Mapping[str, float]) -> str:
