@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flower_kmeans.client import with_kmeans as with_kmeans
     from flower_kmeans.data.domain import Ball as Ball
     from flower_kmeans.data.domain import Box as Box
+    from flower_kmeans.data.table_domain import TableDomain as TableDomain
     from flower_kmeans.privacy.budget import PrivacyBudget as PrivacyBudget
     from flower_kmeans.report.clustering import Clustering as Clustering
     from flower_kmeans.report.html import html_report as html_report
@@ -30,6 +31,7 @@ _HOME = {
     "Clustering": "report.clustering",
     "Fault": "simulation.faults",
     "PrivacyBudget": "privacy.budget",
+    "TableDomain": "data.table_domain",
     "__version__": "version",
     "html_report": "report.html",
     "kmeans_client_app": "client",

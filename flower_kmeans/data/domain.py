@@ -257,7 +257,7 @@ def difference(first: Domain, second: Domain) -> tuple[str, Any, Any] | None:
 
 def _parts(domain: Domain) -> list[tuple[str, Any]]:
     parts: list[tuple[str, Any]] = [
-        ("kind", type(domain).__name__.lower()),
+        ("kind", "ball" if isinstance(domain, Ball) else "box"),
         ("number of columns", domain.n_features),
     ]
     if isinstance(domain, Box):

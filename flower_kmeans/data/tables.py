@@ -9,24 +9,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.data.records import as_number
+from flower_kmeans.data.records import MissingValuesError, as_number, text_as_bytes
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 
 Header = Literal[True] | Sequence[str]
 _Columns = dict[str, NDArray[Any]]
 _SUFFIXES = (".csv", ".npy", ".npz", ".parquet")
-
-
-class MissingValuesError(DataError):
-    """A column holds nulls, NaN or infinity. The text says how many; for the data's owner."""
-
-    def __init__(self, column: str, bad: int, n_records: int) -> None:
-        super().__init__(
-            f"The column {column!r} is empty, NaN or infinite in {bad} of {n_records} "
-            "records: fill them in or remove them first."
-        )
-        self.column = column
 
 
 @dataclass(frozen=True)
@@ -73,6 +63,7 @@ def load_table(
     keep: Collection[str] = (),
     malformed: Literal["error", "nan"] = "error",
     header: Header | None = None,
+    domain: TableDomain | None = None,
 ) -> Table:
     """Read records from a csv, npy, npz or parquet file.
 
@@ -101,7 +92,11 @@ def load_table(
     header : True or sequence of str, optional
         ``True`` if the first line of a csv file names its columns, or the names if it does not: the
         file is then separated by commas. By default the first line is no header if it holds numbers
-        only; with ``malformed="nan"`` this is not guessed from a record, and has to be said.
+        only; with ``malformed="nan"`` this is not guessed from a record, and has to be said. With a
+        domain the default is ``True``.
+    domain : TableDomain, optional
+        In place of ``features``: the records are in the columns of its box, as its ``encode`` makes
+        them of the declared columns. Cells of a csv file are then read as they are written.
 
     Raises
     ------
@@ -120,10 +115,20 @@ def load_table(
         )
     if not path.is_file():
         raise DataError(f"The data file {path} does not exist.")
-    columns, side = _read(path, header, lenient)
+    if domain is not None and features is not None:
+        raise ConfigurationError("Expected features or domain, which has them. Got both.")
+    beside = [*(() if label is None else (label,)), *keep]
+    if domain is not None and not lenient and header is None:
+        header = True
+    columns, side = _read(path, header, lenient or domain is not None, beside)
     available = {**columns, **side}
-    named = [*(() if label is None else (label,)), *(features or ()), *keep]
-    _require_columns(named, available)
+    declared = () if domain is None else tuple(column.name for column in domain.declared)
+    _require_columns([*beside, *(features or declared)], available)
+    labels = None if label is None else available[label]
+    if domain is not None:
+        others = {name: available[name] for name in keep}
+        records = domain.encode(available, malformed)
+        return Table(records, domain.columns or (), labels, others)
     if features is None:
         features = [
             name
@@ -139,31 +144,40 @@ def load_table(
     return Table(
         records=_stack({name: available[name] for name in features}, lenient),
         columns=tuple(features),
-        labels=None if label is None else available[label],
+        labels=labels,
         others={name: available[name] for name in keep if name not in features},
     )
 
 
-def _read(path: Path, header: Header | None, lenient: bool) -> tuple[_Columns, _Columns]:
-    """Return a file's columns, and what it holds beside them."""
+def _read(
+    path: Path, header: Header | None, by_cell: bool, beside: Collection[str]
+) -> tuple[_Columns, _Columns]:
+    """Return a file's columns, and what it holds beside them.
+
+    With ``by_cell``, no cell changes how others are read, but for the columns ``beside``.
+    """
     suffix = path.suffix.lower()
     if suffix in (".npy", ".npz"):
         return _read_numpy(path)
-    if suffix == ".csv" and lenient:
+    if suffix == ".csv" and by_cell:
         return _read_lines(path, header), {}
     require("pyarrow", f"A {suffix[1:]} file")
-    from pyarrow import ArrowInvalid, parquet
+    from pyarrow import ArrowException, parquet
 
     try:
         table = _read_csv(path, header) if suffix == ".csv" else parquet.read_table(path)
-    except (ArrowInvalid, OSError):
+        names = [str(name).strip() for name in table.column_names]
+        columns = [
+            text_as_bytes(column) if by_cell and name not in beside else column
+            for name, column in zip(names, table.columns, strict=True)
+        ]
+        # Nulls become NaN in columns of numbers, which is what the check of features looks for.
+        arrays = [np.asarray(column.to_numpy()) for column in columns]
+    except (ArrowException, OSError):
         # The reader's own text quotes the lines it failed on.
         raise DataError(f"The data file {path} is not a {suffix[1:]} table.") from None
-    names = [str(name).strip() for name in table.column_names]
     if len(set(names)) < len(names):
         raise DataError(f"The data file {path} has two columns with the same name.")
-    # Nulls become NaN in columns of numbers, which is what the check of features looks for.
-    arrays = [np.asarray(column.to_numpy()) for column in table.columns]
     return dict(zip(names, arrays, strict=True)), {}
 
 

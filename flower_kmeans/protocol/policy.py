@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from flower_kmeans.data.domain import Ball, Box, Domain, check_names, difference
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import Unit
 from flower_kmeans.protocol import trust
@@ -40,7 +41,7 @@ class ClientPolicy:
     algorithms : tuple of str, optional
         Accepted algorithms by name; ``None`` accepts those of this library.
     domain : Box or Ball, optional
-        Pinned public bounds, and the names of their columns if it has them.
+        Pinned public bounds, and the names of their columns if it has them (a `TableDomain` does).
     roster_file, member_key_file : path, optional
         The clients' public keys in the order of their slots, the same file at every client, and
         this client's own secret key (``flower-kmeans keygen``). With them, keys must be those of
@@ -120,6 +121,10 @@ class ClientPolicy:
                     f"Expected columns as the {n_features} of domain, or None. Got {columns}."
                 )
         object.__setattr__(self, "columns", columns)
+        if isinstance(domain, TableDomain) and domain.from_records:
+            raise ConfigurationError(
+                "Expected domain from public knowledge. Got one that was read off records."
+            )
         # With one file alone the client would fall back to relayed keys unnoticed.
         if (self.roster_file is None) != (self.member_key_file is None):
             raise ConfigurationError(
@@ -147,8 +152,9 @@ class ClientPolicy:
         """Read a policy from a TOML file of the operator.
 
         Its keys are the parameters of this class; what it leaves out keeps its strict default.
-        ``domain`` is a table with ``lower``, ``upper`` and perhaps ``scale``, or with ``radius``
-        and ``center``. Relative paths are taken from the file's own directory.
+        ``domain`` is the path of a ``domain.toml`` (`TableDomain`), or a table with ``lower``,
+        ``upper`` and perhaps ``scale``, or with ``radius`` and ``center``. Relative paths are taken
+        from the file's own directory.
 
         Raises
         ------
@@ -162,12 +168,13 @@ class ClientPolicy:
             raise ConfigurationError(
                 f"Expected keys of ClientPolicy in the policy file {path}. Got {unknown} instead."
             )
+        folder = Path(path).resolve().parent
         for name, value in values.items():
             if name in _PATHS and isinstance(value, str):
                 # Not from the working directory, which is Flower's choice.
-                values[name] = str(Path(path).resolve().parent / value)
+                values[name] = str(folder / value)
             elif name == "domain":
-                values[name] = _domain_of(value)
+                values[name] = _domain_of(value, folder)
         return cls(**values)
 
     def objection(self, run: Run) -> str | None:
@@ -317,13 +324,16 @@ _DOMAINS: dict[tuple[str, ...], Callable[..., Domain]] = {
 }
 
 
-def _domain_of(values: Any) -> Domain:
+def _domain_of(values: Any, folder: Path) -> Domain:
+    if isinstance(values, str):
+        path = folder / values
+        return TableDomain.from_toml(read_file(path, "domain file"), f"domain file {path}")
     try:
         return _DOMAINS[tuple(sorted(values))](**values)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(
-            "Expected domain in a policy file as a table of lower, upper and perhaps scale, or of "
-            f"radius and center. Got: {error}"
+            "Expected domain in a policy file as a path, or as a table of lower, upper and perhaps "
+            f"scale, or of radius and center. Got: {error}"
         ) from None
 
 

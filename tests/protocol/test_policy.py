@@ -13,6 +13,7 @@ from vertical_runs import make_run as make_vertical
 
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
 from flower_kmeans.data.domain import Ball, Box
+from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.policy import ClientPolicy, tightest
@@ -255,7 +256,8 @@ def test_every_setting_is_read(tmp_path):
         (TYPE, "trusts", "trusts = [[]]"),
         (VALUE, "'colluders'", "colluders = 2"),
         (VALUE, "columns", 'columns = ["a"]\n[domain]\nradius = 1\ncenter = [0, 0]'),
-        (VALUE, "domain", 'domain = "box"'),
+        (VALUE, "domain", "domain = 7"),
+        (VALUE, "domain file .*box cannot be read", 'domain = "box"'),
         (VALUE, "domain", "[domain]\nlower = [0]"),
         (VALUE, "domain", "[domain]\nlower = [0]\nupper = [1]\nradius = 1"),
         (VALUE, "domain", "[domain]\nlower = [1]\nupper = [0]"),
@@ -278,6 +280,48 @@ def test_a_file_that_is_not_there_or_not_the_operators_is_refused(tmp_path):
         with pytest.raises(ConfigurationError, match=f"{mode:04o}"):
             ClientPolicy.from_file(write(tmp_path, FULL, mode))
     assert ClientPolicy.from_file(write(tmp_path, FULL, 0o644)).min_clients == 5
+
+
+WARDS = Category("ward", ("surgery", "medicine"))
+DECLARED = TableDomain([Number("age", 0, 120), WARDS])
+
+
+def test_a_domain_file_pins_bounds_and_names_and_is_its_operators(tmp_path):
+    path = write(tmp_path, 'domain = "domain.toml"\nin_memory = true\n')
+    file = tmp_path / "domain.toml"
+    file.write_text(DECLARED.to_toml(), "utf-8")
+    file.chmod(0o600)
+    policy = ClientPolicy.from_file(path)
+    assert policy.domain == DECLARED
+    assert policy.columns == ("age", "ward=surgery", "ward=medicine")
+    assert accepts(policy, make_run(domain=DECLARED))
+    assert tightest(policy, ClientPolicy(domain=DECLARED)).domain == DECLARED
+    others = [
+        Box(DECLARED.lower, DECLARED.upper),
+        TableDomain([WARDS, Number("age", 0, 120)]),
+        TableDomain([Number("age", 0, 130), WARDS]),
+        TableDomain([Number("age", 0, 120), Category("ward", ("medicine", "surgery"))]),
+        TableDomain([Number("age", 0, 120), Category("ward", ("surgery", "pediatrics"))]),
+    ]
+    assert not any(accepts(policy, make_run(domain=other)) for other in others)
+    log = TableDomain([Number("x", 1, 10, "log")])
+    pinned = replace(OPEN, domain=log)
+    assert accepts(pinned, make_run(domain=log))
+    assert not accepts(pinned, make_run(domain=TableDomain([Number("x", 1, 10)])))
+    assert not accepts(pinned, make_run(domain=TableDomain([Number("x", 0, 1)])))  # its bounds
+    file.chmod(0o666)
+    with pytest.raises(ConfigurationError, match="writable by its owner alone"):
+        ClientPolicy.from_file(path)
+
+
+def test_no_policy_pins_what_was_read_off_records(tmp_path):
+    read_off = TableDomain(DECLARED.declared, from_records=True)
+    with pytest.raises(ConfigurationError, match="one that was read off records"):
+        ClientPolicy(domain=read_off)
+    (tmp_path / "domain.toml").write_text(read_off.to_toml(), "utf-8")
+    (tmp_path / "domain.toml").chmod(0o600)
+    with pytest.raises(ConfigurationError, match="public knowledge"):
+        ClientPolicy.from_file(write(tmp_path, 'domain = "domain.toml"'))
 
 
 # --------------------------------------------------------------------------- tightening

@@ -1,0 +1,391 @@
+"""Columns as people have them: numbers, logarithms, categories, dates, and missing cells.
+
+A `TableDomain` declares columns from public knowledge, in a file that all parties share. It turns
+the cells of a table into records of a `Box`, and points of the box into what people read. Both
+happen here, at their holder: a run agrees on the box alone, whose names of columns say what was
+done. Each cell is read by itself, so a record stays what it is whatever others hold.
+"""
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Context
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.data.domain import Box, check_names
+from flower_kmeans.data.records import FloatArray, MissingValuesError, numbers, text_as_bytes
+from flower_kmeans.errors import ConfigurationError, DataError
+
+Coordinates = dict[str, tuple[float, float]]  # columns of the box by name, with their bounds
+
+_EXACT = Context(prec=40)
+_DAY_ZERO = date(1970, 1, 1).toordinal()  # of NumPy's dates
+_UNUSABLE = "empty, or not what the domain declares,"
+_REMEDY = "correct or remove them, or state in the domain what they count as (missing)"
+_NOT_PUBLIC = """\
+# NOT PRIVATE: these bounds and categories were read off records. They are exact facts about single
+# records, and no run with this file is private. Replace them by public knowledge, and remove the
+# line below, before you use it on private records.
+from_records = true
+
+"""
+
+
+class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
+    """What the declarations of columns have in common."""
+
+    name: str
+
+
+class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
+    """A column of numbers between public bounds.
+
+    Attributes
+    ----------
+    name : str
+        As the table has it.
+    lower, upper : float
+        Public bounds in the user's units; numbers outside are moved to them.
+    scale : {"linear", "log"}
+        With ``"log"`` records are compared by their decimal logarithm, and the centroid is a
+        geometric mean. ``lower`` is above 0 then.
+    missing : float, optional
+        The public number that a cell without a finite number counts as. Without it, the record
+        counts as none.
+    """
+
+    lower: float
+    upper: float
+    scale: Literal["linear", "log"] = "linear"
+    missing: float | None = None
+
+    def coordinates(self) -> Coordinates:
+        """Return the column of the box, or raise a `ConfigurationError`."""
+        above = 0.0 if self.scale == "log" else -np.inf
+        _require_order(self.name, self.lower, self.upper, self.missing)
+        if not self.lower > above:
+            raise ConfigurationError(
+                f"Expected lower above 0 in the column {self.name!r}, whose scale is log. "
+                f"Got {self.lower!r} instead."
+            )
+        if self.scale == "linear":
+            return {self.name: (self.lower, self.upper)}
+        # All parties must have the same bounds, and only decimals have one logarithm everywhere.
+        low, high = (float(_EXACT.log10(_EXACT.create_decimal_from_float(bound)))
+                     for bound in (self.lower, self.upper))  # fmt: skip
+        return {f"log10({self.name})": (low, high)}
+
+    def encode(self, cells: NDArray[Any]) -> FloatArray:
+        """Return the column of the box, (n, 1), with NaN where a cell holds no finite number."""
+        found = numbers(cells)
+        values = np.full(len(cells), np.nan) if found is None else found
+        values = np.where(np.isfinite(values), np.clip(values, self.lower, self.upper), np.nan)
+        return (np.log10(values) if self.scale == "log" else values)[:, None]
+
+    def decode(self, points: FloatArray) -> dict[str, list[Any]]:
+        """Return values of the box, (k, 1), in the user's units."""
+        values = 10.0 ** points[:, 0] if self.scale == "log" else points[:, 0]
+        return {self.name: values.tolist()}
+
+
+class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True):
+    """A column of categories: one column of the box for each, which holds 1 or 0.
+
+    Attributes
+    ----------
+    name : str
+        As the table has it.
+    values : tuple of str
+        The public categories, two or more. Spaces around a cell do not count, and integers are as
+        they are written.
+    missing : str, optional
+        The category that a cell counts as which is empty or not in ``values``: one of them, such as
+        "other". Without it, the record counts as none.
+    """
+
+    values: tuple[str, ...]
+    missing: str | None = None
+
+    def coordinates(self) -> Coordinates:
+        """Return the columns of the box, or raise a `ConfigurationError`."""
+        check_names(self.values, f"values of the column {self.name!r}")
+        stripped = [value for value in self.values if value == value.strip()]
+        if len(self.values) < 2 or len(stripped) < len(self.values):
+            raise ConfigurationError(
+                f"Expected values of the column {self.name!r} as two or more, without spaces "
+                f"around them. Got {list(self.values)} instead."
+            )
+        if self.missing is not None and self.missing not in self.values:
+            raise ConfigurationError(
+                f"Expected missing of the column {self.name!r} as one of its values "
+                f"{list(self.values)}. Got {self.missing!r} instead."
+            )
+        return {f"{self.name}={value}": (0.0, 1.0) for value in self.values}
+
+    def encode(self, cells: NDArray[Any]) -> FloatArray:
+        """Return the columns of the box, (n, m), with NaN where a cell is in no category."""
+        places: dict[str | None, int] = {value: i for i, value in enumerate(self.values)}
+        found = np.array([places.get(_text(cell), -1) for cell in cells.tolist()], dtype=np.intp)
+        columns = np.zeros((len(cells), len(self.values)))
+        known = np.flatnonzero(found >= 0)
+        columns[known, found[known]] = 1.0
+        columns[found < 0] = np.nan
+        return columns
+
+    def decode(self, points: FloatArray) -> dict[str, list[Any]]:
+        """Return values of the box, (k, m): the share of each category, by column and category."""
+        return dict(zip(self.coordinates(), points.T.tolist(), strict=True))
+
+
+class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
+    """A column of dates between public bounds, compared by days.
+
+    Attributes
+    ----------
+    name : str
+        As the table has it.
+    lower, upper : datetime.date
+        Public bounds; dates outside are moved to them.
+    missing : datetime.date, optional
+        The public date that a cell without a date counts as. Without it, the record counts as none.
+
+    Notes
+    -----
+    A cell is text as ISO 8601 has it, 2024-02-29, or what Python, NumPy, pandas or pyarrow have for
+    dates. Of a time the date counts.
+    """
+
+    lower: date
+    upper: date
+    missing: date | None = None
+
+    def coordinates(self) -> Coordinates:
+        """Return the column of the box, or raise a `ConfigurationError`."""
+        _require_order(self.name, self.lower, self.upper, self.missing)
+        bounds = float(self.lower.toordinal()), float(self.upper.toordinal())
+        return {f"days({self.name})": bounds}
+
+    def encode(self, cells: NDArray[Any]) -> FloatArray:
+        """Return the column of the box, (n, 1): days since the year 1, NaN where there is none."""
+        if cells.dtype.kind == "M":
+            days = cells.astype("datetime64[D]")
+            values = np.where(np.isnat(days), np.nan, days.astype(np.int64) + float(_DAY_ZERO))
+        else:
+            values = np.array([_day(cell) for cell in cells.tolist()], dtype=np.float64)
+        return np.clip(values, self.lower.toordinal(), self.upper.toordinal())[:, None]
+
+    def decode(self, points: FloatArray) -> dict[str, list[Any]]:
+        """Return values of the box, (k, 1), as dates."""
+        days = np.clip(np.rint(points[:, 0]), 1, date.max.toordinal())
+        return {self.name: [date.fromordinal(int(day)) for day in days]}
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    columns: list[Number | Category | Date]
+    from_records: bool = False
+
+
+@dataclass(frozen=True, init=False)
+class TableDomain(Box):
+    """A `Box` whose columns are declared as people have them in their tables.
+
+    Parameters
+    ----------
+    declared : sequence of Number, Category or Date
+        The columns, in order.
+    from_records : bool, default: False
+        Whether some of it was read off records: then no run is private, and a `ClientPolicy` that
+        pins such a domain is refused.
+
+    Raises
+    ------
+    ConfigurationError
+        If a declaration has a wrong type or contradicts itself, or two have one name.
+
+    Notes
+    -----
+    In the box a logarithm is called ``log10(NAME)``, a date ``days(NAME)``, and each category
+    ``NAME=VALUE``. So clients whose declarations differ have other names or bounds, and a policy
+    that pins the domain refuses them. What a missing cell counts as is not in the box; `digest` has
+    that too.
+    """
+
+    declared: tuple[Number | Category | Date, ...] = ()
+    from_records: bool = False
+
+    def __init__(
+        self, declared: Sequence[Number | Category | Date], from_records: bool = False
+    ) -> None:
+        try:
+            # Structs do not check types by themselves.
+            values = {"columns": list(declared), "from_records": from_records}
+            columns = msgspec.convert(msgspec.to_builtins(values), _File).columns
+        except (msgspec.ValidationError, TypeError) as error:
+            raise ConfigurationError(f"Expected a domain of declared columns. {error}.") from None
+        check_names([column.name for column in columns], "names of declared columns")
+        parts = [column.coordinates() for column in columns]
+        lower, upper = zip(*(bounds for part in parts for bounds in part.values()), strict=True)
+        super().__init__(lower, upper, columns=[name for part in parts for name in part])
+        vars(self).update(declared=tuple(columns), from_records=from_records)
+
+    @classmethod
+    def from_toml(cls, text: str | bytes, what: str = "text") -> Self:
+        """Return the domain of a TOML text, in UTF-8, which errors call ``what``.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no TOML, has other keys or values, or declares what cannot be.
+        """
+        try:
+            decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+            values = msgspec.convert(tomllib.loads(decoded), _File)
+        except ValueError as error:  # also what msgspec raises
+            raise ConfigurationError(
+                f"Expected the {what} as a domain: [[columns]] with kind, name and bounds or "
+                f"values. {error}."
+            ) from None
+        return cls(values.columns, values.from_records)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the domain of a file ``domain.toml``; errors as of `from_toml`."""
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigurationError(
+                f"The domain file {path} cannot be read: {error.strerror}."
+            ) from None
+        return cls.from_toml(content, f"domain file {path}")
+
+    def to_toml(self) -> str:
+        """Return the text that `from_toml` reads, the same for equal domains."""
+        parts = [_NOT_PUBLIC] if self.from_records else []
+        for column in self.declared:
+            values = {"kind": column.__struct_config__.tag, **msgspec.structs.asdict(column)}
+            lines = (f"{key} = {_toml(v)}" for key, v in values.items() if v is not None)
+            parts.append("\n".join(("[[columns]]", *lines, "")))
+        return "\n".join(parts)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all declarations, 64 hexadecimal digits: to be the same at all parties."""
+        return hashlib.sha256(self.to_toml().encode()).hexdigest()
+
+    def encode(self, table: Any, malformed: Literal["error", "nan"] = "error") -> FloatArray:
+        """Return the records of a table in the columns of the box, (n, d).
+
+        Parameters
+        ----------
+        table : mapping, DataFrame, or table or batch of pyarrow
+            Has the declared columns by name; others do not count.
+        malformed : {"error", "nan"}
+            What to do with a cell that is empty, or not what its column declares, where the column
+            has no ``missing``. ``"error"`` stops. ``"nan"`` is for `load_data` in a run: it is NaN,
+            which makes the record a null record. All of a record is NaN if no cell is usable,
+            whatever ``missing`` says.
+
+        Raises
+        ------
+        DataError
+            If a column is missing, or columns differ in length: nothing that a single record
+            decides. With ``malformed="error"`` also for a cell as above.
+        """
+        parts = [column.encode(_cells(table, column.name)) for column in self.declared]
+        if len({len(part) for part in parts}) > 1:
+            raise DataError("Expected columns of one length.")
+        absent = np.array([np.isnan(part[:, 0]) for part in parts])
+        unusable = absent.all(axis=0)
+        for column, part, rows in zip(self.declared, parts, absent, strict=True):
+            if column.missing is not None:
+                part[rows] = column.encode(np.array([column.missing], dtype=object))
+            elif malformed == "error" and rows.any():
+                n_bad, n = int(np.count_nonzero(rows)), len(rows)
+                raise MissingValuesError(column.name, n_bad, n, _UNUSABLE, _REMEDY)
+        if malformed == "error" and unusable.any():
+            raise DataError("Expected a usable cell in every record. Some have none.")
+        records = np.concatenate(parts, axis=1)
+        records[unusable] = np.nan
+        return records
+
+    def decode(self, points: FloatArray) -> dict[str, list[Any]]:
+        """Return points of the box, (k, d), as columns in the user's units, by name.
+
+        Numbers are floats and dates are dates. Of a category there is the share of each of its
+        values, ``NAME=VALUE``, noisy like all of a centroid.
+        """
+        columns: dict[str, list[Any]] = {}
+        start = 0
+        for column in self.declared:
+            stop = start + len(column.coordinates())
+            columns |= column.decode(points[:, start:stop])
+            start = stop
+        return columns
+
+
+def _require_order(name: str, lower: Any, upper: Any, missing: Any) -> None:
+    if not lower < upper:
+        raise ConfigurationError(
+            f"Expected lower below upper in the column {name!r}. Got {lower} and {upper} instead."
+        )
+    if missing is not None and not lower <= missing <= upper:
+        raise ConfigurationError(
+            f"Expected missing of the column {name!r} within its bounds. Got {missing} instead."
+        )
+
+
+def _cells(table: Any, name: str) -> NDArray[Any]:
+    """Return the cells of a column, (n,), of any type."""
+    try:
+        # A table of pyarrow has rows and columns in brackets.
+        is_arrow = hasattr(table, "schema")
+        cells = text_as_bytes(table.column(name)) if is_arrow else table[name]
+    except (KeyError, IndexError, ValueError, TypeError):
+        raise DataError(f"Expected the column {name!r} once in the table.") from None
+    if isinstance(cells, list | tuple):
+        return np.fromiter(cells, dtype=object, count=len(cells))  # lists as cells stay cells
+    array = np.asarray(cells)
+    if array.ndim != 1 or isinstance(cells, np.ma.MaskedArray):
+        raise DataError(f"Expected the column {name!r} as one cell for each record, and no mask.")
+    return array
+
+
+def _text(cell: Any) -> str | None:
+    """Return how a category is written, or ``None`` for no text; a whole number as an integer."""
+    try:
+        if isinstance(cell, bytes):
+            return cell.decode().strip()
+        if isinstance(cell, bool):
+            return str(cell).lower()  # as csv files have it
+        if isinstance(cell, float):
+            return str(int(cell)) if cell == int(cell) else str(cell)
+        return None if cell is None else str(cell).strip()
+    except Exception:  # NaN, infinity, and whatever an object of the loader raises
+        return None
+
+
+def _day(cell: Any) -> float:
+    """Return the day of a date, counted from the year 1, or NaN."""
+    try:
+        text = cell.decode() if isinstance(cell, bytes) else cell
+        day = datetime.fromisoformat(text.strip()) if isinstance(text, str) else text
+        return float(day.toordinal())
+    except Exception:  # as in `_text`
+        return np.nan
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # printable, so that TOML reads it alike
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value + 0.0) if isinstance(value, float) else str(value)  # no negative zero

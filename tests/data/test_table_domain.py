@@ -1,0 +1,460 @@
+"""Columns as people have them: declared in a file, encoded cell by cell, and read back."""
+
+import math
+import pickle
+from datetime import date, datetime, timedelta
+from itertools import product
+
+import mpmath
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import dataset as files
+from pyarrow import parquet
+
+from flower_kmeans import Box, PrivacyBudget, TableDomain, simulate
+from flower_kmeans.data.domain import GridRecords, difference, domain_from_config
+from flower_kmeans.data.records import MissingValuesError
+from flower_kmeans.data.sources import as_source
+from flower_kmeans.data.table_domain import Category, Date, Number
+from flower_kmeans.data.tables import load_table
+from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.strategies import GLloyd, Lloyd
+
+DAYS = date(2020, 1, 1), date(2024, 12, 31)
+AGE = Number("age", 0, 120, missing=40)
+INCOME = Number("income", 1000, 1_000_000, scale="log")
+WARD = Category("ward", ("surgery", "007", "other"), missing="other")
+ADMITTED = Date("admitted", *DAYS)
+DOMAIN = TableDomain([AGE, INCOME, WARD, ADMITTED])
+GOOD = {"age": 41, "income": 10_000, "ward": "surgery", "admitted": "2024-02-29"}
+ROW = [41, 4, 1, 0, 0, date(2024, 2, 29).toordinal()]
+NAN = [math.nan] * 6
+
+
+def encoded(*rows, domain=DOMAIN, malformed="nan"):
+    """Return records from rows of changes to a good one."""
+    table = {name: [{**GOOD, **row}[name] for row in rows] for name in GOOD}
+    return domain.encode(table, malformed)
+
+
+# --------------------------------------------------------------------------- declarations
+
+
+def test_a_box_with_names_that_say_what_was_done():
+    names = ["age", "log10(income)", "ward=surgery", "ward=007", "ward=other", "days(admitted)"]
+    low, high = (float(day.toordinal()) for day in DAYS)
+    box = Box([0, 3, 0, 0, 0, low], [120, 6, 1, 1, 1, high], columns=names)
+    assert DOMAIN.to_config() == box.to_config()
+    assert domain_from_config(DOMAIN.to_config()) == box
+    assert difference(DOMAIN, box) is difference(box, DOMAIN) is None
+    assert pickle.loads(pickle.dumps(DOMAIN)) == DOMAIN  # noqa: S301
+    assert hash(DOMAIN) == hash(TableDomain(DOMAIN.declared))
+
+
+_names = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=5)
+_numbers = st.floats(1e-6, 1e9)
+_dates = st.dates(date(1900, 1, 1), date(2100, 1, 1))
+
+
+@st.composite
+def columns(draw, name):
+    kind, stated = draw(st.sampled_from(["number", "category", "date"])), draw(st.booleans())
+    if kind == "category":
+        values = tuple(draw(st.lists(_names, min_size=2, max_size=5, unique=True)))
+        return Category(name, values, draw(st.sampled_from(values)) if stated else None)
+    lower = draw(_numbers if kind == "number" else _dates)
+    width = draw(st.integers(1, 9999))
+    upper = lower * (1 + width) if kind == "number" else lower + timedelta(width)
+    missing = draw(st.sampled_from([lower, upper])) if stated else None
+    if kind == "date":
+        return Date(name, lower, upper, missing)
+    return Number(name, lower, upper, draw(st.sampled_from(["linear", "log"])), missing)
+
+
+@st.composite
+def domains(draw):
+    names = draw(st.lists(_names, min_size=1, max_size=4, unique=True))
+    marked = draw(st.booleans())
+    return TableDomain([draw(columns(f"c {i} {n}")) for i, n in enumerate(names)], marked)
+
+
+@given(domains())
+@settings(max_examples=100, deadline=None)
+def test_a_file_says_all_of_a_domain(domain):
+    text = domain.to_toml()
+    again = TableDomain.from_toml(text.encode())
+    assert (again, again.digest, again.to_toml()) == (domain, domain.digest, text)
+    assert text.startswith("# NOT PRIVATE") == domain.from_records
+
+
+def test_the_digest_has_what_the_box_has_not():
+    others = [
+        TableDomain([Number("age", 0, 120, missing=missing)], marked)
+        for missing in (None, 40, 41)
+        for marked in (False, True)
+    ]
+    assert len({other.digest for other in others}) == 6
+    assert {difference(others[0], other) for other in others} == {None}
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(1e-3, 1e5), (2, 3), (0.1, 1e300), (5e-300, 7)])
+def test_logarithms_of_bounds_are_those_of_every_machine(lower, upper):
+    """Parties compare bounds to the last bit, and their C libraries round as they like."""
+    with mpmath.workprec(200):
+        exact = [float(mpmath.log10(mpmath.mpf(bound))) for bound in (lower, upper)]
+    domain = TableDomain([Number("x", lower, upper, "log")])
+    assert [*domain.lower, *domain.upper] == exact
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ([], "one or more different names"),
+        ([AGE, Date("age", *DAYS)], "one or more different names"),
+        ([Category("a", ("b", "c")), Number("a=b", 0, 1)], "one or more different names"),
+        ([Number("a\n", 0, 1)], "printable"),
+        ([Number("a", 1, 1)], "lower below upper in the column 'a'. Got 1.0 and 1.0"),
+        ([Number("a", 0, math.nan)], "lower below upper"),
+        ([Number("a", 0, math.inf)], "finite"),
+        ([Number("a", 0, 1, "log")], "lower above 0 in the column 'a'"),
+        ([Number("a", 0, 1, "sqrt")], "Invalid enum value 'sqrt'"),
+        ([Number("a", 0, 1, missing=2)], "missing of the column 'a' within its bounds. Got 2.0"),
+        ([Number("a", "0", 1)], "Expected `float`, got `str`"),
+        ([Number("a", True, 1)], "Expected `float`, got `bool`"),
+        ([Date("a", DAYS[1], DAYS[0])], "lower below upper"),
+        ([Date("a", *DAYS, missing=date(1999, 1, 1))], "within its bounds"),
+        ([Category("a", ("b",))], "two or more"),
+        ([Category("a", ("b", "b"))], "different names"),
+        ([Category("a", ("b", " c"))], "without spaces"),
+        ([Category("a", ("b", "c"), "d")], "missing of the column 'a' as one of its values"),
+        (["age"], "got `str`"),
+        (7, "not iterable"),
+    ],
+)
+def test_declarations_that_cannot_be_are_one_sentence(declared, message):
+    with pytest.raises(ConfigurationError) as error:
+        TableDomain(declared)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "columns = 1",
+        "[[column]]\nname = 'a'",
+        "[[columns]]\nname = 'a'\nlower = 0\nupper = 1",
+        "[[columns]]\nkind = 'number'\nname = 'a'\nlower = 0\nupper = 1\nuper = 2",
+        "[[columns]]\nkind = 'date'\nname = 'a'\nlower = 2020-01-01\nupper = 7",
+        "not TOML",
+        b"\xff",
+    ],
+)
+def test_files_that_are_no_domain_are_one_sentence(text, tmp_path):
+    path = tmp_path / "domain.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigurationError, match=r"domain file .*domain\.toml as a domain"):
+        TableDomain.from_file(path)
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+        TableDomain.from_file(tmp_path / "nothing.toml")
+
+
+# --------------------------------------------------------------------------- records and back
+
+
+@given(domains(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_is_encoded_is_read_back(domain, data):
+    table = {}
+    for column in domain.declared:
+        if isinstance(column, Category):
+            cells = st.sampled_from(column.values)
+        elif isinstance(column, Date):
+            cells = st.dates(column.lower, column.upper)
+        else:
+            cells = st.floats(column.lower, column.upper)
+        table[column.name] = data.draw(st.lists(cells, min_size=3, max_size=3))
+    records = domain.encode(table)
+    assert (np.array(domain.lower) <= records).all()
+    assert (records <= np.array(domain.upper)).all()
+    read = domain.decode(domain.from_unit(domain.to_unit(records)))
+    for column in domain.declared:
+        if isinstance(column, Category):
+            shares = np.array([read[f"{column.name}={value}"] for value in column.values])
+            expected = np.array([[v == c for c in table[column.name]] for v in column.values])
+            np.testing.assert_allclose(shares, expected, atol=1e-9)
+        elif isinstance(column, Date):
+            assert read[column.name] == table[column.name]
+        else:
+            np.testing.assert_allclose(read[column.name], table[column.name], rtol=1e-7, atol=1e-7)
+
+
+def test_values_beyond_the_bounds_are_moved_to_them():
+    row = {"age": -3, "income": 0, "admitted": "1999-01-01"}
+    (record,) = encoded(row)
+    assert record.tolist() == [0, 3, 1, 0, 0, DAYS[0].toordinal()]
+    (record,) = DOMAIN.to_unit(encoded({"age": 1e300, "income": 1e300, "admitted": "9999-12-31"}))
+    assert record.tolist() == [1, 1, 1, -1, -1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "expected"),
+    [
+        ("age", [41.0, "41", " 4.1e1 ", b"41", np.int8(41), 41 + 0j], ROW),
+        ("age", ["", None, "n/a", math.nan, math.inf, "1_0", pd.NA, [41], date.max],
+         [40, *ROW[1:]]),
+        ("income", ["", None, "n/a", math.nan, "-inf", object()], [41, math.nan, *ROW[2:]]),
+        ("ward", ["surgery", " surgery ", b"surgery", np.str_("surgery")], ROW),
+        ("ward", ["", None, "Surgery", "7", 7.0, math.nan, pd.NA, b"\xff", ["surgery"]],
+         [41, 4, 0, 0, 1, ROW[5]]),
+        ("admitted", ["2024-02-29", " 2024-02-29T23:59 ", date(2024, 2, 29), b"2024-02-29",
+                      datetime(2024, 2, 29, 12), pd.Timestamp("2024-02-29 03:00")], ROW),
+        ("admitted", ["", None, "29.2.2024", "2023-02-29", pd.NaT, 45351, math.nan],
+         [*ROW[:5], math.nan]),
+    ],
+)  # fmt: skip
+def test_each_cell_is_what_it_is_by_itself(name, cells, expected):
+    for cell in cells:
+        np.testing.assert_array_equal(encoded({name: cell}), [expected])
+        mixed = encoded({}, {name: cell}, {name: "\0"}, {})
+        np.testing.assert_array_equal(mixed[[0, 1, 3]], [ROW, expected, ROW])
+
+
+@pytest.mark.parametrize(
+    ("cells", "texts"), [([0, 1, 7], "017"), ([0.0, 1.0, 7.0], "017"), ([True, False], "tf")]
+)
+def test_categories_may_be_whole_numbers_and_truths(cells, texts):
+    values = tuple({"t": "true", "f": "false"}.get(text, text) for text in texts)
+    domain = TableDomain([Category("c", values)])
+    for column in (cells, np.array(cells), pd.Series(cells), pa.array(cells)):
+        table = {"c": column}
+        np.testing.assert_array_equal(domain.encode(table), np.eye(len(cells)))
+
+
+def test_tables_of_all_kinds_give_the_same_records(tmp_path):
+    frame = pd.DataFrame(
+        {
+            "name": ["x", "y", "z"],
+            "admitted": pd.to_datetime(["2024-02-29", "2021-01-01", None]),
+            "ward": ["surgery", None, "007"],
+            "income": [10_000, 1e4, 1e5],
+            "age": [41, None, 3],
+        }
+    )
+    table = pa.Table.from_pandas(frame)
+    dates = table.column("admitted").cast(pa.date32())
+    wards = table.column("ward").dictionary_encode()
+    other = table.set_column(1, "admitted", dates).set_column(2, "ward", wards)
+    expected = [ROW, [40, 4, 0, 0, 1, date(2021, 1, 1).toordinal()],
+                [3, 5, 0, 1, 0, math.nan]]  # fmt: skip
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    text = frame.astype(object).where(frame.notna(), "").astype(str)
+    np.savez(tmp_path / "t.npz", **{name: text[name].to_numpy(str) for name in text})
+    parquet.write_table(other, tmp_path / "t.parquet")
+    paths = [tmp_path / f"t.{suffix}" for suffix in ("csv", "npz", "parquet")]
+    options = {"domain": DOMAIN, "malformed": "nan", "header": True}
+    loaded = [load_table(path, keep=["name"], **options) for path in paths]
+    batch = pa.RecordBatch.from_pandas(frame)
+    tables = [DOMAIN.encode(each, "nan") for each in (frame, table, other, batch, dict(frame))]
+    for records in (*tables, *(each.records for each in loaded)):
+        np.testing.assert_array_equal(records, expected)
+    assert {each.columns for each in loaded} == {DOMAIN.columns}
+    assert [each.column("name").tolist() for each in loaded] == [["x", "y", "z"]] * 3
+    # Records beyond memory, a batch at a time.
+    stored = files.dataset(tmp_path / "t.parquet")
+    source = as_source(lambda: (DOMAIN.encode(b, "nan") for b in stored.to_batches()), 6)
+    np.testing.assert_array_equal(source.loaded(), expected[:2])
+    assert source.n_null == 1
+
+
+ONE = {name: [1] for name in GOOD}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        {"age": [1]},
+        [[1, 2]],
+        None,
+        {**ONE, "ward": ["a", "b"]},
+        {**ONE, "age": np.ones((1, 1))},
+        {**ONE, "age": np.ma.masked_array([1.0], [True])},
+    ],
+)
+def test_what_is_no_such_table_is_an_error(table):
+    for malformed in ("error", "nan"):
+        with pytest.raises(DataError, match=r"Expected (the column|columns of one length)"):
+            DOMAIN.encode(table, malformed)
+
+
+# --------------------------------------------------------------------------- missing cells
+
+
+_some = st.sampled_from(["surgery", "2022-05-05", "5", b"5", b"\xff", pd.NaT, [5]])
+_cells = st.one_of(_some, st.none(), st.text(max_size=4), st.floats(), st.integers(), st.dates())
+
+
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys(GOOD, _cells)), max_size=5))
+@settings(max_examples=200, deadline=None)
+def test_no_record_raises_or_changes_another(rows):
+    records = encoded(*rows, {}) if rows else encoded({})
+    assert records.shape == (len(rows) + 1, 6)
+    for row, record in zip([*rows, {}], records, strict=True):
+        np.testing.assert_array_equal(encoded(row), [record])
+        assert np.isfinite(record[[0, 2, 3, 4]]).all() or np.isnan(record).all()
+
+
+def test_a_record_without_any_usable_cell_is_a_null_record():
+    domain = TableDomain([AGE, WARD])
+    records = domain.encode({"age": ["", "x", "3"], "ward": ["?", "007", None]}, "nan")
+    np.testing.assert_array_equal(records, [[math.nan] * 4, [40, 0, 1, 0], [3, 0, 0, 1]])
+    with pytest.raises(DataError, match="usable cell in every record"):
+        domain.encode({"age": [""], "ward": [""]})
+
+
+def test_a_holder_is_told_which_column_needs_a_rule():
+    np.testing.assert_array_equal(encoded({"age": ""}, malformed="error"), [[40, *ROW[1:]]])
+    for name in ("income", "admitted"):
+        with pytest.raises(MissingValuesError, match=f"{name}.* in 1 of 2 records.*missing") as e:
+            encoded({name: "secret"}, {}, malformed="error")
+        assert e.value.column == name
+        assert "secret" not in str(e.value)
+
+
+LINES = b"age,income,ward,admitted\n41,10000,surgery,2024-02-29\n"
+
+
+@pytest.mark.parametrize(
+    "line", [b",,,", b"1,2", b"1,2,3,4,5", b'"41', b"\xff,\xff,\xff,\xff", b";"]
+)
+def test_a_malformed_line_of_a_file_is_a_null_record(line, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(LINES + line + b"\n" + LINES.splitlines()[1])
+    options = {"domain": DOMAIN, "malformed": "nan", "header": True}
+    np.testing.assert_array_equal(load_table(path, **options).records, [ROW, NAN, ROW])
+    with pytest.raises(DataError):
+        load_table(path, domain=DOMAIN)
+
+
+def test_files_are_read_as_they_are_written(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(LINES.replace(b"surgery", b"007"))
+    table = load_table(path, domain=DOMAIN, label="ward", keep=["ward"])
+    assert table.records.tolist() == [[41, 4, 0, 1, 0, ROW[5]]]
+    assert (table.labels.tolist(), table.column("ward").tolist()) == (["007"], ["007"])
+    bare = load_table(path, domain=DOMAIN, header=["age", "income", "ward", "admitted"],
+                      malformed="nan")  # fmt: skip
+    np.testing.assert_array_equal(bare.records, [NAN, table.records[0]])
+    with pytest.raises(ConfigurationError, match="features or domain"):
+        load_table(path, domain=DOMAIN, features=["age"])
+    with pytest.raises(ConfigurationError, match="header"):
+        load_table(path, domain=DOMAIN, malformed="nan")
+    path.write_bytes(b"age\n41\n")
+    with pytest.raises(ConfigurationError, match="'income'"):
+        load_table(path, domain=DOMAIN)
+
+
+def test_one_cell_that_is_not_utf_8_does_not_stop_a_parquet_file(tmp_path):
+    cells = pa.array([b"surgery", b"\xff"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 2, cells.buffers())
+    good = {name: [value] * 2 for name, value in GOOD.items()}
+    parquet.write_table(pa.table({**good, "ward": text}), tmp_path / "t.parquet")
+    table = load_table(tmp_path / "t.parquet", domain=DOMAIN)
+    assert table.records[:, 2:5].tolist() == [[1, 0, 0], [0, 0, 1]]
+    numbers = load_table(tmp_path / "t.parquet", features=["age", "ward"], malformed="nan")
+    np.testing.assert_array_equal(numbers.records, [[41, math.nan]] * 2)
+    with pytest.raises(DataError, match="not a parquet table"):
+        load_table(tmp_path / "t.parquet", features=["age", "income"])
+
+
+# --------------------------------------------------------------------------- sensitivity
+
+
+BITS = 4
+SMALL = TableDomain(
+    [
+        Number("x", 1, 100, "log"),
+        Category("c", ("a", "b", "c"), "c"),
+        Date("d", date(2024, 1, 1), date(2024, 1, 3)),
+    ]
+)
+CELLS = product(["", 0, 1, 10, 99, 1e9], ["a", "b", "c", "?"], ["", "1999-01-01", "2024-01-02"])
+
+
+def every_record():
+    """Return every record of a small domain that a table can hold, on its grid, (n, 5)."""
+    rows = zip(*CELLS, strict=True)
+    records = SMALL.encode(dict(zip("xcd", map(list, rows), strict=True)), "nan")
+    (block,) = GridRecords(records[np.isfinite(records).all(axis=1)], SMALL, BITS).blocks(999)
+    return block
+
+
+def test_sensitivity_is_that_of_the_box_and_attained():
+    """A record adds at most the box's bounds; of a category all coordinates are at their ends."""
+    grid, step = every_record(), 2.0**BITS
+    assert len(grid) == 5 * 4 * 2
+    norms = np.linalg.norm(grid, axis=1)
+    assert norms.max() == pytest.approx(SMALL.l2_bound(BITS), rel=1e-12)
+    assert np.abs(grid).sum(axis=1).max() == SMALL.l1_bound(BITS)
+    assert {*np.abs(grid[:, 1:4]).ravel()} == {step}
+    assert {*(grid[:, 1:4] == step).sum(axis=1)} == {1}
+    # Replaced by another record: at most two coordinates of a category, by all of their width.
+    changes = np.abs(grid[:, None, 1:4] - grid[None, :, 1:4])
+    assert {*changes.ravel()} == {0, 2 * step}
+    assert (changes > 0).sum(axis=2).max() == 2
+    assert np.linalg.norm(grid[:, None] - grid[None], axis=2).max() <= 2 * SMALL.l2_bound(BITS)
+
+
+def test_the_algorithms_statistic_keeps_it():
+    """Sums of a clustering change by one record's norm, whatever cells the record has."""
+    strategy = GLloyd(2, SMALL, PrivacyBudget(1.0), n_records=1000, n_rounds=1, fraction_bits=BITS)
+    algorithm = strategy.algorithm
+    query = algorithm.query(algorithm.initial_state())
+    rows = list(zip(*product(["", 1, 10, 1e9], ["a", "?"], ["2024-01-01", ""]), strict=True))
+    records = SMALL.encode(dict(zip("xcd", map(list, rows), strict=True)), "nan")
+    records = records[np.isfinite(records).all(axis=1)]
+    blocks = {block.name: block for block in algorithm.layout(1)}
+    assert "sums" in blocks
+    start = sum(b.size for b in list(blocks.values())[: list(blocks).index("sums")])
+    changes = [algorithm.words_of(query, record[None]) for record in records]
+    norms = [np.linalg.norm(words[start : start + blocks["sums"].size]) for words in changes]
+    exponent = blocks["sums"].exponent
+    assert max(norms) * 2.0**-exponent == pytest.approx(math.sqrt(5))
+
+
+def test_sums_of_categories_are_exact_counts():
+    """Grid points of a category are integers without rounding, whatever the fractional bits."""
+    cells = ["a"] * 5 + ["b"] * 3 + ["?"] * 2
+    domain = TableDomain([Category("c", ("a", "b", "other"), "other")])
+    records = domain.encode({"c": cells, "other column": cells}, "nan")
+    # Of a table with one column, a cell that is not declared leaves no usable cell.
+    assert int(np.isnan(records).any(axis=1).sum()) == 2
+    (grid,) = GridRecords(records[:8], domain, BITS).blocks(99)
+    assert ((grid.sum(axis=0) * 2.0**-BITS + 8) / 2).tolist() == [5, 3, 0]
+
+
+def test_a_run_over_all_kinds_of_columns_finds_the_groups():
+    rng = np.random.default_rng(3)
+    n, group = 600, np.repeat([0, 1], 300)
+    table = {
+        "age": np.where(rng.random(n) < 0.1, np.nan, rng.normal(30 + 40 * group, 5)),
+        "income": 10.0 ** rng.normal(3.5 + 1.5 * group, 0.2),
+        "ward": np.where(group == 1, "surgery", "007"),
+        "admitted": np.datetime64("2021-01-01") + (700 * group + rng.integers(0, 30, n)),
+    }
+    strategy = Lloyd(2, DOMAIN, n_records=n)
+    records = DOMAIN.encode(table)
+    clustering = simulate(strategy, np.array_split(records[rng.permutation(n)], 4))
+    assert clustering.domain is DOMAIN
+    found = {name: np.array(values) for name, values in DOMAIN.decode(clustering.centroids).items()}
+    order = np.argsort(found["income"])
+    np.testing.assert_allclose(np.log10(found["income"][order]), [3.5, 5], atol=0.05)
+    np.testing.assert_allclose(found["ward=surgery"][order], [0, 1], atol=1e-6)
+    assert found["admitted"][order][0].year == 2021
+    labels = clustering.predict(records)
+    assert max(np.mean(labels == group), np.mean(labels != group)) == 1
