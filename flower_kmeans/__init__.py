@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flower_kmeans.data.domain import Box as Box
     from flower_kmeans.data.table_domain import TableDomain as TableDomain
     from flower_kmeans.privacy.budget import PrivacyBudget as PrivacyBudget
+    from flower_kmeans.progress import ProgressBar as ProgressBar
     from flower_kmeans.report.clustering import Clustering as Clustering
     from flower_kmeans.report.html import html_report as html_report
     from flower_kmeans.simulation.engines import simulate as simulate
@@ -31,6 +32,7 @@ _HOME = {
     "Clustering": "report.clustering",
     "Fault": "simulation.faults",
     "PrivacyBudget": "privacy.budget",
+    "ProgressBar": "progress",
     "TableDomain": "data.table_domain",
     "__version__": "version",
     "html_report": "report.html",

@@ -81,6 +81,11 @@ class RoundInfo:
     dropped: int
     seconds: float
 
+    @property
+    def seconds_left(self) -> float:
+        """Estimated seconds until the end of the last round, if others take as long as these."""
+        return self.seconds / self.round * (self.n_rounds - self.round)
+
 
 Privacy = Annotated[PrivacyBudget, instance(PrivacyBudget, "a PrivacyBudget")]
 Keys = Annotated[Literal["relayed", "roster"], choice(*KEYS)]
@@ -502,11 +507,11 @@ class ClusteringStrategy(Strategy, Generic[S]):
             self._take(replies, is_last=False)
         report, n_rounds = self.report, self.n_rounds
         answers, clients = report.answers[-1], report.n_clients
-        log(INFO, "Round %s/%s: %s of %s clients", t, n_rounds, answers, clients)
+        info = RoundInfo(t, n_rounds, answers, clients, clients - answers, report.seconds)
+        left = f", about {info.seconds_left:.0f} s left" if t < n_rounds else ""
+        log(INFO, "Round %s/%s: %s of %s clients%s", t, n_rounds, answers, clients, left)
         if self.on_round is not None:
-            self.on_round(
-                RoundInfo(t, n_rounds, answers, clients, clients - answers, report.seconds)
-            )
+            self.on_round(info)
 
     def _close_run(self, replies: Replies) -> None:
         with self._reporting():

@@ -25,7 +25,7 @@ LEVELS = {
             "report",
             "client protocol",
             "strategies",
-            "simulation",
+            "progress simulation",
             "cli bench sklearn",
         )
     )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from flower_kmeans.cli.options import (
@@ -33,7 +32,10 @@ from flower_kmeans.files import prepare_directory, printable
 from flower_kmeans.version import __version__
 
 if TYPE_CHECKING:
+    from flower_kmeans.progress import ProgressBar
     from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
+
+    OnRound = Callable[[RoundInfo], None]
 
 app = typer.Typer(
     name="flower-kmeans",
@@ -125,6 +127,7 @@ def simulate(
     from flower_kmeans.cli import inputs as sources
     from flower_kmeans.cli import outputs as out
     from flower_kmeans.data.datasets import load_table
+    from flower_kmeans.progress import ProgressBar
     from flower_kmeans.report.html import html_report
     from flower_kmeans.simulation import simulate as run
     from flower_kmeans.simulation.engines import choose_engine
@@ -189,12 +192,12 @@ def simulate(
     for note in chosen.plan.notes:
         console.print(Text(note, style="bold"), soft_wrap=True)
     start = time.perf_counter()
-    with console.status("starting the clients") as status, _quiet(verbose):
+    with ProgressBar(console) as bar, _quiet(verbose):
         clustering = run(
             chosen,
             partitions,
             engine=place,
-            on_round=_round_printer(console, status, "party" if parties else "client"),
+            on_round=_round_printer(console, bar, "party" if parties else "client"),
         )
     seconds = time.perf_counter() - start
     inertia = clustering.inertia(source.records) / len(source.records)
@@ -583,7 +586,7 @@ def _size_noise(strategy: "KMeansStrategy | VerticalKMeans") -> float | None:
     return noise * 2.0**-block.exponent * strategy.noise_factor
 
 
-def _round_printer(console: Console, status: Status, who: str) -> "Callable[[RoundInfo], None]":
+def _round_printer(console: Console, bar: "ProgressBar", who: str) -> "OnRound":
     def on_round(info: "RoundInfo") -> None:
         missing = f", {info.dropped} missing" if info.dropped else ""
         console.print(
@@ -591,7 +594,7 @@ def _round_printer(console: Console, status: Status, who: str) -> "Callable[[Rou
             f"{_number(info.n_answers, who)} answered{missing}",
             highlight=False,
         )
-        status.update("delivering" if info.round == info.n_rounds else "sending the next query")
+        bar(info)
 
     return on_round
 
