@@ -8,6 +8,7 @@ another record: it gives the same grid point in any block, so sensitivities are 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -367,6 +368,7 @@ class GridRecords:
             yield block
 
 
+@lru_cache(maxsize=8)  # clients of one process have one domain
 def _box_reader(box: Box, fraction_bits: int) -> _Reader:
     """Return ``quantise(to_unit(rows))`` of a box as a few passes over a block, many times faster.
 

@@ -154,11 +154,12 @@ def require_committee(
     committee: Committee, identity: Identity | None, document: RunDocument
 ) -> None:
     """Require the committee that nobody chose: all slots, or those drawn from the roster."""
-    slots: tuple[int, ...] = tuple(range(committee.n_slots))
-    if committee.n_slots > MAX_POSITIONS:
+    if committee.n_slots <= MAX_POSITIONS:
+        slots = tuple(range(committee.n_slots))
+    elif identity is None:
         slots = committee.slots  # drawn by the server, which relayed keys trust to be passive
-        if identity is not None:
-            slots = drawn(identity.roster.keys, identity.roster.beacon, document.epoch)
+    else:
+        slots = drawn(identity.roster.keys, identity.roster.beacon, document.epoch)
     is_unchosen = committee.slots == slots and len(slots) == min(committee.n_slots, MAX_POSITIONS)
     _require(is_unchosen, Code.POLICY, "Expected all slots in the committee, or those drawn.")
 

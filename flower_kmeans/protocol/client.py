@@ -21,7 +21,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_kmeans import errors
-from flower_kmeans.algorithms.base import Algorithm, Query, State
+from flower_kmeans.algorithms.base import Query, State
 from flower_kmeans.data.sources import RecordsLike, Source, as_source, joined
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy import ledger as ledgers
@@ -368,13 +368,19 @@ class _Conversation:
         elif not session.group_secret or session.head == 0:
             try:
                 session.group_secret = self._pairs.unwrap(wrap)
+                for name in ("_group_key", "_query_key"):
+                    vars(self).pop(name, None)
             except MessageError as error:
                 raise RefuseError(Code.KEY, str(error)) from None
 
-    @property
+    @cached_property
     def _group_key(self) -> bytes:
         secret = self._session.group_secret
         return key_agreement.group_key(secret, self._doc_hash) if secret else b""
+
+    @cached_property
+    def _query_key(self) -> bytes:
+        return key_agreement.query_key(self._group_key)
 
     # ------------------------------------------------------------------ slot, context
 
@@ -411,16 +417,13 @@ class _Conversation:
     # ------------------------------------------------------------------ entries
 
     def _state(self) -> State:
-        session = self._session
-        if not session.state:
-            return _initial_state(self._run.algorithm)
-        return State(session.head, decode_arrays(session.state))
+        return _state_after(self._run, self._session.head, self._session.state)
 
     def _query_tag(self, t: int, h: bytes, query: bytes) -> bytes:
         """Return the tag of a query, keyed wherever the server does not know the query."""
         trust = self._run.trust
         is_public = not trust.is_blind or (trust.has_committee and t == 1)
-        key = ZERO if is_public else key_agreement.query_key(self._group_key)
+        key = ZERO if is_public else self._query_key
         return transcript.query_tag(key, h, query)
 
     def _follow(self, entries: tuple[Entry, ...]) -> None:
@@ -438,8 +441,8 @@ class _Conversation:
             survivors = transcript.unpack_survivors(entry.survivors, min(entry.n_slots, MAX_SLOTS))
             n_survivors = int(survivors.sum())
             checks.require_crowd(self._policy, document, n_survivors, "survivors of a sum")
-            query = encode_arrays(dict(self._run.algorithm.query(self._state()).arrays))
-            checks.require_same_query(entry, self._query_tag(entry.t, session.h, query))
+            _, asked = _query_after(self._run, session.head, session.state)
+            checks.require_same_query(entry, self._query_tag(entry.t, session.h, asked))
             context = transcript.entry_context(self._doc_hash, session.h, entry)
             opened = partial(self._opened, entry, survivors, context)
             session.state = followed(session, self._group_key, encode(entry), opened)
@@ -484,8 +487,8 @@ class _Conversation:
                 envelopes = self._wrap(request.peers)
             self._follow(request.entries)
             checks.require_next_round(session, t)
-            query = run.algorithm.query(self._state())
-            h, asked = session.h, encode_arrays(dict(query.arrays))
+            query, asked = _query_after(run, session.head, session.state)
+            h = session.h
         else:
             h, asked = ZERO, request.query
             query = Query(t, decode_arrays(asked))
@@ -674,9 +677,17 @@ def _warn_of_null(n_null: int, n_records: int = 1) -> None:
             log.warning("No record is left. Expected one table of numbers, without labels.")
 
 
+@lru_cache(maxsize=8)  # clients of one process are in one round
+def _state_after(run: Run, head: int, data: bytes) -> State:
+    """Return the state of which a session keeps the encoded arrays; empty before the first sum."""
+    return State(head, decode_arrays(data)) if data else run.algorithm.initial_state(None)
+
+
 @lru_cache(maxsize=8)
-def _initial_state(algorithm: Algorithm) -> State:
-    return algorithm.initial_state(None)
+def _query_after(run: Run, head: int, data: bytes) -> tuple[Query, bytes]:
+    """Return the query of the round after a state, and its encoding."""
+    query = run.algorithm.query(_state_after(run, head, data))
+    return query, encode_arrays(dict(query.arrays))
 
 
 @lru_cache(maxsize=64)

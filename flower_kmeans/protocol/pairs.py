@@ -5,6 +5,9 @@ Whatever is wrong with another client's key, tag or envelope is a `MessageError`
 
 import hashlib
 from collections.abc import Callable
+from functools import cached_property
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.protocol import checks
@@ -40,11 +43,18 @@ class Pairs:
     def __init__(self, doc_hash: bytes, session: ClientSession, identity: Identity | None) -> None:
         self._doc_hash, self._identity = doc_hash, identity
         static = checks.static_secret(identity)
-        self._ephemeral = key_agreement.load(session.ephemeral)
+        self._secret = session.ephemeral
         self._static = key_agreement.load(static) if static else b""
         self.static = b"" if identity is None else identity.public
-        self.public_key = self._ephemeral.public_key().public_bytes_raw()
         self._name = hashlib.sha256(doc_hash + session.ephemeral + static).digest()
+        self.public_key = _once(
+            (self._name, "public key"), lambda: key_agreement.public_key(session.ephemeral)
+        )
+
+    @cached_property
+    def _ephemeral(self) -> X25519PrivateKey:
+        """The session's secret key, which most messages do not need."""
+        return key_agreement.load(self._secret)
 
     def tags(self, epoch: int) -> bytes:
         """Return the tags of the session's ephemeral key, for all slots that section 5 names."""

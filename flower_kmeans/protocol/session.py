@@ -4,7 +4,6 @@ It is kept under the hash of the run document: in the ledger if the client's pol
 ``state_dir``, else in the context's state. The run's last answer and last vote outlive it.
 """
 
-import io
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_kmeans.data.sources import Source, as_source
+from flower_kmeans.data.sources import Source, as_source, joined
 from flower_kmeans.errors import LedgerError, MessageError
 from flower_kmeans.privacy.filter import Price
 from flower_kmeans.privacy.ledger import Answer, Ledger, Limit
@@ -29,6 +28,8 @@ DELIVERED, FORGOTTEN, SPENT = 1, 2, 3
 """How a run is over: with its result, unfinished and erased, or after too many sessions."""
 _PREFIX = "kmeans."
 _SECRET_BYTES = 32
+
+_Copy = tuple[str, int, bytes]  # of records in a context: their type, width and values
 
 Records = NDArray[Any]  # (m, n_features), float32 or float64
 
@@ -125,8 +126,10 @@ class ContextMemory:
         return value if isinstance(value, bytes) else b""
 
     def _set(self, run: bytes, **values: bytes) -> None:
-        before = {name: self._get(run, name) for name in ("session", "answer", "vote", "copy")}
-        self._state[_PREFIX + run.hex()] = ConfigRecord({**before, **values})
+        name = _PREFIX + run.hex()
+        before = self._state.get(name)
+        kept = dict(before) if isinstance(before, ConfigRecord) else {}
+        self._state[name] = ConfigRecord({**kept, **values})
 
     def load(self, run: bytes) -> ClientSession | None:
         """Return the session in a run, or ``None``."""
@@ -171,16 +174,17 @@ class ContextMemory:
         data = self._get(run, "copy")
         if data[:_SECRET_BYTES] != session.commitment:
             return None
-        return _read_array(lambda: np.load(io.BytesIO(data[_SECRET_BYTES:]), allow_pickle=False))
+        # NumPy's own format would take longer to read than a few records take to be summed.
+        dtype, width, values = msgspec.msgpack.decode(data[_SECRET_BYTES:], type=_Copy)
+        return as_source(np.frombuffer(values, dtype).reshape(-1, width), width)
 
     def save_records(
         self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]
     ) -> None:
         """Keep a copy of the records that a session committed to, until the run is over."""
-        buffer = io.BytesIO()
-        buffer.write(session.commitment)
-        _write_array(buffer, blocks, shape)
-        self._set(run, copy=buffer.getvalue())
+        records = joined(blocks, shape[1])
+        copy = encode((records.dtype.str, shape[1], records.tobytes()))
+        self._set(run, copy=session.commitment + copy)
 
 
 class LedgerMemory:

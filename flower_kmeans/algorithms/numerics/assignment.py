@@ -32,7 +32,7 @@ _TRANSPOSED = 16  # columns up to which records are transposed for BLAS
 _GROUP = 64  # centroids that are compared at once, at most
 _BLOCK_BYTES = 2**22  # of a thread's block: few enough for a cache, and for threads to meet rarely
 _SCORES = 2**17  # of a product, 1 MB
-_FEW_NUMBERS = 2**11  # of records, that are added one by one
+FEW_NUMBERS = 2**11  # of records, that are added one by one
 _MAX_ROWS = 2**15
 _ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
 _ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
@@ -276,7 +276,7 @@ class _Worker:
         """Add the points to the sums and counts of their clusters."""
         k, labels = self.query.k, self.labels
         # Making the matrix takes as long as adding some thousands of numbers one by one.
-        if k > len(labels) or self.points.size < _FEW_NUMBERS:
+        if k > len(labels) or self.points.size < FEW_NUMBERS:
             kept = labels < k
             np.add.at(sums, labels[kept], self.points[kept].astype(np.int64))
         else:

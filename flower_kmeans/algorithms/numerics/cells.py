@@ -5,13 +5,13 @@ on the grid. Its slack is what its squared length lacks of 1. So whatever cells 
 about, a record adds u and w with ``|u|^2 + w^2 <= 1`` (docs/guarantees.md, "SynopsisKMeans").
 """
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import csc_array
 
-from flower_kmeans.algorithms.numerics.assignment import assign, fused_kernel
+from flower_kmeans.algorithms.numerics.assignment import FEW_NUMBERS, assign, fused_kernel
 from flower_kmeans.data.domain import Ball, GridRecords, IntArray
 from flower_kmeans.threads import sum_in_parts
 
@@ -46,7 +46,7 @@ def cell_sums(
     centre all the same.
     """
     m, p = centers.shape
-    ball, lengths, one = Ball(1.0, np.zeros(p)), radii.astype(np.float64), 2.0**fraction_bits
+    ball, lengths, one = _unit_ball(p), radii.astype(np.float64), 2.0**fraction_bits
     points = centers.astype(np.float64)
 
     def part(start: int, stop: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -62,11 +62,15 @@ def cell_sums(
             if weighted:
                 block *= np.sqrt(1 + shares / one)[:, None]  # the sum is exact
             residuals = ball.quantise(block, fraction_bits)
+            counts += np.bincount(labels, minlength=m)
+            if block.size < FEW_NUMBERS:
+                np.add.at(sums, labels, residuals)
+                np.add.at(slacks, labels, shares.astype(np.int64))
+                continue
             choice = csc_array(
                 (np.ones(len(block)), labels, np.arange(len(block) + 1)), shape=(m, len(block))
             )
             sums += (choice @ residuals).astype(np.int64)  # integers below 2**53: exact
-            counts += np.bincount(labels, minlength=m)
             slacks += (choice @ shares).astype(np.int64)
         return sums, counts, slacks
 
@@ -77,3 +81,8 @@ def cell_sums(
         options = centers, radii, fraction_bits, weighted, weights
         return CellSums(*sum_in_parts(n_records, work, partial(fused.cell_sums, records, *options)))
     return CellSums(*sum_in_parts(n_records, work, part))
+
+
+@lru_cache(maxsize=8)
+def _unit_ball(n_features: int) -> Ball:
+    return Ball(1.0, np.zeros(n_features))
