@@ -1,7 +1,7 @@
 """A client's pass over records of any size, and over arrays: ``python benchmarks/records.py``.
 
 Time and memory of one round's statistic, by where the records come from. Each task runs in a
-process of its own. Memory is the largest part of the process that is not shared with a file, less
+new process. Memory is the largest part of the process that is not shared with a file, less
 what it was before the pass: what a client needs beyond its records. Parquet files are made row
 group by row group in a temporary directory, 32 bytes per record, and removed afterwards.
 """

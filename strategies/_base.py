@@ -328,7 +328,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         """Refuse a call by another strategy, as by Flower's own privacy wrappers."""
         # They clip arrays that this strategy never sends, and would report a guarantee that nobody
         # gives. A wrapper calls the hooks of the strategy that it holds, which call this.
-        # Two frames up: the hook that called this, and whoever called the hook.
+        # Two frames up: the hook that called this, and its caller.
         caller = sys._getframe(2).f_locals.get("self")
         if caller is not self and isinstance(caller, Strategy):
             raise ConfigurationError(

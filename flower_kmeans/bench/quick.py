@@ -57,7 +57,7 @@ def case_of(name: str, options: Options) -> Case:
         ]
     )
     uniform = rng.uniform(-1, 1, (SERVER_UNIFORM, records.shape[1]))
-    # The server's points are no client's records: FedDPKMeans uses them without noise.
+    # No client has the server's points, which FedDPKMeans uses without noise.
     left = np.delete(records, taken, axis=0)
     best = nicv(left, kmeans(left, k, 0).cluster_centers_)
     return Case(left, k, np.concatenate([records[taken], uniform]), best)

@@ -235,7 +235,7 @@ def _results(
     threads = max(1, available_cores() // jobs) if jobs > 1 else None
     pool = joblib.Parallel(
         min(jobs, max(1, len(tasks))),
-        # Threads suffice where each task waits for a process of its own.
+        # Threads suffice where each task waits for a new process.
         backend="threading" if suite.fresh else "loky",
         return_as="generator_unordered",
     )

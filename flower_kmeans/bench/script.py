@@ -20,7 +20,7 @@ def parser_of(suite: Suite) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=suite.protocol)
     for column in suite.task_columns:
         plural = f"{column[:-1]}ies" if column.endswith("y") else f"{column.removesuffix('s')}s"
-        # These two have options of their own below.
+        # The options below are for these two.
         if column not in ("run", "data"):
             parser.add_argument(f"--{plural}", dest=f"only_{column}", nargs="*", metavar="VALUE")
     if suite.datasets:

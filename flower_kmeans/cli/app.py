@@ -616,7 +616,7 @@ def _quiet(verbose: bool) -> Iterator[None]:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            # Ray warns of a default of its own that will change, which nobody here can set.
+            # Ray warns that one of its defaults will change, which nobody here can set.
             warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
             yield
     finally:

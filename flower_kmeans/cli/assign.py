@@ -56,7 +56,7 @@ def assign(found: Found, data: Path, output: Path) -> int:
 
     ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to its centroid,
     in the user's units. Both are empty for a record with an empty cell, NaN or infinity. A cell
-    that is no number at all is an error, which leaves an earlier output as it was. Other columns of
+    without a number is an error, which leaves an earlier output as it was. Other columns of
     a csv file are text, so that a code such as 007 stays what it is.
     """
     pa, csv, parquet = (

@@ -35,11 +35,11 @@ def make_app(directory: Path) -> None:
     if not is_new or find_spec(package) is not None:
         raise ConfigurationError(
             "Expected a name of lower-case letters, digits, - and _ that begins with a letter, and "
-            f"is no keyword of Python and no package that is installed. Got {name!r} instead."
+            f"is neither a keyword of Python nor a package that is installed. Got {name!r} instead."
         )
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("flower_kmeans.cli", "new_app"),
-        autoescape=False,  # noqa: S701 - these are no pages
+        autoescape=False,  # noqa: S701 - not HTML
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )

@@ -107,7 +107,7 @@ def all_records(
         return _as_table(records, n_features, "records")
     except (KMeansError, TypeError, ValueError, OverflowError):
         # Whether an object has rows follows from its type and shape, which no record decides.
-        # A mask is no value: what it hides would count as a number.
+        # Without its mask, what an array hides would count as a number.
         if not isinstance(records, np.ma.MaskedArray):
             array = np.asarray(records)
             if array.shape in ((0,), (0, 0)):

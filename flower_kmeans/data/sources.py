@@ -90,12 +90,12 @@ class Source:
             yield buffer[:filled]
 
     def loaded(self, keep_null: bool = False) -> NDArray[Any]:
-        """Return all records, (n, n_features), in memory of their own."""
+        """Return all records, (n, n_features), copied into memory."""
         return joined(self.blocks(keep_null), self.n_features)
 
 
 def joined(blocks: Iterable[NDArray[Any]], n_features: int) -> NDArray[Any]:
-    """Return the records of blocks in one array (n, n_features), in memory of its own."""
+    """Return the records of blocks in one new array (n, n_features)."""
     kept = [block.copy() for block in blocks]
     return np.concatenate(kept) if kept else np.empty((0, n_features))
 
@@ -118,7 +118,7 @@ def as_source(
     Raises
     ------
     DataError, ConfigurationTypeError
-        If these are no records, or not of these columns: nothing that a single record decides.
+        If these are not records, or not of these columns: nothing that a single record decides.
     """
     if isinstance(records, Source):
         return records
@@ -141,7 +141,7 @@ def as_source(
 def checked_source(
     records: RecordsLike, n_features: int, columns: Sequence[str] | None, name: str
 ) -> RecordsLike:
-    """Return records of which all are finite: an array, or what they are if they are no array.
+    """Return records of which all are finite: as an array, or as given if they are a stream.
 
     For simulations, which may tell a user which record is malformed.
     """
@@ -165,7 +165,7 @@ def is_stream(records: RecordsLike) -> bool:
 
 
 def _reader_of(records: RecordsLike) -> "_Reader | None":
-    """Return what makes a source of records that are no array-like."""
+    """Return what makes a source of records other than an array-like."""
     for module, name, make in _READERS:
         # Where there is an object of a class, its module has been imported.
         kind = getattr(sys.modules.get(module), name, None)

@@ -90,7 +90,7 @@ def budget_from_config(config: Mapping[str, Any]) -> PrivacyBudget:
     try:
         return PrivacyBudget(epsilon, delta, cast(Unit, config["unit"]))
     except ConfigurationError:
-        # The inner text advises whoever made the budget; here that was the server.
+        # The inner text advises who made the budget; here that was the server.
         raise MessageError("The privacy budget of the run document is out of range.") from None
 
 

@@ -45,7 +45,7 @@ class RefuseError(Exception):
             yield
         except KMeansError as error:  # whose text holds no record's value
             raise cls(Code.DATA, str(error)) from None
-        except BaseException as error:  # some libraries raise what is no Exception
+        except BaseException as error:  # not all that libraries raise is an Exception
             raise cls(Code.DATA) from error
 
 

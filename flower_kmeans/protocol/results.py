@@ -122,7 +122,7 @@ def _read_synopsis(run: Run, arrays: dict[str, Floats]) -> Synopsis | None:
             pairs = zip(found.mixture.noise, noises, strict=True)
             if p == n_directions and m <= most_parts and all(_is_possible(run, *x) for x in pairs):
                 return found
-    raise MessageError("The synopsis of a result is none that its run could make.")
+    raise MessageError("Expected the synopsis of a result as its run could make it.")
 
 
 def _is_possible(run: Run, noise: float, planned: float) -> bool:

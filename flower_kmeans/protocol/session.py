@@ -82,7 +82,7 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
     def end(self, how: int) -> None:
         """Keep only the fact that the run is over; erase everything else."""
-        # In place: whoever holds this object must not write the secrets back.
+        # In place: no holder of this object may write the secrets back.
         for name, value in msgspec.structs.asdict(ClientSession(over=how)).items():
             setattr(self, name, value)
 

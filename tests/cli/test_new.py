@@ -78,13 +78,13 @@ def test_its_own_test_passes_in_its_directory_and_beside_it(made):
         ("my-app", "my-app instead: File exists"),
         ("nowhere/other", "No such file"),
         ("", "Expected a name"),
-        ("class", "no keyword of Python"),
+        ("class", "neither a keyword of Python"),
         ("2fast", "begins with a letter"),
         ("my app", "lower-case letters"),
         ("My-App", "lower-case letters"),
         ("mine\n", "'mine\\n'"),
-        ("json", "no package that is installed"),
-        ("flower-kmeans", "no package that is installed"),
+        ("json", "nor a package that is installed"),
+        ("flower-kmeans", "nor a package that is installed"),
     ],
 )
 def test_what_exists_or_is_no_package_is_refused(made, new, tmp_path, name, words):

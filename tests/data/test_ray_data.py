@@ -123,7 +123,7 @@ def test_what_one_record_makes_of_its_block_is_no_error(case, cluster):
 @pytest.mark.parametrize("other", [[3.0] * 3, []])
 def test_a_whole_record_of_another_length_is_a_null_record(width, other, cluster):
     items = [[1.0] * width, other, [2.0] * width]
-    for n_blocks in (1, 3):  # in one block with others, and in one of its own
+    for n_blocks in (1, 3):  # in one block with others, and in a separate one
         rows = [{"data": each} for each in items]
         source = as_source(ray.data.from_items(rows, override_num_blocks=n_blocks), width)
         np.testing.assert_array_equal(source.loaded(), [items[0], items[2]])
