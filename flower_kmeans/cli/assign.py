@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.data.domain import Domain, domain_from_config
+from flower_kmeans.data.tables import first_line
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
@@ -56,8 +57,9 @@ def assign(found: Found, data: Path, output: Path) -> int:
 
     ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to its centroid,
     in the user's units. Both are empty for a record with an empty cell, NaN or infinity. A cell
-    without a number is an error, which leaves an earlier output as it was. Other columns of
-    a csv file are text, so that a code such as 007 stays what it is.
+    without a number is an error, which leaves an earlier output as it was. Other columns of a csv
+    file are text, so that a code such as 007 stays what it is. It may have commas, semicolons or
+    tabs; an output in csv has commas.
     """
     pa, csv, parquet = (
         require(name, "Assigning records") for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet")
@@ -76,12 +78,15 @@ def assign(found: Found, data: Path, output: Path) -> int:
     with ExitStack() as stack:
         try:
             if data.suffix.lower() == ".csv":
+                parts = csv.ParseOptions(delimiter=first_line(data)[1])
+                header = stack.enter_context(csv.open_csv(data, parse_options=parts))
+                names = [name.strip() for name in header.schema.names]
+                lines = csv.ReadOptions(column_names=names, skip_rows_after_names=1)
                 # Whatever a column looks like in its first lines.
-                names = stack.enter_context(csv.open_csv(data)).schema.names
                 types = dict.fromkeys(names, pa.string())
                 types |= dict.fromkeys(found.columns, pa.float64())
-                options = csv.ConvertOptions(column_types=types)
-                source = stack.enter_context(csv.open_csv(data, convert_options=options))
+                cells = csv.ConvertOptions(column_types=types)
+                source = stack.enter_context(csv.open_csv(data, lines, parts, cells))
                 batches, schema = iter(source), source.schema
             else:
                 source = stack.enter_context(parquet.ParquetFile(data))

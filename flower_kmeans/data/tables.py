@@ -184,10 +184,7 @@ def _read(
 def _read_csv(path: Path, header: Header | None) -> Any:
     from pyarrow import csv as arrow_csv
 
-    # Spreadsheets begin a file with a byte order mark, which would become part of the first name.
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = file.readline().rstrip("\r\n")
-    delimiter = _delimiter(first)
+    first, delimiter = first_line(path)
     names: list[str] | None = None
     if header is None:
         cells = [cell.strip().strip('"') for cell in first.split(delimiter)]
@@ -238,6 +235,14 @@ def _cells_of_line(line: str, delimiter: str) -> list[str]:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:
         return []
+
+
+def first_line(path: Path) -> tuple[str, str]:
+    """Return the first line of a csv file, and what separates its cells."""
+    # Spreadsheets begin a file with a byte order mark, which would become part of the first name.
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first = file.readline().rstrip("\r\n")
+    return first, _delimiter(first)
 
 
 def _delimiter(line: str) -> str:

@@ -78,6 +78,17 @@ def test_text_beside_the_numbers_stays_as_it_was(run, tmp_path):
         ] == rows
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_file_of_a_spreadsheet_is_read_as_by_simulate(run, tmp_path, clustering, delimiter):
+    lines = ["age, weight ", *(f"{age},{weight}" for age, weight in RECORDS)]
+    text = "\n".join(lines).replace(",", delimiter)
+    (tmp_path / "new.csv").write_text(text, encoding="utf-8-sig")
+    assert run("--data", "new.csv", "--output", "out.csv").exit_code == 0
+    found = pd.read_csv("out.csv")
+    assert list(found.columns) == ["age", "weight", "cluster", "distance"]
+    np.testing.assert_array_equal(found["cluster"], clustering.predict(RECORDS))
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_bad_cell_far_down_leaves_an_earlier_output(run, tmp_path, suffix):
     rows = "20,50\n" * 200_000
