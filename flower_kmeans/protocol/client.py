@@ -313,7 +313,7 @@ class _Conversation:
                 words, n_null = self._source.sum_in_place(part)
             _warn_of_null(n_null)
             return total + words
-        blocks = self._blocks() if copy is None else copy.blocks()
+        blocks = self._blocks() if copy is None else _of_copy(copy)
         if commits and copy is None:
             blocks = self._compared(session, blocks)
         if whole:
@@ -668,6 +668,14 @@ class _Conversation:
 
 class _ChangedError(RefuseError):
     """Records are not those of the session's commitment."""
+
+
+def _of_copy(copy: Source) -> Blocks:
+    """Yield the records of a session's copy, which another process may end or make again."""
+    try:
+        yield from copy.blocks()
+    except errors.DataError as error:
+        raise ledgers.MemoryChangedError("Another process changed a copy of records.") from error
 
 
 def _warn_of_null(n_null: int, n_records: int = 1) -> None:

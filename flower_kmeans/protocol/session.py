@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -291,21 +292,13 @@ def remove_copies(directory: Path, ledger: Ledger, run: bytes | None = None) -> 
 
 def _write_array(file: BinaryIO, blocks: Iterable[Records], shape: tuple[int, int]) -> None:
     """Write blocks, which share one type, as one array in NumPy's format."""
-    dtype = None
-    for block in blocks:
-        if dtype is None:
-            dtype = block.dtype
-            _write_header(file, dtype, shape)
+    rest = iter(blocks)
+    first = next(rest, np.empty(0))
+    descr = np.lib.format.dtype_to_descr(first.dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for block in chain([first], rest):
         file.write(block.reshape(-1).view(np.uint8).data)
-    if dtype is None:
-        _write_header(file, np.dtype(np.float64), shape)
-
-
-def _write_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, int]) -> None:
-    described = {
-        "descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape
-    }  # fmt: skip
-    np.lib.format.write_array_header_1_0(file, described)
 
 
 def _read_array(read: Callable[[], Any]) -> Source | None:

@@ -20,6 +20,7 @@ from harness import watched_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.data import sources
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MemoryChangedError
@@ -282,6 +283,28 @@ def test_a_copy_of_records_that_is_lost_or_damaged_is_made_again(tmp_path):
     node.records = records_of(99)
     assert code(cohort.ask(0)) == Code.RENEW
     assert copies(node) != [path]
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_copy_that_vanishes_while_it_is_read_is_made_again(tmp_path, monkeypatch, times):
+    """As when another process of the node ends the run; if it goes on, the message fails."""
+    cohort = Cohort(tmp_path, "oblivious-server", ledger=True).set_up()
+    node, real, left = cohort.nodes[0], Algorithm.words_of, [None] * times
+
+    def words_of(*args):
+        if left:
+            left.pop()
+            (path,) = copies(node)
+            path.unlink()
+        return real(*args)
+
+    monkeypatch.setattr(Algorithm, "words_of", words_of)
+    reply = cohort.ask(0)
+    if times == 1:
+        assert isinstance(reply, Answer)
+        assert (len(copies(node)), node.n_loads) == (1, 2)
+    else:
+        assert code(reply) == Code.INTERNAL
 
 
 @each_copy
