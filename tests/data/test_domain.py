@@ -201,6 +201,8 @@ class TestDomains:
             *((BOX, {"n_features": width}) for width in (2, 0, True, "3")),
             *((BOX, {"lower": bound}) for bound in ("AAAA", 3)),
             (BOX, {"upper": Box([0, 0, 0], [1, 1, 1]).to_config()["lower"]}),
+            (Box([0], [1]), {"lower": "AAAAAAAAAAB="}),  # bits after the last byte
+            (Box([0], [1]), {"lower": b"AAAAAAAAAAA="}),
             *((BOX, {"scale": scale}) for scale in ("row", 1)),
             *((BOX, more) for more in ({"more": 1}, {"columns": None})),
             *((BALL, {"radius": radius}) for radius in (1, "1.0", "inf", "-0x1.0p+0")),
