@@ -89,9 +89,8 @@ class Pairs:
                     raise MessageError("The tag of another client's key is not its owner's.")
         # Both ends have the same secret. Only who holds a secret key asks by its public key.
         ends = (self.public_key + (self.static if other else b""), public_key + other)
-        name = min(ends), max(ends)
-        return _kept.get(name) or _once(
-            name,
+        return _once(
+            (min(ends), max(ends)),
             lambda: key_agreement.pair_secret(self._ephemeral, public_key, self._static, other),
         )
 
