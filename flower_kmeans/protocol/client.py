@@ -250,9 +250,8 @@ class _Conversation:
         data = transcript.DataHash(session.n_records, self._run.algorithm.domain.n_features)
         yield from data.of(blocks)
         if not self._is_of(session, data.digest()):
-            raise _ChangedError(
-                Code.DATA, "Expected records that do not change while they are read."
-            )
+            expected = "Expected the same records in the same order whenever they are read."
+            raise _ChangedError(Code.DATA, expected)
 
     def _is_of(self, session: ClientSession, digest: bytes) -> bool:
         return checks.is_committed(session, self._commitment(session, digest))
