@@ -16,7 +16,7 @@ import numpy as np
 from weighing import Size, peak, resident
 
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite, grid
+from flower_kmeans.bench.harness import Options, Row, grid, process_suite
 
 MASKS = "oblivious-server"
 TRUSTS = (MASKS, "distributed-noise", "clients-only", "trusted-server")
@@ -83,7 +83,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     )
 
 
-SUITE = Suite(
+SUITE = process_suite(
     "load",
     "Whole runs of FastLloyd with many clients in one process, in seconds of one processor; the "
     "run with the shortest round. Bytes are those of encoded messages in the last round.",
@@ -96,9 +96,6 @@ SUITE = Suite(
     lambda options: grid(Task, options, rounds=(7,), clients=(100, 1_000), trust=TRUSTS),
     measure,
     tables_of,
-    runs=1,
-    alone=True,
-    fresh=True,
 )
 
 

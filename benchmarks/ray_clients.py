@@ -21,7 +21,7 @@ from weighing import Size, peak
 
 from flower_kmeans import ClientPolicy, kmeans_client_app, simulate
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite, grid
+from flower_kmeans.bench.harness import Options, Row, grid, process_suite
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
 TRUST = "oblivious-server"
@@ -110,7 +110,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     )
 
 
-SUITE = Suite(
+SUITE = process_suite(
     "ray-clients",
     "Whole runs of FastLloyd on Ray: seconds of a clock, and milliseconds for a client in each "
     "round after the first. The processor's milliseconds are of the same run in one process, where "
@@ -125,9 +125,6 @@ SUITE = Suite(
     ),
     measure,
     tables_of,
-    runs=1,
-    alone=True,
-    fresh=True,
 )
 
 

@@ -26,7 +26,7 @@ from weighing import Size, peak
 
 from flower_kmeans import ClientPolicy, register_kmeans
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite, grid
+from flower_kmeans.bench.harness import Options, Row, grid, process_suite
 
 PRIVATE, FEDAVG = NAMES = ("fastlloyd", "fedavg")
 
@@ -160,7 +160,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     )
 
 
-SUITE = Suite(
+SUITE = process_suite(
     "ray-round",
     "A round of FastLloyd against one of FedAvg whose clients send the same number of 8-byte words "
     "back without computing anything, on the same workers in the same simulation: mean times of "
@@ -181,8 +181,6 @@ SUITE = Suite(
     measure,
     tables_of,
     runs=3,
-    alone=True,
-    fresh=True,
 )
 
 

@@ -21,7 +21,7 @@ from flower_kmeans.algorithms.base import Algorithm
 from flower_kmeans.algorithms.lloyd import LloydAlgorithm
 from flower_kmeans.algorithms.pe_means import PEMeansAlgorithm
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, process_suite
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.sources import RecordsLike, as_source
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -179,7 +179,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     )
 
 
-SUITE = Suite(
+SUITE = process_suite(
     "records",
     f"A round's statistic of one client with {COLUMNS} columns and {CLUSTERS} clusters (pe-means: "
     "256 candidates), by where its records come from: the time of a pass, of an array also over "
@@ -189,9 +189,6 @@ SUITE = Suite(
     lambda options: (Task(*task, run) for task in TASKS for run in range(options.runs)),
     measure,
     tables_of,
-    runs=1,
-    alone=True,
-    fresh=True,
 )
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from weighing import peak
 
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite
+from flower_kmeans.bench.harness import Options, Row, process_suite
 from flower_kmeans.vertical.costs import costs
 from flower_kmeans.vertical.keys import (
     KeyHolder,
@@ -255,7 +255,7 @@ def _beside_the_paper(rows: Sequence[Row]) -> str:
     return tables.markdown(head, lines, 2) if lines else ""
 
 
-SUITE = Suite(
+SUITE = process_suite(
     "vertical",
     "Vertical k-means of two parties with one column each: CPU seconds, the peak of the computing "
     "party's memory, and bytes before they are sealed (16 bytes more for each); a step of 16,384 "
@@ -266,9 +266,6 @@ SUITE = Suite(
     tasks_of,
     measure,
     tables_of,
-    runs=1,
-    alone=True,
-    fresh=True,
 )
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from weighing import peak, resident
 
 from flower_kmeans import Box, PrivacyBudget, simulate
 from flower_kmeans.bench import script, tables
-from flower_kmeans.bench.harness import Options, Row, Suite, grid
+from flower_kmeans.bench.harness import Options, Row, grid, process_suite
 from flower_kmeans.strategies import VerticalKMeans
 
 CLUSTERS = 2
@@ -87,7 +87,7 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
     return tables.by_key(sorted(rows, key=lambda row: row["n"]), {"records": "n"}, cells, (0, 1))
 
 
-SUITE = Suite(
+SUITE = process_suite(
     "vertical-size",
     "One round of vertical k-means of two parties with one column each, k = 2, all in one process.",
     Task,
@@ -95,9 +95,6 @@ SUITE = Suite(
     lambda options: grid(Task, options, n=(16_384, 131_072, 1_000_000)),
     measure,
     tables_of,
-    runs=1,
-    alone=True,
-    fresh=True,
 )
 
 

@@ -7,6 +7,7 @@ import hashlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
@@ -177,6 +178,10 @@ class Suite:
             if known is not None:
                 found[data_sets.name_of(given)] = known
         return found
+
+
+process_suite = partial(Suite, runs=1, alone=True, fresh=True)
+"""Makes a suite of what whole processes take: each task once, alone, in a new one."""
 
 
 @dataclass(frozen=True)
