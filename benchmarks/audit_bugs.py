@@ -334,7 +334,6 @@ def _unclipped() -> Context:
     _GLLOYD,
     guess="sums that only the target's presence can give",
     score=_beyond_the_clip,
-    threshold=0.5,
 )
 def _clipped(each: Release, units: FloatArray, stream: Stream) -> IntArray:
     """Noise is clipped to 2.5 standard deviations."""
@@ -347,7 +346,6 @@ def _clipped(each: Release, units: FloatArray, stream: Stream) -> IntArray:
     _FAST,
     guess="which neighbour leaves whole noise",
     score=_wholeness,
-    threshold=0.5,
 )
 def _whole(each: Release, units: FloatArray, stream: Stream) -> IntArray:
     """Noise is cut to whole records, sums are not."""
