@@ -24,8 +24,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from flower_kmeans.data.domain import Ball, Domain
-from flower_kmeans.data.records import as_number, check_columns
-from flower_kmeans.data.tables import MissingValuesError, load_table
+from flower_kmeans.data.records import MissingValuesError, as_number, check_columns
+from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.protocol.committee import MAX_POSITIONS
