@@ -266,6 +266,17 @@ def plan(
     server_points: Annotated[
         int | None, typer.Option(help="For feddp: how many points the server has.")
     ] = None,
+    simulate: Annotated[
+        bool,
+        typer.Option(
+            "--simulate",
+            help="Simulate the plan on generated records, with smaller and larger epsilons, and "
+            "print what its noise costs: 30 runs.",
+        ),
+    ] = False,
+    chart: Annotated[
+        Path | None, typer.Option(help="With --simulate: a file .svg or .png to draw the losses.")
+    ] = None,
 ) -> None:
     """Print what a run would cost, from its parameters alone.
 
@@ -299,6 +310,13 @@ def plan(
     else:
         parameters["n_clients"] = given.get("n_clients", DEFAULT_CLIENTS)
     box = Box([-1.0] * features, [1.0] * features)
+    if chart is not None and not simulate:
+        raise ConfigurationError("Expected --chart with --simulate, whose losses it shows.")
+    if simulate and (settings.is_vertical or not settings.is_private):
+        raise ConfigurationError(
+            "Expected --simulate with a private strategy whose clients hold records. "
+            f"Got {name} without."
+        )
     chosen = settings.make(box, **parameters)
     facts = {"n_clients": str(chosen.n_clients), "min_clients": str(chosen.min_clients)}
     if chosen.trust_model.is_protected:
@@ -307,9 +325,19 @@ def plan(
         facts["clip"] = clip_text(chosen.clip, chosen.clips)
     if chosen.plan.is_private:
         facts["noise factor"] = output.noise_text(chosen.noise_factor, chosen.added_noise_factor)
-    output.print_plan(
-        Console(highlight=False), chosen.plan, chosen.trust, _size_noise(chosen), facts
-    )
+    console = Console(highlight=False)
+    output.print_plan(console, chosen.plan, chosen.trust, _size_noise(chosen), facts)
+    if simulate:
+        from flower_kmeans.cli.preview import Sizes, show_losses
+
+        def make(epsilon: float, points: Any) -> Any:
+            own = {"server_data": points} if server_points is not None else {}
+            return replace(settings, epsilon=epsilon).make(box, **parameters | own)
+
+        sizes = Sizes(parameters["n_records"], features, chosen.n_clusters, server_points or 0)
+        epsilon = chosen.privacy.epsilon or 1.0  # never None: the run is private
+        with _quiet(verbose=False):
+            show_losses(console, make, epsilon, sizes, given.get("seed", 0), chart)
 
 
 @app.command()

@@ -1,0 +1,235 @@
+"""What a plan's noise does to clusters: its strategy on generated records, before any run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from flower_kmeans.bench.generators import separated_clusters, sizes_of
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.extras import require
+from flower_kmeans.metrics import inertia
+
+if TYPE_CHECKING:
+    from flower_kmeans.strategies import KMeansStrategy
+
+FloatArray = NDArray[np.float64]
+Make = Callable[[float, FloatArray], "KMeansStrategy"]
+"""Returns the strategy of an epsilon, given the server's own points."""
+
+RUNS = 3
+KINDS = {"easy": 0.3, "overlapping": -0.1}
+"""Kinds of generated records, and their degree of separation (`bench.generators`).
+
+Without privacy, k-means gives nearly all easy records to their cluster, and about five of six
+overlapping ones.
+"""
+_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the user's epsilon
+_MOST_NUMBERS = 5 * 10**7
+
+
+class Sizes(NamedTuple):
+    """The numbers of a plan."""
+
+    n_records: int
+    n_features: int
+    n_clusters: int
+    n_points: int = 0  # of the server
+
+
+class Case(NamedTuple):
+    """Generated records in [-1, 1], and what they are compared with."""
+
+    records: FloatArray  # (n, d)
+    points: FloatArray  # (m, d), the server's own
+    centers: FloatArray  # (k, d), of the generated clusters
+    least: float  # cost of k-means without privacy
+    single: float  # cost of one cluster
+
+
+class Loss(NamedTuple):
+    """The result of one private run."""
+
+    kind: str
+    epsilon: float
+    seed: int
+    ratio: float  # of its cost to that of k-means without privacy
+    single: float  # the same of one cluster for all records
+    found: int  # generated clusters whose centres have different nearest centroids
+
+
+def case_of(kind: str, seed: int, sizes: Sizes) -> Case:
+    """Return generated records of Gaussian clusters of equal sizes.
+
+    They and the server's points are scaled by their own range: the bounds are as tight as can be.
+    """
+    from sklearn.cluster import KMeans
+
+    n_records, n_features, n_clusters, n_points = sizes
+    each = sizes_of(n_records + n_points, np.ones(n_clusters))
+    made = separated_clusters(each, n_features, KINDS[kind], seed)
+    low, high = made.records.min(axis=0), made.records.max(axis=0)
+    records, centers = (
+        2 * (each - low) / (high - low) - 1 for each in (made.records, made.centers)
+    )
+    records, points = records[:n_records], records[n_records:]
+    # From the generated centres as well, which are near the optimum where random starts miss it.
+    starts = (centers, 1), ("k-means++", 3)
+    models = (
+        KMeans(n_clusters, init=init, n_init=n, random_state=seed).fit(records)
+        for init, n in starts
+    )
+    least = min(float(model.inertia_) for model in models)
+    mean = records.mean(axis=0, keepdims=True)
+    return Case(records, points, centers, least, inertia(records, mean))
+
+
+def losses(make: Make, epsilon: float, sizes: Sizes, seed: int = 0) -> Iterator[Loss]:
+    """Yield the results of `RUNS` runs for each kind of records, and several epsilons.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(epsilon, points)`` returns the strategy for records in [-1, 1].
+    epsilon : float
+        The one in the middle.
+    sizes : Sizes
+    seed : int
+        Of the first records; the noise has no seed.
+    """
+    from flower_kmeans.simulation import simulate
+
+    n_records, n_features, n_clusters, _ = sizes
+    if n_records <= n_clusters:
+        raise ConfigurationError(
+            "Expected --n-records above --clusters with --simulate, or k-means costs nothing. "
+            f"Got {n_records} and {n_clusters} instead."
+        )
+    if n_records * n_features > _MOST_NUMBERS:
+        raise ConfigurationError(
+            f"Expected --n-records x --features of at most {_MOST_NUMBERS:,} with --simulate, "
+            f"which generates them. Got {n_records:,} x {n_features:,} instead: take fewer "
+            "records, with which the loss is larger."
+        )
+    for kind in KINDS:
+        for each in range(seed, seed + RUNS):
+            case = case_of(kind, each, sizes)
+            for factor in _FACTORS:
+                strategy = make(factor * epsilon, case.points)
+                # The records come in random order.
+                parts = np.array_split(case.records, strategy.n_clients or 1)
+                clustering = simulate(strategy, parts)
+                yield Loss(
+                    kind,
+                    factor * epsilon,
+                    each,
+                    clustering.inertia(case.records) / case.least,
+                    case.single / case.least,
+                    len({*clustering.predict(case.centers, nearest=True).tolist()}),
+                )
+
+
+def show_losses(
+    console: Console,
+    make: Make,
+    epsilon: float,
+    sizes: Sizes,
+    seed: int = 0,
+    chart: Path | None = None,
+) -> None:
+    """Print a table of losses against epsilon, and draw it if a file is named.
+
+    Parameters
+    ----------
+    console : Console
+    make, epsilon, sizes, seed
+        As `losses` takes them.
+    chart : Path, optional
+        A file to draw to; needs matplotlib.
+    """
+    if chart is not None:
+        _require_chart(chart)  # before the runs, which may take long
+    total, name = len(KINDS) * RUNS * len(_FACTORS), "simulating"
+    # Only where it can move: elsewhere it would be a line without use.
+    runs = losses(make, epsilon, sizes, seed)
+    rows = list(
+        track(runs, name, total, console=console, transient=True)
+        if console.is_interactive
+        else runs
+    )
+    n_records, n_features, n_clusters, n_points = sizes
+    table = Table("epsilon", box=box.SIMPLE_HEAD, pad_edge=False)
+    for kind in KINDS:
+        table.add_column(f"{kind}: loss", justify="right")
+        table.add_column("clusters", justify="right")
+    for factor in _FACTORS:
+        cells = [f"{factor * epsilon:.4g}"]
+        for kind in KINDS:
+            found = [row for row in rows if (row.kind, row.epsilon) == (kind, factor * epsilon)]
+            cells += [_spread([row.ratio for row in found])]
+            cells += [f"{median(row.found for row in found)} of {n_clusters}"]
+        table.add_row(*cells)
+    singles = [median(row.single for row in rows if row.kind == kind) for kind in KINDS]
+    table.add_row(
+        "(one cluster)", *(c for x in singles for c in (f"{x:.2f}", f"1 of {n_clusters}"))
+    )
+    easy, hard = KINDS.values()
+    own = f", and {n_points:,} for the server," if n_points else ""
+    head = (
+        "Expected loss: the cost over that of k-means without privacy, and how many of "
+        f"{n_clusters} clusters get a centroid of their own. Medians of {RUNS} runs, in brackets "
+        "the least and the largest."
+    )
+    records = (
+        f"{n_records:,} records{own} are generated from {n_clusters} Gaussian clusters of equal "
+        f"sizes in {n_features} columns and dealt to the clients at random. Easy clusters are "
+        f"well separated (degree {easy}), overlapping ones are not ({hard}). The bounds are the "
+        "generated range: wider bounds, or clusters that are no Gaussians, lose more."
+    )
+    seeds = f"Seeds of the records: {seed} to {seed + RUNS - 1}. The noise has none."
+    console.print(Text(head), soft_wrap=True)
+    console.print(table)
+    console.print(Text(f"{records}\n{seeds}"), soft_wrap=True)
+    if chart is not None:
+        _draw(chart, rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
+def _require_chart(path: Path) -> None:
+    require("matplotlib", "--chart", "plots")
+    if path.suffix not in (".svg", ".png") or not path.parent.is_dir():
+        raise ConfigurationError(
+            "Expected --chart as a file .svg or .png in a directory that exists. "
+            f"Got {str(path)!r} instead."
+        )
+
+
+def _draw(path: Path, rows: Sequence[Loss]) -> None:
+    """Write a chart of the losses, a panel for each kind of records."""
+    from flower_kmeans.bench import plots
+    from flower_kmeans.bench.tables import Curve
+
+    panels: dict[str, dict[str, Curve]] = {}
+    for row in rows:
+        curves = panels.setdefault(f"{row.kind} clusters", {"private": {}, "one cluster": {}})
+        curves["private"].setdefault(row.epsilon, {})[row.seed] = row.ratio
+        curves["one cluster"].setdefault(None, {})[row.seed] = row.single  # a level line
+    figure = plots.lines(
+        panels,
+        sorted({row.epsilon for row in rows}),
+        dashed=("one cluster",),
+        ylabel="mean cost / that of k-means",
+        bands=False,
+    )
+    figure.savefig(path)
