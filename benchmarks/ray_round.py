@@ -5,7 +5,8 @@
 A round's time runs from the end of the round before to its own end at the server, so set-up and
 delivery are not in it. Times are means over all runs, because Flower's simulation looks for
 messages every 0.1 s and single rounds jump by that much. FedAvg runs without its evaluation, and
-its clients compute nothing; for a client's step see ``client_step.py``.
+its clients compute nothing; for a client's step see ``client_step.py``. The private strategy runs
+beside it in Flower's simulation, and then by ``simulate(engine="ray")``.
 """
 
 import os
@@ -24,11 +25,12 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from weighing import Size, peak
 
-from flower_kmeans import ClientPolicy, register_kmeans
+from flower_kmeans import ClientPolicy, register_kmeans, simulate
 from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.harness import Options, Row, grid, process_suite
 
 PRIVATE, FEDAVG = NAMES = ("fastlloyd", "fedavg")
+ENGINE = "engine"  # the private strategy without Flower's simulation
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Runs:
     """
 
     def __init__(self, size: Size, trust: str) -> None:
-        self.size, self.found = size, dict[str, float]()
+        self.size, self.found, self._trust = size, dict[str, float](), trust
         self._ends: list[float] = []
         self._private = size.fastlloyd(lambda _: self._tick(), trust)
 
@@ -69,6 +71,13 @@ class Runs:
         else:
             self.fedavg(grid, self.size.rounds)
         self.found[name] = float(np.mean(np.diff(self._ends)))
+
+    def simulate(self) -> None:
+        """Run the private strategy on Ray without Flower's simulation."""
+        size, ends = self.size, list[float]()
+        strategy = size.fastlloyd(lambda _: ends.append(time.perf_counter()), self._trust)
+        simulate(strategy, [size.records_of(i) for i in range(size.clients)], engine="ray")
+        self.found[ENGINE] = float(np.mean(np.diff(ends)))
 
     def fedavg(self, grid: Grid, n_rounds: int) -> None:
         """Run FedAvg. One round, which does not count, lets workers start and import everything."""
@@ -135,6 +144,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
                 "init_args": {"log_to_driver": False},
             },
         )
+    runs.simulate()
     return {**runs.found, "peak": int(runs.found["peak"])}
 
 
@@ -152,6 +162,8 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
             "FedAvg ms": lambda of: f"{1e3 * mean(of, FEDAVG):.0f}",
             "FastLloyd ms": lambda of: f"{1e3 * mean(of, PRIVATE):.0f}",
             "ratio": lambda of: f"{mean(of, PRIVATE) / mean(of, FEDAVG):.2f}",
+            "by simulate ms": lambda of: f"{1e3 * mean(of, ENGINE):.0f}",
+            "by simulate, ratio": lambda of: f"{mean(of, ENGINE) / mean(of, FEDAVG):.2f}",
             "run s": lambda of: f"{mean(of, 'whole'):.0f}",
             "CPU s of the server's process": lambda of: f"{mean(of, 'computed'):.0f}",
             "peak MB": lambda of: f"{max(row['peak'] for row in of) / 2**20:.0f}",
@@ -168,7 +180,7 @@ SUITE = process_suite(
     "server's process computed, and the most memory that it had, with Flower's SuperLink and the "
     "memories of all nodes.",
     Task,
-    {**dict.fromkeys((*NAMES, "whole", "computed"), float), "peak": int},
+    {**dict.fromkeys((*NAMES, ENGINE, "whole", "computed"), float), "peak": int},
     lambda options: grid(
         Task,
         options,

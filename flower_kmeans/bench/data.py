@@ -3,6 +3,7 @@
 | name | records |
 |---|---|
 | ``blobs_K_D`` | ``make_blobs(20000, n_features=D, centers=K, random_state=1)`` |
+| ``manyblobs_N_K_D`` | the same with N records |
 | ``uneven_K_D`` | the same of K sizes that fall geometrically, the first 20 times the last |
 | ``g2_D_SD`` | `generators.g2`, 2,048 records |
 | ``separated_K_D_PERCENT`` | 5,000 in K balanced clusters of a degree of separation PERCENT / 100 |
@@ -85,6 +86,7 @@ def _separated(k: int, d: int, percent: int) -> generators.Generated:
 
 _FAMILIES: dict[str, tuple[int, Callable[..., generators.Generated]]] = {
     "blobs": (2, lambda k, d: _blobs(20_000, d, k)),
+    "manyblobs": (3, lambda n, k, d: _blobs(n, d, k)),
     "uneven": (2, _uneven),
     "g2": (2, lambda d, spread: generators.g2(d, spread, 0)),
     "separated": (3, _separated),
