@@ -1,9 +1,11 @@
 """The templates of reports, pages and what notebooks show, which hold their sentences."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jinja2
+if TYPE_CHECKING:
+    import jinja2
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 50, 20
 
@@ -19,7 +21,7 @@ class Table(NamedTuple):
 def lines_of(template: str, **values: Any) -> tuple[str, ...]:
     """Return the lines of a text template."""
     # Every line of a text template ends with a break, so the last part is empty.
-    return tuple(TEMPLATES.get_template(template).render(values).split("\n")[:-1])
+    return tuple(environment().get_template(template).render(values).split("\n")[:-1])
 
 
 def html_summary(
@@ -36,7 +38,7 @@ def html_summary(
     known = {name: value for name, value in facts.items() if value is not None}
     values = {"title": title, "facts": known, "tables": tables, "notes": notes}
     sizes = {"most_rows": _SHOWN_ROWS, "most_columns": _SHOWN_COLUMNS}
-    return TEMPLATES.get_template("summary.html.j2").render(values | sizes)
+    return environment().get_template("summary.html.j2").render(values | sizes)
 
 
 def shown(value: object) -> str:
@@ -60,17 +62,23 @@ def _printable(value: object) -> object:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))
 
 
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("flower_kmeans", "report"),
-    # Escaping is the default; templates of plain text alone are exempt.
-    autoescape=jinja2.select_autoescape(disabled_extensions=["txt.j2"], default=True),
-    # A misspelt name must not become an empty place in a statement about privacy.
-    undefined=jinja2.StrictUndefined,
-    # Names of columns, clients and software come from others, and a page or terminal shows them.
-    finalize=_printable,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-TEMPLATES.filters.update(
-    clients=_clients, clips=listed, g=lambda value, digits=4: f"{value:.{digits}g}"
-)
+@cache
+def environment() -> "jinja2.Environment":
+    """Return the templates."""
+    import jinja2  # takes a tenth of a second, and a client's process shows nothing
+
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("flower_kmeans", "report"),
+        # Escaping is the default; templates of plain text alone are exempt.
+        autoescape=jinja2.select_autoescape(disabled_extensions=["txt.j2"], default=True),
+        # A misspelt name must not become an empty place in a statement about privacy.
+        undefined=jinja2.StrictUndefined,
+        # Names of columns, clients and software come from others, and people see them.
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        clients=_clients, clips=listed, g=lambda value, digits=4: f"{value:.{digits}g}"
+    )
+    return made

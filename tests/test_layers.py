@@ -150,8 +150,8 @@ def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module)
     [
         ("vertical.parties", {"tenseal", "flwr"}),
         ("strategies", {"ortools", "numba"}),
-        # A client's process starts for every message: these two take a second of it.
-        ("client", {"scipy.stats", "scipy.optimize", "ray", "sklearn"}),
+        # A client's process starts for every message: these take a second of it.
+        ("client", {"scipy.stats", "scipy.optimize", "ray", "sklearn", "jinja2"}),
     ],
 )
 def test_large_packages_are_imported_when_they_are_used(modules, absent):

@@ -22,7 +22,7 @@ from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
 from flower_kmeans.report.report import Report, versions
-from flower_kmeans.templates import TEMPLATES
+from flower_kmeans.templates import environment
 from flower_kmeans.version import __version__
 
 FloatArray = NDArray[np.float64]
@@ -385,6 +385,7 @@ def column_parts(n_columns: int, fit: int) -> list[list[int]]:
 
 
 # Here, and not in templates.py, since reports in text need none of them.
+TEMPLATES = environment()
 TEMPLATES.filters.update(px=lambda value: f"{value:.2f}", commas=lambda value: f"{value:,.0f}")
 for _function in (Axis, Frame, colour_of, column_parts, cost_shares, detection, whole, zip):
     TEMPLATES.globals[_function.__name__] = _function
