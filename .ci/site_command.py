@@ -27,14 +27,23 @@ def values(parameter: Any) -> str:
     return f"{kind}; `{default}` by default" if plain else kind
 
 
-def tables() -> str:
-    """Return all commands with their options, in Markdown."""
+def commands() -> dict[str, Any]:
+    """Return all commands by name, those of a group as ``GROUP NAME``."""
     from typer.main import get_command
 
     from flower_kmeans.cli.app import app
 
+    found: dict[str, Any] = {}
+    for name, command in get_command(app).commands.items():
+        group = getattr(command, "commands", None)
+        found |= {f"{name} {n}": c for n, c in group.items()} if group else {name: command}
+    return dict(sorted(found.items()))
+
+
+def tables() -> str:
+    """Return all commands with their options, in Markdown."""
     lines: list[str] = []
-    for name, command in sorted(get_command(app).commands.items()):
+    for name, command in commands().items():
         lines += [f"## {name}", "", command.help.replace("\f", ""), ""]
         lines += ["| option | takes | |", "|---|---|---|"]
         for parameter in command.params:

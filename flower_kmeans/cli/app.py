@@ -45,6 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # its traceback would print local variables, that is, records
 )
 
+_DOMAIN = "A domain.toml, which declares columns and public bounds: flower-kmeans domain init."
 # Stands first in the report of such a run, whose epsilon is otherwise that of its noise.
 _BOUNDS_READ_OFF = (
     "NOT PRIVATE: the bounds were read off the records and are exact facts about single ones; "
@@ -79,6 +80,7 @@ def simulate(
         Path | None,
         typer.Option(help="A csv, npy, npz or parquet file; by default a bundled photograph."),
     ] = None,
+    domain: Annotated[Path | None, typer.Option(help=_DOMAIN)] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns to cluster by, as NAME,NAME; all by default.")
     ] = None,
@@ -127,6 +129,7 @@ def simulate(
     from flower_kmeans.cli import inputs as sources
     from flower_kmeans.cli import outputs as out
     from flower_kmeans.data.datasets import load_table
+    from flower_kmeans.data.table_domain import TableDomain
     from flower_kmeans.progress import ProgressBar
     from flower_kmeans.report.html import html_report
     from flower_kmeans.simulation import simulate as run
@@ -135,18 +138,26 @@ def simulate(
     console, private = Console(highlight=False), settings.is_private
     seed, n_clusters = settings.given.get("seed", 0), settings.given["n_clusters"]
     if data is None:
-        for option, value in (("--columns", columns), ("--label", label)):
+        for option, value in (("--columns", columns), ("--label", label), ("--domain", domain)):
             if value is not None:
                 raise ConfigurationError(
                     f"{option} names columns of your own file: give it with --data."
                 )
         source = sources.photo()
-    else:
+    elif domain is None:
         source = sources.table(data, columns, label, split)
+    else:
+        if bounds_from_data or bounds or (columns, lower, upper) != (None, None, None):
+            raise ConfigurationError(
+                "Expected --domain, which has columns and bounds, without --columns, --bounds, "
+                "--lower, --upper and --bounds-from-data. Got one of these as well."
+            )
+        source = sources.table(data, None, label, split, TableDomain.from_file(domain))
     settings.check_server("--server-data", "a file with points of the server's own", server_data)
     parameters: dict[str, Any] = {}
     if server_data is not None:
-        points = load_table(server_data, features=list(source.columns))
+        features = None if source.domain else list(source.columns)
+        points = load_table(server_data, features=features, domain=source.domain)
         parameters["server_data"] = points.records
     parties = source.parties(split) if settings.is_vertical else []
     if parties:
@@ -155,15 +166,11 @@ def simulate(
     from_data = bounds_from_data or not private
     box, read_off = source.box(bounds or [], lower, upper, from_data=from_data)
     if read_off and private:
-        words = (
-            "WARNING: --bounds-from-data read the bounds off the records. They are exact facts "
-            "about single records, so this run is NOT private, whatever epsilon says."
-        )
-        # On stderr, where a redirected output does not hide it.
-        Console(stderr=True).print(Text(words, style="bold red"), soft_wrap=True)
+        _warn_of_bounds()
     if parties:
-        parameters["parties"] = widths = [len(party) for party in parties]
-        box = replace(box, columns=source.columns)
+        parameters["parties"] = widths = [source.width(party) for party in parties]
+        if source.domain is None:
+            box = replace(box, columns=source.columns)
         partitions = np.split(source.records, np.cumsum(widths)[:-1], axis=1)
     else:
         partitions = source.split(split, settings.given.get("n_clients"), seed)
@@ -258,7 +265,10 @@ def simulate(
 def plan(
     settings: Settings,
     *,
-    features: Annotated[int, typer.Option(help="Number of columns.")] = 3,
+    domain: Annotated[Path | None, typer.Option(help=_DOMAIN)] = None,
+    features: Annotated[
+        int | None, typer.Option(help="Number of columns, without --domain; 3.")
+    ] = None,
     parties: Annotated[
         int | None,
         typer.Option(help="For vertical: number of parties, with as many columns each; 2."),
@@ -280,15 +290,25 @@ def plan(
 ) -> None:
     """Print what a run would cost, from its parameters alone.
 
-    Columns are taken as scaled to [-1, 1]. The defaults are those of the photograph.
+    Columns are taken as scaled to [-1, 1]; with --domain, they are those of its box. The defaults
+    are those of the photograph.
     """
     from flower_kmeans.cli import outputs as output
     from flower_kmeans.cli.inputs import DEFAULT_CLIENTS
     from flower_kmeans.data import datasets
     from flower_kmeans.data.domain import Box
+    from flower_kmeans.data.table_domain import TableDomain
     from flower_kmeans.report.report import clip_text
     from flower_kmeans.strategies import KMeansStrategy
 
+    if domain is not None and features is not None:
+        raise ConfigurationError("Expected --domain, which has columns, or --features. Got both.")
+    features = 3 if features is None else features
+    if domain is not None:
+        declared = TableDomain.from_file(domain)
+        features = declared.n_features
+        if declared.from_records and settings.is_private:
+            _warn_of_bounds()
     if features < 1:
         raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
     name, given = settings.name, settings.given
@@ -346,6 +366,10 @@ def assign(
     centroids: Annotated[
         Path, typer.Option(help="The centroids.npz of a run: of simulate, or of a node.")
     ] = Path("flower-kmeans-out/centroids.npz"),
+    domain: Annotated[
+        Path | None,
+        typer.Option(help="The domain.toml of the run, where its centroids.npz does not have it."),
+    ] = None,
     data: Annotated[Path, typer.Option(help="A csv file with names of columns, or parquet.")],
     output: Annotated[Path, typer.Option(help="The file to write, csv or parquet.")] = Path(
         "assigned.csv"
@@ -357,9 +381,12 @@ def assign(
     centroid. Records are read a batch at a time. It is as confidential as the data.
     """
     with one_sentence():
-        from flower_kmeans.cli.assign import assign, read_centroids
+        from flower_kmeans.cli.assign import assign, read_centroids, with_domain
 
-        n_records = assign(read_centroids(centroids), data, output)
+        found = read_centroids(centroids)
+        if domain is not None:
+            found = with_domain(found, domain)
+        n_records = assign(found, data, output)
         typer.echo(f"Assigned {_number(n_records, 'record')} to clusters in {output}.")
 
 
@@ -403,6 +430,45 @@ def new(
             f"  flwr run {directory} local --stream "
             '--federation-config "num-supernodes=5 client-resources-num-cpus=1"'
         )
+
+
+domain_app = typer.Typer(no_args_is_help=True, help="Make the file that declares columns.")
+app.add_typer(domain_app, name="domain")
+
+
+@domain_app.callback()
+def _domain() -> None:
+    """Declare the columns of tables, with public bounds, in a file that all parties share."""
+
+
+@domain_app.command("init")
+def domain_init(
+    *,
+    output: Annotated[Path, typer.Option(help="The new file.")] = Path("domain.toml"),
+    from_records: Annotated[
+        Path | None,
+        typer.Option(help="Ask nothing, and read it off this file's records: NOT private."),
+    ] = None,
+) -> None:
+    """Make a domain.toml: names, kinds and public bounds of the columns to cluster by.
+
+    It asks for what is publicly known, and reads no records. With --from-records, it asks nothing:
+    the file says that it is not private, policies refuse it, and reports of runs with it begin with
+    NOT PRIVATE.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.domain import ask, read_off, write
+
+        if output.exists():
+            raise ConfigurationError(f"Expected a new file as --output. {output} exists.")
+        domain, left_out = (ask(), []) if from_records is None else read_off(from_records)
+        write(domain, output)
+        typer.echo(f"Wrote {_number(len(domain.declared), 'column')} to {output}.")
+        if left_out:
+            names = printable(", ".join(left_out))
+            typer.echo(f"Left out, for they have no extent or too many categories: {names}.")
+        if from_records is not None:
+            _warn_of_bounds()
 
 
 @app.command()
@@ -462,6 +528,10 @@ def check(
     data: Annotated[
         Path | None, typer.Option(help="The node's records: a csv, npy, npz or parquet file.")
     ] = None,
+    domain: Annotated[
+        Path | None,
+        typer.Option(help="The domain.toml by which the node reads them; by default the policy's."),
+    ] = None,
     header: Annotated[
         str | None,
         typer.Option(help="NAME,NAME: columns of a csv file whose first line is a record already."),
@@ -483,7 +553,7 @@ def check(
         if root_certificates is not None and superlink is None:
             raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
         names = None if header is None else header.split(",")
-        findings = check_node(policy_file, data, superlink, root_certificates, names)
+        findings = check_node(policy_file, data, superlink, root_certificates, names, domain)
         print_findings(Console(highlight=False), findings)
         if not all(finding.is_well for finding in findings):
             raise typer.Exit(1)
@@ -602,6 +672,15 @@ def bench(
 def main() -> None:
     """Run the command."""
     app()
+
+
+def _warn_of_bounds() -> None:
+    words = (
+        "WARNING: the bounds were read off the records. They are exact facts about single records, "
+        "so this run is NOT private, whatever epsilon says."
+    )
+    # On stderr, where a redirected output does not hide it.
+    Console(stderr=True).print(Text(words, style="bold red"), soft_wrap=True)
 
 
 def _size_noise(strategy: "KMeansStrategy | VerticalKMeans") -> float | None:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.data.domain import Domain, domain_from_config
+from flower_kmeans.data.domain import Domain, difference, domain_from_config
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.data.tables import first_line
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
@@ -29,6 +30,13 @@ class Found(NamedTuple):
     weights: Floats | None
     counts: Floats  # (k,), noisy
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Columns that new records must have."""
+        if isinstance(self.domain, TableDomain):
+            return tuple(column.name for column in self.domain.declared)
+        return self.columns
+
 
 def read_centroids(path: Path) -> Found:
     """Return what `outputs.write_centroids` wrote; a `DataError` for any other file."""
@@ -36,6 +44,8 @@ def read_centroids(path: Path) -> Found:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         domain = domain_from_config(json.loads(str(arrays["domain"])))
+        if "declared" in arrays:
+            domain = _declared(TableDomain.from_toml(str(arrays["declared"])), domain)
         centroids, weights = arrays["centroids"], arrays.get("weights")
         columns = tuple(map(str, arrays["columns"]))
         # All of it is checked, since the file may come from anywhere.
@@ -52,6 +62,21 @@ def read_centroids(path: Path) -> Found:
     return Found(centroids, columns, domain, weights, arrays["counts"])
 
 
+def with_domain(found: Found, path: Path) -> Found:
+    """Return a clustering of a node, which kept no declarations, with those of a domain file."""
+    domain = _declared(TableDomain.from_file(path), found.domain)
+    if domain.columns != found.columns:
+        raise DataError(f"Expected the domain file of the run, with {found.columns}. Got {path}.")
+    return found._replace(domain=domain)
+
+
+def _declared(domain: TableDomain, box: Domain) -> TableDomain:
+    differs = difference(domain, box)
+    if differs is not None:
+        raise DataError(f"Expected the domain of the run. Got one with another {differs[0]}.")
+    return domain
+
+
 def assign(found: Found, data: Path, output: Path) -> int:
     """Write the records of a file with their clusters and distances; return how many there are.
 
@@ -59,7 +84,8 @@ def assign(found: Found, data: Path, output: Path) -> int:
     in the user's units. Both are empty for a record with an empty cell, NaN or infinity. A cell
     without a number is an error, which leaves an earlier output as it was. Other columns of a csv
     file are text, so that a code such as 007 stays what it is. It may have commas, semicolons or
-    tabs; an output in csv has commas.
+    tabs; an output in csv has commas. With a `TableDomain`, cells are those that it declares, none
+    is an error, and distances are those in its box.
     """
     pa, csv, parquet = (
         require(name, "Assigning records") for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet")
@@ -84,14 +110,15 @@ def assign(found: Found, data: Path, output: Path) -> int:
                 lines = csv.ReadOptions(column_names=names, skip_rows_after_names=1)
                 # Whatever a column looks like in its first lines.
                 types = dict.fromkeys(names, pa.string())
-                types |= dict.fromkeys(found.columns, pa.float64())
+                if not isinstance(found.domain, TableDomain):
+                    types |= dict.fromkeys(found.columns, pa.float64())
                 cells = csv.ConvertOptions(column_types=types)
                 source = stack.enter_context(csv.open_csv(data, lines, parts, cells))
                 batches, schema = iter(source), source.schema
             else:
                 source = stack.enter_context(parquet.ParquetFile(data))
                 batches, schema = source.iter_batches(_BATCH_ROWS), source.schema_arrow
-            _require_columns(schema.names, found.columns, data)
+            _require_columns(schema.names, found.inputs, data)
             for name, kind in zip(ADDED, (pa.int64(), pa.float64()), strict=True):
                 schema = schema.append(pa.field(name, kind))
             # Only a whole output has its name: half of one would look like all.
@@ -107,7 +134,7 @@ def assign(found: Found, data: Path, output: Path) -> int:
         except pa.ArrowException:
             # The reader's own text quotes the cell it failed on.
             raise DataError(
-                f"Expected {data} as a table with numbers in the columns {list(found.columns)}. "
+                f"Expected {data} as a table with numbers in the columns {list(found.inputs)}. "
                 "It cannot be read as one."
             ) from None
     return n_records
@@ -127,9 +154,12 @@ def _require_columns(names: Sequence[str], wanted: Sequence[str], data: Path) ->
 
 def _clusters(batch: Any, found: Found) -> tuple[NDArray[np.int64], Floats, NDArray[np.bool_]]:
     """Return cluster, distance and whether both are missing, for each record of a batch."""
-    columns = (batch.column(name).cast("float64") for name in found.columns)
-    records = np.column_stack([each.to_numpy(zero_copy_only=False) for each in columns])
-    missing = ~np.isfinite(records).all(axis=1)
+    if isinstance(found.domain, TableDomain):
+        records = found.domain.encode(batch, "nan")
+    else:
+        columns = (batch.column(name).cast("float64") for name in found.columns)
+        records = np.column_stack([each.to_numpy(zero_copy_only=False) for each in columns])
+    missing = np.asarray(~np.isfinite(records).all(axis=1))
     # Any finite number does: what is computed from it is masked.
     records[missing] = 0.0
     labels = assigned(records, found.centroids, found.domain, found.weights)

@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from flower_kmeans.data.domain import Ball, Domain
+from flower_kmeans.data.domain import Ball, Domain, difference
 from flower_kmeans.data.records import MissingValuesError, as_number, check_columns
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
@@ -46,7 +47,9 @@ _HINTS = {
     "keys": "flower-kmeans keygen makes and checks them; only the node's own user may read a key.",
     "ledger": "state_dir is a directory of this node's own, mode 0700, in one that exists.",
     "vertical": "Party 0 computes on encrypted columns; docs/vertical.md says what it needs.",
-    "data": "Needed are numbers without empty cells, in the columns that the policy pins, if any.",
+    "domain": "flower-kmeans domain init makes one, which all parties share.",
+    "data": "Needed are numbers without empty cells, in the columns that the policy pins, if any; "
+    "a domain.toml can declare other columns, and what a missing cell counts as.",
     "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
 }
 
@@ -66,12 +69,14 @@ def check_node(
     superlink: str | None = None,
     root_certificates: str | os.PathLike[str] | None = None,
     header: Sequence[str] | None = None,
+    domain: str | os.PathLike[str] | None = None,
 ) -> list[Finding]:
     """Look at everything that a node needs, as the user who runs it, and change nothing.
 
     A null record in ``data`` is an error here. ``superlink``, ``HOST:PORT``, is reached with TLS,
     by the system's authorities unless there are ``root_certificates``. ``header`` has the columns
-    of a csv file whose first line does not name them. The node could take part if all is well.
+    of a csv file whose first line does not name them. ``domain`` is a file that declares columns;
+    by default, it is the one that the policy pins, if any. The node could take part if all is well.
     """
     findings = [_find("versions", _versions)]
     try:
@@ -85,8 +90,16 @@ def check_node(
         findings.append(_find("ledger", _ledger, policy))
         if VERTICAL.name in policy.trusts:
             findings.append(_find("vertical", _vertical, policy))
+        declared = policy.domain if isinstance(policy.domain, TableDomain) else None
+        if domain is not None:
+            try:
+                declared = TableDomain.from_file(domain)
+            except KMeansError as error:
+                return [*findings, _bad("domain", error)]
+        if declared is not None:
+            findings.append(_find("domain", _domain, declared, policy))
         if data is not None:
-            findings.append(_find("data", _data, Path(data), policy, header))
+            findings.append(_find("data", _data, Path(data), policy, header, declared))
     if superlink is not None:
         findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
     return findings
@@ -194,14 +207,16 @@ def describe_roster(roster: Roster, identity: Identity | None = None) -> list[st
         )
     else:
         lines.append(f"There is no beacon, and none is needed up to {MAX_POSITIONS} clients.")
-    digest = roster.digest.hex()
-    # Groups of four, because people read it to each other.
-    groups = " ".join(digest[i : i + 4] for i in range(0, len(digest), 4))
-    lines.append(f"Digest: {groups}")
+    lines.append(f"Digest: {_groups(roster.digest.hex())}")
     lines.append(
         "All operators must have the same digest: compare it by phone, not through the server."
     )
     return lines
+
+
+def _groups(digest: str) -> str:
+    # Of four, because people read it to each other.
+    return " ".join(digest[i : i + 4] for i in range(0, len(digest), 4))
 
 
 def _ledger(policy: ClientPolicy) -> str:
@@ -263,14 +278,35 @@ def _vertical(policy: ClientPolicy) -> str:
     )
 
 
-def _data(path: Path, policy: ClientPolicy, header: Sequence[str] | None) -> str:
+def _domain(declared: TableDomain, policy: ClientPolicy) -> str:
+    if declared.from_records:
+        raise ConfigurationError(
+            "Expected a domain from public knowledge. Got one that was read off records."
+        )
+    check_columns(declared.columns, policy.columns)
+    found = difference(declared, policy.domain) if policy.domain else None
+    if found is not None:
+        raise ConfigurationError(
+            f"Expected the domain as the policy pins it, with {found[0]} {found[2]}. "
+            f"Got {found[1]} instead."
+        )
+    rules = [column.name for column in declared.declared if column.missing is None]
+    void = f"a missing cell in {_listed(tuple(rules))} makes its record count as none; "
+    return (
+        f"{len(declared.declared)} declared columns, {declared.n_features} in the box; "
+        f"{void if rules else ''}digest {_groups(declared.digest)}, which all parties must have."
+    )
+
+
+def _data(
+    path: Path, policy: ClientPolicy, header: Sequence[str] | None, declared: TableDomain | None
+) -> str:
     try:
         # Not guessed, as in a run, where a first line of numbers is a header or an error.
-        columns = load_table(path, header=header or True).columns
+        columns = load_table(path, header=header or True, domain=declared).columns
     except MissingValuesError as error:  # whose text has numbers of records
-        raise DataError(
-            f"The column {error.column!r} is empty, NaN or infinite in some records."
-        ) from None
+        what = "NaN or infinite" if declared is None else "or not what the domain declares,"
+        raise DataError(f"The column {error.column!r} is empty, {what} in some records.") from None
     if path.suffix.lower() == ".csv" and all(math.isfinite(as_number(name)) for name in columns):
         raise DataError(  # whose names may be a record
             f"Expected the names of columns in the first line of {path}. Got numbers instead: name "

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flower_kmeans.cli.options import even_widths
 from flower_kmeans.data import datasets
 from flower_kmeans.data.domain import Box
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.report.clustering import Clustering
 
@@ -30,6 +31,7 @@ class Source:
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)  # that are public
     table: datasets.Table | None = None  # where the records come from
     image: NDArray[np.uint8] | None = None  # (height, width, 3): they are its pixels
+    domain: TableDomain | None = None  # that declares the columns
 
     def box(
         self, bounds: Sequence[str], lower: float | None, upper: float | None, *, from_data: bool
@@ -37,8 +39,11 @@ class Source:
         """Return the public bounds of all columns, and whether some were read off the records.
 
         ``bounds`` are ``NAME=LOW:HIGH`` of single columns; ``lower`` and ``upper`` hold for all
-        others. With ``from_data`` missing ones are taken from the records: that is not private.
+        others. With ``from_data`` missing ones are taken from the records: that is not private. A
+        declared domain has all of them.
         """
+        if self.domain is not None:
+            return self.domain, self.domain.from_records
         known = self._known_bounds(bounds, lower, upper)
         missing = [name for name in self.columns if name not in known]
         if missing and not from_data:
@@ -97,8 +102,10 @@ class Source:
         """Return the columns of each party that holds columns.
 
         ``split`` is ``columns``, for two parties with half of them each, or
-        ``columns:NAME,NAME/NAME`` with the names of each party's.
+        ``columns:NAME,NAME/NAME`` with the names of each party's. Of a declared domain these are
+        the declared columns.
         """
+        own = self._declared
         kind, _, detail = (split or "columns").partition(":")
         if kind != "columns":
             raise ConfigurationError(
@@ -106,13 +113,13 @@ class Source:
                 f"Got {split!r} instead."
             )
         if not detail:
-            first, _ = even_widths(len(self.columns), 2)
-            return [self.columns[:first], self.columns[first:]]
+            first, _ = even_widths(len(own), 2)
+            return [own[:first], own[first:]]
         parties = [tuple(name.strip() for name in part.split(",")) for part in detail.split("/")]
         names = [name for party in parties for name in party]
-        if sorted(names) != sorted(self.columns):
+        if sorted(names) != sorted(own):
             raise ConfigurationError(
-                f"Expected --split columns:... with each of {_some(self.columns)} once. "
+                f"Expected --split columns:... with each of {_some(own)} once. "
                 f"Got {_some(names)} instead."
             )
         # The picture takes the centroids as red, green and blue.
@@ -123,9 +130,20 @@ class Source:
         return parties
 
     def ordered(self, names: Sequence[str]) -> "Source":
-        """Return the source with all its columns in another order."""
-        places = [self.columns.index(name) for name in names]
-        return replace(self, records=self.records[:, places], columns=tuple(names))
+        """Return the source with all its columns, or declared columns, in another order."""
+        domain, columns = self.domain, tuple(names)
+        if domain is not None:
+            places = {column.name: column for column in domain.declared}
+            domain = TableDomain([places[name] for name in names], domain.from_records)
+            columns = domain.columns or ()
+        order = [self.columns.index(name) for name in columns]
+        return replace(self, records=self.records[:, order], columns=columns, domain=domain)
+
+    def width(self, names: Sequence[str]) -> int:
+        """Return how many columns some columns, or declared columns, are together."""
+        if self.domain is None:
+            return len(names)
+        return sum(len(c.coordinates()) for c in self.domain.declared if c.name in names)
 
     def draw(self, path: Path, clustering: Clustering, caption: str) -> bool:
         """Write the photograph in its new colours, or a scatter plot of a table with two columns.
@@ -144,6 +162,12 @@ class Source:
             return False
         picture.save_scatter_picture(path, self.records, labels, clustering.centroids, self.columns)
         return True
+
+    @property
+    def _declared(self) -> tuple[str, ...]:
+        if self.domain is None:
+            return self.columns
+        return tuple(column.name for column in self.domain.declared)
 
     def _known_bounds(
         self, bounds: Sequence[str], lower: float | None, upper: float | None
@@ -197,7 +221,13 @@ def photo() -> Source:
     )
 
 
-def table(path: Path, columns: str | None, label: str | None, split: str | None) -> Source:
+def table(
+    path: Path,
+    columns: str | None,
+    label: str | None,
+    split: str | None,
+    domain: TableDomain | None = None,
+) -> Source:
     """Return the records of a user's file."""
     kind, _, detail = (split or "").partition(":")
     loaded = datasets.load_table(
@@ -206,10 +236,11 @@ def table(path: Path, columns: str | None, label: str | None, split: str | None)
         features=None if columns is None else [name.strip() for name in columns.split(",")],
         # The column to split by need not hold numbers, nor be a feature.
         keep=[detail] if kind == "column" and detail else [],
+        domain=domain,
     )
     if not len(loaded.records):
         raise ConfigurationError(f"The data file {path} has no records.")
-    return Source(path.name, loaded.records, loaded.columns, table=loaded)
+    return Source(path.name, loaded.records, loaded.columns, table=loaded, domain=domain)
 
 
 def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:

@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.text import Text
 
 from flower_kmeans.client import ClientResult
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.files import csv_name, open_private
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.report.clustering import Clustering, readable
 from flower_kmeans.report.report import Report
 
 
@@ -29,8 +30,8 @@ def write_centroids(
     """Write ``centroids.npz`` and ``centroids.csv``, and return these names.
 
     They hold centroids and noisy sizes, and where sizes have bounds the weights of the power cells
-    and intervals; the former also the domain, as JSON. In the csv file, the d ``columns`` are as
-    `csv_name` writes them.
+    and intervals; the former also the domain, as JSON, and what a `TableDomain` declares. The csv
+    file is for people: its columns are `readable`, with names as `csv_name` writes them.
     """
     names = [str(column) for column in columns]
     counts, weights, sizes = result.counts, result.weights, result.size_report
@@ -38,6 +39,8 @@ def write_centroids(
     arrays["columns"] = np.array(names)
     # Text, since NumPy reads objects by pickle alone.
     arrays["domain"] = np.array(json.dumps(result.domain.to_config()))
+    if isinstance(result.domain, TableDomain):
+        arrays["declared"] = np.array(result.domain.to_toml())
     table: dict[str, Sequence[object]] = {
         "cluster": range(len(counts)),
         "noisy_size": counts.tolist(),
@@ -54,11 +57,9 @@ def write_centroids(
     # The csv module writes its own ends of lines, which must not be translated.
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow([*table, *map(csv_name, names)])
-    for cells, centroid in zip(
-        zip(*table.values(), strict=True), result.centroids.tolist(), strict=True
-    ):
-        writer.writerow([*cells, *centroid])
+    shown = readable(result.centroids, result.domain, names)
+    writer.writerow([*table, *(csv_name(name) for name, _ in shown)])
+    writer.writerows(zip(*table.values(), *(values for _, values in shown), strict=True))
     _write(output / "centroids.csv", text.getvalue())
     return ["centroids.npz", "centroids.csv"]
 

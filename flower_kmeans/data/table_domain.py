@@ -134,7 +134,9 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
     def encode(self, cells: NDArray[Any]) -> FloatArray:
         """Return the columns of the box, (n, m), with NaN where a cell is in no category."""
         places: dict[str | None, int] = {value: i for i, value in enumerate(self.values)}
-        found = np.array([places.get(_text(cell), -1) for cell in cells.tolist()], dtype=np.intp)
+        found = np.array(
+            [places.get(category_of(cell), -1) for cell in cells.tolist()], dtype=np.intp
+        )
         columns = np.zeros((len(cells), len(self.values)))
         known = np.flatnonzero(found >= 0)
         columns[known, found[known]] = 1.0
@@ -350,6 +352,7 @@ def _cells(table: Any, name: str) -> NDArray[Any]:
         is_arrow = hasattr(table, "schema")
         cells = text_as_bytes(table.column(name)) if is_arrow else table[name]
     except (KeyError, IndexError, ValueError, TypeError):
+        # Other names are not listed: without a header, they are a record.
         raise DataError(f"Expected the column {name!r} once in the table.") from None
     if isinstance(cells, list | tuple):
         return np.fromiter(cells, dtype=object, count=len(cells))  # lists as cells stay cells
@@ -359,7 +362,7 @@ def _cells(table: Any, name: str) -> NDArray[Any]:
     return array
 
 
-def _text(cell: Any) -> str | None:
+def category_of(cell: Any) -> str | None:
     """Return how a category is written, or ``None`` for no text; a whole number as an integer."""
     try:
         if isinstance(cell, bytes):
@@ -379,7 +382,7 @@ def _day(cell: Any) -> float:
         text = cell.decode() if isinstance(cell, bytes) else cell
         day = datetime.fromisoformat(text.strip()) if isinstance(text, str) else text
         return float(day.toordinal())
-    except Exception:  # as in `_text`
+    except Exception:  # as in `category_of`
         return np.nan
 
 

@@ -108,27 +108,18 @@ def load_table(
             f"Expected malformed as 'error' or 'nan'. Got {malformed!r} instead."
         )
     lenient = malformed == "nan"
-    path = Path(path)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ConfigurationError(
-            f"Expected data in a file that ends in {', '.join(_SUFFIXES)}. Got {path} instead."
-        )
-    if not path.is_file():
-        raise DataError(f"The data file {path} does not exist.")
     if domain is not None and features is not None:
         raise ConfigurationError("Expected features or domain, which has them. Got both.")
     beside = [*(() if label is None else (label,)), *keep]
     if domain is not None and not lenient and header is None:
         header = True
-    columns, side = _read(path, header, lenient or domain is not None, beside)
+    columns, side = read_columns(path, header, lenient or domain is not None, beside)
     available = {**columns, **side}
-    declared = () if domain is None else tuple(column.name for column in domain.declared)
-    _require_columns([*beside, *(features or declared)], available)
+    _require_columns([*beside, *(features or ())], available)
     labels = None if label is None else available[label]
     if domain is not None:
         others = {name: available[name] for name in keep}
-        records = domain.encode(available, malformed)
-        return Table(records, domain.columns or (), labels, others)
+        return Table(domain.encode(available, malformed), domain.columns or (), labels, others)
     if features is None:
         features = [
             name
@@ -149,13 +140,23 @@ def load_table(
     )
 
 
-def _read(
-    path: Path, header: Header | None, by_cell: bool, beside: Collection[str]
+def read_columns(
+    path: str | Path,
+    header: Header | None = None,
+    by_cell: bool = False,
+    beside: Collection[str] = (),
 ) -> tuple[_Columns, _Columns]:
-    """Return a file's columns, and what it holds beside them.
+    """Return a file's columns by name, of any type, and what it holds beside them.
 
     With ``by_cell``, no cell changes how others are read, but for the columns ``beside``.
     """
+    path = Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ConfigurationError(
+            f"Expected data in a file that ends in {', '.join(_SUFFIXES)}. Got {path} instead."
+        )
+    if not path.is_file():
+        raise DataError(f"The data file {path} does not exist.")
     suffix = path.suffix.lower()
     if suffix in (".npy", ".npz"):
         return _read_numpy(path)

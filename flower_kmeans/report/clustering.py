@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.data.domain import Domain, check_records
 from flower_kmeans.data.records import named_columns
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.report.report import Report
 from flower_kmeans.templates import Table, html_summary
@@ -137,13 +138,28 @@ class Clustering:
 
 def centroid_table(centroids: Floats, counts: Floats, domain: Domain) -> Table:
     """Return a row for each cluster: its noisy size, and its centroid (d,) in the user's units."""
-    names = domain.columns or [f"column {i + 1}" for i in range(domain.n_features)]
-    pairs = zip(counts.tolist(), centroids.tolist(), strict=True)
+    names, columns = zip(*readable(centroids, domain), strict=True)
+    pairs = zip(counts.tolist(), zip(*columns, strict=True), strict=True)
     rows = [
-        (str(j), f"{count:.1f}", *(f"{value:.4g}" for value in centroid))
+        (str(j), f"{count:.1f}", *(e if isinstance(e, str) else f"{e:.4g}" for e in centroid))
         for j, (count, centroid) in enumerate(pairs)
     ]
     return Table("Centroids and noisy sizes", ("cluster", "noisy size", *names), rows)
+
+
+def readable(
+    points: Floats, domain: Domain, columns: Sequence[str] | None = None
+) -> list[tuple[str, list[float] | list[str]]]:
+    """Return points (k, d) in the user's units: name and values of each column, dates as text.
+
+    A `TableDomain` has its own names; the ``columns`` of others are the domain's by default, or
+    numbers.
+    """
+    if isinstance(domain, TableDomain):
+        pairs = domain.decode(points).items()
+        return [(n, v if isinstance(v[0], float) else [str(day) for day in v]) for n, v in pairs]
+    names = columns or domain.columns or [f"column {i + 1}" for i in range(domain.n_features)]
+    return list(zip(names, points.T.tolist(), strict=True))
 
 
 def assigned(

@@ -19,7 +19,7 @@ from flower_kmeans.data.domain import Ball, Domain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.plan import PrivacyPlan
-from flower_kmeans.report.clustering import Clustering, FinishedRun
+from flower_kmeans.report.clustering import Clustering, FinishedRun, readable
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
 from flower_kmeans.report.report import Report, versions
 from flower_kmeans.templates import environment
@@ -96,7 +96,7 @@ def page_of(
         report=report,
         title=title,
         facts=facts,
-        domain=type(run.domain).__name__,
+        domain="Ball" if isinstance(run.domain, Ball) else "Box",
         releases=[(t, each) for t, group in enumerate(report.plan.rounds, 1) for each in group],
         curve=_curve(report),
         dropped=dropped,
@@ -263,10 +263,12 @@ def whole(low: float, high: float) -> str:
     return f"{math.floor(low):,} to {math.ceil(high):,}"
 
 
-def decimals(column: FloatArray) -> int:
-    """Return how many decimals show four digits of a column's largest value."""
-    largest = float(np.abs(column).max(initial=0.0))
-    return int(np.clip(3 - math.floor(math.log10(largest)), 0, 9)) if largest > 0 else 0
+def texts(values: Sequence[float | str]) -> list[str]:
+    """Return the cells of a column: four digits of its largest number, or text as it is."""
+    numbers = [value for value in values if isinstance(value, float)]
+    largest = max(map(abs, numbers), default=0.0)
+    digits = int(np.clip(3 - math.floor(math.log10(largest)), 0, 9)) if largest > 0 else 0
+    return [f"{value:,.{digits}f}" if isinstance(value, float) else value for value in values]
 
 
 def least_shown(delta: float) -> float:
@@ -334,17 +336,15 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
     if isinstance(run.domain, Ball):
         last = [f"within {run.domain.radius:.4g} of", *(f"{c:.4g}" for c in run.domain.center)]
     else:
-        ends = zip(run.domain.lower, run.domain.upper, strict=True)
-        last = ["bounds", *(f"{a:.4g} to {b:.4g}" for a, b in ends)]
-    shown, digits = run.order[:MAX_ROWS].tolist(), [decimals(column) for column in centroids.T]
-    rows = [
-        [f"{value:,.{n}f}" for value, n in zip(centroids[cluster], digits, strict=True)]
-        for cluster in shown
-    ]
+        ends = readable(np.array([run.domain.lower, run.domain.upper]), run.domain, run.columns)
+        pairs = ([e if isinstance(e, str) else f"{e:.4g}" for e in pair] for _, pair in ends)
+        last = ["bounds", *map(" to ".join, pairs)]
+    columns = readable(centroids, run.domain, run.columns)[:MAX_COLUMNS]
+    cells, shown = [texts(values) for _, values in columns], run.order[:MAX_ROWS].tolist()
     return {
         "shown": shown,
-        "columns": list(run.columns[:MAX_COLUMNS]),
-        "rows": [row[:MAX_COLUMNS] for row in rows],
+        "columns": [name for name, _ in columns],
+        "rows": [[column[cluster] for column in cells] for cluster in shown],
         "bounds": last[: MAX_COLUMNS + 1],
         "shares": (sizes / (sizes.sum() or 1.0)).tolist(),
         "widths": (100 * relative).tolist(),

@@ -1,0 +1,390 @@
+"""A domain.toml on the command line: made, and used by every command that knows columns."""
+
+import csv
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_pages import read, tables
+from typer.testing import CliRunner
+
+from flower_kmeans import ClientPolicy, TableDomain
+from flower_kmeans.cli import inputs
+from flower_kmeans.cli.app import app
+from flower_kmeans.cli.assign import read_centroids
+from flower_kmeans.data.table_domain import Category, Date, Number
+from flower_kmeans.errors import ConfigurationError
+
+DOMAIN = """
+[[columns]]
+kind = "number"
+name = "age"
+lower = 0
+upper = 120
+missing = 40
+
+[[columns]]
+kind = "number"
+name = "income"
+lower = 1000
+upper = 1000000
+scale = "log"
+
+[[columns]]
+kind = "category"
+name = "ward"
+values = ["surgery", "medicine", "other"]
+missing = "other"
+
+[[columns]]
+kind = "date"
+name = "admitted"
+lower = 2020-01-01
+upper = 2024-12-31
+"""
+ANSWERS = [
+    "age, income,ward,admitted",
+    "number", "0", "120", "", "40",
+    "number", "1000", "1000000", "log", "",
+    "category", "surgery,medicine, other", "other",
+    "date", "2020-01-01", "2024-12-31", "",
+]  # fmt: skip
+N = 1200
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    (tmp_path / "domain.toml").write_text(DOMAIN, "utf-8")
+    (tmp_path / "domain.toml").chmod(0o600)
+
+    def invoke(*arguments, answers=None):
+        text = None if answers is None else "".join(f"{answer}\n" for answer in answers)
+        return CliRunner().invoke(app, list(map(str, arguments)), input=text)
+
+    return invoke
+
+
+@pytest.fixture
+def visits(tmp_path):
+    """Two groups of visits, of which a tenth of the ages and wards are missing."""
+    rng = np.random.default_rng(8)
+    group = np.repeat([0, 1], N // 2)
+    days = np.datetime64("2021-01-01") + (1000 * group + rng.integers(0, 30, N))
+    frame = pd.DataFrame(
+        {
+            "name": [f"p{i}" for i in range(N)],
+            "clinic": rng.choice(["north", "south", "east"], N),
+            "admitted": days.astype(str),
+            "ward": np.where(group == 1, "surgery", "medicine"),
+            "income": np.round(10.0 ** rng.normal(3.5 + 1.5 * group, 0.2), 2),
+            "age": rng.integers(20, 40, N) + 40 * group,
+        }
+    ).astype({"age": object})
+    frame.loc[::10, "age"] = ""
+    frame.loc[5::10, "ward"] = "-"
+    frame = frame.iloc[rng.permutation(N)]
+    frame.to_csv(tmp_path / "visits.csv", index=False)
+    return frame
+
+
+def failed(result, *words):
+    assert result.exit_code == 1, result.output
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+    return True
+
+
+SIMULATE = ("simulate", "--data", "visits.csv", "--engine", "in-process", "--clusters", 2)
+SIMULATE += ("--output", "out", "--n-records", N)
+
+
+class TestInit:
+    def test_it_asks_until_answers_are_right_and_reads_nothing(self, run, tmp_path):
+        wrong = [
+            "age,age", *ANSWERS[:1],
+            "numbers", "number", "zero", "9", "3", "", "",  # upper below lower: once more
+            *ANSWERS[1:15], "2020", *ANSWERS[15:],
+        ]  # fmt: skip
+        for answers in (ANSWERS, wrong):
+            result = run("domain", "init", "--output", "new.toml", answers=answers)
+            assert result.exit_code == 0, result.output
+            assert "no records are read" in result.output
+            assert "4 columns to new.toml" in result.output
+            found = TableDomain.from_file(tmp_path / "new.toml")
+            assert found == TableDomain.from_toml(DOMAIN)
+            (tmp_path / "new.toml").unlink()
+        assert "Expected lower below upper in the column 'age'" in result.output
+
+    def test_an_older_file_stays(self, run, tmp_path):
+        failed(run("domain", "init", answers=ANSWERS), "domain.toml exists")
+        assert (tmp_path / "domain.toml").read_text("utf-8") == DOMAIN
+        failed(run("domain", "init", "--output", "no/where.toml", answers=ANSWERS), "cannot be")
+        assert run("domain", "init", "--output", "x.toml", answers=ANSWERS[:7]).exit_code == 1
+        assert not (tmp_path / "x.toml").exists()
+
+    def test_what_is_read_off_records_says_that_it_is_not_private(self, run, visits, tmp_path):
+        result = run("domain", "init", "--from-records", "visits.csv", "--output", "off.toml")
+        assert result.exit_code == 0, result.output
+        assert "NOT private" in result.stderr
+        assert "Left out, for they have no extent or too many categories: name." in result.output
+        assert (tmp_path / "off.toml").read_text("utf-8").startswith("# NOT PRIVATE")
+        found = TableDomain.from_file(tmp_path / "off.toml")
+        assert found.from_records
+        ages = pd.to_numeric(visits["age"])
+        days = pd.to_datetime(visits["admitted"]).dt.date
+        assert set(found.declared) == {
+            Category("clinic", ("east", "north", "south")),
+            Date("admitted", days.min(), days.max()),
+            Category("ward", ("-", "medicine", "surgery")),
+            Number("income", visits["income"].min(), visits["income"].max()),
+            Number("age", ages.min(), ages.max()),
+        }
+        plan = run("plan", "--domain", "off.toml")
+        assert (plan.exit_code, "NOT private" in plan.stderr) == (0, True)
+        text = (tmp_path / "off.toml").read_text("utf-8").replace('name = "age"', "missing = 30\n"
+                                                                  'name = "age"')  # fmt: skip
+        (tmp_path / "off.toml").write_text(text, "utf-8")
+        result = run(*SIMULATE, "--domain", "off.toml")
+        assert result.exit_code == 0, result.output
+        assert "NOT private" in result.stderr
+        report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+        assert (report["private"], report["bounds_from_data"]) == (False, True)
+        assert report["statements"][0].startswith("NOT PRIVATE")
+        assert "NOT PRIVATE" in (tmp_path / "out" / "report.html").read_text("utf-8")
+        with pytest.raises(ConfigurationError, match="read off records"):
+            ClientPolicy(domain=TableDomain.from_file(tmp_path / "off.toml"))
+
+    def test_records_without_any_extent_are_one_sentence(self, run, tmp_path):
+        lines = [f"p{i},1,2020-01-01,," for i in range(30)]
+        (tmp_path / "t.csv").write_text("\n".join(["name,one,day,none", *lines]) + "\n", "utf-8")
+        (tmp_path / "t.npz").write_bytes(b"")
+        for name, words in (("t.npz", "not a NumPy file"), ("no.csv", "does not exist")):
+            failed(run("domain", "init", "--from-records", name, "--output", "o.toml"), words)
+        np.savez(tmp_path / "u.npz", name=[f"p{i}" for i in range(30)], one=np.ones(30),
+                 day=np.full(30, "2020", "datetime64[D]"), none=np.full(30, np.nan))  # fmt: skip
+        failed(run("domain", "init", "--from-records", "u.npz", "--output", "o.toml"), "no column")
+        assert not (tmp_path / "o.toml").exists()
+
+
+class TestSimulate:
+    def test_a_csv_file_with_all_kinds_of_columns(self, run, visits, tmp_path):
+        """A category, a missing value, a logarithm and a date, from the file to the page."""
+        result = run(*SIMULATE, "--domain", "domain.toml", "--split", "column:clinic",
+                     "--epsilon", 8, "--strategy", "glloyd")  # fmt: skip
+        assert result.exit_code == 0, result.output
+        assert "3 clients, 6 columns" in result.output
+        with (tmp_path / "out" / "centroids.csv").open(encoding="utf-8", newline="") as file:
+            low, high = sorted(csv.DictReader(file), key=lambda row: float(row["income"]))
+        wards = ["ward=surgery", "ward=medicine", "ward=other"]
+        assert list(low)[2:] == ["age", "income", *wards, "admitted"]
+        for row, log, shares, year in ((low, 3.5, [0, 0.9, 0.1], 2021), (high, 5, [0.9, 0, 0.1],
+                                                                         2023)):  # fmt: skip
+            assert np.log10(float(row["income"])) == pytest.approx(log, abs=0.2)
+            np.testing.assert_allclose([float(row[w]) for w in wards], shares, atol=0.1)
+            assert row["admitted"].startswith(f"{year}-")
+        assert float(low["age"]) == pytest.approx(0.9 * 29.5 + 4, abs=5)
+        report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+        assert report["columns"] == ["age", "log10(income)", *wards, "days(admitted)"]
+        assert report["epsilon"] == pytest.approx(8)
+        assert not report["bounds_from_data"]
+        page = (tmp_path / "out" / "report.html").read_text("utf-8")
+        found = tables(read(page))
+        head, *rows = found["Centroids, part 1 of 2"]
+        assert head[3:] == ["age", "income", *wards]
+        incomes = sorted(float(row[4].replace(",", "")) for row in rows[:2])
+        np.testing.assert_allclose(np.log10(incomes), [3.5, 5], atol=0.2)
+        assert rows[-1][3:6] == ["0 to 120", "1000 to 1e+06", "0 to 1"]
+        head, *rows = found["Centroids, part 2 of 2"]
+        assert head[1:] == ["admitted"]
+        assert sorted(row[1][:4] for row in rows[:2]) == ["2021", "2023"]
+        assert rows[-1][1:] == ["2020-01-01 to 2024-12-31"]
+        assert run("report", "out/report.json").exit_code == 0
+        assert (tmp_path / "out" / "report.html").read_text("utf-8") == page
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--columns", "age"),
+            ("--bounds", "age=0:1"),
+            ("--lower", "0"),
+            ("--upper", "0"),
+            ("--bounds-from-data",),
+        ],
+    )
+    def test_columns_and_bounds_are_said_once(self, run, visits, arguments):
+        failed(run(*SIMULATE, "--domain", "domain.toml", *arguments), "--domain, which has columns")
+
+    def test_files_that_do_not_fit_are_one_sentence(self, run, visits, tmp_path):
+        failed(run("simulate", "--domain", "domain.toml"), "--data")
+        failed(run(*SIMULATE, "--domain", "none.toml"), "none.toml cannot be read")
+        (tmp_path / "strict.toml").write_text(DOMAIN.replace("missing = 40", ""), "utf-8")
+        failed(run(*SIMULATE, "--domain", "strict.toml"), "'age'", f"120 of {N}", "missing")
+        (tmp_path / "visits.csv").write_text("age,income,ward\n1,2,3\n", "utf-8")
+        failed(run(*SIMULATE, "--domain", "domain.toml"), "'admitted' once")
+
+    def test_parties_hold_declared_columns(self, run, visits, tmp_path):
+        domain = TableDomain.from_file(tmp_path / "domain.toml")
+        source = inputs.table(tmp_path / "visits.csv", None, None, None, domain)
+        assert source.parties("columns") == [("age", "income"), ("ward", "admitted")]
+        parties = source.parties("columns:ward,age/admitted,income")
+        other = source.ordered([name for party in parties for name in party])
+        box, read_off = other.box([], None, None, from_data=False)
+        assert [source.width(party) for party in parties] == [4, 2]
+        assert not read_off
+        assert box.columns == other.columns
+        assert box.columns[3:] == ("age", "days(admitted)", "log10(income)")
+        np.testing.assert_array_equal(other.records[:, 3], source.records[:, 0])
+        np.testing.assert_array_equal(other.records[:, 0], source.records[:, 2])
+        with pytest.raises(ConfigurationError, match="each of columns 'age', 'income'"):
+            source.parties("columns:age,ward=surgery/admitted,income")
+
+    def test_a_vertical_run(self, run, visits, tmp_path):
+        pytest.importorskip("tenseal")
+        result = run("simulate", "--data", "visits.csv", "--engine", "in-process", "--clusters", 2,
+                     "--output", "out", "--domain", "domain.toml", "--strategy", "vertical",
+                     "--rounds", 1, "--split", "columns:ward/age,admitted,income")  # fmt: skip
+        assert result.exit_code == 0, result.output
+        found = read_centroids(tmp_path / "out" / "centroids.npz")
+        assert found.inputs == ("ward", "age", "admitted", "income")
+
+    def test_the_servers_points_have_the_same_columns(self, run, visits, tmp_path):
+        visits.iloc[:20].to_csv(tmp_path / "server.csv", index=False)
+        result = run(*SIMULATE, "--domain", "domain.toml", "--strategy", "feddp", "--clients", 3,
+                     "--server-data", "server.csv")  # fmt: skip
+        assert result.exit_code == 0, result.output
+
+
+class TestPlan:
+    def test_its_columns_are_those_of_the_box(self, run):
+        result = run("plan", "--domain", "domain.toml", "--n-records", 5000, "--clusters", 4)
+        assert result.exit_code == 0, result.output
+        same = run("plan", "--features", 6, "--n-records", 5000, "--clusters", 4)
+        assert result.output == same.output
+        failed(run("plan", "--domain", "domain.toml", "--features", 6), "Got both")
+
+    def test_of_feddp_and_of_parties(self, run):
+        feddp = ("plan", "--strategy", "feddp", "--server-points", 40, "--clusters", 3)
+        found = run(*feddp, "--domain", "domain.toml")
+        assert found.exit_code == 0, found.output
+        assert found.output == run(*feddp, "--features", 6).output
+
+
+class TestAssign:
+    def test_new_records_are_read_as_those_of_the_run(self, run, visits, tmp_path):
+        assert run(*SIMULATE, "--domain", "domain.toml", "--strategy", "lloyd").exit_code == 0
+        new = visits.iloc[:50].reset_index(drop=True).astype(str)
+        new.loc[0, ["age", "ward"]] = ["", "unknown"]  # counts as declared
+        new.loc[1, "income"] = "none"  # has no rule
+        new.to_csv(tmp_path / "new.csv", index=False)
+        arguments = ("assign", "--data", "new.csv", "--centroids", "out/centroids.npz")
+        result = run(*arguments)
+        assert result.exit_code == 0, result.output
+        assigned = pd.read_csv(tmp_path / "assigned.csv")
+        assert pd.isna(assigned.loc[1, ["cluster", "distance"]]).all()
+        assert assigned["cluster"].notna().sum() == 49
+        by_ward = assigned.iloc[2:].groupby("ward")["cluster"].nunique()
+        assert by_ward["surgery"] == by_ward["medicine"] == 1
+        new.iloc[2:].astype({"income": float}).to_parquet(tmp_path / "new.parquet")
+        assert run("assign", "--data", "new.parquet", "--centroids", "out/centroids.npz",
+                   "--output", "other.csv").exit_code == 0  # fmt: skip
+        other = pd.read_csv(tmp_path / "other.csv")
+        assert other["cluster"].tolist() == assigned["cluster"].iloc[2:].tolist()
+        # A node may have kept the box alone.
+        with np.load(tmp_path / "out" / "centroids.npz") as file:
+            arrays = {name: array for name, array in file.items() if name != "declared"}
+        np.savez(tmp_path / "out" / "centroids.npz", **arrays)
+        failed(run(*arguments), "lacks", "log10(income)")
+        first = (tmp_path / "assigned.csv").read_text("utf-8")
+        assert run(*arguments, "--domain", "domain.toml").exit_code == 0
+        assert (tmp_path / "assigned.csv").read_text("utf-8") == first
+        for old, other in (("upper = 120", "upper = 130"), ('"surgery"', '"surgeries"')):
+            (tmp_path / "other.toml").write_text(DOMAIN.replace(old, other), "utf-8")
+            failed(run(*arguments, "--domain", "other.toml"), "Expected the domain")
+
+    def test_declarations_of_another_box_are_refused(self, run, visits, tmp_path):
+        assert run(*SIMULATE, "--domain", "domain.toml", "--strategy", "lloyd").exit_code == 0
+        with np.load(tmp_path / "out" / "centroids.npz") as file:
+            arrays = dict(file)
+        assert TableDomain.from_toml(str(arrays["declared"])) == TableDomain.from_toml(DOMAIN)
+        for declared in (DOMAIN.replace("upper = 120", "upper = 130"), "nothing"):
+            np.savez(tmp_path / "out" / "centroids.npz", **{**arrays, "declared": declared})
+            result = run("assign", "--data", "visits.csv", "--centroids", "out/centroids.npz")
+            failed(result, "Expected the centroids.npz of a run")
+
+
+POLICY = 'state_dir = "state"\ndomain = "domain.toml"\n'
+
+
+class TestCheck:
+    @pytest.fixture
+    def node(self, run, tmp_path):
+        (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
+        (tmp_path / "policy.toml").chmod(0o600)
+        lines = ["age,income,ward,admitted", "41,7132.5891,surgery,2024-02-29"]
+
+        def check(*arguments, add="42,20000,medicine,2024-03-01", text=None):
+            text = "\n".join([*lines, add, ""]) if text is None else text
+            (tmp_path / "records.csv").write_text(text, "utf-8")
+            result = run("check", "--policy-file", "policy.toml", "--data", "records.csv",
+                         *arguments)  # fmt: skip
+            assert "7132" not in result.output
+            assert "Traceback" not in result.output
+            rows = ([c.strip() for c in line.split("│")] for line in result.output.splitlines())
+            return result.exit_code, {row[2]: row[1:4:2] for row in rows if len(row) == 5}
+
+        return check
+
+    def test_the_policys_domain_reads_the_records_and_has_a_digest(self, node, tmp_path):
+        code, found = node()
+        assert code == 0, found
+        digest = TableDomain.from_toml(DOMAIN).digest
+        groups = re.search(r"digest ([0-9a-f ]{79}),", found["domain"][1])[1]
+        assert groups.replace(" ", "") == digest
+        assert "4 declared columns, 6 in the box" in found["domain"][1]
+        assert "'income', 'admitted' makes its record count as none" in found["domain"][1]
+        assert "'log10(income)'" in found["data"][1]
+        for add in ("no age,1,unlisted,2024-02-29", ",5,,2020-01-01"):
+            assert node(add=add)[0] == 0
+        (tmp_path / "domain.toml").write_text("columns = 1", "utf-8")
+        code, found = node()
+        assert (code, found["policy file"][0]) == (1, "no")
+
+    @pytest.mark.parametrize(
+        "line",
+        ["1,secret,surgery,2024-02-29", "1,5,surgery,29.2.2024", "1,2", ",,,", "secret,,,"],
+    )
+    def test_what_would_count_as_none_is_named_and_not_shown(self, node, line):
+        code, found = node(add=line)
+        assert (code, found["data"][0]) == (1, "no")
+        assert "secret" not in found["data"][1]
+        assert "of 2" not in found["data"][1]
+
+    def test_a_file_without_names_of_columns_is_not_shown(self, node):
+        code, found = node(text="41,7132.5891,surgery,2024-02-29\n41,1,medicine,2024-02-29\n")
+        assert (code, found["data"][0]) == (1, "no")
+        assert "Expected the column 'age' once" in found["data"][1]
+        header = "age,income,ward,admitted"
+        assert node("--header", header, text="41,7132.5891,surgery,2024-02-29\n")[0] == 0
+
+    def test_a_domain_beside_the_policy(self, node, tmp_path):
+        (tmp_path / "policy.toml").write_text('state_dir = "state"\n', "utf-8")
+        assert node("--domain", "domain.toml")[0] == 0
+        assert node()[0] == 1  # text and dates are no numbers
+        (tmp_path / "policy.toml").write_text(POLICY, "utf-8")
+        texts = {
+            "none": "",
+            "other": DOMAIN.replace("upper = 120", "upper = 130"),
+            "names": DOMAIN.replace('"surgery"', '"surgeries"'),
+            "off": "from_records = true\n" + DOMAIN,
+        }
+        words = ["[[columns]]", "bounds of column 0", "columns", "read off records"]
+        for (name, text), word in zip(texts.items(), words, strict=True):
+            (tmp_path / f"{name}.toml").write_text(text, "utf-8")
+            code, found = node("--domain", f"{name}.toml")
+            assert (code, found["domain"][0], word in found["domain"][1]) == (1, "no", True), found
