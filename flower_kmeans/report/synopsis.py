@@ -249,7 +249,9 @@ class Synopsis:
             "radii": (m,),
             "noise": (3,),
         }
-        is_right &= {name: array.shape for name, array in arrays.items()} == shapes and m > 0 < p
+        is_right &= {name: array.shape for name, array in arrays.items()} == shapes
+        # So the products below are no larger than the directions: a hostile server may send them.
+        is_right &= m > 0 < p <= domain.n_features
         if is_right:
             longest, directions = _longest(domain), arrays["directions"]
             most = {"means": longest, "scales": longest, "rest": longest**2, "radii": longest}

@@ -315,6 +315,14 @@ def test_other_files_are_refused(tmp_path, change):
         Synopsis.load(path)
 
 
+def test_more_directions_than_columns_are_refused_before_they_are_multiplied():
+    arrays = made().arrays
+    for name in ("means", "scales", "directions"):
+        arrays[name] = np.full((len(arrays[name]), 2**20), 0.5)  # their products have 8 TB
+    with pytest.raises(DataError, match="arrays of a synopsis"):
+        Synopsis.from_arrays(arrays, made().domain)
+
+
 def test_other_versions_and_no_files_are_refused(tmp_path):
     path = tmp_path / "synopsis.npz"
     made().save(path)
