@@ -174,18 +174,16 @@ def separated_clusters(
     return _shuffled(np.concatenate([records, outliers]), labels, centers, rng)
 
 
-def synth(
-    n_clusters: int, n_features: int, rng: np.random.Generator | int, n_records: int = 10_000
-) -> Generated:
+def synth(n_clusters: int, n_features: int, rng: np.random.Generator | int) -> Generated:
     """Return a set of FastLloyd's Synth family; of Synth-K with two columns and k to 128.
 
     Sizes in the ratio 1 : 2 : ... : k, a degree of separation uniform in `SYNTH_DEGREES`, and up to
-    `SYNTH_OUTLIERS` outliers beside the ``n_records``.
+    `SYNTH_OUTLIERS` outliers beside 10,000 records.
     """
     rng = np.random.default_rng(rng)
     degree = rng.uniform(*SYNTH_DEGREES)
     n_outliers = int(rng.integers(SYNTH_OUTLIERS, endpoint=True))
-    sizes = sizes_of(n_records, np.arange(1, n_clusters + 1))
+    sizes = sizes_of(10_000, np.arange(1, n_clusters + 1))
     return separated_clusters(sizes, n_features, degree, rng, n_outliers)
 
 

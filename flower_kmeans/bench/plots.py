@@ -24,7 +24,6 @@ def lines(
     xlabel: str = "epsilon",
     ylabel: str = "",
     xlog: bool = True,
-    ylog: bool = True,
     bands: bool = True,
     columns: int = 3,
 ) -> "Figure":
@@ -68,17 +67,16 @@ def lines(
             (drawn[label],) = panel.plot(
                 places, mean, mark, color=color, marker="o", markersize=3, label=label
             )
-            # A logarithmic axis has no place for what is 0 or less.
-            low = np.maximum(mean - half, mean / 10) if ylog else mean - half
             if bands:
+                # A logarithmic axis has no place for what is 0 or less.
+                low = np.maximum(mean - half, mean / 10)
                 panel.fill_between(places, low, mean + half, color=color, alpha=0.2, lw=0)
         panel.set_title(title, fontsize=10)
         if xlog:
             panel.set_xscale("log")
-        if ylog:
-            panel.set_yscale("log")
-            panel.yaxis.set_major_formatter(LogFormatter())
-            panel.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(LogFormatter())
+        panel.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
         panel.set_xticks(grid, [f"{place:g}" for place in grid])
         panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel(xlabel)

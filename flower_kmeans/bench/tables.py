@@ -50,15 +50,12 @@ def grouped(rows: Iterable[Row], by: Sequence[str], value: str) -> dict[tuple[An
 
 
 def curves_of(
-    rows: Iterable[Row],
-    value: str,
-    by: Sequence[str] = ("data", "method"),
-    over: str = "epsilon",
+    rows: Iterable[Row], value: str, by: Sequence[str] = ("data", "method")
 ) -> dict[tuple[Any, ...], Curve]:
-    """Return the values of a column over another, and by ``run``, for each of some others."""
+    """Return the values of a column over epsilon, and by ``run``, for each of some others."""
     curves: dict[tuple[Any, ...], Curve] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        curves[tuple(row[name] for name in by)][row[over]][row["run"]] = row[value]
+        curves[tuple(row[name] for name in by)][row["epsilon"]][row["run"]] = row[value]
     return {key: dict(curve) for key, curve in curves.items()}
 
 
@@ -88,18 +85,16 @@ def over_grid(
     value: str,
     grid: Sequence[Any],
     by: Sequence[str] = ("data", "method"),
-    over: str = "epsilon",
     form: str = ".3f",
     *,
     count: bool = True,
-    heading: str = "eps {:g}",
 ) -> str:
-    """Return `cell` of a column over a grid, a line for each of some others, as markdown."""
+    """Return `cell` of a column over epsilons, a line for each of some others, as markdown."""
     lines = [
         [*map(str, key), *(cell(values, form, count=count) for values in points_of(curve, grid))]
-        for key, curve in curves_of(rows, value, by, over).items()
+        for key, curve in curves_of(rows, value, by).items()
     ]
-    return markdown([*by, *map(heading.format, grid)], lines, len(by))
+    return markdown([*by, *map("eps {:g}".format, grid)], lines, len(by))
 
 
 def by_key(

@@ -67,8 +67,8 @@ class Source:
         """
         rows = min(self.n_rows, max(_FEWEST_ROWS, _BLOCK_NUMBERS // self.n_features))
         step = max(1, min(rows, _CHECKED_NUMBERS // self.n_features))
-        buffer, ones = np.empty((rows, self.n_features), self.dtype), np.ones(self.n_features)
-        ones, filled, self.n_null = ones.astype(self.dtype), 0, 0
+        buffer = np.empty((rows, self.n_features), self.dtype)
+        ones, filled, self.n_null = np.ones(self.n_features, self.dtype), 0, 0
         for part in self.parts():
             for start in range(0, len(part), step):
                 with np.errstate(over="ignore", invalid="ignore"):

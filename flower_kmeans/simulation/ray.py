@@ -164,9 +164,8 @@ class RayGrid(PolledGrid):
     def _done(self, task: Any) -> _Done:
         try:
             done: _Done = self._ray.get(task)
-        except (
-            self._ray.exceptions.RayTaskError
-        ) as error:  # not the client's: its errors are replies
+        except self._ray.exceptions.RayTaskError as error:
+            # Not the client's: its errors are replies.
             raise RunError(
                 f"A Ray worker could not make the clients ({type(error.cause).__name__}). Every "
                 "node of the cluster needs the same Python and packages as this process, and the "
