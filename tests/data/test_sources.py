@@ -316,7 +316,7 @@ def test_a_simulation_may_tell_which_record_is_malformed(tmp_path, monkeypatch):
     for kind in ("array", "map", "chunks", "data set"):
         with pytest.raises(DataError, match=r"partitions\[4\] must be finite.* in row 3"):
             checked_source(KINDS[kind](tmp_path), 3, None, "partitions[4]")
-        late = lambda: [TABLE[10:]]  # noqa: E731
+    late = lambda: [TABLE[10:]]  # noqa: E731
     with pytest.raises(DataError, match="in row 490"):
         checked_source(late, 3, None, "x")
     for good in (GOOD, GOOD.astype(float), lambda: [GOOD]):
