@@ -13,6 +13,7 @@ _FILES = {  # template: where it goes, below the app's directory
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
     "__init__.py": "{package}/__init__.py",
+    "domain.toml": "{package}/domain.toml",
     "data.py": "{package}/data.py",
     "client_app.py": "{package}/client_app.py",
     "server_app.py": "{package}/server_app.py",

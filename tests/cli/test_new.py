@@ -18,7 +18,7 @@ from flower_kmeans.cli.app import app
 from flower_kmeans.errors import TooFewClientsError
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
-FILES = {"pyproject.toml", "README.md", "tests/test_app.py"} | {
+FILES = {"pyproject.toml", "README.md", "tests/test_app.py", "my_app/domain.toml"} | {
     f"my_app/{name}.py" for name in ("__init__", "client_app", "data", "server_app")
 }
 CENTERS = [[25, 5], [50, 15], [75, 40]]  # of the records that an app makes up

@@ -18,6 +18,7 @@ from flower_kmeans import Box, ClientPolicy
 from flower_kmeans.cli.app import app as flower_kmeans
 from flower_kmeans.errors import ConfigurationError, DataError, TooFewClientsError
 from flower_kmeans.protocol.roster import write_members
+from flower_kmeans.protocol.wire import from_content
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, HDPEMeans, PEMeans, SynopsisKMeans
 
@@ -276,3 +277,131 @@ def test_the_pages_refusal_is_what_a_node_logs(run, tmp_path, caplog):
     logged = [line for line in caplog.messages if line.startswith("Refused")]
     assert len(logged) == 1
     assert re.sub(r"run \w{8}", "run", logged[0]) == re.sub(r"run \w{8}", "run", documented)
+
+
+# --------------------------------------------------------------------------- columns as declared
+
+
+DECLARED = """
+[[columns]]
+kind = "number"
+name = "income"
+lower = 1000
+upper = 1000000
+scale = "log"
+
+[[columns]]
+kind = "category"
+name = "ward"
+values = ["surgery", "medicine", "other"]
+missing = "other"
+
+[[columns]]
+kind = "date"
+name = "admitted"
+lower = 2020-01-01
+upper = 2024-12-31
+"""
+GROUPS = [("surgery", 4000, "2021-03"), ("medicine", 300_000, "2023-10")]
+ODD_LINES = [
+    "p,none,surgery,2021-03-04",
+    "p,4000,surgery,4.3.2021",
+    ",",
+    "p,1,2,3,4,5",
+    ",,,",
+    "\xff",
+]
+
+
+@pytest.fixture
+def declared(monkeypatch, tmp_path):
+    """Return what runs the app with tables of text, and returns the server's page.
+
+    ``odd`` are lines that one node has more, and ``own`` is the domain that its operator pins.
+    """
+    app = load_script(monkeypatch, "client_app", loopback.APP).app
+    server = load_script(monkeypatch, "server_app", loopback.APP).app
+    domain, report = tmp_path / "domain.toml", tmp_path / "report.json"
+    domain.write_text(DECLARED, "utf-8")
+    domain.chmod(0o600)
+    sizes = []
+
+    def client(message, context):
+        node = tmp_path / f"node{context.node_config['partition-id']}"
+        files = {"data": "r.csv", "policy-file": "policy.toml", "result": "result.npz"}
+        context.node_config |= {name: str(node / file) for name, file in files.items()}
+        context.node_config["domain"] = str(domain)
+        reply = app(message, context)
+        sizes.append(len(from_content(reply.content)))
+        return reply
+
+    def start(odd=(), own=None, **config):
+        sizes.clear()
+        for i in range(3):
+            node = tmp_path / f"node{i}"
+            node.mkdir(exist_ok=True)
+            lines = [
+                f"p{n},{income + n},{ward},{month}-{1 + n % 28:02}"
+                for n in range(500)
+                for ward, income, month in GROUPS
+            ]
+            text = "\n".join(["name,income,ward,admitted", *lines, *(odd if i == ODD else ())])
+            (node / "r.csv").write_bytes(text.encode("latin-1") + b"\n")
+            pinned = node / "pinned.toml"
+            pinned.write_text(own if own and i == ODD else DECLARED, "utf-8")
+            pinned.chmod(0o600)
+            policy = 'trusts = ["distributed-noise", "plain"]\nstate_dir = "state"\n'
+            (node / "policy.toml").write_text(policy + 'domain = "pinned.toml"\n', "utf-8")
+            (node / "policy.toml").chmod(0o600)
+        settings = app_config(
+            domain=str(domain), report=str(report), trust="distributed-noise", keys="relayed",
+            n_clusters=2, n_records=3000, timeout=5, **config,
+        )  # fmt: skip
+        with task_identity():
+            server(InProcessGrid(client, 3), Context(1, 1, {}, RecordDict(), settings))
+        return read(report.with_suffix(".html").read_text("utf-8"))
+
+    start.sizes = sizes
+    return start
+
+
+def test_nodes_read_their_tables_by_a_domain_file(declared, tmp_path):
+    page = declared(odd=ODD_LINES)
+    found = tables(page)
+    head, *rows, last = found["Centroids"]
+    assert head[-5:] == ["income", "ward=surgery", "ward=medicine", "ward=other", "admitted"]
+    assert last[-1] == "2020-01-01 to 2024-12-31"
+    assert sorted(row[-1][:4] for row in rows) == ["2021", "2023"]
+    incomes = sorted(float(row[-5].replace(",", "")) for row in rows)
+    np.testing.assert_allclose(np.log10(incomes), np.log10([4250, 300_250]), atol=0.2)
+    centroids, _ = read_result(tmp_path / "node0" / "result.npz")
+    assert centroids.shape == (2, 5)
+    check = ["check", "--policy-file", str(tmp_path / "node0" / "policy.toml"), "--data"]
+    result = CliRunner().invoke(flower_kmeans, [*check, str(tmp_path / "node0" / "r.csv")])
+    assert result.exit_code == 0, result.output
+
+
+def test_no_malformed_cell_shows_in_what_a_client_sends(declared):
+    """As many messages of the same sizes, whatever the cells of a node hold, and no refusal."""
+    declared(n_rounds=1)
+    usual = sorted(declared.sizes)
+    assert len(usual) > 6
+    assert usual[0] > 0
+    for odd in (ODD_LINES, ["p,nan,inf,"], ["p,9e999,\x00,0001-01-01"]):
+        declared(odd=odd, n_rounds=1)
+        assert sorted(declared.sizes) == usual
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"surgery", "medicine"', '"medicine", "surgery"'),
+        ("upper = 1000000", "upper = 2000000"),
+        ('scale = "log"', 'scale = "linear"'),
+        ("2020-01-01", "2020-01-02"),
+    ],
+)
+def test_a_node_that_declares_other_columns_takes_no_part(declared, old, new, tmp_path):
+    with pytest.raises(TooFewClientsError, match="policy"):
+        declared(own=DECLARED.replace(old, new))
+    assert not results(tmp_path)

@@ -1,6 +1,17 @@
-"""Public bounds as text: node and run configurations hold no lists."""
+"""Public bounds of a run: in a file that all parties share, or as text in its configuration."""
 
-from flower_kmeans import Box
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flower_kmeans import Box, TableDomain
+
+
+def domain_of(config: Mapping[str, Any]) -> Box:
+    """Return the domain of the file that ``domain`` names, or the Box of ``bounds``."""
+    if config["domain"]:
+        return TableDomain.from_file(Path(str(config["domain"])).expanduser())
+    return read_box(str(config["bounds"]))
 
 
 def read_box(text: str) -> Box:

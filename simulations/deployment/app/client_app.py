@@ -8,6 +8,9 @@ What a node has and accepts is said by its operator, in ``--node-config``:
 ``header``
     For a csv file whose first line is a record: the names of its columns, ``a,b``. Otherwise left
     out, and the first line names them.
+``domain``
+    A domain.toml, the same at all nodes and at the server: it declares categories, dates and other
+    columns, and what a missing cell counts as. Otherwise left out, and all columns are numbers.
 ``policy-file``
     Absolute path of the operator's policy: which runs are answered, and where the node's key, the
     roster and the ledger are. A node without one answers no private run.
@@ -23,18 +26,19 @@ import numpy as np
 from flwr.app import Context
 from flwr.common.logger import log
 
-from flower_kmeans import kmeans_client_app
+from flower_kmeans import TableDomain, kmeans_client_app
 from flower_kmeans.client import ClientResult
 from flower_kmeans.data.datasets import Table, load_table
 
 
 def load_data(context: Context) -> Table:
     """Return the records of the node's file, with the names of its columns."""
-    header = context.node_config.get("header")
+    header, domain = (context.node_config.get(name) for name in ("header", "domain"))
     return load_table(
         Path(str(context.node_config["data"])),
         malformed="nan",
         header=True if header is None else str(header).split(","),
+        domain=None if domain is None else TableDomain.from_file(str(domain)),
     )
 
 

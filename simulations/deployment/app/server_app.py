@@ -12,13 +12,13 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
-from bounds import read_box
+from bounds import domain_of
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
-from flower_kmeans import PrivacyBudget, html_report
+from flower_kmeans import PrivacyBudget, TableDomain, html_report
 from flower_kmeans.data.datasets import load_table
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.strategies import (
@@ -67,7 +67,7 @@ def strategy_of(
     config: Mapping[str, Any], on_round: Callable[[RoundInfo], None] | None = None
 ) -> KMeansStrategy:
     """Return the strategy that the run's configuration asks for."""
-    name, domain = str(config["strategy"]), read_box(str(config["bounds"]))
+    name, domain = str(config["strategy"]), domain_of(config)
     options: dict[str, Any] = {
         "n_clusters": int(config["n-clusters"]),
         "domain": domain,
@@ -87,7 +87,9 @@ def strategy_of(
         raise ConfigurationError(f"Expected strategy in {list(STRATEGIES)}. Got {name!r}.")
     if name == "feddp":
         path = Path(str(config["server-data"])).expanduser()
-        options["server_data"] = load_table(path, features=domain.columns)
+        declared = domain if isinstance(domain, TableDomain) else None
+        features = domain.columns if declared is None else None
+        options["server_data"] = load_table(path, features=features, domain=declared)
     return STRATEGIES[name](**options)
 
 
