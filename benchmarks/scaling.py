@@ -27,7 +27,9 @@ SECTIONS = {
     "columns": [BASE | {"columns": d} for d in (2, 8, 32, 128)],
     "clusters": [BASE | {"clusters": k} for k in (4, 16, 64, 128)],
     "clients": [BASE | {"clients": m} for m in (2, 10, 100, 1_000)],
-    "1,000 small clients": [{"records": 20_000, "columns": 2, "clusters": 15, "clients": 1_000}],
+    "small clients": [
+        {"records": 20 * m, "columns": 2, "clusters": 15, "clients": m} for m in (1_000, 10_000)
+    ],
 }
 SIZES = tuple(BASE)
 

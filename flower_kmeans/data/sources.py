@@ -54,6 +54,7 @@ class Source:
     parts: Callable[[], Iterable[NDArray[Any]]]
     n_rows: int = sys.maxsize  # at most
     in_memory: bool = False
+    is_finite: bool = False  # and nobody else can change it: a copy of checked records
     sum_in_place: Callable[[Part], tuple[IntArray, int]] | None = None
     """Sums a function over all blocks where they are; also returns the number of null records."""
     n_null: int = 0
@@ -65,6 +66,9 @@ class Source:
         Inside a run a record that is malformed or not finite is a null record, which counts as
         none. All records take the same path, so that the time shows no more than the result.
         """
+        if self.is_finite:
+            yield from self.parts()
+            return
         rows = min(self.n_rows, max(_FEWEST_ROWS, _BLOCK_NUMBERS // self.n_features))
         step = max(1, min(rows, _CHECKED_NUMBERS // self.n_features))
         buffer = np.empty((rows, self.n_features), self.dtype)

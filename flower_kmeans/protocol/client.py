@@ -517,8 +517,10 @@ class _Conversation:
         # A repeated request cannot show whether records changed in the meantime.
         if session.answered[: len(context)] == context:
             return np.frombuffer(session.answered[len(context) :], dtype="<i8").astype(np.int64)
-        statistic = algorithm.unflatten(self._total(query), query.round)
-        vector = algorithm.flatten(algorithm.limited(statistic, query.round), query.round)
+        vector = self._total(query)
+        if algorithm.budget.unit == "client":  # what a record adds is limited by itself
+            limited = algorithm.limited(algorithm.unflatten(vector, query.round), query.round)
+            vector = algorithm.flatten(limited, query.round)
         if run.trust.shares_noise:
             vector = vector + removal.client_noise(run, query.round, session.secret, context)
         return np.append(vector, np.int64(1))

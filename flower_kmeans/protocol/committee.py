@@ -84,7 +84,7 @@ class Committee:
         """Return the list: four bytes and a key for each position, zeros if it is absent."""
         return b"".join(map(_ROW.pack, self.slots, self.public_keys))
 
-    @property
+    @cached_property
     def present(self) -> tuple[int, ...]:
         """Positions whose clients are there."""
         return tuple(position for position, key in enumerate(self.public_keys) if key)

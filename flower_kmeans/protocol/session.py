@@ -177,7 +177,9 @@ class ContextMemory:
             return None
         # NumPy's own format would take longer to read than a few records take to be summed.
         dtype, width, values = msgspec.msgpack.decode(data[_SECRET_BYTES:], type=_Copy)
-        return as_source(np.frombuffer(values, dtype).reshape(-1, width), width)
+        records = as_source(np.frombuffer(values, dtype).reshape(-1, width), width)
+        records.is_finite = True
+        return records
 
     def save_records(
         self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]
