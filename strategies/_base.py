@@ -626,7 +626,7 @@ optional
                 f"{type(self).__name__} takes no parameter {min(unknown)!r}. "
                 f"It takes {', '.join(self.__signature__.parameters)}."
             )
-        self.n_clusters, self.n_records, self.domain = n_clusters, n_records, domain
+        self.n_records, self.domain = n_records, domain
         self.privacy, self.roster_file, self.on_round = privacy, roster_file, on_round
         self.seed, self.max_attempts = seed, checked["max_attempts"]
         default = self.TRUST if privacy.is_private else PLAIN.name
@@ -666,6 +666,7 @@ optional
             **parameters,
         )
         self.algorithm = self._planned = self._make_algorithm()
+        self.n_clusters = self.algorithm.n_clusters  # the most, where the run is to choose
         self.plan = self.algorithm.plan()
         self._require_trust()
         # Otherwise the release would cost privacy and nobody would report it.

@@ -1,6 +1,10 @@
 """SynopsisKMeans: k-means from a private synopsis of the records."""
 
+from typing import Any, cast
+
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.strategies._base import KMeansStrategy
 
 
@@ -20,6 +24,13 @@ class SynopsisKMeans(KMeansStrategy):
     least ``|x - c_j|^2 - w_j``, and ``size_report`` has the noisy sizes of these clusters. The run
     aims at the bounds and cannot promise them. They take four more rounds and a tenth of mu^2;
     ``min_size`` is at most ``n_records / n_clusters``, and ``max_size`` at least that.
+
+    Parameters
+    ----------
+    n_clusters : int, (int, int) or None
+        A pair is the fewest and the most. All of the budget is spent on the synopsis, and the
+        result is its k-means with the number of clusters that its costs suggest
+        (docs/choosing.md). ``None`` is (1, 20). Not with bounds on sizes.
 
     Notes
     -----
@@ -41,4 +52,15 @@ class SynopsisKMeans(KMeansStrategy):
 
     ALGORITHM = SynopsisAlgorithm
     TRUST = "distributed-noise"
-    OMITS = ("schedule",)
+    OMITS = ("schedule", "min_clusters")
+
+    def __init__(
+        self,
+        n_clusters: int | tuple[int, int] | None,
+        domain: Domain,
+        privacy: PrivacyBudget,
+        n_records: int | None = None,
+        **options: Any,
+    ) -> None:
+        # The algorithm turns it into the most, and the fewest.
+        super().__init__(cast(int, n_clusters), domain, privacy, n_records, **options)

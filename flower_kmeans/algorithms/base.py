@@ -453,6 +453,11 @@ class Algorithm(ABC):
         return scaled(state.arrays["counts"], self.fraction_bits)
 
     @property
+    def fewest_clusters(self) -> int:
+        """The fewest clusters of a result; ``n_clusters`` is the most."""
+        return self.n_clusters
+
+    @property
     def size_bounds(self) -> tuple[int, int | None] | None:
         """Least (or 0) and largest (or ``None``) size; ``None`` unless results have sizes."""
         return None

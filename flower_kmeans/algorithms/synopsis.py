@@ -8,7 +8,7 @@ points (docs/guarantees.md, "SynopsisKMeans" and "Bounds on cluster sizes").
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self, cast
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from flower_kmeans import parameters
 from flower_kmeans.algorithms import base
+from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, FloatArray, IntArray, Query, State
 from flower_kmeans.algorithms.numerics import postprocess, transport
@@ -56,6 +57,8 @@ CELL_COUNT = 1.0  # records that a cell should have, in standard deviations of i
 CLEAR_MOMENTS = 0.35  # noise of the largest eigenvalue, in radii squared, that moments may have
 MOST_COLUMNS = 128  # for second moments: eigenvectors of more take seconds at every client
 MOST_DIRECTIONS, BLIND_DIRECTIONS = 64, 16  # of the synopsis, with second moments and without
+ANY_CLUSTERS = 1, 20  # from which a run chooses that is not told a number
+MOST_CHOSEN = 100  # clusters where the run chooses: an update that compares more takes minutes
 MOST_BOUNDED = 256  # clusters with bounds on sizes: an update that finds weights takes minutes then
 
 RADIUS_FACTOR, LEAST_RADIUS2 = 0.9, 0.15  # of the synopsis' radius, and of the first mean square
@@ -116,7 +119,7 @@ class Schedule:
     moments: Annotated[bool, FLAG]  # or round 1 releases the sum of squared norms alone
     n_directions: Annotated[int, whole(1, MOST_DIRECTIONS)]  # p, of the synopsis
     cells: Annotated[tuple[int, ...], Kind(_numbers_of_cells, list)]  # M, of each synopsis round
-    n_refinements: Annotated[int, whole(1, _MOST_REFINEMENTS)]
+    n_refinements: Annotated[int, whole(0, _MOST_REFINEMENTS)]  # 0: the synopsis is all
     # Of a synopsis round's mu^2; residuals and slacks each have the rest.
     count_share: Annotated[float, parameters.POSITIVE]
     n_sizings: Annotated[int, whole(0, _MOST_SIZINGS), "given"] = 0
@@ -130,7 +133,14 @@ class Schedule:
             )
 
     @classmethod
-    def of(cls, signal: float, n_clusters: int, n_features: int, n_sizings: int = 0) -> Self:
+    def of(
+        cls,
+        signal: float,
+        n_clusters: int,
+        n_features: int,
+        n_sizings: int = 0,
+        n_refinements: int = REFINEMENTS,
+    ) -> Self:
         """Return the schedule for a signal ``mu N / C``, C the clip; infinite without noise."""
         k, d = n_clusters, n_features
         root = math.sqrt(d)
@@ -143,7 +153,7 @@ class Schedule:
         count_share = 1 / (1 + (n_directions / 4) ** 0.2)
         wanted = (
             strength * math.sqrt(part * count_share) / CELL_COUNT
-            for part in _synopsis_shares(1 + (counts > 6) + (counts > 14), d)
+            for part in _synopsis_shares(1 + (counts > 6) + (counts > 14), d, n_refinements)
         )
         cells = tuple(int(min(max(m, FEWEST_CELLS * k), MOST_CELLS * k)) for m in wanted)
         return cls(
@@ -151,7 +161,7 @@ class Schedule:
             moments=moments,
             n_directions=n_directions,
             cells=cells,
-            n_refinements=REFINEMENTS,
+            n_refinements=n_refinements,
             count_share=count_share,
             n_sizings=n_sizings,
         )
@@ -191,8 +201,10 @@ class Schedule:
         if self.is_sizing(round_number):
             return (1 - left) / self.n_sizings
         if self.is_synopsis(round_number):
-            return left * _synopsis_shares(len(self.cells), n_features)[round_number - FIRST - 1]
-        return left * (1 - MOMENT_SHARE - _synopsis_share(n_features)) / self.n_refinements
+            shares = _synopsis_shares(len(self.cells), n_features, self.n_refinements)
+            return left * shares[round_number - FIRST - 1]
+        share = _synopsis_share(n_features, self.n_refinements)
+        return left * (1 - MOMENT_SHARE - share) / self.n_refinements
 
     def parts(self, round_number: int, n_features: int) -> dict[str, float]:
         """Return the part of its round's mu^2 that every block has.
@@ -237,21 +249,55 @@ def _left(n_sizings: int) -> float:
     return 1 - SIZING if n_sizings else 1.0
 
 
-def _synopsis_share(n_features: int) -> float:
-    """Return the share of mu^2 of all synopsis rounds: less in many columns."""
+def _synopsis_share(n_features: int, n_refinements: int) -> float:
+    """Return the share of mu^2 of all synopsis rounds: less in many columns, or all there is."""
+    if not n_refinements:
+        return 1 - MOMENT_SHARE
     wanted = MOST_SYNOPSIS * math.sqrt(math.sqrt(FEW_COLUMNS / n_features))
     return max(LEAST_SYNOPSIS, min(MOST_SYNOPSIS, wanted))
 
 
-def _synopsis_shares(n_rounds: int, n_features: int) -> tuple[float, ...]:
+def _synopsis_shares(n_rounds: int, n_features: int, n_refinements: int) -> tuple[float, ...]:
     """Return the share of mu^2 of each synopsis round."""
     weights = [GROWTH**t for t in range(n_rounds)]
-    share = _synopsis_share(n_features)
+    share = _synopsis_share(n_features, n_refinements)
     return tuple(share * weight / sum(weights) for weight in weights)
 
 
 # --------------------------------------------------------------------------- the algorithm
 
+
+def _clusters(name: str, value: Any) -> Any:
+    """Return a number of clusters, or the fewest and the most."""
+    if value is None:
+        return value
+    if not isinstance(value, list | tuple):
+        return parameters.integer(name, value, 1, base.MAX_CLUSTERS)
+    if len(value) != 2:
+        raise ConfigurationError(
+            f"Expected {name} as an integer, a pair of them, or None. Got {len(value)} values."
+        )
+    most = parameters.integer(name, value[1], 1, MOST_CHOSEN)
+    return parameters.integer(name, value[0], 1, most), most
+
+
+def _read_clusters(config: Any) -> int:
+    return parameters.integer("n_clusters", config, 1, base.MAX_CLUSTERS)
+
+
+def _parse_clusters(text: str) -> int | tuple[int, ...] | None:
+    if text == "any":
+        return None
+    numbers = tuple(map(int, text.split("-")))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+_CLUSTERS = Kind(
+    _clusters,
+    read=_read_clusters,
+    values=f"{whole(1, base.MAX_CLUSTERS).values}|LOW-HIGH|any",
+    parse=_parse_clusters,
+)
 _SCHEDULE = Kind(
     lambda _, schedule: schedule,
     lambda schedule: parameters.write_parameters(schedule, False),
@@ -273,6 +319,12 @@ class SynopsisAlgorithm(base.Algorithm):
 
     Parameters
     ----------
+    n_clusters : int, (int, int) or None
+        A pair is the fewest and the most: all of the budget is spent on the synopsis, without
+        Lloyd rounds, and the result is its k-means with the number that `Elbow.suggested` names.
+        ``None`` is (1, 20). Not with bounds on sizes.
+    min_clusters : int, optional
+        What a run document states of such a pair, beside the most as ``n_clusters``.
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release.
         Default: the root of ``n_records / n_clients``, at least 1.
@@ -286,7 +338,7 @@ class SynopsisAlgorithm(base.Algorithm):
         Follows from the public figures.
     schedule : Schedule, optional
         What a run document states, for the plan's signal; otherwise made from the public figures.
-    n_clusters, domain, budget, n_records, n_clients, seed, fraction_bits
+    domain, budget, n_records, n_clients, seed, fraction_bits
         As for all algorithms. D is the largest norm around the domain's centre: a ball that fits
         the data has a smaller one than their box.
     """
@@ -296,6 +348,8 @@ class SynopsisAlgorithm(base.Algorithm):
     has_joint_clipping: ClassVar[bool] = True
     possible_warnings: ClassVar[tuple[str, ...]] = WARNINGS
 
+    n_clusters: Annotated[int, _CLUSTERS] = field(kw_only=False)
+    min_clusters: Annotated[int | None, whole(1, MOST_CHOSEN), "given"] = None
     clips: Annotated[tuple[tuple[str, float], ...], parameters.reals(*_CLIPPED), "clients"] = ()
     min_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
     max_size: Annotated[int | None, whole(0, LARGEST), "given"] = None
@@ -305,11 +359,13 @@ class SynopsisAlgorithm(base.Algorithm):
     def __post_init__(self) -> None:
         """Check every parameter, and derive the schedule if it is not given."""
         chooses = self.clip is None
+        self._take_numbers(_clusters("n_clusters", self.n_clusters))
         super().__post_init__()
         if chooses and self.clip is not None:
             # m records in m cells have the norm sqrt(m)
             self._put(clip=max(1.0, math.sqrt(self.clip)))
         self._require_clipping(self.clips)
+        self._check_numbers()
         if self.bounded:
             self._check_bounds()
         if not is_auto(self.n_rounds):
@@ -321,7 +377,8 @@ class SynopsisAlgorithm(base.Algorithm):
         check_exactness(d, self.fraction_bits, weighted=self.bounded)
         signal, schedule = self._planned_signal(), cast(Schedule | None, self.schedule)
         if schedule is None:
-            schedule = Schedule.of(signal, self.n_clusters, d, n_sizings)
+            n_refinements = REFINEMENTS if self.min_clusters is None else 0
+            schedule = Schedule.of(signal, self.n_clusters, d, n_sizings, n_refinements)
         elif not math.isclose(schedule.signal, signal, rel_tol=_SIGNAL_TOLERANCE):
             raise ConfigurationError(
                 f"Expected a schedule for a signal of {signal:.6g}, that of the plan. "
@@ -333,6 +390,12 @@ class SynopsisAlgorithm(base.Algorithm):
                 f"without them otherwise. Got {schedule.n_sizings} such rounds with "
                 f"min_size={self.min_size} and max_size={self.max_size}."
             )
+        elif (schedule.n_refinements == 0) != (self.min_clusters is not None):
+            raise ConfigurationError(
+                "Expected a schedule without rounds of refinement exactly if min_clusters is "
+                f"given. Got {schedule.n_refinements} such rounds with "
+                f"min_clusters={self.min_clusters}."
+            )
         parameters.integer("n_directions", schedule.n_directions, 1, d)
         if schedule.moments and d > MOST_COLUMNS:
             raise ConfigurationError(
@@ -340,6 +403,31 @@ class SynopsisAlgorithm(base.Algorithm):
             )
         self._put(schedule=schedule, n_rounds=schedule.n_rounds)
         self._require_feasible()
+
+    def _take_numbers(self, numbers: Any) -> None:
+        """Keep the fewest and the most clusters of a pair, or of ``None``, which it becomes."""
+        if isinstance(numbers, int):
+            return
+        if self.min_clusters is not None:
+            raise ConfigurationError(
+                "Expected n_clusters as an integer with min_clusters. "
+                f"Got {numbers} and min_clusters={self.min_clusters}."
+            )
+        least, most = numbers or ANY_CLUSTERS
+        if numbers is None and isinstance(self.n_records, int):
+            most = max(least, min(most, self.n_records))
+        self._put(n_clusters=most, min_clusters=least)
+
+    def _check_numbers(self) -> None:
+        """Require that a run that chooses its number of clusters can do so."""
+        if self.min_clusters is None:
+            return
+        parameters.integer("n_clusters", self.n_clusters, self.min_clusters, MOST_CHOSEN)
+        if self.bounded:
+            raise ConfigurationError(
+                "Expected n_clusters as an integer with min_size or max_size, which the sizes of "
+                f"a planned number of clusters keep. Got {self.min_clusters, self.n_clusters}."
+            )
 
     def _planned_signal(self) -> float:
         """Return the plan's ``mu N / C``; infinite without noise, or without a figure for N."""
@@ -373,6 +461,11 @@ class SynopsisAlgorithm(base.Algorithm):
                 f"Expected n_clusters of at most {MOST_BOUNDED} with min_size or max_size. "
                 f"Got {k} instead."
             )
+
+    @property
+    def fewest_clusters(self) -> int:
+        """The fewest clusters of a result."""
+        return self.n_clusters if self.min_clusters is None else self.min_clusters
 
     @property
     def bounded(self) -> bool:
@@ -608,6 +701,9 @@ class SynopsisAlgorithm(base.Algorithm):
             sized["masses"] = model.equal_masses(k)
             points = model.drawn_points(sized, k, self._words_of_points)
             found, weights = model.select_within(mixture, points, k, self._aim, source)
+        elif self.min_clusters is not None:
+            radii = before["radii"] * step
+            found = self._chosen(mixture, radii, noise, float(_real(before["rest"])[0]))
         else:
             found = model.select(mixture, k, source)
         flags[FEW] = found.few
@@ -624,18 +720,32 @@ class SynopsisAlgorithm(base.Algorithm):
         first, beside = math.fsum(found.within) + rest, rest / max(d - p, 1)
         # The last entry stands for every direction that the projection leaves out.
         within = np.append(found.within, beside)
-        doubts = np.hstack([found.doubts, np.full((k, 1), beside)])
+        doubts = np.hstack([found.doubts, np.full((len(centroids), 1), beside)])
         return {
             **sized,
             "centroids": centroids,
             "counts": to_grid(found.counts * 2.0**q),
-            "moves": np.zeros((k, d), dtype=np.int64),
+            "moves": np.zeros_like(centroids),
             "within": _stored(within),
             "doubts": _stored(doubts + DRIFT * within),
             "first": _stored(first),
             "mean_square": _stored(RADIUS_FACTOR * RADIUS_FACTOR * first),
             "radius": self._radius(first),
         }
+
+    def _chosen(
+        self, mixture: model.Mixture, radii: FloatArray, noise: model.Noise, rest: float
+    ) -> model.Selection:
+        """Return the centres for that number of clusters which their costs suggest."""
+        numbers = range(self.fewest_clusters, self.n_clusters + 1)
+        found = [choice.selection(mixture, k, self.seed) for k in numbers]
+        n_beside = self.domain.n_features - self.schedule.n_directions
+        beside = rest / max(n_beside, 1)
+        costs = choice.costs_of(mixture, found, radii, noise, beside, n_beside)
+        # What has more clusters than parts would be made of points that were drawn.
+        n = max(1, sum(not each.few for each in found))
+        kept = choice.Costs(*(values[:n] for values in costs))
+        return found[choice.suggested(numbers[:n], kept) - self.fewest_clusters]
 
     def _after_refinement(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
         number, before = state.round + 1, state.arrays

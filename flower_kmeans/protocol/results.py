@@ -88,7 +88,10 @@ def read_result(run: Run, data: bytes) -> ClientResult:
     arrays, algorithm = decode_arrays(data), run.algorithm
     parts = {name: arrays.pop(name) for name in list(arrays) if name.startswith(_SYNOPSIS)}
     synopsis = _read_synopsis(run, {name[len(_SYNOPSIS) :]: parts[name] for name in parts})
-    k, d = algorithm.n_clusters, algorithm.domain.n_features
+    # A run may have chosen the number of clusters: that of counts, and then of all the rest.
+    k, d = np.size(arrays.get("counts", ())), algorithm.domain.n_features
+    if not algorithm.fewest_clusters <= k <= algorithm.n_clusters:
+        raise MessageError("The result of a run has more or fewer clusters than were planned.")
     bounds, kind = algorithm.size_bounds, np.dtype(np.float64)
     expected = {"centroids": (kind, (k, d)), "counts": (kind, (k,))}
     if bounds is not None:

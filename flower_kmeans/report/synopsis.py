@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
+from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms import synopsis_mixture as model
-from flower_kmeans.algorithms.numerics.initialization import round_words
 from flower_kmeans.algorithms.released import CONFIDENCE, ReleasedMixture
 from flower_kmeans.data.domain import Domain, domain_from_config
-from flower_kmeans.errors import DataError
+from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import open_private
 from flower_kmeans.parameters import integer, require_type
 from flower_kmeans.report.clustering import assigned, in_order
@@ -53,6 +53,7 @@ class Elbow(NamedTuple):
     n_clusters: NDArray[np.int64]  # (n,)
     costs: Floats  # (n,)
     standard_errors: Floats  # (n,), by the noise in the last round of the synopsis
+    dimensions: Floats  # (n,), costs over the largest variance in one direction around centroids
 
     @property
     def interval(self) -> Floats:
@@ -64,6 +65,19 @@ class Elbow(NamedTuple):
         """
         margin = -float(ndtri((1 - CONFIDENCE) / 2)) * self.standard_errors
         return np.maximum(np.stack([self.costs - margin, self.costs + margin], axis=1), 0.0)
+
+    @property
+    def suggested(self) -> int:
+        """A number of clusters: the smallest whose gap is about as large as the largest one.
+
+        A gap is by how much the logarithm of a cost is below that of records without clusters, and
+        about is half a standard error. docs/tables/choose-k.md has how often it is the true one.
+        """
+        if len(self.n_clusters) == 0:
+            raise ConfigurationError("Expected an elbow with a number of clusters. Got none.")
+        order = np.argsort(self.n_clusters, kind="stable")
+        costs = choice.Costs(*(values[order] for values in self[1:]))
+        return choice.suggested(self.n_clusters[order], costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +127,10 @@ class Synopsis:
         ConfigurationError
             If there are fewer parts than clusters.
         """
-        centers, counts = self._centers(n_clusters, seed)
+        (found,) = self._selections([self._number(n_clusters)], seed)
+        centers = found.centers * _longest(self.domain)
         points = self.domain.to_unit(self.domain.from_unit(self._lifted(centers)))
-        return SynopsisClustering(self.domain.from_unit(points), counts, self.domain)
+        return SynopsisClustering(self.domain.from_unit(points), found.counts, self.domain)
 
     def elbow(self, n_clusters: Iterable[int], seed: int = 0) -> Elbow:
         """Return the cost of clusterings with these numbers of clusters, to choose one of them.
@@ -129,10 +144,19 @@ class Synopsis:
         """
         require_type("n_clusters", n_clusters, Iterable, "numbers of clusters")
         numbers = [self._number(k) for k in n_clusters]
-        factor = (self.domain.common_unit or 1.0) ** 2
-        pairs = [self._cost(self._centers(k, seed)[0]) for k in numbers]
-        found = np.array(pairs, dtype=np.float64).reshape(-1, 2) * factor
-        return Elbow(np.array(numbers, dtype=np.int64), found[:, 0], found[:, 1])
+        found, longest = self.mixture, _longest(self.domain)
+        n_beside = self.domain.n_features - found.means.shape[1]
+        count, total, slack = found.noise
+        costs, errors, dimensions = choice.costs_of(
+            self._model,
+            self._selections(numbers, seed),
+            found.radii / longest,
+            model.Noise(sums=total, counts=count, slacks=slack),
+            found.rest / longest**2,
+            n_beside,
+        )
+        factor = (longest * (self.domain.common_unit or 1.0)) ** 2
+        return Elbow(np.array(numbers, np.int64), costs * factor, errors * factor, dimensions)
 
     def hierarchy(self) -> Floats:
         """Return Ward's hierarchy of the parts, (m - 1, 4), for ``scipy.cluster.hierarchy``.
@@ -282,29 +306,16 @@ class Synopsis:
     def _number(self, n_clusters: int) -> int:
         return integer("n_clusters", n_clusters, 1, len(self.weights))
 
-    def _centers(self, n_clusters: int, seed: int) -> tuple[Floats, Floats]:
-        """Return centres (k, p) of k-means along the directions, and their noisy counts (k,)."""
-        k, number = self._number(n_clusters), integer("seed", seed, 0, 2**63 - 1)
+    @property
+    def _model(self) -> model.Mixture:
+        """The mixture in units of the domain's largest norm."""
         found, longest = self.mixture, _longest(self.domain)
         means, scales = found.means / longest, found.scales / longest
-        mixture = model.Mixture(found.weights, means, scales, np.zeros_like(means))
-        selected = model.select(mixture, k, round_words(number, k))
-        return selected.centers * longest, selected.counts
+        return model.Mixture(found.weights, means, scales, np.zeros_like(means))
 
-    def _cost(self, centers: Floats) -> tuple[float, float]:
-        """Return the mean squared distance of a record to its centre, and its standard error."""
-        found, (count, total, slack) = self.mixture, self.mixture.noise
-        weights, squares = found.weights, found.radii**2
-        offsets = np.square(found.means[:, None] - centers).sum(axis=2).min(axis=1)
-        within = np.square(found.scales).sum(axis=1)
-        cost = float(np.average(offsets + within, weights=weights))
-        # A cell's records add r^2 (n - slack) + 2 r (z - c) sum + n |z - c|^2, at the cell's centre
-        # z with radius r, and n records to the number by which all is divided.
-        variances = np.square((squares + offsets - cost) * count) + np.square(squares * slack)
-        variances += 4 * squares * offsets * total**2
-        error = math.sqrt(float(variances.sum())) / float(weights.sum())
-        n_beside = self.domain.n_features - found.means.shape[1]
-        return cost + n_beside * found.rest, error
+    def _selections(self, numbers: Iterable[int], seed: int) -> list[model.Selection]:
+        checked = integer("seed", seed, 0, 2**63 - 1)
+        return [choice.selection(self._model, k, checked) for k in numbers]
 
 
 def _longest(domain: Domain) -> float:
