@@ -289,7 +289,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(n_clusters={self.n_clusters}, trust={self.trust!r}, "
+            f"{type(self).__name__}(n_clusters={self._clusters}, trust={self.trust!r}, "
             f"privacy={self.plan.budget}, n_rounds={self.n_rounds}, {self._crowd()})"
         )
 
@@ -298,7 +298,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
         plan, domain = self.plan, self.domain
         private = plan.is_private
         facts = {
-            "clusters": self.n_clusters,
+            "clusters": self._clusters,
             "columns": f"{domain.n_features}, in a {type(domain).__name__}",
             "epsilon": f"{plan.epsilon():.4g}" if private else "NOT PRIVATE",
             "delta": f"{plan.budget.delta:.3g}" if private else None,
@@ -313,7 +313,7 @@ class ClusteringStrategy(Strategy, Generic[S]):
     def summary(self) -> None:
         """Log the configuration of the strategy."""
         self._refuse_wrapper()
-        log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self.n_clusters, self.n_rounds)
+        log(INFO, "\t├──> Clustering: %s clusters, %s rounds", self._clusters, self.n_rounds)
         log(INFO, "\t├──> Trust: %s (keys: %s)", self.trust, self.keys)
         log(INFO, "\t├──> %s", self._crowd())
         if self.plan.is_private:
@@ -323,6 +323,13 @@ class ClusteringStrategy(Strategy, Generic[S]):
             log(INFO, "\t└──> Privacy: NOT PRIVATE")
         for caution in self._cautions:
             log(WARNING, caution)
+
+    @property
+    def _clusters(self) -> str:
+        """The number of clusters of the result, or the fewest and the most."""
+        fewest = self.algorithm.fewest_clusters
+        most = self.n_clusters
+        return str(most) if fewest == most else f"{fewest} to {most}"
 
     def _refuse_wrapper(self) -> None:
         """Refuse a call by another strategy, as by Flower's own privacy wrappers."""

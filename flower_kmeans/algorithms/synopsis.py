@@ -738,14 +738,13 @@ class SynopsisAlgorithm(base.Algorithm):
     ) -> model.Selection:
         """Return the centres for that number of clusters which their costs suggest."""
         numbers = range(self.fewest_clusters, self.n_clusters + 1)
-        found = [choice.selection(mixture, k, self.seed) for k in numbers]
         n_beside = self.domain.n_features - self.schedule.n_directions
         beside = rest / max(n_beside, 1)
-        costs = choice.costs_of(mixture, found, radii, noise, beside, n_beside)
-        # What has more clusters than parts would be made of points that were drawn.
-        n = max(1, sum(not each.few for each in found))
-        kept = choice.Costs(*(values[:n] for values in costs))
-        return found[choice.suggested(numbers[:n], kept) - self.fewest_clusters]
+        costs = choice.costs_of(mixture, numbers, self.seed, radii, noise, beside, n_beside)
+        # With more clusters than parts, centres would be points that were drawn.
+        n = max(1, int(np.count_nonzero(mixture.weights)) - self.fewest_clusters + 1)
+        chosen = choice.suggested(numbers[:n], choice.Costs(*(values[:n] for values in costs)))
+        return choice.selection(mixture, chosen, self.seed)
 
     def _after_refinement(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
         number, before = state.round + 1, state.arrays

@@ -27,6 +27,7 @@ from flower_kmeans.algorithms.synopsis_mixture import (
 from flower_kmeans.data.domain import row_sums
 
 TOLERANCE = 0.5  # standard errors of a cost by which a gap may be smaller than the largest one
+_STARTS = 5  # of each of many clusterings
 
 
 class Costs(NamedTuple):
@@ -37,24 +38,28 @@ class Costs(NamedTuple):
     dimensions: FloatArray  # costs over the largest variance in one direction around centroids
 
 
-def selection(mixture: Mixture, n_clusters: int, seed: int) -> Selection:
+def selection(
+    mixture: Mixture, n_clusters: int, seed: int, n_starts: int | None = None
+) -> Selection:
     """Return the centres of k-means on a mixture, by words that no round of a run draws."""
-    return select(mixture, n_clusters, round_words(seed, MAX_ROUNDS + n_clusters))
+    return select(mixture, n_clusters, round_words(seed, MAX_ROUNDS + n_clusters), n_starts)
 
 
 def costs_of(
     mixture: Mixture,
-    selections: Iterable[Selection],
+    numbers: Iterable[int],
+    seed: int,
     radii: FloatArray,
     noise: Noise,
     beside: float,
     n_beside: int,
 ) -> Costs:
-    """Return the costs of clusterings.
+    """Return the costs of clusterings with some numbers of clusters, by a few starts each.
 
     Cells have ``radii`` (m,) and released values with ``noise``. In each of ``n_beside`` directions
     that the mixture leaves out, records have the variance ``beside``.
     """
+    selections = (selection(mixture, k, seed, _STARTS) for k in numbers)
     found = [_cost(mixture, each, radii, noise, beside, n_beside) for each in selections]
     return Costs(*np.array(found, dtype=np.float64).reshape(-1, 3).T)
 

@@ -263,18 +263,22 @@ def learned(
 # --------------------------------------------------------------------------- centroids
 
 
-def select(mixture: Mixture, n_clusters: int, source: np.random.Philox) -> Selection:
+def select(
+    mixture: Mixture, n_clusters: int, source: np.random.Philox, n_starts: int | None = None
+) -> Selection:
     """Return the centres of weighted k-means on a mixture.
 
-    The best of many starts on the means alone; Lloyd's algorithm on points of the mixture goes on
-    from there. If there are too few means, points of the mixture are drawn as well.
+    The best of many starts, or of ``n_starts``, on the means alone; Lloyd's algorithm on points of
+    the mixture goes on from there. If there are too few means, points of the mixture are drawn as
+    well.
     """
     weights, means, scales, _ = mixture
     points, m, p = on_grid(means), len(weights), means.shape[1]
     shares, parts = masses(weights), np.flatnonzero(weights > 0)
     few = len(parts) < n_clusters
     # Distances of a step are m k: with hundreds of clusters a start takes seconds.
-    n_starts = max(_FEWEST_STARTS, min(_MOST_STARTS, _START_WORK // (m * n_clusters)))
+    if n_starts is None:
+        n_starts = max(_FEWEST_STARTS, min(_MOST_STARTS, _START_WORK // (m * n_clusters)))
     found = grid_kmeans(points, shares, n_clusters, source, n_starts, _SELECT_STEPS).points
     pairs = max(m, min(_MOST_PAIRS_PER_CELL * m, _POLISH_PAIRS))
     chosen = parts[np.arange(pairs) % len(parts)]

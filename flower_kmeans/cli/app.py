@@ -136,7 +136,7 @@ def simulate(
     from flower_kmeans.simulation.engines import choose_engine
 
     console, private = Console(highlight=False), settings.is_private
-    seed, n_clusters = settings.given.get("seed", 0), settings.given["n_clusters"]
+    seed = settings.given.get("seed", 0)
     if data is None:
         for option, value in (("--columns", columns), ("--label", label), ("--domain", domain)):
             if value is not None:
@@ -192,7 +192,7 @@ def simulate(
             f"{printable(source.name)}: {_number(len(source.records), 'record')} of "
             f"{_number(len(partitions), 'party' if parties else 'client')}, "
             f"{_number(len(source.columns), 'column')}; "
-            f"{type(chosen).__name__}, {_number(n_clusters, 'cluster')}, engine {place}"
+            f"{type(chosen).__name__}, {_planned_clusters(chosen)}, engine {place}"
         ),
         soft_wrap=True,
     )
@@ -208,6 +208,7 @@ def simulate(
         )
     seconds = time.perf_counter() - start
     inertia = clustering.inertia(source.records) / len(source.records)
+    n_clusters = len(clustering.centroids)
     facts: dict[str, Any] = {
         "data": source.name,
         "columns": source.columns,
@@ -690,7 +691,14 @@ def _size_noise(strategy: "KMeansStrategy | VerticalKMeans") -> float | None:
     if noise is None:
         return None
     (block,) = (block for block in algorithm.layout(last) if block.name == "counts")
+    if block.shape != (strategy.n_clusters,):  # those of the cells of a synopsis
+        return None
     return noise * 2.0**-block.exponent * strategy.noise_factor
+
+
+def _planned_clusters(strategy: "KMeansStrategy | VerticalKMeans") -> str:
+    fewest, most = strategy.algorithm.fewest_clusters, _number(strategy.n_clusters, "cluster")
+    return most if fewest == strategy.n_clusters else f"{fewest} to {most}"
 
 
 def _round_printer(console: Console, bar: "ProgressBar", who: str) -> "OnRound":

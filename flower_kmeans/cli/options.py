@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 Engine = StrEnum("Engine", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"})
 
 _DEFAULTS = {"n_clusters": "16"}  # of what strategies require
-_HINTS = {"n_clients": "Default: 20, or one for each value of a column to split by."}
+_HINTS = {
+    "n_clients": "Default: 20, or one for each value of a column to split by.",
+    "n_clusters": "Of synopsis also a pair, or any (1-20), from which the run chooses.",
+}
 
 
 @contextmanager
@@ -252,7 +255,8 @@ def _strategy_options() -> list[Any]:
             for name, each in options_by_strategy().items()
             if parameter in each
         }
-        values = "|".join(dict.fromkeys(each.kind.values for each in takers.values()))
+        spellings = (each.kind.values.split("|") for each in takers.values())
+        values = "|".join(dict.fromkeys(value for each in spellings for value in each))
         text = common.get(parameter) or _meanings(takers)
         text = f"{text} {_HINTS.get(parameter, '')}".strip().replace("`", "")
         own.append(

@@ -44,7 +44,8 @@ def page_again(path: Path) -> str:
     if not is_right:
         raise DataError(f"Expected the report.json of a run, with its centroids.npz. Got {path}.")
     columns = tuple(map(printable, found.columns))
-    arrays = len(found.centroids), found.centroids, found.counts
+    k = len(found.centroids)
+    arrays = k, str(k), found.centroids, found.counts
     run = Outcome(report, found.domain, columns, *arrays, page.sizes, page.not_private)
     return page_of(run, None, page.facts, versions)
 

@@ -121,7 +121,8 @@ class Outcome:
     report: Report
     domain: Domain
     columns: tuple[str, ...]
-    n_clusters: int
+    n_clusters: int  # the most, where the run chooses and its writer may not see how many
+    clusters: str  # the same in words
     centroids: FloatArray | None  # (k, d)
     counts: FloatArray | None  # (k,)
     sizes: SizeReport | None
@@ -167,8 +168,12 @@ def _outcome_of(
     arrays: tuple[FloatArray | None, FloatArray | None]
     if isinstance(run, Clustering):
         n_clusters, arrays = len(run.centroids), (run.centroids, run.counts)
+        fewest = n_clusters
     elif all(hasattr(run, name) for name in ("domain", "n_clusters", "plan")):
-        n_clusters, arrays = int(run.n_clusters), _of_server(run, result)
+        fewest, n_clusters = run.algorithm.fewest_clusters, int(run.n_clusters)
+        arrays = _of_server(run, result)
+        if arrays[0] is not None and fewest <= len(arrays[0]) <= n_clusters:
+            fewest = n_clusters = len(arrays[0])
     else:
         raise ConfigurationTypeError(
             "Expected run as a Clustering, or one of flower_kmeans.strategies after its start. "
@@ -188,9 +193,9 @@ def _outcome_of(
                 f"Expected {name} of shape {shape}. Got {array.shape} instead."
             )
     sizes = run.size_report if isinstance(run, Clustering) else report.sizes
-    return Outcome(
-        report, run.domain, tuple(map(str, names)), n_clusters, *arrays, sizes, not_private
-    )
+    known = str(n_clusters) if fewest == n_clusters else f"{fewest} to {n_clusters}"
+    columns = tuple(map(str, names))
+    return Outcome(report, run.domain, columns, n_clusters, known, *arrays, sizes, not_private)
 
 
 def _of_server(strategy: Any, result: Any) -> tuple[FloatArray | None, FloatArray | None]:

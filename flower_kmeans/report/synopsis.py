@@ -127,7 +127,8 @@ class Synopsis:
         ConfigurationError
             If there are fewer parts than clusters.
         """
-        (found,) = self._selections([self._number(n_clusters)], seed)
+        k, number = self._number(n_clusters), _checked_seed(seed)
+        found = choice.selection(self._model, k, number)
         centers = found.centers * _longest(self.domain)
         points = self.domain.to_unit(self.domain.from_unit(self._lifted(centers)))
         return SynopsisClustering(self.domain.from_unit(points), found.counts, self.domain)
@@ -149,7 +150,8 @@ class Synopsis:
         count, total, slack = found.noise
         costs, errors, dimensions = choice.costs_of(
             self._model,
-            self._selections(numbers, seed),
+            numbers,
+            _checked_seed(seed),
             found.radii / longest,
             model.Noise(sums=total, counts=count, slacks=slack),
             found.rest / longest**2,
@@ -313,9 +315,9 @@ class Synopsis:
         means, scales = found.means / longest, found.scales / longest
         return model.Mixture(found.weights, means, scales, np.zeros_like(means))
 
-    def _selections(self, numbers: Iterable[int], seed: int) -> list[model.Selection]:
-        checked = integer("seed", seed, 0, 2**63 - 1)
-        return [choice.selection(self._model, k, checked) for k in numbers]
+
+def _checked_seed(seed: int) -> int:
+    return integer("seed", seed, 0, 2**63 - 1)
 
 
 def _longest(domain: Domain) -> float:

@@ -141,6 +141,7 @@ GRIDS = {
         clients=({"clip": 2.0}, {"clip": 0.75}, {"clips": {"moments": 1.0, "synopsis": 0.6}}),
     ),
     "synopsis-blind": Grid(SynopsisAlgorithm, changed=_blind, clients=()),
+    "synopsis-chosen": Grid(SynopsisAlgorithm, {"min_clusters": 1}, clients=()),
     "synopsis-sized": Grid(SynopsisAlgorithm, {"min_size": 300, "max_size": 700}, clients=()),
     "pe-means": Grid(
         PEMeansAlgorithm,
@@ -377,6 +378,7 @@ OPTIONS: list[tuple[type[Algorithm], Mapping[str, Any]]] = [
     (HDPEMeansAlgorithm, {**_OF_CLIENTS, "clips": {"lift-sums": 2.0}}),
     (SynopsisAlgorithm, {"budget": OPEN, "n_records": None}),
     (SynopsisAlgorithm, {"min_size": 300, "max_size": 700}),
+    (SynopsisAlgorithm, {"min_clusters": 1}),
     (SynopsisAlgorithm, {**_OF_CLIENTS, "clips": {"moments": 1.0}}),
     (VerticalAlgorithm, {"radius": False}),
 ]

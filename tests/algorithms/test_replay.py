@@ -70,6 +70,7 @@ CASES: dict[str, Callable[[], Algorithm]] = {
         synopsis, 4, BALLS[20], PURE, n_records=N, min_size=N // 4, seed=3
     ),
     "synopsis-exact": partial(synopsis, 4, BOX, PURE, seed=2),
+    "synopsis-chosen": partial(synopsis, (2, 7), BALLS[20], BUDGET, n_records=N, seed=5),
 }
 # Of all states of each run. A change of a digest is a change of what clients of other versions
 # would compute: the run document must not accept both.
@@ -90,6 +91,7 @@ DIGESTS = {
     "synopsis-sized": "1d2f55053c317c428d30bf791b4e4d1c",
     "synopsis-sized-exact": "742d47ce69172a5ce755413b64576bb7",
     "synopsis-exact": "82c228fa443ed6f2f85c8a6876dd254c",
+    "synopsis-chosen": "fd8c00c966831fef00dfebdfc5db022c",
 }
 
 

@@ -143,6 +143,18 @@ class TestSimulate:
         assert facts_of(result.stdout)["Cost"].startswith("NOT PRIVATE")
         assert report["epsilon"] is None
 
+    @pytest.mark.parametrize("clusters", ["2-6", "any"])
+    def test_a_run_that_chooses_finds_the_blobs_and_says_how_many(self, simulated, clusters):
+        result, report, saved = simulated("--clusters", clusters, "--clients", 4, *PUBLIC)
+        assert (
+            f"SynopsisKMeans, {'2 to 6' if clusters == '2-6' else '1 to 20'} clusters"
+            in (result.stdout.splitlines()[0])
+        )
+        assert facts_of(result.stdout)["Found"].startswith("3 clusters in 1,200 records")
+        assert report["n_clusters"] == 3
+        assert {each["name"] for each in report["releases"]} == {"moments", "synopsis"}
+        assert_near_the_blobs(saved["centroids"], 0.5)
+
     def test_the_last_lines_are_the_facts_and_those_that_matter_come_first(self, simulated):
         result, report, _ = simulated(
             "--strategy", "FastLloyd", "--epsilon", 2, "--delta", 1e-7, "--rounds", 3,
@@ -374,7 +386,13 @@ class TestErrors:
             ((*PUBLIC, "--clusters", 0), ["Expected --clusters in [1, 10000]. Got 0"]),
             ((*PUBLIC, "--clients", 0), ["--clients"]),
             ((*PUBLIC, "--seed", -1), ["--seed"]),
-            ((*PUBLIC, "--clusters", "x"), ["--clusters as integer in [1, 10000]. Got 'x'"]),
+            ((*PUBLIC, "--clusters", "x"), ["as integer in [1, 10000]|LOW-HIGH|any. Got 'x'"]),
+            ((*PUBLIC, "--clusters", "5-2"), ["Expected --clusters in [1, 2]. Got 5"]),
+            ((*PUBLIC, "--clusters", "2-101"), ["Expected --clusters in [1, 100]. Got 101"]),
+            (
+                (*PUBLIC, "--clusters", "2-5", "--strategy", "fastlloyd"),
+                ["Expected --clusters as integer in [1, 10000]. Got '2-5'"],
+            ),
             ((*PUBLIC, "--strategy", "k-means"), ["--strategy", "'synopsis'", "'k-means'"]),
             ((*PUBLIC, "--columns", "height,age"), ["'age'"]),
             ((*PUBLIC, "--label", "age"), ["'age'"]),
@@ -502,6 +520,12 @@ class TestPlan:
         # Of 20 clients' noise shares 14 make the planned noise; most of the rest is removed.
         factor = f"1.054 ({(20 / 14) ** 0.5:.4g} before removal)"
         assert last == f"n_clients 20, min_clients 16, max_colluders 2, noise factor {factor}"
+
+    def test_the_size_of_a_cluster_of_cells_has_no_one_noise(self, planned):
+        text = planned("--clusters", "2-12")
+        assert "A cluster's size" not in text
+        assert "synopsis" in text
+        assert "refinement" not in text
 
     def test_the_noise_for_clients_is_clip_times_as_large(self, planned):
         same = ("--strategy", "glloyd", "--rounds", 2, "--delta", 1e-6)

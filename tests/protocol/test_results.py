@@ -91,6 +91,22 @@ def test_a_result_without_bounds_has_no_weights(tmp_path, trust):
 
 
 @pytest.mark.parametrize("trust", SIGHTED)
+def test_results_have_as_many_clusters_as_the_run_may_find(tmp_path, trust):
+    cohort = cohort_of(tmp_path, trust, min_clusters=1).set_up()
+    good = {n: v for n, v in result_of(cohort).items() if n.startswith("synopsis_")}
+    results = {k: {"centroids": np.full((k, 2), 0.5), "counts": np.ones(k)} for k in range(4)}
+    bad = [good, {**good, **results[0]}, {**good, **results[3]}]
+    bad += [{**good, **results[1], "centroids": results[2]["centroids"]}]
+    for arrays in bad:
+        reply = cohort.send(0, cohort.finish_of(0, result=encode_arrays(arrays)))
+        assert code(reply) == Code.BAD_MESSAGE, sorted(arrays)
+    for k in (1, 2):
+        data = encode_arrays({**good, **results[k]})
+        assert isinstance(cohort.send(k, cohort.finish_of(k, result=data)), Finished)
+        assert len(cohort.nodes[k].results[0].centroids) == k
+
+
+@pytest.mark.parametrize("trust", SIGHTED)
 def test_wrong_synopses_are_refused(tmp_path, trust):
     cohort = cohort_of(tmp_path, trust, **BOUNDS).set_up()
     good = {n: v for n, v in result_of(cohort).items() if n.startswith("synopsis_")}

@@ -18,7 +18,11 @@ from flower_kmeans.algorithms.numerics.assignment import assign
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.algorithms.synopsis import HELD, WARNINGS
 from flower_kmeans.data.domain import GridRecords
-from flower_kmeans.errors import ConfigurationError, ObliviousServerError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    ObliviousServerError,
+)
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol import server
@@ -75,6 +79,28 @@ def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away(alone):
     assert matched_centroid_error(found.centroids, means) < 0.2
     np.testing.assert_allclose(sorted(found.counts), [400] * 3, atol=10)
     assert outcome.strategy.report.warnings == (WARNINGS[HELD],)
+
+
+@pytest.mark.parametrize("start", [None, stock_start])
+@pytest.mark.parametrize("trust", ["plain", *rows.TRUSTS])
+def test_clients_and_servers_agree_on_the_number_of_clusters(trust, start):
+    outcome = run_recorded(make(trust, k=(2, 7)), np.array_split(RECORDS, 6), start=start)
+    strategy = outcome.strategy
+    found = outcome.one if trust in rows.BLIND else outcome.agreed()
+    assert strategy.n_rounds == 4
+    assert matched_centroid_error(found.centroids, rows.CENTERS) < 0.5
+    assert found.counts.shape == (3,)
+    assert "n_clusters=2 to 7" in repr(strategy)
+    if trust not in rows.BLIND:
+        assert strategy.synopsis.elbow(range(2, 8)).suggested == 3
+
+
+def test_a_number_of_clusters_is_one_a_pair_or_none():
+    assert (make(k=None).n_clusters, make(k=(2, 5)).n_clusters, make(k=4).n_clusters) == (20, 5, 4)
+    with pytest.raises(ConfigurationError, match="a pair of them, or None"):
+        make(k=(1, 2, 3))
+    with pytest.raises(ConfigurationTypeError, match="takes no parameter 'min_clusters'"):
+        make(k=4, min_clusters=2)
 
 
 # --------------------------------------------------------------------------- bounds on sizes

@@ -29,6 +29,7 @@ from flower_kmeans.errors import (
 from flower_kmeans.report.html import TEMPLATES, column_parts
 from flower_kmeans.simulation.faults import FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
+from flower_kmeans.strategies import SynopsisKMeans
 
 SECTIONS = ("guarantee", "trust", "releases", "rounds", "centroids", "run", "statements")
 
@@ -295,3 +296,15 @@ def test_a_table_of_many_columns_goes_on_with_the_same_first_column(n_columns, f
 )
 def test_what_might_be_fetched_is_found(text):
     assert addresses(read(text))
+
+
+@pytest.mark.parametrize("trust", ["trusted-server", "clients-only"])
+def test_a_run_that_chooses_has_the_number_that_its_writer_may_see(trust):
+    strategy = SynopsisKMeans(
+        (2, 6), Box([0, 0], [10, 10]), PrivacyBudget(2.0), 300, n_clients=5, trust=trust
+    )
+    clustering = simulate(strategy, PARTITIONS)
+    found = f"{len(clustering.centroids)} clusters in 2 columns"
+    assert found in html_report(clustering)
+    own = found if trust == "trusted-server" else "2 to 6 clusters in 2 columns"
+    assert own in html_report(strategy)

@@ -1,0 +1,142 @@
+"""How often a synopsis suggests the number of clusters that a generated set has.
+
+    python benchmarks/choose_k.py --output build/choose-k
+
+Beside each run that chooses between 2 and 20 clusters is one that is given the true number, and
+spends a part of its budget on Lloyd rounds: where the choice is right, the ratio of their losses is
+what choosing costs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from direct import final_state
+from protocols import ball_of, in_ball
+from scipy.stats import gmean
+
+from flower_kmeans import PrivacyBudget
+from flower_kmeans.algorithms import SynopsisAlgorithm
+from flower_kmeans.bench import script, tables
+from flower_kmeans.bench.data import family_of
+from flower_kmeans.bench.harness import Options, Row, Suite, Task, grid, seed_of
+from flower_kmeans.metrics import nicv
+
+LEAST, MOST = 2, 20
+CHOSEN, GIVEN = f"{LEAST} to {MOST}", "given"
+EPSILONS = (0.5, 1.0, 4.0)
+CLUSTERS = (3, 6, 10, 15)
+DATASETS = tuple(
+    name
+    for k in CLUSTERS
+    for name in (
+        *(f"synth_{k}_{d}_1000" for d in (2, 4, 16)),
+        *(f"separated_{k}_{d}_{percent}" for d in (2, 16) for percent in (10, 30)),
+        *(f"uneven_{k}_{d}" for d in (4, 16)),
+    )
+)
+"""The rule was tuned on other sets: 2, 3, 5, 8, 12 and 16 clusters in 2, 4, 8 and 16 columns, of
+``synth`` with the seeds 0 and 1, and of ``separated`` with 5, 20 and 35 percent."""
+
+
+def measure(task: Task, options: Options) -> Mapping[str, Any]:
+    """Return the number of clusters that a run found, and its loss."""
+    data = in_ball(task.data, options)
+    algorithm = SynopsisAlgorithm(
+        data.n_clusters if task.method == GIVEN else (LEAST, MOST),  # type: ignore[arg-type]
+        ball_of(data),
+        PrivacyBudget(task.epsilon),
+        n_records=len(data.records),
+        seed=seed_of(task),
+    )
+    centroids = algorithm.centroids(final_state(algorithm, data.records))
+    assert centroids is not None
+    return {"clusters": len(centroids), "loss": nicv(data.records, centroids)}
+
+
+def share(is_so: Callable[[Row], bool]) -> Callable[[list[Row]], str]:
+    """Return a column of a table: how many of the rows are so."""
+    return lambda rows: f"{100 * np.mean([is_so(row) for row in rows]):.0f}%"
+
+
+def off(row: Row) -> int:
+    """Return by how much a run's number of clusters exceeds the true one."""
+    _, (true, *_) = family_of(row["data"]) or ("", (0,))
+    return int(row["clusters"] - true)
+
+
+def loss_ratio(given: Mapping[tuple[Any, ...], list[float]]) -> Callable[[list[Row]], str]:
+    """Return a column: losses over those of runs with the true number, where that was found."""
+
+    def show(rows: list[Row]) -> str:
+        pairs = [
+            (row["loss"], given.get((row["data"], row["epsilon"], row["run"])))
+            for row in rows
+            if off(row) == 0
+        ]
+        ratios = [loss / others[0] for loss, others in pairs if others]
+        return f"{gmean(ratios):.3f}" if ratios else ""
+
+    return show
+
+
+def tables_of(rows: Sequence[Row], options: Options) -> str:
+    """Return how often the suggested number is right, by epsilon, by family and by cluster."""
+    given = [row for row in rows if row["method"] == GIVEN]
+    losses = tables.grouped(given, ("data", "epsilon", "run"), "loss")
+    shown = [
+        {
+            **row,
+            "family": (family_of(row["data"]) or ("",))[0],
+            "true": int(row["clusters"]) - off(row),
+            "shown": "none" if row["epsilon"] is None else f"{row['epsilon']:g}",
+        }
+        for row in rows
+        if row["method"] == CHOSEN
+    ]
+    cells = {
+        "right": share(lambda row: off(row) == 0),
+        "off by 1 at most": share(lambda row: abs(off(row)) <= 1),
+        "too few": share(lambda row: off(row) < 0),
+        "too many": share(lambda row: off(row) > 0),
+        "loss over that of a given k": loss_ratio(losses),
+        "sets": lambda found: str(len(found)),
+    }
+    by_epsilon = sorted(shown, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0))
+    by_family = sorted(by_epsilon, key=lambda row: row["family"])
+    by_number = sorted(by_epsilon, key=lambda row: row["true"])
+    return "\n\n".join(
+        tables.by_key(found, {**by, "epsilon": "shown"}, cells, words=2 if by else 1)
+        for found, by in (
+            (by_epsilon, {}),
+            (by_family, {"family": "family"}),
+            (by_number, {"true k": "true"}),
+        )
+    )
+
+
+SUITE = Suite(
+    "choose-k",
+    f"How often SynopsisKMeans(n_clusters=({LEAST}, {MOST})) finds the number of clusters that a "
+    "generated set has, and the loss of its centroids where it does, over that of a run with the "
+    "number given. Records have a largest norm of 1 around their centre, which is read off them as "
+    "an application must not do; delta is the library's default. The algorithm with its plan's "
+    "noise, as under trusted-server; epsilon none is without noise.",
+    Task,
+    {"clusters": int, "loss": float},
+    lambda options: grid(
+        Task,
+        options,
+        data=options.data,
+        method=(CHOSEN, GIVEN),
+        epsilon=(*EPSILONS, None),
+    ),
+    measure,
+    tables_of,
+    datasets=DATASETS,
+    runs=1,
+)
+
+
+if __name__ == "__main__":
+    script.main(SUITE)
