@@ -98,8 +98,9 @@ def simulate(
         str | None,
         typer.Option(
             help="tiles (of the photograph), iid, column:NAME (clients by its values), "
-            "dirichlet:ALPHA (by the labels); for the strategy vertical columns (halves), or "
-            "columns:NAME,NAME/NAME (the columns of each party)."
+            "dirichlet:ALPHA (by the labels), or a partitioner of flwr-datasets, such as "
+            "ShardPartitioner(partition_by='site', shard_size=50); for the strategy vertical "
+            "columns (halves), or columns:NAME,NAME/NAME (the columns of each party)."
         ),
     ] = None,
     server_data: Annotated[

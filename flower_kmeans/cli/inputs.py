@@ -66,8 +66,8 @@ class Source:
     def split(self, split: str | None, clients: int | None, seed: int) -> list[NDArray[np.float64]]:
         """Return the records of each client.
 
-        ``split`` is ``iid``, ``tiles``, ``column:NAME`` or ``dirichlet:ALPHA``; by default tiles of
-        a photograph, and iid otherwise.
+        ``split`` is ``iid``, ``tiles``, ``column:NAME``, ``dirichlet:ALPHA`` or a partitioner of
+        flwr-datasets; by default tiles of a photograph, and iid otherwise.
         """
         kind, _, detail = (split or ("iid" if self.image is None else "tiles")).partition(":")
         n_clients = DEFAULT_CLIENTS if clients is None else clients
@@ -91,10 +91,19 @@ class Source:
                 )
             alpha = _number("dirichlet:ALPHA", detail)
             parts = datasets.split_dirichlet(self.table.labels, n_clients, alpha, rng)
+        elif split is not None and _is_partitioner(split):
+            table = self.table or datasets.Table(self.records, self.columns)
+            size = len(self.records)
+            parts = datasets.split_by_partitioner(split, table.column, size, n_clients, seed)
+            if clients not in (None, len(parts)):
+                raise ConfigurationError(
+                    f"Expected --clients {len(parts)}, as many as {split} makes, or none. "
+                    f"Got {clients} instead."
+                )
         else:
             raise ConfigurationError(
-                "Expected --split as iid, tiles, column:NAME or dirichlet:ALPHA. "
-                f"Got {split!r} instead."
+                "Expected --split as iid, tiles, column:NAME, dirichlet:ALPHA or a partitioner "
+                f"such as 'ShardPartitioner(...)'. Got {split!r} instead."
             )
         return [self.records[part] for part in parts]
 
@@ -230,12 +239,16 @@ def table(
 ) -> Source:
     """Return the records of a user's file."""
     kind, _, detail = (split or "").partition(":")
+    keep = [detail] if kind == "column" and detail else []
+    if split is not None and _is_partitioner(split):
+        by = datasets.partitioner_of(split)[1].get("partition_by")
+        keep = [by] if isinstance(by, str) else []
     loaded = datasets.load_table(
         path,
         label=label,
         features=None if columns is None else [name.strip() for name in columns.split(",")],
         # The column to split by need not hold numbers, nor be a feature.
-        keep=[detail] if kind == "column" and detail else [],
+        keep=keep,
         domain=domain,
     )
     if not len(loaded.records):
@@ -251,6 +264,11 @@ def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:
     if not (name and equals and colon):
         raise ConfigurationError(f"Expected --bounds as NAME=LOW:HIGH. Got {text!r} instead.")
     return name.strip(), (_number("--bounds", low), _number("--bounds", high))
+
+
+def _is_partitioner(split: str) -> bool:
+    """Return whether a split is a partitioner of flwr-datasets, with its parameters."""
+    return split.split("(")[0].strip().endswith("Partitioner")
 
 
 def _number(option: str, text: str) -> float:

@@ -4,6 +4,9 @@ Nothing here is private by itself: these functions run where the records are (in
 one process) and produce what clients load.
 """
 
+import ast
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -99,6 +102,83 @@ def split_dirichlet(
         for client, part in enumerate(np.split(rows, ends[:-1])):
             owner[part] = client
     return _group(owner, n_clients)
+
+
+def partitioner_of(text: str) -> tuple[str, dict[str, Any]]:
+    """Return name and parameters of a flwr-datasets partitioner, written as Python calls it.
+
+    For example ``PathologicalPartitioner(partition_by='label', num_classes_per_partition=2)``.
+    Values are literals: nothing of the text is run.
+    """
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+            return call.func.id, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        pass
+    raise ConfigurationError(
+        "Expected a partitioner as NAMEPartitioner(parameter=value, ...) with plain values. "
+        f"Got {text!r} instead."
+    )
+
+
+def split_by_partitioner(
+    text: str,
+    column: Callable[[str], NDArray[Any]],
+    n_records: int,
+    n_clients: int,
+    seed: int,
+) -> list[Indices]:
+    """Return each client's row numbers, as a partitioner of the package flwr-datasets gives them.
+
+    Parameters
+    ----------
+    text : str
+        As `partitioner_of` reads it.
+    column : callable
+        Returns the values (n_records,) of a column by its name, for ``partition_by``.
+    n_records : int
+    n_clients : int
+        ``num_partitions`` of partitioners that take it, unless the text has it.
+    seed : int
+        The same of ``seed``.
+
+    Raises
+    ------
+    ConfigurationError
+        If flwr-datasets is not installed, has no such partitioner of records, or refuses these
+        parameters or records.
+    """
+    name, given = partitioner_of(text)
+    package = require("flwr_datasets.partitioner", "A partitioner", "partitioners")
+    # Those with columns divide what belongs to VerticalKMeans, and the base divides nothing.
+    names = [each for each in package.__all__ if not each.startswith(("Vertical", "Partitioner"))]
+    if name not in names:
+        raise ConfigurationError(f"Expected a partitioner in {names}. Got {name!r} instead.")
+    kind = getattr(package, name)
+    defaults = {"num_partitions": n_clients, "seed": seed}
+    known = inspect.signature(kind).parameters
+    parameters = {key: value for key, value in defaults.items() if key in known} | given
+    columns = {"row": np.arange(n_records)}
+    if isinstance(by := given.get("partition_by"), str):
+        columns["by"] = column(by)
+        parameters["partition_by"] = "by"
+    try:
+        partitioner = kind(**parameters)
+        partitioner.dataset = require(
+            "datasets", "A partitioner", "partitioners"
+        ).Dataset.from_dict({key: values.tolist() for key, values in columns.items()})
+        parts = [
+            np.array(partitioner.load_partition(i)["row"], dtype=np.int64)
+            for i in range(partitioner.num_partitions)
+        ]
+    except Exception as error:  # whatever another package raises
+        # Not its text, which may hold values of records.
+        raise ConfigurationError(
+            f"Expected {name} to divide the records with {given or 'its defaults'}. "
+            f"Got a {type(error).__name__} of flwr-datasets instead: see its documentation."
+        ) from error
+    return parts
 
 
 def tiles(height: int, width: int, n_tiles: int) -> list[Indices]:

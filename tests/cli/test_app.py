@@ -303,6 +303,10 @@ class TestSimulate:
             ("column:site", (), 3),
             ("column:site", ("--clients", 2), 2),
             ("dirichlet:0.5", ("--label", "site", "--clients", 6), 6),
+            ("IidPartitioner()", ("--columns", "height,weight", "--clients", 7), 7),
+            ("NaturalIdPartitioner(partition_by='site')", (), 3),
+            ("ContinuousPartitioner(partition_by='weight', strictness=1)", LOCAL[-2:], 20),
+            ("SizePartitioner(partition_sizes=[700, 500])", LOCAL[-2:], 2),
         ],
     )
     def test_splits(self, run, blobs, tmp_path, split, more, n_clients):

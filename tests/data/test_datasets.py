@@ -12,6 +12,7 @@ from flower_kmeans.data import datasets
 from flower_kmeans.data.datasets import (
     load_table,
     split_by_column,
+    split_by_partitioner,
     split_dirichlet,
     split_iid,
     tiles,
@@ -307,3 +308,105 @@ def test_photo_tiles_differ_and_make_up_the_photo():
     parts = [datasets.photo_tile(client, 20) for client in range(20)]
     assert sum(map(len, parts)) == datasets.PHOTO_RECORDS
     assert np.ptp([part.mean(axis=0) for part in parts], axis=0).min() > 30
+
+
+# --------------------------------------------------------------------------- flwr-datasets
+
+SITES = np.repeat(["SECRET-a", "SECRET-b", "SECRET-c"], [60, 30, 10])
+AGES = np.random.default_rng(5).normal(size=100)
+
+
+def partitioned(text, n_clients=4, seed=0):
+    columns = {"site": SITES, "age": AGES}
+    return split_by_partitioner(text, columns.__getitem__, 100, n_clients, seed)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_clients"),
+    [
+        ("IidPartitioner()", 4),
+        (" IidPartitioner(num_partitions = 7)", 7),
+        ("LinearPartitioner()", 4),
+        ("ExponentialPartitioner(num_partitions=3)", 3),
+        ("SizePartitioner(partition_sizes=[50, 30, 20])", 3),
+        ("DirichletPartitioner(partition_by='site', alpha=5.0, min_partition_size=1)", 4),
+        ("PathologicalPartitioner(partition_by='site', num_classes_per_partition=2)", 4),
+        ("ShardPartitioner(partition_by='site', shard_size=9, keep_incomplete_shard=True)", 4),
+        ("ContinuousPartitioner(partition_by='age', strictness=0.5)", 4),
+        ("NaturalIdPartitioner(partition_by='site')", 3),
+    ],
+)
+def test_a_partitioner_gives_each_record_to_one_client(text, n_clients):
+    parts = partitioned(text)
+    assert len(parts) == n_clients
+    assert sorted(np.concatenate(parts).tolist()) == list(range(100))
+    assert all(part.dtype == np.int64 for part in parts)
+
+
+def test_a_partitioner_divides_by_the_column_that_it_names():
+    for part, other in zip(
+        partitioned("NaturalIdPartitioner(partition_by='site')"),
+        split_by_column(SITES),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(part, other)
+    parts = partitioned("ContinuousPartitioner(partition_by='age', strictness=1)")
+    ends = [(AGES[part].min(), AGES[part].max()) for part in parts]
+    assert all(high <= low for (_, high), (low, _) in pairwise(sorted(ends)))
+
+
+def test_the_seed_of_a_partitioner_is_that_of_the_run_unless_it_has_its_own():
+    text = "ShardPartitioner(partition_by='site', num_shards_per_partition=2{})"
+    free, fixed = text.format(""), text.format(", seed=3")
+
+    def same(one, other):
+        return all(map(np.array_equal, one, other))
+
+    assert same(partitioned(free, seed=3), partitioned(free, seed=3))
+    assert not same(partitioned(free, seed=3), partitioned(free, seed=4))
+    assert same(partitioned(fixed, seed=4), partitioned(free, seed=3))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "IidPartitioner",
+        "IidPartitioner(4)",
+        "IidPartitioner(num_partitions=open('x'))",
+        "IidPartitioner(num_partitions=__import__('os').getpid())",
+        "os.IidPartitioner()",
+        "IidPartitioner(); IidPartitioner()",
+        "(" * 500 + "IidPartitioner()",
+        "\0Partitioner()",
+    ],
+)
+def test_what_is_no_call_with_plain_values_is_not_run(text):
+    with pytest.raises(ConfigurationError, match="Expected a partitioner as NAMEPartitioner"):
+        partitioned(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Partitioner()", "Expected a partitioner in"),
+        ("VerticalEvenPartitioner(num_partitions=2)", "Expected a partitioner in"),
+        ("NoPartitioner()", "Expected a partitioner in"),
+        ("IidPartitioner(num_partitions=0)", "Got a ValueError of flwr-datasets"),
+        ("IidPartitioner(**{'no': 1})", "Got a TypeError of flwr-datasets"),
+        ("SizePartitioner(partition_sizes=[500])", "Got a ValueError of flwr-datasets"),
+        (
+            "PathologicalPartitioner(partition_by='site', num_classes_per_partition=9)",
+            "Got a ValueError of flwr-datasets",
+        ),
+    ],
+)
+def test_what_a_partitioner_refuses_is_one_sentence_without_values(text, words):
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        partitioned(text)
+    assert "SECRET" not in str(caught.value)
+
+
+def test_a_partitioner_needs_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", None)
+    with pytest.raises(ConfigurationError, match=r"flower-kmeans\[partitioners\]"):
+        partitioned("IidPartitioner()")
