@@ -1,0 +1,1 @@
+"""Private clusters of clients, and a model for each."""
