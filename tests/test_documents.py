@@ -12,6 +12,7 @@ import pytest
 from asking import Split
 from pages import PAGES, ROOT, blocks, page_id
 
+import flower_kmeans
 from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, kmeans_client_app, simulate
 from flower_kmeans.algorithms import FastLloydAlgorithm
 from flower_kmeans.errors import ConfigurationError, TooFewClientsError
@@ -79,6 +80,18 @@ def prose(page):
 def anchors(page):
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_documents_state_the_version_and_day_of_the_release():
+    (version, day), *_ = re.findall(
+        r"^## \[([\d.]+)\] - ([\d-]+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert version == flower_kmeans.__version__
+    citation = (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
+    assert f"version: {version}" in citation
+    assert f"date-released: {day}" in citation
+    for page in ("README.md", "docs/index.md"):
+        assert f"is version {version.rpartition('.')[0]}" in (ROOT / page).read_text("utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
