@@ -85,7 +85,8 @@ def test_the_reference_has_all_commands_and_options():
         for parameter in command.params:
             spelled = ", ".join(parameter.opts) if parameter.opts[0][0] == "-" else "NAMES"
             assert text.count(f"| `{spelled}` |") >= 1, parameter
-    assert "| `--clusters` | integer in [1, 10000]; `16` by default | Number of clusters. |" in text
+    row = "| `--clusters` | `integer in [1, 10000]`, `LOW-HIGH`, `any`; `16` by default | Number of"
+    assert row in text
     assert all(f"`{trust}`" in row_of(text, "--trust") for trust in TRUST_MODELS)
     assert "| `--policy-file` | path; required |" in text
     assert "| `--verbose` | a flag |" in text
