@@ -3,19 +3,20 @@
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import Context
-from flwr.clientapp import ClientApp
 
 from flower_kmeans.client import LoadData, OnResult
 from flower_kmeans.protocol.roster import Identity, Roster
+from flower_kmeans.simulation.in_process import App
 
 LoadMember = Callable[[Context], Identity]
-MakeApp = Callable[[LoadData, OnResult, LoadMember | None], ClientApp]
+MakeApp = Callable[[LoadData, OnResult, LoadMember | None], App]
 
 
-class Own(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Own:
     """What only one client has: its records, or a Ray reference to them, and its secret key."""
 
     records: Any = None
@@ -40,7 +41,7 @@ class Clients:
     load: Callable[[int], Any] | None = None
     roster: Roster | None = None
 
-    def app(self, own: Mapping[int, Own], on_result: OnResult) -> ClientApp:
+    def app(self, own: Mapping[int, Own], on_result: OnResult) -> App:
         """Return an app that answers for the clients of some partition ids."""
 
         def load_data(context: Context) -> Any:

@@ -17,7 +17,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flower_kmeans.client import (
@@ -35,15 +34,9 @@ from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS
 from flower_kmeans.protocol.roster import ROSTER_FILE, Identity, Roster, new_members
 from flower_kmeans.report.clustering import Clustering
-from flower_kmeans.simulation.clients import (
-    Clients,
-    LoadMember,
-    Own,
-    is_reference,
-    partition_of,
-)
+from flower_kmeans.simulation.clients import Clients, LoadMember, Own, is_reference, partition_of
 from flower_kmeans.simulation.faults import Fault, FaultyClientApp, FaultyGrid
-from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
+from flower_kmeans.simulation.in_process import App, InProcessGrid, task_identity
 from flower_kmeans.simulation.ray import RayGrid, connected, require_one_node
 from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
 from flower_kmeans.vertical.engine import require_tenseal
@@ -326,12 +319,21 @@ def _client_app(
     load_data: LoadData,
     on_result: OnResult,
     load_member: LoadMember | None = None,
-) -> ClientApp:
+) -> App:
     """Return the app of all clients; with a roster or parties, each has another policy."""
-    if load_member is None and policy.work_dir is None:
-        app = kmeans_client_app(load_data, policy, on_result)
-    else:
-        app = _DifferentClientsApp(load_data, policy, on_result, load_member)
+
+    def row_numbers(context: Context) -> list[str]:
+        return [str(row) for row in range(len(np.asarray(load_data(context))))]
+
+    def of_one(message: Message, context: Context) -> Message:
+        if load_member is None:
+            own = replace(policy, party=partition_of(context))
+        else:
+            own = _MemberPolicy(**vars(policy), member=load_member(context))
+        return kmeans_client_app(load_data, own, on_result, row_numbers)(message, context)
+
+    is_shared = load_member is None and policy.work_dir is None
+    app: App = kmeans_client_app(load_data, policy, on_result) if is_shared else of_one
     return FaultyClientApp(app, faults) if faults else app
 
 
@@ -349,33 +351,6 @@ class _MemberPolicy(ClientPolicy):
     def read_identity(self) -> Identity | None:
         """Return the client's slot on its roster and its own key."""
         return self.member
-
-
-class _DifferentClientsApp(ClientApp):
-    """Clients whose policies differ in their key, or in their party."""
-
-    def __init__(
-        self,
-        load_data: LoadData,
-        policy: ClientPolicy,
-        on_result: OnResult,
-        load_member: LoadMember | None,
-    ) -> None:
-        super().__init__()
-        self._load_data, self._policy, self._on_result = load_data, policy, on_result
-        self._load_member = load_member
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer as the client of this context."""
-        if self._load_member is None:
-            policy = replace(self._policy, party=partition_of(context))
-        else:
-            policy = _MemberPolicy(**vars(self._policy), member=self._load_member(context))
-        app = kmeans_client_app(self._load_data, policy, self._on_result, self._row_numbers)
-        return app(message, context)
-
-    def _row_numbers(self, context: Context) -> list[str]:
-        return [str(row) for row in range(len(np.asarray(self._load_data(context))))]
 
 
 # --------------------------------------------------------------------------- engines

@@ -11,7 +11,6 @@ from typing import Literal, get_args
 
 import msgspec
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from flower_kmeans.errors import ConfigurationError, MessageError
@@ -28,7 +27,7 @@ from flower_kmeans.protocol.messages import (
     decode_request,
 )
 from flower_kmeans.protocol.wire import RECORD, VERSION, encode, from_content, to_content
-from flower_kmeans.simulation.in_process import PolledGrid, Run
+from flower_kmeans.simulation.in_process import App, PolledGrid, Run
 
 FaultKind = Literal["drop", "crash", "late", "twice", "shape", "type", "round", "run"]
 FaultTrip = Literal["ask", "add"]
@@ -101,11 +100,10 @@ def _moment_of(message: Message) -> tuple[int, FaultTrip] | None:
     return None
 
 
-class FaultyClientApp(ClientApp):
-    """A ClientApp whose clients have faults."""
+class FaultyClientApp:
+    """An app whose clients have faults."""
 
-    def __init__(self, app: ClientApp, faults: Sequence[Fault]) -> None:
-        super().__init__()
+    def __init__(self, app: App, faults: Sequence[Fault]) -> None:
         self._app = app
         self._faults = {(fault.client, fault.round, fault.trip): fault.kind for fault in faults}
         self._clients = {fault.client for fault in faults}

@@ -17,6 +17,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run as Run
 from flwr.supercore.task_identity import TaskIdentity
 
+App = Callable[[Message, Context], Message]
+"""Answers a client's message, as a ClientApp does."""
+
 CLIENT_RAISED = 2  # Flower's code for an exception of a ClientApp
 _RUN_ID = 1
 _SERVER_NODE_ID = 1
@@ -112,9 +115,7 @@ def numbered(message: Message) -> str:
     return message_id
 
 
-def answered(
-    client_app: Callable[[Message, Context], Message], message: Message, context: Context
-) -> Message:
+def answered(client_app: App, message: Message, context: Context) -> Message:
     """Return a client's reply, or its error as Flower's runtime words that of an app."""
     try:
         return client_app(message, context)
@@ -123,12 +124,9 @@ def answered(
 
 
 class InProcessGrid(PolledGrid):
-    """A grid whose nodes are function calls.
+    """A grid whose nodes are function calls."""
 
-    ``client_app(message, context)`` returns a reply, as a ClientApp does.
-    """
-
-    def __init__(self, client_app: Callable[[Message, Context], Message], n_nodes: int) -> None:
+    def __init__(self, client_app: App, n_nodes: int) -> None:
         super().__init__(new_run())
         self._client_app = client_app
         self._lock = threading.Lock()

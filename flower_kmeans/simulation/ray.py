@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from math import ceil
 from typing import Any, NamedTuple
@@ -184,7 +185,7 @@ def _placed(own: Own) -> Own:
     import ray
 
     if isinstance(own.records, np.ndarray) and own.records.nbytes > _SMALL:
-        return own._replace(records=ray.put(own.records))
+        return replace(own, records=ray.put(own.records))
     return own
 
 
