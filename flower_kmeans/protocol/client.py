@@ -689,7 +689,10 @@ def _warn_of_null(n_null: int, n_records: int = 1) -> None:
 @lru_cache(maxsize=8)  # clients of one process are in one round
 def _state_after(run: Run, head: int, data: bytes) -> State:
     """Return the state of which a session keeps the encoded arrays; empty before the first sum."""
-    return State(head, decode_arrays(data)) if data else run.algorithm.initial_state(None)
+    state = State(head, decode_arrays(data)) if data else run.algorithm.initial_state(None)
+    for array in state.arrays.values():
+        array.setflags(write=False)  # others read it, too
+    return state
 
 
 @lru_cache(maxsize=8)
