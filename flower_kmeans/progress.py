@@ -20,8 +20,8 @@ from flower_kmeans.strategies import RoundInfo
 class ProgressBar:
     """A bar of a run's rounds with the time left, for ``on_round`` of `simulate` or a strategy.
 
-    It is drawn in a terminal, and in a notebook with ipywidgets. Lines of Flower's log stand above
-    it. It disappears at the end of ``with``, also after an error, and may then be used again.
+    It is drawn in a terminal, below Flower's log, and in a notebook with ipywidgets, above it. It
+    disappears at the end of ``with``, also after an error, and may then be used again.
 
     Parameters
     ----------
@@ -58,8 +58,9 @@ class ProgressBar:
         shown = self._progress.console
         if shown.is_interactive or shown.is_jupyter:
             self._progress.start()
-        # rich moves what is printed to above the bar. The log's handlers still hold the old stream.
-        for handler in logging.getLogger("flwr").handlers:
+        # In a terminal rich moves what is printed to above the bar. The log's handlers still hold
+        # the old stream; a notebook shows it below.
+        for handler in () if shown.is_jupyter else logging.getLogger("flwr").handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is before:
                 handler.setStream(sys.stderr)
                 self._handlers.append(handler)

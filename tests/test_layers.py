@@ -150,6 +150,8 @@ def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module)
     [
         ("vertical.parties", {"tenseal", "flwr"}),
         ("strategies", {"ortools", "numba"}),
+        # What `plan --simulate` takes from there needs no extra.
+        ("cli.preview", {"pandas", "joblib", "filelock", "matplotlib"}),
         # A client's process starts for every message: these take a second of it.
         ("client", {"scipy.stats", "scipy.optimize", "ray", "sklearn", "jinja2"}),
     ],

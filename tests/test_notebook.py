@@ -95,3 +95,16 @@ def test_a_clustering_without_privacy_says_so_first():
     assert isinstance(found, Clustering)
     page = found._repr_html_()
     assert page.index("NOT PRIVATE") < page.index("<table>")
+
+
+def test_a_synopsis_and_its_clusters_are_tables_in_a_notebook_and_one_line_in_a_log():
+    synopsis = finished("SynopsisKMeans", "trusted-server").synopsis
+    found = synopsis.kmeans(2)
+    assert repr(found) == "SynopsisClustering(n_clusters=2, n_features=2)"
+    m = len(synopsis.weights)
+    assert repr(synopsis) == f"Synopsis(n_parts={m}, n_features=2)"
+    shown = (synopsis, synopsis.means, synopsis.weights), (found, found.centroids, found.counts)
+    for holder, centers, sizes in shown:
+        page = holder._repr_html_()
+        assert page.count("<tr><td>") == min(len(centers), 50)
+        assert f"<td>{sizes[0]:.1f}</td><td>{centers[0, 0]:.4g}</td>" in page

@@ -3,6 +3,7 @@
 import io
 import logging
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -121,6 +122,20 @@ def test_lines_of_the_log_stand_above_the_bar():
     finally:
         logger.removeHandler(handler)
     assert "a line of the log\n" in console.file.getvalue()
+
+
+def test_in_a_notebook_the_log_keeps_its_stream(monkeypatch):
+    console, logger = terminal(is_one=False), logging.getLogger("flwr")
+    monkeypatch.setattr(console, "is_jupyter", True)
+    handler, before = logging.StreamHandler(sys.stderr), sys.stderr
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # rich's, where ipywidgets is missing
+            with ProgressBar(console):
+                assert handler.stream is before
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_the_console_is_one_of_rich():

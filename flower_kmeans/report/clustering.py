@@ -136,7 +136,9 @@ class Clustering:
         return float(np.einsum("ij,ij->", residuals, residuals))
 
 
-def centroid_table(centroids: Floats, counts: Floats, domain: Domain) -> Table:
+def centroid_table(
+    centroids: Floats, counts: Floats, domain: Domain, name: str = "cluster"
+) -> Table:
     """Return a row for each cluster: its noisy size, and its centroid (d,) in the user's units."""
     names, columns = zip(*readable(centroids, domain), strict=True)
     pairs = zip(counts.tolist(), zip(*columns, strict=True), strict=True)
@@ -144,7 +146,7 @@ def centroid_table(centroids: Floats, counts: Floats, domain: Domain) -> Table:
         (str(j), f"{count:.1f}", *(e if isinstance(e, str) else f"{e:.4g}" for e in centroid))
         for j, (count, centroid) in enumerate(pairs)
     ]
-    return Table("Centroids and noisy sizes", ("cluster", "noisy size", *names), rows)
+    return Table(f"Every {name}: noisy size and centre", (name, "noisy size", *names), rows)
 
 
 def readable(

@@ -21,7 +21,8 @@ from flower_kmeans.data.domain import Domain, domain_from_config
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import open_private
 from flower_kmeans.parameters import integer, require_type
-from flower_kmeans.report.clustering import assigned, in_order
+from flower_kmeans.report.clustering import assigned, centroid_table, in_order
+from flower_kmeans.templates import html_summary
 
 Floats = NDArray[np.float64]
 
@@ -30,13 +31,21 @@ _LEAVES = 2_000  # into which parts are divided, so that Ward's method knows the
 _MOST_SAMPLES = 10**9
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SynopsisClustering:
     """Clusters of a synopsis, in the user's units."""
 
     centroids: Floats  # (k, d)
     counts: Floats  # (k,), noisy records of the parts that are nearest to each
     domain: Domain
+
+    def __repr__(self) -> str:
+        k, d = self.centroids.shape
+        return f"SynopsisClustering(n_clusters={k}, n_features={d})"
+
+    def _repr_html_(self) -> str:
+        table = centroid_table(self.centroids, self.counts, self.domain)
+        return html_summary(f"{len(self.centroids)} clusters of a synopsis", {}, [table])
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
         """Return the cluster of each record (n,), as `Clustering.predict`."""
@@ -80,7 +89,7 @@ class Elbow(NamedTuple):
         return choice.suggested(self.n_clusters[order], costs)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Synopsis:
     """A mixture of Gaussians that stands for the records.
 
@@ -90,6 +99,13 @@ class Synopsis:
 
     mixture: ReleasedMixture
     domain: Domain
+
+    def __repr__(self) -> str:
+        return f"Synopsis(n_parts={len(self.weights)}, n_features={self.domain.n_features})"
+
+    def _repr_html_(self) -> str:
+        table = centroid_table(self.means, self.weights, self.domain, "part")
+        return html_summary(f"Synopsis of {len(self.weights)} parts", {}, [table])
 
     @property
     def weights(self) -> Floats:
