@@ -185,7 +185,7 @@ def show_losses(
     own = f", and {n_points:,} for the server," if n_points else ""
     head = (
         "Expected loss: the cost over that of k-means without privacy, and how many of "
-        f"{n_clusters} clusters get a centroid of their own. Medians of {RUNS} runs, in brackets "
+        f"{n_clusters} clusters get a separate centroid. Medians of {RUNS} runs, in brackets "
         "the least and the largest."
     )
     records = (

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from declared import DECLARED
 from report_pages import read, tables
 from typer.testing import CliRunner
 
@@ -17,33 +18,17 @@ from flower_kmeans.cli.assign import read_centroids
 from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.errors import ConfigurationError
 
-DOMAIN = """
+DOMAIN = (
+    """
 [[columns]]
 kind = "number"
 name = "age"
 lower = 0
 upper = 120
 missing = 40
-
-[[columns]]
-kind = "number"
-name = "income"
-lower = 1000
-upper = 1000000
-scale = "log"
-
-[[columns]]
-kind = "category"
-name = "ward"
-values = ["surgery", "medicine", "other"]
-missing = "other"
-
-[[columns]]
-kind = "date"
-name = "admitted"
-lower = 2020-01-01
-upper = 2024-12-31
 """
+    + DECLARED
+)
 ANSWERS = [
     "age, income,ward,admitted",
     "number", "0", "120", "", "40",

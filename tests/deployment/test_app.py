@@ -9,6 +9,7 @@ import loopback
 import numpy as np
 import pytest
 from checks import NEVER_SEEN, PAGE, read_result, server_points
+from declared import DECLARED
 from flwr.app import Context, RecordDict
 from report_pages import read, tables
 from scripts import load_script
@@ -282,26 +283,6 @@ def test_the_pages_refusal_is_what_a_node_logs(run, tmp_path, caplog):
 # --------------------------------------------------------------------------- columns as declared
 
 
-DECLARED = """
-[[columns]]
-kind = "number"
-name = "income"
-lower = 1000
-upper = 1000000
-scale = "log"
-
-[[columns]]
-kind = "category"
-name = "ward"
-values = ["surgery", "medicine", "other"]
-missing = "other"
-
-[[columns]]
-kind = "date"
-name = "admitted"
-lower = 2020-01-01
-upper = 2024-12-31
-"""
 GROUPS = [("surgery", 4000, "2021-03"), ("medicine", 300_000, "2023-10")]
 ODD_LINES = [
     "p,none,surgery,2021-03-04",
