@@ -20,6 +20,7 @@ from flower_kmeans.algorithms.numerics.assignment import check_exactness
 from flower_kmeans.algorithms.numerics.postprocess import scaled
 from flower_kmeans.algorithms.released import CostEstimate, ReleasedMixture, SizeReport
 from flower_kmeans.data.domain import Domain, GridRecords
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.parameters import AUTO, LARGEST, POSITIVE, whole
 from flower_kmeans.privacy.budget import PrivacyBudget
@@ -142,6 +143,12 @@ class Algorithm(ABC):
             raise ConfigurationError(
                 "n_records is required with a private budget: a public total number of records, "
                 "from which noise and rounds are planned. Got None."
+            )
+        domain = self.domain
+        if isinstance(domain, TableDomain) and domain.from_records and budget.is_private:
+            raise ConfigurationError(
+                "Expected a domain from public knowledge with a private budget. Got one that was "
+                "read off records (from_records): no epsilon holds with it."
             )
         if n_records is not None and self.n_clusters > n_records:
             raise ConfigurationError(

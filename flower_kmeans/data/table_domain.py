@@ -205,8 +205,8 @@ class TableDomain(Box):
     declared : sequence of Number, Category or Date
         The columns, in order.
     from_records : bool, default: False
-        Whether some of it was read off records: then no run is private, and a `ClientPolicy` that
-        pins such a domain is refused.
+        Whether some of it was read off records: then no run is private. A strategy with a private
+        budget refuses such a domain, and so does a `ClientPolicy` that would pin it.
 
     Raises
     ------

@@ -22,6 +22,7 @@ from flower_kmeans.data.sources import as_source
 from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.sklearn import PrivateKMeans
 from flower_kmeans.strategies import GLloyd, Lloyd
 
 DAYS = date(2020, 1, 1), date(2024, 12, 31)
@@ -426,6 +427,15 @@ def test_the_algorithms_statistic_keeps_it():
     norms = [np.linalg.norm(words[start : start + blocks["sums"].size]) for words in changes]
     exponent = blocks["sums"].exponent
     assert max(norms) * 2.0**-exponent == pytest.approx(math.sqrt(5))
+
+
+def test_what_was_read_off_records_has_no_private_budget():
+    read_off = TableDomain(DOMAIN.declared, from_records=True)
+    with pytest.raises(ConfigurationError, match="read off records"):
+        GLloyd(2, read_off, PrivacyBudget(1.0), n_records=100)
+    with pytest.raises(ConfigurationError, match="public knowledge"):
+        PrivateKMeans(2, bounds=read_off).fit(encoded({}, {}, {}))
+    assert Lloyd(2, read_off, n_records=100).domain is read_off
 
 
 def test_sums_of_categories_are_exact_counts():
