@@ -1,9 +1,7 @@
-"""A hook of mkdocs: the page of the command ``flower-kmeans`` is made from what is installed."""
+"""The site's page of the command ``flower-kmeans`` is made from the command."""
 
-import logging
 from typing import Any
 
-PAGE = "reference/command.md"
 PLACE = "[commands]: # (.ci/site_command.py puts the tables here)"
 
 
@@ -55,13 +53,6 @@ def tables() -> str:
     return "\n".join(lines)
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Put the tables into their page."""
-    if page.file.src_uri != PAGE:
-        return markdown
-    try:
-        return markdown.replace(PLACE, tables())
-    except ImportError as error:  # a warning stops a strict build
-        told = "%s needs the package: pip install '.[docs]' (%s)"
-        logging.getLogger("mkdocs.hooks").warning(told, PAGE, error)
-        return markdown
+def filled(text: str) -> str:
+    """Return the text of a page, with the tables in their place."""
+    return text.replace(PLACE, tables()) if PLACE in text else text

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def load(name):
     """Load a script of .ci, which is no package."""
+    sys.path.append(str(ROOT / ".ci"))  # of the scripts that it imports
     spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -32,7 +33,7 @@ def load(name):
 
 
 def test_every_page_is_in_the_navigation_or_linked_from_a_page_there():
-    hook = load("site_links")
+    hook = load("build_site")
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:\n")[1]
     listed = re.findall(r"^ +- (?:[^:\n]+: )?([\w/-]+\.md)$", navigation, re.MULTILINE)
     assert len(listed) == len(set(listed)) <= 20
@@ -75,8 +76,10 @@ def row_of(text, option):
 
 def test_the_reference_has_all_commands_and_options():
     hook = load("site_command")
-    assert hook.PLACE in (ROOT / "docs" / hook.PAGE).read_text("utf-8")
+    page = (ROOT / "docs/reference/command.md").read_text("utf-8")
     text = hook.tables()
+    assert hook.filled(page).count(text) == 1
+    assert hook.filled("another page") == "another page"
     commands = hook.commands()
     assert {"simulate", "domain init"} < set(commands)
     assert len(commands) == len(get_command(app).commands)  # each group has one command
@@ -123,8 +126,7 @@ def test_what_is_fetched_from_outside_is_found(file, text, status, tmp_path):
 
 
 def test_links_that_leave_the_documents_lead_to_copies():
-    pytest.importorskip("mkdocs")
-    hook = load("site_links")
+    hook = load("build_site")
     assert hook.in_site("docs/guarantees.md") == "guarantees.md"
     assert hook.in_site("README.md") == "repository/README.md"
     for path in ("docs/reference/client.md", "simulations/photo/README.md", "LICENSE"):
@@ -132,6 +134,21 @@ def test_links_that_leave_the_documents_lead_to_copies():
     linked = hook.targets("docs/existing-app.md")
     assert "simulations/existing_app/digits_app/clusters.py" in linked
     assert "docs/deploy.md" in linked
+    text = "[a](../README.md#limits) [b](tutorial.md)\n```\n[c](../README.md)\n```\n"
+    assert hook.rewritten("docs/deploy.md", text) == text.replace("../", "repository/", 1)
+    assert hook.rewritten("README.md", "[a](docs/deploy.md)") == "[a](../deploy.md)"
+
+
+def test_the_site_holds_all_that_its_pages_link(tmp_path):
+    hook = load("build_site")
+    hook.prepare(tmp_path / "docs")
+    pages = sorted(tmp_path.glob("docs/**/*.md"))
+    assert len(pages) > len(list(ROOT.glob("docs/**/*.md")))
+    for page in pages:
+        for piece, open_ in hook.outside_fences(page.read_text("utf-8")):
+            for link in hook.LINK.finditer(piece) if open_ else ():
+                assert (page.parent / link[2]).exists(), f"{page}: {link[2]}"
+    assert (tmp_path / "docs/repository/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -142,9 +159,9 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.mark.browser
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine (apt: chromium)")
 def test_a_browser_asks_nobody_but_the_sites_own_server(tmp_path):
-    for needed in ("mkdocs", "material", "mkdocstrings"):
+    for needed in ("mkdocstrings", "zensical"):
         pytest.importorskip(needed)
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    build = [sys.executable, ".ci/build_site.py", tmp_path / "site"]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=300)
     handler = partial(Quiet, directory=str(tmp_path / "site"))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
