@@ -41,6 +41,7 @@ from flower_kmeans.protocol.session import ClientSession, LedgerMemory
 from flower_kmeans.protocol.transcript import ZERO, first_hash
 from flower_kmeans.protocol.wire import encode, encode_arrays, from_content, to_content
 from flower_kmeans.secagg import key_agreement
+from flower_kmeans.simulation.clients import Own
 
 NOBODY = b"\7" * 32
 OBLIVIOUS = "oblivious-server"
@@ -614,7 +615,9 @@ def test_no_repr_and_no_log_shows_a_secret_or_a_record(tmp_path, caplog):
         cohort.deal(who=[0], root=NOBODY)
     session, identity = cohort.session(0), node.policy.read_identity()
     found = pairs.Pairs(cohort.doc_hash, session, identity)
-    shown = caplog.text + "".join(map(repr, (session, found, node.client, identity, node.policy)))
+    own = Own(node.client.load_records(), session.secret)  # of a simulation
+    kept = session, found, node.client, identity, node.policy, own
+    shown = caplog.text + "".join(map(repr, kept))
     for secret in (session.secret, session.ephemeral, identity.secret):
         assert secret.hex() not in shown
         assert repr(secret) not in shown
