@@ -132,7 +132,7 @@ def simulate(
     from flower_kmeans.data.datasets import load_table
     from flower_kmeans.data.table_domain import TableDomain
     from flower_kmeans.progress import ProgressBar
-    from flower_kmeans.report.html import html_report
+    from flower_kmeans.report.html import html_report, numbers_shown
     from flower_kmeans.simulation import simulate as run
     from flower_kmeans.simulation.engines import choose_engine
 
@@ -238,6 +238,9 @@ def simulate(
     page = html_report(clustering, columns=names, facts=told, not_private=not_private)
     # What `flower-kmeans report` needs beside the report and the centroids.
     sizes = clustering.size_report and clustering.size_report.to_dict()
+    if clustering.synopsis is not None:
+        numbers = numbers_shown(clustering.synopsis, n_clusters)
+        facts["elbow"] = clustering.synopsis.elbow(numbers).to_dict()
     facts["page"] = {"facts": told, "not_private": not_private, "sizes": sizes}
     files = out.write_page(output, page)
     files += out.write_report(output, clustering.report.to_dict() | facts)
@@ -410,6 +413,46 @@ def report(
         prepare_directory(run.parent)
         (name,) = write_page(run.parent, page)
         typer.echo(f"Wrote {run.with_name(name)}")
+
+
+@app.command()
+def plot(
+    *,
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="axes|pairs|sizes|profiles",
+            help="Clusters on the principal axes; by two columns each; their noisy sizes; or where "
+            "their centroids are in each column.",
+        ),
+    ] = "axes",
+    centroids: Annotated[
+        Path, typer.Option(help="The centroids.npz of a run, with synopsis.npz beside if it has.")
+    ] = Path("flower-kmeans-out/centroids.npz"),
+    output: Annotated[Path, typer.Option(help="The file to write: svg, png or pdf.")] = Path(
+        "clusters.svg"
+    ),
+    columns: Annotated[
+        str | None, typer.Option(help="Of pairs, as NAME,NAME; the first six by default.")
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option(help="Records to add, in a csv, npy, npz or parquet file: shows them."),
+    ] = None,
+) -> None:
+    """Draw the clusters of a run, from what it released alone.
+
+    With --records the picture holds these records: it is as confidential as they are, and says so.
+    """
+    with one_sentence():
+        from flower_kmeans.cli.plot import Kind, draw
+
+        if kind not in list(Kind):
+            raise ConfigurationError(f"Expected --kind in {[*map(str, Kind)]}. Got {kind!r}.")
+        names = None if columns is None else columns.split(",")
+        draw(Kind(kind), centroids, output, records, names)
+        held = "only what the run released" if records is None else "THE RECORDS THEMSELVES"
+        typer.echo(f"Wrote {output}, which shows {held}.")
 
 
 @app.command()

@@ -23,15 +23,18 @@ from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, readable
 from flower_kmeans.report.report import Report
 
+SYNOPSIS_FILE = "synopsis.npz"
+
 
 def write_centroids(
     output: Path, result: Clustering | ClientResult, columns: Sequence[str]
 ) -> list[str]:
-    """Write ``centroids.npz`` and ``centroids.csv``, and return these names.
+    """Write ``centroids.npz``, ``centroids.csv`` and ``synopsis.npz``, and return these names.
 
     They hold centroids and noisy sizes, and where sizes have bounds the weights of the power cells
     and intervals; the former also the domain, as JSON, and what a `TableDomain` declares. The csv
-    file is for people: its columns are `readable`, with names as `csv_name` writes them.
+    file is for people: its columns are `readable`, with names as `csv_name` writes them. Only
+    `SynopsisKMeans` has a synopsis.
     """
     names = [str(column) for column in columns]
     counts, weights, sizes = result.counts, result.weights, result.size_report
@@ -61,7 +64,17 @@ def write_centroids(
     writer.writerow([*table, *(csv_name(name) for name, _ in shown)])
     writer.writerows(zip(*table.values(), *(values for _, values in shown), strict=True))
     _write(output / "centroids.csv", text.getvalue())
-    return ["centroids.npz", "centroids.csv"]
+    return ["centroids.npz", "centroids.csv", *_write_synopsis(output, result)]
+
+
+def _write_synopsis(output: Path, result: Clustering | ClientResult) -> list[str]:
+    """Write ``synopsis.npz`` where the run released one, and else remove that of a run before."""
+    path = output / SYNOPSIS_FILE
+    if result.synopsis is None:
+        path.unlink(missing_ok=True)
+        return []
+    result.synopsis.save(path)
+    return [SYNOPSIS_FILE]
 
 
 def _write(path: Path, text: str) -> None:

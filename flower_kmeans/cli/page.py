@@ -1,4 +1,7 @@
-"""The page of a run again, from the ``report.json`` and ``centroids.npz`` that it left."""
+"""The page of a run again, from the ``report.json`` and ``centroids.npz`` that it left.
+
+With the ``synopsis.npz`` beside them, where a run left one.
+"""
 
 import json
 from collections.abc import Mapping
@@ -10,12 +13,15 @@ import msgspec
 
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.cli.assign import read_centroids
+from flower_kmeans.cli.outputs import SYNOPSIS_FILE
+from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import DataError, KMeansError
 from flower_kmeans.files import printable
 from flower_kmeans.privacy.plan import plan_from_config
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.report.html import Outcome, page_of
 from flower_kmeans.report.report import Report
+from flower_kmeans.report.synopsis import Synopsis
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class _Page:
 
 
 def page_again(path: Path) -> str:
-    """Return the page of a run; a `DataError` unless both files are those of one run."""
+    """Return the page of a run; a `DataError` unless all files are those of one run."""
     found = read_centroids(path.with_name("centroids.npz"))
     try:
         values = json.loads(path.read_text("utf-8"))
@@ -46,8 +52,20 @@ def page_again(path: Path) -> str:
     columns = tuple(map(printable, found.columns))
     k = len(found.centroids)
     arrays = k, str(k), found.centroids, found.counts
-    run = Outcome(report, found.domain, columns, *arrays, page.sizes, page.not_private)
+    synopsis = synopsis_beside(path, found.domain)
+    run = Outcome(report, found.domain, columns, *arrays, page.sizes, page.not_private, synopsis)
     return page_of(run, None, page.facts, versions)
+
+
+def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
+    """Return the run's synopsis; ``None`` where there is no file of one."""
+    file = path.with_name(SYNOPSIS_FILE)
+    if not file.exists():
+        return None
+    synopsis = Synopsis.load(file)
+    if synopsis.domain.to_config() != domain.to_config():
+        raise DataError(f"Expected the synopsis of the run in {path}. Got that of another: {file}.")
+    return synopsis
 
 
 def report_from(values: Mapping[str, Any]) -> Report:

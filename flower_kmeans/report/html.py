@@ -22,6 +22,7 @@ from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun, readable
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
 from flower_kmeans.report.report import Report, versions
+from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.templates import environment
 from flower_kmeans.version import __version__
 
@@ -32,6 +33,7 @@ _NAMED_DOTS = 40
 _LARGEST_DOT, _SMALLEST_DOT = 20.0, 4.0
 _REACH = 2.5  # of the axis of epsilon, in epsilons of the run
 _POINTS = 241
+_USUAL_NUMBERS, _MOST_NUMBERS, _MOST_LEAVES = 20, 60, 60
 
 
 def html_report(
@@ -103,6 +105,7 @@ def page_of(
         missing=[sum(t == each for each, _ in dropped) for t in range(1, len(report.answers) + 1)],
         learned=_learned(run),
         sized=_sized(run),
+        numbers=_numbers(run),
         versions=versions,
         version=__version__,  # of this page's writer
     )
@@ -127,6 +130,7 @@ class Outcome:
     counts: FloatArray | None  # (k,)
     sizes: SizeReport | None
     not_private: str | None
+    synopsis: Synopsis | None = None
 
     @property
     def is_private(self) -> bool:
@@ -195,7 +199,13 @@ def _outcome_of(
     sizes = run.size_report if isinstance(run, Clustering) else report.sizes
     known = str(n_clusters) if fewest == n_clusters else f"{fewest} to {n_clusters}"
     columns = tuple(map(str, names))
-    return Outcome(report, run.domain, columns, n_clusters, known, *arrays, sizes, not_private)
+    # A blind server must not see it. Other strategies have none, or it is None.
+    synopsis = None if report.trust_model.is_blind else getattr(run, "synopsis", None)
+    if isinstance(run, Clustering):
+        synopsis = run.synopsis
+    return Outcome(
+        report, run.domain, columns, n_clusters, known, *arrays, sizes, not_private, synopsis
+    )
 
 
 def _of_server(strategy: Any, result: Any) -> tuple[FloatArray | None, FloatArray | None]:
@@ -376,6 +386,61 @@ def _sized(run: Outcome) -> dict[str, Any] | None:
     # Noisy intervals may begin below 0, which no size can be.
     axis = Axis("records", max(axis.low, 0.0), axis.high)
     return {"least": least, "most": most, "shown": order.tolist(), "axis": axis}
+
+
+def numbers_shown(synopsis: Synopsis, n_clusters: int) -> range:
+    """Return the numbers of clusters whose costs a page shows, of a run with one of them."""
+    most = max(_USUAL_NUMBERS, min(n_clusters + 5, _MOST_NUMBERS))
+    return range(1, min(most, len(synopsis.weights)) + 1)
+
+
+def _numbers(run: Outcome) -> dict[str, Any] | None:
+    """Return what other numbers of clusters cost, and the tree of the synopsis' parts."""
+    synopsis = run.synopsis
+    if synopsis is None:
+        return None
+    elbow = synopsis.elbow(numbers_shown(synopsis, run.n_clusters))
+    tree = synopsis.hierarchy()
+    return {
+        "elbow": elbow,
+        "rows": [
+            *zip(
+                elbow.n_clusters.tolist(),
+                elbow.costs.tolist(),
+                elbow.interval.tolist(),
+                elbow.gaps.tolist(),
+                strict=True,
+            )
+        ],
+        "n_parts": len(synopsis.weights),
+        "users_units": synopsis.domain.common_unit is not None,
+        "axes": (
+            Axis("clusters", 0.5, max(elbow.n_clusters[-1] + 0.5, 2.0)),
+            Axis("cost", 0.0, 1.05 * float(elbow.interval.max())),
+        ),
+        "tree": _tree(tree, run.n_clusters) if len(tree) else None,
+    }
+
+
+def _tree(tree: FloatArray, n_clusters: int) -> dict[str, Any]:
+    """Return the links of a dendrogram as four points each, and where it is cut into clusters."""
+    from scipy.cluster.hierarchy import dendrogram
+
+    n_leaves = min(len(tree) + 1, _MOST_LEAVES)
+    drawn = dendrogram(tree, p=n_leaves, truncate_mode="lastp", no_plot=True)
+    heights = np.append(tree[::-1, 2], 0.0)  # the first merges two clusters, the last nothing
+    cut = None
+    if 1 < n_clusters <= n_leaves:
+        cut = float(heights[n_clusters - 2] + heights[n_clusters - 1]) / 2
+    return {
+        "links": [
+            [*zip(*link, strict=True)]
+            for link in zip(drawn["icoord"], drawn["dcoord"], strict=True)
+        ],
+        "cut": cut,
+        "n_leaves": n_leaves,
+        "axes": (Axis("", 0.0, 10.0 * n_leaves), Axis("height", 0.0, 1.05 * float(heights[0]))),
+    }
 
 
 # --------------------------------------------------------------------------- templates

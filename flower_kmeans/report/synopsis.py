@@ -76,17 +76,29 @@ class Elbow(NamedTuple):
         return np.maximum(np.stack([self.costs - margin, self.costs + margin], axis=1), 0.0)
 
     @property
+    def gaps(self) -> Floats:
+        """By how much the logarithm of each cost is below that of records without clusters, (n,).
+
+        Relative to the first; numbers of clusters must ascend.
+        """
+        return choice.gaps(self.n_clusters, self.costs, self.dimensions)
+
+    @property
     def suggested(self) -> int:
         """A number of clusters: the smallest whose gap is about as large as the largest one.
 
-        A gap is by how much the logarithm of a cost is below that of records without clusters, and
-        about is half a standard error. docs/tables/choose-k.md has how often it is the true one.
+        About is half a standard error. docs/tables/choose-k.md has how often it is the true one.
         """
         if len(self.n_clusters) == 0:
             raise ConfigurationError("Expected an elbow with a number of clusters. Got none.")
         order = np.argsort(self.n_clusters, kind="stable")
         costs = choice.Costs(*(values[order] for values in self[1:]))
         return choice.suggested(self.n_clusters[order], costs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values, ready for JSON."""
+        values = {name: array.tolist() for name, array in self._asdict().items()}
+        return {**values, "interval": self.interval.tolist(), "suggested": self.suggested}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

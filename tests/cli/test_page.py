@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from flower_kmeans import Box, Fault, PrivacyBudget, html_report, simulate
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.outputs import write_centroids, write_report
+from flower_kmeans.report.synopsis import Synopsis
 from flower_kmeans.strategies import FastLloyd
 
 NAMES = ["age", "<visits>"]
@@ -107,6 +108,22 @@ def refusal(path):
     assert result.exit_code == 1
     assert len(result.output.splitlines()) == 1
     return result.output
+
+
+def test_the_synopsis_beside_must_be_that_of_the_run(left):
+    with_it = again(left.parent)
+    assert 'id="numbers"' in with_it
+    file = left.with_name("synopsis.npz")
+    synopsis = Synopsis.load(file)
+    Synopsis(synopsis.mixture, Box([0, 0], [10, 11])).save(file)
+    assert "Expected the synopsis of the run in" in refusal(left)
+    file.write_bytes(b"PK")
+    assert "Expected a file that Synopsis.save wrote" in refusal(left)
+    file.unlink()
+    without = again(left.parent)
+    assert 'id="numbers"' not in without
+    write_centroids(left.parent, finished("FastLloyd", "trusted-server"), NAMES)
+    assert not file.exists()  # that of a run before
 
 
 def test_versions_are_those_of_the_run(left):

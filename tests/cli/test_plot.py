@@ -1,0 +1,203 @@
+"""``flower-kmeans plot`` draws what a run released, and records only where they are added."""
+
+import re
+import stat
+
+import numpy as np
+import pytest
+from report_pages import finished
+from typer.testing import CliRunner
+
+from flower_kmeans import Ball, Box, Clustering
+from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
+from flower_kmeans.cli import plot
+from flower_kmeans.cli.app import app
+from flower_kmeans.cli.outputs import write_centroids
+from flower_kmeans.report.synopsis import Synopsis
+
+pytest.importorskip("matplotlib")
+RNG = np.random.default_rng
+KINDS = ("axes", "pairs", "sizes", "profiles")
+CENTROIDS = np.array([[-3.0, 30, 0.1], [3, -30, 0.2], [4, 40, -0.4]])
+REPORT = finished("FastLloyd", "trusted-server").report
+BOX = Box([-10.0, -100, -1], [10.0, 100, 1])
+NAMES = ["age", "<$x_1$>", "visits"]
+
+
+def synopsis_of(domain=BOX, centroids=CENTROIDS, m=12):
+    d = domain.n_features
+    means = domain.to_unit(np.resize(centroids, (m, d))) + RNG(0).normal(0, 0.02, (m, d))
+    found = ReleasedMixture(
+        np.arange(m) * 10.0 + 50, means, np.full((m, d), 0.05), np.eye(d), 1e-12, np.full(m, 0.1),
+        (4.0, 3.0, 3.0),
+    )  # fmt: skip
+    return Synopsis(found, domain)
+
+
+def leave(directory, *, domain=BOX, centroids=CENTROIDS, synopsis=None, sizes=None, names=NAMES):
+    k = len(centroids)
+    weights = None if sizes is None else np.zeros(k)
+    clustering = Clustering(
+        centroids, np.arange(k) * 100.0 - 20, domain, REPORT, weights, sizes, synopsis
+    )
+    write_centroids(directory, clustering, names)
+    return directory / "centroids.npz"
+
+
+def invoke(path, *options):
+    return CliRunner().invoke(app, ["plot", "--centroids", str(path), *map(str, options)])
+
+
+def drawn(path, kind, *options):
+    """Return what the command prints, and the picture as svg with its text as text."""
+    import matplotlib
+
+    output = path.with_name("picture.svg")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        result = invoke(path, "--kind", kind, "--output", output, *options)
+    assert result.exit_code == 0, result.output
+    assert stat.S_IMODE(output.stat().st_mode) == 0o600
+    return result.output, output.read_text("utf-8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("with_synopsis", [True, False])
+def test_every_kind_is_drawn_from_released_values(tmp_path, kind, with_synopsis):
+    path = leave(tmp_path, synopsis=synopsis_of() if with_synopsis else None)
+    said, svg = drawn(path, kind)
+    assert (
+        said == f"Wrote {path.with_name('picture.svg')}, which shows only what the run released.\n"
+    )
+    assert "from released values only" in svg
+    assert "RECORDS" not in svg
+    if kind in ("pairs", "profiles"):
+        assert "&lt;$x_1$&gt;" in svg  # neither markup nor a formula
+    if kind == "axes":
+        of = "synopsis" if with_synopsis else "centroids"
+        assert f"3 clusters on the principal axes of the {of}" in svg
+        shares = [int(each) for each in re.findall(r"\((\d+)% of variance\)", svg)]
+        assert len(shares) == 2
+        assert shares[0] >= shares[1]
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_the_suffix_is_the_format(tmp_path, suffix):
+    path = leave(tmp_path, synopsis=synopsis_of())
+    output = tmp_path / f"picture.{suffix}"
+    assert invoke(path, "--output", output).exit_code == 0
+    start = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[suffix]
+    assert output.read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize("kind", ["axes", "pairs"])
+def test_records_that_are_added_are_marked(tmp_path, kind):
+    path = leave(tmp_path, synopsis=synopsis_of())
+    own = tmp_path / "own.csv"
+    records = RNG(1).uniform(-1, 1, (50, 3)) * [10, 100, 1]
+    records[7, 1] = np.nan
+    lines = [",".join(NAMES), *(",".join(map(str, row)) for row in records.tolist())]
+    own.write_text("\n".join(lines), "utf-8")
+    _, before = drawn(path, kind)
+    said, svg = drawn(path, kind, "--records", own)
+    assert said.endswith("which shows THE RECORDS THEMSELVES.\n")
+    assert "HOLDS RECORDS of own.csv: as confidential as these" in svg
+    if kind == "axes":
+        assert "own records, not released" in svg
+    # A mark for each whole record, in each of the panels of two columns.
+    added = svg.count("<use ") - before.count("<use ")
+    assert added > 45 * (1 if kind == "axes" else 6)  # ticks may be fewer
+
+
+def test_sizes_have_the_intervals_that_are_known(tmp_path, monkeypatch):
+    found = {}
+
+    def errorbar(axes, places, heights, yerr, **options):
+        found.update(heights=heights, low=heights - yerr[0], high=heights + yerr[1])
+
+    monkeypatch.setattr("matplotlib.axes.Axes.errorbar", errorbar)
+    sizes = SizeReport((400.0, 100.0, 250.0), 10.0, 50, 300)
+    bounded = leave(tmp_path, sizes=sizes)
+    _, svg = drawn(bounded, "sizes")
+    assert "intervals of 95% over the noise, at once" in svg
+    np.testing.assert_allclose(found["low"], sizes.interval[[0, 2, 1], 0])
+    np.testing.assert_allclose(found["high"], sizes.interval[[0, 2, 1], 1])
+    synopsis = synopsis_of()
+    _, svg = drawn(leave(tmp_path, synopsis=synopsis), "sizes")
+    assert "intervals of 95% over the noise, each" in svg
+    # Four parts of each cluster, each with noise of 4 records.
+    np.testing.assert_allclose(
+        found["heights"], sorted(synopsis.weights.reshape(4, 3).sum(0))[::-1]
+    )
+    np.testing.assert_allclose(found["high"] - found["heights"], 1.959964 * 4 * 2, rtol=1e-5)
+    found.clear()
+    _, svg = drawn(leave(tmp_path), "sizes")
+    assert "intervals" not in svg
+    assert not found
+    with np.load(bounded) as file:
+        arrays = {**file, "sizes": np.ones(3), "size_interval": np.ones((2, 2))}
+    np.savez(bounded, **arrays)
+    assert "Expected 3 sizes with an interval each" in invoke(bounded, "--kind", "sizes").output
+
+
+def test_profiles_are_deviations_of_all_records(tmp_path):
+    synopsis = synopsis_of()
+    _, svg = drawn(leave(tmp_path, synopsis=synopsis), "profiles")
+    records = synopsis.sample(200_000, RNG(2))
+    expected = (CENTROIDS - records.mean(axis=0)) / records.std(axis=0)
+    shown = [float(text.replace("−", "-")) for text in re.findall(r">(-?−?\d+\.\d)</text>", svg)]
+    for value in expected.ravel():
+        assert min(abs(value - each) for each in shown) < 0.07
+
+
+def test_parts_are_as_wide_as_their_covariances_say():
+    """Along any directions, and beside those of the mixture."""
+    rng, d = RNG(3), 4
+    directions = np.linalg.qr(rng.normal(size=(d, 2)))[0]
+    found = ReleasedMixture(
+        np.ones(3), rng.normal(size=(3, 2)) * 0.1, rng.uniform(0.1, 0.3, (3, 2)), directions, 0.02,
+        np.ones(3), (0.0, 0.0, 0.0),
+    )  # fmt: skip
+    synopsis = Synopsis(found, Ball(1.0, [0.0] * d))
+    along = rng.normal(size=(d, 2))
+    expected = along.T @ synopsis.covariances @ along
+    np.testing.assert_allclose(plot._covariances(synopsis, along), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("with_synopsis", [True, False])
+def test_one_column_has_pictures_too(tmp_path, with_synopsis):
+    domain, centroids = Box([0.0], [10.0]), np.array([[2.0], [7.0]])
+    synopsis = synopsis_of(domain, centroids) if with_synopsis else None
+    path = leave(tmp_path, domain=domain, centroids=centroids, synopsis=synopsis, names=["age"])
+    for kind in KINDS:
+        drawn(path, kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ("--kind", "bars"),
+            "--kind in ['axes', 'pairs', 'sizes', 'profiles']. Got 'bars'",
+        ),
+        (("--output", "x.gif"), "ends in .svg, .png, .pdf"),
+        (("--output", "none/x.svg"), "in a directory that exists. Got none/x.svg"),
+        (("--kind", "sizes", "--records", "own.csv"), "Expected --records with axes or pairs only"),
+        (("--columns", "age"), "Expected --columns with pairs only"),
+        (("--kind", "pairs", "--columns", "age,size"), "Got age, size"),
+        (("--records", "none.csv"), "none.csv"),
+    ],
+)
+def test_bad_options_are_one_sentence(tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    result = invoke(leave(tmp_path), *options)
+    assert result.exit_code == 1
+    assert words in " ".join(result.output.split())
+    assert len(result.output.splitlines()) == 1
+    assert not [*tmp_path.glob("*.svg")]
+
+
+def test_matplotlib_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    result = invoke(leave(tmp_path), "--output", tmp_path / "x.svg")
+    assert result.exit_code == 1
+    assert "pip install 'flower-kmeans[plots]'" in result.output
