@@ -89,7 +89,11 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
         found = numbers(cells)
         values = np.full(len(cells), np.nan) if found is None else found
         values = np.where(np.isfinite(values), np.clip(values, self.lower, self.upper), np.nan)
-        return (np.log10(values) if self.scale == "log" else values)[:, None]
+        if self.scale == "log":
+            # Once more, since this logarithm may be rounded beyond that of a bound.
+            ((low, high),) = self.coordinates().values()
+            values = np.clip(np.log10(values), low, high)
+        return values[:, None]
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
         """Return values of the box, (k, 1), in the user's units."""

@@ -3,6 +3,7 @@
 A new algorithm is held to all of it by a row in `rows.py`.
 """
 
+import itertools
 import math
 import re
 import warnings
@@ -16,6 +17,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from flower_kmeans.algorithms import GLloydAlgorithm, Query, algorithm_from_config
 from flower_kmeans.algorithms.base import _REGISTRY, UNUSABLE
 from flower_kmeans.data.domain import Ball, GridRecords
+from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.algorithms.rows import (
@@ -85,6 +87,32 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
     for release, found in largest.items():
         least = 1.0 if where == "line" else GRIDS[name].short.get(release, 1.0)
         assert least - 1e-12 <= max(found) <= 1 + 1e-12, release
+
+
+DECLARED = TableDomain([Category("c", ("a", "b", "other"), "other"), Number("x", 1, 100, "log")])
+
+
+@pytest.mark.parametrize("name", [name for name in GRIDS if name != "hdpe-means"])  # 17 columns
+def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
+    """All records that a table can hold: of a category, a number, and missing cells."""
+    monkeypatch.setitem(DOMAINS, "declared", DECLARED)
+    algorithm = GRIDS[name].make("declared")
+    cells = zip(*itertools.product("ab?", ["", 0, 1, 3, 10, 1e9]), strict=True)
+    table = DECLARED.encode(dict(zip("cx", map(list, cells), strict=True)), "nan")
+    whole = table[np.isfinite(table).all(axis=1)]
+    assert len(whole) == 3 * 5  # without a number there is no record
+    grid = GridRecords(whole, DECLARED, algorithm.fraction_bits)
+    records = np.concatenate(list(grid.blocks(999))).astype(np.int64)
+    largest = {}
+    for query in any_queries(algorithm, seed=2, trials=2):
+        before = added(algorithm, query, records[::4])
+        changes = np.array(
+            [added(algorithm, query, np.vstack([records[::4], row])) - before for row in records]
+        )
+        for release, words in algorithm.release_words(query.round):
+            largest.setdefault(release.name, []).append(sizes(release, changes[:, words]).max())
+    assert all(max(found) <= 1 + 1e-12 for found in largest.values())
+    assert name != "glloyd" or max(largest["sums"]) >= 1 - 1e-12
 
 
 @pytest.mark.parametrize("name", GRIDS)
