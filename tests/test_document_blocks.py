@@ -96,6 +96,10 @@ LISTED = {
         "simulations/existing_app/README.md",
         f"flwr run simulations/existing_app {LOCALLY.format(10)}",
     ): Listed(RAY, "tests/simulations/test_existing_app.py::test_both_work_on_ray"),
+    (
+        "simulations/clustered/README.md",
+        f"flwr run simulations/clustered {LOCALLY.format(100)}",
+    ): Listed(RAY, "tests/simulations/test_clustered_app.py"),
     ("simulations/photo/README.md", f"flwr run simulations/photo {LOCALLY.format(20)}"): Listed(
         RAY, "tests/simulations/test_photo_app.py"
     ),
