@@ -84,7 +84,7 @@ def prepare(docs: Path) -> None:
 
 
 def main(site: str = "site") -> int:
-    """Build the site in a directory of its own and put it into ``site``; return the exit code."""
+    """Build the site in a temporary directory and put it into ``site``; return the exit code."""
     with tempfile.TemporaryDirectory() as work:
         prepare(Path(work, "docs"))
         shutil.copy(ROOT / "mkdocs.yml", work)
