@@ -741,9 +741,7 @@ class SynopsisAlgorithm(base.Algorithm):
         n_beside = self.domain.n_features - self.schedule.n_directions
         beside = rest / max(n_beside, 1)
         costs = choice.costs_of(mixture, numbers, self.seed, radii, noise, beside, n_beside)
-        # With more clusters than parts, centres would be points that were drawn.
-        n = max(1, int(np.count_nonzero(mixture.weights)) - self.fewest_clusters + 1)
-        chosen = choice.suggested(numbers[:n], choice.Costs(*(values[:n] for values in costs)))
+        chosen = choice.suggested(numbers, costs, int(np.count_nonzero(mixture.weights)))
         return choice.selection(mixture, chosen, self.seed)
 
     def _after_refinement(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:

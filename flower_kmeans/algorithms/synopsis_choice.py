@@ -27,6 +27,7 @@ from flower_kmeans.algorithms.synopsis_mixture import (
 from flower_kmeans.data.domain import row_sums
 
 TOLERANCE = 0.5  # standard errors of a cost by which a gap may be smaller than the largest one
+LEAST_PARTS = 3  # of a cluster: with fewer on average, a cost is that of the cells
 _STARTS = 5  # of each of many clusterings
 
 
@@ -103,13 +104,15 @@ def gaps(numbers: IntArray, costs: FloatArray, dimensions: FloatArray) -> FloatA
     return np.asarray(logs[0] - logs - reference)
 
 
-def suggested(numbers: Sequence[int] | IntArray, found: Costs) -> int:
+def suggested(numbers: Sequence[int] | IntArray, found: Costs, n_parts: int) -> int:
     """Return the number of clusters that the costs of some, in ascending order, suggest.
 
-    The smallest whose gap is at most half a standard error of the cost below the largest gap.
+    The smallest whose gap is at most half a standard error of the cost below the largest gap, of
+    the first number and those of at most a third of the mixture's parts.
     """
     chosen = np.asarray(numbers, dtype=np.int64)
-    by_number = gaps(chosen, found.costs, found.dimensions)
+    n = max(1, int(np.count_nonzero(chosen <= n_parts // LEAST_PARTS)))
+    by_number = gaps(chosen, found.costs, found.dimensions)[:n]
     best = int(np.argmax(by_number))
     least = by_number[best] - TOLERANCE * found.errors[best] / found.costs[best]
     return int(chosen[np.argmax(by_number >= least)])

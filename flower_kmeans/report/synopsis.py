@@ -63,6 +63,7 @@ class Elbow(NamedTuple):
     costs: Floats  # (n,)
     standard_errors: Floats  # (n,), by the noise in the last round of the synopsis
     dimensions: Floats  # (n,), costs over the largest variance in one direction around centroids
+    n_parts: int  # of the synopsis
 
     @property
     def interval(self) -> Floats:
@@ -87,17 +88,20 @@ class Elbow(NamedTuple):
     def suggested(self) -> int:
         """A number of clusters: the smallest whose gap is about as large as the largest one.
 
-        About is half a standard error. docs/tables/choose-k.md has how often it is the true one.
+        About is half a standard error. There are at least three parts of the synopsis for each
+        cluster: with fewer, noise looks like clusters. docs/tables/choose-k.md has how often it is
+        the true one.
         """
         if len(self.n_clusters) == 0:
             raise ConfigurationError("Expected an elbow with a number of clusters. Got none.")
         order = np.argsort(self.n_clusters, kind="stable")
-        costs = choice.Costs(*(values[order] for values in self[1:]))
-        return choice.suggested(self.n_clusters[order], costs)
+        values = self.costs, self.standard_errors, self.dimensions
+        costs = choice.Costs(*(each[order] for each in values))
+        return choice.suggested(self.n_clusters[order], costs, self.n_parts)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, ready for JSON."""
-        values = {name: array.tolist() for name, array in self._asdict().items()}
+        values = {name: np.asarray(each).tolist() for name, each in self._asdict().items()}
         return {**values, "interval": self.interval.tolist(), "suggested": self.suggested}
 
 
@@ -186,7 +190,8 @@ class Synopsis:
             n_beside,
         )
         factor = (longest * (self.domain.common_unit or 1.0)) ** 2
-        return Elbow(np.array(numbers, np.int64), costs * factor, errors * factor, dimensions)
+        counted = np.array(numbers, np.int64)
+        return Elbow(counted, costs * factor, errors * factor, dimensions, len(found.weights))
 
     def hierarchy(self) -> Floats:
         """Return Ward's hierarchy of the parts, (m - 1, 4), for ``scipy.cluster.hierarchy``.

@@ -86,14 +86,17 @@ def test_the_smallest_number_within_half_a_standard_error_is_suggested():
     found = np.exp(-wanted) / np.array(numbers)
     for relative, k in ((0.0, 4), (0.07, 4), (0.09, 3), (0.6, 3), (0.7, 2)):
         errors = np.array([9.0, 9.0, relative, 9.0]) * found
-        assert choice.suggested(numbers, choice.Costs(found, errors, dimensions)) == k
+        costs = choice.Costs(found, errors, dimensions)
+        assert choice.suggested(numbers, costs, 18) == k
+    for n_parts, k in ((17, 4), (12, 4), (11, 3), (6, 2), (1, 2)):
+        assert choice.suggested(numbers, choice.Costs(found, 0 * found, dimensions), n_parts) == k
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 def test_groups_that_are_clear_are_found(k):
     found = mixture(groups(k, 15, radius=0.06), scale=0.03)
     numbers = range(1, 13)
-    assert choice.suggested(numbers, costs(found, numbers)) == k
+    assert choice.suggested(numbers, costs(found, numbers), 100) == k
 
 
 def test_long_clusters_are_not_cut_in_pieces():
@@ -102,9 +105,9 @@ def test_long_clusters_are_not_cut_in_pieces():
     parts = [np.column_stack([along, np.full(12, y)]) for y in (-0.7, 0.0, 0.7)]
     found, numbers = mixture(np.vstack(parts), scale=0.03), range(1, 16)
     result = costs(found, numbers)
-    assert choice.suggested(numbers, result) == 3
+    assert choice.suggested(numbers, result, 100) == 3
     round_ones = result._replace(dimensions=np.full(15, 2.0))
-    assert choice.suggested(numbers, round_ones) > 3
+    assert choice.suggested(numbers, round_ones, 100) > 3
 
 
 # --------------------------------------------------------------------------- the plan
@@ -209,11 +212,12 @@ def test_a_run_keeps_to_its_pair(numbers):
     assert numbers[0] <= len(algorithm.centroids(state)) <= numbers[1]
 
 
-def test_no_run_has_more_clusters_than_parts():
-    """One record for all: no cell stands out, and the largest alone is kept."""
+def test_a_run_has_a_third_as_many_clusters_as_parts_or_the_fewest():
+    """Of few records: no cell stands out, and the largest alone is kept."""
     algorithm = SynopsisAlgorithm((1, 20), BALL, PrivacyBudget(0.01), n_records=20)
     state = run_of(algorithm, [RECORDS[:20]], Stream.from_key(bytes(32)))
-    assert len(algorithm.centroids(state)) <= len(algorithm.mixture(state).weights)
+    n_parts = len(algorithm.mixture(state).weights)
+    assert len(algorithm.centroids(state)) <= max(1, n_parts // 3)
     with_most = SynopsisAlgorithm((19, 20), BALL, PrivacyBudget(0.01), n_records=20)
     state = run_of(with_most, [RECORDS[:20]], Stream.from_key(bytes(32)))
     assert len(with_most.centroids(state)) == 19

@@ -150,8 +150,9 @@ def test_the_cost_bends_at_the_true_number_of_clusters():
     clear = -np.diff(elbow.costs) > (high - low)[1:]
     assert np.flatnonzero(clear)[-1] + 2 == 5
     assert elbow.suggested == 5
-    falling = type(elbow)(*(values[::-1] for values in elbow))
+    falling = type(elbow)(*(values[::-1] for values in elbow[:4]), elbow.n_parts)
     assert falling.suggested == 5
+    assert elbow._replace(n_parts=14).suggested == 4  # three parts for each
     np.testing.assert_allclose((low + high) / 2, elbow.costs)
     np.testing.assert_allclose(high - low, 2 * 1.959964 * elbow.standard_errors, rtol=1e-6)
     assert (elbow.standard_errors > 0).all()
