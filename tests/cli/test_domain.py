@@ -167,13 +167,14 @@ class TestSimulate:
         with (tmp_path / "out" / "centroids.csv").open(encoding="utf-8", newline="") as file:
             low, high = sorted(csv.DictReader(file), key=lambda row: float(row["income"]))
         wards = ["ward=surgery", "ward=medicine", "ward=other"]
+        # After some noise, the 60 records without a ward of one group belong to the other group.
         assert list(low)[2:] == ["age", "income", *wards, "admitted"]
         for row, log, shares, year in ((low, 3.5, [0, 0.9, 0.1], 2021), (high, 5, [0.9, 0, 0.1],
                                                                          2023)):  # fmt: skip
-            assert np.log10(float(row["income"])) == pytest.approx(log, abs=0.2)
-            np.testing.assert_allclose([float(row[w]) for w in wards], shares, atol=0.1)
+            assert np.log10(float(row["income"])) == pytest.approx(log, abs=0.3)
+            np.testing.assert_allclose([float(row[w]) for w in wards], shares, atol=0.15)
             assert row["admitted"].startswith(f"{year}-")
-        assert float(low["age"]) == pytest.approx(0.9 * 29.5 + 4, abs=5)
+        assert float(low["age"]) == pytest.approx(0.9 * 29.5 + 4, abs=8)
         report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
         assert report["columns"] == ["age", "log10(income)", *wards, "days(admitted)"]
         assert report["epsilon"] == pytest.approx(8)
@@ -183,7 +184,7 @@ class TestSimulate:
         head, *rows = found["Centroids, part 1 of 2"]
         assert head[3:] == ["age", "income", *wards]
         incomes = sorted(float(row[4].replace(",", "")) for row in rows[:2])
-        np.testing.assert_allclose(np.log10(incomes), [3.5, 5], atol=0.2)
+        np.testing.assert_allclose(np.log10(incomes), [3.5, 5], atol=0.3)
         assert rows[-1][3:6] == ["0 to 120", "1000 to 1e+06", "0 to 1"]
         head, *rows = found["Centroids, part 2 of 2"]
         assert head[1:] == ["admitted"]
