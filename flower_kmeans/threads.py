@@ -1,4 +1,4 @@
-"""Sums over rows on several threads, with BLAS kept to one thread in each."""
+"""Ranges of rows on several threads, with BLAS kept to one thread in each."""
 
 import os
 import threading
@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+from threadpoolctl import (  # type: ignore[import-untyped]
+    OpenBLASController,
+    ThreadpoolController,
+)
 
 IntArrays = tuple[NDArray[np.int64], ...]
+_Found = TypeVar("_Found")
 
 _MAX_WORKERS = 8
 _WORK_OF_NO_THREAD = 2**17  # so little BLAS (OpenBLAS: 2^18 products) shares out among no threads
@@ -22,6 +26,8 @@ _WORK_PER_THREAD = 2**25  # less, about a millisecond, is not worth a second thr
 _lock = threading.Lock()
 _calls = 0
 _limit: Any = None
+# From threadpoolctl 3.8 on, OpenBLAS ignores all threads but the first one that sets a limit.
+_let_any_thread_set: Any = getattr(OpenBLASController, "clear_controlling_thread", lambda force: 0)
 
 
 def sum_in_parts(n_rows: int, work: int, part: Callable[[int, int], IntArrays]) -> IntArrays:
@@ -33,23 +39,31 @@ def sum_in_parts(n_rows: int, work: int, part: Callable[[int, int], IntArrays]) 
     """
     if work < _WORK_OF_NO_THREAD:  # limiting BLAS would take longer than the sums of few records
         return part(0, n_rows)
-    workers = min(blas_threads(), 1 + work // _WORK_PER_THREAD, max(1, n_rows))
-    edges = [n_rows * i // workers for i in range(workers + 1)]
-    with single_threaded_blas():
-        if workers == 1:
-            return part(0, n_rows)
-        # NumPy, BLAS and the compiled kernel release the GIL.
-        with ThreadPoolExecutor(workers) as pool:
-            totals, *others = pool.map(part, edges[:-1], edges[1:])
+    totals, *others = in_parts(n_rows, min(blas_threads(), 1 + work // _WORK_PER_THREAD), part)
     for arrays in others:
         for total, more in zip(totals, arrays, strict=True):
             total += more
     return totals
 
 
+def in_parts(n_rows: int, parts: int, part: Callable[[int, int], _Found]) -> list[_Found]:
+    """Return what a function gives for so many ranges of rows; fewer if there are fewer rows.
+
+    NumPy, BLAS and the compiled kernel release the GIL. The first range is the caller's thread's.
+    """
+    parts = max(1, min(parts, n_rows))
+    edges = [n_rows * i // parts for i in range(parts + 1)]
+    with single_threaded_blas():
+        if parts == 1:
+            return [part(0, n_rows)]
+        with ThreadPoolExecutor(parts - 1) as pool:
+            others = pool.map(part, edges[1:-1], edges[2:])
+            return [part(0, edges[1]), *others]
+
+
 def blas_threads() -> int:
     """Return how many threads BLAS may use now, so that its limits are ours as well."""
-    found = [int(library["num_threads"]) for library in _controller().info()]
+    found = [int(library.num_threads) for library in _controller().lib_controllers]
     return min(_MAX_WORKERS, max(found, default=os.cpu_count() or 1))
 
 
@@ -71,7 +85,14 @@ def single_threaded_blas() -> Iterator[None]:
         with _lock:
             _calls -= 1
             if _calls == 0:
+                _let_any_thread_set(force=True)
                 _limit.restore_original_limits()
+                _let_any_thread_set(force=True)
+
+
+def find_blas_again() -> None:
+    """Find a library that was loaded after the first call here, so that limits hold for it too."""
+    _controller.cache_clear()
 
 
 @cache

@@ -1,6 +1,7 @@
 """Sums over rows that are shared out over threads."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,6 +25,11 @@ def three_threads(monkeypatch):
         monkeypatch.setattr(threads, "blas_threads", lambda: 3)
 
     return switch
+
+
+def blas_of_all():
+    """Return how many threads BLAS has, of all libraries."""
+    return {library["num_threads"] for library in threads._controller().info()}
 
 
 def record_parts(n_rows, work):
@@ -61,6 +67,27 @@ def test_an_error_of_one_part_is_the_callers(three_threads):
         sum_in_parts(9, 9, part)
 
 
+def test_an_error_waits_for_the_other_parts_and_blas_has_one_thread_until_then(three_threads):
+    """Nothing reads the records of a caller, who may close them, after the call."""
+    three_threads()
+    failed, found = threading.Event(), []
+
+    def part(start, stop):
+        if start == 0:
+            found.append(blas_of_all())
+            failed.set()
+            raise ValueError("the first part")
+        failed.wait(60)
+        time.sleep(0.05)
+        found.append(blas_of_all())
+
+    with threads._controller().limit(limits=3):  # tests have one
+        threads._let_any_thread_set(force=True)
+        with pytest.raises(ValueError, match="the first part"):
+            sum_in_parts(9, 9, part)
+    assert found == [{1}, {1}, {1}]
+
+
 def statistics():
     rng = np.random.default_rng(5)
     bits, d = 12, 4
@@ -91,7 +118,6 @@ def test_threads_change_no_statistic(three_threads, name, n):
 
 
 def test_overlapping_calls_restore_the_threads_of_blas(three_threads):
-    before = [library["num_threads"] for library in threads._controller().info()]
     three_threads()
     records = GridRecords.from_grid(np.zeros((2_000, 2)), 16)
     start = threading.Barrier(4)
@@ -101,6 +127,12 @@ def test_overlapping_calls_restore_the_threads_of_blas(three_threads):
         for _ in range(5):
             cluster_sums(records, np.zeros((3, 2), dtype=np.int64))
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(call, range(4)))
-    assert [library["num_threads"] for library in threads._controller().info()] == before
+    with threads._controller().limit(limits=3):  # tests have one
+        assert blas_of_all() == {3}
+        threads._let_any_thread_set(force=True)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(call, range(4)))
+        assert blas_of_all() == {3}
+        with threads.single_threaded_blas():
+            assert blas_of_all() == {1}
+        assert blas_of_all() == {3}

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ Range = tuple[tuple[int, ...], IntArray | int, IntArray | int]
 """Shape, least and largest value of an array of a query."""
 
 UNUSABLE = "The query of a round is not one of its algorithm."
+_INT64 = np.dtype(np.int64)
 LIMIT = 2**63  # below which absolute values sums of 64-bit words are exact
 MAX_CLUSTERS = 10_000
 MAX_ROUNDS = 1_000
@@ -43,8 +44,7 @@ SUMS, COUNTS = "sums", "counts"
 MIN_COUNT = 1.0  # fewest noisy records of a cluster whose sum is divided by them; public
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """A named array of a round's statistic; an integer ``i`` means ``i * 2**-exponent``."""
 
     name: str
@@ -78,9 +78,12 @@ class State:
     arrays: Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Query:
-    """All that a client must know to answer a round; rounds count from 1."""
+    """All that a client must know to answer a round; rounds count from 1.
+
+    Clients of one process share it, and what is computed from it (`lru_cache` takes identities).
+    """
 
     round: int
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -530,7 +533,7 @@ class Algorithm(ABC):
         parts = []
         for block in self.layout(round_number):
             array = statistic.blocks[block.name]
-            if array.shape != block.shape or array.dtype != np.int64:
+            if array.shape != block.shape or array.dtype != _INT64:
                 raise ValueError(
                     f"Expected block {block.name!r} as int64 of shape {block.shape}. "
                     f"Got {array.dtype} of shape {array.shape} instead."

@@ -9,7 +9,7 @@ relocation").
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Annotated, ClassVar, Literal
 
 import mpmath
@@ -18,7 +18,7 @@ import numpy as np
 from flower_kmeans.algorithms import base, lloyd
 from flower_kmeans.algorithms.base import COUNTS, SUMS, Block, FloatArray, IntArray, Query, State
 from flower_kmeans.algorithms.numerics import postprocess
-from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.algorithms.numerics.cells import Cells
 from flower_kmeans.algorithms.numerics.cost import COST
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, into_domain, quotients, to_grid
 from flower_kmeans.algorithms.released import CostEstimate
@@ -115,9 +115,8 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             records = _WiderGrid(records)
         if not self.relocation:
             return super().statistic(query, records)
-        q, radii = self.fraction_bits, np.full(self.n_clusters, query.arrays["radius"][0])
-        weighted = self._is_weighted(query.round)
-        found = cell_sums(records, query.arrays["centroids"], radii, q, weighted)
+        q, weighted = self.fraction_bits, self._is_weighted(query.round)
+        found = _cells(query).sums(records, q, weighted)
         blocks = {SUMS: found.sums, NEARNESS: found.slacks, COUNTS: found.counts << q}
         if self._has_cost(query.round):
             blocks[COST] = np.array([(blocks[COUNTS] - found.slacks).sum()])  # 1 - (1 - |u|^2)
@@ -231,7 +230,7 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
         wanted = self.relocation and self._signal < WEIGHTED_BELOW
         return wanted and not self._has_cost(round_number)
 
-    @property
+    @cached_property
     def _signal(self) -> float:
         """N mu / (k sqrt d), over clip where clients are protected; infinite without privacy."""
         if self._planning_records is None or self._mu == math.inf:
@@ -309,6 +308,13 @@ class FastLloydAlgorithm(lloyd.LloydFamily):
             return self._radius
         half_diameter = math.floor(self.domain.l2_bound(self.fraction_bits))
         return math.isqrt(half_diameter * self._radius) if self.relocation else half_diameter
+
+
+@lru_cache(maxsize=4)  # clients of one process are in one round
+def _cells(query: Query) -> Cells:
+    """Return the cells of a query, all of one radius."""
+    centroids = query.arrays["centroids"]
+    return Cells(centroids, np.full(len(centroids), query.arrays["radius"][0]))
 
 
 def packing_radius(alpha: float, n_clusters: int, domain: Domain, fraction_bits: int) -> int:

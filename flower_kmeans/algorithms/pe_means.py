@@ -34,7 +34,7 @@ from flower_kmeans.algorithms.base import (
     register,
 )
 from flower_kmeans.algorithms.lloyd import MAX_PACKING
-from flower_kmeans.algorithms.numerics.assignment import assign, vote_counts
+from flower_kmeans.algorithms.numerics.assignment import Centers, vote_counts
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words, round_words
 from flower_kmeans.algorithms.numerics.portable import normals
@@ -296,9 +296,8 @@ class PEMeansAlgorithm(Algorithm):
         if n_voted < k:
             flags[FEW if n_voted else NO_VOTES] = True
         centers = np.where(n_voted < k, first, self.space.cut(found)).astype(np.int64)
-        labels, _ = assign(points, centers)
         counts = np.zeros(k, dtype=np.int64)
-        np.add.at(counts, labels, weights)
+        np.add.at(counts, Centers(centers).nearest(points), weights)
         return {"centers": centers, "counts": counts}
 
     def most_chosen(self, round_number: int) -> int:

@@ -6,11 +6,11 @@ Sources: docs/guarantees.md, "Bounds on cluster sizes" and "SynopsisKMeans".
 import math
 from collections import Counter
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 FloatArray = NDArray[np.float64]
 Kept = Literal["kept", "open", "missed"]
@@ -80,7 +80,7 @@ class SizeReport:
         """
         # A union bound over k clusters: true sizes are in all intervals at once.
         k = len(self.counts)
-        return -self.noise * float(ndtri((1 - CONFIDENCE) / (2 * k)))
+        return -self.noise * NormalDist().inv_cdf((1 - CONFIDENCE) / (2 * k))
 
     @property
     def interval(self) -> FloatArray:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array
 
 from flower_kmeans.algorithms.base import MIN_COUNT, FloatArray, IntArray
-from flower_kmeans.algorithms.numerics.assignment import assign
+from flower_kmeans.algorithms.numerics.assignment import Centers
 from flower_kmeans.algorithms.numerics.grid_kmeans import grid_kmeans, lloyd_steps
+from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.algorithms.numerics.initialization import random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.algorithms.numerics.postprocess import clip_rows, scaled, to_grid, zero_small
@@ -187,8 +187,7 @@ def partition(
     labels = nearest(points, found)
     counts = np.bincount(labels, minlength=n_cells)
     residuals = points - found[labels]
-    choice = csc_array((ones, labels, np.arange(size + 1)), shape=(n_cells, size))
-    sums = choice @ (residuals * residuals)  # of integers
+    sums = Groups(labels, n_cells).sums(residuals * residuals)  # of integers
     pooled = np.maximum(scaled(sums.sum(axis=0), 2 * MODEL_BITS) / size, SMALLEST)
     # Cells have few points: some that are spread as all are keep the variances apart from 0.
     variances = scaled(sums, 2 * MODEL_BITS) + _PSEUDO_POINTS * pooled
@@ -389,7 +388,7 @@ def equal_masses(n_clusters: int) -> IntArray:
 
 def nearest(points: IntArray, centers: IntArray) -> IntArray:
     """Return the nearest centre of each point (n, p) of the grid; of several the first."""
-    return assign(points.astype(np.float64), centers)[0].astype(np.int64)
+    return Centers(centers).nearest(points.astype(np.float64)).astype(np.int64)
 
 
 def _normals(shape: tuple[int, int], source: np.random.Philox) -> FloatArray:

@@ -12,31 +12,28 @@ most ``K d 4**(q + 1)``: with q = 16, up to 64 centroids at once for d <= 8,192.
 """
 
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.sparse import csc_array
 
+from flower_kmeans.algorithms.numerics.groups import Groups, LabelArray
 from flower_kmeans.data.domain import GridRecords, IntArray, check_fraction_bits
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.threads import blas_threads, single_threaded_blas, sum_in_parts
+from flower_kmeans.threads import blas_threads, in_parts, sum_in_parts
 
-LabelArray = NDArray[np.int32]
 _Scored = tuple[slice, LabelArray, FloatArray]
 
 _TRANSPOSED = 16  # columns up to which records are transposed for BLAS
 _GROUP = 64  # centroids that are compared at once, at most
 _BLOCK_BYTES = 2**22  # of a thread's block: few enough for a cache, and for threads to meet rarely
 _SCORES = 2**17  # of a product, 1 MB
-FEW_NUMBERS = 2**11  # of records, that are added one by one
 _MAX_ROWS = 2**15
 _ROW_WORK = 256  # of a record, in products: what it costs whatever k and d are
 _ROWS_PER_VOTER = 1_000  # fewer are not worth a second thread
 _FUSED_WORK = 2**33  # in products; NumPy takes about a second
+_FUSED_COLUMNS = 2**12  # a block of the kernel has a fixed number of rows, and must stay small
 
 _work_so_far = 0.0
 
@@ -60,32 +57,55 @@ def check_exactness(n_features: int, fraction_bits: int, weighted: bool = False)
         )
 
 
+class Centers:
+    """Centroids (k, d) as points are compared with them: made once for all clients of a process.
+
+    Centroids and points are integers, within the bounds of `check_exactness`. With weights (k,) of
+    at most `largest_weight`, a point belongs to the centroid with the least ``|x - c_j|^2 - w_j``.
+    """
+
+    def __init__(self, centroids: IntArray, weights: IntArray | None = None) -> None:
+        self.points, self._weights = centroids.astype(np.float64), weights
+        self._norms = np.einsum("ij,ij->i", self.points, self.points)
+        if weights is not None:
+            self._norms -= weights
+        self._doubled = np.ascontiguousarray(-2 * self.points.T)
+
+    def nearest(self, points: FloatArray) -> LabelArray:
+        """Return the nearest centroid (n,) of each point (n, d), of several the first."""
+        labels = np.empty(len(points), dtype=np.int32)
+        for rows, scores in self._scores(points):
+            labels[rows] = scores.argmin(axis=1)
+        return labels
+
+    def assign(self, points: FloatArray) -> tuple[LabelArray, FloatArray]:
+        """Return the nearest centroid (n,) of each point, and its squared distance (n,), exact."""
+        labels, d2 = np.empty(len(points), dtype=np.int32), np.empty(len(points))
+        for rows, scores in self._scores(points):
+            labels[rows] = chosen = scores.argmin(axis=1)
+            best = scores[np.arange(len(scores)), chosen]
+            if self._weights is not None:
+                best += self._weights[chosen]
+            d2[rows] = best + np.einsum("ij,ij->i", points[rows], points[rows])
+        return labels, d2
+
+    def _scores(self, points: FloatArray) -> Iterator[tuple[slice, FloatArray]]:
+        """Yield rows with ``|c_j|^2 - 2 x . c_j - w_j``, (m, k): a block of them at a time."""
+        step = max(1, _BLOCK_BYTES // (8 * sum(self.points.shape)))
+        for start in range(0, len(points), step):
+            scores = points[start : start + step] @ self._doubled
+            scores += self._norms
+            yield slice(start, start + step), scores
+
+
 def assign(
     points: FloatArray, centroids: IntArray, weights: IntArray | None = None
 ) -> tuple[LabelArray, FloatArray]:
     """Return the nearest centroid (n,) of each point, of several the first, and the distance (n,).
 
-    Points (n, d) are integers in float64, as centroids (k, d) within the bounds of
-    `check_exactness`; distances are squared and exact. With weights (k,) of at most
-    `largest_weight`, a point belongs to the centroid with the least ``|x - c_j|^2 - w_j``.
+    Points (n, d) are integers in float64; distances are squared and exact (`Centers`).
     """
-    centers = centroids.astype(np.float64)
-    norms = np.einsum("ij,ij->i", centers, centers)
-    shifts = np.zeros(len(centers)) if weights is None else weights.astype(np.float64)
-    norms -= shifts
-    doubled = np.ascontiguousarray(-2 * centers.T)
-    labels = np.empty(len(points), dtype=np.int32)
-    d2 = np.empty(len(points))
-    step = max(1, _BLOCK_BYTES // (8 * sum(centers.shape)))
-    for start in range(0, len(points), step):
-        block = points[start : start + step]
-        scores = block @ doubled
-        scores += norms
-        nearest = scores.argmin(axis=1)
-        labels[start : start + step] = nearest
-        best = scores[np.arange(len(block)), nearest] + shifts[nearest]
-        d2[start : start + step] = best + np.einsum("ij,ij->i", block, block)
-    return labels, d2
+    return Centers(centroids, weights).assign(points)
 
 
 def cluster_sums(
@@ -102,17 +122,17 @@ def cluster_sums(
     if radius2 is not None and radius2 >= d * 4 ** (records.fraction_bits + 1):
         radius2 = None  # no two points of the grid are further apart
     work = n * (len(centroids) * d + _ROW_WORK)
-    fused = fused_kernel(work)
+    fused = fused_kernel(work, d)
     part: Any
     if fused is not None:
-        part = partial(fused.cluster_sums, records, centroids, radius2)
+        part = fused.cluster_sums(records, centroids, radius2)
     else:
         part = partial(_sum_rows, records, _Query(centroids, records.fraction_bits, radius2))
     sums, counts = sum_in_parts(n, work, part)
     return sums, counts
 
 
-def fused_kernel(work: float) -> Any:
+def fused_kernel(work: float, n_features: int) -> Any:
     """Return the compiled kernel `fused`, or ``None`` while NumPy is quicker or all there is.
 
     Importing Numba and reading the compiled code back takes most of a second, in each process. So
@@ -122,7 +142,8 @@ def fused_kernel(work: float) -> Any:
     global _work_so_far
     # Without a lock: a call that is lost only moves the time of loading.
     _work_so_far += work
-    return None if _work_so_far < _FUSED_WORK else _load_fused()
+    is_worth_it = _work_so_far >= _FUSED_WORK and n_features <= _FUSED_COLUMNS
+    return _load_fused() if is_worth_it else None
 
 
 @cache
@@ -146,10 +167,9 @@ def vote_counts(
     """
     n, d = records.shape
     check_exactness(d, records.fraction_bits)
-    best, labels = np.full(n, np.inf), np.zeros(n, dtype=np.int64)
-    workers = min(blas_threads(), max(1, n // _ROWS_PER_VOTER))
-    edges = [n * i // workers for i in range(workers + 1)]
-    first, fused = 0, fused_kernel(n * n_candidates * d)
+    best, labels = np.empty(n), np.zeros(n, dtype=np.int64)
+    workers, work = min(blas_threads(), n // _ROWS_PER_VOTER), n * (n_candidates * d + _ROW_WORK)
+    first, fused = 0, fused_kernel(work, d)
 
     def scored(block: FloatArray, start: int, stop: int) -> Iterator[_Scored]:
         if fused is not None:
@@ -161,14 +181,16 @@ def vote_counts(
 
     def compare(block: FloatArray, start: int, stop: int) -> None:
         for rows, nearest, scores in scored(block, start, stop):
-            closer = scores < best[rows]  # a tie keeps the candidate of an earlier block
+            # A tie keeps the candidate of an earlier block.
+            closer = scores < best[rows] if first else True
             np.copyto(best[rows], scores, where=closer)
             np.copyto(labels[rows], nearest + first, where=closer)
 
-    with single_threaded_blas(), ThreadPoolExecutor(workers) as pool:
-        for block in candidates:
-            list(pool.map(partial(compare, block), edges[:-1], edges[1:]))
-            first += len(block)
+    for block in candidates:
+        if fused is not None and len(block) == n_candidates:  # no other block to compare with
+            return sum_in_parts(n, work, fused.vote_counts(records, block))[0]
+        in_parts(n, workers, partial(compare, block))
+        first += len(block)
     return np.bincount(labels, minlength=n_candidates).astype(np.int64, copy=False)
 
 
@@ -217,14 +239,7 @@ class _Worker:
         self._lowest, self._best = np.empty(rows), np.empty(rows)
         self._index = np.empty(rows, dtype=np.int32)
         self.labels: LabelArray = np.zeros(rows, dtype=np.int32)
-
-    @cached_property
-    def _choice(self) -> Any:
-        """Times the records, this matrix adds them up by cluster; k takes those too far away."""
-        # One entry per column; its rows are the labels themselves, not a copy.
-        rows = len(self.labels)
-        entries = np.ones(rows), self.labels, np.arange(rows + 1, dtype=np.int32)
-        return csc_array(entries, shape=(self.query.k + 1, rows), copy=False)
+        self._groups = Groups(self.labels, query.k + 1)  # the last one for those out of reach
 
     def label(self) -> None:
         """Write to ``labels`` the cluster of each of ``points``, or k for one out of reach."""
@@ -274,15 +289,9 @@ class _Worker:
 
     def add(self, sums: IntArray, counts: IntArray) -> None:
         """Add the points to the sums and counts of their clusters."""
-        k, labels = self.query.k, self.labels
-        # Making the matrix takes as long as adding some thousands of numbers one by one.
-        if k > len(labels) or self.points.size < FEW_NUMBERS:
-            kept = labels < k
-            np.add.at(sums, labels[kept], self.points[kept].astype(np.int64))
-        else:
-            product = self._choice @ self._table  # below 2**53: exact
-            sums += product[:k, : self.query.d].astype(np.int64)
-        counts += np.bincount(labels, minlength=k + 1)[:k]
+        k, d = self.query.k, self.query.d
+        sums += self._groups.sums(self._table)[:k, :d].astype(np.int64)
+        counts += np.bincount(self.labels, minlength=k + 1)[:k]
 
 
 def _labelled(

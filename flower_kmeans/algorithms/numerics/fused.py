@@ -1,4 +1,4 @@
-"""The statistics of `assignment` and `cells` in one compiled pass, for clients with many records.
+"""The statistics of `assignment`, `cells` and `projection` in one compiled pass over the records.
 
 Needs the extra ``fast`` (Numba). Answers are those of the NumPy path, bit for bit. A block of
 records is read, put on the grid, and ranked: scores ``(|c|^2 - w) / 2 - x . c`` in float32 order
@@ -7,49 +7,61 @@ scores are closer than that, or which lies near the edge of the radius, is decid
 distances in float64, which are exact integers (docs/guarantees.md, "Fixed point, rounding,
 sampling"). So rounding decides nothing, and the time depends, slightly, on how many records are
 near ties (docs/threat-model.md).
+
+Tables of few columns are ranked by columns, four centroids at once in registers; those of many
+columns by BLAS.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg  # noqa: F401  # its BLAS serves Numba
 from numba import njit
 from numpy.typing import NDArray
 
-from flower_kmeans.algorithms.numerics.assignment import LabelArray
+from flower_kmeans.algorithms.numerics.groups import LabelArray
 from flower_kmeans.data.domain import GridRecords, IntArray
 from flower_kmeans.data.records import FloatArray
+from flower_kmeans.threads import IntArrays, find_blas_again
 
-_ROWS = 128  # of a block; known when compiling, so that inner loops become vector instructions
-_NARROW = 8  # columns up to which a block is kept by columns only
+find_blas_again()
+
+_ROWS = 512  # of a block; known when compiling, so that inner loops become vector instructions
+_NARROW = 8  # columns up to which a block is ranked by columns
+_TILE = 512  # numbers of a narrow table that are read in one loop, with repeated bounds
+_GROUP = 128  # centroids of one product
+_SMALL = 16  # so few are quicker as records times centroids: BLAS copies nothing then
 _FLOAT32_BITS = 24  # of an integer that float32 holds exactly
 _ROUND = 1.5 * 2.0**52  # adding and subtracting it rounds to the nearest integer, ties to even
 _READ_ROWS = 4_096
 _MAX_ROWS = 2**24  # whose sums, of integers of at most 2**25, are exact in float64
 _LABEL_ROWS = 2**16
-_FEW = 2  # near ties of a block that are settled one by one
+_FEW = 24  # near ties of a block that are settled one by one
 # Threads share the rows, so without the GIL. NumPy's division has no branch, which would stop
-# vectorisation.
+# vectorisation. So do indices that might be negative: Numba counts these from the end.
 _OPTIONS: Any = {"nogil": True, "cache": True, "error_model": "numpy"}
 _compiled = njit(**_OPTIONS)
 
 Float32Array = NDArray[np.float32]
+Part = Callable[[int, int], IntArrays]  # of the rows from a start to a stop
 
 
 class _Centers(NamedTuple):
-    """Centroids as the ranking needs them, in float32 and in float64; filled up to fours."""
+    """Centroids as the ranking needs them, filled up to fours; narrow ones have 4 or 8 columns."""
 
-    matrix: Float32Array  # -c in scaled units
+    matrix: Float32Array  # -c in scaled units; of few centroids of wide tables the transpose
     offsets: Float32Array  # (|c|^2 - w) / 2
-    exact_matrix: FloatArray  # -2 c on the grid
+    exact_matrix: FloatArray  # -2 c on the grid; of few centroids the transpose
     exact_offsets: FloatArray  # |c|^2 - w
     points: FloatArray  # (k, d), c on the grid
+    columns: NDArray[Any]  # (d, k), the same in the type of the records
     weights: FloatArray  # (k,), w
     slack: Float32Array  # (2,), of two scores, and of a score and the radius
 
 
 class _Bounds(NamedTuple):
-    """How user's units become grid points; the identity for what is on the grid already."""
+    """How user's units become grid points, for a record or for a tile of records."""
 
     center: FloatArray
     factor: FloatArray
@@ -59,13 +71,15 @@ class _Bounds(NamedTuple):
 class _Block(NamedTuple):
     """Buffers for a block of records."""
 
-    columns: Float32Array  # grid points by columns
-    points: NDArray[Any]  # by rows, exact; empty where the columns serve
+    points: NDArray[Any]  # (_ROWS, d), grid points
+    flat: NDArray[Any]  # the same
+    columns: NDArray[Any]  # those of narrow tables by columns, 4 or 8
+    offsets: FloatArray  # those of narrow tables from their centroids, by columns, and slacks
     labels: LabelArray
     best: Float32Array
     second: Float32Array
-    scores: Float32Array
-    exact_columns: FloatArray
+    scores: Float32Array  # (_GROUP, _ROWS); of few centroids also as rows, behind their columns
+    exact_points: FloatArray
     exact_best: FloatArray
     exact_second: FloatArray
     exact_scores: FloatArray
@@ -83,39 +97,33 @@ def _quantised(value, center, factor, limit):
     return (value + _ROUND) - _ROUND
 
 
-@njit(inline="always", **_OPTIONS)
+@_compiled
 def _read(records, first, m, bounds, block):
-    """Write rows as grid points: by columns, and if there is room also by rows, for the sums."""
-    d, points, columns = records.shape[1], block.points, block.columns
-    if not len(points):
-        for f in range(d):
-            center, factor, limit = bounds.center[f], bounds.factor[f], bounds.limit[f]
-            column = columns[f * _ROWS : (f + 1) * _ROWS]
-            for i in range(m):
-                column[i] = _quantised(np.float64(records[first + i, f]), center, factor, limit)
+    """Write rows as grid points, those of narrow tables by columns as well."""
+    d, (center, factor, limit) = records.shape[1], bounds
+    if d > _NARROW:
+        points = block.points
+        for i in range(m):
+            row = np.uintp(first + i)
+            for f in range(d):
+                value = np.float64(records[row, f])
+                points[i, f] = _quantised(value, center[f], factor[f], limit[f])
         return
-    for i in range(m):
-        for f in range(d):
-            value = np.float64(records[first + i, f])
-            points[i, f] = _quantised(value, bounds.center[f], bounds.factor[f], bounds.limit[f])
-    whole = d - d % 8
-    for start in range(0, whole, 8):  # by tiles, which stay in the cache
-        tile = columns[start * _ROWS : (start + 8) * _ROWS]
+    values, flat, step = records[first : first + m].reshape(m * d), block.flat, len(center)
+    for start in range(0, m * d, step):
+        part, out = values[start : start + step], flat[start:]
+        for i in range(len(part)):
+            out[i] = _quantised(np.float64(part[i]), center[i], factor[i], limit[i])
+    for f in range(d):
+        column, rest = block.columns[f * _ROWS : (f + 1) * _ROWS], flat[f:]
         for i in range(_ROWS):
-            for f in range(8):
-                tile[f * _ROWS + i] = points[i, start + f]
-    for f in range(whole, d):
-        for i in range(_ROWS):
-            columns[f * _ROWS + i] = points[i, f]
+            column[i] = rest[np.uintp(i * d)]
 
 
 # Fused multiplications are fine here: `_slack` covers how they round.
 @njit(fastmath={"contract"}, **_OPTIONS)
-def _score(columns, w, offsets, j, out):
-    """Write ``offsets + w @ columns`` of four centroids from the j-th on, (4, _ROWS)."""
-    o0, o1, o2, o3 = offsets[j], offsets[j + 1], offsets[j + 2], offsets[j + 3]
-    for i in range(_ROWS):
-        out[i], out[_ROWS + i], out[2 * _ROWS + i], out[3 * _ROWS + i] = o0, o1, o2, o3
+def _score(columns, w, j, scores):
+    """Write the products of four centroids from the j-th on and of the columns, 4 or 8."""
     for f in range(0, w.shape[1], 4):
         a0, a1, a2, a3 = w[j, f], w[j, f + 1], w[j, f + 2], w[j, f + 3]
         b0, b1, b2, b3 = w[j + 1, f], w[j + 1, f + 1], w[j + 1, f + 2], w[j + 1, f + 3]
@@ -124,227 +132,304 @@ def _score(columns, w, offsets, j, out):
         x = columns[f * _ROWS : (f + 4) * _ROWS]
         for i in range(_ROWS):
             x0, x1, x2, x3 = x[i], x[_ROWS + i], x[2 * _ROWS + i], x[3 * _ROWS + i]
-            p, q, r, s = out[i], out[_ROWS + i], out[2 * _ROWS + i], out[3 * _ROWS + i]
-            out[i] = p + a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
-            out[_ROWS + i] = q + b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
-            out[2 * _ROWS + i] = r + c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
-            out[3 * _ROWS + i] = s + e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
+            p = a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+            q = b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+            r = c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+            s = e0 * x0 + e1 * x1 + e2 * x2 + e3 * x3
+            if f:
+                p, q = p + scores[i], q + scores[_ROWS + i]
+                r, s = r + scores[2 * _ROWS + i], s + scores[3 * _ROWS + i]
+            scores[i], scores[_ROWS + i] = p, q
+            scores[2 * _ROWS + i], scores[3 * _ROWS + i] = r, s
 
 
 @_compiled
-def _rank(scores, j, best, second, labels):
-    """Update the lowest score of each record, the second lowest, and the label of the lowest."""
+def _rank(scores, offsets, j, best, second, labels):
+    """Update the lowest score of each record, the second lowest, and the label of the lowest.
+
+    Scores are those of four centroids from the j-th on, without their offsets.
+    """
+    o0, o1, o2, o3 = offsets[j], offsets[j + 1], offsets[j + 2], offsets[j + 3]
     for i in range(_ROWS):
         b, s, a = best[i], second[i], labels[i]
-        for r in range(4):
-            value = scores[r * _ROWS + i]
+        p, q = scores[i] + o0, scores[_ROWS + i] + o1
+        r, t = scores[2 * _ROWS + i] + o2, scores[3 * _ROWS + i] + o3
+        for number, value in enumerate((p, q, r, t)):
             higher = value if value > b else b
             s = higher if higher < s else s
-            a = np.int32(j + r) if value < b else a
+            a = np.int32(j + number) if value < b else a
             b = value if value < b else b
         best[i], second[i], labels[i] = b, s, a
 
 
-@njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
-def _distance2(block, i, center):
+@_compiled
+def _rank_products(points, matrix, offsets, scores, best, second, labels):
+    """Rank all centroids, whose products with the records BLAS computes.
+
+    Products of at most `_SMALL` centroids come as rows, and become columns.
+    """
+    for i in range(_ROWS):
+        best[i], second[i], labels[i] = np.inf, np.inf, 0
+    k, flat = len(offsets), scores.reshape(scores.size)
+    for start in range(0, k, _GROUP):
+        m = min(_GROUP, k - start)
+        if k <= _SMALL:
+            rows = flat[_SMALL * _ROWS : (_SMALL + k) * _ROWS]
+            np.dot(points, matrix, rows.reshape(_ROWS, k))
+            for j in range(k):
+                column, rest = flat[j * _ROWS : (j + 1) * _ROWS], rows[j:]
+                for i in range(_ROWS):
+                    column[i] = rest[np.uintp(i * k)]
+        else:
+            np.dot(matrix[start : start + m], points.T, scores[:m])
+        for j in range(0, m, 4):
+            _rank(flat[j * _ROWS : (j + 4) * _ROWS], offsets, start + j, best, second, labels)
+
+
+@njit(fastmath={"contract", "reassoc"}, inline="always", **_OPTIONS)
+def _distance2(points, i, centers, j):
     total = 0.0  # of integers below 2**53: exact in any order
-    for f in range(len(center)):
-        value = block.points[i, f] if len(block.points) else block.columns[f * _ROWS + i]
-        difference = np.float64(value) - center[f]
+    for f in range(points.shape[1]):
+        difference = np.float64(points[i, f]) - centers[j, f]
         total += difference * difference
     return total
 
 
-@njit(inline="always", **_OPTIONS)
+@_compiled
 def _label(m, block, centers):
     """Write the label of each record of a block: of its least ``|x - c|^2 - w``, the first one."""
-    k, best, second, labels = len(centers.points), block.best, block.second, block.labels
+    best, second, labels = block.best, block.second, block.labels
     slack = centers.slack[0]
-    for i in range(_ROWS):
-        best[i], second[i], labels[i] = np.inf, np.inf, 0
-    for j in range(0, len(centers.offsets), 4):
-        _score(block.columns, centers.matrix, centers.offsets, j, block.scores)
-        _rank(block.scores, j, best, second, labels)
+    if len(block.columns):
+        for i in range(_ROWS):
+            best[i], second[i], labels[i] = np.inf, np.inf, 0
+        flat = block.scores.reshape(block.scores.size)
+        for j in range(0, len(centers.offsets), 4):
+            _score(block.columns, centers.matrix, j, flat)
+            _rank(flat, centers.offsets, j, best, second, labels)
+    else:
+        _rank_products(
+            block.points, centers.matrix, centers.offsets, block.scores, best, second, labels
+        )
     unsure = 0
     for i in range(m):
         unsure += not second[i] - best[i] > slack
     if unsure > _FEW:  # so that ties cost no more than a second pass, in float64
-        for i in range(m):
-            for f in range(centers.points.shape[1]):
-                exact = block.points[i, f] if len(block.points) else block.columns[f * _ROWS + i]
-                block.exact_columns[f * _ROWS + i] = exact
-        for i in range(_ROWS):
-            block.exact_best[i], block.exact_second[i], labels[i] = np.inf, np.inf, 0
-        for j in range(0, len(centers.offsets), 4):
-            _score(
-                block.exact_columns, centers.exact_matrix, centers.exact_offsets, j,
-                block.exact_scores,
-            )  # fmt: skip
-            _rank(block.exact_scores, j, block.exact_best, block.exact_second, labels)
+        block.exact_points[...] = block.points
+        _rank_products(
+            block.exact_points, centers.exact_matrix, centers.exact_offsets, block.exact_scores,
+            block.exact_best, block.exact_second, labels,
+        )  # fmt: skip
     elif unsure:
         for i in range(m):
             if not second[i] - best[i] > slack:
                 lowest = np.inf
-                for j in range(k):
-                    distance = _distance2(block, i, centers.points[j]) - centers.weights[j]
+                for j in range(len(centers.weights)):
+                    distance = _distance2(block.points, i, centers.points, j)
+                    distance -= centers.weights[j]
                     if distance < lowest:
                         lowest, labels[i] = distance, j
 
 
+@njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
+def _distances2(m, block, centers, out):
+    """Write the squared distance of each record to the centroid of its label.
+
+    Of narrow tables the offsets are kept, by columns.
+    """
+    labels, points = block.labels, block.points
+    if points.shape[1] > _NARROW:
+        for i in range(m):
+            out[i] = _distance2(points, i, centers.points, np.uint32(labels[i]))
+        return
+    for f in range(points.shape[1]):
+        column, center = block.columns[f * _ROWS : (f + 1) * _ROWS], centers.columns[f]
+        offsets = block.offsets[f * _ROWS : (f + 1) * _ROWS]
+        for i in range(_ROWS):
+            offset = np.float64(column[i]) - np.float64(center[np.uint32(labels[i])])
+            offsets[i] = offset
+            out[i] = offset * offset + (out[i] if f else 0.0)
+
+
 @_compiled
-def _add(m, d, points, columns, labels, sums, counts):
-    is_wide = d > _NARROW or len(points) > 0
+def _add_columns(m, d, columns, labels, sums, counts):
+    """Add the numbers of each record to the row of its label."""
     for i in range(m):
-        a = labels[i]
+        a = np.uint32(labels[i])
         counts[a] += 1
-        for f in range(d):
-            sums[a, f] += points[i, f] if is_wide else columns[f * _ROWS + i]
+        # A loop over so few columns would take twice as long.
+        sums[a, 0] += columns[i]
+        if d > 1:
+            sums[a, 1] += columns[_ROWS + i]
+        if d > 2:
+            sums[a, 2] += columns[2 * _ROWS + i]
+        if d > 3:
+            sums[a, 3] += columns[3 * _ROWS + i]
+        if d > 4:
+            sums[a, 4] += columns[4 * _ROWS + i]
+        if d > 5:
+            sums[a, 5] += columns[5 * _ROWS + i]
+        if d > 6:
+            sums[a, 6] += columns[6 * _ROWS + i]
+        if d > 7:
+            sums[a, 7] += columns[7 * _ROWS + i]
+        if d > 8:
+            sums[a, 8] += columns[8 * _ROWS + i]
+
+
+@_compiled
+def _add_rows(m, points, labels, sums, counts):
+    for i in range(m):
+        a = np.uint32(labels[i])
+        counts[a] += 1
+        for f in range(points.shape[1]):
+            sums[a, f] += points[i, f]
 
 
 @_compiled
 def _sum_rows(records, start, stop, bounds, block, centers, radius2, unit2, sums, counts):
     """Add the rows from start to stop to sums and counts; those out of reach to the row k."""
-    d, k, labels = records.shape[1], np.int32(len(centers.points)), block.labels
+    d, k, labels = records.shape[1], np.int32(len(centers.weights)), block.labels
     edge, half = np.float32(0.5 * radius2 * unit2), np.float32(0.5 * unit2)
-    norms, over = np.empty(_ROWS, np.float32), np.empty(_ROWS, np.float32)
+    over, d2 = np.zeros(_ROWS, np.float32), np.zeros(_ROWS)
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
         _read(records, first, m, bounds, block)
         _label(m, block, centers)
         if radius2 >= 0:
-            for i in range(_ROWS):
-                norms[i] = 0
-            for f in range(d):
-                column = block.columns[f * _ROWS : (f + 1) * _ROWS]
-                for i in range(_ROWS):
-                    norms[i] += half * column[i] * column[i]
+            _squares(m, block, half, over)
             unsure = 0
             for i in range(m):
-                over[i] = norms[i] + block.best[i] - edge
+                over[i] += block.best[i] - edge
                 unsure += not abs(over[i]) > centers.slack[1]
-            for i in range(m if unsure else 0):
-                if not abs(over[i]) > centers.slack[1]:
-                    over[i] = _distance2(block, i, centers.points[labels[i]]) > radius2
+            if unsure:
+                _distances2(m, block, centers, d2)
+                for i in range(m):
+                    over[i] = d2[i] > radius2
             for i in range(m):
                 labels[i] = k if over[i] > 0 else labels[i]
-        _add(m, d, block.points, block.columns, labels, sums, counts)
-
-
-@njit(inline="always")
-def _truncated(value):
-    """Return a number below 2**51 toward zero, by operations that become vector instructions."""
-    size = abs(value)
-    whole = (size + _ROUND) - _ROUND
-    whole = whole - 1.0 if whole > size else whole
-    return -whole if value < 0 else whole
+        if d <= _NARROW:
+            _add_columns(m, d, block.columns, labels, sums, counts)
+        else:
+            _add_rows(m, block.points, labels, sums, counts)
 
 
 @njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
-def _norm2(row):
-    total = 0.0  # of integers below 2**53: exact in any order
-    for f in range(len(row)):
-        total += row[f] * row[f]
-    return total
+def _squares(m, block, half, out):
+    """Write half of the squared norm of each record in scaled units, rounded."""
+    points = block.points
+    if points.shape[1] <= _NARROW:
+        for i in range(_ROWS):
+            out[i] = 0
+        for start in range(0, len(block.columns), _ROWS):
+            column = block.columns[start : start + _ROWS]
+            for i in range(_ROWS):
+                out[i] += half * column[i] * column[i]
+        return
+    for i in range(m):
+        total = np.float32(0)
+        for f in range(points.shape[1]):
+            total += half * points[i, f] * points[i, f]
+        out[i] = total
 
 
 @_compiled
-def _cell_rows(
-    records, start, stop, bounds, block, centers, radii, one, weighted, sums, counts, slacks
-):
-    """Add the rows' residuals over the radii of their cells, counts and slacks, as `cells` does.
+def _cell_rows(records, start, stop, bounds, block, centers, radii2, one, weighted, sums, counts):
+    """Add the rows' residuals over the radii of their cells, slacks and counts, as `cells` does.
 
     Every operation on a record is one that IEEE 754 rounds correctly, in the order of `cells`.
-    Offsets are kept by rows where the records are, and by columns otherwise.
     """
-    d, labels, points = records.shape[1], block.labels, centers.points
-    is_wide = len(block.points) > 0
-    by_rows = np.zeros((_ROWS if is_wide else 0, d))
-    by_columns = np.zeros((0 if is_wide else d, _ROWS))
-    d2, slack, norms = np.zeros(_ROWS), np.zeros(_ROWS), np.zeros(_ROWS)
-    lengths, factors = np.ones(_ROWS), np.ones(_ROWS)
+    d, labels = records.shape[1], block.labels
+    squares, d2, factors = np.zeros(_ROWS), np.zeros(_ROWS), np.zeros(_ROWS)
+    slack = block.offsets[d * _ROWS :] if d <= _NARROW else np.zeros(_ROWS)
+    step = 1 / one if weighted else 0.0  # a power of two
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
         _read(records, first, m, bounds, block)
         _label(m, block, centers)
+        _distances2(m, block, centers, d2)
         for i in range(_ROWS):
-            d2[i], norms[i] = 0, 0
-        if is_wide:
-            for i in range(m):
-                row, center = by_rows[i], points[labels[i]]
-                for f in range(d):
-                    row[f] = np.float64(block.points[i, f]) - center[f]
-                d2[i] = _norm2(row)
-        else:
-            for f in range(d):
-                column, offsets = block.columns[f * _ROWS : (f + 1) * _ROWS], by_columns[f]
-                for i in range(_ROWS):
-                    offsets[i] = np.float64(column[i]) - points[labels[i], f]
-                    d2[i] += offsets[i] * offsets[i]
+            squares[i] = radii2[np.uint32(labels[i])]
         for i in range(_ROWS):
-            radius = radii[labels[i]]
-            lengths[i] = max(radius, np.sqrt(d2[i]))
-            radius2 = radius * radius
-            slack[i] = np.floor(max(radius2 - d2[i], 0.0) / radius2 * one)
-        if weighted:
-            for i in range(_ROWS):
-                factors[i] = np.sqrt(1 + slack[i] / one)
-        if is_wide:
-            for i in range(m):
-                row, length, factor = by_rows[i], lengths[i], factors[i]
-                for f in range(d):
-                    row[f] = _truncated(row[f] / length * factor * one)
-                norms[i] = _norm2(row)
-        else:
+            radius2, distance2 = squares[i], d2[i]
+            longer = distance2 if distance2 > radius2 else radius2
+            slack[i] = np.floor((longer - distance2) / radius2 * one)
+            factors[i] = np.sqrt((1 + slack[i] * step) / longer) * one
+        if d <= _NARROW:
             for f in range(d):
-                offsets = by_columns[f]
+                offsets = block.offsets[f * _ROWS : (f + 1) * _ROWS]
                 for i in range(_ROWS):
-                    offsets[i] = _truncated(offsets[i] / lengths[i] * factors[i] * one)
-                    norms[i] += offsets[i] * offsets[i]
-        for i in range(m):
-            a = labels[i]
-            counts[a] += 1
-            slacks[a] += np.int64(slack[i])
-            if norms[i] > one * one:
-                shorter = (1 - 2.0**-40) * one / np.sqrt(norms[i])
+                    offsets[i] = np.trunc(offsets[i] * factors[i])
+            _add_columns(m, d + 1, block.offsets, labels, sums, counts)
+        else:
+            for i in range(m):
+                a, factor = np.uint32(labels[i]), factors[i]
+                counts[a] += 1
                 for f in range(d):
-                    value = by_rows[i, f] if is_wide else by_columns[f, i]
-                    sums[a, f] += _truncated(value * shorter)
-            else:
-                for f in range(d):
-                    sums[a, f] += by_rows[i, f] if is_wide else by_columns[f, i]
+                    offset = np.float64(block.points[i, f]) - centers.points[a, f]
+                    sums[a, f] += np.trunc(offset * factor)
+                sums[a, d] += slack[i]
 
 
 @_compiled
-def _label_rows(records, start, stop, bounds, block, centers, labels, d2):
-    """Write the label of each row, and the squared distance to its centroid."""
+def _moment_rows(records, start, stop, bounds, block, factor, total):
+    """Add the products of the rows' coordinates, rounded toward zero after the factor."""
+    d, flat = records.shape[1], block.flat
+    short, columns = np.empty(_ROWS * d, np.int16), np.empty((d, _ROWS), np.int16)
+    for first in range(start, stop, _ROWS):
+        m = min(_ROWS, stop - first)
+        _read(records, first, m, bounds, block)
+        for i in range(_ROWS * d):
+            short[i] = np.int16(flat[i] * factor)
+        for low in range(0, _ROWS, _ROWS // 4):  # so few rows stay in the nearest cache
+            for f in range(d):
+                column, rest = columns[np.uintp(f), low:], short[low * d + f :]
+                for i in range(_ROWS // 4):
+                    column[i] = rest[np.uintp(i * d)]
+        columns[:, m:] = 0
+        for a in range(d):
+            for b in range(a, d):
+                left, right, products = columns[np.uintp(a)], columns[np.uintp(b)], np.int32(0)
+                for i in range(_ROWS):
+                    products = np.int32(products + np.int32(left[i]) * np.int32(right[i]))
+                total[a, b] += products
+
+
+@_compiled
+def _label_rows(records, start, stop, bounds, block, centers, labels, d2, counts):
+    """Write the label of each row, and the squared distance to its centroid; or count labels."""
     for first in range(start, stop, _ROWS):
         m = min(_ROWS, stop - first)
         _read(records, first, m, bounds, block)
         _label(m, block, centers)
-        for i in range(m):
-            labels[first - start + i] = block.labels[i]
-            d2[first - start + i] = _distance2(block, i, centers.points[block.labels[i]])
+        if len(counts):
+            for i in range(m):
+                counts[np.uint32(block.labels[i])] += 1
+        else:
+            done = first - start
+            labels[done : done + m] = block.labels[:m]
+            _distances2(m, block, centers, d2[done:])
 
 
 # --------------------------------------------------------------------------- called by NumPy code
 
 
-def cluster_sums(
-    records: GridRecords, centroids: IntArray, radius2: int | None, start: int, stop: int
-) -> tuple[IntArray, IntArray]:
-    """Return what `assignment` does for a range of rows: sums (k, d) and counts (k,), int64."""
-    k, d = centroids.shape
-    centers, reach = _centers(centroids, None, records.fraction_bits), -1.0
-    if radius2 is not None:
-        reach = float(radius2)
-    unit2 = 4.0**-records.fraction_bits
-    sums, counts = np.zeros((k + 1, d), np.int64), np.zeros(k + 1, np.int64)
-    block = _block(records, d)
-    for table, first, last, bounds in _tables(records, start, stop):
-        found = np.zeros((k + 1, d))
-        _sum_rows(table, first, last, bounds, block, centers, reach, unit2, found, counts)
-        sums += found.astype(np.int64)
-    return sums[:k], counts[:k]
+def cluster_sums(records: GridRecords, centroids: IntArray, radius2: int | None) -> Part:
+    """Return what `assignment` does for ranges of rows: sums (k, d) and counts (k,), int64."""
+    (k, d), bits = centroids.shape, records.fraction_bits
+    centers, bounds = _centers(centroids, None, bits), _bounds(records)
+    reach, unit2 = -1.0 if radius2 is None else float(radius2), 4.0**-bits
+
+    def part(start: int, stop: int) -> IntArrays:
+        block = _block(records)
+        sums, counts = np.zeros((k, d), np.int64), np.zeros(k + 1, np.int64)
+        for table, first, last in _tables(records, start, stop):
+            found = np.zeros((k + 1, d))
+            _sum_rows(table, first, last, bounds, block, centers, reach, unit2, found, counts)
+            sums += found[:k].astype(np.int64)
+        return sums, counts[:k]
+
+    return part
 
 
 def cell_sums(
@@ -354,20 +439,52 @@ def cell_sums(
     fraction_bits: int,
     weighted: bool,
     weights: IntArray | None,
-    start: int,
-    stop: int,
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Return what `cells` does for a range of rows: sums (m, p), counts and slacks (m,), int64."""
-    centers, lengths = _centers(points, weights, records.fraction_bits), radii.astype(np.float64)
-    sums = np.zeros(points.shape, np.int64)
-    counts, slacks = np.zeros(len(points), np.int64), np.zeros(len(points), np.int64)
-    rest = lengths, 2.0**fraction_bits, weighted
-    block = _block(records, points.shape[1])
-    for table, first, last, bounds in _tables(records, start, stop):
-        found = np.zeros(points.shape)
-        _cell_rows(table, first, last, bounds, block, centers, *rest, found, counts, slacks)
-        sums += found.astype(np.int64)
-    return sums, counts, slacks
+) -> Part:
+    """Return what `cells` does for ranges of rows: sums (m, p), counts, slacks (m,), int64."""
+    m, p = points.shape
+    centers, bounds = _centers(points, weights, records.fraction_bits), _bounds(records)
+    rest = radii.astype(np.float64) ** 2, 2.0**fraction_bits, weighted
+
+    def part(start: int, stop: int) -> IntArrays:
+        block = _block(records)
+        sums, counts = np.zeros((m, p + 1), np.int64), np.zeros(m, np.int64)
+        for table, first, last in _tables(records, start, stop):
+            found = np.zeros((m, p + 1))
+            _cell_rows(table, first, last, bounds, block, centers, *rest, found, counts)
+            sums += found.astype(np.int64)
+        return sums[:, :p].copy(), counts, sums[:, p].copy()
+
+    return part
+
+
+def second_moments(records: GridRecords, bits: int) -> Part:
+    """Return what `projection` does for ranges of rows: the upper triangle of (d, d), int64.
+
+    Coordinates are at most 2**bits, of at most 10, so the products of a block add up in int32.
+    """
+    d, bounds = records.shape[1], _bounds(records)
+    factor = _ranking_type(records.fraction_bits)(2.0 ** (bits - records.fraction_bits))
+
+    def part(start: int, stop: int) -> IntArrays:
+        block, total = _block(records), np.zeros((d, d), np.int64)
+        for table, first, last in _tables(records, start, stop):
+            _moment_rows(table, first, last, bounds, block, factor, total)
+        return (total,)
+
+    return part
+
+
+def vote_counts(records: GridRecords, points: FloatArray) -> Part:
+    """Return how many of a range of rows are nearest to each point, (k,), of several the first."""
+    centers, bounds = _centers(points, None, records.fraction_bits), _bounds(records)
+
+    def part(start: int, stop: int) -> IntArrays:
+        block, counts, none = _block(records), np.zeros(len(points), np.int64), np.empty(0)
+        for table, first, last in _tables(records, start, stop):
+            _label_rows(table, first, last, bounds, block, centers, block.labels, none, counts)
+        return (counts,)
+
+    return part
 
 
 def nearest(
@@ -377,72 +494,97 @@ def nearest(
 
     Squared distances are exact integers, in squared grid units.
     """
-    centers, block = _centers(points, None, records.fraction_bits), _block(records, points.shape[1])
-    labels, d2 = np.empty(_LABEL_ROWS, np.int32), np.empty(_LABEL_ROWS)
+    centers, bounds = _centers(points, None, records.fraction_bits), _bounds(records)
+    block, none = _block(records), np.empty(0, np.int64)
+    labels, d2 = np.empty(_LABEL_ROWS, np.int32), np.empty(_LABEL_ROWS + _ROWS)
     for low in range(start, stop, _LABEL_ROWS):
         done, high = 0, min(low + _LABEL_ROWS, stop)
-        for table, first, last, bounds in _tables(records, low, high):
+        for table, first, last in _tables(records, low, high):
             rows = slice(done, done + last - first)
-            _label_rows(table, first, last, bounds, block, centers, labels[rows], d2[rows])
+            out = labels[rows], d2[done:], none
+            _label_rows(table, first, last, bounds, block, centers, *out)
             done = rows.stop
         yield slice(low, high), labels[:done], d2[:done]
 
 
-def _tables(
-    records: GridRecords, start: int, stop: int
-) -> Iterator[tuple[NDArray[Any], int, int, _Bounds]]:
-    """Yield tables with ranges of their rows, and how these become grid points."""
-    d, box = records.shape[1], records.box
-    if box is not None and (d <= _NARROW or records.table.flags.c_contiguous):
-        limit = box.grid_half_widths(records.fraction_bits).astype(np.float64)
-        # The factor of `Box.to_unit`: dividing would round otherwise.
-        unit = np.broadcast_to(1 / box._unit * 2**records.fraction_bits, d)
-        bounds = _Bounds(box._center, np.ascontiguousarray(unit), limit)
+def _tables(records: GridRecords, start: int, stop: int) -> Iterator[tuple[NDArray[Any], int, int]]:
+    """Yield tables with ranges of their rows, as `_bounds` expects them."""
+    if records.box is not None:
         for first in range(start, stop, _MAX_ROWS):
-            yield records.table, first, min(first + _MAX_ROWS, stop), bounds
+            yield records.table, first, min(first + _MAX_ROWS, stop)
         return
-    same = _Bounds(np.zeros(d), np.ones(d), np.full(d, 2.0**records.fraction_bits))
+    d = records.shape[1]
     step = max(_ROWS, min(_READ_ROWS, 2**17 // d // _ROWS * _ROWS))
     for first in range(start, stop, step):
-        rows = np.empty((min(step, stop - first), d))
-        records.read(first, rows)
-        yield rows, 0, len(rows), same
+        table = np.empty((min(step, stop - first), d))
+        records.read(first, table)
+        yield table, 0, len(table)
 
 
-def _block(records: GridRecords, d: int) -> _Block:
-    wide = d > _NARROW or records.fraction_bits > _FLOAT32_BITS
-    exact = np.float64 if records.fraction_bits > _FLOAT32_BITS else np.float32
-    size = (d + -d % 4) * _ROWS
+def _bounds(records: GridRecords) -> _Bounds:
+    """Return how values of `_tables` become grid points: a box's values, or grid points already."""
+    d, box, bits = records.shape[1], records.box, records.fraction_bits
+    if box is None:
+        parts: tuple[Any, ...] = 0, 1, 2.0**bits
+    else:
+        # The factor of `Box.to_unit`: dividing would round otherwise.
+        parts = box._center, 1 / box._unit * 2**bits, box.grid_half_widths(bits)
+    rows = _TILE // d if d <= _NARROW else 1
+    return _Bounds(*(np.full((rows, d), each, np.float64).reshape(rows * d) for each in parts))
+
+
+def _ranking_type(fraction_bits: int) -> type[np.floating[Any]]:
+    """Return a type that holds grid points exactly; float64 is for many bits of few columns."""
+    return np.float64 if fraction_bits > _FLOAT32_BITS else np.float32
+
+
+def _block(records: GridRecords) -> _Block:
+    d, real = records.shape[1], _ranking_type(records.fraction_bits)
+    points = np.zeros((_ROWS, d), real)
     return _Block(
-        columns=np.zeros(size, np.float32),
-        points=np.zeros((_ROWS if wide else 0, d), exact),
+        points=points,
+        flat=points.reshape(points.size),
+        columns=np.zeros((d + -d % 4) * _ROWS if d <= _NARROW else 0, real),
+        offsets=np.zeros((d + 1) * _ROWS if d <= _NARROW else 0),
         labels=np.zeros(_ROWS, np.int32),
-        best=np.empty(_ROWS, np.float32),
-        second=np.empty(_ROWS, np.float32),
-        scores=np.empty(4 * _ROWS, np.float32),
-        exact_columns=np.zeros(size),
+        best=np.empty(_ROWS, real),
+        second=np.empty(_ROWS, real),
+        scores=np.empty((_GROUP, _ROWS), real),
+        exact_points=np.zeros((_ROWS, d)),
         exact_best=np.empty(_ROWS),
         exact_second=np.empty(_ROWS),
-        exact_scores=np.empty(4 * _ROWS),
+        exact_scores=np.empty((_GROUP, _ROWS)),
     )
 
 
 def _centers(
     centroids: IntArray | FloatArray, weights: IntArray | None, fraction_bits: int
 ) -> _Centers:
-    k, d = centroids.shape
+    (k, d), real = centroids.shape, _ranking_type(fraction_bits)
     points, unit = centroids.astype(np.float64), 2.0**-fraction_bits
     shifts = np.zeros(k) if weights is None else weights.astype(np.float64)
     exact = np.einsum("ij,ij->i", points, points) - shifts  # integers up to 2**53
     # What fills up to a multiple of four never wins.
-    shape = (k + -k % 4, d + -d % 4)
-    matrix, offsets = np.zeros(shape, np.float32), np.full(shape[0], np.inf, np.float32)
+    filled = k + -k % 4
+    matrix = np.zeros((filled, d + -d % 4 if d <= _NARROW else d), real)
+    offsets = np.full(filled, np.inf, real)
     matrix[:k, :d], offsets[:k] = points * -(unit * unit), exact * (unit * unit / 2)
-    exact_matrix, exact_offsets = np.zeros(shape), np.full(shape[0], np.inf)
-    exact_matrix[:k, :d], exact_offsets[:k] = points * -2, exact
+    exact_matrix, exact_offsets = np.zeros((filled, d)), np.full(filled, np.inf)
+    exact_matrix[:k], exact_offsets[:k] = points * -2, exact
+    if filled <= _SMALL:
+        exact_matrix = exact_matrix.T.copy()
+        matrix = matrix.T.copy() if d > _NARROW else matrix
     size = np.abs(exact).max() * (unit * unit / 2) + np.abs(points).sum(axis=1).max() * unit
-    slack = _slack(size, d)
-    return _Centers(matrix, offsets, exact_matrix, exact_offsets, points, shifts, slack)
+    return _Centers(
+        matrix=matrix,
+        offsets=offsets,
+        exact_matrix=exact_matrix,
+        exact_offsets=exact_offsets,
+        points=points,
+        columns=np.ascontiguousarray(points.T, real),
+        weights=shifts,
+        slack=_slack(size, d),
+    )
 
 
 def _slack(size: float, d: int) -> Float32Array:
@@ -451,6 +593,8 @@ def _slack(size: float, d: int) -> Float32Array:
     With u = 2**-24 and coordinates at most 1, a score of at most d + 2 roundings is off by at most
     ``g (|o| + sum |c_f|)``, o its offset and g = (d + 2) u / (1 - (d + 2) u), in whatever order it
     is added and with or without fused multiplications; half a squared norm by at most ``g d / 2``.
+    So BLAS may add in any order, but it must not multiply in less than float32, nor by Strassen's
+    algorithm.
     Eight roundings more, of which one is that of a coordinate with 25 bits, and a factor of 1.01
     cover the comparisons themselves. ``size`` is the largest ``|o| + sum |c_f|``.
     """

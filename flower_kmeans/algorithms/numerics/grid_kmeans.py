@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array
 
 from flower_kmeans.algorithms.numerics.assignment import assign
+from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.algorithms.numerics.initialization import random_words
 from flower_kmeans.data.domain import IntArray
 from flower_kmeans.data.records import FloatArray
@@ -108,8 +108,8 @@ class _Data:
         room = min(_EXACT_BITS, _SUM_BITS - largest.bit_length())
         shift = max(0, total.bit_length() - room)
         self.points = np.ascontiguousarray(points, dtype=np.float64)
-        self.integers = self.points.astype(np.int64)
         self.weights = weights >> shift
+        self.weighted = self.points.astype(np.int64) * self.weights[:, None]
         self._norms = np.einsum("ij,ij->i", self.points, self.points)
         longest = 4 * p * largest**2  # of a squared distance: for every start the same bits
         self._shorter = max(0, (total >> shift).bit_length() + longest.bit_length() - 62)
@@ -163,9 +163,8 @@ def _steps(data: _Data, centers: IntArray, n_steps: int) -> tuple[int, IntArray]
 
 def _means(data: _Data, labels: NDArray[np.integer[Any]], centers: IntArray) -> IntArray:
     """Return the means of points by label; what was there where a label has no weight."""
-    k, n = len(centers), len(labels)
-    choice = csc_array((data.weights, labels, np.arange(n + 1)), shape=(k, n))
-    sums = choice @ data.integers
+    k = len(centers)
+    sums = Groups(labels, k).sums(data.weighted)
     sizes = np.bincount(labels, data.weights, k).astype(np.int64)[:, None]
     return np.where(sizes > 0, (2 * sums + sizes) // np.maximum(2 * sizes, 1), centers)
 

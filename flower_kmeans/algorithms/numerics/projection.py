@@ -6,8 +6,9 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array
 
+from flower_kmeans.algorithms.numerics.assignment import fused_kernel
+from flower_kmeans.algorithms.numerics.groups import Groups
 from flower_kmeans.data.domain import Ball, Domain, GridRecords, IntArray
 from flower_kmeans.data.records import FloatArray
 from flower_kmeans.threads import single_threaded_blas, sum_in_parts
@@ -20,6 +21,7 @@ _BLOCK_BYTES = 2**22
 _FEWEST_ROWS = 64
 _MAX_ROWS = 2**15
 _ROW_WORK = 64  # of a coordinate, in products: what reading it costs
+_FUSED_COLUMNS = 64  # of more, BLAS is quicker than the kernel
 
 
 # --------------------------------------------------------------------------- second moments
@@ -58,7 +60,10 @@ def second_moments(records: GridRecords) -> IntArray:
             total += (block.T @ block).astype(np.int64)
         return (total,)
 
-    (total,) = sum_in_parts(records.shape[0], records.shape[0] * d * (d + _ROW_WORK), part)
+    work = records.shape[0] * d * (d + _ROW_WORK)
+    fused = fused_kernel(work, d) if d <= _FUSED_COLUMNS else None
+    in_range = part if fused is None else fused.second_moments(records, bits)
+    (total,) = sum_in_parts(records.shape[0], work, in_range)
     return np.concatenate([np.diagonal(total), total[np.triu_indices(d, 1)]])
 
 
@@ -201,10 +206,9 @@ def lifted_sums(
         sums, counts = np.zeros((k, d), dtype=np.int64), np.zeros(k, dtype=np.int64)
         for block in records.blocks(_rows(d + k), start, stop):
             labels = _nearest(projection.project(block, work), points, margin)
-            kept = np.flatnonzero(labels < k)
-            choice = csc_array((np.ones(len(kept)), (labels[kept], kept)), shape=(k, len(block)))
-            sums += (choice @ block).astype(np.int64)  # integers below 2**53: exact
-            counts += np.bincount(labels[kept], minlength=k)
+            # Integers below 2**53, so exact; the last group is of those that count for none.
+            sums += Groups(labels, k + 1).sums(block)[:k].astype(np.int64)
+            counts += np.bincount(labels, minlength=k + 1)[:k]
         return sums, counts
 
     n = records.shape[0]

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from processors import printed
 
+from flower_kmeans import threads
 from flower_kmeans.algorithms.numerics import assignment
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums, vote_counts
 from flower_kmeans.algorithms.numerics.cells import cell_sums
+from flower_kmeans.algorithms.numerics.projection import second_moments
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 
 SHAPES = (
     (0, 2, 3), (1, 1, 1), (127, 3, 5), (128, 4, 8), (129, 5, 9), (1000, 17, 2), (3001, 64, 32),
-    (777, 300, 7), (200, 30, 784),
+    (777, 300, 7), (200, 30, 784), (600, 16, 24),
 )  # fmt: skip
 RNG = np.random.default_rng
 
@@ -60,9 +62,23 @@ def test_all_statistics_of_random_records(shape, bits, kind):
     check(lambda: cell_sums(grid, centroids, radii, q))
     check(lambda: cell_sums(grid, centroids, radii, q, weighted=True))
     check(lambda: cell_sums(grid, centroids, radii, q, weights=weights))
-    blocks = np.array_split(centroids.astype(float), 3)
-    votes = check(lambda: vote_counts(grid, [b for b in blocks if len(b)], k + 2))[0]
+    check(lambda: second_moments(grid))
+    candidates = centroids.astype(float)
+    blocks = [block for block in np.array_split(candidates, 3) if len(block)]
+    votes = check(lambda: vote_counts(grid, blocks, k))[0]
+    np.testing.assert_array_equal(votes, check(lambda: vote_counts(grid, [candidates], k))[0])
+    missing = check(lambda: vote_counts(grid, blocks, k + 2))[0]
+    np.testing.assert_array_equal(missing, [*votes, 0, 0])
     assert votes.sum() == n
+
+
+@pytest.mark.parametrize("shape", [(9_000, 15, 64), (9_000, 40, 20), (30_000, 9, 3)], ids=str)
+def test_threads_that_share_the_rows_do_not_share_buffers(shape, monkeypatch):
+    for module in (threads, assignment):
+        monkeypatch.setattr(module, "blas_threads", lambda: 3)
+    monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
+    for kind in ("column", "ball"):
+        test_all_statistics_of_random_records(shape, 16, kind)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 8, 9, 40])
@@ -102,6 +118,21 @@ def test_near_ties_that_float32_cannot_resolve(d, gap):
     check(lambda: cell_sums(records, centroids, np.full(4, 2**16), 16, weights=weights))
 
 
+@pytest.mark.parametrize("d", [2, 24])
+@pytest.mark.parametrize("every", [20, 100, 400])
+def test_some_near_ties_among_other_records(d, every):
+    """Few in a block are settled one by one, and more in a second pass."""
+    rng = RNG(d)
+    grid, centroids = rng.integers(-60_000, 60_000, (2_000, d)), rng.integers(-2_000, 2_000, (8, d))
+    centroids[1] = centroids[0] + 2 * rng.integers(-1, 2, d)
+    grid[::every] = (centroids[0] + centroids[1]) // 2  # as near to the first as to the second
+    records = GridRecords(grid * 2.0**-16, unit_box(d), 16)
+    swapped = centroids[[1, 0, *range(2, 8)]]
+    found = [check(lambda c=c: cluster_sums(records, c))[1][0] for c in (centroids, swapped)]
+    assert min(found) >= len(grid[::every])  # the first of both has them
+    check(lambda: cell_sums(records, centroids, np.full(8, 2**14), 16))
+
+
 def test_halves_round_to_even_and_values_out_of_range_are_clipped():
     half = np.arange(-7_000, 7_000)[:, None] + np.array([0.5, 0.0, -0.5, 0.25])
     records = half * 2.0**-13
@@ -139,8 +170,11 @@ def test_the_comparison_can_fail(change, monkeypatch):
         real = fused.cluster_sums
 
         def more(*args):
-            sums, counts = real(*args)
-            return sums, counts + 1
+            def part(*rows):
+                sums, counts = real(*args)(*rows)
+                return sums, counts + 1
+
+            return part
 
         monkeypatch.setattr(fused, "cluster_sums", more)
     with pytest.raises(AssertionError):
@@ -171,12 +205,27 @@ def test_a_processor_without_wide_instructions_gives_the_same():
     assert len(generic) == 2 * hashlib.sha256().digest_size
 
 
+LIMITS = """
+from threadpoolctl import threadpool_info
+from flower_kmeans import threads
+threads.blas_threads()  # finds NumPy's library
+from flower_kmeans.algorithms.numerics import fused
+with threads.single_threaded_blas():
+    print({found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"})
+"""
+
+
+def test_the_library_that_multiplies_for_the_kernel_has_one_thread_for_each_of_ours():
+    assert printed(LIMITS, {"OPENBLAS_NUM_THREADS": "2"}) == "{1}"
+
+
 def test_the_kernel_is_loaded_once_it_pays(monkeypatch):
     monkeypatch.setattr(assignment, "_work_so_far", 0.0)
     monkeypatch.setattr(assignment, "_FUSED_WORK", 100)
-    assert assignment.fused_kernel(50) is None
-    assert assignment.fused_kernel(50) is not None
-    assert assignment.fused_kernel(1) is not None
+    assert assignment.fused_kernel(50, 3) is None
+    assert assignment.fused_kernel(50, 3) is not None
+    assert assignment.fused_kernel(1, 2**12) is not None
+    assert assignment.fused_kernel(1, 2**12 + 1) is None
 
 
 @pytest.mark.parametrize("error", [ImportError("no Numba"), RuntimeError("cannot cache function")])

@@ -1,0 +1,42 @@
+"""Sums of rows by their labels."""
+
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+LabelArray = NDArray[np.int32]
+T = TypeVar("T", np.int64, np.float64)
+
+_FEW_NUMBERS = 2**11  # added one by one: making a matrix takes as long
+
+
+class Groups:
+    """Rows with labels (n,) in [0, n_groups); the labels may change in place."""
+
+    def __init__(self, labels: NDArray[np.integer[Any]], n_groups: int) -> None:
+        self._labels, self._n_groups = labels, n_groups
+
+    def sums(self, values: NDArray[T]) -> NDArray[T]:
+        """Return the sums of numbers (n,) or rows (n, d) by label, (n_groups,) or (n_groups, d).
+
+        Exact for int64, and for integers in float64 whose sums stay below 2**53.
+        """
+        if values.size >= _FEW_NUMBERS and self._n_groups <= len(values):
+            return np.asarray(self._choice @ values)
+        sums = np.zeros((self._n_groups, *values.shape[1:]), values.dtype)
+        np.add.at(sums, self._labels, values)
+        return sums
+
+    @cached_property
+    def _choice(self) -> Any:
+        """The matrix whose product with rows adds them up."""
+        # Imported here: a node starts a process for each message, and few records do not need it.
+        from scipy.sparse import csc_array
+
+        # One entry per column; its rows are the labels themselves, not a copy.
+        n = len(self._labels)
+        # Small integers, which do not turn others into floats.
+        entries = np.ones(n, np.int8), self._labels, np.arange(n + 1, dtype=self._labels.dtype)
+        return csc_array(entries, shape=(self._n_groups, n), copy=False)
