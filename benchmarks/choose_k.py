@@ -21,6 +21,7 @@ from flower_kmeans.bench import script, tables
 from flower_kmeans.bench.data import family_of
 from flower_kmeans.bench.harness import Options, Row, Suite, Task, grid, seed_of
 from flower_kmeans.metrics import nicv
+from flower_kmeans.report.synopsis import Synopsis
 
 LEAST, MOST = 2, 20
 CHOSEN, GIVEN = f"{LEAST} to {MOST}", "given"
@@ -40,7 +41,11 @@ DATASETS = tuple(
 
 
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
-    """Return the number of clusters that a run found, and its loss."""
+    """Return the number of clusters that a run found, and its loss.
+
+    With the elbow's cost for it, and half the width of its interval, over the mean squared distance
+    of the records to the same centroids.
+    """
     data = in_ball(task.data, options)
     algorithm = SynopsisAlgorithm(
         data.n_clusters if task.method == GIVEN else (LEAST, MOST),  # type: ignore[arg-type]
@@ -49,9 +54,19 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
         n_records=len(data.records),
         seed=seed_of(task),
     )
-    centroids = algorithm.centroids(final_state(algorithm, data.records))
+    state = final_state(algorithm, data.records)
+    centroids, mixture = algorithm.centroids(state), algorithm.mixture(state)
     assert centroids is not None
-    return {"clusters": len(centroids), "loss": nicv(data.records, centroids)}
+    assert mixture is not None
+    synopsis = Synopsis(mixture, algorithm.domain)
+    own = nicv(data.records, synopsis.kmeans(k := len(centroids)).centroids)
+    elbow = synopsis.elbow([k])
+    return {
+        "clusters": k,
+        "loss": nicv(data.records, centroids),
+        "cost": elbow.costs[0] / own,
+        "width": (elbow.interval[0, 1] - elbow.costs[0]) / own,
+    }
 
 
 def share(is_so: Callable[[Row], bool]) -> Callable[[list[Row]], str]:
@@ -100,7 +115,15 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         "too few": share(lambda row: off(row) < 0),
         "too many": share(lambda row: off(row) > 0),
         "loss over that of a given k": loss_ratio(losses),
-        "sets": lambda found: str(len(found)),
+        "cost of the elbow over the records'": lambda found: (
+            f"{gmean([row['cost'] for row in found]):.3f}"
+        ),
+        "in its interval": lambda found: (
+            share(lambda row: abs(row["cost"] - 1) <= row["width"])(found)
+            if found[0]["epsilon"] is not None  # without noise an interval has no width
+            else ""
+        ),
+        "runs": lambda found: str(len(found)),
     }
     by_epsilon = sorted(shown, key=lambda row: (row["epsilon"] is None, row["epsilon"] or 0.0))
     by_family = sorted(by_epsilon, key=lambda row: row["family"])
@@ -121,9 +144,10 @@ SUITE = Suite(
     "generated set has, and the loss of its centroids where it does, over that of a run with the "
     "number given. Records have a largest norm of 1 around their centre, which is read off them as "
     "an application must not do; delta is the library's default. The algorithm with its plan's "
-    "noise, as under trusted-server; epsilon none is without noise.",
+    "noise, as under trusted-server; epsilon none is without noise. The elbow's cost of the number "
+    "that a run found is compared with the mean squared distance of the records to its centroids.",
     Task,
-    {"clusters": int, "loss": float},
+    {"clusters": int, "loss": float, "cost": float, "width": float},
     lambda options: grid(
         Task,
         options,
@@ -134,7 +158,7 @@ SUITE = Suite(
     measure,
     tables_of,
     datasets=DATASETS,
-    runs=1,
+    runs=5,
 )
 
 

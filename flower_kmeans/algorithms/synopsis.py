@@ -703,7 +703,8 @@ class SynopsisAlgorithm(base.Algorithm):
             found, weights = model.select_within(mixture, points, k, self._aim, source)
         elif self.min_clusters is not None:
             radii = before["radii"] * step
-            found = self._chosen(mixture, radii, noise, float(_real(before["rest"])[0]))
+            chosen, found = self._chosen(mixture, radii, noise, float(_real(before["rest"])[0]))
+            sized["chosen"] = np.array([chosen], dtype=np.int64)
         else:
             found = model.select(mixture, k, source)
         flags[FEW] = found.few
@@ -735,14 +736,16 @@ class SynopsisAlgorithm(base.Algorithm):
 
     def _chosen(
         self, mixture: model.Mixture, radii: FloatArray, noise: model.Noise, rest: float
-    ) -> model.Selection:
-        """Return the centres for that number of clusters which their costs suggest."""
+    ) -> tuple[int, model.Selection]:
+        """Return the number of clusters that costs suggest, and its centres: the first rows."""
         numbers = range(self.fewest_clusters, self.n_clusters + 1)
         n_beside = self.domain.n_features - self.schedule.n_directions
         beside = rest / max(n_beside, 1)
-        costs = choice.costs_of(mixture, numbers, self.seed, radii, noise, beside, n_beside)
-        chosen = choice.suggested(numbers, costs, int(np.count_nonzero(mixture.weights)))
-        return choice.selection(mixture, chosen, self.seed)
+        found = choice.selections(mixture, numbers, self.seed)
+        costs = choice.costs_of(mixture, found, radii, noise, beside, n_beside)
+        most = choice.most_suggested(mixture.weights, noise.counts)
+        chosen = choice.suggested(numbers, costs, most)
+        return chosen, choice.padded(found, chosen - self.fewest_clusters)
 
     def _after_refinement(self, state: State, answer: base.Statistic, flags: IntArray) -> Arrays:
         number, before = state.round + 1, state.arrays
@@ -856,6 +859,20 @@ class SynopsisAlgorithm(base.Algorithm):
         return round_words(self.seed, self.n_rounds)
 
     # ------------------------------------------------------------------ results
+
+    def centroids(self, state: State) -> FloatArray | None:
+        """Return the centroids in the user's units, (k, d); ``None`` before there are any."""
+        return self._found(state, super().centroids(state))
+
+    def counts(self, state: State) -> FloatArray | None:
+        """Return the noisy cluster sizes, (k,); ``None`` before there are any."""
+        return self._found(state, super().counts(state))
+
+    def _found(self, state: State, rows: FloatArray | None) -> FloatArray | None:
+        """Return the rows of clusters that were chosen: a state has the most, for equal steps."""
+        if rows is None or "chosen" not in state.arrays:
+            return rows
+        return rows[: int(state.arrays["chosen"][0])]
 
     def weights(self, state: State) -> FloatArray | None:
         """Return the weights of the power diagram, (k,); ``None`` before there are any."""

@@ -28,6 +28,7 @@ from flower_kmeans.data.domain import row_sums
 
 TOLERANCE = 0.5  # standard errors of a cost by which a gap may be smaller than the largest one
 LEAST_PARTS = 3  # of a cluster: with fewer on average, a cost is that of the cells
+LEAST_COUNT = 16  # records of a cluster, over the noise of a cell's count: fewer fit the noise
 _STARTS = 5  # of each of many clusterings
 
 
@@ -46,47 +47,60 @@ def selection(
     return select(mixture, n_clusters, round_words(seed, MAX_ROUNDS + n_clusters), n_starts)
 
 
+def selections(mixture: Mixture, numbers: Iterable[int], seed: int) -> list[Selection]:
+    """Return the centres for some numbers of clusters, by a few starts each."""
+    return [selection(mixture, k, seed, _STARTS) for k in numbers]
+
+
+def padded(found: Sequence[Selection], place: int) -> Selection:
+    """Return one of some selections, with as many rows as the largest has; those beyond are 0.
+
+    All are padded, so that the steps do not depend on the place.
+    """
+    most = max(len(each.counts) for each in found)
+
+    def rows(values: FloatArray) -> FloatArray:
+        return np.concatenate([values, np.zeros((most - len(values), *values.shape[1:]))])
+
+    every = [
+        each._replace(
+            centers=rows(each.centers), counts=rows(each.counts), doubts=rows(each.doubts)
+        )
+        for each in found
+    ]
+    return every[place]
+
+
 def costs_of(
     mixture: Mixture,
-    numbers: Iterable[int],
-    seed: int,
+    found: Sequence[Selection],
     radii: FloatArray,
     noise: Noise,
     beside: float,
     n_beside: int,
 ) -> Costs:
-    """Return the costs of clusterings with some numbers of clusters, by a few starts each.
+    """Return the costs of clusterings of a mixture.
 
     Cells have ``radii`` (m,) and released values with ``noise``. In each of ``n_beside`` directions
     that the mixture leaves out, records have the variance ``beside``.
     """
-    selections = (selection(mixture, k, seed, _STARTS) for k in numbers)
-    found = [_cost(mixture, each, radii, noise, beside, n_beside) for each in selections]
-    return Costs(*np.array(found, dtype=np.float64).reshape(-1, 3).T)
-
-
-def _cost(
-    mixture: Mixture,
-    found: Selection,
-    radii: FloatArray,
-    noise: Noise,
-    beside: float,
-    n_beside: int,
-) -> tuple[float, float, float]:
-    along = math.fsum(found.within)
-    labels = nearest(on_grid(mixture.means), to_grid(found.centers * 2.0**MODEL_BITS))
-    residuals = mixture.means - found.centers[labels]
-    squares, offsets = radii * radii, row_sums(residuals * residuals)
-    # A cell's records add r^2 (n - slack) + 2 r (z - c) sum + n |z - c|^2, at the cell's centre z
-    # with radius r, and n records to the number by which all is divided.
-    by_counts, by_slacks = (squares + offsets - along) * noise.counts, squares * noise.slacks
-    variances = by_counts * by_counts + by_slacks * by_slacks
-    variances = variances + 4 * squares * offsets * (noise.sums * noise.sums)
-    kept = np.where(mixture.weights > 0, variances, 0.0)
-    error = math.sqrt(math.fsum(kept)) / math.fsum(mixture.weights)
-    cost = max(along + n_beside * beside, SMALLEST)
-    largest = max(float(found.within.max()), beside if n_beside else 0.0, SMALLEST)
-    return cost, error, max(cost / largest, 1.0)
+    rows, squares = [], radii * radii
+    for each in found:
+        along = math.fsum(each.within)
+        labels = nearest(on_grid(mixture.means), to_grid(each.centers * 2.0**MODEL_BITS))
+        residuals = mixture.means - each.centers[labels]
+        offsets = row_sums(residuals * residuals)
+        # A cell's records add r^2 (n - slack) + 2 r (z - c) sum + n |z - c|^2, at the cell's centre
+        # z with radius r, and n records to the number by which all is divided.
+        by_counts, by_slacks = (squares + offsets - along) * noise.counts, squares * noise.slacks
+        variances = by_counts * by_counts + by_slacks * by_slacks
+        variances = variances + 4 * squares * offsets * (noise.sums * noise.sums)
+        kept = np.where(mixture.weights > 0, variances, 0.0)
+        error = math.sqrt(math.fsum(kept)) / math.fsum(mixture.weights)
+        cost = max(along + n_beside * beside, SMALLEST)
+        largest = max(float(each.within.max()), beside if n_beside else 0.0, SMALLEST)
+        rows.append((cost, error, max(cost / largest, 1.0)))
+    return Costs(*np.array(rows, dtype=np.float64).reshape(-1, 3).T)
 
 
 def gaps(numbers: IntArray, costs: FloatArray, dimensions: FloatArray) -> FloatArray:
@@ -104,15 +118,26 @@ def gaps(numbers: IntArray, costs: FloatArray, dimensions: FloatArray) -> FloatA
     return np.asarray(logs[0] - logs - reference)
 
 
-def suggested(numbers: Sequence[int] | IntArray, found: Costs, n_parts: int) -> int:
+def most_suggested(weights: FloatArray, noise: float) -> int:
+    """Return the largest number of clusters that costs may suggest, for parts with weights (m,).
+
+    Clusters have on average at least three parts, and records of 16 times the ``noise`` of a part's
+    count.
+    """
+    n_parts = int(np.count_nonzero(weights))
+    by_noise = math.fsum(weights) / (LEAST_COUNT * noise) if noise else math.inf
+    return int(min(n_parts // LEAST_PARTS, by_noise))
+
+
+def suggested(numbers: Sequence[int] | IntArray, found: Costs, most: int) -> int:
     """Return the number of clusters that the costs of some, in ascending order, suggest.
 
     The smallest whose gap is at most half a standard error of the cost below the largest gap, of
-    the first number and those of at most a third of the mixture's parts.
+    the first number and those of at most ``most``.
     """
     chosen = np.asarray(numbers, dtype=np.int64)
-    n = max(1, int(np.count_nonzero(chosen <= n_parts // LEAST_PARTS)))
-    by_number = gaps(chosen, found.costs, found.dimensions)[:n]
+    allowed = chosen <= max(chosen[0], most)
+    by_number = np.where(allowed, gaps(chosen, found.costs, found.dimensions), -np.inf)
     best = int(np.argmax(by_number))
     least = by_number[best] - TOLERANCE * found.errors[best] / found.costs[best]
     return int(chosen[np.argmax(by_number >= least)])

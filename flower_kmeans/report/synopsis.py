@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri
 
 from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms import synopsis_mixture as model
@@ -26,7 +26,9 @@ from flower_kmeans.templates import html_summary
 
 Floats = NDArray[np.float64]
 
+FILE_NAME = "synopsis.npz"  # where commands and apps keep one, beside a run's other files
 FORMAT, VERSION = "flower-kmeans synopsis", 1
+MOST_IN_TREE = 2_000  # parts: distances of all pairs of leaves take half a gigabyte then
 _LEAVES = 2_000  # into which parts are divided, so that Ward's method knows their weights
 _MOST_SAMPLES = 10**9
 
@@ -55,25 +57,30 @@ class SynopsisClustering:
 class Elbow(NamedTuple):
     """The cost of a synopsis' clusterings by their number of clusters.
 
-    A cost is the mean squared distance of a record to its nearest centroid, in squared user's units
-    where all columns have one scale, else in squared units of the scaled domain.
+    A cost is the mean squared distance of a record to the centroid of its part of the synopsis, in
+    squares of `Synopsis.cost_unit`, else of the scaled domain's unit.
     """
 
     n_clusters: NDArray[np.int64]  # (n,)
     costs: Floats  # (n,)
     standard_errors: Floats  # (n,), by the noise in the last round of the synopsis
     dimensions: Floats  # (n,), costs over the largest variance in one direction around centroids
-    n_parts: int  # of the synopsis
+    most_suggested: int  # the largest number that may be suggested, if there is a smaller one
 
     @property
     def interval(self) -> Floats:
         """Least and largest cost for each number of clusters, (n, 2), from 0 on.
 
-        Each holds with a probability of about 0.95 over the noise. The noise is the same in all, so
-        costs differ by less than the intervals are wide. Where the noise is large, costs are a few
-        percent too small, as records far from their cell were shortened.
+        Each holds the cost of parts and centroids that do not depend on the noise with a
+        probability of about 0.95. The noise is the same in all, so costs differ by less than the
+        intervals are wide.
+
+        Parts and k-means fit the noise as well, and records far from their part are shortened. So
+        the records' own cost is often larger than the interval: more so with outliers, many
+        clusters, few columns and few records in a part. With many columns it may be smaller, as
+        records leave their part for a nearer centroid. docs/tables/choose-k.md has by how much.
         """
-        margin = -float(ndtri((1 - CONFIDENCE) / 2)) * self.standard_errors
+        margin = -NormalDist().inv_cdf((1 - CONFIDENCE) / 2) * self.standard_errors
         return np.maximum(np.stack([self.costs - margin, self.costs + margin], axis=1), 0.0)
 
     @property
@@ -88,16 +95,16 @@ class Elbow(NamedTuple):
     def suggested(self) -> int:
         """A number of clusters: the smallest whose gap is about as large as the largest one.
 
-        About is half a standard error. There are at least three parts of the synopsis for each
-        cluster: with fewer, noise looks like clusters. docs/tables/choose-k.md has how often it is
-        the true one.
+        About is half a standard error. Clusters have on average at least three parts of the
+        synopsis, and records of 16 times the noise of a part: with fewer, noise looks like
+        clusters. docs/tables/choose-k.md has how often it is the true one.
         """
         if len(self.n_clusters) == 0:
             raise ConfigurationError("Expected an elbow with a number of clusters. Got none.")
         order = np.argsort(self.n_clusters, kind="stable")
         values = self.costs, self.standard_errors, self.dimensions
         costs = choice.Costs(*(each[order] for each in values))
-        return choice.suggested(self.n_clusters[order], costs, self.n_parts)
+        return choice.suggested(self.n_clusters[order], costs, self.most_suggested)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, ready for JSON."""
@@ -136,11 +143,21 @@ class Synopsis:
     @property
     def covariances(self) -> Floats:
         """Covariances of the parts in the user's units, (m, d, d), made when they are asked for."""
-        found, unit = self.mixture, self._unit
-        along = found.directions
-        beside = np.eye(len(along)) - along @ along.T
-        inside = np.einsum("ip,mp,jp->mij", along, found.scales**2, along, optimize=True)
-        return np.asarray((inside + found.rest * beside) * unit[:, None] * unit)
+        return self.covariances_along(np.diag(self.domain.unit))
+
+    def covariances_along(self, directions: Floats) -> Floats:
+        """Return covariances (m, n, n) of the parts along scaled directions (d, n)."""
+        found = self.mixture
+        along = found.directions.T @ directions
+        inside = np.einsum("pa,mp,pb->mab", along, found.scales**2, along, optimize=True)
+        return np.asarray(inside + found.rest * (directions.T @ directions - along.T @ along))
+
+    @property
+    def cost_unit(self) -> float | None:
+        """The user's units in one of `elbow`; ``None`` where its costs are of the scaled domain."""
+        unit = self.domain.common_unit
+        # Costs are squares, and a domain may be so small or large that these are no floats.
+        return unit if unit is not None and 1e-140 < unit < 1e140 else None
 
     # ------------------------------------------------------------------ clusters
 
@@ -182,26 +199,35 @@ class Synopsis:
         count, total, slack = found.noise
         costs, errors, dimensions = choice.costs_of(
             self._model,
-            numbers,
-            _checked_seed(seed),
+            choice.selections(self._model, numbers, _checked_seed(seed)),
             found.radii / longest,
             model.Noise(sums=total, counts=count, slacks=slack),
             found.rest / longest**2,
             n_beside,
         )
-        factor = (longest * (self.domain.common_unit or 1.0)) ** 2
+        factor = (longest * (self.cost_unit or 1.0)) ** 2
         counted = np.array(numbers, np.int64)
-        return Elbow(counted, costs * factor, errors * factor, dimensions, len(found.weights))
+        most = choice.most_suggested(found.weights, count)
+        return Elbow(counted, costs * factor, errors * factor, dimensions, most)
 
     def hierarchy(self) -> Floats:
         """Return Ward's hierarchy of the parts, (m - 1, 4), for ``scipy.cluster.hierarchy``.
 
         Parts are as heavy as their weights. Merging at height h adds h^2 / 2 to the sum of squared
         distances, in the units of `elbow`, up to a part in a thousand of the records.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are more than 2,000 parts: all pairs of them would not fit into memory.
         """
         from scipy.cluster.hierarchy import linkage
 
         weights, m = self.weights, len(self.weights)
+        if m > MOST_IN_TREE:
+            raise ConfigurationError(
+                f"Expected a synopsis of at most {MOST_IN_TREE:,} parts for a tree. Got {m:,}."
+            )
         n = max(_LEAVES, 4 * m)
         leaves = np.maximum(np.rint(weights / weights.sum() * n), 1).astype(np.int64)
         part = np.repeat(np.arange(m), leaves)
@@ -209,7 +235,7 @@ class Synopsis:
         # Leaves of one part are at distance 0 and so merge first; what follows merges parts.
         nodes, sizes = part.tolist(), dict.fromkeys(range(m), 1)
         merges: list[tuple[int, int, float, int]] = []
-        unit = (self.domain.common_unit or 1.0) * math.sqrt(weights.sum() / len(part))
+        unit = (self.cost_unit or 1.0) * math.sqrt(weights.sum() / len(part))
         for first, second, height, _ in tree:
             one, other = sorted((nodes[int(first)], nodes[int(second)]))
             if one == other:
@@ -241,9 +267,13 @@ class Synopsis:
         return self.domain.from_unit(points)
 
     def log_density(self, X: ArrayLike) -> Floats:
-        """Return the logarithm of the mixture's density at records (n, d), in the user's units."""
-        found, unit, d = self.mixture, self._unit, self.domain.n_features
-        points = (in_order(X, self.domain) - self.domain.from_unit(np.zeros((1, d)))) / unit
+        """Return the logarithm of the mixture's density at records (n, d), in the user's units.
+
+        The density is over all of R^d, also beyond the domain. Of a `TableDomain` the columns are
+        those of its box, such as logarithms.
+        """
+        found, d = self.mixture, self.domain.n_features
+        points = self.domain.scaled(in_order(X, self.domain))
         along, p = points @ found.directions, found.means.shape[1]
         beside = np.square(points - along @ found.directions.T).sum(axis=1) / found.rest
         common = d * math.log(2 * math.pi) + (d - p) * math.log(found.rest)
@@ -253,7 +283,7 @@ class Synopsis:
             squares = np.square((along - mean) / scale).sum(axis=1)
             logarithm = squares + 2 * np.log(scale).sum() + common
             density = np.logaddexp(density, weight - (logarithm + (beside if p < d else 0)) / 2)
-        return np.asarray(density - np.log(unit).sum())
+        return np.asarray(density - np.log(self.domain.unit).sum())
 
     # ------------------------------------------------------------------ files
 
@@ -327,12 +357,6 @@ class Synopsis:
         return cls(ReleasedMixture(**values), domain)
 
     # ------------------------------------------------------------------ details
-
-    @property
-    def _unit(self) -> Floats:
-        """The user's units in one unit of the scaled domain, (d,)."""
-        ends = np.stack([np.zeros(self.domain.n_features), np.ones(self.domain.n_features)])
-        return np.asarray(np.diff(self.domain.from_unit(ends), axis=0)[0])
 
     def _lifted(self, points: Floats) -> Floats:
         """Return points (n, d) of the scaled domain from those along the directions, (n, p)."""

@@ -70,8 +70,6 @@ def expect_equal_steps(algorithm):
 
 @pytest.mark.parametrize("name", REPLAYABLE)
 def test_steps_do_not_depend_on_sums(name):
-    if name == "synopsis-chosen":
-        pytest.xfail("Choosing a number of clusters takes more steps where more numbers compete.")
     expect_equal_steps(REPLAYABLE[name]())
 
 

@@ -41,7 +41,8 @@ def groups(k, per_group=4, radius=0.02):
 
 def costs(found, numbers, *, radii=0.1, noise=SILENT, beside=0.0, n_beside=0):
     radii = np.full(len(found.weights), radii)
-    return choice.costs_of(found, numbers, 0, radii, noise, beside, n_beside)
+    selections = choice.selections(found, numbers, 0)
+    return choice.costs_of(found, selections, radii, noise, beside, n_beside)
 
 
 # --------------------------------------------------------------------------- costs and gaps
@@ -88,8 +89,26 @@ def test_the_smallest_number_within_half_a_standard_error_is_suggested():
         errors = np.array([9.0, 9.0, relative, 9.0]) * found
         costs = choice.Costs(found, errors, dimensions)
         assert choice.suggested(numbers, costs, 18) == k
-    for n_parts, k in ((17, 4), (12, 4), (11, 3), (6, 2), (1, 2)):
-        assert choice.suggested(numbers, choice.Costs(found, 0 * found, dimensions), n_parts) == k
+    for most, k in ((5, 4), (4, 4), (3, 3), (2, 2), (0, 2)):
+        assert choice.suggested(numbers, choice.Costs(found, 0 * found, dimensions), most) == k
+
+
+def test_clusters_have_three_parts_and_more_records_than_noise_has():
+    weights = np.array([0.0, *[50.0] * 29])
+    for noise, most in ((0.0, 9), (10.0, 9), (1450 / 16 / 9, 9), (10.1, 8), (45.0, 2), (1e3, 0)):
+        assert choice.most_suggested(weights, noise) == most
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_noise_of_few_records_in_one_column_is_not_cut_into_most_clusters(seed):
+    """Costs of many clusters are those of cells that fit the noise: of two, 16 to 19 were found."""
+    rng = np.random.default_rng(seed)
+    records = np.repeat([-0.8, 0.8], 1_000)[:, None] + rng.normal(0, 0.05, (2_000, 1))
+    algorithm = SynopsisAlgorithm(
+        (2, 20), Ball(1.0, [0.0]), PrivacyBudget(0.5), n_records=2_000, seed=seed
+    )
+    state = run_of(algorithm, [records], Stream.from_key(bytes([seed] * 32)))
+    assert len(algorithm.centroids(state)) <= 2_000 / 16 / 14.3  # noise of a cell's count
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
@@ -108,6 +127,18 @@ def test_long_clusters_are_not_cut_in_pieces():
     assert choice.suggested(numbers, result, 100) == 3
     round_ones = result._replace(dimensions=np.full(15, 2.0))
     assert choice.suggested(numbers, round_ones, 100) > 3
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_every_selection_is_padded_to_the_largest(k):
+    found = choice.selections(mixture(groups(4)), [2, 3, 5], 0)
+    one, chosen = choice.padded(found, [2, 3, 5].index(k)), found[[2, 3, 5].index(k)]
+    for name in ("centers", "counts", "doubts"):
+        rows = getattr(one, name)
+        assert len(rows) == 5
+        np.testing.assert_array_equal(rows[:k], getattr(chosen, name))
+        assert not rows[k:].any()
+    assert (one.within is chosen.within, one.few) == (True, chosen.few)
 
 
 # --------------------------------------------------------------------------- the plan

@@ -49,16 +49,9 @@ def made(domain=WIDE, p=2, m=4, seed=0):
 
 def separate(weights, means, scale=0.01, radius=0.1, noise=(0.0, 0.0, 0.0)):
     """Parts in the plane, in a unit ball."""
-    means = np.array(means, float)
-    found = ReleasedMixture(
-        np.array(weights, float),
-        means,
-        np.full(means.shape, scale),
-        np.eye(2),
-        1e-12,
-        np.full(len(means), radius),
-        noise,
-    )
+    weights, means = np.array(weights, float), np.array(means, float)
+    scales, radii = np.full(means.shape, scale), np.full(len(means), radius)
+    found = ReleasedMixture(weights, means, scales, np.eye(2), 1e-12, radii, noise)
     return Synopsis(found, Ball(1.0, [0.0, 0.0]))
 
 
@@ -83,6 +76,9 @@ def test_means_and_covariances_are_in_the_users_units():
         np.testing.assert_allclose(synopsis.means[i], [0, 0, 0, 1] + along @ found.means[i])
         expected = along @ np.diag(found.scales[i] ** 2) @ along.T + 0.01 * others @ others.T
         np.testing.assert_allclose(synopsis.covariances[i], expected, atol=1e-12)
+    scaled = RNG(5).normal(size=(4, 2))
+    expected = scaled.T / unit @ synopsis.covariances @ (scaled / unit[:, None])
+    np.testing.assert_allclose(synopsis.covariances_along(scaled), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("p", [2, 4])
@@ -126,10 +122,7 @@ def test_without_noise_a_run_learns_the_moments_of_the_records(domain):
     # Of each blob's parts together.
     labels = np.argmin(((synopsis.means[:, None] - CENTERS) ** 2).sum(axis=2), axis=1)
     for j in range(5):
-        own = replace(
-            synopsis.mixture,
-            weights=np.where(labels == j, synopsis.weights, 1e-9),
-        )
+        own = replace(synopsis.mixture, weights=np.where(labels == j, synopsis.weights, 1e-9))
         mean, covariance = moments(Synopsis(own, domain))
         np.testing.assert_allclose(mean, CENTERS[j], atol=0.1)
         assert np.trace(covariance) == pytest.approx(3 * 0.36, rel=0.1)
@@ -150,9 +143,9 @@ def test_the_cost_bends_at_the_true_number_of_clusters():
     clear = -np.diff(elbow.costs) > (high - low)[1:]
     assert np.flatnonzero(clear)[-1] + 2 == 5
     assert elbow.suggested == 5
-    falling = type(elbow)(*(values[::-1] for values in elbow[:4]), elbow.n_parts)
+    falling = type(elbow)(*(values[::-1] for values in elbow[:4]), elbow.most_suggested)
     assert falling.suggested == 5
-    assert elbow._replace(n_parts=14).suggested == 4  # three parts for each
+    assert elbow._replace(most_suggested=4).suggested == 4
     np.testing.assert_allclose((low + high) / 2, elbow.costs)
     np.testing.assert_allclose(high - low, 2 * 1.959964 * elbow.standard_errors, rtol=1e-6)
     assert (elbow.standard_errors > 0).all()
