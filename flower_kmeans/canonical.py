@@ -16,10 +16,10 @@ from flower_kmeans.errors import MessageError
 
 
 def real_to_text(value: float) -> str:
-    """Return the C99 hexadecimal text of a finite real."""
+    """Return the C99 hexadecimal text of a finite real; zero has no sign."""
     if not math.isfinite(value):
         raise MessageError("A real in a run document must be finite.")
-    return float(value).hex()
+    return (float(value) + 0.0).hex()
 
 
 def real_from_text(text: Any) -> float:
@@ -31,14 +31,18 @@ def real_from_text(text: Any) -> float:
     except (ValueError, OverflowError):
         value = math.nan
     # One text for each real: another spelling would be another hash of the same run.
-    if not math.isfinite(value) or value.hex() != text:
+    if not math.isfinite(value) or real_to_text(value) != text:
         raise MessageError("A real in a run document must be a canonical hexadecimal string.")
     return value
 
 
 def array_to_text(array: ArrayLike) -> str:
-    """Return base64 of the array as little-endian float64, in C order; the shape is not kept."""
-    return base64.b64encode(np.ascontiguousarray(array, dtype="<f8").tobytes()).decode("ascii")
+    """Return base64 of the array as little-endian float64, in C order; the shape is not kept.
+
+    As of reals, zeros have no sign.
+    """
+    values = np.ascontiguousarray(array, dtype="<f8") + 0.0
+    return base64.b64encode(values.tobytes()).decode("ascii")
 
 
 def array_from_text(text: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -48,6 +52,8 @@ def array_from_text(text: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
     except (binascii.Error, TypeError, ValueError):
         data = b""
     # As for reals: bits after the last byte, which the decoder ignores, would be another spelling.
-    if len(data) != 8 * math.prod(shape) or base64.b64encode(data).decode("ascii") != text:
+    whole = len(data) == 8 * math.prod(shape)
+    array = np.frombuffer(data if whole else b"", dtype="<f8").astype(np.float64)
+    if not whole or array_to_text(array) != text:
         raise MessageError(f"An array of shape {shape} was expected as base64 of float64.")
-    return np.frombuffer(data, dtype="<f8").astype(np.float64).reshape(shape)
+    return array.reshape(shape)

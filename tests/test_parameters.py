@@ -1,5 +1,6 @@
 """Parameters: what a declaration says about checks and documents."""
 
+import base64
 import math
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, ClassVar
@@ -7,6 +8,12 @@ from typing import Annotated, ClassVar
 import numpy as np
 import pytest
 
+from flower_kmeans.canonical import (
+    array_from_text,
+    array_to_text,
+    real_from_text,
+    real_to_text,
+)
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
 from flower_kmeans.parameters import (
     AUTO,
@@ -164,3 +171,14 @@ def test_a_declaration_says_what_a_user_writes(kind, values, texts):
                 kind.parse(text)
         else:
             assert kind.parse(text) == expected
+
+
+def test_zero_has_no_sign_in_documents():
+    """A second spelling would be another hash of the same run."""
+    minus = base64.b64encode(np.array([-0.0, 1]).tobytes()).decode()
+    assert real_from_text(real_to_text(-0.0)).hex() == (0.0).hex()
+    assert array_to_text([-0.0, 1]) == array_to_text([0, 1]) != minus
+    with pytest.raises(MessageError, match="canonical"):
+        real_from_text((-0.0).hex())
+    with pytest.raises(MessageError, match="base64"):
+        array_from_text(minus, (2,))

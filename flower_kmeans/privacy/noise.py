@@ -23,7 +23,6 @@ from typing import Any
 import mpmath
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.parameters import require_positive
@@ -60,6 +59,12 @@ class _Law:
     exact_inverse: Callable[[Any], Any]
 
 
+def _gaussian_quantile(tail: Any) -> Any:
+    from scipy.special import ndtri  # here, so that clients that draw no such noise start faster
+
+    return -ndtri(tail)
+
+
 def _gaussian_tail(x: Any) -> Any:
     # mpmath overflows far out. A uniform reaches this tail, 2^-(2^39), after 2^33 zero words.
     x = min(x, mpmath.mpf(2**20))
@@ -70,7 +75,7 @@ def _gaussian_inverse(tail: Any) -> Any:
     # Newton's method on the logarithm, which is smooth and nearly a parabola. The caller checks
     # what comes out, so this needs to be good, not proved.
     log_tail = mpmath.log(tail)
-    x = mpmath.mpf(-ndtri(float(tail))) if tail > 1e-300 else mpmath.sqrt(-2 * log_tail)
+    x = mpmath.mpf(_gaussian_quantile(float(tail))) if tail > 1e-300 else mpmath.sqrt(-2 * log_tail)
     for _ in range(64):
         value = _gaussian_tail(x)
         slope = mpmath.exp(-x * x / 2) / mpmath.sqrt(2 * mpmath.pi)
@@ -85,7 +90,7 @@ def _laplace_tail(x: Any) -> Any:
     return mpmath.exp(-x) / 2
 
 
-_GAUSSIAN = _Law(lambda tail: -ndtri(tail), _gaussian_tail, _gaussian_inverse)
+_GAUSSIAN = _Law(_gaussian_quantile, _gaussian_tail, _gaussian_inverse)
 _LAPLACE = _Law(lambda tail: -np.log(2 * tail), _laplace_tail, lambda tail: -mpmath.log(2 * tail))
 
 
@@ -154,8 +159,7 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
         # Zero has one sign only, or it would come twice as often.
         taken &= ~(negative & (size == 0))
         chosen, values = proposing[taken], np.where(negative, -size, size)[taken]
-        first = np.diff(chosen, prepend=-1) > 0
-        noise[chosen[first]] = values[first]
+        noise[chosen[::-1]] = values[::-1]  # backwards: the first of a coordinate is written last
         settled[chosen] = True
     return noise.reshape(variances.shape)
 

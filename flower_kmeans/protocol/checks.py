@@ -59,7 +59,12 @@ def require_not_over(session: ClientSession | None) -> None:
 
 def require_hash(data: bytes, doc_hash: bytes) -> None:
     """Require the run document that a message names."""
-    _require(hashlib.sha256(data).digest() == doc_hash, Code.BAD_MESSAGE)
+    _require(_digest(data) == doc_hash, Code.BAD_MESSAGE)
+
+
+@lru_cache(maxsize=8)  # clients of one process have the same documents
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def require_kind(request: Request, run: Run) -> None:
@@ -108,9 +113,10 @@ def require_few_sessions(n_sessions: int) -> None:
 def require_attempt(document: RunDocument, t: int, attempt: int) -> None:
     """Require a round and an attempt of the run."""
     rounds, attempts = document.rounds, document.max_attempts
-    most = f"Expected at most {rounds} rounds and {attempts} attempts."
-    reason = f"{most} Got round {t}, attempt {attempt} instead."
-    _require(t <= rounds and attempt <= attempts, Code.POLICY, reason)
+    if t > rounds or attempt > attempts:
+        most = f"Expected at most {rounds} rounds and {attempts} attempts."
+        reason = f"{most} Got round {t}, attempt {attempt} instead."
+        raise RefuseError(Code.POLICY, reason)
 
 
 def require_peers(policy: ClientPolicy, run: Run, peers: Sequence[Peer], own: bytes) -> None:
@@ -129,15 +135,17 @@ def require_distinct(peers: Sequence[Peer]) -> None:
 def require_crowd(policy: ClientPolicy, document: RunDocument, n: int, what: str) -> None:
     """Require enough clients in a cohort, behind a sum, or among the peers of a distributor."""
     least = max(document.min_clients, policy.min_clients)
-    reason = f"Expected at least min_clients={least} {what}. Got {n} instead."
-    _require(n >= least, Code.POLICY, reason)
+    if n < least:
+        reason = f"Expected at least min_clients={least} {what}. Got {n} instead."
+        raise RefuseError(Code.POLICY, reason)
 
 
 def require_own_slot(identity: Identity | None, slot: int, n_slots: int) -> None:
     """Require the slot that the client has on its own roster, and a cohort of the roster's size."""
-    is_own = identity is None or (slot, n_slots) == (identity.slot, len(identity.roster))
-    reason = f"Expected this client's slot on its own roster. Got slot {slot} of {n_slots} instead."
-    _require(is_own, Code.POLICY, reason)
+    if identity is not None and (slot, n_slots) != (identity.slot, len(identity.roster)):
+        got = f"Got slot {slot} of {n_slots} instead."
+        reason = f"Expected this client's slot on its own roster. {got}"
+        raise RefuseError(Code.POLICY, reason)
 
 
 def require_leaf(leaf: bytes, slot: int, n_slots: int, path: bytes, root: bytes) -> None:

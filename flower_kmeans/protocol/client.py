@@ -47,6 +47,7 @@ from flower_kmeans.version import __version__
 SOFTWARE = f"flower-kmeans {__version__}"
 # Each time, another process of this node answered another message of the run in the meantime.
 _TRIES = 8
+_CHECKSUM = np.ones(1, dtype=np.int64)  # of one vector
 _MOST_STATES = 4  # clients of one process are rarely in more rounds of more runs at once
 _states: dict[bytes, bytes] = {}
 _lock = Lock()
@@ -215,7 +216,7 @@ class _Conversation:
         # One mask must not cover two vectors. Shares of another vector have other polynomials.
         if not self._run.trust.commits_to_records:
             return session or self._begun(None, b"")
-        if session is not None and self._is_of(session, session.digest):
+        if session is not None and session.software == SOFTWARE:
             if self._policy.copy_records:
                 # A copy has the session's commitment in its name, so it is not hashed again.
                 self._copy = self._memory.load_records(self._doc_hash, session)
@@ -272,7 +273,7 @@ class _Conversation:
             self._memory.save(self._doc_hash, ClientSession(over=sessions.SPENT))
             raise
         session = ClientSession.begin(self._doc_hash, self._run.data, n_sessions)
-        session.digest, session.n_records = digest, n_records
+        session.digest, session.n_records, session.software = digest, n_records, SOFTWARE
         session.commitment = self._commitment(session, digest) if digest else ZERO
         self._memory.save(self._doc_hash, session)
         return session
@@ -304,7 +305,8 @@ class _Conversation:
     def _total(self, query: Query) -> Integers:
         """Return the statistic of all records, (words,), in one pass."""
         algorithm, session, copy = self._run.algorithm, self._session, self._copy
-        total = np.zeros(algorithm.words(query.round), dtype=np.int64)
+        n_words = self._run.document.words[query.round - 1] - 1  # without the checksum word
+        total = np.zeros(n_words, dtype=np.int64)
         part = partial(algorithm.words_of, query)
         commits, whole = self._run.trust.commits_to_records, algorithm.needs_all_records
         if not (commits or whole) and self._source.sum_in_place is not None:
@@ -367,19 +369,10 @@ class _Conversation:
         elif not session.group_secret or session.head == 0:
             try:
                 session.group_secret = self._pairs.unwrap(wrap)
-                for name in ("_group_key", "_query_key"):
-                    vars(self).pop(name, None)
+                session.group_key = key_agreement.group_key(session.group_secret, self._doc_hash)
+                session.query_key = key_agreement.query_key(session.group_key)
             except MessageError as error:
                 raise RefuseError(Code.KEY, str(error)) from None
-
-    @cached_property
-    def _group_key(self) -> bytes:
-        secret = self._session.group_secret
-        return key_agreement.group_key(secret, self._doc_hash) if secret else b""
-
-    @cached_property
-    def _query_key(self) -> bytes:
-        return key_agreement.query_key(self._group_key)
 
     # ------------------------------------------------------------------ slot, context
 
@@ -411,7 +404,7 @@ class _Conversation:
         t, n_slots, n_words = request.t, request.n_slots, self._run.document.words[request.t - 1]
         cohort = n_slots, request.root, com
         context = transcript.round_context(self._doc_hash, t, request.attempt, *cohort, h, tag)
-        return SumContext(context, n_words, n_slots, self._group_key, self._sharing)
+        return SumContext(context, n_words, n_slots, self._session.group_key, self._sharing)
 
     # ------------------------------------------------------------------ entries
 
@@ -422,7 +415,7 @@ class _Conversation:
         """Return the tag of a query, keyed wherever the server does not know the query."""
         trust = self._run.trust
         is_public = not trust.is_blind or (trust.has_committee and t == 1)
-        key = ZERO if is_public else self._query_key
+        key = ZERO if is_public else self._session.query_key
         return transcript.query_tag(key, h, query)
 
     def _follow(self, entries: tuple[Entry, ...]) -> None:
@@ -438,19 +431,19 @@ class _Conversation:
             reason = "An entry is of no round of the run, or holds the sum of another trust model."
             refuse_unless(is_one and not other, Code.BAD_MESSAGE, reason)
             survivors = transcript.unpack_survivors(entry.survivors, min(entry.n_slots, MAX_SLOTS))
-            n_survivors = int(survivors.sum())
+            n_survivors = int(np.count_nonzero(survivors))
             checks.require_crowd(self._policy, document, n_survivors, "survivors of a sum")
             _, asked = _query_after(self._run, session.head, session.state)
             checks.require_same_query(entry, self._query_tag(entry.t, session.h, asked))
             context = transcript.entry_context(self._doc_hash, session.h, entry)
             opened = partial(self._opened, entry, survivors, context)
-            session.state = followed(session, self._group_key, encode(entry), opened)
+            session.state = followed(session, encode(entry), opened)
             session.h = transcript.next_hash(session.h, context, entry)
             session.head, session.n_answers = entry.t, n_survivors
 
     def _opened(self, entry: Entry, survivors: NDArray[np.bool_], context: bytes) -> bytes:
         """Return the state after an entry, from what its sum opens to."""
-        run, key, n_slots = self._run, self._group_key, entry.n_slots
+        run, key, n_slots = self._run, self._session.group_key, entry.n_slots
         colluders, n_words = run.document.max_colluders, run.document.words[entry.t - 1]
         sharing = announced_sharing(run.trust.sum, n_slots, colluders, entry.packing)
         combined = {} if sharing else {0: entry.words}
@@ -490,8 +483,7 @@ class _Conversation:
             h = session.h
         else:
             h, asked = ZERO, request.query
-            query = Query(t, decode_arrays(asked))
-            run.algorithm.check_query(query)  # the noise covers queries in range only
+            query = _query_of(run, t, asked)
         tag = self._query_tag(t, h, asked)
         sums = self._sums(request, h, tag)
         # Before anything is computed from records: these refusals do not depend on them.
@@ -504,7 +496,7 @@ class _Conversation:
         answer = sessions.LastAnswer(t, request.attempt, sums.digest, digest)
         checks.require_one_answer(last, answer)
         # Not before the check: a refused query would replace what was answered.
-        session.answered = sums.digest + vector.astype("<i8").tobytes()
+        session.answered = sums.digest + vector.astype("<i8", copy=False).tobytes()
         self._memory.answer(self._doc_hash, answer, run.price, session)  # charged before it is sent
         words, sealed = (b"", parts) if run.trust.has_committee else (parts[0], ())
         return messages.Answer(
@@ -523,7 +515,7 @@ class _Conversation:
             vector = algorithm.flatten(limited, query.round)
         if run.trust.shares_noise:
             vector = vector + removal.client_noise(run, query.round, session.secret, context)
-        return np.append(vector, np.int64(1))
+        return np.concatenate([vector, _CHECKSUM])
 
     def _protected(self, request: messages.Ask, sums: SumContext, vector: Integers) -> Parts:
         """Return a vector as it leaves the client: one part, or one for each position."""
@@ -702,18 +694,26 @@ def _query_after(run: Run, head: int, data: bytes) -> tuple[Query, bytes]:
     return query, encode_arrays(dict(query.arrays))
 
 
+@lru_cache(maxsize=8)
+def _query_of(run: Run, t: int, data: bytes) -> Query:
+    """Return the query that a server sends; the noise covers queries in range only."""
+    query = Query(t, decode_arrays(data))
+    run.algorithm.check_query(query)
+    for array in query.arrays.values():
+        array.setflags(write=False)  # others read it, too
+    return query
+
+
 @lru_cache(maxsize=64)
 def _warn(run: str, warning: str) -> None:
     """Log what a blind server cannot report, once for all clients of a process."""
     log.warning("Run %s: %s", run, warning)
 
 
-def followed(
-    session: ClientSession, group_key: bytes, entry: bytes, follow: Callable[[], bytes]
-) -> bytes:
+def followed(session: ClientSession, entry: bytes, follow: Callable[[], bytes]) -> bytes:
     """Return the state after an entry; one client of a process computes it for all of them."""
     # Opening a sum may take a second. The hash names the run and all entries before.
-    key = H(b"followed", session.h, group_key, entry, session.state)
+    key = H(b"followed", session.h, session.group_key, entry, session.state)
     with _lock:  # clients in other threads wait for the first one's
         if key not in _states:
             _states[key] = follow()

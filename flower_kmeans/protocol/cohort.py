@@ -297,11 +297,11 @@ class ShareStore:
     def put(self, slot: int, sealed: Sequence[bytes]) -> None:
         """Keep a dealer's shares."""
         if len(sealed) == self._n_parts:
-            for position, part in enumerate(sealed):
-                if len(part) == self._part_bytes:
-                    # To the end: reading a part moves the position.
-                    self._starts[slot, position] = self._file.seek(0, 2)
-                    self._file.write(part)
+            start = self._file.seek(0, 2)  # to the end: reading a part moves the position
+            kept = [j for j, part in enumerate(sealed) if len(part) == self._part_bytes]
+            self._file.write(b"".join(sealed[j] for j in kept))
+            for n, position in enumerate(kept):
+                self._starts[slot, position] = start + n * self._part_bytes
 
     def missing(self, slot: int) -> set[int]:
         """Return the positions for which a dealer gave no share."""

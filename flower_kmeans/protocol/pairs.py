@@ -88,9 +88,9 @@ class Pairs:
                 if not checks.is_owned(tag, expected):
                     raise MessageError("The tag of another client's key is not its owner's.")
         # Both ends have the same secret. Only who holds a secret key asks by its public key.
-        ends = (self.public_key + (self.static if other else b""), public_key + other)
+        own_end, other_end = self.public_key + (self.static if other else b""), public_key + other
         return _once(
-            (min(ends), max(ends)),
+            (own_end, other_end) if own_end < other_end else (other_end, own_end),
             lambda: key_agreement.pair_secret(self._ephemeral, public_key, self._static, other),
         )
 

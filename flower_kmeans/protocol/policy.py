@@ -131,6 +131,10 @@ class ClientPolicy:
                 "Expected roster_file and member_key_file together, or neither. Got one of them."
             )
 
+    def __hash__(self) -> int:
+        # A client looks policies up for each message, and few differ in other fields alone.
+        return hash((self.max_epsilon, self.max_delta, self.min_clients, self.trusts))
+
     @classmethod
     def for_simulation(cls) -> "ClientPolicy":
         """Return the policy of simulated clients: they accept what the simulation asks for."""

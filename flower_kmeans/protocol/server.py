@@ -85,6 +85,7 @@ class _Attempt:
     requests: dict[int, Ask] = field(default_factory=dict)
     answers: dict[bytes, list[Client]] = field(default_factory=dict)  # who gave them, by tag
     sums: dict[bytes, bytes] = field(default_factory=dict)  # by tag, without a committee
+    contexts: dict[bytes, SumContext] = field(default_factory=dict)  # by tag
     dealers: list[Client] = field(default_factory=list)  # S: those whose answers are added up
     replies: dict[int, Added | Refusal] = field(default_factory=dict)  # of members; or `Code.KEY`
 
@@ -458,12 +459,15 @@ class Server:
         return True
 
     def _sum_context(self, attempt: _Attempt, tag: bytes) -> SumContext:
-        frame, t = attempt.frame, attempt.t
-        cohort = frame.n_slots, frame.tree.root, frame.digest
-        digest = transcript.round_context(
-            self.run.doc_hash, t, attempt.number, *cohort, self._h, tag
-        )
-        return SumContext(digest, self.run.document.words[t - 1], frame.n_slots, b"", frame.sharing)
+        if tag not in attempt.contexts:
+            frame, t, n_words = attempt.frame, attempt.t, self.run.document.words[attempt.t - 1]
+            cohort = frame.n_slots, frame.tree.root, frame.digest
+            digest = transcript.round_context(
+                self.run.doc_hash, t, attempt.number, *cohort, self._h, tag
+            )
+            found = SumContext(digest, n_words, frame.n_slots, b"", frame.sharing)
+            attempt.contexts[tag] = found
+        return attempt.contexts[tag]
 
     # ------------------------------------------------------------------ S
 

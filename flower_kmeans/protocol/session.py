@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -30,8 +31,6 @@ DELIVERED, FORGOTTEN, SPENT = 1, 2, 3
 _PREFIX = "kmeans."
 _SECRET_BYTES = 32
 
-_Copy = tuple[str, int, bytes]  # of records in a context: their type, width and values
-
 Records = NDArray[Any]  # (m, n_features), float32 or float64
 
 
@@ -51,6 +50,13 @@ class LastVote(NamedTuple):
     variant: bytes
 
 
+# Making a decoder takes longer than decoding one of these with it.
+_decode_answer = msgspec.msgpack.Decoder(LastAnswer).decode
+_decode_vote = msgspec.msgpack.Decoder(LastVote).decode
+# Records in a context: their type, width and values.
+_decode_copy = msgspec.msgpack.Decoder(tuple[str, int, bytes]).decode
+
+
 class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """One session of a client in one run."""
 
@@ -59,10 +65,13 @@ class ClientSession(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     commitment: bytes = b""  # to secret, software and records, public; zeros where there is none
     digest: bytes = b""  # of the records that it committed to
     n_records: int = 0  # that it committed to
+    software: str = ""  # that it committed to
     document: bytes = b""  # the accepted run document
     slot: int = -1  # in the cohort; -1 until known
     n_sessions: int = 1  # that the client began in this run, this one included
-    group_secret: bytes = b""  # from which the group key is derived; empty until known
+    group_secret: bytes = b""  # from which the next two are derived; empty until known
+    group_key: bytes = b""
+    query_key: bytes = b""
     drawn_secret: bytes = b""  # the group secret that it offers as a key distributor
     head: int = 0  # number of entries that were followed
     n_answers: int = 0  # behind the sum at the head
@@ -120,6 +129,7 @@ class ContextMemory:
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
+        self._written: tuple[bytes, bytes] | None = None  # run and session, with the last answer
 
     def _get(self, run: bytes, name: str) -> bytes:
         record = self._state.get(_PREFIX + run.hex())
@@ -127,10 +137,15 @@ class ContextMemory:
         return value if isinstance(value, bytes) else b""
 
     def _set(self, run: bytes, **values: bytes) -> None:
-        name = _PREFIX + run.hex()
-        before = self._state.get(name)
-        kept = dict(before) if isinstance(before, ConfigRecord) else {}
-        self._state[name] = ConfigRecord({**kept, **values})
+        record = self._state.get(_PREFIX + run.hex())
+        if not isinstance(record, ConfigRecord):
+            record = self._state[_PREFIX + run.hex()] = ConfigRecord()
+        for name, value in values.items():
+            record[name] = value
+
+    def _write(self, run: bytes, session: ClientSession, **values: bytes) -> None:
+        self._written = run, encode(session)
+        self._set(run, session=self._written[1], **values)
 
     def load(self, run: bytes) -> ClientSession | None:
         """Return the session in a run, or ``None``."""
@@ -139,7 +154,10 @@ class ContextMemory:
 
     def save(self, run: bytes, session: ClientSession) -> None:
         """Write a session in place of what was there, and drop the records of another."""
-        data, copy = encode(session), self._get(run, "copy")
+        data = encode(session)
+        if (run, data) == self._written:
+            return
+        copy = self._get(run, "copy")
         # Records of a former session go with it.
         kept = copy if copy[:_SECRET_BYTES] == session.commitment else b""
         if (data, kept) != (self._get(run, "session"), copy):
@@ -148,20 +166,20 @@ class ContextMemory:
     def last_answer(self, run: bytes) -> LastAnswer | None:
         """Return the last answer in a run, or ``None``."""
         data = self._get(run, "answer")
-        return msgspec.msgpack.decode(data, type=LastAnswer) if data else None
+        return _decode_answer(data) if data else None
 
     def last_vote(self, run: bytes) -> LastVote | None:
         """Return the last vote in a run, or ``None``."""
         data = self._get(run, "vote")
-        return msgspec.msgpack.decode(data, type=LastVote) if data else None
+        return _decode_vote(data) if data else None
 
     def answer(self, run: bytes, answer: LastAnswer, _: Price | None, own: ClientSession) -> None:
         """Write an answer with its session; nothing is charged."""
-        self._set(run, session=encode(own), answer=encode(answer))
+        self._write(run, own, answer=encode(answer))
 
     def vote(self, run: bytes, vote: LastVote, session: ClientSession) -> None:
         """Write a vote with its session."""
-        self._set(run, session=encode(session), vote=encode(vote))
+        self._write(run, session, vote=encode(vote))
 
     def require_room(self, run: bytes, price: Price | None) -> None:
         """Accept: there is no account."""
@@ -176,10 +194,10 @@ class ContextMemory:
         if data[:_SECRET_BYTES] != session.commitment:
             return None
         # NumPy's own format would take longer to read than a few records take to be summed.
-        dtype, width, values = msgspec.msgpack.decode(data[_SECRET_BYTES:], type=_Copy)
-        records = as_source(np.frombuffer(values, dtype).reshape(-1, width), width)
-        records.is_finite = True
-        return records
+        dtype, width, values = _decode_copy(data[_SECRET_BYTES:])
+        records = np.frombuffer(values, dtype).reshape(-1, width)
+        whole = partial(iter, (records,))
+        return Source(width, records.dtype, whole, len(records), in_memory=True, is_finite=True)
 
     def save_records(
         self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]

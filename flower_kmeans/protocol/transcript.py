@@ -7,6 +7,7 @@ key of a round is derived under it, so vectors of different contexts never add u
 import hmac
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,14 @@ def root_from(leaf: bytes, slot: int, n_slots: int, path: bytes) -> bytes | None
     node = leaf
     for start in range(0, len(path), DIGEST_BYTES):
         sibling = path[start : start + DIGEST_BYTES]
-        node = H(b"node", *((sibling, node) if slot & 1 else (node, sibling)))
+        node = _node(*((sibling, node) if slot & 1 else (node, sibling)))
         slot >>= 1
     return node
+
+
+@lru_cache(maxsize=64)  # clients of one process answer by slot: their paths meet in a few nodes
+def _node(left: bytes, right: bytes) -> bytes:
+    return H(b"node", left, right)
 
 
 class Tree:
@@ -81,7 +87,7 @@ class Tree:
         self._levels = []
         while len(level) > 1:
             self._levels.append(level)
-            level = [H(b"node", *pair) for pair in zip(level[::2], level[1::2], strict=True)]
+            level = [_node(*pair) for pair in zip(level[::2], level[1::2], strict=True)]
         self.root = level[0]
 
     def path(self, slot: int) -> bytes:
@@ -98,11 +104,13 @@ def pack_survivors(survivors: NDArray[np.bool_]) -> bytes:
     return np.packbits(survivors, bitorder="little").tobytes()
 
 
+@lru_cache(maxsize=4)  # clients of one process follow one entry
 def unpack_survivors(bitmap: bytes, n_slots: int) -> NDArray[np.bool_]:
     """Return which slots a bitmap names, shape (n_slots,), or raise a `MessageError`."""
     if len(bitmap) == (n_slots + 7) // 8:
         bits = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
         if not bits[n_slots:].any():
+            bits.setflags(write=False)  # others read it, too
             return bits[:n_slots].view(np.bool_)
     raise MessageError("Expected a bitmap of the cohort's slots.")
 
@@ -113,6 +121,7 @@ def query_tag(key: bytes, h: bytes, query: bytes) -> bytes:
     return hmac.digest(key, h + query, "sha256")
 
 
+@lru_cache(maxsize=8)  # server and clients of one process are in one round
 def round_context(
     doc_hash: bytes, t: int, attempt: int, m: int, root: bytes, com: bytes, h: bytes, tag: bytes
 ) -> bytes:
@@ -138,6 +147,7 @@ def entry_context(doc_hash: bytes, h: bytes, entry: Entry) -> bytes:
     return round_context(doc_hash, e.t, e.attempt, e.n_slots, e.root, e.committee, h, e.tag)
 
 
+@lru_cache(maxsize=1)  # clients of one process follow one entry, which may be large
 def next_hash(h: bytes, context: bytes, entry: Entry) -> bytes:
     """Return the transcript's hash after an entry: of the words, or of the sealed sum-shares."""
     shares = (u32(position) + share for position, share in entry.shares)

@@ -4,6 +4,7 @@ Code uses the properties of a trust model, never its name.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from flower_kmeans.algorithms.base import Algorithm
@@ -22,47 +23,47 @@ class TrustModel:
     opened_by: Literal["server", "clients"]  # who learns the sum
     learns: str = ""  # who learns what, for a user who chooses
 
-    @property
+    @cached_property
     def sum(self) -> SecureSum:
         """The secure sum of this trust model."""
         return secure_sum(self.secure_sum)
 
-    @property
+    @cached_property
     def is_vertical(self) -> bool:
         """Whether the clients are parties that hold different columns of the same records."""
         return self.secure_sum == HOMOMORPHIC
 
-    @property
+    @cached_property
     def is_blind(self) -> bool:
         """Whether the server sees no sum, so clients compute the queries themselves."""
         return self.opened_by == "clients"
 
-    @property
+    @cached_property
     def is_protected(self) -> bool:
         """Whether vectors leave a client protected: then clients need keys and fixed slots."""
         return self.is_vertical or self.sum.is_protected
 
-    @property
+    @cached_property
     def has_committee(self) -> bool:
         """Whether a committee of clients adds the shares, in a second round trip."""
         return not self.is_vertical and self.sum.by_committee
 
-    @property
+    @cached_property
     def shares_noise(self) -> bool:
         """Whether each client adds a share of the noise."""
         return self.noise_by == "clients"
 
-    @property
+    @cached_property
     def removes_noise(self) -> bool:
         """Whether noise beyond the plan can be removed: its keys need a committee and a reader."""
         return self.shares_noise and self.has_committee and not self.is_blind
 
-    @property
+    @cached_property
     def is_private(self) -> bool:
         """Whether anybody adds noise."""
         return self.noise_by != "nobody"
 
-    @property
+    @cached_property
     def commits_to_records(self) -> bool:
         """Whether a client commits to its records: its mask must not cover two vectors."""
         return self.is_protected and not self.has_committee and not self.is_vertical

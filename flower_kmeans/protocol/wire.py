@@ -6,6 +6,7 @@ is what the other side computes with, and there is no second way to write the sa
 
 import math
 from contextlib import suppress
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,6 +22,7 @@ MAX_MESSAGE = 256 * 2**20
 """Longest message in bytes. A run whose messages would be longer is refused when it is planned."""
 _IN_CONFIG = 2**20  # longer ones travel as one uint8 array, which Flower sends in chunks
 _DATA = RECORD + ".data"
+_HEADER = ConfigRecord({"v": VERSION})  # Flower takes long to check each value that is set
 
 B16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 B32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -30,6 +32,8 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 
 # Keys of mappings in a fixed order: the hash of a document must not depend on how it was built.
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+# Making one takes ten times as long as decoding a short message with it.
+_decoder = lru_cache(maxsize=32)(msgspec.msgpack.Decoder)
 _MALFORMED = "A message is malformed."
 
 
@@ -52,18 +56,23 @@ def decode(data: bytes, kind: Any) -> Any:
     """Return what bytes encode; a `MessageError` if they are not the one encoding of a kind."""
     if len(data) > MAX_MESSAGE:
         raise MessageError(f"Expected a message of at most {MAX_MESSAGE} bytes.")
+    try:
+        value = _decoder(kind).decode(data)
+        is_the_one = encode(value) == data
     # A TypeError: a mapping in a configuration has other keys than text.
-    with suppress(msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):
-        value = msgspec.msgpack.decode(data, type=kind, strict=True)
-        if encode(value) == data:
-            return value
-    raise MessageError(_MALFORMED)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError, TypeError):
+        is_the_one = False
+    if not is_the_one:
+        raise MessageError(_MALFORMED)
+    return value
 
 
 def to_content(data: bytes) -> RecordDict:
     """Return an encoded message as Flower's records."""
     if len(data) <= _IN_CONFIG:
-        return RecordDict({RECORD: ConfigRecord({"v": VERSION, "m": data})})
+        record = _HEADER.copy()
+        record["m"] = data
+        return RecordDict({RECORD: record})
     header = ConfigRecord({"v": VERSION, "n": len(data)})
     array = Array(np.frombuffer(data, dtype=np.uint8))
     return RecordDict({RECORD: header, _DATA: ArrayRecord({"m": array})})
@@ -71,17 +80,21 @@ def to_content(data: bytes) -> RecordDict:
 
 def from_content(content: RecordDict) -> bytes:
     """Return the encoded message in Flower's records, of this version of the protocol."""
-    header = content.get(RECORD)
-    if not isinstance(header, ConfigRecord) or "v" not in header:
+    # By items: Flower's mappings are slow to look up key by key.
+    records = dict(content.items())
+    header = records.pop(RECORD, None)
+    fields = dict(header.items()) if isinstance(header, ConfigRecord) else {}
+    if "v" not in fields:
         raise MessageError(_MALFORMED)
+    version = fields.pop("v")
     # Not isinstance, which would take True for 1.
-    if type(header["v"]) is not int or header["v"] != VERSION:
+    if type(version) is not int or version != VERSION:
         raise VersionError(f"Expected a message of version {VERSION}.")
-    match dict(header), list(content), content.get(_DATA):
-        case {"v": _, "m": bytes(data)}, [_], None if len(header) == 2 and len(data) <= _IN_CONFIG:
+    match list(fields.items()), list(records.items()):
+        case [("m", bytes(data))], [] if len(data) <= _IN_CONFIG:
             return data
-        case {"v": _, "n": int(length)}, [_, _], ArrayRecord() as record:
-            if len(header) == 2 and type(length) is int and list(record) == ["m"]:
+        case [("n", int(length))], [(name, ArrayRecord() as record)] if name == _DATA:
+            if type(length) is int and list(record) == ["m"]:
                 return _from_array(record["m"], length)
     raise MessageError(_MALFORMED)
 

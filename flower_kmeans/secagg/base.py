@@ -15,6 +15,7 @@ from flower_kmeans.errors import ConfigurationError, KMeansError, MessageError
 
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
+_WORDS = np.dtype("<u8")
 
 
 class SumError(KMeansError):
@@ -45,7 +46,10 @@ class Sharing:
 
     def blocks(self, vector: Integers) -> Integers:
         """Return the blocks of a vector as columns, shape (k, n_blocks), filled up with zeros."""
-        return np.pad(vector, (0, -len(vector) % self.packing)).reshape(self.packing, -1)
+        n_blocks = -(-len(vector) // self.packing)
+        blocks = np.zeros((self.packing, n_blocks), vector.dtype)
+        blocks.reshape(-1)[: len(vector)] = vector  # np.pad takes longer than a short vector's sum
+        return blocks
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class SecureSum(ABC):
 
         A `PartError` if a part is malformed.
         """
-        return add_words(parts, context.n_words).astype("<u8").tobytes()
+        return add_words(parts, context.n_words).astype(_WORDS, copy=False).tobytes()
 
     @abstractmethod
     def open(
@@ -116,7 +120,7 @@ class SecureSum(ABC):
 
     def encode(self, vector: Integers) -> bytes:
         """Return a vector that needs no protection as a part: the noise that a server adds."""
-        return vector.astype("<i8").tobytes()
+        return vector.astype("<i8", copy=False).tobytes()
 
 
 def add_words(parts: Iterable[bytes], n_words: int) -> Words:
@@ -125,7 +129,7 @@ def add_words(parts: Iterable[bytes], n_words: int) -> Words:
     for index, part in enumerate(parts):
         if len(part) != 8 * n_words:
             raise PartError(index)
-        total += np.frombuffer(part, dtype="<u8")
+        total += np.frombuffer(part, _WORDS)
     return total
 
 

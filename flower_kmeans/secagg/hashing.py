@@ -18,7 +18,9 @@ DIGEST_BYTES = 32
 
 u32 = struct.Struct("<I").pack  # an integer in [0, 2^32) as four bytes, little-endian
 u64 = struct.Struct("<Q").pack  # an integer in [0, 2^64) as eight bytes, little-endian
+_SHA256 = hashes.SHA256()
 _COUNTER = struct.Struct(">QQ")
+_Words = NDArray[np.uint64]  # named, as a function in a function makes its annotations anew
 
 
 def H(label: bytes, *parts: bytes | memoryview) -> bytes:  # noqa: N802 (the protocol's name)
@@ -41,7 +43,7 @@ def begin_hash(label: bytes, *parts: bytes | memoryview) -> "hashlib._Hash":
 def kdf(key: bytes, salt: bytes, label: bytes, length: int = DIGEST_BYTES) -> bytes:
     """Return a key derived by HKDF-SHA256 (RFC 5869) for one purpose, bound to the salt."""
     info = VERSION + label
-    return HKDF(algorithm=hashes.SHA256(), length=length, salt=salt, info=info).derive(key)
+    return HKDF(algorithm=_SHA256, length=length, salt=salt, info=info).derive(key)
 
 
 def words(key: bytes, stream: int, length: int) -> NDArray[np.uint64]:
@@ -57,7 +59,7 @@ def word_drawer(key: bytes, length: int) -> Callable[[int], NDArray[np.uint64]]:
     buffer = np.empty(8 * length + 15, dtype=np.uint8)  # the cipher needs that much room
     memory, vector = memoryview(buffer.data), buffer[: 8 * length].view("<u8")
 
-    def draw(stream: int) -> NDArray[np.uint64]:
+    def draw(stream: int) -> _Words:
         cipher.reset_nonce(_COUNTER.pack(stream, 0))
         cipher.update_into(zeros, memory)
         return vector.astype(np.uint64, copy=False)  # a copy on big-endian processors only

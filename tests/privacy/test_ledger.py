@@ -89,7 +89,7 @@ def processes(worker, *arguments):
     for process in started:
         process.start()
     for process in started:
-        process.join(60)
+        process.join(600)
     return [process.exitcode for process in started]
 
 
@@ -97,7 +97,7 @@ def side_by_side(worker, *arguments):
     """Let a worker run in two processes at once; return both results."""
     barrier, results = SPAWN.Barrier(2), SPAWN.Queue()
     assert processes(worker, *((barrier, results, *rest) for rest in arguments)) == [0, 0]
-    return [results.get(timeout=60) for _ in range(2)]
+    return [results.get(timeout=600) for _ in range(2)]
 
 
 # --------------------------------------------------------------------------- what is charged

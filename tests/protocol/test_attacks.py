@@ -1038,10 +1038,11 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     for t in (1, 2, 3):
         s.round(t)
     assert all(isinstance(reply, Finished) for reply in s.finish().values())
-    fields = ("secret", "ephemeral", "group_secret", "drawn_secret", "state")
+    keys = ("secret", "ephemeral", "group_secret", "group_key", "query_key", "drawn_secret")
+    fields = (*keys, "state")
     if any(getattr(s.session(i), field) for i in range(7) for field in fields):
         raise SucceededError
-    secrets = {getattr(session, field) for session in sessions for field in fields[:4]} - {b""}
+    secrets = {getattr(session, field) for session in sessions for field in keys} - {b""}
     left = b"".join(everything_in(node) for node in s.nodes)
     assert not any(secret in left for secret in (*secrets, *kept))
     assert not any(key[0] in names for key in pairs._kept)

@@ -547,16 +547,16 @@ def test_an_entry_is_opened_once_for_all_clients_of_a_process(tmp_path, monkeypa
 
 def test_what_could_not_be_followed_is_not_kept():
     session, fail = ClientSession(h=first_hash(ZERO)), mock.Mock(side_effect=MessageError("no"))
-    arguments = (session, ZERO, b"entry")
+    arguments = (session, b"entry")
     with pytest.raises(MessageError):
         client.followed(*arguments, fail)
     assert client.followed(*arguments, lambda: b"state") == b"state"
     assert client.followed(*arguments, fail) == b"state"
     for other in (
-        (session, NOBODY, b"entry"),
-        (session, ZERO, b"entrx"),
-        (ClientSession(h=NOBODY), ZERO, b"entry"),
-        (change(session, state=b"other"), ZERO, b"entry"),
+        (session, b"entrx"),
+        (ClientSession(h=NOBODY), b"entry"),
+        (change(session, group_key=b"other"), b"entry"),
+        (change(session, state=b"other"), b"entry"),
     ):
         with pytest.raises(MessageError):
             client.followed(*other, fail)

@@ -64,6 +64,7 @@ def test_a_new_session_has_secrets_of_its_own():
 
 
 FIELDS = dict.fromkeys(ClientSession.__struct_fields__, st.binary(max_size=40))
+FIELDS |= {"software": st.text(max_size=9)}
 NUMBERS = ("slot", "n_sessions", "head", "n_answers", "n_records", "over")
 
 
