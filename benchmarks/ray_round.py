@@ -118,6 +118,8 @@ def _send_back(size: Size, message: Message, context: Context) -> Message:
 def measure(task: Task, options: Options) -> Mapping[str, Any]:
     """Run both in one simulation on Ray; strategies take turns in who is first."""
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    # Flower would join any cluster that this machine happens to have, and wait for one that ended.
+    os.environ.setdefault("RAY_ADDRESS", "local")
     from flwr.simulation import run_simulation
     from ray import cloudpickle
 

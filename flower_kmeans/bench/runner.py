@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -274,8 +274,25 @@ def _is_warning(record: logging.LogRecord) -> bool:
 
 def _in_fresh_process(*given: Any) -> tuple[Any, Measured | Exception]:
     # A forked process would begin with this one's memory, which may be what is measured.
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(_tried, *given).result()
+    context = get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_send_tried, args=(there, given))
+    process.start()
+    there.close()  # of this process: the end of the other one shall be noticed
+    try:
+        result: tuple[Any, Measured | Exception] = here.recv()
+        return result
+    except EOFError:
+        raise BrokenProcessPool from None
+    finally:
+        # It would wait for all threads of its task: where Flower's simulation could not start, its
+        # server waits for clients until its timeout, an hour.
+        process.kill()
+        process.join()
+
+
+def _send_tried(pipe: Connection, given: tuple[Any, ...]) -> None:
+    pipe.send(_tried(*given))
 
 
 def read_runs(suite: Suite, path: Path) -> dict[Any, Row]:

@@ -27,6 +27,7 @@ from flower_kmeans.client import (
     kmeans_client_app,
 )
 from flower_kmeans.data.domain import check_records
+from flower_kmeans.data.records import check_columns, named_columns
 from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
 from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.parameters import require_type
@@ -81,7 +82,8 @@ def simulate(
         same order, whose ids are their numbers.
     engine : {"in-process", "ray", "auto"}, default: "in-process"
         In this process, one client after the other, or as tasks on Ray. ``"auto"`` takes Ray where
-        it is installed and a run takes longer than a few seconds in this process.
+        it is installed, partitions are neither chunks nor files, and a run takes longer than a few
+        seconds in this process.
     ray_address : str, optional
         ``HOST:PORT`` of a running Ray cluster, whose nodes have the same packages as this process.
         Default: the cluster that this process is connected to, that in the environment's
@@ -113,13 +115,16 @@ def simulate(
     """
     require_type("strategy", strategy, AnyStrategy, "one of flower_kmeans.strategies")
     require_type("ray_address", ray_address, str | None, "the HOST:PORT of a Ray cluster")
-    engine = choose_engine(strategy, engine, ray_address)
+    chosen = choose_engine(strategy, engine, ray_address)
     records = _checked_partitions(strategy, partitions)
-    if engine == "ray" and any(is_stream(r) and not isinstance(r, np.ndarray) for r in records):
-        raise ConfigurationError(
-            "Expected partitions as arrays, references or a function with engine='ray'. "
-            "Got chunks or files."
-        )
+    if chosen == "ray" and any(is_stream(r) and not isinstance(r, np.ndarray) for r in records):
+        if engine != "auto" or ray_address is not None:
+            raise ConfigurationError(
+                "Expected partitions as arrays, references or a function with engine='ray'. "
+                "Got chunks or files."
+            )
+        chosen = "in-process"
+    engine = chosen
     _check_faults(faults, len(records), strategy)
     require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
     accepted = _checked_policy(policy, len(records))
@@ -225,10 +230,12 @@ def _checked_partitions(strategy: AnyStrategy, partitions: Partitions) -> Record
         ]
         strategy.algorithm.require_packages()
     else:
-        records = [
-            check_records(part, width, name=f"partitions[{i}]")
-            for i, (part, width) in enumerate(zip(partitions, strategy.widths, strict=True))
-        ]
+        records, first = [], 0
+        for i, (part, width) in enumerate(zip(partitions, strategy.widths, strict=True)):
+            own = strategy.domain.columns and strategy.domain.columns[first : first + width]
+            check_columns(named_columns(part), own, f"partitions[{i}]")
+            records.append(check_records(part, width, name=f"partitions[{i}]"))
+            first += width
         lengths = [len(part) for part in records]
         if set(lengths) != {strategy.n_records}:
             raise ConfigurationError(

@@ -10,7 +10,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from uuid import uuid4
+from itertools import count
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -26,6 +26,7 @@ _SERVER_NODE_ID = 1
 # Above the server's own id, and far from partition ids, which are not node ids.
 _FIRST_NODE_ID = 1001
 _PAUSE = 0.02
+_numbers = count(1)  # of messages, for all grids of this process
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def new_run() -> Run:
 
 def numbered(message: Message) -> str:
     """Give a message an id, as a SuperLink does, and return it."""
-    message_id = str(uuid4())
+    message_id = str(next(_numbers))
     # Flower has no setter: a SuperLink gives the id when it stores the message.
     message.metadata.__dict__["_message_id"] = message_id
     return message_id

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from math import ceil
 from typing import Any, NamedTuple
@@ -19,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from flwr.app import Context, Message
 
-from flower_kmeans.client import ClientResult
-from flower_kmeans.errors import ConfigurationError, RunError
-from flower_kmeans.simulation.clients import Clients, Own, partition_of
+from flower_kmeans.client import ClientResult, LoadData, OnResult
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
+from flower_kmeans.simulation.clients import Clients, LoadMember, MakeApp, Own, partition_of
 from flower_kmeans.simulation.in_process import (
+    App,
     PolledGrid,
     answered,
     new_contexts,
@@ -60,7 +62,7 @@ class _Done(NamedTuple):
 def _answer(clients: Clients, jobs: Sequence[_Job]) -> _Done:
     """Answer some messages; this runs on a worker."""
     results: list[ClientResult] = []
-    app = clients.app(
+    app = replace(clients, make=partial(_without_data_sets, clients.make)).app(
         {partition_of(job.context): job.own for job in jobs},
         lambda result, context: results.append(result),
     )
@@ -68,6 +70,26 @@ def _answer(clients: Clients, jobs: Sequence[_Job]) -> _Done:
         replies = [answered(app, job.message, job.context) for job in jobs]
     # All clients have the same result.
     return _Done(replies, [job.context for job in jobs], results[0] if results else None)
+
+
+def _without_data_sets(
+    make: MakeApp, load_data: LoadData, on_result: OnResult, load_member: LoadMember | None
+) -> App:
+    """Return an app that refuses data sets of Ray, whose tasks would wait for processors.
+
+    Tasks of clients hold them, and would wait for these.
+    """
+
+    def load(context: Context) -> Any:
+        records = load_data(context)
+        kind = getattr(sys.modules.get("ray.data"), "Dataset", None)
+        if kind is not None and isinstance(records, kind):
+            raise ConfigurationTypeError(
+                "Expected records that a worker can read by itself. Got a ray.data.Dataset."
+            )
+        return records
+
+    return make(load, on_result, load_member)
 
 
 class RayGrid(PolledGrid):
@@ -218,13 +240,16 @@ def connected(address: str | None) -> Iterator[None]:
     _require_cluster(address)
     # Workers inherit the environment, but not what this process added to its own path.
     path = os.pathsep.join([*sys.path, *filter(None, [os.environ.get("PYTHONPATH")])])
-    ray.init(
-        address=address,
-        include_dashboard=False,
-        log_to_driver=False,  # logs of clients stay with the clients
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
+    try:
+        ray.init(
+            address=address,
+            include_dashboard=False,
+            log_to_driver=False,  # logs of clients stay with the clients
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": {"PYTHONPATH": path}},
+        )
+    except (ConnectionError, ValueError):
+        raise _no_cluster(address) from None
     try:
         _require_processors()
         yield
@@ -240,10 +265,14 @@ def _require_cluster(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError):
-        raise ConfigurationError(
-            "Expected ray_address, or RAY_ADDRESS in the environment, as the HOST:PORT of a "
-            f"running Ray cluster. Got {address!r}, where none answers."
-        ) from None
+        raise _no_cluster(address) from None
+
+
+def _no_cluster(address: str) -> ConfigurationError:
+    return ConfigurationError(
+        "Expected ray_address, or RAY_ADDRESS in the environment, as the HOST:PORT of a running "
+        f"Ray cluster. Got {address!r}, where none answers."
+    )
 
 
 def _require_processors() -> None:

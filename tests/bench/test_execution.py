@@ -267,6 +267,17 @@ def test_a_process_that_is_killed_ends_the_command(start, bare, toy, fresh):
         start(chosen=replace(bare, fresh=fresh), jobs=2)
 
 
+def test_threads_that_a_task_left_behind_do_not_hold_up_the_command(start, bare, toy, tmp_path):
+    """As that of a server in Flower's simulation, where the clients could not be started."""
+    left = "import threading, time\nTHREAD = threading.Thread(target=lambda: (time.sleep(20), "
+    left += f"Path({str(tmp_path / 'outlived')!r}).touch()))\n"
+    source = toy.read_text().replace("\n\n@dataclasses", f"\n\n{left}@dataclasses", 1)
+    toy.write_text(source.replace("    log = Path", "    THREAD.start()\n    log = Path"))
+    chosen = {**MINE, "only": (("method", ("none",)),)}
+    assert start(chosen=replace(bare, fresh=True), **chosen).n_done == 1
+    assert not (tmp_path / "outlived").exists()
+
+
 # --------------------------------------------------------------------------- commands
 
 
@@ -347,7 +358,7 @@ def test_a_script_runs_in_two_processes(toy, tmp_path, done):
     main = 'if __name__ == "__main__":\n    from flower_kmeans.bench import script\n\n'
     toy.write_text(f"{third}{source}{main}    script.main(SUITE)\n")
     command = [sys.executable, str(toy), "--data", "mine", "--runs", "2", "--jobs", "2"]
-    subprocess.run(command, check=True, cwd=tmp_path, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=600, capture_output=True)
     assert len(done()) == 6
 
 

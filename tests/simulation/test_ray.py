@@ -1,15 +1,18 @@
 """Simulations on Ray clusters: on two nodes, over lost workers and nodes, without a cluster."""
 
 import os
+import re
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+from ray_clusters import two_nodes
 
 from flower_kmeans import Box, ClientPolicy, PrivacyBudget, simulate
-from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.errors import ConfigurationError, RunError, TooFewClientsError
 from flower_kmeans.strategies import FastLloyd, Lloyd, VerticalKMeans
 
 pytestmark = pytest.mark.ray
@@ -22,13 +25,8 @@ M = 8
 @pytest.fixture(scope="module")
 def cluster():
     """Return a cluster of two nodes, whose workers need not find this file."""
-    from ray._common.utils import reset_ray_address
-    from ray.cluster_utils import Cluster
-
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    reset_ray_address()  # or simulations of other tests on this machine would run here
-    cluster.add_node(num_cpus=1)
+    cluster = two_nodes()
     yield cluster
     cluster.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -59,6 +57,16 @@ def assert_same(clustering):
     assert clustering.report.answers == [M] * 3
 
 
+class Found:
+    """What Ray finds among the processes of this machine: no cluster."""
+
+    def __call__(self):
+        return set()
+
+    def cache_clear(self):
+        pass
+
+
 def node():
     return ray.get_runtime_context().get_node_id()
 
@@ -75,6 +83,16 @@ def dying(directory, partition):
         (directory / "died").touch()
         os._exit(1)
     return records_of(partition)
+
+
+def data_set(partition):
+    import ray.data
+
+    return ray.data.from_items([{"data": row} for row in records_of(partition)])
+
+
+def wait_for(seconds):
+    time.sleep(seconds)
 
 
 def always_dying(partition):
@@ -106,12 +124,16 @@ def alive(cluster):
 
 
 @pytest.mark.parametrize("by", ["argument", "environment"])
-def test_an_address_without_a_cluster_is_refused(by, monkeypatch):
-    address = "127.0.0.1:9"
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "auto", "nobody"])
+def test_an_address_without_a_cluster_is_refused(by, address, monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # "auto" finds none there
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", Found())
     if by == "environment":
         monkeypatch.setenv("RAY_ADDRESS", address)
+    else:
+        monkeypatch.delenv("RAY_ADDRESS")
     given = address if by == "argument" else None
-    with pytest.raises(ConfigurationError, match=r"Expected ray_address.*'127\.0\.0\.1:9'"):
+    with pytest.raises(ConfigurationError, match=rf"Expected ray_address.*'{re.escape(address)}'"):
         simulate(lloyd(), records_of, engine="ray", ray_address=given)
     assert not ray.is_initialized()
 
@@ -169,6 +191,26 @@ def test_a_run_survives_a_node(cluster):
             cluster.remove_node(extra, allow_graceful=False)
 
     assert_same(simulate(lloyd(), records_of, engine="ray", on_round=lose))
+
+
+@pytest.mark.usefixtures("connected")
+def test_data_sets_of_ray_are_not_read_by_tasks_that_hold_the_processors():
+    """They are read by tasks, which would wait for these."""
+    with pytest.raises(TooFewClientsError, match="records could not be loaded"):
+        simulate(lloyd(), data_set, engine="ray", timeout=60)
+
+
+@pytest.mark.usefixtures("connected")
+def test_a_run_for_which_no_processor_becomes_free_ends_at_its_timeout(cluster):
+    held = [ray.remote(num_cpus=1)(wait_for).remote(600) for _ in range(2)]
+    while ray.available_resources().get("CPU", 0):
+        time.sleep(0.1)
+    try:
+        with pytest.raises(TooFewClientsError, match="Got 0"):
+            simulate(lloyd(), records_of, engine="ray", timeout=1.0)
+    finally:
+        for task in held:
+            ray.cancel(task, force=True)
 
 
 @pytest.mark.usefixtures("connected")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import stat
 import sys
 from dataclasses import replace
@@ -463,6 +462,42 @@ def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
         np.testing.assert_array_equal(found.counts, whole.counts)
     with pytest.raises(ConfigurationError, match="partitions as arrays, references"):
         simulate(Lloyd(3, BOX, n_rounds=2), sources_of, engine="ray")
+    # However much work it is, "auto" takes the engine that reads them.
+    monkeypatch.setattr(engines, "_MUCH_WORK", 0)
+    monkeypatch.setattr(engines, "find_spec", lambda name: object())
+    much = Lloyd(3, BOX, n_records=240, n_rounds=3)
+    assert engines.choose_engine(much, "auto") == "ray"
+    assert simulate(much, sources_of, engine="auto").report.answers == [4] * 3
+
+
+@pytest.mark.parametrize(
+    ("trust", "more"), [("distributed-noise", 0), ("trusted-server", 0), ("oblivious-server", 2)]
+)
+def test_chunks_are_read_once_per_round(trust, more):
+    """Before the run once more, to check them, and by a client that commits to them twice."""
+    parts, passes = parted(blobs(), 4), []
+
+    def chunks():
+        yield from np.array_split(parts[3], 2)
+        passes.append(1)
+
+    simulate(fast(trust, n_rounds=3), [*parts[:3], chunks])
+    assert len(passes) == 1 + more + 3
+
+
+def test_partitions_that_name_their_columns_have_those_of_the_domain():
+    """As clients require it: tables in another order would be clustered by the wrong columns."""
+    pandas = pytest.importorskip("pandas")
+    box = Box([0.0, -5.0], [10.0, 5.0], columns=["x", "y"])
+    parts = parted(blobs(), 3)
+    named = [pandas.DataFrame(part, columns=["x", "y"]) for part in parts]
+    found = simulate(Lloyd(3, box, n_rounds=2), named)
+    np.testing.assert_array_equal(
+        found.centroids, simulate(Lloyd(3, box, n_rounds=2), parts).centroids
+    )
+    named[1] = named[1][["y", "x"]]
+    with pytest.raises(DataError, match=r"partitions\[1\] must have the columns \['x', 'y'\]"):
+        simulate(Lloyd(3, box, n_rounds=2), named)
 
 
 def test_a_policy_that_refuses_everything_ends_quickly_and_says_why():
@@ -479,7 +514,8 @@ def test_a_session_is_erased_from_every_memory_after_a_run(trust):
     for state in outcome.grid.states.values():
         session = ContextMemory(state).load(run_id)
         assert session.over == DELIVERED
-        assert not session.secret + session.group_secret + session.drawn_secret
+        keys = session.group_secret + session.group_key + session.query_key
+        assert not session.secret + session.drawn_secret + keys
 
 
 # --------------------------------------------------------------------------- keys
@@ -538,23 +574,13 @@ def test_a_large_roster_has_a_beacon_and_draws_its_committee():
 # --------------------------------------------------------------------------- Ray
 
 
-@pytest.fixture(scope="module")
-def on_ray():
-    """Start Ray once for these tests."""
-    ray = pytest.importorskip("ray")
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ray.init("local", num_cpus=2, log_to_driver=False, runtime_env={"env_vars": path})
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.ray
 @pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize("trust", ["clients-only", "oblivious-server"])
 def test_clients_on_ray_have_faults(trust):
     strategy = fast(trust, keys="roster", n_rounds=2, epsilon=20.0)
     faults = [Fault(1, 2, "crash")]
-    clustering = simulate(strategy, parted(blobs(), 5), engine="ray", faults=faults, timeout=120)
+    clustering = simulate(strategy, parted(blobs(), 5), engine="ray", faults=faults, timeout=600)
     report = clustering.report
     assert (report.keys, report.n_clients, report.n_slots) == ("roster", 5, 5)
     assert report.answers == [5, 4]

@@ -96,6 +96,17 @@ def test_columns_that_are_not_there_are_one_sentence(here, error, match, width, 
         here.predict(RECORDS[:, :width], columns=columns)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "wrong"),
+    [(["visits", "income"], ["age"], 0), (["income", "visits"], ["visits"], 1)],
+)
+def test_parties_name_the_columns_that_are_theirs(first, second, wrong):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame(RECORDS, columns=COLUMNS)
+    with pytest.raises(DataError, match=rf"partitions\[{wrong}\] must have the columns"):
+        simulate(made(), [table[first], table[second]])
+
+
 @pytest.mark.ray
 def test_ray_gives_the_same_result(here, monkeypatch):
     """Bit by bit, noise included: the parties' randomness is the same."""
