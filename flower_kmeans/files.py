@@ -10,11 +10,19 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 def open_private(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a new binary file, its owner's alone to read and write, in place of what was there."""
-    # A new file, since an old one keeps its mode, and a link would be followed.
-    Path(path).unlink(missing_ok=True)
-    # "x" fails if somebody puts a file there in between; the mode holds from the first moment.
-    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+    """Open a new binary file, its owner's alone to read and write, in place of what was there.
+
+    A `ConfigurationError` if that cannot be, as where a directory has the name.
+    """
+    try:
+        # A new file, since an old one keeps its mode, and a link would be followed.
+        Path(path).unlink(missing_ok=True)
+        # "x" fails if somebody puts a file there in between; the mode holds from the first moment.
+        return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected a file that can be written. Got {path}: {error.strerror}."
+        ) from None
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -46,15 +45,16 @@ class ProgressBar:
         columns = (TextColumn("{task.description}"), BarColumn(), _TimeLeft())
         # Transient, since a bar that is full says nothing beside the result.
         self._progress = Progress(*columns, console=console, transient=True, get_time=clock)
+        self._task = self._progress.add_task("")  # for rounds outside of ``with``: not drawn
         self._handlers: list[logging.StreamHandler[Any]] = []
 
     def __enter__(self) -> Self:
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
-        # Without a total the bar pulses: nobody knows how long clients take to appear.
+        # Without a total the bar pulses: how long clients take to appear is not known.
         self._task = self._progress.add_task("starting the clients", total=None)
         before = sys.stderr
-        # Elsewhere rich would print an empty line at the end.
+        # Where neither is true, rich would print an empty line at the end.
         shown = self._progress.console
         if shown.is_interactive or shown.is_jupyter:
             self._progress.start()
@@ -66,12 +66,7 @@ class ProgressBar:
                 self._handlers.append(handler)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._progress.live.is_started:
             self._progress.stop()
         while self._handlers:

@@ -18,6 +18,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from flower_kmeans.data.domain import Ball, Box
+from flower_kmeans.data.records import check_columns, named_columns
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.policy import ClientPolicy
@@ -122,7 +123,9 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         Raises
         ------
         ConfigurationError, ConfigurationTypeError
-            If a parameter cannot be used, ``bounds`` above all; nothing is spent then.
+            If a parameter cannot be used; nothing is spent then.
+        DataError
+            If ``X`` has other columns than ``bounds``, in number or names; nothing is spent then.
         RunError
             If the ledger refuses the fit: its ``max_total_epsilon`` would be exceeded.
         """
@@ -137,7 +140,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
             )
         strategy = kind(
             self.n_clusters,
-            self._domain(records.shape[1]),
+            self._domain(X, records.shape[1]),
             PrivacyBudget(self.epsilon, self.delta),
             n_records=n_records,
             trust="plain" if self.epsilon is None else "trusted-server",
@@ -147,10 +150,12 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         )
         policy = ClientPolicy.for_simulation()
         if self.state_dir is not None:
-            limits = {
-                name: getattr(self, name) for name in ("max_total_epsilon", "max_total_delta")
-            }
-            policy = replace(policy, state_dir=self.state_dir, **limits)
+            policy = replace(
+                policy,
+                state_dir=self.state_dir,
+                max_total_epsilon=self.max_total_epsilon,
+                max_total_delta=self.max_total_delta,
+            )
         self.clustering_ = simulate(strategy, [records], policy=policy)
         report = self.clustering_.report
         self.privacy_spent_ = (
@@ -161,8 +166,12 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
-        """Return the cluster of each record, (n,): `Clustering.predict`."""
-        records = self._checked(X)
+        """Return the cluster of each record, (n,): `Clustering.predict`.
+
+        Records are compared after the scaling of ``bounds``. Where these differ in width among the
+        columns, it need not be the cluster with the least distance of `transform`.
+        """
+        records = self._checked(X)  # first: before `fit` there is no clustering
         return self.clustering_.predict(records)
 
     def fit_predict(self, X: ArrayLike, y: None = None) -> NDArray[np.int64]:
@@ -172,8 +181,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
 
     def transform(self, X: ArrayLike) -> Floats:
         """Return the distance of each record to each centroid, (n, n_clusters), in X's units."""
-        distances: Floats = euclidean_distances(self._checked(X), self.cluster_centers_)
-        return distances
+        return np.asarray(euclidean_distances(self._checked(X), self.cluster_centers_))
 
     @property
     def _n_features_out(self) -> int:
@@ -182,11 +190,11 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
 
     def _checked(self, X: ArrayLike) -> Floats:
         check_is_fitted(self)
-        records: Floats = validate_data(self, X, reset=False, dtype=np.float64, order="C")
-        return records
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64, order="C"))
 
-    def _domain(self, n_features: int) -> Box | Ball:
+    def _domain(self, X: ArrayLike, n_features: int) -> Box | Ball:
         if isinstance(self.bounds, Box | Ball):
+            check_columns(named_columns(X), self.bounds.columns)
             return self.bounds
         try:
             lower, upper = self.bounds

@@ -36,6 +36,11 @@ def test_a_private_file_is_its_owners_alone_whatever_was_there(umask, before, tm
     assert len(target.read_bytes()) > 3  # a link is replaced and not followed
 
 
+def test_a_directory_in_the_place_of_a_file_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigurationError, match="Expected a file that can be written"):
+        open_private(tmp_path)
+
+
 def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path):
     prepare_directory(tmp_path / "new" / "output")
     assert not list((tmp_path / "new" / "output").iterdir())

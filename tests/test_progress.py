@@ -26,6 +26,15 @@ def terminal(is_one=True):
     return Console(file=io.StringIO(), width=100, color_system=None, **forced)
 
 
+@pytest.fixture
+def handler():
+    """One of Flower's log, which writes to the standard error."""
+    made, logger = logging.StreamHandler(sys.stderr), logging.getLogger("flwr")
+    logger.addHandler(made)
+    yield made
+    logger.removeHandler(made)
+
+
 def info(t, seconds, n_rounds=4):
     return RoundInfo(t, n_rounds, 5, 5, 0, seconds)
 
@@ -87,13 +96,13 @@ def test_nothing_is_drawn_where_there_is_no_terminal():
     with ProgressBar(console) as bar:
         simulate(strategy_of(), PARTS, on_round=bar)
     assert console.file.getvalue() == ""
+    console = terminal()
+    simulate(strategy_of(), PARTS, on_round=ProgressBar(console))  # a run goes on without ``with``
+    assert console.file.getvalue() == ""
 
 
-def test_a_run_that_fails_leaves_no_bar_and_no_stream_of_its_own():
-    before, logger = sys.stderr, logging.getLogger("flwr")
-    handler, streams = logging.StreamHandler(sys.stderr), []
-    logger.addHandler(handler)
-    bar = ProgressBar(terminal())
+def test_a_run_that_fails_leaves_no_bar_and_no_stream_of_its_own(handler):
+    before, streams, bar = sys.stderr, [], ProgressBar(terminal())
 
     def run():
         with bar:
@@ -101,41 +110,28 @@ def test_a_run_that_fails_leaves_no_bar_and_no_stream_of_its_own():
             fault = Fault(0, 2, "drop")
             simulate(strategy_of(min_clients=3), PARTS, faults=[fault], on_round=bar)
 
-    try:
-        with pytest.raises(TooFewClientsError):
-            run()
-    finally:
-        logger.removeHandler(handler)
+    with pytest.raises(TooFewClientsError):
+        run()
     assert streams[0] is streams[1] is not before
     assert sys.stderr is handler.stream is before
     with bar:  # once more, from the start
         assert "starting the clients" in last_line(bar)
 
 
-def test_lines_of_the_log_stand_above_the_bar():
-    console, logger = terminal(), logging.getLogger("flwr")
-    handler = logging.StreamHandler(sys.stderr)
-    logger.addHandler(handler)
-    try:
-        with ProgressBar(console):
-            logger.error("a line of the log")
-    finally:
-        logger.removeHandler(handler)
+def test_lines_of_the_log_stand_above_the_bar(handler):
+    console = terminal()
+    with ProgressBar(console):
+        logging.getLogger("flwr").error("a line of the log")
     assert "a line of the log\n" in console.file.getvalue()
 
 
-def test_in_a_notebook_the_log_keeps_its_stream(monkeypatch):
-    console, logger = terminal(is_one=False), logging.getLogger("flwr")
+def test_in_a_notebook_the_log_keeps_its_stream(handler, monkeypatch):
+    console, before = terminal(is_one=False), handler.stream
     monkeypatch.setattr(console, "is_jupyter", True)
-    handler, before = logging.StreamHandler(sys.stderr), sys.stderr
-    logger.addHandler(handler)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # rich's, where ipywidgets is missing
-            with ProgressBar(console):
-                assert handler.stream is before
-    finally:
-        logger.removeHandler(handler)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # rich's, where ipywidgets is missing
+        with ProgressBar(console):
+            assert handler.stream is before
 
 
 def test_the_console_is_one_of_rich():

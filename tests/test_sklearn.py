@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.cluster import KMeans
@@ -12,8 +13,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from flower_kmeans import Ball, Box
-from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans import Ball, Box, TableDomain
+from flower_kmeans.data.table_domain import Number
+from flower_kmeans.errors import ConfigurationError, DataError, RunError
 from flower_kmeans.sklearn import PrivateKMeans
 
 NEW_NOISE = "The check fits twice and compares: every fit draws new noise, whatever random_state."
@@ -122,6 +124,20 @@ def test_options_reach_the_strategy():
 def test_what_cannot_be_fitted_is_refused(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         estimator(**changes).fit(RECORDS)
+
+
+def test_columns_are_those_of_the_bounds():
+    frame = pd.DataFrame(RECORDS, columns=["a", "b"])
+    named = estimator(bounds=Box([-10] * 2, [10] * 2, columns=["a", "b"]))
+    assert sorted(named.fit(frame).predict(frame.iloc[[0, 400, 800]])) == [0, 1, 2]
+    logs = TableDomain([Number(name, 1, 10, "log") for name in "ab"])  # of encoded records
+    for bounds, records in (
+        (named.bounds, frame[["b", "a"]]),
+        (logs, frame),
+        (Ball(9, [0] * 3), RECORDS),
+    ):
+        with pytest.raises(DataError, match="columns"):
+            estimator(bounds=bounds).fit(records)
 
 
 def test_all_fits_are_charged_to_one_ledger_and_refused_beyond_its_limit(tmp_path):

@@ -23,6 +23,7 @@ from flower_kmeans.cli.options import (
     Settings,
     StrategyCommand,
     even_widths,
+    listed,
     one_sentence,
     placeholders,
     with_settings,
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 
 _DOMAIN = "A domain.toml, which declares columns and public bounds: flower-kmeans domain init."
+_DOMAIN_OF_RUN = "The domain.toml of the run, where its centroids.npz does not have it."
 # Stands first in the report of such a run, whose epsilon is otherwise that of its noise.
 _BOUNDS_READ_OFF = (
     "NOT PRIVATE: the bounds were read off the records and are exact facts about single ones; "
@@ -132,7 +134,7 @@ def simulate(
     from flower_kmeans.data.datasets import load_table
     from flower_kmeans.data.table_domain import TableDomain
     from flower_kmeans.progress import ProgressBar
-    from flower_kmeans.report.html import html_report, numbers_shown
+    from flower_kmeans.report.html import elbow_shown, html_report
     from flower_kmeans.simulation import simulate as run
     from flower_kmeans.simulation.engines import choose_engine
 
@@ -239,8 +241,7 @@ def simulate(
     # What `flower-kmeans report` needs beside the report and the centroids.
     sizes = clustering.size_report and clustering.size_report.to_dict()
     if clustering.synopsis is not None:
-        numbers = numbers_shown(clustering.synopsis, n_clusters)
-        facts["elbow"] = clustering.synopsis.elbow(numbers).to_dict()
+        facts["elbow"] = elbow_shown(clustering.synopsis, n_clusters).to_dict()
     facts["page"] = {"facts": told, "not_private": not_private, "sizes": sizes}
     files = out.write_page(output, page)
     files += out.write_report(output, clustering.report.to_dict() | facts)
@@ -290,7 +291,7 @@ def plan(
         ),
     ] = False,
     chart: Annotated[
-        Path | None, typer.Option(help="With --simulate: a file .svg or .png to draw the losses.")
+        Path | None, typer.Option(help="With --simulate: an svg, png or pdf file of the losses.")
     ] = None,
 ) -> None:
     """Print what a run would cost, from its parameters alone.
@@ -371,10 +372,13 @@ def assign(
     centroids: Annotated[
         Path, typer.Option(help="The centroids.npz of a run: of simulate, or of a node.")
     ] = Path("flower-kmeans-out/centroids.npz"),
-    domain: Annotated[
-        Path | None,
-        typer.Option(help="The domain.toml of the run, where its centroids.npz does not have it."),
+    clusters: Annotated[
+        int | None,
+        typer.Option(
+            help="Another number of clusters than the run's: k-means of the synopsis.npz beside."
+        ),
     ] = None,
+    domain: Annotated[Path | None, typer.Option(help=_DOMAIN_OF_RUN)] = None,
     data: Annotated[Path, typer.Option(help="A csv file with names of columns, or parquet.")],
     output: Annotated[Path, typer.Option(help="The file to write, csv or parquet.")] = Path(
         "assigned.csv"
@@ -386,11 +390,11 @@ def assign(
     centroid. Records are read a batch at a time. It is as confidential as the data.
     """
     with one_sentence():
-        from flower_kmeans.cli.assign import assign, read_centroids, with_domain
+        from flower_kmeans.cli.assign import assign, read_centroids, with_clusters
 
-        found = read_centroids(centroids)
-        if domain is not None:
-            found = with_domain(found, domain)
+        found = read_centroids(centroids, domain)
+        if clusters is not None:
+            found = with_clusters(found, centroids, clusters)
         n_records = assign(found, data, output)
         typer.echo(f"Assigned {_number(n_records, 'record')} to clusters in {output}.")
 
@@ -439,6 +443,7 @@ def plot(
         Path | None,
         typer.Option(help="Records to add, in a csv, npy, npz or parquet file: shows them."),
     ] = None,
+    domain: Annotated[Path | None, typer.Option(help=_DOMAIN_OF_RUN)] = None,
 ) -> None:
     """Draw the clusters of a run, from what it released alone.
 
@@ -449,8 +454,8 @@ def plot(
 
         if kind not in list(Kind):
             raise ConfigurationError(f"Expected --kind in {[*map(str, Kind)]}. Got {kind!r}.")
-        names = None if columns is None else columns.split(",")
-        draw(Kind(kind), centroids, output, records, names)
+        names = None if columns is None else listed(columns)
+        draw(Kind(kind), centroids, output, records, names, domain)
         held = "only what the run released" if records is None else "THE RECORDS THEMSELVES"
         typer.echo(f"Wrote {output}, which shows {held}.")
 
@@ -511,7 +516,7 @@ def domain_init(
         typer.echo(f"Wrote {_number(len(domain.declared), 'column')} to {output}.")
         if left_out:
             names = printable(", ".join(left_out))
-            typer.echo(f"Left out, for they have no extent or too many categories: {names}.")
+            typer.echo(f"Left out (no extent, no name or too many categories): {names}.")
         if from_records is not None:
             _warn_of_bounds()
 
@@ -597,7 +602,7 @@ def check(
 
         if root_certificates is not None and superlink is None:
             raise ConfigurationError("--root-certificates needs --superlink, the server to reach.")
-        names = None if header is None else header.split(",")
+        names = None if header is None else listed(header)
         findings = check_node(policy_file, data, superlink, root_certificates, names, domain)
         print_findings(Console(highlight=False), findings)
         if not all(finding.is_well for finding in findings):

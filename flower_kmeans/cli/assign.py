@@ -16,6 +16,7 @@ from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
 from flower_kmeans.report.clustering import Floats, assigned
+from flower_kmeans.report.synopsis import FILE_NAME, Synopsis
 
 ADDED = ("cluster", "distance")
 _BATCH_ROWS = 65_536
@@ -29,6 +30,7 @@ class Found(NamedTuple):
     domain: Domain
     weights: Floats | None
     counts: Floats  # (k,), noisy
+    sizes: tuple[Floats, Floats] | None = None  # (k,), and intervals (k, 2): of a run with bounds
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -38,8 +40,11 @@ class Found(NamedTuple):
         return self.columns
 
 
-def read_centroids(path: Path) -> Found:
-    """Return what `outputs.write_centroids` wrote; a `DataError` for any other file."""
+def read_centroids(path: Path, declared: Path | None = None) -> Found:
+    """Return what `outputs.write_centroids` wrote; a `DataError` for any other file.
+
+    A node may have kept no declarations: then ``declared`` is the domain file of the run.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
@@ -50,24 +55,21 @@ def read_centroids(path: Path) -> Found:
         columns = tuple(map(str, arrays["columns"]))
         # All of it is checked, since the file may come from anywhere.
         is_right = centroids.shape[1:] == (domain.n_features,) == (len(columns),)
-        by_cluster = [arrays["counts"], *(() if weights is None else (weights,))]
-        numbers = [centroids, *by_cluster]
+        is_right &= (k := len(centroids)) > 0
+        names = {"counts": (k,), "weights": (k,), "sizes": (k,), "size_interval": (k, 2)}
+        is_right &= all(arrays[name].shape == names[name] for name in names.keys() & arrays.keys())
+        numbers = [arrays[name] for name in ("centroids", *names) if name in arrays]
         is_right &= all(each.dtype == np.float64 and np.isfinite(each).all() for each in numbers)
-        is_right &= len(centroids) > 0
-        is_right &= all(each.shape == centroids.shape[:1] for each in by_cluster)
+        sizes = (arrays["sizes"], arrays["size_interval"]) if "sizes" in arrays else None
     except Exception:  # a damaged archive raises what zipfile, zlib, numpy and json have
         is_right = False
     if not is_right:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
-    return Found(centroids, columns, domain, weights, arrays["counts"])
-
-
-def with_domain(found: Found, path: Path) -> Found:
-    """Return a clustering of a node, which kept no declarations, with those of a domain file."""
-    domain = _declared(TableDomain.from_file(path), found.domain)
-    if domain.columns != found.columns:
-        raise DataError(f"Expected the domain file of the run, with {found.columns}. Got {path}.")
-    return found._replace(domain=domain)
+    if declared is not None:
+        domain = _declared(TableDomain.from_file(declared), domain)
+        if domain.columns != columns:
+            raise DataError(f"Expected the domain file of the run, with {columns}. Got {declared}.")
+    return Found(centroids, columns, domain, weights, arrays["counts"], sizes)
 
 
 def _declared(domain: TableDomain, box: Domain) -> TableDomain:
@@ -75,6 +77,28 @@ def _declared(domain: TableDomain, box: Domain) -> TableDomain:
     if differs is not None:
         raise DataError(f"Expected the domain of the run. Got one with another {differs[0]}.")
     return domain
+
+
+def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
+    """Return the synopsis of a run, from beside its file; ``None`` where there is none."""
+    file = path.with_name(FILE_NAME)
+    if not file.exists():
+        return None
+    synopsis = Synopsis.load(file)
+    if synopsis.domain.to_config() != domain.to_config():
+        raise DataError(f"Expected the synopsis of the run in {path}. Got that of another: {file}.")
+    return synopsis
+
+
+def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
+    """Return another number of clusters of a run, from the synopsis beside its file."""
+    synopsis = synopsis_beside(path, found.domain)
+    if synopsis is None:
+        raise DataError(f"Expected {FILE_NAME} beside {path}, for another number of clusters.")
+    clusters = synopsis.kmeans(n_clusters)
+    return found._replace(
+        centroids=clusters.centroids, counts=clusters.counts, weights=None, sizes=None
+    )
 
 
 def assign(found: Found, data: Path, output: Path) -> int:
@@ -91,8 +115,12 @@ def assign(found: Found, data: Path, output: Path) -> int:
         require(name, "Assigning records") for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet")
     )
     for path in (data, output):
-        if path.suffix.lower() not in (".csv", ".parquet"):
-            raise ConfigurationError(f"Expected files that end in .csv or .parquet. Got {path}.")
+        is_right = path.suffix.lower() in (".csv", ".parquet") and path.parent.is_dir()
+        if not is_right or path.is_dir():
+            raise ConfigurationError(
+                "Expected files that end in .csv or .parquet, in directories that exist. "
+                f"Got {path}."
+            )
     if not data.is_file():
         raise DataError(f"The data file {data} does not exist.")
     # By the file and not the name: the output takes the place of what was there.
@@ -131,11 +159,11 @@ def assign(found: Found, data: Path, output: Path) -> int:
                     writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
                     n_records += batch.num_rows
             part.replace(output)
-        except pa.ArrowException:
+        except (pa.ArrowException, UnicodeError):
             # The reader's own text quotes the cell it failed on.
             raise DataError(
-                f"Expected {data} as a table with numbers in the columns {list(found.inputs)}. "
-                "It cannot be read as one."
+                f"Expected {data} as a table in UTF-8, with numbers in the columns "
+                f"{list(found.inputs)}. It cannot be read as one."
             ) from None
     return n_records
 
@@ -157,7 +185,7 @@ def _clusters(batch: Any, found: Found) -> tuple[NDArray[np.int64], Floats, NDAr
     if isinstance(found.domain, TableDomain):
         records = found.domain.encode(batch, "nan")
     else:
-        columns = (batch.column(name).cast("float64") for name in found.columns)
+        columns = (batch.column(name).cast("float64", safe=False) for name in found.columns)
         records = np.column_stack([each.to_numpy(zero_copy_only=False) for each in columns])
     missing = np.asarray(~np.isfinite(records).all(axis=1))
     # Any finite number does: what is computed from it is masked.

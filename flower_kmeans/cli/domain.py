@@ -3,6 +3,7 @@
 It asks, and reads no records unless it is told to. Then the file itself says that it is not public.
 """
 
+import os
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from flower_kmeans.cli.options import listed
+from flower_kmeans.data.domain import check_names
+from flower_kmeans.data.records import as_number
 from flower_kmeans.data.table_domain import Category, Date, Number, TableDomain, category_of
 from flower_kmeans.data.tables import read_columns
 from flower_kmeans.errors import ConfigurationError, KMeansError
@@ -23,12 +27,14 @@ MAX_CATEGORIES = 20  # of a column of text that is read off: more are names or c
 
 
 def write(domain: TableDomain, path: Path) -> None:
-    """Write a domain to a new file; an older one may be what a run agreed on."""
+    """Write a domain to a new file; an older one may be what a run agreed on.
+
+    Its owner alone may read one that was read off records.
+    """
+    mode = 0o600 if domain.from_records else 0o666
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(domain.to_toml())
-    except FileExistsError:
-        raise ConfigurationError(f"Expected a new file as --output. {path} exists.") from None
+        with open(path, "xb", opener=lambda at, how: os.open(at, how, mode)) as file:
+            file.write(domain.to_toml().encode())
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
 
@@ -48,16 +54,16 @@ def _column(name: str) -> Column:
     )
     if kind == "category":
         values = typer.prompt(f"{name}: its categories, as VALUE,VALUE", value_proc=_names)
-        missing = _optional(f"{name}: the category of a cell that is none of these", str)
-        return Category(name, tuple(values), missing)
+        missing = _optional(f"{name}: the category of a cell that is none of these", str.strip)
+        return Category(name, values, missing)
     if kind == "date":
         lower, upper = (typer.prompt(f"{name}: {end} date", value_proc=_day) for end in _ENDS)
         return Date(name, lower, upper, _optional(f"{name}: the date of a cell without one", _day))
-    low, high = (typer.prompt(f"{name}: {end} bound", type=float) for end in _ENDS)
+    low, high = (typer.prompt(f"{name}: {end} bound", value_proc=_number) for end in _ENDS)
     scale = typer.prompt(
         f"{name}: linear scale, or log", default="linear", value_proc=_one_of("linear", "log")
     )
-    number = _optional(f"{name}: the number of a cell without one", float)
+    number = _optional(f"{name}: the number of a cell without one", _number)
     return Number(name, low, high, scale, number)  # type: ignore[arg-type]
 
 
@@ -78,32 +84,31 @@ def _optional(question: str, read: Callable[[str], T]) -> T | None:
         f"{question} (Enter: its record counts as none)",
         default="",
         show_default=False,
-        value_proc=lambda text: read(text.strip()) if text.strip() else None,
+        value_proc=lambda text: read(text) if text.strip() else None,
     )
     return answer
 
 
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names) or len(set(names)) < len(names):
-        raise typer.BadParameter("Expected one or more different names, as NAME,NAME.")
-    return names
+def _answer(read: Callable[[str], T], expected: str) -> Callable[[str], T]:
+    def answer(text: str) -> T:
+        try:
+            return read(text.strip())
+        except (ValueError, LookupError, KMeansError):
+            raise typer.BadParameter(f"Expected {expected}.") from None
+
+    return answer
 
 
-def _day(text: str) -> date:
-    try:
-        return date.fromisoformat(text.strip())
-    except ValueError:
-        raise typer.BadParameter("Expected a date as 2024-02-29.") from None
+_names = _answer(
+    lambda text: check_names(listed(text)) or (),
+    "one or more different, printable names, as NAME,NAME",
+)
+_day = _answer(date.fromisoformat, "a date as 2024-02-29")
+_number = _answer(float, "a number")
 
 
 def _one_of(*choices: str) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text.strip() not in choices:
-            raise typer.BadParameter(f"Expected one of {', '.join(choices)}.")
-        return text.strip()
-
-    return read
+    return _answer({each: each for each in choices}.__getitem__, f"one of {', '.join(choices)}")
 
 
 # --------------------------------------------------------------------------- not private
@@ -112,25 +117,31 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 def read_off(path: Path) -> tuple[TableDomain, list[str]]:
     """Return a domain read off a file's records, and the columns that it leaves out.
 
-    Numbers have the bounds that occur, dates too, and text the categories that occur. Text with
-    more than `MAX_CATEGORIES` values is left out.
+    Numbers and truths have the bounds that occur, dates too, and text the categories that occur.
+    What has no extent, more than `MAX_CATEGORIES` values or no printable name is left out.
     """
-    columns = {name: _found(name, cells) for name, cells in read_columns(path)[0].items()}
-    found = [column for column in columns.values() if column is not None]
+    found: list[Column] = []
+    left_out = []
+    for name, cells in read_columns(path)[0].items():
+        try:
+            found += TableDomain([_found(name, cells)]).declared
+        except (KMeansError, ValueError):  # the latter from NumPy, for a column without a value
+            left_out.append(name)
     if not found:
         raise ConfigurationError(f"{path} has no column of numbers, dates or few categories.")
-    return TableDomain(found, from_records=True), [n for n, c in columns.items() if c is None]
+    return TableDomain(found, from_records=True), left_out
 
 
-def _found(name: str, cells: NDArray[Any]) -> Column | None:
-    """Return a declaration with the extent of a column, or ``None`` for one without an extent."""
+def _found(name: str, cells: NDArray[Any]) -> Column:
+    """Return a declaration of what occurs in a column, which may have no extent."""
+    if {*map(type, cells.tolist())} <= {bool, type(None)}:
+        # Which are read however a file spells them: True, TRUE or true.
+        cells = np.array([as_number(cell) for cell in cells.tolist()])
     if cells.dtype.kind in "iuf":
         finite = cells[np.isfinite(cells)]
-        if len(finite) and finite.min() < finite.max():
-            return Number(name, float(finite.min()), float(finite.max()))
-        return None
+        return Number(name, float(finite.min()), float(finite.max()))
     if cells.dtype.kind == "M":
         days = cells[~np.isnat(cells)].astype("datetime64[D]")
-        return Date(name, days.min().item(), days.max().item()) if len(set(days)) > 1 else None
+        return Date(name, days.min().item(), days.max().item())
     values = sorted({category_of(cell) or "" for cell in cells.tolist()} - {""})
-    return Category(name, tuple(values)) if 2 <= len(values) <= MAX_CATEGORIES else None
+    return Category(name, tuple(values) if len(values) <= MAX_CATEGORIES else ())

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.cli.options import even_widths
+from flower_kmeans.cli.options import even_widths, listed
 from flower_kmeans.data import datasets
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.table_domain import TableDomain
@@ -125,7 +125,7 @@ class Source:
         if not detail:
             first, _ = even_widths(len(own), 2)
             return [own[:first], own[first:]]
-        parties = [tuple(name.strip() for name in part.split(",")) for part in detail.split("/")]
+        parties = [tuple(listed(part)) for part in detail.split("/")]
         names = [name for party in parties for name in party]
         if sorted(names) != sorted(own):
             raise ConfigurationError(
@@ -247,7 +247,7 @@ def table(
     loaded = datasets.load_table(
         path,
         label=label,
-        features=None if columns is None else [name.strip() for name in columns.split(",")],
+        features=None if columns is None else listed(columns),
         # The column to split by need not hold numbers, nor be a feature.
         keep=keep,
         domain=domain,

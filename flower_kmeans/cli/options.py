@@ -5,6 +5,7 @@ option that is left out is not passed on. Strategies are imported when a command
 help, for Flower takes a second to import.
 """
 
+import csv
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ def one_sentence() -> Iterator[None]:
     except KMeansError as error:
         Console(stderr=True).print(Text(f"Error: {printable(str(error))}"), soft_wrap=True)
         raise typer.Exit(1) from None
+
+
+def listed(text: str) -> list[str]:
+    """Return the values of ``A,B``; one that holds a comma is quoted, as in a csv file."""
+    return [each.strip() for each in next(csv.reader([text], skipinitialspace=True), [])]
 
 
 def spelled(parameter: str) -> str:

@@ -22,8 +22,7 @@ from flower_kmeans.files import csv_name, open_private
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, readable
 from flower_kmeans.report.report import Report
-
-SYNOPSIS_FILE = "synopsis.npz"
+from flower_kmeans.report.synopsis import FILE_NAME
 
 
 def write_centroids(
@@ -69,12 +68,12 @@ def write_centroids(
 
 def _write_synopsis(output: Path, result: Clustering | ClientResult) -> list[str]:
     """Write ``synopsis.npz`` where the run released one, and else remove that of a run before."""
-    path = output / SYNOPSIS_FILE
+    path = output / FILE_NAME
     if result.synopsis is None:
         path.unlink(missing_ok=True)
         return []
     result.synopsis.save(path)
-    return [SYNOPSIS_FILE]
+    return [FILE_NAME]
 
 
 def _write(path: Path, text: str) -> None:

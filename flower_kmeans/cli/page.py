@@ -12,16 +12,13 @@ from typing import Any
 import msgspec
 
 from flower_kmeans.algorithms.released import SizeReport
-from flower_kmeans.cli.assign import read_centroids
-from flower_kmeans.cli.outputs import SYNOPSIS_FILE
-from flower_kmeans.data.domain import Domain
+from flower_kmeans.cli.assign import read_centroids, synopsis_beside
 from flower_kmeans.errors import DataError, KMeansError
 from flower_kmeans.files import printable
 from flower_kmeans.privacy.plan import plan_from_config
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.report.html import Outcome, page_of
 from flower_kmeans.report.report import Report
-from flower_kmeans.report.synopsis import Synopsis
 
 
 @dataclass(frozen=True)
@@ -55,17 +52,6 @@ def page_again(path: Path) -> str:
     synopsis = synopsis_beside(path, found.domain)
     run = Outcome(report, found.domain, columns, *arrays, page.sizes, page.not_private, synopsis)
     return page_of(run, None, page.facts, versions)
-
-
-def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
-    """Return the run's synopsis; ``None`` where there is no file of one."""
-    file = path.with_name(SYNOPSIS_FILE)
-    if not file.exists():
-        return None
-    synopsis = Synopsis.load(file)
-    if synopsis.domain.to_config() != domain.to_config():
-        raise DataError(f"Expected the synopsis of the run in {path}. Got that of another: {file}.")
-    return synopsis
 
 
 def report_from(values: Mapping[str, Any]) -> Report:

@@ -4,27 +4,24 @@ A synopsis, where the run left one, stands for the records: an ellipse is one st
 one of its parts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from flower_kmeans.algorithms.released import CONFIDENCE
-from flower_kmeans.cli.assign import Found, read_centroids
-from flower_kmeans.cli.page import synopsis_beside
+from flower_kmeans.cli.assign import Found, read_centroids, synopsis_beside
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.data.tables import load_table
-from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private, printable
 from flower_kmeans.report.clustering import Floats, assigned
-from flower_kmeans.report.html import scaled
 from flower_kmeans.report.synopsis import Synopsis
 
 if TYPE_CHECKING:
@@ -40,34 +37,33 @@ _RECORDS = "own records, not released"
 
 @dataclass(frozen=True)
 class Picture:
-    """What a run released, and maybe records of the one who draws it."""
+    """What a run released, and records if their holder adds them."""
 
     found: Found
     synopsis: Synopsis | None
-    sizes: tuple[Floats, Floats] | None  # (k,) and their intervals (k, 2), of a run with bounds
     records: Floats | None  # (n, d), in the user's units
+    columns: Sequence[str] | None  # to pair
 
-    @cached_property
-    def labels(self) -> NDArray[np.int64]:
-        """The cluster of each part of the synopsis, (m,)."""
-        means = np.zeros((0, 0)) if self.synopsis is None else self.synopsis.means
-        return self.labels_of(means)
 
-    def labels_of(self, points: Floats) -> NDArray[np.int64]:
-        """Return the cluster of each point (n, d)."""
-        found = self.found
-        return assigned(points, found.centroids, found.domain, found.weights)
-
-    @property
-    def order(self) -> NDArray[np.int64]:
-        """The clusters that rows show, the largest first."""
-        return np.argsort(-self.found.counts, kind="stable")[:_MOST_ROWS]
+def require_file(option: str, path: Path) -> None:
+    """Require matplotlib, and a file that it can draw to."""
+    require("matplotlib", option, "plots")
+    if path.suffix.lower() not in SUFFIXES or not path.parent.is_dir():
+        raise ConfigurationError(
+            f"Expected {option} as a file that ends in {', '.join(SUFFIXES)}, in a directory that "
+            f"exists. Got {path}."
+        )
 
 
 def draw(
-    kind: Kind, centroids: Path, output: Path, records: Path | None, columns: Sequence[str] | None
+    kind: Kind,
+    centroids: Path,
+    output: Path,
+    records: Path | None,
+    columns: Sequence[str] | None,
+    domain: Path | None = None,
 ) -> None:
-    """Write a picture of a run to a file, its owner's alone to read.
+    """Write a picture of a run to a file that its owner alone may read.
 
     Parameters
     ----------
@@ -80,35 +76,33 @@ def draw(
         Records to add, in a file with the run's columns: the picture then shows them.
     columns : sequence of str or None
         Of "pairs": by default the first six.
+    domain : Path or None
+        As `read_centroids` takes it.
 
     Raises
     ------
     ConfigurationError, DataError
         If matplotlib is missing, an option does not fit, or a file cannot be used.
     """
-    require("matplotlib", "A picture", "plots")
+    require_file("--output", output)
     from matplotlib.figure import Figure
 
-    if output.suffix.lower() not in SUFFIXES or not output.parent.is_dir():
-        raise ConfigurationError(
-            f"Expected --output as a file that ends in {', '.join(SUFFIXES)}, in a directory that "
-            f"exists. Got {output}."
-        )
     if records is not None and kind not in (Kind.AXES, Kind.PAIRS):
         raise ConfigurationError(f"Expected --records with axes or pairs only. Got it with {kind}.")
     if columns is not None and kind is not Kind.PAIRS:
         raise ConfigurationError(f"Expected --columns with pairs only. Got it with {kind}.")
-    picture = _picture_of(centroids, records)
-    figure = Figure(layout="constrained", dpi=120)
-    if kind is Kind.PAIRS:
-        _draw_pairs(figure, picture, _places(picture.found, columns))
-    else:
-        draw_one: dict[Kind, Callable[[Figure, Picture], None]] = {
-            Kind.AXES: _draw_axes,
-            Kind.SIZES: _draw_sizes,
-            Kind.PROFILES: _draw_profiles,
-        }
-        draw_one[kind](figure, picture)
+    found, figure = read_centroids(centroids, domain), Figure(layout="constrained", dpi=120)
+    held = None if records is None else _records_of(found, records)
+    picture = Picture(found, synopsis_beside(centroids, found.domain), held, columns)
+    if len(found.columns) == 1 and kind is Kind.AXES:
+        kind = Kind.PAIRS  # along one column the picture is a density
+    draw_one = {
+        Kind.AXES: _draw_axes,
+        Kind.PAIRS: _draw_pairs,
+        Kind.SIZES: _draw_sizes,
+        Kind.PROFILES: _draw_profiles,
+    }
+    draw_one[kind](figure, picture)
     note = "from released values only"
     if records is not None:
         note = f"HOLDS RECORDS of {printable(records.name)}: as confidential as these"
@@ -118,21 +112,11 @@ def draw(
         figure.savefig(file, format=output.suffix[1:].lower())
 
 
-def _picture_of(path: Path, records: Path | None) -> Picture:
-    found, sizes = read_centroids(path), None
-    with np.load(path, allow_pickle=False) as file:
-        if {"sizes", "size_interval"} <= set(file):
-            sizes = file["sizes"], file["size_interval"]
-    k = len(found.counts)
-    if sizes is not None and [each.shape for each in sizes] != [(k,), (k, 2)]:
-        raise DataError(f"Expected {k} sizes with an interval each. Got others in {path}.")
-    held = None
-    if records is not None:
-        domain = found.domain if isinstance(found.domain, TableDomain) else None
-        features = None if domain is not None else list(found.columns)
-        loaded = load_table(records, features=features, domain=domain, malformed="nan", header=True)
-        held = loaded.records[np.isfinite(loaded.records).all(axis=1)]
-    return Picture(found, synopsis_beside(path, found.domain), sizes, held)
+def _records_of(found: Found, path: Path) -> Floats:
+    domain = found.domain if isinstance(found.domain, TableDomain) else None
+    features = None if domain is not None else found.columns
+    loaded = load_table(path, features=features, domain=domain, malformed="nan", header=True)
+    return loaded.records[np.isfinite(loaded.records).all(axis=1)]
 
 
 def _places(found: Found, columns: Sequence[str] | None) -> list[int]:
@@ -155,7 +139,7 @@ def _draw_axes(figure: "Figure", picture: Picture) -> None:
     """Draw clusters on the two principal axes of the synopsis, or else of the centroids."""
     found, synopsis = picture.found, picture.synopsis
     figure.set_size_inches(8, 6)
-    axes, unit = figure.add_subplot(), scaled(found.centroids, found.domain)
+    axes, unit = figure.add_subplot(), found.domain.scaled(found.centroids)
     if synopsis is None:
         shares = np.maximum(found.counts, 0.0)
         shares = shares / shares.sum() if shares.any() else np.full(len(shares), 1 / len(shares))
@@ -170,25 +154,26 @@ def _draw_axes(figure: "Figure", picture: Picture) -> None:
         beside = np.eye(len(along)) - along @ along.T
         directions, parts = _principal(along @ spread @ along.T + mixture.rest * beside)
         places = offsets @ (along.T @ directions)
-        _draw_parts(axes, picture, places, _covariances(synopsis, directions))
+        _draw_parts(axes, found, synopsis, places, directions)
     if picture.records is not None:
-        own = (scaled(picture.records, found.domain) - center) @ directions
+        own = (found.domain.scaled(picture.records) - center) @ directions
         _draw_records(axes, picture, own)
     _draw_centroids(axes, picture, (unit - center) @ directions)
     labels = [f"principal axis {i + 1} ({100 * parts[i]:.0f}% of variance)" for i in (0, 1)]
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
     of = "centroids" if synopsis is None else "synopsis"
-    axes.set_title(f"{len(unit)} clusters on the principal axes of the {of}")
+    axes.set_title(f"{_clusters(found)} on the principal axes of the {of}")
     axes.legend(loc="best", fontsize=8)
 
 
-def _draw_pairs(figure: "Figure", picture: Picture, places: list[int]) -> None:
-    """Draw every two of some columns, and each one's density on the diagonal."""
-    found, synopsis, n = picture.found, picture.synopsis, len(places)
+def _draw_pairs(figure: "Figure", picture: Picture) -> None:
+    """Draw every two of some columns, and the density of each on the diagonal."""
+    found, synopsis = picture.found, picture.synopsis
+    n = len(places := _places(found, picture.columns))
     figure.set_size_inches(2 + 2.2 * n, 1.5 + 2.2 * n)
     panels = figure.subplots(n, n, squeeze=False)
-    unit = np.diag(_unit(found))
+    unit = np.diag(found.domain.unit)
     for row, i in enumerate(places):
         for column, j in enumerate(places):
             axes, pair = panels[row, column], [j, i]
@@ -200,23 +185,25 @@ def _draw_pairs(figure: "Figure", picture: Picture, places: list[int]) -> None:
                 _draw_density(axes, picture, i)
                 continue
             if synopsis is not None:
-                covariances = _covariances(synopsis, unit[:, pair])
-                _draw_parts(axes, picture, synopsis.means[:, pair], covariances)
+                _draw_parts(axes, found, synopsis, synopsis.means[:, pair], unit[:, pair])
             if picture.records is not None:
                 _draw_records(axes, picture, picture.records[:, pair])
             _draw_centroids(axes, picture, found.centroids[:, pair])
-    figure.suptitle(f"{len(found.centroids)} clusters by columns")
+    figure.suptitle(f"{_clusters(found)} by column{'' if n == 1 else 's'}")
 
 
 def _draw_density(axes: "Axes", picture: Picture, place: int) -> None:
     axes.set_yticks([])
-    synopsis = picture.synopsis
+    synopsis, centroids = picture.synopsis, picture.found.centroids[:, place]
+    if picture.records is not None:
+        axes.use_sticky_edges = False  # so that the centroids are not cut off below the bars
+        axes.hist(picture.records[:, place], bins=50, density=True, color="gray", alpha=0.5)
+    _draw_centroids(axes, picture, np.stack([centroids, np.zeros_like(centroids)], axis=1))
     if synopsis is None:
-        axes.plot(picture.found.centroids[:, place], np.zeros(len(picture.found.counts)), "kx")
         return
     means, shares = synopsis.means[:, place], synopsis.weights / synopsis.weights.sum()
-    column = np.diag(_unit(picture.found))[:, [place]]
-    spreads = np.sqrt(_covariances(synopsis, column)[:, 0, 0])
+    column = np.diag(synopsis.domain.unit)[:, [place]]
+    spreads = np.sqrt(synopsis.covariances_along(column)[:, 0, 0])
     ends = (means - 3 * spreads).min(), (means + 3 * spreads).max()
     points = np.linspace(*ends, 200)
     curves = np.exp(-np.square((points[:, None] - means) / spreads) / 2) / spreads * shares
@@ -226,26 +213,26 @@ def _draw_density(axes: "Axes", picture: Picture, place: int) -> None:
 def _draw_sizes(figure: "Figure", picture: Picture) -> None:
     """Draw noisy sizes with intervals, where these are known."""
     counts, ends, about = picture.found.counts, None, "at once"
-    if picture.sizes is not None:
-        counts, ends = picture.sizes
+    if picture.found.sizes is not None:
+        counts, ends = picture.found.sizes
     elif picture.synopsis is not None:
         # Of the synopsis, whose noise is known: each cluster is a sum of noisy counts.
         weights, (noise, _, _) = picture.synopsis.weights, picture.synopsis.mixture.noise
-        k = len(counts)
-        counts = np.bincount(picture.labels, weights, minlength=k).astype(np.float64)
-        n_parts = np.bincount(picture.labels, minlength=k)
-        margin = -float(ndtri((1 - CONFIDENCE) / 2)) * noise * np.sqrt(n_parts)
+        k, labels = len(counts), _labels(picture.found, picture.synopsis)
+        counts = np.bincount(labels, weights, minlength=k).astype(np.float64)
+        n_parts = np.bincount(labels, minlength=k)
+        margin = -NormalDist().inv_cdf((1 - CONFIDENCE) / 2) * noise * np.sqrt(n_parts)
         ends, about = np.maximum(counts[:, None] + np.outer(margin, [-1, 1]), 0.0), "each"
-    order = np.argsort(-counts, kind="stable")[:_MOST_ROWS]
+    order = _largest(counts)
     figure.set_size_inches(max(5.0, 0.3 * len(order) + 2), 4.5)
     axes, places = figure.add_subplot(), np.arange(len(order))
-    axes.bar(places, counts[order], color=_colours(order))
+    axes.bar(places, counts[order], color=_colours(order, len(counts)))
     title = "noisy sizes, largest first"
     if ends is not None:
         shown = counts[order]
         margins = np.abs(ends[order].T - shown)
         axes.errorbar(places, shown, yerr=margins, fmt="none", color="black", capsize=3)
-        title += f"; intervals of {CONFIDENCE:.0%} over the noise, {about}"
+        title += f"\nintervals of {CONFIDENCE:.0%} over the noise, {about}"
     axes.set_xticks(places, [str(cluster) for cluster in order])
     axes.set_xlabel("cluster")
     axes.set_ylabel("records")
@@ -254,23 +241,22 @@ def _draw_sizes(figure: "Figure", picture: Picture) -> None:
 
 def _draw_profiles(figure: "Figure", picture: Picture) -> None:
     """Draw where each centroid lies in each column."""
-    found, synopsis, order = picture.found, picture.synopsis, picture.order
+    found, synopsis, order = picture.found, picture.synopsis, _largest(picture.found.counts)
     names = [printable(name) for name in found.columns[:_MOST_ROWS]]
     if synopsis is None:
-        values, label = scaled(found.centroids, found.domain), "position between the bounds"
+        values, label = found.domain.scaled(found.centroids), "position between the bounds"
     else:
-        shares = synopsis.weights / synopsis.weights.sum()
-        mean = shares @ synopsis.means
-        found_parts, squares = synopsis.mixture, np.square(synopsis.mixture.directions)
-        within = squares @ (shares @ found_parts.scales**2)
-        within += found_parts.rest * np.maximum(1 - squares.sum(axis=1), 0.0)
-        between = shares @ np.square(synopsis.means - mean)
-        spread = np.sqrt(within * np.square(_unit(found)) + between)
-        values = (found.centroids - mean) / spread
-        label = "deviations from the mean of all records"
-    shown = values[order][:, : len(names)]
-    figure.set_size_inches(3 + 0.6 * len(names), 2 + 0.35 * len(order))
-    axes, most = figure.add_subplot(), max(float(np.abs(shown).max()), 1e-9)
+        n, shares = len(names), synopsis.weights / synopsis.weights.sum()
+        means, columns = synopsis.means[:, :n], np.diag(found.domain.unit)[:, :n]
+        mean = shares @ means
+        variances = np.diagonal(synopsis.covariances_along(columns), axis1=1, axis2=2)
+        spread = np.sqrt(shares @ (variances + np.square(means - mean)))
+        values = (found.centroids[:, :n] - mean) / spread
+        label = "standard deviations\nfrom the mean of all records"
+    shown = values[order, : len(names)]
+    figure.set_size_inches(3 + 0.6 * len(names), max(4.0, 2 + 0.35 * len(order)))
+    # Not less, or noise alone would have the strongest colours.
+    axes, most = figure.add_subplot(), max(float(np.abs(shown).max()), 1.0)
     drawn = axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     for (row, column), value in np.ndenumerate(shown):
         ink = "white" if abs(value) > 0.6 * most else "black"
@@ -284,27 +270,26 @@ def _draw_profiles(figure: "Figure", picture: Picture) -> None:
 # --------------------------------------------------------------------------- marks
 
 
-def _draw_parts(axes: "Axes", picture: Picture, means: Floats, covariances: Floats) -> None:
-    """Draw an ellipse for each part of the synopsis, the darker the more records it has."""
+def _draw_parts(
+    axes: "Axes", found: Found, synopsis: Synopsis, means: Floats, directions: Floats
+) -> None:
+    """Draw an ellipse for each part along two directions (d, 2), the darker the heavier it is."""
     from matplotlib.patches import Ellipse
 
-    if picture.synopsis is None:
-        return
-    weights = picture.synopsis.weights
-    shares = 0.1 + 0.5 * weights / weights.max()
-    colours = _colours(picture.labels)
+    shares = 0.1 + 0.5 * synopsis.weights / synopsis.weights.max()
+    colours = _colours(_labels(found, synopsis), len(found.centroids))
+    covariances = synopsis.covariances_along(directions)
     for mean, covariance, share, colour in zip(means, covariances, shares, colours, strict=True):
         values, vectors = np.linalg.eigh(covariance)
         width, height = 2 * np.sqrt(np.maximum(values[::-1], 0.0))
         angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
-        axes.add_patch(
-            Ellipse(mean, width, height, angle=angle, color=colour, alpha=share, linewidth=0)
-        )
-    axes.scatter(means[:, 0], means[:, 1], s=0)  # which the axes reach for, and not for patches
+        axes.add_patch(Ellipse(mean, width, height, angle=angle, color=colour, alpha=share, lw=0))
+    # The limits of the axes follow points, and ignore patches.
+    axes.scatter(means[:, 0], means[:, 1], s=0)
 
 
 def _draw_records(axes: "Axes", picture: Picture, places: Floats) -> None:
-    # Every n-th one: a random choice would make another picture each time.
+    # Every n-th record: with a random choice, each picture would be another one.
     step = -(-len(places) // _MOST_POINTS) or 1
     x, y = places[::step].T
     axes.scatter(x, y, s=3, color="gray", alpha=0.5, label=_RECORDS, zorder=1.5)
@@ -313,47 +298,40 @@ def _draw_records(axes: "Axes", picture: Picture, places: Floats) -> None:
 def _draw_centroids(axes: "Axes", picture: Picture, places: Floats) -> None:
     sizes = np.maximum(picture.found.counts, 0.0)
     area = 40 + 160 * sizes / (sizes.max() or 1.0)
-    colours = _colours(np.arange(len(places)))
-    axes.scatter(
-        places[:, 0],
-        places[:, 1],
-        s=area,
-        c=colours,
-        edgecolors="black",
-        label="centroids",
-        zorder=3,
-    )
+    colours = _colours(np.arange(len(places)), len(places))
+    style: dict[str, Any] = {"edgecolors": "black", "label": "centroids", "zorder": 3}
+    axes.scatter(places[:, 0], places[:, 1], s=area, c=colours, **style)
     for cluster, (x, y) in enumerate(places):
         axes.annotate(str(cluster), (x, y), fontsize=7, ha="center", va="center", zorder=4)
 
 
 def _principal(spread: Floats) -> tuple[Floats, Floats]:
-    """Return two directions, (d, 2), and their shares of a covariance (d, d); 0 beyond it."""
+    """Return two directions, (d, 2), and their shares of a covariance (d, d)."""
     values, vectors = np.linalg.eigh(spread)
-    n = min(len(values), 2)
-    directions, parts = np.zeros((len(values), 2)), np.zeros(2)
-    directions[:, :n], parts[:n] = vectors[:, ::-1][:, :n], values[::-1][:n]
-    # The decomposition leaves the signs open: a picture should be the same each time.
+    directions, parts = vectors[:, :-3:-1].copy(), values[:-3:-1]
+    # The signs are arbitrary. With these, every picture of a run is the same.
     largest = np.abs(directions).argmax(axis=0)
     directions *= np.where(directions[largest, [0, 1]] < 0, -1.0, 1.0)
     return directions, parts / max(float(values.sum()), np.finfo(float).tiny)
 
 
-def _covariances(synopsis: Synopsis, directions: Floats) -> Floats:
-    """Return covariances (m, n, n) of the parts along directions (d, n) of the scaled domain."""
-    found = synopsis.mixture
-    along = found.directions.T @ directions
-    inside = np.einsum("pa,mp,pb->mab", along, found.scales**2, along, optimize=True)
-    return np.asarray(inside + found.rest * (directions.T @ directions - along.T @ along))
+def _labels(found: Found, synopsis: Synopsis) -> NDArray[np.int64]:
+    """Return the cluster of each part of the synopsis, (m,)."""
+    return assigned(synopsis.means, found.centroids, found.domain, found.weights)
 
 
-def _colours(clusters: NDArray[np.int64]) -> list[Any]:
+def _largest(counts: Floats) -> NDArray[np.int64]:
+    """Return the clusters to show, the largest first."""
+    return np.argsort(-counts, kind="stable")[:_MOST_ROWS]
+
+
+def _clusters(found: Found) -> str:
+    return f"{len(found.centroids)} cluster{'' if len(found.centroids) == 1 else 's'}"
+
+
+def _colours(clusters: NDArray[np.int64], n_clusters: int) -> list[Any]:
     from matplotlib import colormaps
 
-    return [colormaps["tab20"](int(cluster) % 20) for cluster in clusters]
-
-
-def _unit(found: Found) -> Floats:
-    """Return the user's units in one unit of the scaled domain, (d,)."""
-    ends = np.stack([np.zeros(len(found.columns)), np.ones(len(found.columns))])
-    return np.asarray(np.diff(found.domain.from_unit(ends), axis=0)[0])
+    # Neighbours in the longer list are shades of one colour, and so are light and heavy parts.
+    n_colours = 10 if n_clusters <= 10 else 20
+    return [colormaps[f"tab{n_colours}"](int(cluster) % n_colours) for cluster in clusters]

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flower_kmeans.bench.generators import separated_clusters, sizes_of
+from flower_kmeans.cli.plot import require_file
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.extras import require
 from flower_kmeans.metrics import inertia
 
 if TYPE_CHECKING:
@@ -156,9 +156,9 @@ def show_losses(
         A file to draw to; needs matplotlib.
     """
     if chart is not None:
-        _require_chart(chart)  # before the runs, which may take long
+        require_file("--chart", chart)  # before the runs, which may take long
     total, name = len(KINDS) * RUNS * len(_FACTORS), "simulating"
-    # Only where it can move: elsewhere it would be a line without use.
+    # A bar in a terminal only: elsewhere it cannot move.
     runs = losses(make, epsilon, sizes, seed)
     rows = list(
         track(runs, name, total, console=console, transient=True)
@@ -190,11 +190,14 @@ def show_losses(
     )
     records = (
         f"{n_records:,} records{own} are generated from {n_clusters} Gaussian clusters of equal "
-        f"sizes in {n_features} columns and dealt to the clients at random. Easy clusters are "
-        f"well separated (degree {easy}), overlapping ones are not ({hard}). The bounds are the "
+        f"sizes in {n_features} columns of numbers (no categories) and dealt to the clients at "
+        f"random. Easy clusters are well separated (degree {easy}), overlapping ones are not "
+        f"({hard}). The bounds are the "
         "generated range: wider bounds, or clusters that are no Gaussians, lose more."
     )
     seeds = f"Seeds of the records: {seed} to {seed + RUNS - 1}. The noise has none."
+    if chart is not None:
+        seeds += " The chart has means of the runs."
     console.print(Text(head), soft_wrap=True)
     console.print(table)
     console.print(Text(f"{records}\n{seeds}"), soft_wrap=True)
@@ -204,15 +207,6 @@ def show_losses(
 
 def _spread(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
-
-
-def _require_chart(path: Path) -> None:
-    require("matplotlib", "--chart", "plots")
-    if path.suffix not in (".svg", ".png") or not path.parent.is_dir():
-        raise ConfigurationError(
-            "Expected --chart as a file .svg or .png in a directory that exists. "
-            f"Got {str(path)!r} instead."
-        )
 
 
 def _draw(path: Path, rows: Sequence[Loss]) -> None:

@@ -132,11 +132,13 @@ def named_columns(records: Any) -> tuple[str, ...] | None:
     return None
 
 
-def check_columns(found: Sequence[str] | None, expected: Sequence[str] | None) -> None:
+def check_columns(
+    found: Sequence[str] | None, expected: Sequence[str] | None, name: str = "records"
+) -> None:
     """Require the columns of records to be the expected ones, in order, where both are named."""
     if found is not None and expected is not None and tuple(found) != tuple(expected):
         raise DataError(
-            f"records must have the columns {list(expected)} in this order, got {list(found)}."
+            f"{name} must have the columns {list(expected)} in this order, got {list(found)}."
         )
 
 

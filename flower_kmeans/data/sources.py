@@ -5,6 +5,7 @@ become a `Source`. Blocks are copies: what happens to the loader's memory while 
 nothing. Their borders show in no result, because sums of integers are exact.
 """
 
+import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,21 +14,24 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import GEN_CREATED, getgeneratorstate
 from types import GeneratorType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from flower_kmeans.data.records import (
     all_records,
+    check_columns,
     check_records,
     first_bad_row,
+    named_columns,
     numbers,
     text_as_bytes,
 )
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
 IntArray = NDArray[np.int64]
+Tables = Iterator[NDArray[Any]]  # named, as a function in a function makes its annotations anew
 Part = Callable[[NDArray[Any]], IntArray]  # from a block of records to words that add up
 RecordsLike = Any
 """An array-like; a function that returns an iterable of array-likes, anew each time it is called; a
@@ -38,6 +42,7 @@ _FEWEST_ROWS = 64
 _CHECKED_NUMBERS = 2**16  # that are checked and copied at once, so that they stay in a cache
 _TASKS = 256  # on a cluster at once
 _READ_BYTES = 2**18  # of a column of a parquet file
+_WHOLE = "data"  # the column of Ray's data sets that were arrays
 _TYPED = ("parquet", "arrow", "orc")  # files whose columns have declared types
 
 
@@ -132,14 +137,20 @@ def as_source(
     table = all_records(records, n_features, columns)
     mapped = _map_behind(table)
 
-    def parts() -> Iterator[NDArray[Any]]:
+    def parts() -> Tables:
         rows = max(1, _BLOCK_NUMBERS // n_features)
-        with _unchanged(lambda: mapped is not None and _state_of_file(mapped)) as check:
-            for start in range(0, len(table), rows):
-                check()  # to read what a file no longer has would end the process
-                yield table[start : start + rows]
+        for start in range(0, len(table), rows):
+            yield table[start : start + rows]
 
-    return Source(n_features, _float_type(table.dtype), parts, len(table), mapped is None)
+    def mapped_parts() -> Tables:
+        with _unchanged(lambda: mapped is not None and _state_of_file(mapped)) as check:
+            for part in parts():
+                check()  # to read what a file no longer has would end the process
+                yield part
+
+    in_memory = mapped is None
+    read = parts if in_memory else mapped_parts
+    return Source(n_features, _float_type(table.dtype), read, len(table), in_memory)
 
 
 def checked_source(
@@ -150,8 +161,11 @@ def checked_source(
     For simulations, which may tell a user which record is malformed.
     """
     if not is_stream(records):
+        check_columns(named_columns(records), columns, name)
         floats = np.float64, np.float32
         return check_records(records, n_features, name=name, dtypes=floats)
+    if _reader_of(records) is _of_ray:
+        _check_in_ray(records, columns)
     start, source = 0, as_source(records, n_features, columns)
     for block in source.blocks(keep_null=True):
         bad = first_bad_row(block)
@@ -175,7 +189,7 @@ def _reader_of(records: RecordsLike) -> "_Reader | None":
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and isinstance(records, kind):
             return make
-    return _of_chunks if callable(records) else None
+    return _of_chunks if callable(records) or isinstance(records, Iterator) else None
 
 
 def _float_type(dtype: DTypeLike) -> np.dtype[Any]:
@@ -195,6 +209,12 @@ def _map_behind(table: object) -> np.memmap[Any, Any] | None:
 
 
 def _state_of_file(mapped: np.memmap[Any, Any]) -> object:
+    behind: Any = mapped
+    while not isinstance(behind, mmap.mmap):
+        behind = behind.base
+    start = mapped.offset - mapped.offset % mmap.ALLOCATIONGRANULARITY
+    if behind.size() < start + len(behind):
+        raise DataError("Expected the file of a memory map as long as when it was mapped.")
     stat = os.stat(str(mapped.filename))
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
@@ -230,22 +250,24 @@ def _readable() -> Iterator[None]:
 # --------------------------------------------------------------------------- chunks
 
 
-def _of_chunks(
-    make: Callable[[], Iterable[ArrayLike]], n_features: int, columns: Sequence[str] | None
-) -> Source:
+def _of_chunks(make: Any, n_features: int, columns: Sequence[str] | None) -> Source:
     last: list[object] = [None]
 
-    def parts() -> Iterator[NDArray[Any]]:
+    def refuse(got: str) -> NoReturn:
+        raise ConfigurationTypeError(
+            f"Expected a function that returns an iterable of chunks, anew at each call. Got {got}."
+        )
+
+    if not callable(make):
+        refuse(f"the iterable itself, a {type(make).__name__}")
+
+    def parts() -> Tables:
         chunks = make()
         # A generator shows that an earlier message has used it up: it would count as no records.
         is_used = isinstance(chunks, GeneratorType) and getgeneratorstate(chunks) != GEN_CREATED
         is_same = is_used or chunks is last[0] is not None
         if not isinstance(chunks, Iterable) or is_same:
-            got = "the same iterator twice" if is_same else type(chunks).__name__
-            raise ConfigurationTypeError(
-                "Expected a function that returns an iterable of chunks, anew at each call. "
-                f"Got {got}."
-            )
+            refuse("the same iterator twice" if is_same else type(chunks).__name__)
         if isinstance(chunks, Iterator):  # it is used up after one pass
             last[0] = chunks
         for chunk in chunks:
@@ -260,7 +282,7 @@ def _of_chunks(
 def _of_dataset(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
     names, dtype = _chosen(dataset.schema, n_features, columns)
 
-    def parts() -> Iterator[NDArray[Any]]:
+    def parts() -> Tables:
         with _unchanged(lambda: _state_of_files(dataset)):
             with _readable():
                 try:
@@ -353,7 +375,7 @@ def _state_of_files(dataset: Any) -> object:
 def _of_parquet_file(file: Any, n_features: int, columns: Sequence[str] | None) -> Source:
     names, dtype = _chosen(file.schema_arrow, n_features, columns)
 
-    def parts() -> Iterator[NDArray[Any]]:
+    def parts() -> Tables:
         yield from _tables(_groups(file, names, range(file.num_row_groups)), names, dtype)
 
     return Source(n_features, dtype, parts)
@@ -421,9 +443,7 @@ def _any_copy(column: Any) -> dict[str, bool]:
 
 
 def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Source:
-    names = _names_in_ray(dataset, columns)
-    if names is not None and len(names) not in (1, n_features):
-        raise DataError(f"records must have {n_features} columns, got {len(names)}.")
+    names = _names_in_ray(columns)
 
     def blocks() -> Iterator[Any]:
         # As they are: Ray cannot join blocks of which one record made a column one of text.
@@ -433,7 +453,7 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
             for block, _ in bundle.blocks:
                 yield block
 
-    def parts() -> Iterator[NDArray[Any]]:
+    def parts() -> Tables:
         import ray
 
         for reference in blocks():
@@ -468,30 +488,39 @@ def _of_ray(dataset: Any, n_features: int, columns: Sequence[str] | None) -> Sou
     return Source(n_features, np.dtype(np.float64), parts, sum_in_place=summed)
 
 
-def _names_in_ray(dataset: Any, columns: Sequence[str] | None) -> list[str] | None:
-    """Return the columns to read; ``None`` for those that each block has."""
+def _names_in_ray(columns: Sequence[str] | None) -> Sequence[str]:
+    """Return the columns to read. One may be whole records, as Ray calls those of an array."""
+    # Not all that a block has: a single record may add columns to its block, or order them.
+    return [_WHOLE] if columns is None else columns
+
+
+def _check_in_ray(dataset: Any, columns: Sequence[str] | None) -> None:
+    """Require the columns of a data set, and numbers in them, as far as Ray knows its schema.
+
+    Not inside a run: of a data set that is computed, Ray knows that of single records' blocks.
+    """
     import pyarrow
 
     try:
         schema = dataset.schema()
-    except Exception:  # types of blocks differ, which one record decides
+    except Exception:  # types of blocks differ
         schema = None
-    if schema is None:  # or there are no blocks
-        return None if columns is None else list(columns)
-    names = list(schema.names if columns is None else columns)
-    missing = [name for name in names if name not in schema.names]
-    if missing:
-        raise DataError(f"Expected the columns {missing} in a data set of Ray.")
+    if schema is None or not schema.names:  # or there are no blocks, or none with a record
+        return
     kinds = dict(zip(schema.names, schema.types, strict=True))
-    for name in names:
+    for name in _names_in_ray(columns):
+        if name not in kinds:
+            hint = ": name those to read in columns= of the domain" if columns is None else ""
+            raise DataError(
+                f"Expected the column {name!r} in a data set of Ray. Got {list(kinds)}{hint}."
+            )
         kind = kinds[name]
         is_type = isinstance(kind, pyarrow.DataType)
         if pyarrow.types.is_temporal(kind) if is_type else getattr(kind, "kind", "") in "mM":
-            raise ConfigurationTypeError("Expected the columns of a data set of Ray as numbers.")
-    return names
+            raise ConfigurationTypeError(f"Expected the column {name!r} as numbers. Got {kind}.")
 
 
-def _sum_of_block(block: Any, shared: tuple[Part, list[str] | None, int]) -> tuple[IntArray, int]:
+def _sum_of_block(block: Any, shared: tuple[Part, Sequence[str], int]) -> tuple[IntArray, int]:
     """Return the sum of a function over a block of a data set of Ray, and the null records."""
     from ray.data.block import BlockAccessor
 
@@ -503,9 +532,7 @@ def _sum_of_block(block: Any, shared: tuple[Part, list[str] | None, int]) -> tup
     return words, source.n_null
 
 
-def _tables_of_block(
-    block: Any, names: Sequence[str] | None, n_features: int
-) -> Iterator[NDArray[Any]]:
+def _tables_of_block(block: Any, names: Sequence[str], n_features: int) -> Iterator[NDArray[Any]]:
     """Yield a block of a data set of Ray as tables (m, n_features); a column may be whole records.
 
     A single record may decide what types and columns a block has, so they are no error.
@@ -515,7 +542,6 @@ def _tables_of_block(
     with _readable():
         whole = BlockAccessor.for_block(block)
         found = list(getattr(whole.schema(), "names", ()))
-    names = found if names is None else names
     rows = _rows(n_features)
     for start in range(0, whole.num_rows(), rows):
         with _readable():
@@ -528,7 +554,7 @@ def _tables_of_block(
             table = np.full((accessor.num_rows(), n_features), np.nan)
             if len(arrays) == 1 and arrays[0] is not None:
                 table[:] = _whole_records(np.asarray(arrays[0]), n_features)
-            elif len(arrays) == n_features:
+            else:
                 for i, array in enumerate(arrays):
                     column = None if array is None else numbers(np.asarray(array))
                     if column is not None and column.ndim == 1:

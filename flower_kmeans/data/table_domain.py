@@ -254,7 +254,8 @@ class TableDomain(Box):
         """
         try:
             decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-            values = msgspec.convert(tomllib.loads(decoded), _File)
+            # Some editors begin a file with a byte order mark.
+            values = msgspec.convert(tomllib.loads(decoded.removeprefix("\ufeff")), _File)
         except ValueError as error:  # also what msgspec raises
             raise ConfigurationError(
                 f"Expected the {what} as a domain: [[columns]] with kind, name and bounds or "
@@ -371,6 +372,8 @@ def category_of(cell: Any) -> str | None:
     try:
         if isinstance(cell, bytes):
             return cell.decode().strip()
+        if isinstance(cell, np.generic):
+            cell = cell.item()
         if isinstance(cell, bool):
             return str(cell).lower()  # as csv files have it
         if isinstance(cell, float):
@@ -383,6 +386,8 @@ def category_of(cell: Any) -> str | None:
 def _day(cell: Any) -> float:
     """Return the day of a date, counted from the year 1, or NaN."""
     try:
+        if isinstance(cell, np.datetime64):
+            cell = cell.astype("datetime64[D]").item()
         text = cell.decode() if isinstance(cell, bytes) else cell
         day = datetime.fromisoformat(text.strip()) if isinstance(text, str) else text
         return float(day.toordinal())

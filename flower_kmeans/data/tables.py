@@ -174,9 +174,10 @@ def read_columns(
         ]
         # Nulls become NaN in columns of numbers, which is what the check of features looks for.
         arrays = [np.asarray(column.to_numpy()) for column in columns]
-    except (ArrowException, OSError):
+    except (ArrowException, OSError, UnicodeError):
         # The reader's own text quotes the lines it failed on.
-        raise DataError(f"The data file {path} is not a {suffix[1:]} table.") from None
+        kind = "csv table in UTF-8" if suffix == ".csv" else "parquet table"
+        raise DataError(f"The data file {path} is not a {kind}.") from None
     if len(set(names)) < len(names):
         raise DataError(f"The data file {path} has two columns with the same name.")
     return dict(zip(names, arrays, strict=True)), {}
@@ -258,7 +259,7 @@ def _read_numpy(path: Path) -> tuple[_Columns, _Columns]:
         if not isinstance(loaded, np.ndarray):
             with loaded:
                 arrays = {name: np.asarray(loaded[name]) for name in loaded.files}
-    except (ValueError, OSError, EOFError):
+    except Exception:  # a damaged archive raises what zipfile, zlib and numpy have
         raise DataError(f"The data file {path} is not a NumPy file, or it holds objects.") from None
     if isinstance(loaded, np.ndarray):
         return _columns_of_array(loaded, None), {}

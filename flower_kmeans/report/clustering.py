@@ -174,18 +174,16 @@ def assigned(
 ) -> NDArray[np.int64]:
     """Return the cluster of each record (n,), as `Clustering.predict`."""
     chosen = _places(_names_of(X, domain) if columns is None else columns, domain)
-    records, d = check_records(X, len(chosen), name="X"), domain.n_features
-    # The user's units in one unit of the scaled domain.
-    unit = (domain.from_unit(np.ones((1, d))) - domain.from_unit(np.zeros((1, d))))[:, chosen]
+    records, unit = check_records(X, len(chosen), name="X"), domain.unit[chosen]
     shift = centroids[:, chosen].mean(axis=0)
     scaled = (centroids[:, chosen] - shift) / unit  # the shift saves digits
     # |x|^2 is left out below: it is the same for all centroids of a record.
     norms = np.einsum("ij,ij->i", scaled, scaled)
     if weights is not None and not nearest:
-        if len(chosen) < d:
+        if len(chosen) < domain.n_features:
             raise ConfigurationError(
-                f"Expected all {d} columns, or nearest=True: the weights belong to distances in "
-                f"all columns. Got {len(chosen)} of them instead."
+                f"Expected all {domain.n_features} columns, or nearest=True: the weights belong to "
+                f"distances in all columns. Got {len(chosen)} of them instead."
             )
         # Where columns have different units, the weights are in scaled units already.
         common = domain.common_unit or 1.0

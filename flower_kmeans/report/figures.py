@@ -70,6 +70,12 @@ class Frame:
     right: float = 426
     top: float = 14
 
+    def __post_init__(self) -> None:
+        if self.y is not None:
+            # Room for the longest number, beside the axis' label.
+            longest = max((len(self.y.text(tick)) for tick in self.y.ticks()), default=0)
+            vars(self).update(left=max(self.left, 23 + 7 * longest))
+
     @property
     def floor(self) -> float:
         """Where the lower axis is."""

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, FinishedRun, readable
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
 from flower_kmeans.report.report import Report, versions
-from flower_kmeans.report.synopsis import Synopsis
+from flower_kmeans.report.synopsis import MOST_IN_TREE, Elbow, Synopsis
 from flower_kmeans.templates import environment
 from flower_kmeans.version import __version__
 
@@ -261,12 +262,6 @@ def cost_shares(plan: PrivacyPlan) -> list[float | None]:
     return [None] * len(costs)
 
 
-def scaled(points: FloatArray, domain: Domain) -> FloatArray:
-    """Return points, (k, d) in the user's units, in the scale in which records were compared."""
-    origin = domain.from_unit(np.zeros((1, domain.n_features)))
-    return (points - origin) / (domain.from_unit(np.ones((1, domain.n_features))) - origin)
-
-
 def colour_of(centroid: FloatArray) -> str:
     """Return red, green and blue in 0 to 255, (3,), as the name of a colour."""
     red, green, blue = (int(c) for c in np.clip(np.rint(centroid), 0, 255))
@@ -324,7 +319,7 @@ def _learned(run: Outcome) -> dict[str, Any] | None:
     relative = sizes / (sizes.max() or 1.0)
     places, labels = centroids, list(run.columns)
     if d > 2:
-        places, parts = principal_places(scaled(centroids, run.domain), sizes)
+        places, parts = principal_places(run.domain.scaled(centroids), sizes)
         labels = [f"principal direction {i + 1} ({100 * parts[i]:.0f}%)" for i in (0, 1)]
     axes = [
         around(places[:, i].tolist(), label)
@@ -394,13 +389,19 @@ def numbers_shown(synopsis: Synopsis, n_clusters: int) -> range:
     return range(1, min(most, len(synopsis.weights)) + 1)
 
 
+@lru_cache(maxsize=1)  # report.json has it beside the page
+def elbow_shown(synopsis: Synopsis, n_clusters: int) -> Elbow:
+    """Return the costs of `numbers_shown`."""
+    return synopsis.elbow(numbers_shown(synopsis, n_clusters))
+
+
 def _numbers(run: Outcome) -> dict[str, Any] | None:
     """Return what other numbers of clusters cost, and the tree of the synopsis' parts."""
     synopsis = run.synopsis
     if synopsis is None:
         return None
-    elbow = synopsis.elbow(numbers_shown(synopsis, run.n_clusters))
-    tree = synopsis.hierarchy()
+    elbow = elbow_shown(synopsis, run.n_clusters)
+    n_parts = len(synopsis.weights)
     return {
         "elbow": elbow,
         "rows": [
@@ -412,13 +413,15 @@ def _numbers(run: Outcome) -> dict[str, Any] | None:
                 strict=True,
             )
         ],
-        "n_parts": len(synopsis.weights),
-        "users_units": synopsis.domain.common_unit is not None,
+        "n_parts": n_parts,
+        "users_units": synopsis.cost_unit is not None,
         "axes": (
             Axis("clusters", 0.5, max(elbow.n_clusters[-1] + 0.5, 2.0)),
             Axis("cost", 0.0, 1.05 * float(elbow.interval.max())),
         ),
-        "tree": _tree(tree, run.n_clusters) if len(tree) else None,
+        "tree": _tree(synopsis.hierarchy(), run.n_clusters)
+        if 1 < n_parts <= MOST_IN_TREE
+        else None,
     }
 
 

@@ -57,6 +57,22 @@ def test_clusters_and_distances_are_those_of_predict(
     pd.testing.assert_frame_equal(found[table.columns], table)
 
 
+def test_other_numbers_of_clusters_come_from_the_synopsis(run, tmp_path, clustering):
+    pd.DataFrame(RECORDS, columns=COLUMNS).to_csv("new.csv", index=False)
+    for k in (1, 2):
+        result = run("--data", "new.csv", "--clusters", str(k))
+        assert result.exit_code == 0, result.output
+        found, expected = pd.read_csv("assigned.csv"), clustering.synopsis.kmeans(k)
+        np.testing.assert_array_equal(found["cluster"], expected.predict(RECORDS))
+        distances = np.linalg.norm(RECORDS - expected.centroids[found["cluster"]], axis=1)
+        np.testing.assert_allclose(found["distance"], distances)
+    for k, message in ((0, "Expected n_clusters in [1, "), (10_000, "Got 10000 instead")):
+        assert message in " ".join(run("--data", "new.csv", "--clusters", str(k)).output.split())
+    (tmp_path / "synopsis.npz").unlink()
+    result = run("--data", "new.csv", "--clusters", "2")
+    assert (result.exit_code, "Expected synopsis.npz beside" in result.output) == (1, True)
+
+
 def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(run, tmp_path):
     (tmp_path / "new.csv").write_text("age,weight\n20,50\n,50\n70,inf\n70,60\n")
     assert run("--data", "new.csv", "--output", "out.csv").exit_code == 0
@@ -76,6 +92,14 @@ def test_text_beside_the_numbers_stays_as_it_was(run, tmp_path):
         assert [
             f"{code},{day},20,50\n" for code, day in zip(found.code, found.day, strict=True)
         ] == rows
+
+
+def test_whole_numbers_beyond_float64_are_rounded(run, clustering):
+    table = pd.DataFrame({"age": [2**60 + 1, 20], "weight": [50, 50]})
+    table.to_parquet("new.parquet")
+    assert run("--data", "new.parquet", "--output", "out.csv").exit_code == 0
+    expected = clustering.predict(table.to_numpy(float))
+    np.testing.assert_array_equal(pd.read_csv("out.csv")["cluster"], expected)
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t"])
@@ -111,16 +135,21 @@ def test_a_bad_cell_far_down_leaves_an_earlier_output(run, tmp_path, suffix):
         (("--data", "none.csv"), "", "does not exist"),
         (("--data", "new.csv", "--output", "new.csv"), "age,weight\n1,2\n", "beside the data"),
         (("--data", "new.csv", "--output", "out.txt"), "age,weight\n1,2\n", ".parquet"),
+        (("--data", "new.csv", "--output", "no/x.csv"), "age,weight\n1,2\n", "that exist"),
+        (("--data", "new.csv", "--output", "d.csv"), "age,weight\n1,2\n", "Got d.csv"),
+        (("--data", "new.csv"), "age,weight,\xe2ge\n1,2,3\n", "in UTF-8"),
         (("--data", "new.csv", "--centroids", "new.csv"), "age,weight\n1,2\n", "centroids.npz"),
     ],
 )
 def test_what_cannot_be_assigned_is_one_sentence(run, tmp_path, arguments, content, message):
-    (tmp_path / "new.csv").write_text(content)
+    (tmp_path / "d.csv").mkdir()
+    # Each character is a byte, as in files of an older spreadsheet.
+    (tmp_path / "new.csv").write_text(content, "latin-1")
     result = run(*arguments)
     assert result.exit_code == 1
     assert message in " ".join(result.output.split())
     assert "heavy" not in result.output
-    assert (tmp_path / "new.csv").read_text() == content
+    assert (tmp_path / "new.csv").read_text("latin-1") == content
 
 
 @pytest.mark.parametrize(

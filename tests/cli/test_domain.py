@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import stat
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from flower_kmeans.cli import inputs
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.assign import read_centroids
 from flower_kmeans.data.table_domain import Category, Date, Number
+from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError
 
 DOMAIN = (
@@ -58,7 +60,7 @@ def visits(tmp_path):
     """Two groups of visits, of which a tenth of the ages and wards are missing."""
     rng = np.random.default_rng(8)
     group = np.repeat([0, 1], N // 2)
-    days = np.datetime64("2021-01-01") + (1000 * group + rng.integers(0, 30, N))
+    days = np.datetime64("2021-06-01") + (1100 * group + rng.integers(0, 30, N))
     frame = pd.DataFrame(
         {
             "name": [f"p{i}" for i in range(N)],
@@ -92,8 +94,8 @@ SIMULATE += ("--output", "out", "--n-records", N)
 class TestInit:
     def test_it_asks_until_answers_are_right_and_reads_nothing(self, run, tmp_path):
         wrong = [
-            "age,age", *ANSWERS[:1],
-            "numbers", "number", "zero", "9", "3", "", "",  # upper below lower: once more
+            "age,age", "age,in\u200bcome", "", *ANSWERS[:1],
+            "numbers", "number", "zero", "9", "3", "", "old", "",  # upper below lower: once more
             *ANSWERS[1:15], "2020", *ANSWERS[15:],
         ]  # fmt: skip
         for answers in (ANSWERS, wrong):
@@ -106,6 +108,12 @@ class TestInit:
             (tmp_path / "new.toml").unlink()
         assert "Expected lower below upper in the column 'age'" in result.output
 
+    def test_names_and_categories_with_commas_are_quoted(self, run, tmp_path):
+        answers = ['"ward, now"', "category", '"a, b", "5"" pipe", c', '5" pipe']
+        assert run("domain", "init", "--output", "new.toml", answers=answers).exit_code == 0
+        found = TableDomain.from_file(tmp_path / "new.toml")
+        assert found.declared == (Category("ward, now", ("a, b", '5" pipe', "c"), '5" pipe'),)
+
     def test_an_older_file_stays(self, run, tmp_path):
         failed(run("domain", "init", answers=ANSWERS), "domain.toml exists")
         assert (tmp_path / "domain.toml").read_text("utf-8") == DOMAIN
@@ -117,7 +125,7 @@ class TestInit:
         result = run("domain", "init", "--from-records", "visits.csv", "--output", "off.toml")
         assert result.exit_code == 0, result.output
         assert "NOT private" in result.stderr
-        assert "Left out, for they have no extent or too many categories: name." in result.output
+        assert "Left out (no extent, no name or too many categories): name." in result.output
         assert (tmp_path / "off.toml").read_text("utf-8").startswith("# NOT PRIVATE")
         found = TableDomain.from_file(tmp_path / "off.toml")
         assert found.from_records
@@ -145,6 +153,20 @@ class TestInit:
         with pytest.raises(ConfigurationError, match="read off records"):
             ClientPolicy(domain=TableDomain.from_file(tmp_path / "off.toml"))
 
+    def test_truths_are_read_off_as_they_are_read_and_what_has_no_name_is_left_out(
+        self, run, tmp_path
+    ):
+        path = tmp_path / "t.csv"
+        path.write_text(",flag,half,one\n0,True,TRUE,x\n1,False,,x\n2,True,false,x\n")
+        result = run("domain", "init", "--from-records", "t.csv", "--output", "off.toml")
+        assert result.exit_code == 0, result.output
+        assert "too many categories): , one." in result.output
+        assert stat.S_IMODE((tmp_path / "off.toml").stat().st_mode) == 0o600
+        found = TableDomain.from_file(tmp_path / "off.toml")
+        assert found.declared == (Number("flag", 0, 1), Number("half", 0, 1))
+        records = load_table(path, domain=found, malformed="nan", header=True).records
+        np.testing.assert_array_equal(records, [[1, 1], [0, np.nan], [1, 0]])
+
     def test_records_without_any_extent_are_one_sentence(self, run, tmp_path):
         lines = [f"p{i},1,2020-01-01,," for i in range(30)]
         (tmp_path / "t.csv").write_text("\n".join(["name,one,day,none", *lines]) + "\n", "utf-8")
@@ -170,7 +192,7 @@ class TestSimulate:
         # After some noise, the 60 records without a ward of one group belong to the other group.
         assert list(low)[2:] == ["age", "income", *wards, "admitted"]
         for row, log, shares, year in ((low, 3.5, [0, 0.9, 0.1], 2021), (high, 5, [0.9, 0, 0.1],
-                                                                         2023)):  # fmt: skip
+                                                                         2024)):  # fmt: skip
             assert np.log10(float(row["income"])) == pytest.approx(log, abs=0.3)
             np.testing.assert_allclose([float(row[w]) for w in wards], shares, atol=0.15)
             assert row["admitted"].startswith(f"{year}-")
@@ -188,23 +210,16 @@ class TestSimulate:
         assert rows[-1][3:6] == ["0 to 120", "1000 to 1e+06", "0 to 1"]
         head, *rows = found["Centroids, part 2 of 2"]
         assert head[1:] == ["admitted"]
-        assert sorted(row[1][:4] for row in rows[:2]) == ["2021", "2023"]
+        assert sorted(row[1][:4] for row in rows[:2]) == ["2021", "2024"]
         assert rows[-1][1:] == ["2020-01-01 to 2024-12-31"]
         assert run("report", "out/report.json").exit_code == 0
         assert (tmp_path / "out" / "report.html").read_text("utf-8") == page
 
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ("--columns", "age"),
-            ("--bounds", "age=0:1"),
-            ("--lower", "0"),
-            ("--upper", "0"),
-            ("--bounds-from-data",),
-        ],
-    )
-    def test_columns_and_bounds_are_said_once(self, run, visits, arguments):
-        failed(run(*SIMULATE, "--domain", "domain.toml", *arguments), "--domain, which has columns")
+    @pytest.mark.parametrize("option", ["columns=age", "bounds=age=0:1", "lower=0", "upper=0",
+                                        "bounds-from-data"])  # fmt: skip
+    def test_columns_and_bounds_are_said_once(self, run, visits, option):
+        result = run(*SIMULATE, "--domain", "domain.toml", f"--{option}")
+        failed(result, "--domain, which has columns")
 
     def test_files_that_do_not_fit_are_one_sentence(self, run, visits, tmp_path):
         failed(run("simulate", "--domain", "domain.toml"), "--data")
@@ -234,7 +249,7 @@ class TestSimulate:
         pytest.importorskip("tenseal")
         result = run("simulate", "--data", "visits.csv", "--engine", "in-process", "--clusters", 2,
                      "--output", "out", "--domain", "domain.toml", "--strategy", "vertical",
-                     "--rounds", 1, "--split", "columns:ward/age,admitted,income")  # fmt: skip
+                     "--rounds", 1, "--split", "columns:ward,age,admitted/income")  # fmt: skip
         assert result.exit_code == 0, result.output
         found = read_centroids(tmp_path / "out" / "centroids.npz")
         assert found.inputs == ("ward", "age", "admitted", "income")

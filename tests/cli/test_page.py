@@ -39,7 +39,9 @@ def leave(directory, clustering, columns, **values):
     ("--bounds-from-data",),
     ("--strategy", "vertical", "--rounds", "1", "--epsilon", "8"),
 ], ids=str)  # fmt: skip
-def test_the_page_is_the_one_that_simulate_wrote(tmp_path, options):
+def test_the_page_is_the_one_that_simulate_wrote(tmp_path, options, monkeypatch):
+    elbow, elbows = Synopsis.elbow, []
+    monkeypatch.setattr(Synopsis, "elbow", lambda *its: elbows.append(its) or elbow(*its))
     if "vertical" in options:
         pytest.importorskip("tenseal")
     records = np.random.default_rng(2).uniform(0, 9, (600, 2))
@@ -53,6 +55,7 @@ def test_the_page_is_the_one_that_simulate_wrote(tmp_path, options):
     given += [*options, "--output", tmp_path / "out"]
     result = CliRunner().invoke(app, ["simulate", *map(str, given)])
     assert result.exit_code == 0, result.output
+    assert len(elbows) == ("vertical" not in options)  # for the page and report.json
     written = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert again(tmp_path / "out") == written
     assert "<visits>" not in written
@@ -75,16 +78,10 @@ def test_a_report_and_centroids_are_enough(tmp_path, name, trust):
 
 def test_faults_and_the_runs_before_are_told_again(tmp_path):
     box, budget = Box([0, 0], [10, 10]), PrivacyBudget(epsilon=1.0)
-    options = {
-        "n_records": 300,
-        "n_clients": 5,
-        "n_rounds": 2,
-        "min_clients": 3,
-        "trust": "distributed-noise",
-    }
+    options = {"n_records": 300, "n_clients": 5, "n_rounds": 2, "min_clients": 3}
     run = None
     for _ in range(3):
-        strategy = FastLloyd(3, box, budget, **options, initial=run)
+        strategy = FastLloyd(3, box, budget, **options, trust="distributed-noise", initial=run)
         run = simulate(strategy, PARTITIONS, faults=[Fault(2, 2, "drop"), Fault(3, 2, "shape")])
     assert "cost epsilon" in html_report(run)
     assert run.report.dropped

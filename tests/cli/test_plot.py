@@ -8,14 +8,17 @@ import pytest
 from report_pages import finished
 from typer.testing import CliRunner
 
-from flower_kmeans import Ball, Box, Clustering
+from flower_kmeans import Box, Clustering, TableDomain
 from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
-from flower_kmeans.cli import plot
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.outputs import write_centroids
+from flower_kmeans.data.domain import domain_from_config
+from flower_kmeans.data.table_domain import Category, Number
 from flower_kmeans.report.synopsis import Synopsis
 
 pytest.importorskip("matplotlib")
+from matplotlib.colors import rgb_to_hsv
+
 RNG = np.random.default_rng
 KINDS = ("axes", "pairs", "sizes", "profiles")
 CENTROIDS = np.array([[-3.0, 30, 0.1], [3, -30, 0.2], [4, 40, -0.4]])
@@ -136,7 +139,7 @@ def test_sizes_have_the_intervals_that_are_known(tmp_path, monkeypatch):
     with np.load(bounded) as file:
         arrays = {**file, "sizes": np.ones(3), "size_interval": np.ones((2, 2))}
     np.savez(bounded, **arrays)
-    assert "Expected 3 sizes with an interval each" in invoke(bounded, "--kind", "sizes").output
+    assert "Expected the centroids.npz of a run" in invoke(bounded, "--kind", "sizes").output
 
 
 def test_profiles_are_deviations_of_all_records(tmp_path):
@@ -149,20 +152,6 @@ def test_profiles_are_deviations_of_all_records(tmp_path):
         assert min(abs(value - each) for each in shown) < 0.07
 
 
-def test_parts_are_as_wide_as_their_covariances_say():
-    """Along any directions, and beside those of the mixture."""
-    rng, d = RNG(3), 4
-    directions = np.linalg.qr(rng.normal(size=(d, 2)))[0]
-    found = ReleasedMixture(
-        np.ones(3), rng.normal(size=(3, 2)) * 0.1, rng.uniform(0.1, 0.3, (3, 2)), directions, 0.02,
-        np.ones(3), (0.0, 0.0, 0.0),
-    )  # fmt: skip
-    synopsis = Synopsis(found, Ball(1.0, [0.0] * d))
-    along = rng.normal(size=(d, 2))
-    expected = along.T @ synopsis.covariances @ along
-    np.testing.assert_allclose(plot._covariances(synopsis, along), expected, atol=1e-12)
-
-
 @pytest.mark.parametrize("with_synopsis", [True, False])
 def test_one_column_has_pictures_too(tmp_path, with_synopsis):
     domain, centroids = Box([0.0], [10.0]), np.array([[2.0], [7.0]])
@@ -170,6 +159,46 @@ def test_one_column_has_pictures_too(tmp_path, with_synopsis):
     path = leave(tmp_path, domain=domain, centroids=centroids, synopsis=synopsis, names=["age"])
     for kind in KINDS:
         drawn(path, kind)
+    (tmp_path / "own.csv").write_text("age\n3\n4\n6\n", "utf-8")
+    without = drawn(path, "pairs")[1]
+    for kind in ("axes", "pairs"):  # a density, in which the clusters and the records are seen
+        _, svg = drawn(path, kind, "--records", tmp_path / "own.csv")
+        assert "2 clusters by column<" in svg
+        assert svg.count("<path ") >= without.count("<path ") + 50  # bars
+
+
+def test_nothing_is_cut_off_and_clusters_differ_in_hue(tmp_path, monkeypatch):
+    """Few clusters make small pictures; in the longer list of colours two are shades of one."""
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *a, **b: (figures.append(self), save(self, *a, **b))[1]
+    )
+    path = leave(tmp_path, synopsis=synopsis_of())
+    for kind in KINDS:
+        drawn(path, kind)
+        figure = figures[-1]
+        size = figure.get_size_inches()
+        for axes in figure.axes:
+            box = axes.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
+            assert min(box.x0, box.y0) > -0.05
+            assert (np.array([box.x1, box.y1]) < size + 0.05).all()
+    bars = figures[KINDS.index("sizes")].axes[0].patches
+    hues = sorted(rgb_to_hsv(bar.get_facecolor()[:3])[0] for bar in bars)
+    assert np.diff(hues).min() > 0.1
+
+
+def test_a_nodes_result_has_the_declarations_of_a_domain_file(tmp_path):
+    domain = TableDomain([Number("age", 0, 100), Category("ward", ("a", "b"))])
+    box, centroids = domain_from_config(domain.to_config()), np.array([[20.0, 1, 0], [70, 0, 1]])
+    path = leave(tmp_path, domain=box, centroids=centroids, names=domain.columns)
+    (tmp_path / "domain.toml").write_text(domain.to_toml(), "utf-8")
+    (tmp_path / "own.csv").write_text("ward,age\na,30\nb,40\nc,50\n", "utf-8")
+    assert "Got 'ward=a'" in invoke(path, "--records", tmp_path / "own.csv").output
+    options = ("--records", tmp_path / "own.csv", "--domain", tmp_path / "domain.toml")
+    _, svg = drawn(path, "pairs", "--columns", "ward=a, age", *options)
+    assert "HOLDS RECORDS" in svg
 
 
 @pytest.mark.parametrize(

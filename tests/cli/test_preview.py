@@ -128,6 +128,7 @@ def test_the_table_has_medians_and_what_was_generated(planned):
     assert float(rows["one"][0]) > 2
     for words in (
         "1,200 records are generated from 4 Gaussian clusters",
+        "2 columns of numbers (no categories)",
         "Easy clusters are well separated (degree 0.3), overlapping ones are not (-0.1).",
         "Seeds of the records: 4 to 4. The noise has none.",
     ):
@@ -155,13 +156,14 @@ def test_a_chart(planned, tmp_path, name):
     assert result.exit_code == 0, result.output
     start = (tmp_path / name).read_bytes()[:100]
     assert start.startswith(b"<?xml" if name.endswith("svg") else b"\x89PNG")
+    assert "The chart has means of the runs." in result.output  # and the table medians
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--chart", "loss.pdf"), "Expected --chart as a file .svg or .png"),
-        (("--chart", "no/loss.svg"), "Expected --chart as a file .svg or .png"),
+        (("--chart", "loss.gif"), "Expected --chart as a file that ends in .svg, .png, .pdf"),
+        (("--chart", "no/loss.svg"), "in a directory that exists"),
         (("--strategy", "lloyd"), "Expected --simulate with a private strategy"),
         (("--trust", "plain"), "Expected --simulate with a private strategy"),
         (("--strategy", "vertical"), "Expected --simulate with a private strategy"),

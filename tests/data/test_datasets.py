@@ -95,6 +95,24 @@ def test_bad_values_are_named_and_not_shown(tmp_path, text, message):
     assert not any(value in str(error.value) for value in ("Paris", "77.125", "secret"))
 
 
+def test_names_in_another_encoding_than_utf_8_are_one_sentence(tmp_path):
+    (tmp_path / "data.csv").write_text("\xe2ge,b\n1,2\n", "latin-1")
+    with pytest.raises(DataError, match="not a csv table in UTF-8"):
+        load_table(tmp_path / "data.csv")
+
+
+@pytest.mark.parametrize("change", ["shorter", "other"])
+def test_a_damaged_npz_file_is_one_sentence(tmp_path, change):
+    """zipfile raises other errors, for an archive without an end and for a wrong checksum."""
+    path = tmp_path / "data.npz"
+    np.savez(path, X=X)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content if change == "other" else content[:-40])
+    with pytest.raises(DataError, match="not a NumPy file"):
+        load_table(path)
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_csv_without_header(tmp_path, delimiter):
     path = tmp_path / "data.csv"

@@ -88,6 +88,9 @@ class TestDomains:
         unit = np.random.default_rng(2).uniform(-0.5, 0.5, (50, 3)) * domain.half_widths
         np.testing.assert_allclose(domain.to_unit(domain.from_unit(unit)), unit, atol=1e-12)
         assert domain.from_unit(np.full((1, 3), 7.0)).max() > 5  # no clipping on this way
+        np.testing.assert_allclose(domain.scaled(domain.from_unit(np.full((1, 3), 7.0))), 7)
+        ends = domain.from_unit(np.array([[0.0] * 3, [1.0] * 3]))
+        np.testing.assert_allclose(domain.unit, ends[1] - ends[0])
 
     def test_column_scale_maps_bounds_to_one(self):
         corners = BOX.to_unit(np.array([BOX.lower, BOX.upper, [1.0, 0.25, 10.5]]))

@@ -243,6 +243,21 @@ def test_files_that_vanish_are_an_error(kind, tmp_path):
         source.loaded()
 
 
+@pytest.mark.parametrize("offset", [0, 3 * 2**16])
+def test_a_file_that_became_shorter_than_its_map_is_an_error(offset, tmp_path):
+    """To read what it no longer has would end the process."""
+    path = tmp_path / "x"
+    path.write_bytes(bytes(offset) + TABLE.tobytes())
+    table = np.memmap(path, np.float32, "r", offset, TABLE.shape)
+    for rows in (table, table[::-1], np.asarray(table)[:, ::-1]):
+        source = as_source(rows, 3)
+        assert len(source.loaded()) == len(GOOD)
+        os.truncate(path, offset + 4096)
+        with pytest.raises(DataError, match="as long as when it was mapped"):
+            next(source.blocks())
+        path.write_bytes(bytes(offset) + TABLE.tobytes())
+
+
 @pytest.mark.parametrize("make", [ds.dataset, pq.ParquetFile])
 def test_files_that_cannot_be_read_are_an_error_without_their_text(make, tmp_path):
     path = parquet(tmp_path / "x.parquet", compression="snappy")
@@ -282,6 +297,9 @@ def test_a_factory_returns_chunks_anew_at_each_call():
         checked_source(lambda: iterator, 3, None, "records")
     with pytest.raises(ConfigurationTypeError, match=r"iterable of chunks, anew.* Got int"):
         as_source(lambda: 7, 3).loaded()
+    for chunks in (chunks_of(100)(), iter([TABLE])):  # not the function
+        with pytest.raises(ConfigurationTypeError, match=r"Expected a function.* Got the iterable"):
+            as_source(chunks, 3)
 
 
 def test_chunks_are_tables_of_the_runs_columns():

@@ -55,6 +55,13 @@ def test_names_of_columns_decide_which_is_which():
     assert unnamed.predict(table).tolist() == [1, 0]
 
 
+def test_a_unit_is_exact_where_bounds_are_far_from_zero():
+    low, high = 1e16, 1e16 + 2  # between these the user's units have no further number
+    ends = np.array([[low], [high]])
+    found = Clustering(ends, np.ones(2), Box([low], [high]), None)
+    assert found.predict(ends[::-1]).tolist() == [1, 0]
+
+
 def test_many_records_are_predicted_in_blocks():
     rng = np.random.default_rng(1)
     records = rng.random((140_000, 2))

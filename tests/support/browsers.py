@@ -34,7 +34,7 @@ OPTIONS = (
     "--metrics-recording-only",
     "--hide-scrollbars",
 )
-_TIMEOUT = 120
+_TIMEOUT = 300
 _PIXEL = bytes.fromhex(
     "47494638396101000100800000ffffff00000021f90401000000002c00000000010001000002024401003b"
 )

@@ -12,7 +12,7 @@ from report_pages import finished, read, tables
 from flower_kmeans import Ball, Box, Clustering, html_report
 from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
-from flower_kmeans.report.html import MAX_COLUMNS, MAX_ROWS, TEMPLATES, colour_of, scaled
+from flower_kmeans.report.html import MAX_COLUMNS, MAX_ROWS, TEMPLATES, colour_of
 
 REPORT = finished("FastLloyd", "trusted-server").report
 
@@ -144,7 +144,7 @@ def test_many_columns_are_drawn_in_the_scale_of_the_run():
     centroids = np.array([[0.0, 500, 5], [1.0, 500, 5], [0.5, 500, 6]])
     section = section_of(clustering_of(centroids, domain=domain))
     assert "principal direction 1 (99%)" in section.text
-    np.testing.assert_allclose(scaled(centroids, domain)[:2, 0], [-1, 1])
+    np.testing.assert_allclose(domain.scaled(centroids)[:2, 0], [-1, 1])
 
 
 def test_records_that_are_colours_are_shown_as_colours():

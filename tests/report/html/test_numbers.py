@@ -8,6 +8,8 @@ from report_pages import PARTITIONS, finished, read, strategy_of, tables
 
 from flower_kmeans import Ball, Clustering, html_report, simulate
 from flower_kmeans.algorithms.released import ReleasedMixture
+from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.report.figures import Axis, Frame
 from flower_kmeans.report.html import numbers_shown
 from flower_kmeans.report.synopsis import Synopsis
 
@@ -38,6 +40,26 @@ def chart_of(section, name):
 
 def points_of(line):
     return np.array([part.split(",") for part in line.attributes["points"].split()], float)
+
+
+def test_a_tree_that_would_not_fit_into_memory_is_left_out():
+    """Of 1,000 clusters: after the run nothing may stop the page."""
+    synopsis = synopsis_of(2_001)
+    with pytest.raises(ConfigurationError, match=r"2,000 parts for a tree\. Got 2,001"):
+        synopsis.hierarchy()
+    section = section_of(synopsis)
+    assert "tree-chart" not in str([svg.all("title")[0].attributes for svg in section.all("svg")])
+    assert "a mixture of 2001 parts" in section.text
+
+
+@pytest.mark.parametrize("radius", [1e-200, 1e200])
+def test_costs_whose_squares_are_no_floats_are_those_of_the_scaled_domain(radius):
+    synopsis = synopsis_of(30)
+    other = Synopsis(synopsis.mixture, Ball(radius, [0.0, 0.0]))
+    assert "squares of the scaled domain" in section_of(other).text
+    np.testing.assert_allclose(other.elbow([1, 3]).costs, synopsis.elbow([1, 3]).costs)
+    np.testing.assert_allclose(other.hierarchy(), synopsis.hierarchy())
+    assert "squares of the records' scale" in section_of(synopsis).text
 
 
 def test_the_table_and_the_drawing_have_every_cost():
@@ -88,6 +110,11 @@ def test_the_tree_is_cut_into_as_many_clusters_as_the_run_has(m, k):
     # Each upright of a link that crosses the line is a cluster.
     uprights = [(link[i], link[j]) for link in links for i, j in ((0, 1), (3, 2))]
     assert sum(low[1] > height > high[1] for low, high in uprights) == k
+
+
+def test_numbers_at_an_axis_do_not_touch_its_label():
+    for high, left in ((3.0, 58), (0.0012, 65), (0.00025, 72)):  # 3, 6 and 7 digits
+        assert Frame(y=Axis("height", 0.0, high)).left == left
 
 
 def test_one_part_has_no_tree_and_its_one_cost():
