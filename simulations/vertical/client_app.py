@@ -6,6 +6,9 @@ node has and accepts is said by its operator, in ``--node-config``:
 ``data``
     The file with the columns of this party alone, npy, or csv whose first line names them: the same
     rows in the same order as at the other parties.
+``domain``
+    A domain.toml of this party's columns, the same as the server's: it declares categories, dates
+    and other columns, and what a missing cell counts as. Otherwise left out: all are numbers.
 ``ids``
     A text file with the id of each row on a line, in the same order. With it a run can compare rows
     (``check-ids``).
@@ -28,7 +31,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from numpy.typing import ArrayLike
 
-from flower_kmeans import ClientPolicy, kmeans_client_app
+from flower_kmeans import ClientPolicy, TableDomain, kmeans_client_app
 from flower_kmeans.client import ClientResult
 from flower_kmeans.data.datasets import load_table
 
@@ -51,8 +54,13 @@ def output_of(context: Context) -> Path:
 def load_data(context: Context) -> ArrayLike:
     """Return this party's columns of all customers."""
     if is_deployed(context):
-        path = Path(str(context.node_config["data"]))
-        return load_table(path, malformed="nan", header=True)
+        path, domain = Path(str(context.node_config["data"])), context.node_config.get("domain")
+        return load_table(
+            path,
+            malformed="nan",
+            header=True,
+            domain=None if domain is None else TableDomain.from_file(str(domain)),
+        )
     return made_up(int(context.run_config["n-records"]), party_of(context))
 
 

@@ -1,9 +1,11 @@
-"""Customers that a bank and a shop share: made-up ones, and the bounds of both parties' columns."""
+"""Customers that a bank and a shop share: made-up ones, and the domain of both parties' columns."""
+
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans import Box
+from flower_kmeans import Box, TableDomain
 
 SEED = 15  # public: anybody can make these customers again
 WIDTH = 2  # columns of each of the two parties: income and age, visits and basket
@@ -31,3 +33,11 @@ def read_parties(text: str) -> tuple[Box, list[int]]:
     columns = [name.strip() for name, _, _ in named] if "=" in text else None
     lower, upper = ([float(pair[side]) for pair in pairs] for side in (0, 1))
     return Box(lower, upper, columns=columns), [len(party) for party in parties]
+
+
+def read_domains(text: str) -> tuple[TableDomain, list[int]]:
+    """Return the domain of ``FILE,FILE``, a domain.toml for each party, and each party's width."""
+    parties = [TableDomain.from_file(Path(name).expanduser()) for name in text.split(",")]
+    declared = [column for party in parties for column in party.declared]
+    from_records = any(party.from_records for party in parties)
+    return TableDomain(declared, from_records), [party.n_features for party in parties]

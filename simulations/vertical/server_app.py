@@ -4,7 +4,7 @@ import json
 from logging import INFO
 from pathlib import Path
 
-from customers import read_parties
+from customers import read_domains, read_parties
 from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
@@ -23,7 +23,8 @@ def main(grid: Grid, context: Context) -> None:
     config = context.run_config
     path = Path(str(config["report"])).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
-    domain, widths = read_parties(str(config["bounds"]))
+    files, bounds = str(config["domains"]), str(config["bounds"])
+    domain, widths = read_domains(files) if files else read_parties(bounds)
     roster = str(config["roster"])
     strategy = VerticalKMeans(
         int(config["n-clusters"]),

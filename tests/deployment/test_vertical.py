@@ -8,7 +8,7 @@ import tomllib
 import loopback
 import numpy as np
 import pytest
-from checks import NEVER_SEEN, leak_complaints, left_after, one_result, server_files
+from checks import NEVER_SEEN, leak_complaints, one_result, server_files
 from loopback import ROOT
 
 from flower_kmeans import ClientPolicy
@@ -78,7 +78,7 @@ def check_charges(directory, parties=2):
 def test_all_parties_learn_the_same_and_the_server_nothing(tmp_path, widths, holders, trips):
     with set_up(tmp_path, widths) as running:
         running.run(settings(300, widths, **{"key-holders": holders}), timeout=1_800)
-    assert left_after(running.processes) == []
+    assert running.processes.left() == []
     centroids, counts = one_result(running)
     assert matched_centroid_error(centroids, CENTERS[:, : sum(widths)]) < 0.01
     np.testing.assert_allclose(counts, N_RECORDS / 2, atol=N_RECORDS / 20)
@@ -108,7 +108,7 @@ def test_a_party_that_dies_between_requests_ends_the_run_and_is_named(tmp_path):
         processes.kill("supernode1")
         processes.wait("run", 900)
         assert running.statuses()[-1] == "finished:failed"
-    assert left_after(running.processes) == []
+    assert running.processes.left() == []
     expected = "Expected an answer from party 1 to 'open' in round 2."
     assert expected in processes.log("run")
     report = json.loads(running.report.read_text("utf-8"))

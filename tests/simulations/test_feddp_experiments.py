@@ -91,7 +91,7 @@ def test_a_file_of_runs_is_gone_on_with(experiments, quick):
 def test_its_commands_run_in_two_processes(tmp_path):
     command = [sys.executable, str(FOLDER / "experiments.py"), "record", "--quick", "--jobs", "2"]
     command += ["--runs", "2", "--methods", "optimum (not private)", "--output", str(tmp_path)]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, timeout=600, capture_output=True)
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 2
 
 

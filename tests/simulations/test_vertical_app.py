@@ -12,7 +12,8 @@ from flwr.serverapp import ServerApp
 from scripts import load_script
 
 from flower_kmeans import ClientPolicy
-from flower_kmeans.errors import RunError
+from flower_kmeans.data.table_domain import Category, Number, TableDomain
+from flower_kmeans.errors import ConfigurationError, RunError
 from flower_kmeans.metrics import matched_centroid_error
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
 
@@ -115,6 +116,40 @@ def test_nodes_with_files_follow_their_operators(run, nodes):
     for node in nodes:
         policy = ClientPolicy.from_file(node["policy-file"])
         assert list(Path(policy.state_dir).glob("*"))
+
+
+def declared(tmp_path, *columns):
+    path = tmp_path / f"{columns[0].name}.toml"
+    path.write_text(TableDomain(columns).to_toml(), "utf-8")
+    return str(path)
+
+
+def test_parties_may_declare_their_columns_in_files(run, nodes, tmp_path):
+    """Party 1 holds a category in place of a number; a run has a column for each value."""
+    files = [
+        declared(tmp_path, Number("a", 0.0, 1.0), Number("b", 0.0, 1.0)),
+        declared(tmp_path, Category("c", ("low", "high"), missing="low")),
+    ]
+    with Path(nodes[1]["data"]).open("w", encoding="utf-8") as file:
+        file.write("c\n" + "low\nhigh\n" * 300)
+    policy = Path(nodes[1]["policy-file"])
+    text = policy.read_text("utf-8").replace('["c"]', '["c=low", "c=high"]')
+    policy.write_text(text, "utf-8")
+    run([node | {"domain": file} for node, file in zip(nodes, files, strict=True)],
+        domains=",".join(files))  # fmt: skip
+    centroids, _ = read(nodes[0]["result"])
+    wanted = np.hstack([CENTERS[:, :2], [[1, 0], [0, 1]]])
+    assert matched_centroid_error(centroids, wanted) < 0.01
+
+
+def test_a_domain_that_was_read_off_records_is_refused(run, tmp_path, monkeypatch):
+    path = tmp_path / "own.toml"
+    path.write_text(TableDomain([Number("a", 0.0, 1.0)], from_records=True).to_toml(), "utf-8")
+    domain, widths = load_script(monkeypatch, "customers", APP).read_domains(f"{path}")
+    assert (domain.from_records, widths) == (True, [1])
+    other = declared(tmp_path, Number("b", 0.0, 1.0))
+    with pytest.raises(ConfigurationError, match="read off"):
+        run(domains=f"{path},{other}")
 
 
 def test_rows_in_another_order_end_the_run(run, nodes, tmp_path):
