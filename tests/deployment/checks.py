@@ -6,7 +6,6 @@ After an undisturbed one also: one good result at all nodes, none of it at the s
 import base64
 import json
 import sqlite3
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -190,19 +189,11 @@ def leak_complaints(
 # ------------------------------------------------------------------------------ an undisturbed run
 
 
-def left_after(processes, seconds=60.0):
-    """Return which processes still run when those that must end had time to do so."""
-    deadline = time.monotonic() + seconds
-    while (left := processes.left()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return left
-
-
 def run_once(directory, partitions, config=None, policy=None):
     """Set a deployment up, run its app once and take it down; return what it left."""
     with deployment(directory, partitions, policy=policy) as running:
         running.run({"n-rounds": ROUNDS, **(config or {})}, timeout=900)
-    assert left_after(running.processes) == []
+    assert running.processes.left() == []
     return running
 
 

@@ -155,10 +155,14 @@ class Processes:
             _signal_group(process, signal.SIGKILL)
             process.wait()
         self._running.clear()
-        # The SuperLink starts a helper in a new session, which no group signal reaches.
-        for pid in self.left():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # The SuperLink starts helpers in new sessions, which no group signal reaches. They may have
+        # started others meanwhile, and a process that was killed is there for a moment longer.
+        deadline = time.monotonic() + _GRACE
+        while (left := self.left()) and time.monotonic() < deadline:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL)
 
     def left(self) -> list[int]:
         """Return the ids of processes of this deployment that still run (Linux only)."""

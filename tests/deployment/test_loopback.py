@@ -16,7 +16,6 @@ from checks import (
     check_outcome,
     check_shared_outcome,
     leak_complaints,
-    left_after,
     run_once,
     server_files,
     server_points,
@@ -95,7 +94,7 @@ def test_a_process_that_ends_or_takes_too_long_ends_the_deployment(tmp_path):
         processes.start("superlink", ["flower-superlink", "--no-such-option"])
         with pytest.raises(loopback.DeploymentError, match="superlink ended with 2"):
             processes.wait_for_port(loopback.HOST, loopback.free_ports(1)[0], 60)
-    assert left_after(processes) == []
+    assert processes.left() == []
 
 
 # --------------------------------------------------------------------------- the page

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import namespaces
 import pytest
-from checks import PAGE, ROUNDS, check_outcome, left_after
+from checks import PAGE, ROUNDS, check_outcome
 from loopback import ROOT
 
 ANYWHERE = "0.0.0.0"  # noqa: S104
@@ -70,7 +70,7 @@ def test_three_machines_learn_the_same_and_the_server_nothing(network, tmp_path,
     ):
         running.run({"n-rounds": ROUNDS, "timeout": 400}, timeout=1500)
         sent_again = sum(net.retransmitted(name) for name in net.machines)
-    assert left_after(running.processes) == []
+    assert running.processes.left() == []
     check_outcome(running, partitions)
     # What the page's table lists is all that listens: nothing at all on nodes.
     used = [machine for machine in machines if machine.name != "relay" or condition == "relay"]
