@@ -1,7 +1,10 @@
-"""Clients whose randomness is a function of who they are, wherever they run."""
+"""Randomness that is repeated: that of a test by its name, and that of a client by what it is."""
 
 import hashlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from unittest import mock
 
 from flwr.app import Context, Message
@@ -12,8 +15,26 @@ from flower_kmeans.privacy import randomness
 
 def bytes_of(name: str) -> Callable[[int], bytes]:
     """Return what stands for the operating system's randomness: a stream with a name."""
-    counter = iter(range(10**6))
+    counter = count()
     return lambda n: hashlib.shake_256(f"{name} {next(counter)}".encode()).digest(n)
+
+
+class NamedSource:
+    """Randomness of this process by the name of what draws it; forked processes have others."""
+
+    def __init__(self) -> None:
+        self._process, self._bytes = os.getpid(), os.urandom
+
+    def __call__(self, n: int) -> bytes:
+        """Return the next bytes."""
+        return self._bytes(n) if os.getpid() == self._process else os.urandom(n)
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Draw from the stream of a name for a while."""
+        before, self._bytes = self._bytes, bytes_of(name)
+        yield
+        self._bytes = before
 
 
 class SeamedApp(ClientApp):
