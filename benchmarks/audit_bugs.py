@@ -34,13 +34,11 @@ from flower_kmeans.algorithms import (
     Query,
     Statistic,
     SuLloydAlgorithm,
-    fastlloyd,
-    synopsis,
 )
 from flower_kmeans.algorithms.base import COUNTS, SUMS, Algorithm
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 from flower_kmeans.algorithms.numerics.assignment import assign
-from flower_kmeans.algorithms.numerics.cells import CellSums, cell_sums
+from flower_kmeans.algorithms.numerics.cells import Cells, CellSums, cell_sums
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.privacy.noise import draw, draw_share
 from flower_kmeans.privacy.randomness import Stream
@@ -237,33 +235,27 @@ def _later_radius() -> Context:
     )
 
 
-def _slacks(module: Any, of: Callable[[FloatArray], FloatArray]) -> Context:
+def _slacks(of: Callable[[FloatArray], FloatArray]) -> Context:
     """Put a function of the squared length of each offset in place of slacks."""
+    sums = Cells.sums
 
-    def unbounded(
-        records: GridRecords,
-        centers: IntArray,
-        radii: IntArray,
-        bits: int,
-        *rest: Any,
-        **options: Any,
-    ) -> CellSums:
-        found = cell_sums(records, centers, radii, bits, *rest, **options)
-        slacks = np.zeros(len(radii), np.int64)
+    def unbounded(cells: Cells, records: GridRecords, bits: int, weighted: bool) -> CellSums:
+        found = sums(cells, records, bits, weighted)
+        slacks = np.zeros(len(cells.radii), np.int64)
         for block in records.blocks(2**15):
-            labels, d2 = assign(block, centers)
-            own = radii.astype(np.float64)[labels]
+            labels, d2 = assign(block, cells.centers)
+            own = cells.radii.astype(np.float64)[labels]
             more = np.floor(of(d2 / (own * own)) * 2.0**bits).astype(np.int64)
             np.add.at(slacks, labels, more)
         return found._replace(slacks=slacks)
 
-    return mock.patch.object(module, "cell_sums", unbounded)
+    return mock.patch.object(Cells, "sums", unbounded)
 
 
 @planted("squares without the joint bound", _FAST)
 def _squares() -> Context:
     """Squared offsets stand beside offsets, in place of what they leave of 1."""
-    return _slacks(fastlloyd, lambda lengths: lengths)
+    return _slacks(lambda lengths: lengths)
 
 
 @planted("weights above the budget", replace(_FAST, variant=WEIGHTED))
@@ -274,7 +266,7 @@ def _weights() -> Context:
         slacks = np.maximum(1 - lengths, 0.0)
         return np.asarray(slacks * np.sqrt(1 + slacks))
 
-    return _slacks(fastlloyd, weighted)
+    return _slacks(weighted)
 
 
 @planted("relocation that looks at records", _FAST)
@@ -320,7 +312,7 @@ def _one_column() -> Context:
 @planted("free squares without the joint bound", Cell("SynopsisKMeans", "trusted-server"))
 def _free_squares() -> Context:
     """Each record adds the square of its offset beside the offset, and not what it lacks of 1."""
-    return _slacks(synopsis, lambda lengths: lengths)
+    return _slacks(lambda lengths: lengths)
 
 
 @planted("clip forgotten", replace(_GLLOYD, unit="client"))
