@@ -74,7 +74,7 @@ def importing(*prefixes):
 
 def assert_in_process(code):
     """Run code in a new interpreter."""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=600)
 
 
 def room(module):

@@ -211,7 +211,11 @@ def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_pat
 UNEQUAL = Box([-14.0, -14.0, -7.0], [14.0, 14.0, 7.0], scale="common")
 # Shares are planned for min_clients - 1; more answers carry more noise, never less.
 SHARING = {"n_clients": None, "max_colluders": 1}
-ABSENT = [Fault(i, t, kind) for t in range(2, 60, 3) for i, kind in ((0, "drop"), (4, "crash"))]
+MANY = 46  # rounds of 12 words each
+ABSENT = [Fault(i, t, kind) for t in range(2, MANY, 3) for i, kind in ((0, "drop"), (4, "crash"))]
+# So many words hold the scale within 6 standard deviations, but for 3 in 10^8 runs, and a scale of
+# 2/3 or 3/2 of it within as many for 1 in 10^8.
+WORDS = {"gaussian": 550, "laplace": 900}
 
 
 @pytest.mark.parametrize(
@@ -229,10 +233,11 @@ def test_sums_carry_the_planned_noise(name, trust, unit, options, faults):
     parts, constrained = parts_of(name), "constrained" in name
     if constrained or "Lloyd" in name:
         parts = [part[:12] for part in parts]
-        options = {"n_rounds": 60, "n_records": 72 if constrained else N, **options}
-    sizes, seed, n_words = {}, 0, 0
-    while n_words < 650:
+        options = {"n_rounds": MANY, "n_records": 72 if constrained else N, **options}
+    sizes, seed, n_words, enough = {}, 0, 0, 1
+    while n_words < enough:
         strategy = make(name, trust, unit=unit, epsilon=2.0, seed=seed, **options)
+        enough = WORDS[strategy.plan.releases[0].mechanism]
         outcome, algorithm, seed = (
             run(name, strategy, parts, faults=faults),
             strategy.algorithm,
@@ -262,10 +267,11 @@ def test_sums_carry_the_planned_noise(name, trust, unit, options, faults):
     drawn = np.concatenate([each for found in sizes.values() for each in found])
     for wrong in (1.0, 2 / 3, 3 / 2):
         deviation = (np.mean(drawn**power) / wrong**power - 1) / math.sqrt(spread / drawn.size)
-        assert (abs(deviation) < 5) == (wrong == 1.0), wrong
+        assert (abs(deviation) < 6) == (wrong == 1.0), wrong
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize(
     ("name", "trust"),
     [("FastLloyd", trust) for trust in ("clients-only", "plain")]
@@ -280,7 +286,7 @@ def test_ray_gives_the_same_result(name, trust):
     """Node ids differ, and with them the noise, so there is next to none."""
     options = {"epsilon": 1e6, "fraction_bits": 20}
     found = [
-        simulate(make(name, trust, **options), parts_of(name), engine=engine, timeout=120)
+        simulate(make(name, trust, **options), parts_of(name), engine=engine, timeout=600)
         for engine in ("in-process", "ray")
     ]
     # A server's k-means numbers its clusters by chance.

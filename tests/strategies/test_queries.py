@@ -148,7 +148,7 @@ def test_clients_of_one_process_share_their_updates_and_need_not(name, monkeypat
         return update(self, state, answer, rng)
 
     monkeypatch.setattr(algorithm, "update", counted)
-    for follow in (None, lambda session, key, entry, follow: follow()):
+    for follow in (None, lambda session, entry, follow: follow()):
         if follow is not None:
             monkeypatch.setattr("flower_kmeans.protocol.client.followed", follow)
         with without_noise():
