@@ -34,9 +34,9 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     """k-means under differential privacy, for one holder of all records.
 
     It runs a strategy of this library, with the same noise and the same accounting, over a single
-    client that trusts itself. What it learns may be published: centroids and noisy counts. Labels
-    and distances are computed from the records that are passed, and are as private as these; so a
-    fitted estimator has no ``labels_``, which a pickle would carry away.
+    client that trusts itself. Its centroids and noisy counts may be published. Labels and distances
+    are computed from the records, and are as confidential as these. So a fitted estimator has no
+    ``labels_``, which a pickle would disclose.
 
     **Every call of** ``fit`` **spends its budget again**, and with it every clone that a grid
     search or a cross-validation fits: their budgets add up. With ``state_dir`` all fits are
@@ -56,14 +56,14 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         Public bounds, numbers or one for each column, in the units of ``X``. Records outside are
         clipped. Bounds that were read from the records are not private.
     n_records : int, optional
-        Public number of records, about. Default: that of ``X``, which is public then.
+        Approximate public number of records. Default: ``len(X)``, then public.
     strategy : str, default: "synopsis"
         Name of a strategy that runs with a trusted server, as on the command line.
     options : mapping of str to object, optional
         Further parameters of the strategy, for example ``{"max_size": 500}``.
     random_state : int, RandomState instance or None
-        Public randomness only, as of initial centroids. Noise never depends on it, so two fits
-        differ whatever it is.
+        Seed for public randomness only, such as initial centroids. Noise never uses it, so two
+        fits differ.
     state_dir : path, optional
         Private directory of the ledger to which every fit is charged.
     max_total_epsilon, max_total_delta : float, default: 10.0 and 1e-6
@@ -168,8 +168,8 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     def predict(self, X: ArrayLike) -> NDArray[np.int64]:
         """Return the cluster of each record, (n,): `Clustering.predict`.
 
-        Records are compared after the scaling of ``bounds``. Where these differ in width among the
-        columns, it need not be the cluster with the least distance of `transform`.
+        Distances are computed after scaling by ``bounds``. If the columns' widths differ, this need
+        not be the cluster with the least distance in `transform`.
         """
         records = self._checked(X)  # first: before `fit` there is no clustering
         return self.clustering_.predict(records)

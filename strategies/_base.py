@@ -554,7 +554,7 @@ optional
         Trust model: who adds the noise and who sees the sums (docs/threat-model.md). Default: the
         strategy's ``TRUST``, ``"plain"`` without privacy.
     n_rounds : int or "auto"
-        Number of rounds; "auto" follows the papers' rules from public numbers.
+        Number of rounds; "auto" derives it from public numbers.
     min_clients : int, optional
         Fewest clients behind a sum. Default: 3 (or ``n_clients`` if that is less), 1 without
         privacy, and 0.8 ``n_clients`` where clients share the noise.
@@ -566,7 +566,7 @@ optional
     clip : float, optional
         With ``unit="client"`` only: how many records' worth of one client count in each release;
         what a record is worth follows from the domain. The noise grows with it. Default:
-        ``n_records / n_clients``.
+        ``n_records / n_clients``; of `SynopsisKMeans`, and of votes, the root of it.
     initial : array-like of shape (n_clusters, n_features) or a finished run, optional
         Public initial centroids in the user's units, instead of those that the algorithm makes. Of
         an earlier run (a `Clustering`, or a strategy after its start) they are its centroids, and

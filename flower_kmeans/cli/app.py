@@ -94,7 +94,8 @@ def simulate(
     lower: Annotated[float | None, typer.Option(help="Public lower bound of all columns.")] = None,
     upper: Annotated[float | None, typer.Option(help="Public upper bound of all columns.")] = None,
     bounds_from_data: Annotated[
-        bool, typer.Option("--bounds-from-data", help="Read missing bounds off: NOT private.")
+        bool,
+        typer.Option("--bounds-from-data", help="Take missing bounds from the data: NOT private."),
     ] = False,
     split: Annotated[
         str | None,
@@ -252,7 +253,7 @@ def simulate(
     if source.draw(output / "picture.png", clustering, caption):
         picture = "picture.png, which shows the records themselves"
     out.print_warnings(console, clustering.report, statements)
-    noted = " (but for bounds that were read off the records)" if not_private else ""
+    noted = " (NOT PRIVATE: bounds are from the records)" if not_private else ""
     lines = {
         "Found": f"{_number(n_clusters, 'cluster')} in "
         f"{_number(len(source.records), 'record')}, inertia {inertia:.5g} per record "
@@ -272,12 +273,10 @@ def plan(
     settings: Settings,
     *,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN)] = None,
-    features: Annotated[
-        int | None, typer.Option(help="Number of columns, without --domain; 3.")
-    ] = None,
+    features: Annotated[int | None, typer.Option(help="Number of columns; default: 3.")] = None,
     parties: Annotated[
         int | None,
-        typer.Option(help="For vertical: number of parties, with as many columns each; 2."),
+        typer.Option(help="For vertical: parties that split columns evenly; default: 2."),
     ] = None,
     server_points: Annotated[
         int | None, typer.Option(help="For feddp: how many points the server has.")
@@ -374,9 +373,7 @@ def assign(
     ] = Path("flower-kmeans-out/centroids.npz"),
     clusters: Annotated[
         int | None,
-        typer.Option(
-            help="Another number of clusters than the run's: k-means of the synopsis.npz beside."
-        ),
+        typer.Option(help="Use another number of clusters, from the synopsis.npz beside the file."),
     ] = None,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN_OF_RUN)] = None,
     data: Annotated[Path, typer.Option(help="A csv file with names of columns, or parquet.")],
@@ -405,9 +402,9 @@ def report(
         Path, typer.Argument(metavar="REPORT", help="The report.json, with centroids.npz beside.")
     ],
 ) -> None:
-    """Make report.html again from the REPORT of a run, report.json, with centroids.npz beside it.
+    """Rebuild report.html from the report.json of a run, with centroids.npz beside it.
 
-    Nothing in them is signed: the page says what they say.
+    These files are not signed: anyone could have edited them.
     """
     with one_sentence():
         from flower_kmeans.cli.outputs import write_page
@@ -426,12 +423,12 @@ def plot(
         str,
         typer.Option(
             metavar="axes|pairs|sizes|profiles",
-            help="Clusters on the principal axes; by two columns each; their noisy sizes; or where "
-            "their centroids are in each column.",
+            help="Clusters on the principal axes, or by pairs of columns; their noisy sizes; or "
+            "their centroids by column.",
         ),
     ] = "axes",
     centroids: Annotated[
-        Path, typer.Option(help="The centroids.npz of a run, with synopsis.npz beside if it has.")
+        Path, typer.Option(help="The centroids.npz of a run, with any synopsis.npz beside it.")
     ] = Path("flower-kmeans-out/centroids.npz"),
     output: Annotated[Path, typer.Option(help="The file to write: svg, png or pdf.")] = Path(
         "clusters.svg"
@@ -441,7 +438,7 @@ def plot(
     ] = None,
     records: Annotated[
         Path | None,
-        typer.Option(help="Records to add, in a csv, npy, npz or parquet file: shows them."),
+        typer.Option(help="Your own records to draw: a csv, npy, npz or parquet file."),
     ] = None,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN_OF_RUN)] = None,
 ) -> None:
@@ -497,7 +494,7 @@ def domain_init(
     output: Annotated[Path, typer.Option(help="The new file.")] = Path("domain.toml"),
     from_records: Annotated[
         Path | None,
-        typer.Option(help="Ask nothing, and read it off this file's records: NOT private."),
+        typer.Option(help="Ask nothing; derive it from this file's records: NOT private."),
     ] = None,
 ) -> None:
     """Make a domain.toml: names, kinds and public bounds of the columns to cluster by.
@@ -545,8 +542,8 @@ def keygen(
 ) -> None:
     """Make keys for the named clients and the roster that pins them, or check a roster.
 
-    The server may have the roster, and none of the keys. A client that makes its own key gives away
-    its line of the roster only; the lines of all, in one order, are the roster of everybody.
+    The server may have the roster, but none of the keys. A client that makes its own key shares
+    only its line of the roster. All lines, in one agreed order, are the roster.
     """
     with one_sentence():
         from flower_kmeans.cli.check import describe_roster
@@ -564,7 +561,7 @@ def keygen(
             for path in write_members(output or Path(), names or [], beacon):
                 typer.echo(f"Wrote {path}")
             # The last path is the roster's.
-            typer.echo(f"Read the digest of the roster that all use: keygen --check {path}")
+            typer.echo(f"Digest, for all to compare: flower-kmeans keygen --check {path}")
         else:
             identity = None if key is None else read_identity(check, key)
             for line in describe_roster(Roster.from_file(check), identity):
@@ -584,7 +581,7 @@ def check(
     ] = None,
     header: Annotated[
         str | None,
-        typer.Option(help="NAME,NAME: columns of a csv file whose first line is a record already."),
+        typer.Option(help="Names of columns, as NAME,NAME, if a csv file has no header."),
     ] = None,
     superlink: Annotated[
         str | None, typer.Option(help="The SuperLink to reach with TLS, as HOST:PORT.")
@@ -593,9 +590,9 @@ def check(
         Path | None, typer.Option(help="Certificate of the SuperLink's authority (ca.crt).")
     ] = None,
 ) -> None:
-    """Say whether a node could take part, as the user who runs it. Nothing is changed.
+    """Check, as the user who runs a node, whether it could take part. Nothing is changed.
 
-    Exit code 0 if all is well, 1 otherwise. No record's value and no number of records is printed.
+    Exit code 0 if it could, 1 otherwise. No record's value and no number of records is printed.
     """
     with one_sentence():
         from flower_kmeans.cli.check import check_node, print_findings
@@ -621,9 +618,8 @@ def forget(
 ) -> None:
     """Erase the secrets of runs that never ended from a node's ledger.
 
-    A run that failed leaves its keys there, for 30 days at most. What it answered stays charged,
-    and what was reserved for its further rounds comes back. A run that still goes on is refused
-    from then on.
+    A failed run leaves its keys there, for 30 days at most. Charges for answered rounds stay.
+    Reservations for further rounds are returned. A run in progress is refused from then on.
     """
     with one_sentence():
         from flower_kmeans.privacy.ledger import Ledger
@@ -650,8 +646,8 @@ def forget(
             remove_copies(Path(named), ledger)
             erase_ended(policy, ledger)
         typer.echo(
-            f"Forgot {_number(n, 'unfinished run')} in {named}. What they answered stays charged; "
-            "what was reserved for further rounds comes back."
+            f"Forgot {_number(n, 'unfinished run')} in {named}. Charges for answered rounds stay; "
+            "reservations for further rounds are returned."
         )
 
 
@@ -681,14 +677,14 @@ def bench(
         list[str] | None,
         typer.Option(help="COLUMN=VALUE[,VALUE]: these runs alone; may be repeated."),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Begin no run after so many.")] = math.inf,
+    minutes: Annotated[float, typer.Option(help="Start no run after this.")] = math.inf,
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Only show what the output directory holds.")
     ] = False,
 ) -> None:
-    """Measure, and write tables and plots. The same command goes on where it was stopped.
+    """Measure, and write tables and plots. The same command resumes a stopped suite.
 
-    A suite in a file runs that file. Results are runs.csv, tables.md, plots and meta.json.
+    A suite in a file executes that file. Results are runs.csv, tables.md, plots, meta.json.
     """
     with one_sentence():
         from flower_kmeans.bench.harness import Options

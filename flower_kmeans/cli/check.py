@@ -45,11 +45,11 @@ _HINTS = {
     "policy file": "docs/threat-model.md has an example under 'What an operator decides'.",
     "accepts": "Change these settings in the policy file.",
     "keys": "flower-kmeans keygen makes and checks them; only the node's own user may read a key.",
-    "ledger": "state_dir is a directory of this node's own, mode 0700, in one that exists.",
+    "ledger": "state_dir must be this node's own directory, mode 0700, in an existing one.",
     "vertical": "Party 0 computes on encrypted columns; docs/vertical.md says what it needs.",
     "domain": "flower-kmeans domain init makes one, which all parties share.",
-    "data": "Needed are numbers without empty cells, in the columns that the policy pins, if any; "
-    "a domain.toml can declare other columns, and what a missing cell counts as.",
+    "data": "The file needs numbers without empty cells, in the columns that the policy pins. "
+    "A domain.toml can declare other columns, and values for missing cells.",
     "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
 }
 

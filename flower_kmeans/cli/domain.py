@@ -54,16 +54,16 @@ def _column(name: str) -> Column:
     )
     if kind == "category":
         values = typer.prompt(f"{name}: its categories, as VALUE,VALUE", value_proc=_names)
-        missing = _optional(f"{name}: the category of a cell that is none of these", str.strip)
+        missing = _optional(f"{name}: the category for all other cells", str.strip)
         return Category(name, values, missing)
     if kind == "date":
         lower, upper = (typer.prompt(f"{name}: {end} date", value_proc=_day) for end in _ENDS)
-        return Date(name, lower, upper, _optional(f"{name}: the date of a cell without one", _day))
+        return Date(name, lower, upper, _optional(f"{name}: the date for a missing cell", _day))
     low, high = (typer.prompt(f"{name}: {end} bound", value_proc=_number) for end in _ENDS)
     scale = typer.prompt(
         f"{name}: linear scale, or log", default="linear", value_proc=_one_of("linear", "log")
     )
-    number = _optional(f"{name}: the number of a cell without one", _number)
+    number = _optional(f"{name}: the number for a missing cell", _number)
     return Number(name, low, high, scale, number)  # type: ignore[arg-type]
 
 
@@ -81,7 +81,7 @@ def _until_right(make: Callable[[str], Column], name: str) -> Column:
 
 def _optional(question: str, read: Callable[[str], T]) -> T | None:
     answer: T | None = typer.prompt(
-        f"{question} (Enter: its record counts as none)",
+        f"{question} (Enter: leave such records out)",
         default="",
         show_default=False,
         value_proc=lambda text: read(text) if text.strip() else None,

@@ -205,7 +205,7 @@ class Source:
         if clients is None and len(parts) > _MAX_CLIENTS_BY_VALUE:
             raise ConfigurationError(
                 f"The column {name!r} has {len(parts):,} values, too many for one client each: "
-                "say with --clients over how many to spread them."
+                "give --clients to spread them over fewer."
             )
         return parts
 

@@ -36,7 +36,7 @@ Engine = StrEnum("Engine", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "
 _DEFAULTS = {"n_clusters": "16"}  # of what strategies require
 _HINTS = {
     "n_clients": "Default: 20, or one for each value of a column to split by.",
-    "n_clusters": "Of synopsis also a pair, or any (1-20), from which the run chooses.",
+    "n_clusters": "With synopsis also LOW-HIGH or any (1-20): the run chooses.",
 }
 
 

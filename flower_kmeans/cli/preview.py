@@ -193,7 +193,7 @@ def show_losses(
         f"sizes in {n_features} columns of numbers (no categories) and dealt to the clients at "
         f"random. Easy clusters are well separated (degree {easy}), overlapping ones are not "
         f"({hard}). The bounds are the "
-        "generated range: wider bounds, or clusters that are no Gaussians, lose more."
+        "generated range: wider bounds or non-Gaussian clusters lose more."
     )
     seeds = f"Seeds of the records: {seed} to {seed + RUNS - 1}. The noise has none."
     if chart is not None:

@@ -71,9 +71,8 @@ class Elbow(NamedTuple):
     def interval(self) -> Floats:
         """Least and largest cost for each number of clusters, (n, 2), from 0 on.
 
-        Each holds the cost of parts and centroids that do not depend on the noise with a
-        probability of about 0.95. The noise is the same in all, so costs differ by less than the
-        intervals are wide.
+        Each holds, with a probability of about 0.95, the cost of parts and centroids that do not
+        depend on the noise. Their noise is the same, so differences of costs are more certain.
 
         Parts and k-means fit the noise as well, and records far from their part are shortened. So
         the records' own cost is often larger than the interval: more so with outliers, many
@@ -85,7 +84,7 @@ class Elbow(NamedTuple):
 
     @property
     def gaps(self) -> Floats:
-        """By how much the logarithm of each cost is below that of records without clusters, (n,).
+        """Drop of each cost's logarithm below that of records without clusters, (n,).
 
         Relative to the first; numbers of clusters must ascend.
         """
@@ -93,11 +92,11 @@ class Elbow(NamedTuple):
 
     @property
     def suggested(self) -> int:
-        """A number of clusters: the smallest whose gap is about as large as the largest one.
+        """The smallest number of clusters whose gap is about the largest one.
 
-        About is half a standard error. Clusters have on average at least three parts of the
-        synopsis, and records of 16 times the noise of a part: with fewer, noise looks like
-        clusters. docs/tables/choose-k.md has how often it is the true one.
+        About is half a standard error. Clusters have at least three parts on average, and at least
+        16 times as many records as a part has noise: with fewer, noise looks like clusters.
+        docs/tables/choose-k.md states how often it is right.
         """
         if len(self.n_clusters) == 0:
             raise ConfigurationError("Expected an elbow with a number of clusters. Got none.")
@@ -288,9 +287,9 @@ class Synopsis:
     # ------------------------------------------------------------------ files
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the synopsis to an npz file, its owner's alone to read, in place of what was there.
+        """Write the synopsis to an npz file that only its owner can read; replace an older one.
 
-        It may be published as far as the run's result may be.
+        It may be published wherever the run's result may be.
         """
         arrays: dict[str, Any] = {"format": FORMAT, "version": VERSION, **self.arrays}
         with open_private(path) as file:

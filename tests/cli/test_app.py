@@ -330,7 +330,7 @@ class TestSimulate:
         result, report, _ = simulated("--n-records", 1200, "--bounds-from-data", "--rounds", 2)
         assert "NOT private" in result.stderr
         assert result.stdout.index("NOT PRIVATE: the bounds") < result.stdout.index("Found ")
-        assert "but for bounds that were read off" in facts_of(result.stdout)["Cost"]
+        assert "NOT PRIVATE: bounds are from the records" in facts_of(result.stdout)["Cost"]
         assert (report["bounds_from_data"], report["private"]) == (True, False)
         assert report["statements"][0].startswith("NOT PRIVATE")
         assert len(report["statements"]) > 1

@@ -200,7 +200,7 @@ def test_a_run_that_failed_has_a_page_that_says_how_far_it_came(kind):
     assert "The run ended before round 2 was complete." in text
     assert "No client failed" not in text
     if kind == "crash":
-        assert tables(root)["What was not an orderly reply"][1][:2] == ["round 2", "2"]
+        assert tables(root)["Irregular replies"][1][:2] == ["round 2", "2"]
     assert len(tables(root)["Every release of the plan"]) == 2 + 2 * 3
 
 
@@ -212,7 +212,7 @@ def test_a_run_that_nobody_joined_has_a_page():
     root = read(html_report(strategy))
     assert "0 of 8: not finished" in root.the("header").text
     assert "No client took part" in root.the("section", id="trust").text
-    incidents = tables(root)["What was not an orderly reply"]
+    incidents = tables(root)["Irregular replies"]
     assert [row[:2] for row in incidents[1:]] == [["enrolment", "-"]] * 5
 
 
@@ -222,7 +222,7 @@ def test_clients_that_were_away_are_counted_and_named():
     root = read(html_report(simulate(strategy, PARTITIONS, faults=faults)))
     rows = tables(root)["Clients by round"]
     assert [row[1:4] for row in rows[1:]] == [["5", "4", "1"], ["5", "5", "0"], ["5", "4", "1"]]
-    named = [(row[0], row[1], row[-1]) for row in tables(root)["What was not an orderly reply"]]
+    named = [(row[0], row[1], row[-1]) for row in tables(root)["Irregular replies"]]
     assert ("round 1", "3", "yes") in named
     assert ("round 3", "4", "yes") in named
     assert "2 clients missed a round" in root.the("section", id="first").text
