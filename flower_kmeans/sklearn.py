@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from inspect import signature
 from os import PathLike
 from typing import Any, Self
 
@@ -19,9 +20,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.data.records import check_columns, named_columns
-from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.errors import ConfigurationError, DataError, RunError, TooFewClientsError
+from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.simulation import simulate
 from flower_kmeans.strategies import BY_NAME, KMeansStrategy
 
@@ -47,27 +50,31 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     Parameters
     ----------
     n_clusters : int
-        Number of clusters.
+        Number of clusters. With ``strategy="synopsis"`` also a pair (low, high) or ``None``: the
+        fit chooses it.
     epsilon : float or None, default: 1.0
         Of each fit; ``None`` fits without privacy.
     delta : float, optional
         Default: ``min(1e-6, 1 / (100 n_records))``.
     bounds : (lower, upper) or Box or Ball
         Public bounds, numbers or one for each column, in the units of ``X``. Records outside are
-        clipped. Bounds that were read from the records are not private.
+        clipped. Bounds that were read from the records are not private. With a `TableDomain`,
+        ``X`` is what its ``encode`` returns.
     n_records : int, optional
         Approximate public number of records. Default: ``len(X)``, then public.
     strategy : str, default: "synopsis"
         Name of a strategy that runs with a trusted server, as on the command line.
     options : mapping of str to object, optional
-        Further parameters of the strategy, for example ``{"max_size": 500}``.
+        Further parameters of the strategy, for example ``{"max_size": 500}``. Those that the
+        estimator sets cannot be among them.
     random_state : int, RandomState instance or None
         Seed for public randomness only, such as initial centroids. Noise never uses it, so two
         fits differ.
     state_dir : path, optional
         Private directory of the ledger to which every fit is charged.
-    max_total_epsilon, max_total_delta : float, default: 10.0 and 1e-6
-        Most that all fits in a ledger may cost together, composed.
+    max_total_epsilon, max_total_delta : float, optional
+        Most that all fits in a ledger may cost together, composed. Only with ``state_dir``.
+        Default: 10.0 and 1e-6.
 
     Attributes
     ----------
@@ -94,8 +101,8 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         options: Mapping[str, Any] | None = None,
         random_state: Any = None,
         state_dir: str | PathLike[str] | None = None,
-        max_total_epsilon: float = 10.0,
-        max_total_delta: float = 1e-6,
+        max_total_epsilon: float | None = None,
+        max_total_delta: float | None = None,
     ) -> None:
         # As given, and checked by `fit`: `clone` requires that attributes are the arguments.
         self.n_clusters = n_clusters
@@ -138,25 +145,24 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
             raise ConfigurationError(
                 f"Expected strategy in {names}. Got {self.strategy!r} instead."
             )
-        strategy = kind(
-            self.n_clusters,
-            self._domain(X, records.shape[1]),
-            PrivacyBudget(self.epsilon, self.delta),
-            n_records=n_records,
-            trust="plain" if self.epsilon is None else "trusted-server",
-            min_clients=1,
-            seed=seed,
-            **(self.options or {}),
-        )
-        policy = ClientPolicy.for_simulation()
-        if self.state_dir is not None:
-            policy = replace(
-                policy,
-                state_dir=self.state_dir,
-                max_total_epsilon=self.max_total_epsilon,
-                max_total_delta=self.max_total_delta,
+        parameters: dict[str, Any] = {
+            "n_clusters": self.n_clusters,
+            "domain": self._domain(X, records.shape[1]),
+            "privacy": PrivacyBudget(self.epsilon, self.delta),
+            "n_records": n_records,
+            "trust": "plain" if self.epsilon is None else "trusted-server",
+            "min_clients": 1,
+            "seed": seed,
+        }
+        require_type("options", self.options, Mapping | None, "a mapping of parameters")
+        options = dict(self.options or {})
+        known = set(signature(kind).parameters) - parameters.keys()
+        if not options.keys() <= known:
+            raise ConfigurationError(
+                f"Expected options of {sorted(known)}. Got {sorted(options.keys() - known)}."
             )
-        self.clustering_ = simulate(strategy, [records], policy=policy)
+        strategy = kind(**parameters, **options)
+        self.clustering_ = self._clustered(strategy, records)
         report = self.clustering_.report
         self.privacy_spent_ = (
             (np.inf, 1.0) if report.epsilon is None else (report.epsilon, report.delta)
@@ -183,6 +189,31 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         """Return the distance of each record to each centroid, (n, n_clusters), in X's units."""
         return np.asarray(euclidean_distances(self._checked(X), self.cluster_centers_))
 
+    def _clustered(self, strategy: KMeansStrategy, records: Floats) -> Clustering:
+        epsilon, delta = self.max_total_epsilon, self.max_total_delta
+        policy = ClientPolicy.for_simulation()
+        if self.state_dir is not None:
+            epsilon, delta = 10.0 if epsilon is None else epsilon, 1e-6 if delta is None else delta
+            policy = replace(
+                policy, state_dir=self.state_dir, max_total_epsilon=epsilon, max_total_delta=delta
+            )
+        elif epsilon is not None or delta is not None:
+            raise ConfigurationError(
+                "Expected state_dir, for the ledger of all fits, with max_total_epsilon or "
+                "max_total_delta. Got none."
+            )
+        try:
+            return simulate(strategy, [records], policy=policy)
+        except TooFewClientsError as error:
+            if self.state_dir is None:
+                raise
+            # The only client accepts whatever its ledger allows.
+            raise RunError(
+                f"Expected all fits in the ledger {str(self.state_dir)!r} to cost at most "
+                f"max_total_epsilon={epsilon:g} at max_total_delta={delta:g}. This fit would "
+                "exceed it, and was refused."
+            ) from error
+
     @property
     def _n_features_out(self) -> int:
         """Number of columns of `transform`, after which scikit-learn names them."""
@@ -194,6 +225,9 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
 
     def _domain(self, X: ArrayLike, n_features: int) -> Box | Ball:
         if isinstance(self.bounds, Box | Ball):
+            found = self.bounds.n_features
+            if found != n_features:
+                raise DataError(f"Expected bounds of {n_features} columns. Got {found}.")
             check_columns(named_columns(X), self.bounds.columns)
             return self.bounds
         try:

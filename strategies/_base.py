@@ -288,9 +288,11 @@ class ClusteringStrategy(Strategy, Generic[S]):
         return None
 
     def __repr__(self) -> str:
+        fewest, most = self.algorithm.fewest_clusters, self.n_clusters
         return (
-            f"{type(self).__name__}(n_clusters={self._clusters}, trust={self.trust!r}, "
-            f"privacy={self.plan.budget}, n_rounds={self.n_rounds}, {self._crowd()})"
+            f"{type(self).__name__}(n_clusters={most if fewest == most else (fewest, most)}, "
+            f"trust={self.trust!r}, privacy={self.plan.budget}, n_rounds={self.n_rounds}, "
+            f"min_clients={self.min_clients})"
         )
 
     def _repr_html_(self) -> str:
@@ -387,8 +389,8 @@ class ClusteringStrategy(Strategy, Generic[S]):
         """Refuse what only a server that sees the sums could give."""
         if self.trust_model.is_blind:
             raise ObliviousServerError(
-                f"Expected no request for centroids at the server under trust={self.trust!r}: the "
-                "server must never see the result. Take them from a client's on_result."
+                f"Expected no request for the result at the server under trust={self.trust!r}: "
+                "the server must never see it. Take it from a client's on_result."
             )
 
     # ------------------------------------------------------------------ the run

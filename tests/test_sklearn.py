@@ -15,7 +15,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from flower_kmeans import Ball, Box, TableDomain
 from flower_kmeans.data.table_domain import Number
-from flower_kmeans.errors import ConfigurationError, DataError, RunError
+from flower_kmeans.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DataError,
+    RunError,
+)
 from flower_kmeans.sklearn import PrivateKMeans
 
 NEW_NOISE = "The check fits twice and compares: every fit draws new noise, whatever random_state."
@@ -106,8 +111,10 @@ def test_it_is_a_step_of_a_pipeline_and_names_its_columns():
 def test_options_reach_the_strategy():
     bounded = estimator(options={"max_size": 500}, epsilon=10.0).fit(RECORDS)
     assert bounded.clustering_.sizes is not None
-    with pytest.raises(TypeError, match="no_such"):
-        estimator(options={"no_such": 1}).fit(RECORDS)
+    with pytest.raises(ConfigurationError, match=r"'max_size'.*Got .'no_such', 'trust'."):
+        estimator(options={"no_such": 1, "trust": "plain"}).fit(RECORDS)
+    with pytest.raises(ConfigurationTypeError, match="options as a mapping"):
+        estimator(options=5).fit(RECORDS)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +126,7 @@ def test_options_reach_the_strategy():
         ({"strategy": "kmeans"}, "Got 'kmeans'"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"n_clusters": 0}, "n_clusters"),
+        ({"max_total_epsilon": 0.5}, "Expected state_dir"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(changes, message):
@@ -155,7 +163,7 @@ def test_all_fits_are_charged_to_one_ledger_and_refused_beyond_its_limit(tmp_pat
         search.fit(RECORDS)
     scores = [*search.cv_results_["split0_test_score"], *search.cv_results_["split1_test_score"]]
     assert np.isnan(scores).sum() == 2
-    with pytest.raises(RunError, match="privacy ledger"):
+    with pytest.raises(RunError, match=r"at most max_total_epsilon=1\.5 at max_total_delta=1e-06"):
         clone(charged).fit(RECORDS)
 
 

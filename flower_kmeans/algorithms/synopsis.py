@@ -277,8 +277,10 @@ def _clusters(name: str, value: Any) -> Any:
         raise ConfigurationError(
             f"Expected {name} as an integer, a pair of them, or None. Got {len(value)} values."
         )
-    most = parameters.integer(name, value[1], 1, MOST_CHOSEN)
-    return parameters.integer(name, value[0], 1, most), most
+    least, most = (parameters.integer(name, number, 1, MOST_CHOSEN) for number in value)
+    if least > most:
+        raise ConfigurationError(f"Expected {name} as (low, high). Got {least, most} instead.")
+    return least, most
 
 
 def _read_clusters(config: Any) -> int:

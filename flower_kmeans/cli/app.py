@@ -233,7 +233,7 @@ def simulate(
         facts |= {"private": False, "statements": statements}
     told = [
         ("data", source.name),
-        ("engine", str(engine)),
+        ("engine", place),
         ("seed, of public randomness", str(seed)),
         ("time", f"{seconds:.1f} s"),
     ]
@@ -246,10 +246,12 @@ def simulate(
     facts["page"] = {"facts": told, "not_private": not_private, "sizes": sizes}
     files = out.write_page(output, page)
     files += out.write_report(output, clustering.report.to_dict() | facts)
-    files += out.write_centroids(output, clustering, source.columns)
+    files += out.write_centroids(output, clustering, source.columns, read_off)
     privacy = f"epsilon {clustering.report.epsilon:.4g}" if private else "not private"
     caption = f"after: {n_clusters} colours, {privacy}"
-    picture = "none: it needs two columns and matplotlib (pip install 'flower-kmeans[plots]')"
+    picture = "none: it needs two columns"
+    if len(source.columns) > 1:
+        picture = "none: it needs matplotlib (pip install 'flower-kmeans[plots]')"
     if source.draw(output / "picture.png", clustering, caption):
         picture = "picture.png, which shows the records themselves"
     out.print_warnings(console, clustering.report, statements)
@@ -308,13 +310,12 @@ def plan(
 
     if domain is not None and features is not None:
         raise ConfigurationError("Expected --domain, which has columns, or --features. Got both.")
-    features = 3 if features is None else features
     if domain is not None:
         declared = TableDomain.from_file(domain)
         features = declared.n_features
         if declared.from_records and settings.is_private:
             _warn_of_bounds()
-    if features < 1:
+    if features is not None and features < 1:
         raise ConfigurationError(f"Expected --features of at least 1. Got {features} instead.")
     name, given = settings.name, settings.given
     if settings.takes("server_data") and settings.unit == "client" and "clip" not in given:
@@ -327,6 +328,12 @@ def plan(
         raise ConfigurationError(
             f"Expected --parties with --strategy vertical only. Got it with {name}."
         )
+    if "n_records" not in given and features is not None and settings.is_private:
+        raise ConfigurationError(
+            "Expected --n-records, the public planning figure for the number of records, with "
+            "--domain or --features. Got none."
+        )
+    features = 3 if features is None else features
     parameters: dict[str, Any] = {"n_records": given.get("n_records", datasets.PHOTO_RECORDS)}
     if server_points is not None:
         parameters["server_data"] = placeholders(server_points, features)
@@ -343,7 +350,8 @@ def plan(
             f"Got {name} without."
         )
     chosen = settings.make(box, **parameters)
-    facts = {"n_clients": str(chosen.n_clients), "min_clients": str(chosen.min_clients)}
+    facts = {"n_records": str(parameters["n_records"]), "n_clients": str(chosen.n_clients)}
+    facts |= {"min_clients": str(chosen.min_clients)}
     if chosen.trust_model.is_protected:
         facts["max_colluders"] = str(chosen.max_colluders)
     if isinstance(chosen, KMeansStrategy) and chosen.clip is not None:
@@ -384,7 +392,8 @@ def assign(
     """Assign new records to the clusters of a run.
 
     The output has the data's columns, and the cluster of each record with its distance to the
-    centroid. Records are read a batch at a time. It is as confidential as the data.
+    centroid: in the data's units, or with a domain.toml after scaling, which makes each column's
+    bounds 2 apart. Records are read a batch at a time. The output is as confidential as the data.
     """
     with one_sentence():
         from flower_kmeans.cli.assign import assign, read_centroids, with_clusters
@@ -392,8 +401,11 @@ def assign(
         found = read_centroids(centroids, domain)
         if clusters is not None:
             found = with_clusters(found, centroids, clusters)
-        n_records = assign(found, data, output)
-        typer.echo(f"Assigned {_number(n_records, 'record')} to clusters in {output}.")
+        n_records, n_without, unread = assign(found, data, output)
+        without = f"; {n_without:,} with missing cells have none" if n_without else ""
+        typer.echo(f"Assigned clusters to {_number(n_records, 'record')} in {output}{without}.")
+        for name in unread:
+            typer.echo(f"WARNING: no cell of {name!r} is what the domain declares.", err=True)
 
 
 @app.command()
@@ -447,14 +459,16 @@ def plot(
     With --records the picture holds these records: it is as confidential as they are, and says so.
     """
     with one_sentence():
-        from flower_kmeans.cli.plot import Kind, draw
+        from flower_kmeans.cli.plot import NOT_PRIVATE, Kind, draw
 
         if kind not in list(Kind):
             raise ConfigurationError(f"Expected --kind in {[*map(str, Kind)]}. Got {kind!r}.")
         names = None if columns is None else listed(columns)
-        draw(Kind(kind), centroids, output, records, names, domain)
+        is_private = draw(Kind(kind), centroids, output, records, names, domain)
         held = "only what the run released" if records is None else "THE RECORDS THEMSELVES"
         typer.echo(f"Wrote {output}, which shows {held}.")
+        if not is_private:
+            typer.echo(f"{NOT_PRIVATE}.", err=True)
 
 
 @app.command()
@@ -506,8 +520,10 @@ def domain_init(
     with one_sentence():
         from flower_kmeans.cli.domain import ask, read_off, write
 
-        if output.exists():
-            raise ConfigurationError(f"Expected a new file as --output. {output} exists.")
+        if output.exists() or not output.parent.is_dir():
+            raise ConfigurationError(
+                f"Expected --output as a new file in a directory that exists. Got {output}."
+            )
         domain, left_out = (ask(), []) if from_records is None else read_off(from_records)
         write(domain, output)
         typer.echo(f"Wrote {_number(len(domain.declared), 'column')} to {output}.")
@@ -723,7 +739,7 @@ def main() -> None:
 def _warn_of_bounds() -> None:
     words = (
         "WARNING: the bounds were read off the records. They are exact facts about single records, "
-        "so this run is NOT private, whatever epsilon says."
+        "so a run with them is NOT private, whatever epsilon says."
     )
     # On stderr, where a redirected output does not hide it.
     Console(stderr=True).print(Text(words, style="bold red"), soft_wrap=True)

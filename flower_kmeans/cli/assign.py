@@ -1,6 +1,5 @@
 """Clusters of new records, from what a run left: csv or parquet in and out, a batch at a time."""
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.data.domain import Domain, difference, domain_from_config
-from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.table_domain import TableDomain, declared_as, domain_of
 from flower_kmeans.data.tables import first_line
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
@@ -30,6 +29,7 @@ class Found(NamedTuple):
     domain: Domain
     weights: Floats | None
     counts: Floats  # (k,), noisy
+    is_private: bool
     sizes: tuple[Floats, Floats] | None = None  # (k,), and intervals (k, 2): of a run with bounds
 
     @property
@@ -45,17 +45,17 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
 
     A node may have kept no declarations: then ``declared`` is the domain file of the run.
     """
+    if not path.is_file():
+        raise DataError(f"Expected the centroids.npz of a run. There is no file {path}.")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
-        domain = domain_from_config(json.loads(str(arrays["domain"])))
-        if "declared" in arrays:
-            domain = _declared(TableDomain.from_toml(str(arrays["declared"])), domain)
+        domain, private = domain_of(arrays), arrays["private"]
         centroids, weights = arrays["centroids"], arrays.get("weights")
         columns = tuple(map(str, arrays["columns"]))
         # All of it is checked, since the file may come from anywhere.
         is_right = centroids.shape[1:] == (domain.n_features,) == (len(columns),)
-        is_right &= (k := len(centroids)) > 0
+        is_right &= (k := len(centroids)) > 0 == private.ndim and private.dtype == np.bool_
         names = {"counts": (k,), "weights": (k,), "sizes": (k,), "size_interval": (k, 2)}
         is_right &= all(arrays[name].shape == names[name] for name in names.keys() & arrays.keys())
         numbers = [arrays[name] for name in ("centroids", *names) if name in arrays]
@@ -66,17 +66,10 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
     if not is_right:
         raise DataError(f"Expected the centroids.npz of a run. Got {path}.")
     if declared is not None:
-        domain = _declared(TableDomain.from_file(declared), domain)
+        domain = declared_as(TableDomain.from_file(declared), domain)
         if domain.columns != columns:
             raise DataError(f"Expected the domain file of the run, with {columns}. Got {declared}.")
-    return Found(centroids, columns, domain, weights, arrays["counts"], sizes)
-
-
-def _declared(domain: TableDomain, box: Domain) -> TableDomain:
-    differs = difference(domain, box)
-    if differs is not None:
-        raise DataError(f"Expected the domain of the run. Got one with another {differs[0]}.")
-    return domain
+    return Found(centroids, columns, domain, weights, arrays["counts"], bool(private), sizes)
 
 
 def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:
@@ -101,15 +94,23 @@ def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
     )
 
 
-def assign(found: Found, data: Path, output: Path) -> int:
-    """Write the records of a file with their clusters and distances; return how many there are.
+class Assigned(NamedTuple):
+    """What was assigned: facts about the records, for their holder."""
+
+    n_records: int
+    n_without: int  # records without a cluster
+    unread: list[str]  # declared columns without any usable cell
+
+
+def assign(found: Found, data: Path, output: Path) -> Assigned:
+    """Write the records of a file with their clusters and distances.
 
     ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to its centroid,
     in the user's units. Both are empty for a record with an empty cell, NaN or infinity. A cell
     without a number is an error, which leaves an earlier output as it was. Other columns of a csv
     file are text, so that a code such as 007 stays what it is. It may have commas, semicolons or
     tabs; an output in csv has commas. With a `TableDomain`, cells are those that it declares, none
-    is an error, and distances are those in its box.
+    is an error, and distances are of scaled records.
     """
     pa, csv, parquet = (
         require(name, "Assigning records") for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet")
@@ -128,7 +129,8 @@ def assign(found: Found, data: Path, output: Path) -> int:
         raise ConfigurationError(f"Expected an output beside the data. Got {output} for both.")
     make = csv.CSVWriter if output.suffix.lower() == ".csv" else parquet.ParquetWriter
     part = output.with_name(f".{output.name}.part")
-    n_records = 0
+    n_records, n_without = 0, 0
+    unread = list(found.inputs) if isinstance(found.domain, TableDomain) else []
     with ExitStack() as stack:
         try:
             if data.suffix.lower() == ".csv":
@@ -146,7 +148,7 @@ def assign(found: Found, data: Path, output: Path) -> int:
             else:
                 source = stack.enter_context(parquet.ParquetFile(data))
                 batches, schema = source.iter_batches(_BATCH_ROWS), source.schema_arrow
-            _require_columns(schema.names, found.inputs, data)
+            _require_columns(schema.names, found, data)
             for name, kind in zip(ADDED, (pa.int64(), pa.float64()), strict=True):
                 schema = schema.append(pa.field(name, kind))
             # Only a whole output has its name: half of one would look like all.
@@ -158,6 +160,9 @@ def assign(found: Found, data: Path, output: Path) -> int:
                     arrays = [*batch.columns, *added]
                     writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
                     n_records += batch.num_rows
+                    n_without += int(np.count_nonzero(missing))
+                    if isinstance(found.domain, TableDomain):
+                        unread = found.domain.unread(batch, unread)
             part.replace(output)
         except (pa.ArrowException, UnicodeError):
             # The reader's own text quotes the cell it failed on.
@@ -165,16 +170,18 @@ def assign(found: Found, data: Path, output: Path) -> int:
                 f"Expected {data} as a table in UTF-8, with numbers in the columns "
                 f"{list(found.inputs)}. It cannot be read as one."
             ) from None
-    return n_records
+    return Assigned(n_records, n_without, unread if n_records else [])
 
 
-def _require_columns(names: Sequence[str], wanted: Sequence[str], data: Path) -> None:
+def _require_columns(names: Sequence[str], found: Found, data: Path) -> None:
+    wanted, hint_domain = found.inputs, not isinstance(found.domain, TableDomain)
     missing = [name for name in wanted if name not in names]
     doubled = [name for name in wanted if list(names).count(name) > 1]
     if doubled:
         raise DataError(f"Expected the columns {list(wanted)} once in {data}. Got {doubled} twice.")
     if missing:
-        raise DataError(f"Expected the columns {list(wanted)} in {data}. It lacks {missing}.")
+        hint = " Of a run with a domain.toml, name this file with --domain." if hint_domain else ""
+        raise DataError(f"Expected the columns {list(wanted)} in {data}. It lacks {missing}.{hint}")
     taken = [name for name in ADDED if name in names]
     if taken:
         raise DataError(f"Expected no columns {list(ADDED)} in {data}: the output has them anew.")
@@ -191,5 +198,8 @@ def _clusters(batch: Any, found: Found) -> tuple[NDArray[np.int64], Floats, NDAr
     # Any finite number does: what is computed from it is masked.
     records[missing] = 0.0
     labels = assigned(records, found.centroids, found.domain, found.weights)
-    distances: Floats = np.linalg.norm(records - found.centroids[labels], axis=1)
+    offsets = records - found.centroids[labels]
+    if isinstance(found.domain, TableDomain):  # days, logarithms and shares have no common unit
+        offsets /= found.domain.unit
+    distances: Floats = np.linalg.norm(offsets, axis=1)
     return labels, distances, missing

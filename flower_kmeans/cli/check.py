@@ -48,8 +48,8 @@ _HINTS = {
     "ledger": "state_dir must be this node's own directory, mode 0700, in an existing one.",
     "vertical": "Party 0 computes on encrypted columns; docs/vertical.md says what it needs.",
     "domain": "flower-kmeans domain init makes one, which all parties share.",
-    "data": "The file needs numbers without empty cells, in the columns that the policy pins. "
-    "A domain.toml can declare other columns, and values for missing cells.",
+    "data": "The file needs numbers in the columns that the policy pins, or what a domain.toml "
+    "declares. Without one, no cell may be empty.",
     "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
 }
 
@@ -284,7 +284,10 @@ def _domain(declared: TableDomain, policy: ClientPolicy) -> str:
             "Expected a domain from public knowledge. Got one that was read off records."
         )
     check_columns(declared.columns, policy.columns)
-    found = difference(declared, policy.domain) if policy.domain else None
+    pinned = policy.domain
+    found = difference(declared, pinned) if pinned else None
+    if found is None and isinstance(pinned, TableDomain) and pinned.digest != declared.digest:
+        found = "digest", _groups(declared.digest), _groups(pinned.digest)
     if found is not None:
         raise ConfigurationError(
             f"Expected the domain as the policy pins it, with {found[0]} {found[2]}. "
@@ -301,12 +304,15 @@ def _domain(declared: TableDomain, policy: ClientPolicy) -> str:
 def _data(
     path: Path, policy: ClientPolicy, header: Sequence[str] | None, declared: TableDomain | None
 ) -> str:
+    void = None
     try:
         # Not guessed, as in a run, where a first line of numbers is a header or an error.
         columns = load_table(path, header=header or True, domain=declared).columns
     except MissingValuesError as error:  # whose text has numbers of records
-        what = "NaN or infinite" if declared is None else "or not what the domain declares,"
-        raise DataError(f"The column {error.column!r} is empty, {what} in some records.") from None
+        if declared is None:
+            cells = f"The column {error.column!r} is empty, NaN or infinite in some records."
+            raise DataError(cells) from None
+        columns, void = declared.columns or (), error.column
     if path.suffix.lower() == ".csv" and all(math.isfinite(as_number(name)) for name in columns):
         raise DataError(  # whose names may be a record
             f"Expected the names of columns in the first line of {path}. Got numbers instead: name "
@@ -319,7 +325,11 @@ def _data(
             f"({_listed(columns)}) instead."
         )
     pinned = "as pinned" if policy.columns else "and the policy pins no names"
-    return f"{path} is a table of numbers with the columns {_listed(columns)}, {pinned}."
+    kind = "numbers" if declared is None else "declared cells"
+    found = f"{path} is a table of {kind} with the columns {_listed(columns)}, {pinned}."
+    if void is not None:
+        found += f" Some records, such as those without a usable cell in {void!r}, count as none."
+    return found
 
 
 def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -> str:

@@ -53,7 +53,9 @@ def _column(name: str) -> Column:
         value_proc=_one_of("number", "category", "date"),
     )
     if kind == "category":
-        values = typer.prompt(f"{name}: its categories, as VALUE,VALUE", value_proc=_names)
+        values = typer.prompt(
+            f'{name}: its categories, as VALUE,VALUE ("a, b" in quotes)', value_proc=_names
+        )
         missing = _optional(f"{name}: the category for all other cells", str.strip)
         return Category(name, values, missing)
     if kind == "date":

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flower_kmeans.client import ClientResult
-from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.table_domain import domain_arrays
 from flower_kmeans.files import csv_name, open_private
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.report.clustering import Clustering, readable
@@ -26,23 +26,23 @@ from flower_kmeans.report.synopsis import FILE_NAME
 
 
 def write_centroids(
-    output: Path, result: Clustering | ClientResult, columns: Sequence[str]
+    output: Path,
+    result: Clustering | ClientResult,
+    columns: Sequence[str],
+    bounds_from_data: bool = False,
 ) -> list[str]:
     """Write ``centroids.npz``, ``centroids.csv`` and ``synopsis.npz``, and return these names.
 
     They hold centroids and noisy sizes, and where sizes have bounds the weights of the power cells
-    and intervals; the former also the domain, as JSON, and what a `TableDomain` declares. The csv
-    file is for people: its columns are `readable`, with names as `csv_name` writes them. Only
-    `SynopsisKMeans` has a synopsis.
+    and intervals; the former also the domain, and whether the run was private. It was not if its
+    bounds are from the data. The csv file is for people: its columns are `readable`, with names as
+    `csv_name` writes them. Only `SynopsisKMeans` has a synopsis.
     """
     names = [str(column) for column in columns]
     counts, weights, sizes = result.counts, result.weights, result.size_report
     arrays: dict[str, Any] = {"centroids": result.centroids, "counts": counts}
-    arrays["columns"] = np.array(names)
-    # Text, since NumPy reads objects by pickle alone.
-    arrays["domain"] = np.array(json.dumps(result.domain.to_config()))
-    if isinstance(result.domain, TableDomain):
-        arrays["declared"] = np.array(result.domain.to_toml())
+    arrays |= {"columns": np.array(names), **domain_arrays(result.domain)}
+    arrays["private"] = np.array(result.is_private and not bounds_from_data)
     table: dict[str, Sequence[object]] = {
         "cluster": range(len(counts)),
         "noisy_size": counts.tolist(),

@@ -4,7 +4,7 @@ A synopsis, where the run left one, stands for the records: an ellipse is one st
 one of its parts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.released import CONFIDENCE
 from flower_kmeans.cli.assign import Found, read_centroids, synopsis_beside
-from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.table_domain import Date, Number, TableDomain
 from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private, printable
 from flower_kmeans.report.clustering import Floats, assigned
+from flower_kmeans.report.picture import colours
 from flower_kmeans.report.synopsis import Synopsis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 Kind = StrEnum("Kind", {"AXES": "axes", "PAIRS": "pairs", "SIZES": "sizes", "PROFILES": "profiles"})
@@ -33,6 +35,7 @@ Kind = StrEnum("Kind", {"AXES": "axes", "PAIRS": "pairs", "SIZES": "sizes", "PRO
 SUFFIXES = (".svg", ".png", ".pdf")
 _MOST_PAIRS, _MOST_ROWS, _MOST_POINTS = 6, 64, 20_000
 _RECORDS = "own records, not released"
+NOT_PRIVATE = "NOT PRIVATE: of a run without noise, or with bounds from the records"
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,10 @@ def draw(
     records: Path | None,
     columns: Sequence[str] | None,
     domain: Path | None = None,
-) -> None:
+) -> bool:
     """Write a picture of a run to a file that its owner alone may read.
+
+    Return whether the run was private.
 
     Parameters
     ----------
@@ -103,13 +108,14 @@ def draw(
         Kind.PROFILES: _draw_profiles,
     }
     draw_one[kind](figure, picture)
-    note = "from released values only"
+    notes = [] if found.is_private else [NOT_PRIVATE]
     if records is not None:
-        note = f"HOLDS RECORDS of {printable(records.name)}: as confidential as these"
-    colour = "gray" if records is None else "red"
+        notes.append(f"HOLDS RECORDS of {printable(records.name)}: as confidential as these")
+    note, colour = "; ".join(notes) or "from released values only", "red" if notes else "gray"
     figure.supxlabel(note, fontsize=8, color=colour, parse_math=False)
     with open_private(output) as file:
         figure.savefig(file, format=output.suffix[1:].lower())
+    return found.is_private
 
 
 def _records_of(found: Found, path: Path) -> Floats:
@@ -123,13 +129,19 @@ def _places(found: Found, columns: Sequence[str] | None) -> list[int]:
     """Return the numbers of the columns to pair."""
     if columns is None:
         return list(range(min(len(found.columns), _MOST_PAIRS)))
-    unknown = [name for name in columns if name not in found.columns]
-    if unknown or not 1 <= len(columns) <= _MOST_PAIRS:
+    # Both the declared column's name and those of its columns in the box.
+    known = [
+        (name, owner and owner.name)
+        for name, owner in zip(found.columns, _owners(found), strict=True)
+    ]
+    chosen = [[i for i, names in enumerate(known) if name in names] for name in columns]
+    places = [place for each in chosen for place in each]
+    if not all(chosen) or not 1 <= len(places) <= _MOST_PAIRS or len(set(places)) < len(places):
         raise ConfigurationError(
-            f"Expected --columns as up to {_MOST_PAIRS} of {', '.join(found.columns)}. "
+            f"Expected --columns as up to {_MOST_PAIRS} of {', '.join(found.inputs)}, each once. "
             f"Got {', '.join(columns)}."
         )
-    return [found.columns.index(name) for name in columns]
+    return places
 
 
 # --------------------------------------------------------------------------- pictures
@@ -164,7 +176,7 @@ def _draw_axes(figure: "Figure", picture: Picture) -> None:
     axes.set_ylabel(labels[1])
     of = "centroids" if synopsis is None else "synopsis"
     axes.set_title(f"{_clusters(found)} on the principal axes of the {of}")
-    axes.legend(loc="best", fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
 
 
 def _draw_pairs(figure: "Figure", picture: Picture) -> None:
@@ -172,18 +184,21 @@ def _draw_pairs(figure: "Figure", picture: Picture) -> None:
     found, synopsis = picture.found, picture.synopsis
     n = len(places := _places(found, picture.columns))
     figure.set_size_inches(2 + 2.2 * n, 1.5 + 2.2 * n)
-    panels = figure.subplots(n, n, squeeze=False)
+    panels = figure.subplots(n, n, squeeze=False, sharex="col")
     unit = np.diag(found.domain.unit)
     for row, i in enumerate(places):
         for column, j in enumerate(places):
             axes, pair = panels[row, column], [j, i]
-            if row == n - 1:
-                axes.set_xlabel(printable(found.columns[j]), parse_math=False)
-            if column == 0:
-                axes.set_ylabel(printable(found.columns[i]), parse_math=False)
+            _name_axis(axes.xaxis, found, j, is_named=row == n - 1)
+            _name_axis(axes.yaxis, found, i, is_named=column == 0)
             if i == j:
                 _draw_density(axes, picture, i)
+                if n == 1:
+                    axes.set_ylabel("density")
                 continue
+            if (first := panels[row, int(row == 0)]) is not axes:
+                axes.sharey(first)
+                axes.tick_params(labelleft=False)
             if synopsis is not None:
                 _draw_parts(axes, found, synopsis, synopsis.means[:, pair], unit[:, pair])
             if picture.records is not None:
@@ -215,7 +230,7 @@ def _draw_sizes(figure: "Figure", picture: Picture) -> None:
     counts, ends, about = picture.found.counts, None, "at once"
     if picture.found.sizes is not None:
         counts, ends = picture.found.sizes
-    elif picture.synopsis is not None:
+    elif picture.synopsis is not None and picture.found.is_private:
         # Of the synopsis, whose noise is known: each cluster is a sum of noisy counts.
         weights, (noise, _, _) = picture.synopsis.weights, picture.synopsis.mixture.noise
         k, labels = len(counts), _labels(picture.found, picture.synopsis)
@@ -226,9 +241,10 @@ def _draw_sizes(figure: "Figure", picture: Picture) -> None:
     order = _largest(counts)
     figure.set_size_inches(max(5.0, 0.3 * len(order) + 2), 4.5)
     axes, places = figure.add_subplot(), np.arange(len(order))
-    axes.bar(places, counts[order], color=_colours(order, len(counts)))
-    title = "noisy sizes, largest first"
+    axes.bar(places, counts[order], color=colours(order, len(counts)))
+    title = f"{'noisy ' if picture.found.is_private else ''}sizes, largest first"
     if ends is not None:
+        title += " by the run's last sums" if about == "at once" else ", as the synopsis has them"
         shown = counts[order]
         margins = np.abs(ends[order].T - shown)
         axes.errorbar(places, shown, yerr=margins, fmt="none", color="black", capsize=3)
@@ -260,10 +276,12 @@ def _draw_profiles(figure: "Figure", picture: Picture) -> None:
     drawn = axes.imshow(shown, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     for (row, column), value in np.ndenumerate(shown):
         ink = "white" if abs(value) > 0.6 * most else "black"
-        axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=7)
+        text = f"{round(float(value), 1) + 0.0:.1f}"  # no negative zero
+        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=7)
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", parse_math=False)
     axes.set_yticks(range(len(order)), [str(cluster) for cluster in order])
     axes.set_ylabel("cluster, largest first")
+    axes.set_title(f"{_clusters(found)} by column", fontsize=10)
     figure.colorbar(drawn, ax=axes, label=label)
 
 
@@ -277,9 +295,9 @@ def _draw_parts(
     from matplotlib.patches import Ellipse
 
     shares = 0.1 + 0.5 * synopsis.weights / synopsis.weights.max()
-    colours = _colours(_labels(found, synopsis), len(found.centroids))
+    shades = colours(_labels(found, synopsis), len(found.centroids))
     covariances = synopsis.covariances_along(directions)
-    for mean, covariance, share, colour in zip(means, covariances, shares, colours, strict=True):
+    for mean, covariance, share, colour in zip(means, covariances, shares, shades, strict=True):
         values, vectors = np.linalg.eigh(covariance)
         width, height = 2 * np.sqrt(np.maximum(values[::-1], 0.0))
         angle = float(np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1])))
@@ -292,15 +310,15 @@ def _draw_records(axes: "Axes", picture: Picture, places: Floats) -> None:
     # Every n-th record: with a random choice, each picture would be another one.
     step = -(-len(places) // _MOST_POINTS) or 1
     x, y = places[::step].T
-    axes.scatter(x, y, s=3, color="gray", alpha=0.5, label=_RECORDS, zorder=1.5)
+    axes.scatter(x, y, s=3, color="gray", alpha=0.5, label=_RECORDS, zorder=0.5)
 
 
 def _draw_centroids(axes: "Axes", picture: Picture, places: Floats) -> None:
     sizes = np.maximum(picture.found.counts, 0.0)
     area = 40 + 160 * sizes / (sizes.max() or 1.0)
-    colours = _colours(np.arange(len(places)), len(places))
+    shades = colours(np.arange(len(places)), len(places))
     style: dict[str, Any] = {"edgecolors": "black", "label": "centroids", "zorder": 3}
-    axes.scatter(places[:, 0], places[:, 1], s=area, c=colours, **style)
+    axes.scatter(places[:, 0], places[:, 1], s=area, c=shades, **style)
     for cluster, (x, y) in enumerate(places):
         axes.annotate(str(cluster), (x, y), fontsize=7, ha="center", va="center", zorder=4)
 
@@ -329,9 +347,26 @@ def _clusters(found: Found) -> str:
     return f"{len(found.centroids)} cluster{'' if len(found.centroids) == 1 else 's'}"
 
 
-def _colours(clusters: NDArray[np.int64], n_clusters: int) -> list[Any]:
-    from matplotlib import colormaps
+def _owners(found: Found) -> list[Any]:
+    """Return the declared column of each column of the box, (d,); ``None`` without declarations."""
+    if not isinstance(found.domain, TableDomain):
+        return [None] * len(found.columns)
+    return [column for column in found.domain.declared for _ in column.coordinates()]
 
-    # Neighbours in the longer list are shades of one colour, and so are light and heavy parts.
-    n_colours = 10 if n_clusters <= 10 else 20
-    return [colormaps[f"tab{n_colours}"](int(cluster) % n_colours) for cluster in clusters]
+
+def _name_axis(axis: "Axis", found: Found, place: int, is_named: bool) -> None:
+    """Give an axis the ticks of a column as people read its numbers, and its name."""
+    from matplotlib.ticker import MaxNLocator
+
+    name, owner = found.columns[place], _owners(found)[place]
+    read: Callable[[float], str] | None = None
+    if isinstance(owner, Date):
+        name, read = owner.name, lambda day: str(owner.decode(np.array([[day]]))[owner.name][0])
+    elif isinstance(owner, Number) and owner.scale == "log":
+        name, read = owner.name, lambda power: f"{10.0**power:.3g}"
+    if read is not None:
+        axis.set_major_locator(MaxNLocator(3))
+        axis.set_tick_params(labelrotation=30 if axis.axis_name == "x" else 0)
+        axis.set_major_formatter(lambda value, _: read(value))
+    if is_named:
+        axis.set_label_text(printable(name), parse_math=False)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Context
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.data.domain import Box, check_names
+from flower_kmeans.data.domain import Box, Domain, check_names, difference, domain_from_config
 from flower_kmeans.data.records import FloatArray, MissingValuesError, numbers, text_as_bytes
 from flower_kmeans.errors import ConfigurationError, DataError
 
@@ -324,6 +324,16 @@ class TableDomain(Box):
         records[unusable] = np.nan
         return records
 
+    def unread(self, table: Any, names: Sequence[str]) -> list[str]:
+        """Return those of some declared columns of which a table has no usable cell.
+
+        Their dates have another format, or their categories other names, and every record has the
+        value for missing cells.
+        """
+        chosen = [column for column in self.declared if column.name in names]
+        cells = {column.name: column.encode(_cells(table, column.name)) for column in chosen}
+        return [name for name, part in cells.items() if np.isnan(part[:, 0]).all()]
+
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
         """Return points of the box, (k, d), as columns in the user's units, by name.
 
@@ -337,6 +347,31 @@ class TableDomain(Box):
             columns |= column.decode(points[:, start:stop])
             start = stop
         return columns
+
+
+def declared_as(domain: TableDomain, box: Domain) -> TableDomain:
+    """Return declarations that make a box; a `DataError` if they make another one."""
+    differs = difference(domain, box)
+    if differs is not None:
+        raise DataError(f"Expected the domain of the run. Got one with another {differs[0]}.")
+    return domain
+
+
+def domain_arrays(domain: Domain) -> dict[str, NDArray[np.str_]]:
+    """Return a domain as npz files hold it: as JSON, and with what a `TableDomain` declares."""
+    # Text, since NumPy reads objects by pickle alone.
+    arrays = {"domain": np.array(json.dumps(domain.to_config()))}
+    if isinstance(domain, TableDomain):
+        arrays["declared"] = np.array(domain.to_toml())
+    return arrays
+
+
+def domain_of(arrays: Mapping[str, NDArray[Any]]) -> Domain:
+    """Return what `domain_arrays` wrote; various exceptions for anything else."""
+    domain = domain_from_config(json.loads(str(arrays["domain"])))
+    if "declared" not in arrays:
+        return domain
+    return declared_as(TableDomain.from_toml(str(arrays["declared"])), domain)
 
 
 def _require_order(name: str, lower: Any, upper: Any, missing: Any) -> None:

@@ -96,7 +96,8 @@ def load_table(
         domain the default is ``True``.
     domain : TableDomain, optional
         In place of ``features``: the records are in the columns of its box, as its ``encode`` makes
-        them of the declared columns. Cells of a csv file are then read as they are written.
+        them of the declared columns. Cells of a csv file are then read as they are written. With
+        ``malformed="error"`` each declared column must have a usable cell.
 
     Raises
     ------
@@ -119,6 +120,10 @@ def load_table(
     labels = None if label is None else available[label]
     if domain is not None:
         others = {name: available[name] for name in keep}
+        declared = [column.name for column in domain.declared]
+        unread = [] if lenient else domain.unread(available, declared)
+        if unread:
+            raise DataError(f"Expected cells in {path} as the domain declares {unread}. Got none.")
         return Table(domain.encode(available, malformed), domain.columns or (), labels, others)
     if features is None:
         features = [

@@ -36,6 +36,7 @@ class ClientResult:
     weights: Floats | None = None  # (n_clusters,), as in a `Clustering`; if sizes have bounds
     size_report: SizeReport | None = None  # the sizes beside their bounds
     synopsis: Synopsis | None = None  # of `SynopsisKMeans`: clusterings for any k
+    is_private: bool = True  # whether the run added noise
 
     def __repr__(self) -> str:
         k, d = self.centroids.shape  # the values are for those who ask: this may go to a log
@@ -65,7 +66,8 @@ def result_of(run: Run, state: State, noise_factor: float) -> ClientResult | Non
     mixture, domain = algorithm.mixture(state, noise_factor), algorithm.domain
     synopsis = None if mixture is None else Synopsis(mixture, domain)
     name = run.document.run.hex()
-    return ClientResult(centroids, counts, domain, name, weights, sizes, synopsis)
+    private = run.trust.is_private
+    return ClientResult(centroids, counts, domain, name, weights, sizes, synopsis, private)
 
 
 def encode_result(result: ClientResult) -> bytes:
@@ -100,7 +102,8 @@ def read_result(run: Run, data: bytes) -> ClientResult:
         raise MessageError("The result of a run has the wrong names, types or sizes.")
     _require_in_domain(arrays["centroids"], algorithm)
     centroids, counts, name = arrays["centroids"], arrays["counts"], run.document.run.hex()
-    result = ClientResult(centroids, counts, algorithm.domain, name, synopsis=synopsis)
+    found = centroids, counts, algorithm.domain, name
+    result = ClientResult(*found, synopsis=synopsis, is_private=run.trust.is_private)
     if bounds is None:
         return result
     weights, noise = arrays["weights"], float(arrays["size_noise"][0])

@@ -107,7 +107,7 @@ DISTRIBUTED_NOISE = register_trust_model(
         "clients",
         "shares",
         "server",
-        "the server sees the noisy sums, and no more together with --max-colluders clients",
+        "the server sees the noisy sums, and no more together with max_colluders clients",
     )
 )
 OBLIVIOUS_SERVER = register_trust_model(

@@ -77,6 +77,11 @@ class Clustering:
         return html_summary(title, report.facts, tables, [*words, *report.warnings])
 
     @property
+    def is_private(self) -> bool:
+        """Whether the run added noise."""
+        return self.report.epsilon is not None
+
+    @property
     def sizes(self) -> Floats | None:
         """Noisy records of each cluster as `predict` assigns them, (k,); ``None`` without bounds.
 

@@ -5,6 +5,7 @@ nothing that a private run would publish: their owner alone may read the files.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,9 +98,7 @@ def save_scatter_picture(
     shown = records[::step]
     figure = Figure(figsize=(8, 6), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    axes.scatter(
-        shown[:, 0], shown[:, 1], c=labels[::step] % 20, s=4, cmap="tab20", vmin=0, vmax=19
-    )
+    axes.scatter(shown[:, 0], shown[:, 1], c=colours(labels[::step], len(centroids)), s=4)
     axes.scatter(centroids[:, 0], centroids[:, 1], c="black", s=90, marker="x", label="centroids")
     # Dollars in a name from a file are no formula to set.
     axes.set_xlabel(printable(columns[0]), parse_math=False)
@@ -108,6 +107,16 @@ def save_scatter_picture(
     axes.legend(loc="best")
     with open_private(path) as file:
         figure.savefig(file, format="png")
+
+
+def colours(clusters: NDArray[np.int64], n_clusters: int) -> list[Any]:
+    """Return the colour of each cluster (n,) in pictures of so many clusters."""
+    from matplotlib import colormaps
+
+    # Neighbours in the longer list are shades of one colour, and so are light and heavy parts.
+    n_colours = 10 if n_clusters <= 10 else 20
+    palette = colormaps[f"tab{n_colours}"](np.arange(n_colours))
+    return list(palette[clusters % n_colours])
 
 
 def _palette_edges(counts: NDArray[np.float64], width: int) -> NDArray[np.int64]:

@@ -3,8 +3,8 @@
 Post-processing of noisy sums that the run's budget covers (docs/guarantees.md, "SynopsisKMeans").
 """
 
-import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from flower_kmeans.algorithms import synopsis_choice as choice
 from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.released import CONFIDENCE, ReleasedMixture
-from flower_kmeans.data.domain import Domain, domain_from_config
+from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.table_domain import domain_arrays, domain_of
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.files import open_private
 from flower_kmeans.parameters import integer, require_type
@@ -116,7 +117,7 @@ class Synopsis:
     """A mixture of Gaussians that stands for the records.
 
     All of it is made from values that the run released: nothing here costs privacy. Parts of the
-    mixture may reach beyond the domain.
+    mixture may reach beyond the domain. The user's units of a `TableDomain` are those of its box.
     """
 
     mixture: ReleasedMixture
@@ -127,7 +128,8 @@ class Synopsis:
 
     def _repr_html_(self) -> str:
         table = centroid_table(self.means, self.weights, self.domain, "part")
-        return html_summary(f"Synopsis of {len(self.weights)} parts", {}, [table])
+        notes = () if any(self.mixture.noise) else ("NOT PRIVATE: no noise was added.",)
+        return html_summary(f"Synopsis of {len(self.weights)} parts", {}, [table], notes)
 
     @property
     def weights(self) -> Floats:
@@ -268,8 +270,8 @@ class Synopsis:
     def log_density(self, X: ArrayLike) -> Floats:
         """Return the logarithm of the mixture's density at records (n, d), in the user's units.
 
-        The density is over all of R^d, also beyond the domain. Of a `TableDomain` the columns are
-        those of its box, such as logarithms.
+        The density is over all of R^d, also beyond the domain. Parts of the mixture are finer than
+        clusters, so it may have many modes in one cluster.
         """
         found, d = self.mixture, self.domain.n_features
         points = self.domain.scaled(in_order(X, self.domain))
@@ -292,20 +294,24 @@ class Synopsis:
         It may be published wherever the run's result may be.
         """
         arrays: dict[str, Any] = {"format": FORMAT, "version": VERSION, **self.arrays}
+        arrays |= domain_arrays(self.domain)
         with open_private(path) as file:
-            np.savez(file, domain=json.dumps(self.domain.to_config()), **arrays)
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> "Synopsis":
         """Return what `save` wrote; a `DataError` for any other file, or one of another version."""
         synopsis, version = None, VERSION
+        if not os.path.isfile(path):
+            raise DataError(f"Expected a file that Synopsis.save wrote. There is no file {path}.")
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays: dict[str, Any] = dict(file)
             if str(arrays.pop("format")) == FORMAT:
                 version = int(arrays.pop("version"))
-                domain = domain_from_config(json.loads(str(arrays.pop("domain"))))
-                synopsis = cls.from_arrays(arrays, domain)
+                domain = domain_of(arrays)
+                mixture = {name: arrays[name] for name in arrays.keys() - {"domain", "declared"}}
+                synopsis = cls.from_arrays(mixture, domain)
         except Exception:  # whatever NumPy, zip files or JSON raise
             synopsis = None
         if version != VERSION:

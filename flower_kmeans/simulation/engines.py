@@ -155,7 +155,9 @@ def simulate(
     if result is None:
         raise RunError("No client reported a result.")
     outcome = result.centroids, result.counts, strategy.domain, strategy.report
-    return Clustering(*outcome, result.weights, result.size_report, result.synopsis)
+    # Clients know the box alone, and the strategy what a `TableDomain` declares.
+    synopsis = result.synopsis and replace(result.synopsis, domain=strategy.domain)
+    return Clustering(*outcome, result.weights, result.size_report, synopsis)
 
 
 def choose_engine(

@@ -130,7 +130,8 @@ class TestSimulate:
     @pytest.mark.parametrize("arguments", [("--strategy", "lloyd"), ("--trust", "plain")])
     def test_runs_without_privacy_find_the_blobs_and_say_so(self, simulated, tmp_path, arguments):
         result, report, saved = simulated("--clients", 4, *arguments)
-        assert sorted(saved) == ["centroids", "columns", "counts", "domain"]
+        assert sorted(saved) == ["centroids", "columns", "counts", "domain", "private"]
+        assert not saved["private"]
         assert saved["columns"].tolist() == report["columns"] == ["height", "weight"]
         assert_near_the_blobs(saved["centroids"], 0.1)
         np.testing.assert_allclose(saved["counts"].sum(), 1200)
@@ -391,7 +392,7 @@ class TestErrors:
             ((*PUBLIC, "--clients", 0), ["--clients"]),
             ((*PUBLIC, "--seed", -1), ["--seed"]),
             ((*PUBLIC, "--clusters", "x"), ["as integer in [1, 10000]|LOW-HIGH|any. Got 'x'"]),
-            ((*PUBLIC, "--clusters", "5-2"), ["Expected --clusters in [1, 2]. Got 5"]),
+            ((*PUBLIC, "--clusters", "5-2"), ["Expected --clusters as (low, high). Got (5, 2)"]),
             ((*PUBLIC, "--clusters", "2-101"), ["Expected --clusters in [1, 100]. Got 101"]),
             (
                 (*PUBLIC, "--clusters", "2-5", "--strategy", "fastlloyd"),
@@ -523,7 +524,8 @@ class TestPlan:
         assert head.startswith("round  release")
         # Of 20 clients' noise shares 14 make the planned noise; most of the rest is removed.
         factor = f"1.054 ({(20 / 14) ** 0.5:.4g} before removal)"
-        assert last == f"n_clients 20, min_clients 16, max_colluders 2, noise factor {factor}"
+        crowd = "n_records 273280, n_clients 20, min_clients 16, max_colluders 2"
+        assert last == f"{crowd}, noise factor {factor}"
 
     def test_the_size_of_a_cluster_of_cells_has_no_one_noise(self, planned):
         text = planned("--clusters", "2-12")
@@ -543,7 +545,7 @@ class TestPlan:
     def test_every_release_of_feddp_from_parameters_alone(self, planned):
         text = planned(
             "--strategy", "feddp", "--server-points", 40, "--features", 8, "--epsilon", 2,
-            "--delta", 1e-6, "--rounds", 2,
+            "--delta", 1e-6, "--rounds", 2, "--n-records", 273_280,
         )  # fmt: skip
         rows, lloyd = rows_of(text), ["lloyd-sums", "lloyd-counts"]
         lift = ["lift-sums", "lift-counts"]

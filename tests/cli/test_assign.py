@@ -75,7 +75,8 @@ def test_other_numbers_of_clusters_come_from_the_synopsis(run, tmp_path, cluster
 
 def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(run, tmp_path):
     (tmp_path / "new.csv").write_text("age,weight\n20,50\n,50\n70,inf\n70,60\n")
-    assert run("--data", "new.csv", "--output", "out.csv").exit_code == 0
+    result = run("--data", "new.csv", "--output", "out.csv")
+    assert (result.exit_code, "; 2 with missing cells have none." in result.output) == (0, True)
     found = pd.read_csv("out.csv")
     assert found["cluster"].isna().tolist() == [False, True, True, False]
     assert found["distance"].isna().tolist() == [False, True, True, False]
@@ -161,6 +162,7 @@ def test_what_cannot_be_assigned_is_one_sentence(run, tmp_path, arguments, conte
         ("centroids", np.full((3, 2), np.nan)),
         ("weights", np.zeros(7)),
         ("columns", np.array(["age"])),
+        ("private", np.array("yes")),
     ],
 )
 def test_a_file_that_no_run_wrote_is_refused(run, name, value):
@@ -174,4 +176,7 @@ def test_a_file_that_no_run_wrote_is_refused(run, name, value):
 def test_a_damaged_file_is_refused(run, tmp_path, content):
     (tmp_path / "centroids.npz").write_bytes(content)
     result = run("--data", "centroids.npz")
-    assert "Expected the centroids.npz of a run" in " ".join(result.output.split())
+    assert "Expected the centroids.npz of a run. Got" in " ".join(result.output.split())
+    (tmp_path / "centroids.npz").unlink()
+    result = run("--data", "new.csv")
+    assert "There is no file centroids.npz" in " ".join(result.output.split())

@@ -115,9 +115,9 @@ class TestInit:
         assert found.declared == (Category("ward, now", ("a, b", '5" pipe', "c"), '5" pipe'),)
 
     def test_an_older_file_stays(self, run, tmp_path):
-        failed(run("domain", "init", answers=ANSWERS), "domain.toml exists")
+        failed(run("domain", "init", answers=ANSWERS), "a new file", "Got domain.toml")
         assert (tmp_path / "domain.toml").read_text("utf-8") == DOMAIN
-        failed(run("domain", "init", "--output", "no/where.toml", answers=ANSWERS), "cannot be")
+        failed(run("domain", "init", "--output", "no/where.toml"), "in a directory that exists")
         assert run("domain", "init", "--output", "x.toml", answers=ANSWERS[:7]).exit_code == 1
         assert not (tmp_path / "x.toml").exists()
 
@@ -138,7 +138,7 @@ class TestInit:
             Number("income", visits["income"].min(), visits["income"].max()),
             Number("age", ages.min(), ages.max()),
         }
-        plan = run("plan", "--domain", "off.toml")
+        plan = run("plan", "--domain", "off.toml", "--n-records", N)
         assert (plan.exit_code, "NOT private" in plan.stderr) == (0, True)
         text = (tmp_path / "off.toml").read_text("utf-8").replace('name = "age"', "missing = 30\n"
                                                                   'name = "age"')  # fmt: skip
@@ -226,6 +226,8 @@ class TestSimulate:
         failed(run(*SIMULATE, "--domain", "none.toml"), "none.toml cannot be read")
         (tmp_path / "strict.toml").write_text(DOMAIN.replace("missing = 40", ""), "utf-8")
         failed(run(*SIMULATE, "--domain", "strict.toml"), "'age'", f"120 of {N}", "missing")
+        visits.assign(ward="ICU").to_csv(tmp_path / "visits.csv", index=False)
+        failed(run(*SIMULATE, "--domain", "domain.toml"), "the domain declares ['ward']. Got none")
         (tmp_path / "visits.csv").write_text("age,income,ward\n1,2,3\n", "utf-8")
         failed(run(*SIMULATE, "--domain", "domain.toml"), "'admitted' once")
 
@@ -268,9 +270,12 @@ class TestPlan:
         same = run("plan", "--features", 6, "--n-records", 5000, "--clusters", 4)
         assert result.output == same.output
         failed(run("plan", "--domain", "domain.toml", "--features", 6), "Got both")
+        for option in (("--domain", "domain.toml"), ("--features", 6)):  # not the photograph's
+            failed(run("plan", *option), "Expected --n-records")
 
     def test_of_feddp_and_of_parties(self, run):
         feddp = ("plan", "--strategy", "feddp", "--server-points", 40, "--clusters", 3)
+        feddp += ("--n-records", 5000)
         found = run(*feddp, "--domain", "domain.toml")
         assert found.exit_code == 0, found.output
         assert found.output == run(*feddp, "--features", 6).output
@@ -291,6 +296,13 @@ class TestAssign:
         assert assigned["cluster"].notna().sum() == 49
         by_ward = assigned.iloc[2:].groupby("ward")["cluster"].nunique()
         assert by_ward["surgery"] == by_ward["medicine"] == 1
+        assert "50 records in assigned.csv; 1 with missing cells have none." in result.output
+        assert assigned["distance"].max() < 3  # of scaled records, not of days
+        # All wards count as other, which one line after another does not show.
+        new.assign(ward="ICU").to_csv(tmp_path / "wrong.csv", index=False)
+        result = run("assign", "--data", "wrong.csv", "--centroids", "out/centroids.npz",
+                     "--output", "other.csv")  # fmt: skip
+        assert result.stderr == "WARNING: no cell of 'ward' is what the domain declares.\n"
         new.iloc[2:].astype({"income": float}).to_parquet(tmp_path / "new.parquet")
         assert run("assign", "--data", "new.parquet", "--centroids", "out/centroids.npz",
                    "--output", "other.csv").exit_code == 0  # fmt: skip
@@ -300,7 +312,7 @@ class TestAssign:
         with np.load(tmp_path / "out" / "centroids.npz") as file:
             arrays = {name: array for name, array in file.items() if name != "declared"}
         np.savez(tmp_path / "out" / "centroids.npz", **arrays)
-        failed(run(*arguments), "lacks", "log10(income)")
+        failed(run(*arguments), "lacks", "log10(income)", "name this file with --domain")
         first = (tmp_path / "assigned.csv").read_text("utf-8")
         assert run(*arguments, "--domain", "domain.toml").exit_code == 0
         assert (tmp_path / "assigned.csv").read_text("utf-8") == first
@@ -360,11 +372,19 @@ class TestCheck:
         "line",
         ["1,secret,surgery,2024-02-29", "1,5,surgery,29.2.2024", "1,2", ",,,", "secret,,,"],
     )
-    def test_what_would_count_as_none_is_named_and_not_shown(self, node, line):
+    def test_what_counts_as_none_is_named_and_not_shown(self, node, line):
+        """Records that a run counts as none keep no node from taking part."""
         code, found = node(add=line)
-        assert (code, found["data"][0]) == (1, "no")
+        assert (code, found["data"][0]) == (0, "ok"), found
+        assert "Some records, such as those without a usable cell in" in found["data"][1]
         assert "secret" not in found["data"][1]
         assert "of 2" not in found["data"][1]
+
+    def test_a_column_without_any_usable_cell_is_named(self, node):
+        text = "age,income,ward,admitted\n41,7132.5891,ICU,2024-02-29\n42,2e4,ICU,2024-03-01\n"
+        code, found = node(text=text)  # the ward of both is missing
+        assert (code, found["data"][0]) == (1, "no")
+        assert "as the domain declares ['ward']. Got none." in found["data"][1]
 
     def test_a_file_without_names_of_columns_is_not_shown(self, node):
         code, found = node(text="41,7132.5891,surgery,2024-02-29\n41,1,medicine,2024-02-29\n")
@@ -384,7 +404,8 @@ class TestCheck:
             "names": DOMAIN.replace('"surgery"', '"surgeries"'),
             "off": "from_records = true\n" + DOMAIN,
         }
-        words = ["[[columns]]", "bounds of column 0", "columns", "read off records"]
+        texts["rules"] = DOMAIN.replace("missing = 40", "missing = 41")
+        words = ["[[columns]]", "bounds of column 0", "columns", "read off records", "digest"]
         for (name, text), word in zip(texts.items(), words, strict=True):
             (tmp_path / f"{name}.toml").write_text(text, "utf-8")
             code, found = node("--domain", f"{name}.toml")

@@ -2,6 +2,7 @@
 
 import re
 import stat
+from datetime import date
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from flower_kmeans.algorithms.released import ReleasedMixture, SizeReport
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.outputs import write_centroids
 from flower_kmeans.data.domain import domain_from_config
-from flower_kmeans.data.table_domain import Category, Number
+from flower_kmeans.data.table_domain import Category, Date, Number
 from flower_kmeans.report.synopsis import Synopsis
 
 pytest.importorskip("matplotlib")
@@ -37,13 +38,24 @@ def synopsis_of(domain=BOX, centroids=CENTROIDS, m=12):
     return Synopsis(found, domain)
 
 
-def leave(directory, *, domain=BOX, centroids=CENTROIDS, synopsis=None, sizes=None, names=NAMES):
+def leave(
+    directory,
+    *,
+    domain=BOX,
+    centroids=CENTROIDS,
+    synopsis=None,
+    sizes=None,
+    names=NAMES,
+    report=REPORT,
+    bounds_from_data=False,
+):
     k = len(centroids)
     weights = None if sizes is None else np.zeros(k)
     clustering = Clustering(
-        centroids, np.arange(k) * 100.0 - 20, domain, REPORT, weights, sizes, synopsis
+        centroids, np.arange(k) * 100.0 - 20, domain, report, weights, sizes, synopsis
     )
-    write_centroids(directory, clustering, names)
+    directory.mkdir(exist_ok=True)
+    write_centroids(directory, clustering, names, bounds_from_data)
     return directory / "centroids.npz"
 
 
@@ -81,6 +93,45 @@ def test_every_kind_is_drawn_from_released_values(tmp_path, kind, with_synopsis)
         shares = [int(each) for each in re.findall(r"\((\d+)% of variance\)", svg)]
         assert len(shares) == 2
         assert shares[0] >= shares[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_not_private_is_marked(tmp_path, kind):
+    exact = leave(tmp_path, synopsis=synopsis_of(), report=finished("Lloyd", "plain").report)
+    read_off = leave(tmp_path / "b", bounds_from_data=True)
+    for path in (exact, read_off):
+        said, svg = drawn(path, kind)
+        assert said.splitlines()[1].startswith("NOT PRIVATE: of a run without noise, or with")
+        assert "NOT PRIVATE" in svg
+        assert "noisy" not in svg
+        assert "released values only" not in svg
+
+
+def test_axes_have_the_columns_as_people_know_them(tmp_path):
+    days = [date(2021, 3, 4), date(2023, 5, 6)]
+    declared = [
+        Number("income", 1000, 1e6, "log"),
+        Date("admitted", date(2020, 1, 1), date(2024, 12, 31)),
+        Category("ward", ("a", "b")),
+    ]
+    domain = TableDomain(declared)
+    centroids = domain.encode({"income": [5e3, 2e5], "admitted": days, "ward": ["a", "b"]})
+    path = leave(tmp_path, domain=domain, centroids=centroids, names=domain.columns)
+    _, svg = drawn(path, "pairs", "--columns", "admitted,income,ward")
+    texts = set(re.findall(r">([^<>]+)</text>", svg))
+    assert {"income", "admitted", "ward=a", "ward=b"} <= texts
+    assert {text[:4] for text in texts if re.fullmatch(r"20\d\d-\d\d-\d\d", text)} >= {
+        "2021",
+        "2022",
+    }
+    incomes = [float(text) for text in texts if re.fullmatch(r"[\d.]+e\+\d\d", text)]
+    assert incomes  # and not their logarithms
+    assert min(incomes) > 1000
+    _, one = drawn(path, "pairs", "--columns", "log10(income)")
+    assert {"income", "density"} <= set(re.findall(r">([^<>]+)</text>", one))
+    for twice in ("ward,ward=a", "income,income"):
+        said = invoke(path, "--kind", "pairs", "--columns", twice).output
+        assert "of income, admitted, ward, each once" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
@@ -126,6 +177,7 @@ def test_sizes_have_the_intervals_that_are_known(tmp_path, monkeypatch):
     np.testing.assert_allclose(found["high"], sizes.interval[[0, 2, 1], 1])
     synopsis = synopsis_of()
     _, svg = drawn(leave(tmp_path, synopsis=synopsis), "sizes")
+    assert "as the synopsis has them" in svg
     assert "intervals of 95% over the noise, each" in svg
     # Four parts of each cluster, each with noise of 4 records.
     np.testing.assert_allclose(

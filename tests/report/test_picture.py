@@ -60,7 +60,7 @@ def test_a_table_is_drawn_by_power_cells(tmp_path):
         with Image.open(tmp_path / "p.png") as picture:
             pixels = np.asarray(picture.convert("RGB")).reshape(-1, 3)
         colours[weight] = [
-            (pixels == c).all(axis=1).sum() for c in ((31, 119, 180), (174, 199, 232))
+            (pixels == c).all(axis=1).sum() for c in ((31, 119, 180), (255, 127, 14))
         ]
     assert colours[0.0][0] == pytest.approx(colours[0.0][1], rel=0.3)
     assert colours[60.0][0] > 2 * colours[60.0][1] > 0

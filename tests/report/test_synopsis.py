@@ -8,10 +8,11 @@ import pytest
 from scipy.cluster.hierarchy import fcluster, is_valid_linkage
 from scipy.stats import multivariate_normal
 
-from flower_kmeans import Ball, Box, PrivacyBudget, simulate
+from flower_kmeans import Ball, Box, PrivacyBudget, TableDomain, simulate
 from flower_kmeans.algorithms import SynopsisAlgorithm
 from flower_kmeans.algorithms import synopsis_mixture as model
 from flower_kmeans.algorithms.released import ReleasedMixture
+from flower_kmeans.data.table_domain import Number
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -262,12 +263,27 @@ def test_other_strategies_have_none():
     assert strategy.synopsis is None
 
 
+def test_a_notebook_shows_declared_columns_and_what_is_not_private():
+    table = TableDomain([Number("a", 10, 1000, "log"), Number("b", 0, 1)])
+    records = table.encode({"a": np.geomspace(10, 1000, 400), "b": np.linspace(0, 1, 400)})
+    for epsilon, is_marked in ((5.0, False), (None, True)):
+        options = {"n_records": 400, "trust": "trusted-server" if epsilon else "plain"}
+        strategy = SynopsisKMeans(2, table, PrivacyBudget(epsilon), **options)
+        synopsis = simulate(strategy, np.array_split(records, 4)).synopsis
+        assert synopsis.domain == table
+        page = synopsis._repr_html_()
+        assert '<th scope="col">a</th>' in page
+        assert "log10" not in page
+        assert ("NOT PRIVATE" in page) == is_marked
+
+
 # --------------------------------------------------------------------------- files and bad input
 
 
 def test_what_is_saved_is_loaded(tmp_path):
     named = Box(WIDE.lower, WIDE.upper, columns=["a", "b", "c", "é"])
-    for synopsis in (made(), made(named, p=4), separate([1], [[0, 0]])):
+    table = TableDomain([Number("a", 1, 9, "log"), *(Number(name, 0, 1) for name in "bcd")])
+    for synopsis in (made(), made(named, p=4), made(table), separate([1], [[0, 0]])):
         path = tmp_path / "synopsis"
         synopsis.save(path)
         found = Synopsis.load(path)
