@@ -189,8 +189,8 @@ def _draw_pairs(figure: "Figure", picture: Picture) -> None:
     for row, i in enumerate(places):
         for column, j in enumerate(places):
             axes, pair = panels[row, column], [j, i]
-            _name_axis(axes.xaxis, found, j, is_named=row == n - 1)
-            _name_axis(axes.yaxis, found, i, is_named=column == 0)
+            _name_axis(axes.xaxis, found, j, row == n - 1, rotation=30)
+            _name_axis(axes.yaxis, found, i, column == 0)
             if i == j:
                 _draw_density(axes, picture, i)
                 if n == 1:
@@ -354,7 +354,7 @@ def _owners(found: Found) -> list[Any]:
     return [column for column in found.domain.declared for _ in column.coordinates()]
 
 
-def _name_axis(axis: "Axis", found: Found, place: int, is_named: bool) -> None:
+def _name_axis(axis: "Axis", found: Found, place: int, is_named: bool, rotation: float = 0) -> None:
     """Give an axis the ticks of a column as people read its numbers, and its name."""
     from matplotlib.ticker import MaxNLocator
 
@@ -366,7 +366,7 @@ def _name_axis(axis: "Axis", found: Found, place: int, is_named: bool) -> None:
         name, read = owner.name, lambda power: f"{10.0**power:.3g}"
     if read is not None:
         axis.set_major_locator(MaxNLocator(3))
-        axis.set_tick_params(labelrotation=30 if axis.axis_name == "x" else 0)
+        axis.set_tick_params(labelrotation=rotation)
         axis.set_major_formatter(lambda value, _: read(value))
     if is_named:
         axis.set_label_text(printable(name), parse_math=False)

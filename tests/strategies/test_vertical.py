@@ -301,7 +301,7 @@ def test_hooks_are_called_in_order():
     assert made(n_rounds=2).configure_evaluate(1, *empty) == []
     with pytest.raises(ConfigurationError, match="2 clients"), strategy.expecting(3):
         pass
-    assert "Parties: 2" in repr(strategy)
+    assert "min_clients=2" in repr(strategy)
     with pytest.raises(RunError, match="no report"):
         _ = strategy.report
 
