@@ -174,13 +174,15 @@ def assign(found: Found, data: Path, output: Path) -> Assigned:
 
 
 def _require_columns(names: Sequence[str], found: Found, data: Path) -> None:
-    wanted, hint_domain = found.inputs, not isinstance(found.domain, TableDomain)
+    wanted = found.inputs
     missing = [name for name in wanted if name not in names]
     doubled = [name for name in wanted if list(names).count(name) > 1]
     if doubled:
         raise DataError(f"Expected the columns {list(wanted)} once in {data}. Got {doubled} twice.")
     if missing:
-        hint = " Of a run with a domain.toml, name this file with --domain." if hint_domain else ""
+        hint = " Of a run with a domain.toml, name this file with --domain."
+        if isinstance(found.domain, TableDomain):
+            hint = ""
         raise DataError(f"Expected the columns {list(wanted)} in {data}. It lacks {missing}.{hint}")
     taken = [name for name in ADDED if name in names]
     if taken:
