@@ -174,9 +174,11 @@ class Server:
             self._enrol(nodes, trip)
         n_taken, least = len(self._cohort.claims), self.run.document.min_clients
         if n_taken < least:
+            taken = {one.node_id for claims in self._cohort.claims.values() for one in claims}
+            self._note_dropped(0, set(nodes) - taken)
             raise TooFewClientsError(
                 f"Expected at least min_clients={least} clients to take part. "
-                f"Got {n_taken} instead.{self._reasons(0)}"
+                f"Got {n_taken} of {len(nodes)} connected nodes instead.{self._reasons(0)}"
             )
         frame = self._next_frame()
         self._note_dropped(0, set(nodes) - self._cohort.clients.keys())
@@ -291,7 +293,8 @@ class Server:
             self.dropped.append(last.get(node_id, silent))
 
     def _reasons(self, t: int) -> str:
-        reasons = sorted({incident.reason for incident in self.incidents if incident.round == t})
+        missing = (*self.incidents, *self.dropped)
+        reasons = sorted({one.reason for one in missing if one.round == t})
         return f" Reasons: {' '.join(reasons)}" if reasons else ""
 
     # ------------------------------------------------------------------ `ask`
@@ -402,6 +405,8 @@ class Server:
                         self._lose(attempt)
                     break
             if attempt.number == document.max_attempts:
+                answered = {one.node_id for one in attempt.dealers}
+                self._note_dropped(attempt.t, self._cohort.clients.keys() - answered)
                 raise TooFewClientsError(
                     f"Expected at least min_clients={document.min_clients} answers to one query "
                     f"in round {attempt.t} of {document.rounds}. Got {len(attempt.dealers)} of "

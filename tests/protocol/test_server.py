@@ -125,15 +125,33 @@ def test_a_round_with_too_few_answers_is_asked_for_again(trust, tmp_path):
 def test_too_few_enrolments_end_a_run(tmp_path):
     for trust, keys in MODES:
         net = make_net(tmp_path, trust, keys, n=3, lossy=losing("request", "enrol"))
-        with pytest.raises(TooFewClientsError, match=rf"Got 0 instead\. Reasons: {LOST}"):
+        with pytest.raises(TooFewClientsError, match=rf"Got 0 of 3 connected.*Reasons: {LOST}"):
             net.set_up()
     lossy = losing("reply", "enrol", of=lambda node_id: node_id < 15)
-    with pytest.raises(TooFewClientsError, match=r"min_clients=4 clients to take part\. Got 3"):
+    found = r"min_clients=4 clients to take part\. Got 3 of 5 connected"
+    with pytest.raises(TooFewClientsError, match=found):
         make_net(tmp_path, n=5, document={"min_clients": 4}, lossy=lossy).set_up()
     net = make_net(tmp_path, n=5, lossy=lossy)
     with pytest.raises(TooFewClientsError, match=r"more of the 5 committee members.*Got 3"):
         net.set_up()
     assert [d.node_id for d in net.server.dropped] == [3, 10]
+
+
+@pytest.mark.parametrize(("trust", "keys"), MODES)
+def test_a_run_that_silence_ends_names_who_was_silent(trust, keys, tmp_path):
+    def silent(kind, requests, has_enough):
+        return iter(())
+
+    net = make_net(tmp_path, trust, keys, n=3)
+    with pytest.raises(TooFewClientsError, match=r"Got 0 of 3 connected nodes.*No answer in time"):
+        net.server.set_up(net.nodes, silent)
+    assert {d.node_id for d in net.server.dropped if d.kind == "silent"} == set(net.nodes)
+    net = make_net(tmp_path, trust, keys, n=3).set_up()
+    net.server.ask()
+    with pytest.raises(TooFewClientsError, match=r"Got 0 of 3 in the last.*No answer in time"):
+        net.server.take_answers(iter(()), silent)
+    missing = {(d.node_id, d.round, d.kind) for d in net.server.dropped}
+    assert missing == {(node_id, 1, "silent") for node_id in net.nodes}
 
 
 @pytest.mark.parametrize(("trust", "keys"), MODES)

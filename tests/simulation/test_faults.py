@@ -264,7 +264,7 @@ def test_a_client_that_restarts(trust, keys, when, ledger, tmp_path):
 def test_too_few_replies_end_the_run_clearly(trust, keys, t, kind, play):
     faulty = range(N) if t < 0 else range(6)
     found = {
-        0: r"min_clients=4 clients to take part\. Got 3",
+        0: r"min_clients=4 clients to take part\. Got 3 of 9",
         -1: "No client confirmed the delivery",
     }.get(t, f"at least min_clients=4 answers to one query in round {t} of 3. Got 3 of 9")
     with pytest.raises((TooFewClientsError, RunError), match=found) as caught:
