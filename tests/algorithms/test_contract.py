@@ -401,8 +401,13 @@ def test_an_own_state_that_is_out_of_range_is_moved_into_it(name):
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
     [-(2**63), 2**63 - 1, 0, 2**16, -1, 40, 80]
 )
+FIRST = "rectangle", 1.0
 TOTAL = [
-    (name, where, epsilon)
+    # One with bounds on sizes takes as long as all others of an algorithm.
+    pytest.param(
+        *(name, where, epsilon),
+        marks=[pytest.mark.slow] * (name == "synopsis-sized" and (where, epsilon) != FIRST),
+    )
     for name, grid in GRIDS.items()
     for where in ("rectangle", "disc", "sphere")
     for epsilon in (1.0, None)

@@ -68,7 +68,14 @@ def expect_equal_steps(algorithm):
             assert one == other, (kind, number, (one - other, other - one))
 
 
-@pytest.mark.parametrize("name", REPLAYABLE)
+# Exact sizes take the steps of bounds on sizes.
+TESTED = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "synopsis-sized-exact"))
+    for name in REPLAYABLE
+]
+
+
+@pytest.mark.parametrize("name", TESTED)
 def test_steps_do_not_depend_on_sums(name):
     expect_equal_steps(REPLAYABLE[name]())
 

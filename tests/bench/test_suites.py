@@ -197,6 +197,7 @@ def stranded():
         yield known | {"RAY_TMPDIR": folder}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_simulation_for_each_run_from_the_installed_command(tmp_path, stranded):
     """Each starts Ray for itself, whatever other cluster the machine has or had."""

@@ -192,7 +192,8 @@ def leak_complaints(
 def run_once(directory, partitions, config=None, policy=None):
     """Set a deployment up, run its app once and take it down; return what it left."""
     with deployment(directory, partitions, policy=policy) as running:
-        running.run({"n-rounds": ROUNDS, **(config or {})}, timeout=900)
+        # A busy machine takes a minute to start the processes of all nodes for one message.
+        running.run({"n-rounds": ROUNDS, "timeout": 300, **(config or {})}, timeout=1_800)
     assert running.processes.left() == []
     return running
 
