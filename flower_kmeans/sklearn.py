@@ -20,9 +20,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.data.records import check_columns, named_columns
-from flower_kmeans.errors import ConfigurationError, DataError, RunError, TooFewClientsError
+from flower_kmeans.errors import BudgetError, ConfigurationError, DataError, RunError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.filter import price_of
+from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.simulation import simulate
@@ -133,8 +136,11 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
             If a parameter cannot be used; nothing is spent then.
         DataError
             If ``X`` has other columns than ``bounds``, in number or names; nothing is spent then.
+        LedgerError
+            If the ledger in ``state_dir`` cannot be used; nothing is spent then.
         RunError
-            If the ledger refuses the fit: its ``max_total_epsilon`` would be exceeded.
+            If ``max_total_epsilon`` would be exceeded; nothing is spent then. Or if the fit could
+            not be finished; what was charged before stays charged.
         """
         records = validate_data(self, X, dtype=np.float64, order="C")
         seed = int(check_random_state(self.random_state).randint(2**31))
@@ -197,22 +203,13 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
             policy = replace(
                 policy, state_dir=self.state_dir, max_total_epsilon=epsilon, max_total_delta=delta
             )
+            _require_room(self.state_dir, strategy.plan, Limit(epsilon, delta))
         elif epsilon is not None or delta is not None:
             raise ConfigurationError(
                 "Expected state_dir, for the ledger of all fits, with max_total_epsilon or "
                 "max_total_delta. Got none."
             )
-        try:
-            return simulate(strategy, [records], policy=policy)
-        except TooFewClientsError as error:
-            if self.state_dir is None:
-                raise
-            # The only client accepts whatever its ledger allows.
-            raise RunError(
-                f"Expected all fits in the ledger {str(self.state_dir)!r} to cost at most "
-                f"max_total_epsilon={epsilon:g} at max_total_delta={delta:g}. This fit would "
-                "exceed it, and was refused."
-            ) from error
+        return simulate(strategy, [records], policy=policy)
 
     @property
     def _n_features_out(self) -> int:
@@ -239,3 +236,17 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
                 f"public. Got {type(self.bounds).__name__} for {n_features} columns."
             ) from None
         return Box(low, high)
+
+
+def _require_room(state_dir: str | PathLike[str], plan: PrivacyPlan, limit: Limit) -> None:
+    """Require room in the ledger, whose refusal during a run does not name the parameter."""
+    price = price_of(plan.budget.unit, plan.rounds) if plan.is_private else None
+    with Ledger(state_dir) as ledger:
+        try:
+            ledger.require_room(b"", price, limit)
+        except BudgetError as error:
+            raise RunError(
+                f"Expected all fits in the ledger {str(state_dir)!r} to cost at most "
+                f"max_total_epsilon={limit.epsilon:g} at max_total_delta={limit.delta:g}. This "
+                "fit would exceed it, and was refused."
+            ) from error

@@ -19,8 +19,13 @@ from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
     DataError,
+    LedgerError,
     RunError,
+    TooFewClientsError,
 )
+from flower_kmeans.privacy.ledger import spent_epsilon
+from flower_kmeans.privacy.ledger_file import FILE_NAME
+from flower_kmeans.protocol.session import LedgerMemory
 from flower_kmeans.sklearn import PrivateKMeans
 
 NEW_NOISE = "The check fits twice and compares: every fit draws new noise, whatever random_state."
@@ -165,6 +170,31 @@ def test_all_fits_are_charged_to_one_ledger_and_refused_beyond_its_limit(tmp_pat
     assert np.isnan(scores).sum() == 2
     with pytest.raises(RunError, match=r"at most max_total_epsilon=1\.5 at max_total_delta=1e-06"):
         clone(charged).fit(RECORDS)
+
+
+def test_a_ledger_that_cannot_be_used_is_named_before_anything_is_spent(tmp_path):
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(LedgerError, match="0700"):
+        estimator(state_dir=tmp_path / "open").fit(RECORDS)
+    charged = estimator(epsilon=0.5, state_dir=tmp_path / "own").fit(RECORDS)
+    (tmp_path / "own" / FILE_NAME).write_bytes(b"no database")
+    with pytest.raises(LedgerError, match="cannot be used"):
+        charged.fit(RECORDS)
+
+
+def test_a_fit_that_fails_on_its_way_is_not_said_to_be_refused(tmp_path, monkeypatch):
+    answer = LedgerMemory.answer
+
+    def full(self, run, last, *others):
+        if last.t > 2:
+            raise LedgerError("The disk is full.")
+        return answer(self, run, last, *others)
+
+    monkeypatch.setattr(LedgerMemory, "answer", full)
+    with pytest.raises(TooFewClientsError, match=r"in round 3 of") as error:
+        estimator(epsilon=0.5, state_dir=tmp_path / "own").fit(RECORDS)
+    assert "max_total_epsilon" not in str(error.value)
+    assert spent_epsilon(tmp_path / "own", 1e-6) > 0.4
 
 
 def test_a_search_without_scoring_is_refused():

@@ -51,7 +51,7 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
         domain, private = domain_of(arrays), arrays["private"]
-        centroids, weights = arrays["centroids"], arrays.get("weights")
+        centroids, counts, weights = arrays["centroids"], arrays["counts"], arrays.get("weights")
         columns = tuple(map(str, arrays["columns"]))
         # All of it is checked, since the file may come from anywhere.
         is_right = centroids.shape[1:] == (domain.n_features,) == (len(columns),)
@@ -69,7 +69,7 @@ def read_centroids(path: Path, declared: Path | None = None) -> Found:
         domain = declared_as(TableDomain.from_file(declared), domain)
         if domain.columns != columns:
             raise DataError(f"Expected the domain file of the run, with {columns}. Got {declared}.")
-    return Found(centroids, columns, domain, weights, arrays["counts"], bool(private), sizes)
+    return Found(centroids, columns, domain, weights, counts, bool(private), sizes)
 
 
 def synopsis_beside(path: Path, domain: Domain) -> Synopsis | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.data.records import MissingValuesError, as_number, text_as_bytes
-from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.table_domain import TableDomain, category_of
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 
@@ -97,7 +97,7 @@ def load_table(
     domain : TableDomain, optional
         In place of ``features``: the records are in the columns of its box, as its ``encode`` makes
         them of the declared columns. Cells of a csv file are then read as they are written. With
-        ``malformed="error"`` each declared column must have a usable cell.
+        ``malformed="error"`` each declared column that is not empty must have a usable cell.
 
     Raises
     ------
@@ -122,6 +122,8 @@ def load_table(
         others = {name: available[name] for name in keep}
         declared = [column.name for column in domain.declared]
         unread = [] if lenient else domain.unread(available, declared)
+        # A column may be empty where its cells have a rule, but not full of what nothing reads.
+        unread = [name for name in unread if any(map(category_of, available[name].tolist()))]
         if unread:
             raise DataError(f"Expected cells in {path} as the domain declares {unread}. Got none.")
         return Table(domain.encode(available, malformed), domain.columns or (), labels, others)

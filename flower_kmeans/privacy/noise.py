@@ -159,7 +159,8 @@ def discrete_gaussians(variances: _Floats, streams: Sequence[Stream]) -> _Intege
         # Zero has one sign only, or it would come twice as often.
         taken &= ~(negative & (size == 0))
         chosen, values = proposing[taken], np.where(negative, -size, size)[taken]
-        noise[chosen[::-1]] = values[::-1]  # backwards: the first of a coordinate is written last
+        first = np.diff(chosen, prepend=-1) > 0  # of a coordinate's proposals
+        noise[chosen[first]] = values[first]
         settled[chosen] = True
     return noise.reshape(variances.shape)
 

@@ -365,8 +365,8 @@ class _Conversation:
         """Take the run's group key; another one only before the first entry."""
         session = self._session
         if wrap is None:
-            refuse_unless(bool(session.group_secret), Code.NEED)
-        elif not session.group_secret or session.head == 0:
+            refuse_unless(bool(session.group_key), Code.NEED)
+        elif not session.group_key or session.head == 0:
             try:
                 session.group_secret = self._pairs.unwrap(wrap)
                 session.group_key = key_agreement.group_key(session.group_secret, self._doc_hash)
@@ -424,7 +424,7 @@ class _Conversation:
         for entry in entries:
             if checks.is_followed(session, entry):
                 continue
-            refuse_unless(entry.t <= session.head + 1 and bool(session.group_secret), Code.NEED)
+            refuse_unless(entry.t <= session.head + 1 and bool(session.group_key), Code.NEED)
             is_one = entry.t <= document.rounds and entry.attempt <= document.max_attempts
             # The transcript's hash covers one of them: the other would differ among clients.
             other = entry.words if self._run.trust.has_committee else entry.shares

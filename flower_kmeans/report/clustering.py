@@ -78,8 +78,8 @@ class Clustering:
 
     @property
     def is_private(self) -> bool:
-        """Whether the run added noise."""
-        return self.report.epsilon is not None
+        """Whether the run's guarantee holds; not after a start from exact results, say."""
+        return self.report.guarantee_holds
 
     @property
     def sizes(self) -> Floats | None:

@@ -135,9 +135,8 @@ class Outcome:
 
     @property
     def is_private(self) -> bool:
-        """Whether the run's guarantee holds: none of its statements denies it."""
-        denied = any(words.startswith("NOT PRIVATE") for words in self.report.statements)
-        return self.not_private is None and not denied
+        """Whether the run's guarantee holds, by its report and its user."""
+        return self.not_private is None and self.report.guarantee_holds
 
     @property
     def is_finished(self) -> bool:

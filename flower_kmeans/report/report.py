@@ -242,6 +242,11 @@ class Report(Proceedings):
         return lines_of("statements.txt.j2", report=self)
 
     @property
+    def guarantee_holds(self) -> bool:
+        """Whether the run's guarantee holds: none of the statements denies it."""
+        return not any(words.startswith("NOT PRIVATE") for words in self.statements)
+
+    @property
     def is_noise_removed(self) -> bool:
         """Whether noise beyond the plan was removed in the round with the most noise."""
         # They are computed in two ways, and may differ in their last bits where nothing is removed.

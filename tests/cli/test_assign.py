@@ -172,6 +172,14 @@ def test_a_file_that_no_run_wrote_is_refused(run, name, value):
     assert "Expected the centroids.npz of a run" in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("name", ["domain", "centroids", "counts", "columns", "private"])
+def test_a_file_that_lacks_an_array_is_refused(run, name):
+    with np.load("centroids.npz") as file:
+        np.savez("centroids.npz", **{key: value for key, value in file.items() if key != name})
+    result = run("--data", "centroids.npz")
+    assert "Expected the centroids.npz of a run" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive"])
 def test_a_damaged_file_is_refused(run, tmp_path, content):
     (tmp_path / "centroids.npz").write_bytes(content)

@@ -372,6 +372,18 @@ def test_files_are_read_as_they_are_written(tmp_path):
     assert "41" not in str(error.value)
 
 
+def test_a_column_may_be_empty_where_its_cells_have_a_rule(tmp_path):
+    path, header = tmp_path / "t.csv", LINES.splitlines()[0]
+    path.write_bytes(header + b"\n,10000,,2024-02-29\n, 10000, ,2024-02-29\n")
+    records = load_table(path, domain=DOMAIN).records
+    np.testing.assert_array_equal(records, [[40, 4, 0, 0, 1, ROW[5]]] * 2)
+    path.write_bytes(header + b"\n")
+    assert load_table(path, domain=DOMAIN).records.shape == (0, 6)
+    path.write_bytes(header + b"\n,10000,ICU,2024-02-29\n,10000,,2024-02-29\n")
+    with pytest.raises(DataError, match=r"declares \['ward'\]"):
+        load_table(path, domain=DOMAIN)
+
+
 def test_one_cell_that_is_not_utf_8_does_not_stop_a_parquet_file(tmp_path):
     cells = pa.array([b"surgery", b"\xff"], pa.binary())
     text = pa.Array.from_buffers(pa.string(), 2, cells.buffers())

@@ -135,6 +135,13 @@ def test_any_content_gets_a_code(tmp_path):
     assert from_content(node.client.handle(to_content(request))) == node.answer(request)
 
 
+def test_a_long_document_is_refused_and_not_kept():
+    checks._digest.cache_clear()
+    reply = Node(ClientPolicy(), None).send(Enrol(doc=bytes(2**20 + 1)))
+    assert code(reply) == Code.BAD_MESSAGE
+    assert checks._digest.cache_info().currsize == 0
+
+
 def test_a_document_that_contradicts_itself(tmp_path):
     for changes in ({"share_variance": "1/3"}, {"sampler": "other"}):
         assert code(enrol(Cohort(tmp_path), **changes)) == Code.POLICY
@@ -225,7 +232,11 @@ DEFECTS = [
     ("leaf", Code.RENEW, lambda c: {"root": NOBODY}),
     ("one slot", Code.CONFLICT, lambda c: _set(c, slot=3)),
     ("committee", Code.BAD_MESSAGE, lambda c: {"committee": b"short"}),
-    ("group key", Code.NEED, lambda c: (_set(c, group_secret=b""), {"wrap_for": None})[1]),
+    (
+        "group key",
+        Code.NEED,
+        lambda c: (_set(c, group_secret=b"", group_key=b""), {"wrap_for": None})[1],
+    ),
     ("entries", Code.CONFLICT, lambda c: {"entries": (change(c.entries[0], tag=NOBODY),)}),
 ]
 """Defects of one ask for round 2 of a blind run, in the order in which a client meets them."""
@@ -468,6 +479,15 @@ def test_envelopes_that_do_not_open(tmp_path, trust, keys):
         reply = cohort.ask(0, wrap_for=wrap)
         assert reply == Refusal(code=Code.KEY, doc_hash=cohort.doc_hash)
     assert isinstance(cohort.ask(0), Answer)
+
+
+def test_a_secret_without_the_key_made_of_it_is_no_group_key(tmp_path):
+    cohort = Cohort(tmp_path, "clients-only").set_up()
+    cohort.round(1)
+    assert isinstance(cohort.ask(0, 2), Answer)
+    _set(cohort, group_key=b"", query_key=b"")
+    assert cohort.session(0).group_secret
+    assert code(cohort.ask(0, 2, 2, wrap_for=None)) == Code.NEED
 
 
 def test_only_round_one_of_clients_only_needs_no_group_key(tmp_path):

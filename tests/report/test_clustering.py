@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_kmeans import Ball, Box, Clustering, simulate
+from flower_kmeans import Ball, Box, Clustering, PrivacyBudget, simulate
 from flower_kmeans.algorithms.released import SizeReport
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, DataError
-from flower_kmeans.strategies import Lloyd
+from flower_kmeans.strategies import GLloyd, Lloyd
 
 WIDE = Box([0.0, -100.0], [1.0, 100.0])
 
@@ -60,6 +60,18 @@ def test_a_unit_is_exact_where_bounds_are_far_from_zero():
     ends = np.array([[low], [high]])
     found = Clustering(ends, np.ones(2), Box([low], [high]), None)
     assert found.predict(ends[::-1]).tolist() == [1, 0]
+
+
+def test_a_run_from_exact_results_is_not_private():
+    domain, records = Box([0.0], [1.0]), np.linspace(0, 1, 50)[:, None]
+    exact = simulate(Lloyd(2, domain, n_rounds=2), [records])
+    options = {"n_records": 50, "n_rounds": 1, "trust": "trusted-server", "min_clients": 1}
+    found = [
+        simulate(GLloyd(2, domain, PrivacyBudget(1.0), initial=start, **options), [records])
+        for start in (exact, exact.centroids)
+    ]
+    assert (exact.is_private, *(each.is_private for each in found)) == (False, False, True)
+    assert found[0].report.epsilon == pytest.approx(1.0)
 
 
 def test_many_records_are_predicted_in_blocks():
