@@ -15,7 +15,7 @@ from flower_kmeans.protocol.committee import MAX_POSITIONS, Committee, drawn
 from flower_kmeans.protocol.messages import Abort, Code, Enrol, Entry, Peer, Request, Turn
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.protocol.roster import Identity
-from flower_kmeans.protocol.run import MAX_DOCUMENT, MAX_SLOTS, Run, RunDocument
+from flower_kmeans.protocol.run import MAX_SLOTS, Run, RunDocument
 from flower_kmeans.protocol.session import ClientSession, LastAnswer, LastVote
 from flower_kmeans.protocol.transcript import root_from
 from flower_kmeans.secagg.base import Integers, Sharing
@@ -59,13 +59,7 @@ def require_not_over(session: ClientSession | None) -> None:
 
 def require_hash(data: bytes, doc_hash: bytes) -> None:
     """Require the run document that a message names."""
-    # In this order: the hash is kept with the document, which a server could make long.
-    _require(len(data) <= MAX_DOCUMENT and _digest(data) == doc_hash, Code.BAD_MESSAGE)
-
-
-@lru_cache(maxsize=8)  # clients of one process have the same documents
-def _digest(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
+    _require(hashlib.sha256(data).digest() == doc_hash, Code.BAD_MESSAGE)
 
 
 def require_kind(request: Request, run: Run) -> None:

@@ -30,7 +30,7 @@ MAX_VALUES = 1_000
 MAX_LEVELS = 4
 MAX_SLOTS = 2**17
 """Largest cohort: a client works and stores in proportion to the number that a message names."""
-MAX_DOCUMENT = 2**20
+_MAX_DOCUMENT = 2**20
 # Two processors may differ in the last digits of a calibrated multiplier, no more.
 _RELATIVE_TOLERANCE = 1e-9
 
@@ -141,8 +141,8 @@ class Run:
 
 def parse_document(data: bytes) -> RunDocument:
     """Read a run document; a `MessageError` if it is none (`VersionError`: of another version)."""
-    if len(data) > MAX_DOCUMENT:
-        raise MessageError(f"Expected a run document of at most {MAX_DOCUMENT} bytes.")
+    if len(data) > _MAX_DOCUMENT:
+        raise MessageError(f"Expected a run document of at most {_MAX_DOCUMENT} bytes.")
     document: RunDocument = decode(data, RunDocument)
     if document.protocol != PROTOCOL:
         raise VersionError("The run document is written for another version of the protocol.")
