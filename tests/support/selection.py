@@ -1,0 +1,102 @@
+"""Which cases of the tests run by default; all others carry the marker ``thorough``."""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+NIGHTLY = ("slow", "deployment")
+"""Markers of tests that neither the default command nor ``-m thorough`` runs."""
+
+COMMANDS = {
+    "thorough": "python -m pytest -n 2 -m thorough",
+    "slow": "python -m pytest -m slow",
+    "deployment": "python -m pytest -m deployment",
+}
+"""The command for those tests that the default command leaves out, by their marker."""
+
+
+def _value(value: Any) -> Hashable:
+    """Return a key that is equal for equal parameters of one collection."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return type(value), value
+    return id(value)
+
+
+def _combinations(case: dict[str, Any], strength: int) -> set[Hashable]:
+    """Return the combinations of so many values that a case holds, all if it has fewer."""
+    values = sorted((name, _value(value)) for name, value in case.items())
+    return set(combinations(values, min(strength, len(values))))
+
+
+def covering(cases: Sequence[dict[str, Any]], strength: int) -> list[int]:
+    """Choose cases that together hold every combination of so many values.
+
+    Parameters
+    ----------
+    cases : sequence of dict
+        The parameters of each case by name.
+    strength : int
+        1 for every value once, 2 for every pair of values once.
+
+    Returns
+    -------
+    list of int
+        Positions in ``cases``, ascending. The next one chosen always adds the most new
+        combinations; of equal ones it is the first.
+    """
+    held = [_combinations(case, strength) for case in cases]
+    missing = set().union(*held)
+    chosen = []
+    while missing:
+        best = max(range(len(cases)), key=lambda i: len(held[i] & missing))
+        chosen.append(best)
+        missing -= held[best]
+    return sorted(chosen)
+
+
+def _functions(items: Iterable[pytest.Item]) -> dict[Hashable, list[pytest.Function]]:
+    """Return the cases of each test that names its default cases, by the test."""
+    functions = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("default_cases") and hasattr(item, "callspec"):
+            functions[item.path, item.getmodpath(stopatmodule=True).partition("[")[0]].append(item)
+    return functions
+
+
+def mark_thorough(items: Iterable[pytest.Item]) -> None:
+    """Give the marker ``thorough`` to the cases that ``default_cases`` does not choose.
+
+    Cases that carry ``thorough`` or a nightly marker already are not chosen.
+    """
+    for cases in _functions(items).values():
+        strength = {"values": 1, "pairs": 2}[cases[0].get_closest_marker("default_cases").args[0]]
+        excluded = ("thorough", *NIGHTLY)
+        open_cases = [
+            item for item in cases if not any(item.get_closest_marker(name) for name in excluded)
+        ]
+        if not open_cases:
+            continue
+        chosen = covering([item.callspec.params for item in open_cases], strength)
+        for i in set(range(len(open_cases))) - set(chosen):
+            open_cases[i].add_marker(pytest.mark.thorough)
+
+
+def count_left_out(items: Iterable[pytest.Item]) -> Counter[str]:
+    """Count the deselected cases by the marker whose command runs them."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        markers = [name for name in COMMANDS if item.get_closest_marker(name)]
+        counts.update(markers[-1:])
+    return counts
+
+
+def left_out_lines(counts: dict[str, int]) -> list[str]:
+    """Return a line for each kind of left out cases, with the command that runs them."""
+    return [
+        f"Left out: {counts[name]} {name} cases. Run them with: {command}"
+        for name, command in COMMANDS.items()
+        if counts.get(name)
+    ]
