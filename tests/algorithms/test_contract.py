@@ -131,7 +131,7 @@ def test_records_outside_the_bounds_count_as_records_on_them(name):
             np.testing.assert_array_equal(array, found[1].blocks[block])
 
 
-@pytest.mark.parametrize("name", [n for n in RUNS if not RUNS[n]().needs_all_records])
+@pytest.mark.parametrize("name", [name for name in RUNS if "constrained" not in name])
 def test_statistics_add_up_and_no_records_add_zeros(name):
     """But where clients fill slots, which makes a client's statistic no sum over its records."""
     algorithm = RUNS[name]()
@@ -513,12 +513,12 @@ def test_options_make_algorithms_different():
     assert len(set(made)) == len(made)
 
 
-CLIENT_FIELDS = [optional(kind, **options) for kind, options in OPTIONS if "n_clients" in options]
-CLIENT_FIELDS = [each for each in CLIENT_FIELDS if each.clip is not None]
-
-
-@pytest.mark.parametrize("algorithm", CLIENT_FIELDS, ids=lambda a: a.name)
-def test_a_document_for_clients_names_their_number_and_their_bound(algorithm):
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(kind, options) for kind, options in OPTIONS if options.get("budget") is CLIENTS],
+)
+def test_a_document_for_clients_names_their_number_and_their_bound(kind, options):
+    algorithm = optional(kind, **options)
     config = algorithm.to_config()
     for name in ("clip", "n_clients"):
         for value in (None, 0, -5, "5", 2.5, True):

@@ -23,7 +23,6 @@ from matplotlib.colors import rgb_to_hsv
 RNG = np.random.default_rng
 KINDS = ("axes", "pairs", "sizes", "profiles")
 CENTROIDS = np.array([[-3.0, 30, 0.1], [3, -30, 0.2], [4, 40, -0.4]])
-REPORT = finished("FastLloyd", "trusted-server").report
 BOX = Box([-10.0, -100, -1], [10.0, 100, 1])
 NAMES = ["age", "<$x_1$>", "visits"]
 
@@ -46,11 +45,12 @@ def leave(
     synopsis=None,
     sizes=None,
     names=NAMES,
-    report=REPORT,
+    report=None,
     bounds_from_data=False,
 ):
     k = len(centroids)
     weights = None if sizes is None else np.zeros(k)
+    report = report or finished("FastLloyd", "trusted-server").report
     clustering = Clustering(
         centroids, np.arange(k) * 100.0 - 20, domain, report, weights, sizes, synopsis
     )

@@ -10,7 +10,7 @@ import pytest
 from asking import Split
 from flwr.app import ArrayRecord
 from harness import P_VALUE, SIMULATED, exact_statistic, stock_start, without_noise, write_roster
-from rows import BLIND, CENTERS, ROWS, SIGHTED, TRUSTS, M, N, make, parts_of, run
+from rows import BLIND, CENTERS, ROWS, SIGHTED, TRUSTS, M, N, make, parts_of, run, runs
 from scipy import stats
 
 from flower_kmeans import Ball, Box, Fault, PrivacyBudget, simulate
@@ -20,15 +20,6 @@ from flower_kmeans.privacy.ledger import Ledger
 from flower_kmeans.protocol.messages import Ask, Finish
 from flower_kmeans.protocol.trust import trust_model
 from flower_kmeans.strategies import BY_NAME, GLloyd, KMeansStrategy, Lloyd
-
-
-def runs(name, trust, unit="record"):
-    """Return whether the strategy of a row runs so."""
-    try:
-        make(name, trust, unit=unit)
-    except ConfigurationError:
-        return False
-    return True
 
 
 def listed(*units, trusts=TRUSTS, names=ROWS):
@@ -334,10 +325,22 @@ def test_the_default_trust_model_runs_and_plain_means_no_noise(name):
     assert make(name, None).trust == ROWS[name][0].TRUST
     assert make(name, "plain").plan.is_private is False
     for trust in TRUSTS:
-        if not runs(name, trust):
+        if runs(name, trust):
+            assert make(name, trust).trust == trust
+        else:
             reason = "so it must see the sums|Laplace noise has no shares"
             with pytest.raises(ConfigurationError, match=f"trust of .*({reason})"):
                 make(name, trust)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_for_single_records_only_refuse_to_protect_clients(name):
+    trust = "trusted-server"
+    if runs(name, trust, "client"):
+        assert make(name, trust, unit="client").plan.budget.unit == "client"
+    else:
+        with pytest.raises(ConfigurationError, match=r"unit='record'|min_size=None"):
+            make(name, trust, unit="client")
 
 
 @pytest.mark.parametrize("start", [None, stock_start])

@@ -53,6 +53,28 @@ for _options in (
         _name = ", ".join(["constrained", _aggregation, *map(str, _options.values())])
         ROWS[_name] = (ConstrainedLloyd, 3, _usual, 0.5)
 
+ONLY_RECORDS = {
+    "SynopsisKMeans, bounds",
+    "Split",
+    *(name for name in ROWS if "constrained" in name),
+}
+"""Rows that protect single records, and cannot protect whole clients."""
+ONLY_A_SERVERS_NOISE = {"SuLloyd", *(name for name in ROWS if "laplace" in name)}
+"""Rows with Laplace noise, of which clients cannot add shares."""
+ONLY_SEEN_SUMS = {"FedDPKMeans", "Split"}
+"""Rows whose server computes the next query."""
+
+
+def runs(name: str, trust: str, unit: str = "record") -> bool:
+    """Return whether the strategy of a row runs so, without making it."""
+    if trust == "plain":
+        return unit == "record"
+    if unit == "client" and name in ONLY_RECORDS:
+        return False
+    if name in ONLY_A_SERVERS_NOISE:
+        return trust in ("oblivious-server", "trusted-server")
+    return name not in ONLY_SEEN_SUMS or trust in SIGHTED
+
 
 @cache
 def parts_of(name: str) -> list[np.ndarray]:

@@ -14,18 +14,21 @@ from flower_kmeans.algorithms.released import CostEstimate
 from flower_kmeans.report.figures import Axis, Dot, Frame, around, principal_places
 from flower_kmeans.report.html import MAX_COLUMNS, MAX_ROWS, TEMPLATES, colour_of
 
-REPORT = finished("FastLloyd", "trusted-server").report
+
+def report_of_a_run():
+    return finished("FastLloyd", "trusted-server").report
 
 
 def section_of(clustering, **options):
     return read(html_report(clustering, **options)).the("section", id="centroids")
 
 
-def clustering_of(centroids, counts=None, domain=None, report=REPORT):
+def clustering_of(centroids, counts=None, domain=None, report=None):
     centroids = np.asarray(centroids, dtype=float)
     counts = np.ones(len(centroids)) if counts is None else np.asarray(counts, dtype=float)
     d = centroids.shape[1]
-    return Clustering(centroids, counts, domain or Box([-50.0] * d, [50.0] * d), report)
+    domain = domain or Box([-50.0] * d, [50.0] * d)
+    return Clustering(centroids, counts, domain, report or report_of_a_run())
 
 
 def test_the_table_is_the_result_largest_cluster_first():
@@ -173,7 +176,9 @@ def test_equal_centroids_and_sizes_below_zero_are_no_error(d):
 
 def test_the_released_cost_has_its_error():
     cost = CostEstimate(1234.5, 67.8, users_units=True)
-    text = section_of(clustering_of([[0.0, 0.0]], report=replace(REPORT, cost=cost))).text
+    text = section_of(
+        clustering_of([[0.0, 0.0]], report=replace(report_of_a_run(), cost=cost))
+    ).text
     assert "1234.5 with a standard error of 67.8, in squares of the records' scale" in text
     assert "standard error" not in section_of(clustering_of([[0.0, 0.0]])).text
 

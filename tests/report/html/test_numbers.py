@@ -13,7 +13,6 @@ from flower_kmeans.report.figures import Axis, Frame
 from flower_kmeans.report.html import numbers_shown
 from flower_kmeans.report.synopsis import Synopsis
 
-REPORT = finished("SynopsisKMeans", "trusted-server").report
 CORNERS = np.array([[-0.6, -0.6], [-0.6, 0.6], [0.6, 0.6]])
 
 
@@ -27,8 +26,9 @@ def synopsis_of(m, noise=(3.0, 3.0, 3.0)):
 
 
 def section_of(synopsis, k=3):
+    report = finished("SynopsisKMeans", "trusted-server").report
     clustering = Clustering(
-        np.resize(CORNERS, (k, 2)), np.full(k, 9.0), synopsis.domain, REPORT, synopsis=synopsis
+        np.resize(CORNERS, (k, 2)), np.full(k, 9.0), synopsis.domain, report, synopsis=synopsis
     )
     return read(html_report(clustering)).the("section", id="numbers")
 
