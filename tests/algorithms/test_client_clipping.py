@@ -147,6 +147,7 @@ def worst_moves(parts, clips, reach, together=False):
     return worst
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("clip", [0.5, 1.0, 2.0, 3.5, 10.0])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("unit", [1.0, 3.0, 4.0])
@@ -159,6 +160,7 @@ def test_one_record_moves_a_release_no_further_than_is_charged(norm, clip, unit)
         assert worst >= 1 / clip
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("norms", [("l2", "l2"), ("l2", "l1"), ("l1", "l1")])
 @pytest.mark.parametrize("clips", [(2.0, 2.0), (1.0, 4.0)])
 def test_one_factor_for_several_releases(norms, clips):

@@ -124,6 +124,7 @@ CASES = [
 ]
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("aggregation", ["mna", "amn", "in a ball"])
 @pytest.mark.parametrize(("assignment", "k", "d", "n", "low", "high", "most", "others"), CASES)
 def test_one_record_changes_each_release_by_its_unit_at_most(
@@ -250,6 +251,7 @@ def enumerated(levels, n, low, high, most):
             yield tuple(int((costs * held).sum()) for costs in levels), held
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("first", [1, 2, 4, 1000])
 @pytest.mark.parametrize(
     ("n", "k", "low", "high", "most"),

@@ -69,6 +69,7 @@ def sizes(release, changes):
     return np.where(fits, np.abs(changes).sum(axis=1) / bounds.sum(), np.inf)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "where"), ON_GRIDS)
 def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
     """Whatever a server may ask; and it is attained by some record of the grid."""
@@ -179,6 +180,7 @@ CLIPPED = [
 ]
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "where", "number"), CLIPPED)
 def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number):
     """All of its records at once: it is there, or it is not, which adds zeros."""
@@ -204,6 +206,7 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
         assert (max if algorithm.has_joint_clipping else min)(found) >= 0.97, t
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("clip", [3.0, 20.0])
 @pytest.mark.parametrize("name", [name for name, grid in GRIDS.items() if grid.clients])
 def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip):
@@ -268,6 +271,7 @@ def test_words_that_no_release_covers_are_not_sent_for_clients():
 # --------------------------------------------------------------------------- queries
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("kind", SUMS)
 @pytest.mark.parametrize("name", RUNS)
 def test_own_queries_are_within_their_ranges_after_any_sum(name, kind):
@@ -406,7 +410,11 @@ TOTAL = [
     # One with bounds on sizes takes as long as all others of an algorithm.
     pytest.param(
         *(name, where, epsilon),
-        marks=[pytest.mark.slow] * (name == "synopsis-sized" and (where, epsilon) != FIRST),
+        marks=(
+            [pytest.mark.thorough if (where, epsilon) == FIRST else pytest.mark.slow]
+            if name == "synopsis-sized"
+            else []
+        ),
     )
     for name, grid in GRIDS.items()
     for where in ("rectangle", "disc", "sphere")
@@ -415,6 +423,7 @@ TOTAL = [
 ]
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "where", "epsilon"), TOTAL)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data(), answered=st.sampled_from([1.0, 0.9, 0.01]))

@@ -668,6 +668,7 @@ def test_what_large_clients_add_grows_in_proportion():
             np.testing.assert_allclose(many[name], (4 if grows else 1) * norms)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("contribution", ["sums", "means"])
 @pytest.mark.parametrize("mechanisms", ["gaussian", "laplace"])
 @pytest.mark.parametrize("fraction_bits", [2, 16])

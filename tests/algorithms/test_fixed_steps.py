@@ -70,7 +70,11 @@ def expect_equal_steps(algorithm):
 
 # Exact sizes take the steps of bounds on sizes.
 TESTED = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name == "synopsis-sized-exact"))
+    pytest.param(
+        name,
+        marks=[pytest.mark.slow] * (name == "synopsis-sized-exact")
+        + [pytest.mark.thorough] * (name in ("synopsis-sized", "synopsis-wide", "hdpe-means")),
+    )
     for name in REPLAYABLE
 ]
 
@@ -87,7 +91,7 @@ def test_steps_do_not_depend_on_sums(name):
         ("pe-means", grid_kmeans, "_steps"),
         ("synopsis", jacobi, "_rotate"),
         ("fastlloyd", relocation, "to_grid"),
-        ("synopsis-sized", transport, "rake"),
+        pytest.param("synopsis-sized", transport, "rake", marks=pytest.mark.thorough),
     ],
 )
 def test_a_step_less_on_some_sums_is_found(name, module, function, monkeypatch):

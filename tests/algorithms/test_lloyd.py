@@ -188,6 +188,7 @@ def paper_rounds(name, k, d, n, mu, epsilon):
     return epsilon / math.sqrt(500 * k**3 / n**2 * (d + share) ** 3)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("cls", PRIVATE)
 @pytest.mark.parametrize("k", [2, 100])
 @pytest.mark.parametrize("d", [1, 2, 8])

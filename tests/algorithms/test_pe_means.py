@@ -255,6 +255,7 @@ def test_without_noise_it_finds_the_means_of_separate_gaussians(d):
     assert algorithm.warnings(state) == ()
 
 
+@pytest.mark.default_cases("3-None", "40-300")
 @pytest.mark.parametrize("clients", [None, 300])
 @pytest.mark.parametrize("d", [3, 40])
 def test_with_noise_it_comes_near_the_optimum(d, clients):

@@ -20,7 +20,7 @@ from flower_kmeans.algorithms.numerics.initialization import public_words, rando
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
-from tests.support.processors import outputs
+from tests.support.processors import environments, outputs, printed
 
 N = 1500
 BUDGET = PrivacyBudget(1.0, 1e-6)
@@ -132,6 +132,13 @@ def found():
     return [dict(zip(CASES, line.split(), strict=True)) for line in outputs(code)]
 
 
+def test_states_are_the_same_integers_on_an_older_processor():
+    names = ["fastlloyd", "pe-means", "synopsis"]
+    code = f"from tests.algorithms.test_replay import digest; print(*map(digest, {names}))"
+    assert printed(code, environments()[-1]).split() == [DIGESTS[name] for name in names]
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_states_are_the_same_integers_on_every_processor(name, found):
     assert {digests[name] for digests in found} == {DIGESTS[name]}

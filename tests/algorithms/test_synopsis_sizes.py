@@ -137,6 +137,7 @@ def test_bounds_are_shares_where_there_are_not_as_many_records(factor):
     assert (np.maximum(400 - sizes, sizes - 600) <= 0.06 * N / 3).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bounds", [{}, {"min_size": 425, "max_size": 575}])
 def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
     """Towns of several clusters each: cells beyond the planned number are no noise."""
@@ -216,6 +217,7 @@ def covered(reports):
     return times / len(reports) >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(reports))
 
 
+@pytest.mark.thorough
 def test_true_sizes_lie_in_all_intervals_at_once():
     found = measured()
     assert len(found) == 200

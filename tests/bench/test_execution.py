@@ -242,6 +242,7 @@ def processes(toy, done):
     return lambda: [int(line.split()[0]) for line in done()]
 
 
+@pytest.mark.thorough
 def test_each_task_may_have_a_process_for_itself(processes, start, suite):
     options, chosen = {**MINE, "only": (("epsilon", ("0.1",)),)}, replace(suite, plots={})
     for jobs in (1, 2):
@@ -250,6 +251,7 @@ def test_each_task_may_have_a_process_for_itself(processes, start, suite):
         assert len({*processes()[before:]} - {os.getpid()}) == 3
 
 
+@pytest.mark.thorough
 def test_a_suite_that_measures_time_runs_alone(processes, start, suite, monkeypatch):
     monkeypatch.setattr(runner, "available_cores", lambda: 2)
     start(jobs=None)
@@ -258,6 +260,7 @@ def test_a_suite_that_measures_time_runs_alone(processes, start, suite, monkeypa
     assert processes()[6:] == 6 * [os.getpid()]
 
 
+@pytest.mark.default_cases("False")
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_process_that_is_killed_ends_the_command(start, bare, toy, fresh):
     end = f"os.kill(os.getpid(), {int(signal.SIGKILL)})"

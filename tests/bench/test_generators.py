@@ -44,6 +44,7 @@ def index_along(direction, delta, first, second):
     return (low[1] - high[0]) / (high[1] - low[0])
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("d", [1, 2, 5])
 @pytest.mark.parametrize("scale", [0.3, 3.0])
 def test_the_index_is_the_largest_over_all_directions(d, scale):

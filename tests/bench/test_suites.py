@@ -176,6 +176,7 @@ def test_a_private_round_stands_beside_one_of_fedavg(script):
     assert cells(module.tables_of(rows, Options(2)))[0] == size + numbers
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_a_client_on_ray_is_measured(script):
     module = script("ray_clients")

@@ -88,6 +88,9 @@ def cell_of(parts, text):
     return parts.Cell(strategy, trust, unit, variant="".join(variant))
 
 
+@pytest.mark.default_cases(
+    "FastLloyd oblivious-server record", "SynopsisKMeans distributed-noise record"
+)
 @pytest.mark.parametrize("text", CELLS)
 def test_an_adversarys_view_of_a_whole_run_is_what_is_repeated(parts, text):
     """With noise of one known size, views of recorded runs and of repetitions are exact."""
@@ -198,6 +201,7 @@ CERTAIN = {
 }
 
 
+@pytest.mark.default_cases("noise reused", "cost of half the norm")
 @pytest.mark.parametrize("name", CERTAIN)
 def test_planted_bugs_are_caught_and_the_code_as_it_is_passes(audit, name):
     """Bounds of a few hundred runs exceed the claim; without the bug they cannot.
@@ -276,6 +280,7 @@ def test_tasks_are_all_cells_at_the_epsilons_asked_for_and_each_bug_twice(audit)
     assert len(both.tasks) == len(plan.tasks) + len(of_cells)
 
 
+@pytest.mark.thorough
 def test_it_goes_on_where_it_was_stopped_and_writes_everything(audit, run, tmp_path, capsys):
     tasks = list(plan_of(audit.SUITE, Options(20)).tasks)
     assert run("--runs", "20") == [(task, audit.Effort(20)) for task in tasks]
@@ -307,6 +312,7 @@ def test_it_goes_on_where_it_was_stopped_and_writes_everything(audit, run, tmp_p
             run(*other)
 
 
+@pytest.mark.thorough
 def test_recorded_runs_and_confidence_are_those_of_the_command(audit, run):
     asked = run("--runs", "9", "--recorded", "2", "--confidence", "0.9", "--bugs", "")
     assert {effort for _, effort in asked} == {audit.Effort(9, 2, 0.9)}

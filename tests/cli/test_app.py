@@ -242,6 +242,7 @@ class TestSimulate:
         assert "round 4 of 4: 4 clients answered" in result.stdout
         assert_near_the_blobs(saved["centroids"], 1.0)
 
+    @pytest.mark.default_cases("distributed-noise")
     @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
     def test_bounds_on_sizes_give_weights_and_intervals(self, simulated, tmp_path, trust):
         arguments = ("--min-size", 350, "--max-size", 500, "--epsilon", 2, "--trust", trust)
@@ -297,6 +298,12 @@ class TestSimulate:
         assert words in facts_of(result.stdout)["Picture"]
         assert (tmp_path / "out" / "picture.png").exists() == has_matplotlib
 
+    @pytest.mark.default_cases(
+        "iid-more0-20",
+        "column:site-more1-3",
+        "dirichlet:0.5-more3-6",
+        "SizePartitioner(partition_sizes=[700, 500])-more7-2",
+    )
     @pytest.mark.parametrize(
         ("split", "more", "n_clients"),
         [

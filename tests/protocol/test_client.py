@@ -367,6 +367,7 @@ class Loads:
         return source_of(self.kind, self.path, self.rows)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("kind", ["map", "chunks", "data set", "ParquetFile"])
 @pytest.mark.parametrize(
     ("trust", "ledger", "copy"),

@@ -149,6 +149,7 @@ LIES = {
 }
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("liar", [3, 38])  # the first of them is a key distributor
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("trust", PROTECTED)
@@ -168,6 +169,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("trust", "kinds"), [*REQUESTS, *((trust, (Add,)) for trust in SHARED)])
 @pytest.mark.parametrize("code", list(Code))
 def test_no_refusal_ends_a_run(trust, code, kinds, tmp_path):

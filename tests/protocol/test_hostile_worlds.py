@@ -172,6 +172,7 @@ def is_refusal(reply):
     return isinstance(reply, Refusal)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("ledger", [True, False])
@@ -183,6 +184,7 @@ def test_one_sum_of_a_round_and_one_answer_of_a_context(tmp_path, seed, keys, le
     assert all(len(sent) == 1 for sent in world.answers.values())
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("rollback", [True, False])

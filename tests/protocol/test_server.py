@@ -84,6 +84,7 @@ def test_a_run_takes_the_announced_round_trips(trust, keys, tmp_path):
             assert len(encode(reply)) <= sizes["answer"] - overhead + 4096
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("fate", ["request", "reply", "twice"])
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_a_loss_at_any_point_costs_no_round_trip(trust, keys, fate, tmp_path):
@@ -154,6 +155,7 @@ def test_a_run_that_silence_ends_names_who_was_silent(trust, keys, tmp_path):
     assert missing == {(node_id, 1, "silent") for node_id in net.nodes}
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 @pytest.mark.parametrize("ledger", [True, False])
 def test_a_restarted_client_comes_back(trust, keys, ledger, tmp_path):
@@ -272,6 +274,7 @@ def test_other_distributors_are_asked_if_none_replies(tmp_path):
 # ------------------------------------------------------------------------------ large cohorts
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("trust", SHARED)
 @pytest.mark.parametrize(
     ("keys", "epoch", "has_beacon"), [("roster", 0, True), ("relayed", None, False)]

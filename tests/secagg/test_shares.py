@@ -103,6 +103,7 @@ def test_dealings_are_repeatable_and_differ_by_everything():
     assert len({parts[0] for parts in (dealt(), *others)}) == 4
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     "sharing",
     [Sharing(3, 1, 2, 1), Sharing(4, 1, 1, 2), Sharing(4, 1, 2, 1), Sharing(4, 1, 2, 2)],

@@ -109,6 +109,7 @@ WHY = {
 }  # fmt: skip
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("t", "kind"), [(None, None), *itertools.product([1, 3], KINDS)])
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_a_fault_in_an_answer_costs_that_answer(trust, keys, t, kind, play):
@@ -127,6 +128,7 @@ def test_a_fault_in_an_answer_costs_that_answer(trust, keys, t, kind, play):
         assert reasons(outcome.strategy) & {MALFORMED, DIFFERS, SKIPPED}
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("t", [1, 3])
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
@@ -143,6 +145,7 @@ def test_a_fault_in_a_sum_share_costs_nothing(trust, keys, t, kind, play):
     assert found or (trust, kind) != ("distributed-noise", "round")
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("t", [0, -1])
 @pytest.mark.parametrize(("trust", "keys"), MODES)
@@ -160,6 +163,7 @@ def test_a_fault_in_the_enrolment_or_the_delivery_leaves_the_others(trust, keys,
 # ------------------------------------------------------------------------------ between ask and add
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("keys", ["roster", "relayed"])
 @pytest.mark.parametrize("trust", SHARED)
 @pytest.mark.parametrize(("gone", "more"), [(1, 0), (2, 0), (3, 2), (4, 2)])
@@ -219,6 +223,7 @@ def test_a_second_attempt_saves_a_round(trust, keys, play, monkeypatch):
 # ------------------------------------------------------------------------------ restarts
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("ledger", [False, True])
 @pytest.mark.parametrize("when", ["enrol", "ask", "add", "finish"])
 @pytest.mark.parametrize(("trust", "keys"), MODES)
@@ -257,6 +262,7 @@ def test_a_client_that_restarts(trust, keys, when, ledger, tmp_path):
 # ------------------------------------------------------------------------------ too many
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 @pytest.mark.parametrize(
     ("t", "kind"), [(0, "crash"), (1, "drop"), (2, "crash"), (3, "shape"), (-1, "drop")]
@@ -272,6 +278,7 @@ def test_too_few_replies_end_the_run_clearly(trust, keys, t, kind, play):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("trust", "keys"), MODES)
 def test_random_faults_never_give_a_silently_wrong_result(trust, keys, seed, play):

@@ -101,6 +101,7 @@ def always_dying(partition):
     return records_of(partition)
 
 
+@pytest.mark.thorough
 def test_a_function_is_called_on_both_nodes_which_need_no_file_of_this_process(
     cluster, tmp_path, monkeypatch
 ):
@@ -138,6 +139,7 @@ def test_an_address_without_a_cluster_is_refused(by, address, monkeypatch, tmp_p
     assert not ray.is_initialized()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_references_and_arrays_are_partitions_and_the_connection_stays():
     references = [ray.put(records_of(i)) for i in range(M)]
@@ -149,6 +151,7 @@ def test_references_and_arrays_are_partitions_and_the_connection_stays():
     assert ray.is_initialized()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_keys_of_a_roster_reach_both_nodes_and_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -170,18 +173,21 @@ def test_keys_of_a_roster_reach_both_nodes_and_no_file(tmp_path, monkeypatch):
     assert found == ["roster.toml"] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_survives_a_worker(tmp_path):
     assert_same(simulate(lloyd(), partial(dying, tmp_path), engine="ray"))
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_ends_where_workers_die_again_and_again():
     with pytest.raises(RunError, match=r"workers of a task 4 times.*Start the run again"):
         simulate(lloyd(), always_dying, engine="ray")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_survives_a_node(cluster):
     extra = cluster.add_node(num_cpus=1)
@@ -193,6 +199,7 @@ def test_a_run_survives_a_node(cluster):
     assert_same(simulate(lloyd(), records_of, engine="ray", on_round=lose))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_data_sets_of_ray_are_not_read_by_tasks_that_hold_the_processors():
     """They are read by tasks, which would wait for these."""
@@ -200,6 +207,7 @@ def test_data_sets_of_ray_are_not_read_by_tasks_that_hold_the_processors():
         simulate(lloyd(), data_set, engine="ray", timeout=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_run_for_which_no_processor_becomes_free_ends_at_its_timeout(cluster):
     held = [ray.remote(num_cpus=1)(wait_for).remote(600) for _ in range(2)]
@@ -213,6 +221,7 @@ def test_a_run_for_which_no_processor_becomes_free_ends_at_its_timeout(cluster):
             ray.cancel(task, force=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_function_that_workers_cannot_read_ends_the_run():
     class Unreadable:
@@ -227,12 +236,14 @@ def test_a_function_that_workers_cannot_read_ends_the_run():
     assert "7.25" not in str(caught.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_another_address_than_that_of_the_connection_is_refused():
     with pytest.raises(ConfigurationError, match="to which this process is connected"):
         simulate(lloyd(), records_of, engine="ray", ray_address="127.0.0.1:1")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_a_ledger_needs_a_cluster_of_one_node(tmp_path):
     policy = replace(ClientPolicy.for_simulation(), state_dir=str(tmp_path))
@@ -240,6 +251,7 @@ def test_a_ledger_needs_a_cluster_of_one_node(tmp_path):
         simulate(Lloyd(3, BOX), [records_of(0)], engine="ray", policy=policy)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("connected")
 def test_columns_need_a_cluster_of_one_node():
     strategy = VerticalKMeans(2, BOX, PrivacyBudget(1.0), n_records=5, parties=[1, 1])

@@ -107,6 +107,7 @@ def test_parties_name_the_columns_that_are_theirs(first, second, wrong):
         simulate(made(), [table[first], table[second]])
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_ray_gives_the_same_result(here, monkeypatch):
     """Bit by bit, noise included: the parties' randomness is the same."""

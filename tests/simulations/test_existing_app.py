@@ -262,6 +262,7 @@ def test_on_a_node_the_operators_file_decides(load, tmp_path):
     assert not refused.clusters
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_both_work_on_ray(load, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(APP), prepend=":")  # for the clients' processes

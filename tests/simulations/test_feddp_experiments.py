@@ -88,6 +88,7 @@ def test_a_file_of_runs_is_gone_on_with(experiments, quick):
     assert len(before.splitlines()) == 1 + len(outcomes)
 
 
+@pytest.mark.thorough
 def test_its_commands_run_in_two_processes(tmp_path):
     command = [sys.executable, str(FOLDER / "experiments.py"), "record", "--quick", "--jobs", "2"]
     command += ["--runs", "2", "--methods", "optimum (not private)", "--output", str(tmp_path)]
@@ -239,6 +240,7 @@ def measured(experiments, tmp_path, monkeypatch):
     return found
 
 
+@pytest.mark.thorough
 def test_the_documents_commands_share_an_output(experiments, measured):
     page = (FOLDER.parents[1] / "docs" / "tables" / "feddp.md").read_text("utf-8")
     start = "python simulations/feddp/experiments.py"

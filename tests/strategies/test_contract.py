@@ -62,6 +62,7 @@ def exact(outcome, query, parts):
 # --------------------------------------------------------------------------- runs
 
 
+@pytest.mark.default_cases("pairs")
 @pytest.mark.parametrize(
     ("name", "trust", "unit", "start"),
     [(*case, None) for case in listed("record", "client")]
@@ -100,6 +101,7 @@ def test_runs_end_with_one_result(name, trust, unit, start):
     assert not report.lost_rounds
 
 
+@pytest.mark.default_cases("values")
 @cases("record", "client")
 def test_the_report_lists_every_release_with_its_cost(name, trust, unit):
     strategy = finished(name, trust, unit).strategy
@@ -114,6 +116,17 @@ def test_the_report_lists_every_release_with_its_cost(name, trust, unit):
     assert report["clips"] == strategy.clips
 
 
+@pytest.mark.default_cases(
+    "FastLloyd",
+    "SuLloyd",
+    "FedDPKMeans",
+    "PEMeans",
+    "HDPEMeans",
+    "SynopsisKMeans, bounds",
+    "Split",
+    "constrained, mna",
+    "constrained, amn, laplace",
+)
 @pytest.mark.parametrize("name", ROWS)
 def test_without_noise_every_trust_model_gives_the_same_integers(name):
     """Queries that clients compute are those that a server sends; and the clusters are found."""
@@ -136,6 +149,7 @@ def test_without_noise_every_trust_model_gives_the_same_integers(name):
 FAULTY = ("PEMeans", "SynopsisKMeans", "Split")
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     ("name", "trust", "unit", "kind"),
     [(*case, "drop") for case in listed("record")]
@@ -162,6 +176,7 @@ def test_whoever_is_missing_in_a_round_is_missing_in_its_sum_alone(name, trust, 
         np.testing.assert_array_equal(outcome.sums[query.round], exact(outcome, query, there))
 
 
+@pytest.mark.default_cases("values")
 @cases("record", names=FAULTY)
 def test_late_clients_take_part_and_have_the_result(name, trust, unit, tmp_path):
     """Where clients compute the queries, they replay the transcript."""
@@ -177,6 +192,7 @@ def test_late_clients_take_part_and_have_the_result(name, trust, unit, tmp_path)
     assert np.isfinite(outcome.one.counts).all()
 
 
+@pytest.mark.default_cases("values")
 @cases("record", names=FAULTY)
 def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_path):
     """States are written down between all messages, as bytes, and read again."""
@@ -209,6 +225,7 @@ ABSENT = [Fault(i, t, kind) for t in range(2, MANY, 3) for i, kind in ((0, "drop
 WORDS = {"gaussian": 550, "laplace": 900}
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     ("name", "trust", "unit", "options", "faults"),
     [(*case, {}, ()) for case in listed("record", "client")]
@@ -261,6 +278,7 @@ def test_sums_carry_the_planned_noise(name, trust, unit, options, faults):
         assert (abs(deviation) < 6) == (wrong == 1.0), wrong
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.ray
 @pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize(
@@ -289,6 +307,7 @@ def test_ray_gives_the_same_result(name, trust):
     assert (found[1].weights is None) == ("bounds" not in name)
 
 
+@pytest.mark.default_cases("values")
 @cases("record", trusts=("distributed-noise", "oblivious-server"))
 def test_runs_take_keys_from_a_roster(name, trust, unit, tmp_path):
     roster, policies = write_roster(tmp_path, M)
@@ -298,6 +317,7 @@ def test_runs_take_keys_from_a_roster(name, trust, unit, tmp_path):
     assert strategy.report.answers == [M] * strategy.n_rounds
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("records", [0, 200], ids=["none", "equal"])
 @cases(
     "record",

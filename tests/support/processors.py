@@ -15,7 +15,8 @@ print(" ".join(found))
 """
 
 
-def _environments() -> list[dict[str, str]]:
+def environments() -> list[dict[str, str]]:
+    """Return environment variables that make this processor act as others."""
     # NumPy's own list: it refuses to run without what it was built to need.
     features = printed(_DISPATCHED, {})
     return [
@@ -43,4 +44,4 @@ def printed(code: str, environment: dict[str, str]) -> str:
 
 def outputs(code: str) -> list[str]:
     """Return what Python code prints in each of these environments."""
-    return [printed(code, environment) for environment in _environments()]
+    return [printed(code, environment) for environment in environments()]

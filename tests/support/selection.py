@@ -17,6 +17,9 @@ COMMANDS = {
 }
 """The command for those tests that the default command leaves out, by their marker."""
 
+STRENGTHS = {"values": 1, "pairs": 2}
+"""How many values the combinations have that ``default_cases`` runs once."""
+
 
 def _value(value: Any) -> Hashable:
     """Return a key that is equal for equal parameters of one collection."""
@@ -66,22 +69,38 @@ def _functions(items: Iterable[pytest.Item]) -> dict[Hashable, list[pytest.Funct
     return functions
 
 
+def _chosen(cases: Sequence[pytest.Function]) -> set[pytest.Function]:
+    """Return the cases of one test that run by default, by its marker ``default_cases``."""
+    kind, *names = cases[0].get_closest_marker("default_cases").args
+    if kind in STRENGTHS:
+        positions = covering([case.callspec.params for case in cases], STRENGTHS[kind])
+        return {cases[i] for i in positions}
+    return {case for case in cases if case.callspec.id in (kind, *names)}
+
+
 def mark_thorough(items: Iterable[pytest.Item]) -> None:
     """Give the marker ``thorough`` to the cases that ``default_cases`` does not choose.
 
     Cases that carry ``thorough`` or a nightly marker already are not chosen.
+
+    Raises
+    ------
+    pytest.UsageError
+        If several cases of a test are collected, and its marker chooses none of them.
     """
+    excluded = ("thorough", *NIGHTLY)
     for cases in _functions(items).values():
-        strength = {"values": 1, "pairs": 2}[cases[0].get_closest_marker("default_cases").args[0]]
-        excluded = ("thorough", *NIGHTLY)
         open_cases = [
-            item for item in cases if not any(item.get_closest_marker(name) for name in excluded)
+            case for case in cases if not any(case.get_closest_marker(name) for name in excluded)
         ]
         if not open_cases:
             continue
-        chosen = covering([item.callspec.params for item in open_cases], strength)
-        for i in set(range(len(open_cases))) - set(chosen):
-            open_cases[i].add_marker(pytest.mark.thorough)
+        chosen = _chosen(open_cases)
+        if not chosen and len(open_cases) > 1:
+            raise pytest.UsageError(f"default_cases of {open_cases[0].nodeid} chooses no case")
+        for case in open_cases:
+            if case not in chosen:
+                case.add_marker(pytest.mark.thorough)
 
 
 def count_left_out(items: Iterable[pytest.Item]) -> Counter[str]:

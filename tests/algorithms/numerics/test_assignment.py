@@ -89,6 +89,7 @@ def test_equals_integer_reference(problem, data):
             check(points, centroids, q, radius2)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("k", [1, 2, 7, 8, 9, 63, 64, 65, 128, 129, 300])
 @pytest.mark.parametrize(("q", "d"), [(16, 3), (16, 40), (20, 6), (22, 100), (24, 8)])
 def test_every_size_of_group(k, q, d):

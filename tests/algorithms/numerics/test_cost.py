@@ -64,6 +64,7 @@ def test_without_noise_the_cost_is_exact(relative):
     assert truth < last["q"]
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("relative", [True, False])
 @pytest.mark.parametrize(
     "noise", [(3.0, 0.0, 0.0), (0.0, 4.0, 0.0), (0.0, 0.0, 8.0), (2.0, 3.0, 6.0)]

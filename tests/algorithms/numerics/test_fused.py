@@ -42,6 +42,7 @@ def test_the_kernel_is_there():
     assert assignment._load_fused().__name__.endswith("fused")
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("bits", [1, 16, 20, 25])
 @pytest.mark.parametrize("kind", ["column", "common", "ball"])
@@ -199,6 +200,7 @@ print(found.hexdigest())
 """
 
 
+@pytest.mark.thorough
 def test_a_processor_without_wide_instructions_gives_the_same():
     generic = printed(CODE.format(work=0), {"NUMBA_CPU_NAME": "generic"})
     assert generic == printed(CODE.format(work="float('inf')"), {})

@@ -174,6 +174,7 @@ def test_projections_are_cut_toward_zero(domain):
     check_exactness(2, projection.bits)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("q", [1, 8, 16, 25])
 @pytest.mark.parametrize("d", [1, 2, 100, 784, 10**5])
 @pytest.mark.parametrize("r", [1, 2, 10, 100, 10**4])

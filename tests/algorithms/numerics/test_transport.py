@@ -176,6 +176,7 @@ HARD = {
 }
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("start", [None, "large"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", HARD)
@@ -300,6 +301,7 @@ def digest():
     return found.hexdigest()[:32]
 
 
+@pytest.mark.thorough
 def test_weights_are_the_same_integers_on_every_processor():
     code = "from tests.algorithms.numerics.test_transport import digest; print(digest())"
     assert set(outputs(code)) == {digest()}

@@ -285,6 +285,7 @@ def test_few_clients_are_drawn_as_they_are(n):
 PRIVATE = [mode for mode in MODES if mode[1] != "plain"]
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "trust"), PRIVATE)
 def test_every_release_of_the_plan_is_listed_with_its_noise_and_cost(name, trust):
     clustering = finished(name, trust)

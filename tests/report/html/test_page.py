@@ -93,6 +93,7 @@ def tile_of(tile):
     return name.text, value.text
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "trust"), MODES)
 def test_no_sentence_is_longer_than_thirty_words(name, trust):
     root = read(html_report(finished(name, trust)))
