@@ -125,12 +125,17 @@ def answered(client_app: App, message: Message, context: Context) -> Message:
 
 
 class InProcessGrid(PolledGrid):
-    """A grid whose nodes are function calls."""
+    """A grid whose nodes are function calls, one at a time.
+
+    Flower's older servers ask each client in a thread of its own. Clients are written for a process
+    of their own, and need not be safe there.
+    """
 
     def __init__(self, client_app: App, n_nodes: int) -> None:
         super().__init__(new_run())
         self._client_app = client_app
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._replies: dict[str, Message] = {}
         self._contexts = new_contexts(n_nodes)
 
@@ -151,8 +156,14 @@ class InProcessGrid(PolledGrid):
             with self._lock:
                 message = self._replies.pop(message_id, None)
             if message is not None:
-                context = self._contexts[message.metadata.dst_node_id]
-                yield answered(self._client_app, message, context)
+                yield self._answer(message)
+
+    def _answer(self, message: Message) -> Message:
+        context = self._contexts[message.metadata.dst_node_id]
+        # Python itself is not safe there: before 3.11.8, NumPy could fail to read an array if
+        # another thread read one while the garbage collector ran in ast.literal_eval.
+        with self._turn:
+            return answered(self._client_app, message, context)
 
     def known_lost(self, message_ids: Iterable[str]) -> set[str]:
         """Return the messages that will never be answered: here, all that were pulled."""

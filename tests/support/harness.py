@@ -1,5 +1,7 @@
 """What the tests of whole runs share: a recording grid, the noise of a run, statistics."""
 
+import gc
+import time
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,6 +68,28 @@ def memory_below(n_bytes: int) -> Iterator[None]:
         assert tracemalloc.get_traced_memory()[1] < n_bytes
     finally:
         tracemalloc.stop()
+
+
+@contextmanager
+def switching_collector() -> Iterator[None]:
+    """Let the garbage collector run often, and other threads go on whenever it runs.
+
+    This happens by chance in a process where Hypothesis has run a test: it leaves a callback in the
+    collector.
+    """
+    threshold = gc.get_threshold()
+
+    def switch(phase: str, info: Any) -> None:
+        if phase == "start":
+            time.sleep(0.0002)
+
+    gc.callbacks.append(switch)
+    gc.set_threshold(10, 10, 10)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(switch)
 
 
 # --------------------------------------------------------------------------- recorded runs
