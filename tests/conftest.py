@@ -15,7 +15,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import pytest
 from hypothesis import settings
 from seamed import NamedSource
-from selection import count_left_out, left_out_lines, mark_thorough
+from selection import (  # noqa: F401  hooks of pytest
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_deselected,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 
 from flower_kmeans.algorithms.numerics import assignment
 from flower_kmeans.privacy import randomness
@@ -41,44 +48,6 @@ randomness._os_random = _source
 
 def pytest_addoption(parser):
     parser.addoption("--noise-seed", default="1", help="of the noise and keys in this process")
-
-
-# --------------------------------------------------------------------------- what runs by default
-
-_LEFT_OUT = pytest.StashKey()
-
-
-def pytest_configure(config):
-    config.stash[_LEFT_OUT] = {}
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
-def pytest_collection_modifyitems(items):
-    mark_thorough(items)
-
-
-def pytest_deselected(items):
-    if items and not items[0].config.option.keyword:
-        items[0].config.stash[_LEFT_OUT] = count_left_out(items)
-
-
-def pytest_sessionfinish(session):
-    output = getattr(session.config, "workeroutput", None)
-    if output is not None:  # a process of pytest-xdist, which collects for the main one
-        output["left_out"] = dict(session.config.stash[_LEFT_OUT])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    node.config.stash[_LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left_out", {}))
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    for line in left_out_lines(config.stash[_LEFT_OUT]):
-        terminalreporter.write_line(line)
-
-
-# --------------------------------------------------------------------------- noise
 
 
 @pytest.hookimpl(wrapper=True)

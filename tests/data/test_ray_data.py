@@ -183,6 +183,7 @@ def test_columns_that_are_not_there_are_an_error_before_a_run(dataset):
     assert len(as_source(dates, 1).loaded()) == 0
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_read_is_an_error(dataset):
     with pytest.raises(DataError, match="can be read") as caught:
         as_source(dataset, 3, BOX.columns).sum_in_place(broken)

@@ -37,6 +37,7 @@ def hockey_stick(mu, epsilon):
         return float(mpmath.quad(integrand, mpmath.linspace(start, max(start, 0) + 20, 15)))
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("mu", [1e-3, 0.05, 0.5, 2.0, 6.0])
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 2.0, 9.0])
 def test_delta_is_the_hockey_stick_divergence(mu, ratio):

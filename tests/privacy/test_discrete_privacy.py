@@ -92,6 +92,7 @@ def discrete_epsilon(variance, shift, n, delta):
     return brentq(excess, 0.0, 60.0, xtol=1e-12)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("std", "shift", "n", "delta"), GRID)
 def test_epsilon_is_not_exceeded(std, shift, n, delta, variance_of):
     wider = variance_of(std)
@@ -100,6 +101,7 @@ def test_epsilon_is_not_exceeded(std, shift, n, delta, variance_of):
         assert discrete_epsilon(wider, shift, n, delta * factor) <= planned + 1e-9
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("std", "shift", "n", "delta"), [row for row in GRID if row[2] == 1])
 def test_what_is_added_is_at_most_three_times_what_is_needed(std, shift, n, delta, variance_of):
     """In epsilon, at the deltas where it is needed most."""

@@ -61,6 +61,7 @@ def exact_cost(outcome):
     return exact, len(near) * 2.0 ** -(q + 1) * user_scale(algorithm.domain)[0] ** 2
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
 @KIND

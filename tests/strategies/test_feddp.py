@@ -58,6 +58,7 @@ def test_sums_that_do_not_fit_the_words_of_the_secure_sum_are_refused():
         FedDPKMeans(3, BALL, budget, 3 * 2**41, **options)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("mechanisms", ["laplace", {"weights": "laplace"}, {"cost": "laplace"}])
 @pytest.mark.parametrize("unit", ["record", "client"])
 def test_laplace_noise_needs_a_server_that_adds_it(mechanisms, unit):

@@ -81,6 +81,7 @@ def test_a_cluster_stays_where_it_was_while_all_of_its_clients_are_away(alone):
     assert outcome.strategy.report.warnings == (WARNINGS[HELD],)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize("trust", ["plain", *rows.TRUSTS])
 def test_clients_and_servers_agree_on_the_number_of_clusters(trust, start):
@@ -132,6 +133,7 @@ def sizes_of(strategy, result, parts=PARTS):
     return np.bincount(labels, minlength=strategy.n_clusters)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_clients_and_servers_have_weights_and_sizes(trust, start):
@@ -167,6 +169,7 @@ def test_clients_and_servers_have_weights_and_sizes(trust, start):
     assert [each["name"] for each in written["releases"]][-4:] == ["sizes"] * 4
 
 
+@pytest.mark.default_cases("oblivious-server", "distributed-noise")
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_simulate_returns_clusters_within_the_bounds(trust):
     result = simulate(bounded(trust), PARTS)
@@ -185,6 +188,7 @@ def test_simulate_returns_clusters_within_the_bounds(trust):
     assert (result.report.sizes is None) == (trust in rows.BLIND)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(
     ("domain", "unit"),
     [
@@ -205,6 +209,7 @@ def test_weights_are_in_the_units_that_predict_takes(trust, domain, unit):
     assert np.abs(true - 500).max() < 100
 
 
+@pytest.mark.default_cases("oblivious-server", "distributed-noise")
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_sizes_are_those_of_the_clients_that_answered_the_last_round(trust):
     strategy = bounded(trust)
@@ -238,6 +243,7 @@ def test_clients_may_hold_whole_clusters(trust):
         np.testing.assert_array_equal(getattr(skewed, name), getattr(mixed, name))
 
 
+@pytest.mark.thorough
 def test_intervals_cover_all_sizes_as_often_as_they_say(monkeypatch):
     """Of 20 runs with seeded noise, half of them with one client away at last.
 
@@ -264,6 +270,7 @@ def test_intervals_cover_all_sizes_as_often_as_they_say(monkeypatch):
         assert (least < size < most) == (factor == 1)
 
 
+@pytest.mark.default_cases("oblivious-server", "distributed-noise")
 @pytest.mark.parametrize("trust", TRUSTS[1:])
 def test_a_plan_warns_where_the_noise_is_more_than_is_useful(trust, caplog):
     assert bounded(trust).plan.notes == ()

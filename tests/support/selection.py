@@ -22,10 +22,8 @@ STRENGTHS = {"values": 1, "pairs": 2}
 
 
 def _value(value: Any) -> Hashable:
-    """Return a key that is equal for equal parameters of one collection."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return type(value), value
-    return id(value)
+    """Return a key that is equal for parameters that look alike."""
+    return type(value).__qualname__, repr(value)
 
 
 def _combinations(case: dict[str, Any], strength: int) -> set[Hashable]:
@@ -119,3 +117,52 @@ def left_out_lines(counts: dict[str, int]) -> list[str]:
         for name, command in COMMANDS.items()
         if counts.get(name)
     ]
+
+
+def only_thorough(items: Iterable[pytest.Item]) -> set[str]:
+    """Return the tests of which no case runs by default, but some run with ``-m thorough``."""
+    by_default: dict[str, bool] = defaultdict(bool)
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in NIGHTLY):
+            name = item.nodeid.partition("[")[0]
+            by_default[name] |= item.get_closest_marker("thorough") is None
+    return {name for name, runs in by_default.items() if not runs}
+
+
+# --------------------------------------------------------------------------- hooks of pytest
+
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
+"""Where a session counts the cases that it leaves out, by their marker."""
+ONLY_THOROUGH = pytest.StashKey[set[str]]()
+"""Where a session keeps the tests of which no case runs by default."""
+
+
+def pytest_configure(config):
+    config.stash[LEFT_OUT] = {}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by markers
+def pytest_collection_modifyitems(config, items):
+    mark_thorough(items)
+    config.stash[ONLY_THOROUGH] = only_thorough(items)
+
+
+def pytest_deselected(items):
+    if items and not items[0].config.option.keyword:
+        items[0].config.stash[LEFT_OUT] = count_left_out(items)
+
+
+def pytest_sessionfinish(session):
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:  # a process of pytest-xdist, which collects for the main one
+        output["left_out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for line in left_out_lines(config.stash[LEFT_OUT]):
+        terminalreporter.write_line(line)
