@@ -6,9 +6,10 @@ mu-GDP is (epsilon, delta)-DP exactly when delta is at least
 
 (Balle & Wang 2018, Theorem 8; docs/guarantees: Neighbours, budget, delta). It is computed with
 mpmath in as many digits as the cancellation needs: milliseconds once per plan, and bit for bit the
-same on all processors, so clients can recompute the plan. Laplace releases are composed with one
-Gaussian release, which stands for all of them, by privacy loss distributions: pessimistic ones, so
-every number is an upper bound (Doroshenko et al. 2022).
+same on all processors, so clients can recompute the plan. Only the last step rounds to float64, and
+it errs to the safe side: delta and epsilon upward, mu downward. Laplace releases are composed with
+one Gaussian release, which stands for all of them, by privacy loss distributions: pessimistic ones,
+so every number is an upper bound (Doroshenko et al. 2022).
 """
 
 import math
@@ -23,7 +24,8 @@ from flower_kmeans.errors import BudgetError, ConfigurationError
 
 # Phi(-40) < 1e-349 is zero in float64.
 _UNDERFLOW = 40.0
-_SMALLEST_MU = 1e-150
+# Near zero the floats are endless, and no smaller epsilon is told from this one.
+_SMALLEST_EPSILON = 2.0**-50
 # Steps of the discretised privacy loss per unit of the largest epsilon involved.
 _STEPS = 3_000
 _MAX_STEP = 1e-2
@@ -39,14 +41,13 @@ _SCALE_BITS = 16
 
 
 def delta_of_mu(mu: float, epsilon: float) -> float:
-    """Return the least delta for which mu-GDP is (epsilon, delta)-DP.
+    """Return the least float64 delta for which mu-GDP is (epsilon, delta)-DP.
 
-    It is correct to float64's precision, also where it is tiny.
+    So it is rounded upward, also where it is tiny. One below 1e-349 is 0.
     """
     _check("mu", mu)
     _check("epsilon", epsilon)
-    if mu < _SMALLEST_MU:
-        # delta <= mu / sqrt(2 pi), below anything a budget can name.
+    if mu == 0:
         return 0.0
     if epsilon / mu - mu / 2 > _UNDERFLOW:
         return 0.0
@@ -58,7 +59,7 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
     with mpmath.workdps(int(digits)):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         value = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
-        return min(1.0, max(0.0, float(value)))
+        return min(1.0, max(0.0, _upward(value)))
 
 
 # A plan, its check and its ledger ask for the same numbers, at tens of milliseconds each.
@@ -66,8 +67,8 @@ def delta_of_mu(mu: float, epsilon: float) -> float:
 def mu_of_budget(epsilon: float, delta: float) -> float:
     """Return the largest float64 mu with ``delta_of_mu(mu, epsilon) <= delta``, for positive delta.
 
-    The Gaussian mechanism with noise multiplier ``1 / mu`` then meets the budget exactly
-    (Balle & Wang 2018, Algorithm 1).
+    The Gaussian mechanism with noise multiplier ``1 / mu`` then meets the budget (Balle & Wang
+    2018, Algorithm 1), and the next larger float64 exceeds it.
 
     Raises
     ------
@@ -96,7 +97,8 @@ def mu_of_budget(epsilon: float, delta: float) -> float:
 def epsilon_of_mu(mu: float, delta: float) -> float:
     """Return the least float64 epsilon with ``delta_of_mu(mu, epsilon) <= delta``.
 
-    It is infinite when delta is 0 and mu is not.
+    One that is positive and below 2^-50 becomes 2^-50. It is infinite when delta is 0 and mu is
+    not.
     """
     _check("mu", mu)
     _check("delta", delta, below=1.0)
@@ -108,17 +110,24 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
     # It ends, since delta is positive here and delta_of_mu falls to 0.
     while delta_of_mu(mu, high) > delta:
         high *= 2
-    # Near zero the floats are endless; epsilon is not needed to more than 1e-15.
-    return _bisected(0.0, high, lambda epsilon: delta_of_mu(mu, epsilon) > delta, 1e-15)[1]
+    low = _SMALLEST_EPSILON
+    if delta_of_mu(mu, low) <= delta:
+        return low
+    return _bisected(low, high, lambda epsilon: delta_of_mu(mu, epsilon) > delta)[1]
 
 
-def _bisected(
-    low: float, high: float, is_low: Callable[[float], bool], width: float = 0.0
-) -> tuple[float, float]:
-    """Return neighbouring floats, or two that are so near, around the end of a condition."""
-    while high - low > width and low < (middle := low + (high - low) / 2) < high:
+def _bisected(low: float, high: float, is_low: Callable[[float], bool]) -> tuple[float, float]:
+    """Return the neighbouring floats around the end of a condition."""
+    while low < (middle := low + (high - low) / 2) < high:
         low, high = (middle, high) if is_low(middle) else (low, middle)
     return low, high
+
+
+def _upward(value: Any) -> float:
+    """Return the least float64 that is not below a number of mpmath."""
+    nearest = float(value)
+    # float() rounds to the nearest, and comparisons with a number of mpmath are exact.
+    return math.nextafter(nearest, math.inf) if nearest < value else nearest
 
 
 def _check(name: str, value: float, below: float = math.inf) -> None:

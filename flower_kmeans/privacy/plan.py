@@ -8,8 +8,10 @@ noise and are accounted, so the two cannot drift apart.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from flower_kmeans.errors import ConfigurationError, MessageError
 from flower_kmeans.parameters import require_positive
 from flower_kmeans.privacy.budget import PrivacyBudget, budget_from_config
 from flower_kmeans.privacy.calibration import (
+    epsilon_of_mu,
     laplace_delta,
     least_scale,
     mixture_delta,
@@ -136,7 +139,10 @@ class PrivacyPlan:
             return 1.0
         if self.is_chosen_later:
             return charge_of(self.releases).delta(epsilon)
-        return mixture_delta(*_split(self.releases), epsilon)
+        mu, laplace = _split(self.releases)
+        if not laplace:
+            mu = _mu_above(mu, self.releases)
+        return mixture_delta(mu, laplace, epsilon)
 
     def group(self, size: int, delta: float | None = None) -> float:
         """Return the least epsilon that protects a group of units (records or clients) together.
@@ -148,6 +154,9 @@ class PrivacyPlan:
         if not self.is_private:
             return math.inf
         delta = cast(float, self.budget.delta) if delta is None else delta
+        mu, laplace = _split(self.releases)
+        if not laplace and not self.is_chosen_later:
+            return epsilon_of_mu(_mu_above(mu, self.releases, size), delta)
         # Clients compute epsilon for every request, and new releases would be most of that.
         releases = self.releases if size == 1 else _scaled(self.releases, 1.0 / size)
         if self.is_chosen_later:
@@ -382,6 +391,25 @@ def _split(releases: Iterable[Release]) -> tuple[float, tuple[float, ...]]:
     squares = (each.cost * each.cost for each in releases if each.mechanism == "gaussian")
     laplace = (cost for each in releases if each.mechanism == "laplace" for cost in each.costs)
     return math.sqrt(math.fsum(squares)), tuple(laplace)
+
+
+def _mu_above(mu: float, releases: Iterable[Release], size: int = 1) -> float:
+    """Return a float64 that is not below the exact mu of a group, from the mu of Gaussian releases.
+
+    That one was rounded at every step, and may lie some roundings below the exact root.
+    """
+    # Integers in place of fractions, whose denominators would grow with every release. Each square
+    # is rounded upward, by 2^-238 of the sum at most.
+    bits = max(0, 120 - math.frexp(mu)[1])
+    total = 0
+    for multiplier, number in Counter(each.noise_multiplier for each in releases).items():
+        cost = Fraction(1 << bits) / Fraction(multiplier)
+        total += number * math.ceil(cost * cost)
+    square = Fraction(total * size * size, 1 << 2 * bits)
+    above = mu * size
+    while Fraction(above) ** 2 < square:
+        above = math.nextafter(above, math.inf)
+    return above
 
 
 def _meets(releases: Iterable[Release], budget: PrivacyBudget) -> bool:

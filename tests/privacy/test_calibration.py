@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from pathlib import Path
@@ -63,6 +64,62 @@ def test_calibration_is_tight_and_never_over_the_budget(epsilon, exponent):
     assert delta_of_mu(mu, epsilon) <= delta
     assert delta_of_mu(math.nextafter(mu, math.inf), epsilon) > delta
     assert epsilon_of_mu(mu, delta) == pytest.approx(epsilon, rel=1e-9, abs=2e-15)
+
+
+def exact_delta(mu, epsilon, digits=60):
+    """Return the delta of mu-GDP at an epsilon in many digits, by the error function."""
+    with mpmath.workdps(digits):
+        m, e, root = mpmath.mpf(mu), mpmath.mpf(epsilon), mpmath.sqrt(2)
+        above = mpmath.erfc((e / m - m / 2) / root)
+        return (above - mpmath.exp(e) * mpmath.erfc((e / m + m / 2) / root)) / 2
+
+
+DELTAS = [1e-3, 1e-4, 1e-5, 1e-6, 3e-7, 1e-8, 1e-9, 1e-10, 1e-12]
+EPSILONS = [0.01, 0.1, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0, 10.0]
+MUS = [0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 1.3, 2.0, 3.0, 5.0, 8.0, 11.0]
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_mu_is_rounded_downward(delta):
+    """It stays within the budget as a real number does, and its successor does not."""
+    for epsilon in EPSILONS:
+        mu = mu_of_budget(epsilon, delta)
+        assert exact_delta(mu, epsilon) <= delta
+        assert exact_delta(math.nextafter(mu, math.inf), epsilon) > delta
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_epsilon_is_rounded_upward(delta):
+    for mu in MUS:
+        epsilon = epsilon_of_mu(mu, delta)
+        assert exact_delta(mu, epsilon) <= delta
+        if epsilon:
+            assert exact_delta(mu, math.nextafter(epsilon, 0.0)) > delta
+
+
+def test_delta_is_rounded_upward():
+    ups = 0
+    for mu, epsilon in itertools.product(MUS, EPSILONS):
+        delta, exact = delta_of_mu(mu, epsilon), exact_delta(mu, epsilon)
+        if exact < 1e-300:
+            continue
+        assert math.nextafter(delta, 0.0) < exact <= delta
+        ups += float(exact) < delta
+    # Rounding to the nearest would err downward in about a half of the cases.
+    assert ups > 40
+
+
+def test_an_epsilon_near_zero_is_not_less_than_it_is():
+    # delta(0) of this mu exceeds 1e-6 by a part of 1e-13, so the exact epsilon is about 2e-19.
+    mu = mu_of_budget(0.0, 1e-6) * (1 + 1e-13)
+    assert epsilon_of_mu(mu, 1e-6) == 2.0**-50
+    assert exact_delta(mu, 2.0**-50) < 1e-6 < exact_delta(mu, 0.0)
+
+
+def test_a_budget_beyond_all_reason_is_kept_too():
+    mu = mu_of_budget(0.0, 1e-160)
+    more = math.nextafter(mu, 1.0)
+    assert exact_delta(mu, 0.0, digits=400) <= 1e-160 < exact_delta(more, 0.0, digits=400)
 
 
 @pytest.mark.parametrize(

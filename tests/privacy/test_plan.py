@@ -1,12 +1,14 @@
 import json
 import math
 from dataclasses import replace
+from fractions import Fraction
 from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
@@ -153,6 +155,30 @@ def test_groups():
     assert pure.group(5) == pytest.approx(4.0, rel=1e-12)
     with pytest.raises(ConfigurationError, match="'size'"):
         plan.group(0)
+
+
+def exact_delta(square, epsilon):
+    """Return the delta at an epsilon from the exact mu^2, a fraction, in 60 digits."""
+    with mpmath.workdps(60):
+        mu = mpmath.sqrt(mpmath.mpf(square.numerator) / square.denominator)
+        e, root = mpmath.mpf(epsilon), mpmath.sqrt(2)
+        above = mpmath.erfc((e / mu - mu / 2) / root)
+        return (above - mpmath.exp(e) * mpmath.erfc((e / mu + mu / 2) / root)) / 2
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.3, 0.7, 1.0, 2.0, 8.0])
+@pytest.mark.parametrize("delta", [1e-5, 3e-7, 1e-9])
+def test_what_a_gaussian_plan_states_is_rounded_upward(epsilon, delta):
+    for n_rounds in (1, 4, 7):
+        plan = calibrate(PrivacyBudget(epsilon, delta), GAUSSIAN * n_rounds, 1000)
+        square = sum(1 / Fraction(release.noise_multiplier) ** 2 for release in plan.releases)
+        assert exact_delta(square, epsilon) <= delta
+        assert plan.epsilon() <= epsilon
+        for other in (delta, delta / 7):
+            assert exact_delta(square, plan.epsilon(other)) <= other
+            for size in (2, 3, 10):
+                assert exact_delta(square * size**2, plan.group(size, other)) <= other
+        assert exact_delta(square, epsilon / 2) <= plan.delta(epsilon / 2)
 
 
 @pytest.mark.parametrize("rounds", [GAUSSIAN, MIXED])
