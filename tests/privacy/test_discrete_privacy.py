@@ -46,8 +46,16 @@ def variance_of(monkeypatch):
 
 
 def steps(variance, n):
-    """Return Phi^-1(P[X < i + 1]) - Phi^-1(P[X < i]) of a discrete Gaussian X for i = 0, ..., n."""
+    """Return the `steps_of` a discrete Gaussian."""
     weights = [mpmath.exp(-mpmath.mpf(i * i) / (2 * variance)) for i in range(n + 60)]
+    return steps_of(weights, variance, n)
+
+
+def steps_of(weights, variance, n):
+    """Return Phi^-1(P[X < i + 1]) - Phi^-1(P[X < i]) for i = 0, ..., n.
+
+    X is symmetric, and the weights are those of 0, 1, 2, ...
+    """
     whole, tail, levels = weights[0] + 2 * sum(weights[1:]), mpmath.mpf(0), []
     tails = []
     for weight in reversed(weights):
@@ -72,6 +80,124 @@ def test_no_two_integers_are_further_apart_than_planned(std, variance_of):
         # The variance that is added is at most 1.4 times the least that will do.
         added = variance_of(std) - std * std
         assert max(steps(mpmath.mpf(std * std + added / 1.4), 3)) > 1 / mpmath.mpf(std)
+
+
+# How many noise shares are added up, and the standard deviation of one, of which 2 is the least.
+SHARES = [(2, 2.0), (2, 2.5), (2, 4.0), (3, 2.0), (4, 2.0), (8, 2.0)]
+DIGITS = 80
+
+
+def convolved(variances):
+    """Return the probabilities of a sum of discrete Gaussians, by their convolution.
+
+    Terms and sums reach 20 of their deviations to either side; beyond is less than e^-190.
+    """
+    most = math.ceil(20 * math.sqrt(sum(variances)))
+    masses = np.array([mpmath.mpf(1)], dtype=object)
+    for variance in variances:
+        reach = math.ceil(20 * math.sqrt(variance))
+        one = [mpmath.exp(-mpmath.mpf(i * i) / (2 * variance)) for i in range(-reach, reach + 1)]
+        whole = mpmath.fsum(one)
+        masses = np.convolve(masses, np.array([weight / whole for weight in one], dtype=object))
+        beyond = max(0, len(masses) // 2 - most)
+        masses = masses[beyond : len(masses) - beyond]
+    return list(masses)
+
+
+def largest_step(variances, planned):
+    """Return the largest of the steps of a sum, up to 14 planned deviations."""
+    masses = convolved(variances)
+    middle = len(masses) // 2
+    # Then the best tests of a shift accept below some integer, and the steps decide.
+    for left, mass, right in zip(masses, masses[1:], masses[2:], strict=False):
+        assert mass * mass >= left * right
+    return max(steps_of(masses[middle:], sum(variances), int(14 * planned)))
+
+
+def profile(masses, shift, epsilon):
+    """Return the delta at an epsilon of a shift of a distribution on the integers."""
+    factor = mpmath.exp(epsilon)
+    padding = [mpmath.mpf(0)] * shift
+    pairs = zip([*masses, *padding], [*padding, *masses], strict=True)
+    return mpmath.fsum(max(mpmath.mpf(0), one - factor * other) for one, other in pairs)
+
+
+def gaussian_profile(mu, epsilon):
+    root = mpmath.sqrt(2)
+    above = mpmath.erfc((epsilon / mu - mu / 2) / root)
+    return (above - mpmath.exp(epsilon) * mpmath.erfc((epsilon / mu + mu / 2) / root)) / 2
+
+
+def shares_and_plan(shares, share_std):
+    """Return the variance of one share as it is drawn, and the planned standard deviation."""
+    planned = math.sqrt(shares * share_std**2 - 0.1)
+    release = Release("sums", "gaussian", "l2", planned, ("sums",))
+    variance = float(noise.share_variance(release, np.ones(1), shares)[0])
+    # So narrow a share is still drawn, and no narrower one is tested.
+    assert share_std**2 <= variance < share_std**2 + 0.01
+    return variance, planned
+
+
+@pytest.mark.parametrize(("shares", "share_std"), SHARES)
+def test_a_sum_of_shares_is_as_private_as_planned(shares, share_std):
+    """The convolution itself, not the discrete Gaussian that it nearly is."""
+    variance, planned = shares_and_plan(shares, share_std)
+    with mpmath.workdps(DIGITS):
+        mu = 1 / mpmath.mpf(planned)
+        assert largest_step([mpmath.mpf(variance)] * shares, planned) <= mu
+        # It can fail: shares that are not widened, or a hundredth too narrow.
+        assert largest_step([mpmath.mpf(planned) ** 2 / shares] * shares, planned) > mu
+        assert largest_step([0.98 * mpmath.mpf(variance)] * shares, planned) > mu
+
+
+@pytest.mark.parametrize("weights", [(4, 4, 9), (4, 30), (4, 6, 9, 25)])
+def test_a_sum_of_unequal_parts_is_as_private_as_planned(weights, variance_of):
+    """As the rest of noise shares, of which the server removed some parts."""
+    planned = math.sqrt(sum(weights) + 0.1)
+    drawn = mpmath.mpf(variance_of(planned))
+    with mpmath.workdps(DIGITS):
+        mu = 1 / mpmath.mpf(planned)
+        parts = [drawn * weight / sum(weights) for weight in weights]
+        assert largest_step(parts, planned) <= mu
+        assert largest_step([0.98 * part for part in parts], planned) > mu
+
+
+@pytest.mark.parametrize(("shares", "share_std"), [(2, 2.0), (3, 2.0), (8, 2.0)])
+@pytest.mark.parametrize("shift", [1, 3])
+def test_the_profile_of_a_sum_of_shares_stays_below_the_plans(shares, share_std, shift):
+    """Down to deltas of 1e-35, far below what the sum differs from a discrete Gaussian."""
+    variance, planned = shares_and_plan(shares, share_std)
+    with mpmath.workdps(DIGITS):
+        mu = shift / mpmath.mpf(planned)
+        epsilons = [mu * mu / 2 + mu * mpmath.mpf(place) / 2 for place in range(26)]
+        allowed = [gaussian_profile(mu, epsilon) for epsilon in epsilons]
+        assert allowed[0] > 1e-2
+        assert allowed[-1] < 1e-35
+
+        def exceeds(of_variance):
+            masses = convolved([mpmath.mpf(of_variance)] * shares)
+            found = [profile(masses, shift, epsilon) for epsilon in epsilons]
+            return sum(one > most for one, most in zip(found, allowed, strict=True))
+
+        assert exceeds(variance) == 0
+        # It can fail: shares that are not widened, or a hundredth too narrow.
+        assert exceeds(planned**2 / shares) > 0
+        assert exceeds(0.98 * variance) > 0
+
+
+@pytest.mark.parametrize(("shares", "most"), [(2, 1.5e-17), (3, 1e-22), (4, 2e-25), (8, 2e-29)])
+def test_how_far_a_sum_of_shares_is_from_a_discrete_gaussian(shares, most):
+    """Each probability differs by a factor, which has the period of as many integers."""
+    variance, _ = shares_and_plan(shares, 2.0)
+    with mpmath.workdps(DIGITS):
+        masses = convolved([mpmath.mpf(variance)] * shares)
+        middle = len(masses) // 2
+        total = shares * mpmath.mpf(variance)
+        factors = [masses[middle + i] * mpmath.exp(i * i / (2 * total)) for i in range(3 * shares)]
+        mean = mpmath.fsum(factors) / len(factors)
+        apart = max(abs(factor / mean - 1) for factor in factors)
+        assert most / 100 < apart <= most
+        assert abs(factors[1] / factors[1 + shares] - 1) < 1e-60
 
 
 def discrete_epsilon(variance, shift, n, delta):
