@@ -46,8 +46,9 @@ def _seal() -> ModuleType:
     except (ImportError, OSError):  # OSError: built for another system
         raise ConfigurationError(
             "Party 0 of a vertical run needs the package tenseal: install it with "
-            "pip install 'flower-kmeans[vertical]'. It has wheels for x86_64 Linux (glibc 2.27 or "
-            "later) and CPython 3.11 to 3.14. Elsewhere, let another party be party 0."
+            "pip install 'flower-kmeans[vertical]'. Its version 0.3.18 has wheels for CPython 3.11 "
+            "to 3.14 on Linux (x86-64 with glibc 2.27 or musl 1.2, aarch64 with glibc 2.26), macOS "
+            "14 (arm64) and Windows (x86-64). Elsewhere, let another party be party 0."
         ) from None
     return seal  # type: ignore[no-any-return]
 

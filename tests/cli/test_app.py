@@ -191,6 +191,19 @@ class TestSimulate:
         assert planned.exit_code == 0, planned.output
         assert f"trust model {trust}." in planned.stdout
 
+    @pytest.mark.parametrize("command", ["simulate", "plan"])
+    @pytest.mark.parametrize(
+        ("arguments", "strategy"), [((), "SynopsisKMeans"), (("--rounds", 2), "FastLloyd")]
+    )
+    def test_no_other_strategy_is_taken_for_a_trust_under_which_it_does_not_run(
+        self, run, blobs, command, arguments, strategy
+    ):
+        data = ("--data", blobs, *PUBLIC, *LOCAL) if command == "simulate" else ()
+        result = run(command, *data, "--trust", "vertical", *arguments)
+        assert result.exit_code == 1
+        assert f"Error: Expected trust of {strategy} " in result.output
+        assert "Got 'vertical' instead." in result.output
+
     @pytest.mark.parametrize(
         ("trust", "keys", "colluders"),
         [("clients-only", "roster", None), ("distributed-noise", "relayed", 3)],
