@@ -20,10 +20,11 @@ from flower_kmeans.errors import RunError, TooFewClientsError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import client as clients
 from flower_kmeans.protocol import messages
-from flower_kmeans.protocol.cohort import LATE, STRANGER, TWICE
+from flower_kmeans.protocol.cohort import LATE, STRANGER, TAKEN, TWICE
 from flower_kmeans.protocol.exchange import CRASHED, MALFORMED
 from flower_kmeans.protocol.messages import Add, Added, Answer, Ask, Code, Enrolled, Keys, Refusal
 from flower_kmeans.protocol.pairs import Pairs
+from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.server import DIFFERS
 from flower_kmeans.version import __version__
 
@@ -160,6 +161,48 @@ def test_one_dishonest_client_costs_itself_only(lie, trust, keys, liar, tmp_path
     assert min(net.answers) >= N - 1
     assert net.server.proceedings.lost_rounds == []
     assert len(net.trips) <= ROUND_TRIPS[trust] + 3
+
+
+# A well-formed false sum-share is attack 32, which needs two further ones to be corrected.
+@pytest.mark.parametrize(
+    "lie", [lie for lie in LIES if lie not in ("false share", "flipped share")]
+)
+@pytest.mark.parametrize("trust", PROTECTED)
+def test_one_dishonest_client_of_six_ends_no_run(lie, trust, tmp_path):
+    net = play(tmp_path, trust, {3: LIES[lie]}, n=6, document={"min_clients": 4})
+    is_right(net, 3)
+    assert min(net.answers) >= 5
+
+
+@pytest.mark.parametrize("trust", SHARED)
+def test_limit_one_dishonest_client_of_four_ends_a_run(trust, tmp_path):
+    """All four sum-shares are needed."""
+    for lie in ("garbage", "malformed share", "wrong tags"):
+        with pytest.raises((RunError, TooFewClientsError)):
+            play(tmp_path, trust, {3: LIES[lie]}, n=4)
+
+
+@pytest.mark.parametrize("trust", PROTECTED)
+def test_limit_a_tag_that_is_wrong_for_one_peer_leaves_out_this_peer(trust, tmp_path):
+    """Attack 48: the server cannot tell which of the two is the liar."""
+
+    def one_wrong_tag(tags):
+        return tags[:16] + noise(tags[16:32]) + tags[32:]
+
+    net = play(tmp_path, trust, {3: on(Enrolled, tags=one_wrong_tag)}, n=4)
+    assert {entry.node_id for entry in net.server.dropped} == {10}
+    assert net.answers == [3, 3, 3]
+
+
+@pytest.mark.parametrize("trust", PROTECTED)
+def test_limit_who_claims_anothers_slot_first_ends_a_run_of_few(trust, tmp_path):
+    """Attack 48: the first node with a long-term key has the slot."""
+    net = make_net(tmp_path, trust, n=5, document={"min_clients": 4})
+    victims_key = Roster.from_file(net.nodes[10].policy.roster_file).keys[1]
+    net.nodes[3].change = on(Enrolled, static=lambda key: victims_key)
+    with pytest.raises((RunError, TooFewClientsError)), without_noise():
+        net.play()
+    assert TAKEN in {incident.reason for incident in net.server.incidents}
 
 
 REQUESTS = [

@@ -136,6 +136,19 @@ def test_a_round_is_opened_once_and_the_same_bytes_come_again(holder):
     assert holder.code(holder.turn("keys")) == Code.STALE
 
 
+def test_limit_a_holder_whose_ledger_was_restored_opens_rounds_once_more(holder):
+    """Attack 16: each round since the backup, another c1 under other noise."""
+    with interrupted(holder.party):
+        first = [holder.party.ask(open_turn(holder, t=t)) for t in (1, 2)]
+    again = [holder.party.ask(open_turn(holder, c1(99 + t), t)) for t in (1, 2)]
+    assert all(isinstance(reply, Sent) for reply in first + again)
+    assert not {holder.opened(sent) for sent in first} & {holder.opened(sent) for sent in again}
+    # The same c1 is answered by the same bytes, so noise is not averaged.
+    with interrupted(holder.party):
+        repeated = holder.party.ask(open_turn(holder, c1(101), 2))
+    assert encode(repeated) == encode(again[1])
+
+
 def test_a_holder_without_a_ledger_opens_a_round_once(tmp_path):
     """In a simulation; a real party refuses to take part."""
     run = make_run()
@@ -517,6 +530,20 @@ def test_a_holder_commits_before_it_sees_a_share(tmp_path):
     assert scene.code(scene.turn("join", 0, mail[::-1])) == Code.BAD_MESSAGE
     assert scene.code(open_turn(scene)) == Code.NEED
     assert spent_epsilon(scene.party.directory, 1e-6) == 0
+
+
+def test_limit_a_restored_ledger_takes_commitments_that_follow_its_first_message(tmp_path):
+    """Attacks 4, 5 and 16: the other holder chooses its part by this one's."""
+    scene = scene_of(tmp_path, 1, WIDTHS, key_holders=2)
+    own, share = scene.joined.commitment, bytes(packed_bytes(Q.key))
+    with interrupted(scene.party):
+        first = scene.party.ask(scene.turn("keys", commitments=(own, bytes(32))))
+    relin = bytes(2 * len(Q.data) * packed_bytes(Q.key))  # any, made when the first one is known
+    commitment = hashlib.sha256(share + relin).digest()
+    second = scene.party.ask(scene.turn("keys", commitments=(own, commitment)))
+    assert encode(second) == encode(first)
+    mail = [scene.deliver(share, "keys", sender=2), scene.deliver(relin, "keys", 0, 1, sender=2)]
+    assert isinstance(scene.party.ask(scene.turn("join", 0, mail)), Sent)
 
 
 def test_columns_are_encrypted_only_under_a_key_that_all_holders_confirm(tmp_path):

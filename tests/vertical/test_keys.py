@@ -241,6 +241,20 @@ def test_no_mask_hides_two_things(values, number, party, doc_hash):
     assert share_no_mask(first[1][0], other[1][0])
 
 
+def test_limit_one_column_under_two_public_keys_is_read_without_a_secret():
+    """Attack 16, which a label without the public key does not stop."""
+    first, other = KeyHolder(MODULI, secret(9), DOC_HASH), KeyHolder(MODULI, secret(8), DOC_HASH)
+    public = [keys.public_key(MODULI, DOC_HASH, each.public_share()) for each in (first, other)]
+    columns = [keys.encrypt(MODULI, pk, VALUES, secret(0), DOC_HASH, 0) for pk in public]
+    between = ring.addmod(public[0][0][0], ring.negmod(public[1][0][0], Q0), Q0)
+    inverse = np.array([pow(int(word), -1, Q0) for word in between], dtype=np.uint64)
+    apart = ring.addmod(columns[0][0][0], ring.negmod(columns[1][0][0], Q0), Q0)
+    mask = ring.mulmod(apart, inverse, Q0)
+    hidden = ring.mulmod(public[0][0][0], mask, Q0)
+    read = centred(ring.addmod(columns[0][0][0], ring.negmod(hidden, Q0), Q0))
+    assert np.abs(read - ring.encode(VALUES, MODULI.scales[0])).max() <= 21
+
+
 def test_a_nonce_that_does_not_depend_on_the_data_would_show_their_change(monkeypatch):
     bound = keys.secret_key
     monkeypatch.setattr(keys, "secret_key", lambda s, d, label, hidden=None: bound(s, d, label))
