@@ -7,8 +7,10 @@ square of the secret times the special prime in residue j.
 
 Every secret, error and mask is a stream under a key that is derived from the client session's
 secret, the run document's hash, a label, and SHA-256 of what it hides or answers. So a repeated
-request gives the same words, and two things are never hidden by one mask: neither after records
-changed, nor after a ledger was restored, nor with another processor's words.
+request gives the same words, and two plaintexts are not hidden by one mask: neither after records
+changed, nor with another processor's words. A label does not contain the public key. So a party
+whose ledger was restored can encrypt one column under two keys with one mask, which reveals it
+(docs/threat-model.md, V16).
 """
 
 import hashlib

@@ -185,10 +185,11 @@ def test_the_profile_of_a_sum_of_shares_stays_below_the_plans(shares, share_std,
         assert exceeds(0.98 * variance) > 0
 
 
-@pytest.mark.parametrize(("shares", "most"), [(2, 1.5e-17), (3, 1e-22), (4, 2e-25), (8, 2e-29)])
-def test_how_far_a_sum_of_shares_is_from_a_discrete_gaussian(shares, most):
+@pytest.mark.parametrize("share_std", [2.0, 2.5])
+@pytest.mark.parametrize("shares", [2, 3, 4, 8])
+def test_how_far_a_sum_of_shares_is_from_a_discrete_gaussian(shares, share_std):
     """Each probability differs by a factor, which has the period of as many integers."""
-    variance, _ = shares_and_plan(shares, 2.0)
+    variance, _ = shares_and_plan(shares, share_std)
     with mpmath.workdps(DIGITS):
         masses = convolved([mpmath.mpf(variance)] * shares)
         middle = len(masses) // 2
@@ -196,7 +197,9 @@ def test_how_far_a_sum_of_shares_is_from_a_discrete_gaussian(shares, most):
         factors = [masses[middle + i] * mpmath.exp(i * i / (2 * total)) for i in range(3 * shares)]
         mean = mpmath.fsum(factors) / len(factors)
         apart = max(abs(factor / mean - 1) for factor in factors)
-        assert most / 100 < apart <= most
+        exponent = 2 * mpmath.pi**2 * variance * (1 - mpmath.mpf(1) / shares)
+        most = 2 * shares * mpmath.exp(-exponent)
+        assert most / 3 < apart <= 1.01 * most
         assert abs(factors[1] / factors[1 + shares] - 1) < 1e-60
 
 
