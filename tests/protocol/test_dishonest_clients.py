@@ -474,7 +474,26 @@ def test_34_limit_a_dealer_with_another_checksum_word_costs_the_round(tmp_path, 
 @pytest.mark.parametrize("trust", BLIND)
 @pytest.mark.parametrize("n_other", [2, 5, 7])
 def test_a_distributor_of_two_group_keys_ends_no_run(trust, n_other, tmp_path):
-    net, secret = make_net(tmp_path, trust), token(32)
+    """Where those with one of the keys are enough (`min_clients` of 3)."""
+    net = with_two_group_keys(tmp_path, trust, n_other)
+    net.play()
+    assert len(net.results) >= 8
+    assert len(set(net.results.values())) == 1
+    assert net.answers[-1] >= 8
+    assert len(net.trips) <= ROUND_TRIPS[trust] + 2
+
+
+@pytest.mark.parametrize("n_other", [3, 4, 5, 6])
+def test_limit_two_group_keys_end_a_run_where_those_with_one_are_too_few(n_other, tmp_path):
+    """Attack 48 under masks."""
+    net = with_two_group_keys(tmp_path, "oblivious-server", n_other, document={"min_clients": 7})
+    with pytest.raises(TooFewClientsError):
+        net.play()
+
+
+def with_two_group_keys(directory, trust, n_other, **options):
+    """Return a server and clients, of which a distributor gives the first ones another key."""
+    net, secret = make_net(directory, trust, **options), token(32)
     node = net.nodes[3]
 
     def change(request, reply):
@@ -485,11 +504,7 @@ def test_a_distributor_of_two_group_keys_ends_no_run(trust, n_other, tmp_path):
         return reply
 
     node.change = change
-    net.play()
-    assert len(net.results) >= 8
-    assert len(set(net.results.values())) == 1
-    assert net.answers[-1] >= 8
-    assert len(net.trips) <= ROUND_TRIPS[trust] + 2
+    return net
 
 
 def test_the_next_distributors_envelopes_follow_those_that_do_not_open(tmp_path):
