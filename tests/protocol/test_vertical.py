@@ -384,6 +384,22 @@ def secrets_in(party, session):
     return [name for name in names if any(getattr(session, name) in each for each in data)]
 
 
+def test_limit_under_relayed_keys_a_stranger_that_joins_first_has_the_partys_place(tmp_path):
+    """Attack 10, with an honest server: it holds the key and learns the centroids."""
+    run = make_run()
+    parties = make_parties(tmp_path / "parties", blobs())
+    columns = np.random.default_rng(9).random((len(blobs()), 2))
+    stranger = make_parties(tmp_path / "stranger", columns)[1]
+    carried = Relay(run, [stranger, *parties])
+    carried.server.set_up([0, 1, 2], carried.trip)
+    for _ in range(run.document.rounds):
+        carried.take("step")
+    carried.take("close")
+    assert [bool(party.results) for party in (stranger, *parties)] == [True, True, False]
+    assert spent_epsilon(parties[0].directory, 1e-6) > 0
+    assert spent_epsilon(parties[1].directory, 1e-6) == 0
+
+
 @pytest.mark.parametrize("name", ["story", "one_holder"])
 def test_the_server_sees_no_centroid_and_nothing_but_uniform_bytes(name, request):
     story = request.getfixturevalue(name)
