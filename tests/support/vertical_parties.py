@@ -1,6 +1,6 @@
 """Keys of vertical runs, made once for a whole test session from fixed secrets.
 
-`ALONE` is one key holder and `JOINT` are three with a joint key, for two clusters.
+`ALONE` is one key holder, `PAIR` and `JOINT` are two and three with a joint key, for two clusters.
 """
 
 import hashlib
@@ -37,6 +37,9 @@ class Keys:
 
     def __init__(self, n_holders, moduli=MODULI):
         self.n_holders, self.moduli = n_holders, moduli
+        # Of joint holders, when their keys are made: the digests of their first messages, what the
+        # first one has after the others' messages, and the last one's message.
+        self.commitments, self.first_share, self.last_message = [], None, None
 
     @cached_property
     def holders(self):
@@ -56,6 +59,9 @@ class Keys:
             share = holder.join(*(x[:i] + x[i + 1 :] for x in (commitments, messages)))
             digests.append(share.digests)
             b = share.round2 if b is None else keys.total([b, share.round2], self.moduli.key)
+            if i == 0:
+                self.first_share = share
+        self.commitments, self.last_message = commitments, messages[-1]
         return share.public, np.stack([b, share.h1], 1), digests
 
     half = property(lambda self: self._made[0])  # of the public key, (key primes, N)
@@ -93,9 +99,9 @@ class Keys:
 
 
 @lru_cache
-def keys_of(n_holders, moduli=MODULI):
+def keys_of(n_holders, moduli):
     """Keys of so many holders, made once in a process."""
     return Keys(n_holders, moduli)
 
 
-ALONE, JOINT = keys_of(1), keys_of(3)
+ALONE, PAIR, JOINT = (keys_of(n_holders, MODULI) for n_holders in (1, 2, 3))

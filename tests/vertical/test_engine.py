@@ -47,18 +47,23 @@ def in_units(e, radius=2**0.5):
     return np.sqrt((e[:, 0] ** 2).sum() / 4 + (e[:, 1:] ** 2).sum() / (2 * radius) ** 2)
 
 
-def borders():
+def on_border(C):
     """Records on the border between two centroids."""
+    if C is FOREIGN:
+        return np.tile([1.0, 0.0], (SLOTS, 1))
     y = np.random.default_rng(7).uniform(-1, 1, SLOTS)
-    w, b = signs.pair(*TILTED, BOX)
-    yield np.stack([np.clip(-(y * w[1] + b) / w[0], -1, 1), y], 1), TILTED
-    yield np.tile([1.0, 0.0], (SLOTS, 1)), FOREIGN
+    w, b = signs.pair(*C, BOX)
+    return np.stack([np.clip(-(y * w[1] + b) / w[0], -1, 1), y], 1)
 
 
 # ---------------------------------------------------------------------- how exactly
 
 
-@pytest.mark.parametrize(("k", "d", "n"), [(2, 2, 5000), (3, 3, 2000)])
+@pytest.mark.parametrize(
+    ("k", "d", "n"),
+    # By default, steps of party 0 are those of two clusters, and are done again (test_parties.py).
+    [pytest.param(2, 2, 5000, marks=pytest.mark.thorough), (3, 3, 2000)],
+)
 def test_counts_and_sums_are_the_polynomials(k, d, n):
     """The same input gives the same words: no restart makes holders open a second value."""
     rng, keys = np.random.default_rng(8), keys_of(1, moduli(k))
@@ -74,47 +79,71 @@ def test_counts_and_sums_are_the_polynomials(k, d, n):
 @pytest.mark.parametrize(
     ("keys", "encrypt", "allowed"),
     [
-        (ALONE, ALONE.encrypt_alone, 0.005),  # six standard deviations, twice
+        pytest.param(ALONE, ALONE.encrypt_alone, 0.005, id="two parties"),  # 6 deviations, twice
         pytest.param(  # columns under a public key are less exact
-            *(JOINT, JOINT.encrypt, 0.039 * np.sqrt(3)), marks=pytest.mark.slow
+            *(JOINT, JOINT.encrypt, 0.039 * np.sqrt(3)), id="three holders", marks=pytest.mark.slow
         ),
     ],
-    ids=["two parties", "three holders"],
 )
-def test_parties_stay_within_the_error_that_rho_allows_for_on_borders(keys, encrypt, allowed):
+@pytest.mark.parametrize(
+    ("number", "C"),
+    [
+        pytest.param(0, TILTED, id="tilted", marks=pytest.mark.thorough),
+        pytest.param(1, FOREIGN, id="foreign"),
+    ],
+)
+def test_parties_stay_within_the_error_that_rho_allows_for_on_borders(
+    keys, encrypt, allowed, number, C
+):
     """docs/guarantees.md says what rho allows for."""
-    for number, (X, C) in enumerate(borders()):
-        assert 2 * in_units(errors(keys, [encrypt(X[:, 1], number)], X, C)) < allowed
+    X = on_border(C)
+    found = 2 * in_units(errors(keys, [encrypt(X[:, 1], number)], X, C))
+    assert found < allowed, f"The error of counts and sums is {found}; rho pays for {allowed}."
+
+
+NARROW = np.array([1.0, 0.01])  # half widths
 
 
 def test_a_narrow_column_is_as_exact_as_a_wide_one():
     """Centroids differ in it alone, so its error would be multiplied by 1 over its half width."""
-    half_widths = np.array([1.0, 0.01])
-    C, X = FOREIGN * half_widths, np.tile([1.0, 0.0], (SLOTS, 1))
-    scaled = signs.scaled_columns(X[:, 1:], half_widths[1:])[:, 0]
-    assert in_units(errors(ALONE, [ALONE.encrypt(scaled, 11)], X, C, half_widths)) < 0.02
-    X = np.random.default_rng(5).uniform(-1, 1, (400, 2)) * half_widths
-    e = errors(ALONE, [ALONE.encrypt(X[:, 1] / 0.01, 12)], X, C, half_widths)
+    C, X = FOREIGN * NARROW, np.tile([1.0, 0.0], (SLOTS, 1))
+    scaled = signs.scaled_columns(X[:, 1:], NARROW[1:])[:, 0]
+    found = in_units(errors(ALONE, [ALONE.encrypt(scaled, 11)], X, C, NARROW))
+    assert found < 0.02, f"The error of counts and sums is {found}; 0.02 is allowed."
+
+
+@pytest.mark.thorough
+def test_a_narrow_column_is_exact_away_from_borders():
+    C, X = FOREIGN * NARROW, np.random.default_rng(5).uniform(-1, 1, (400, 2)) * NARROW
+    e = errors(ALONE, [ALONE.encrypt(X[:, 1] / 0.01, 12)], X, C, NARROW)
     assert np.abs(e).max() < 1e-3
 
 
+@pytest.mark.thorough  # by default tests/protocol/test_vertical.py has a run with a radius
 def test_a_radius_stays_within_the_error_with_every_record_on_it():
     """Fresh errors of the column and of its square both enter (sums: tests of the workers)."""
     keys, c, radius = keys_of(1, moduli(2, radius=True)), 0.5, 0.45
     X, C = np.tile([0.0, c + radius], (SLOTS, 1)), np.array([[0.0, c], [0.9, -0.9]])
     values = X[:, 1], signs.scaled_squares(X[:, 1:], BOX[1:])
     columns = [keys.encrypt_alone(each, number) for number, each in enumerate(values)]
-    assert 2 * in_units(errors(keys, columns, X, C, radius=radius), radius) < 0.005
+    found = 2 * in_units(errors(keys, columns, X, C, radius=radius), radius)
+    assert found < 0.005, f"The error of counts and sums is {found}; rho pays for 0.005."
 
 
-def test_columns_of_zeros_do_not_stop_the_evaluation():
+@pytest.mark.parametrize(
+    ("largest", "C"),
+    [
+        pytest.param(2.0**-20, TILTED, id="almost zero", marks=pytest.mark.thorough),
+        # no weight but 0, and halves of every record
+        pytest.param(0.0, np.tile([0.2, 0.1], (2, 1)), id="equal centroids"),
+    ],
+)
+def test_columns_of_zeros_do_not_stop_the_evaluation(largest, C):
     """SEAL refuses products that are 0 for all to see: a failure that depends on records."""
     x = np.zeros((50, 2))
-    x[3, 0] = 2.0**-20
+    x[3, 0] = largest
     column = ALONE.encrypt_alone(x[:, 1], 5)
-    equal = np.tile([0.2, 0.1], (2, 1))  # no weight but 0, and halves of every record
-    for own, C in ((x, TILTED), (np.zeros((50, 2)), equal)):
-        assert np.abs(errors(ALONE, [column], own, C)).max() < 1e-3
+    assert np.abs(errors(ALONE, [column], x, C)).max() < 1e-3
 
 
 # ---------------------------------------------------------------------- attacks

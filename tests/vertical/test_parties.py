@@ -3,11 +3,12 @@
 import os
 import shutil
 import stat
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from soft import soft_members
-from vertical_parties import ALONE, DOC_HASH, MODULI, keys_of, secret, silent
+from vertical_parties import ALONE, DOC_HASH, MODULI, Keys, keys_of, secret, silent
 
 from flower_kmeans.errors import ConfigurationError, MessageError, RunError
 from flower_kmeans.vertical import parties, signs
@@ -21,6 +22,10 @@ from flower_kmeans.vertical.store import Store
 BOX = np.ones(3)
 C = np.array([[-0.3, 0.1, 0.0], [0.4, -0.2, 0.5]])
 X = np.random.default_rng(0).uniform(-1, 1, (400, 3))
+X[0, :2], X[1, :2] = 1.0, 0.0
+# Of party 0: values outside of the box go to its border, and what is not finite to its middle.
+OWN = X[:, :2].copy()
+OWN[0], OWN[1, 0], OWN[1, 1] = 7.0, np.nan, -np.inf
 VALUES = 2 * 4
 
 
@@ -104,13 +109,32 @@ def party_of(store, number=0):
 
 
 @pytest.fixture(scope="module")
-def party(tmp_path_factory):
-    """It has the keys and the other party's column, and has done step 1."""
-    made = party_of(Store(tmp_path_factory.mktemp("work") / "run"))
+def evaluated(tmp_path_factory):
+    """A party with keys and the other party's column, and the words that its step 1 computed."""
+    made, found = party_of(Store(tmp_path_factory.mktemp("work") / "run")), []
     made.take_keys(ALONE.pk, ALONE.relin)
     made.take_column(1, 0, 0, ALONE.encrypt_alone(X[:, 2], 40))
-    made.step(1, X[:, :2], C)
-    return made
+
+    def kept(*args):
+        found.append(evaluate(*args))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parties, "evaluate", kept)
+        made.step(1, OWN, C)
+    (words,) = found
+    return made, words
+
+
+@pytest.fixture
+def party(evaluated):
+    return evaluated[0]
+
+
+@pytest.fixture
+def knows_words(evaluated, monkeypatch):
+    """Steps take the words of step 1: a test asks what is done with words, whatever they are."""
+    monkeypatch.setattr(parties, "evaluate", lambda *args: evaluated[1])
 
 
 def restarted(party, tmp_path, number=0):
@@ -124,13 +148,14 @@ def share(c1):
     return ALONE.holders[0].decryption_share(1, c1, silent(len(c1)))[None]
 
 
-def expected(table=X):
-    A = soft_members(table, C, BOX)
-    return np.concatenate([A.sum(0)[:, None], A.T @ table], 1)
+def expected():
+    A = soft_members(X, C, BOX)
+    return np.concatenate([A.sum(0)[:, None], A.T @ X], 1)
 
 
 def test_a_step_opens_to_the_counts_and_sums_under_own_noise(party):
-    c1 = party.step(1, X[:, :2], C)
+    """Whatever the records are: none can make a step fail."""
+    c1 = party.step(1, OWN, C)
     assert c1.shape == (VALUES, N)
     assert (c1 < MODULI.q0).all()
     values = party.open(1, share(c1), silent(VALUES))
@@ -147,41 +172,30 @@ def test_without_its_share_of_the_key_nothing_opens(party):
 
 def test_a_repeated_step_gives_what_was_sent(party, tmp_path):
     """Also where the file was written and the session not saved, so its digest is not known."""
-    c1 = party.step(1, X[:, :2], C)
+    c1 = party.step(1, OWN, C)
     again = party_of(Store(party.store.directory, party.store.digests))
     assert (again.step(1, X[::-1, :2], C) == c1).all()  # no second value for one step
-    assert (restarted(party, tmp_path).step(1, X[:, :2], C) == c1).all()
+    assert (restarted(party, tmp_path).step(1, OWN, C) == c1).all()
 
 
-def test_c1_does_not_show_which_data_were_used(party, tmp_path):
+def test_c1_does_not_show_which_data_were_used(party, knows_words, tmp_path):
     """Other parties' zeros hide it: without them a guess of the records could be confirmed."""
-    c1 = party.step(1, X[:, :2], C)
+    c1 = party.step(1, OWN, C)
     other = restarted(party, tmp_path, number=5)
-    assert (other.step(1, X[:, :2], C) != c1).mean() > 0.99
+    assert (other.step(1, OWN, C) != c1).mean() > 0.99
     assert len(np.unique(c1[:, 0])) == VALUES
 
 
-def test_a_step_and_the_one_before_are_kept(party, tmp_path):
+def test_a_step_and_the_one_before_are_kept(party, knows_words, tmp_path):
     """A repeated request opens the values of the step before again; nothing needs older ones."""
     fresh = restarted(party, tmp_path)
     store = Store(fresh.store.directory, party.store.digests)
     for t in (2, 3):
-        party_of(store).step(t, X[:, :2], C)
+        party_of(store).step(t, OWN, C)
         found = [name for name in store.digests if name.startswith("step")]
         assert found == [f"step-{t - 1}", f"step-{t}"]
     with pytest.raises(RunError, match="step-1"):
         party_of(store).open(1, np.zeros((1, VALUES), np.uint64), silent(VALUES))
-
-
-def test_records_cannot_make_a_step_fail(party, tmp_path):
-    """Values outside of the box go to its border, and what is not finite to its middle."""
-    odd, tame = X[:, :2].copy(), X.copy()
-    odd[0], odd[1, 0], odd[1, 1] = 7.0, np.nan, -np.inf
-    tame[0, :2], tame[1, :2] = 1.0, 0.0
-    fresh = restarted(party, tmp_path)
-    c1 = fresh.step(1, odd, C)
-    values = fresh.open(1, share(c1), silent(VALUES)) / MODULI.unit
-    np.testing.assert_allclose(values, expected(tame), rtol=0, atol=1e-3)
 
 
 def test_hostile_shares_are_refused_and_no_secret_is_shown(party):
@@ -194,57 +208,82 @@ def test_hostile_shares_are_refused_and_no_secret_is_shown(party):
 # ------------------------------------------------------------------------------ workers
 
 RADIUS = 0.8
-KEYS = keys_of(1, moduli(2, radius=True))
 CENTROIDS = np.array([[-0.4, 0.1, 0.3], [0.5, -0.2, -0.1]])
 HALF_WIDTHS = np.array([1.0, 0.5, 0.8])
 RECORDS = np.random.default_rng(0).uniform(-1, 1, (SLOTS + 300, 3)) * HALF_WIDTHS
-STEP = Step(RECORDS[:, :1], CENTROIDS, HALF_WIDTHS, (1, 1, 1), RADIUS)
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory):
-    """Keys, and two chunks of the columns and squares of two parties."""
-    filled = Store(tmp_path_factory.mktemp("work") / "run")
-    filled.write(RELIN_KEY, relin_file(KEYS.moduli, KEYS.relin))
+@dataclass
+class Filled:
+    """What a step needs, in two chunks; ``last`` is the number of a party's last ciphertext."""
+
+    keys: Keys
+    store: Store
+    step: Step
+    last: int
+
+    def evaluate(self, n_workers):
+        return evaluate(self.store, self.step, n_workers)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(None, id="all records"),
+        pytest.param(RADIUS, id="radius", marks=pytest.mark.thorough),
+    ],
+)
+def filled(request, tmp_path_factory):
+    """Keys, and two chunks of the columns (and squares) of two parties."""
+    radius = request.param
+    keys = keys_of(1, moduli(2, radius=radius is not None))
+    store = Store(tmp_path_factory.mktemp("work") / "run")
+    store.write(RELIN_KEY, relin_file(keys.moduli, keys.relin))
     for slot in (1, 2):
         x, widths = RECORDS[:, slot : slot + 1], HALF_WIDTHS[slot : slot + 1]
-        columns = signs.scaled_columns(x, widths)[:, 0], signs.scaled_squares(x, widths)
-        for column in (0, 1):
-            for chunk, part in enumerate(np.split(columns[column], [SLOTS])):
-                words = KEYS.encrypt_alone(part, 4 * slot + 2 * column + chunk)
-                filled.write(column_name(slot, chunk, column), column_file(KEYS.moduli, words))
-    return filled
+        columns = [signs.scaled_columns(x, widths)[:, 0]]
+        if radius is not None:
+            columns.append(signs.scaled_squares(x, widths))
+        for number, column in enumerate(columns):
+            for chunk, part in enumerate(np.split(column, [SLOTS])):
+                words = keys.encrypt_alone(part, 4 * slot + 2 * number + chunk)
+                store.write(column_name(slot, chunk, number), column_file(keys.moduli, words))
+    step = Step(RECORDS[:, :1], CENTROIDS, HALF_WIDTHS, (1, 1, 1), radius)
+    return Filled(keys, store, step, last=number)
 
 
 @pytest.fixture(scope="module")
 def words(filled):
-    return evaluate(filled, STEP, 1)
+    return filled.evaluate(1)
 
 
 def test_two_workers_give_the_words_of_one(filled, words):
-    before = sorted(path.name for path in filled.directory.iterdir())
-    assert (evaluate(filled, STEP, 2) == words).all()
-    assert sorted(path.name for path in filled.directory.iterdir()) == before
+    before = sorted(path.name for path in filled.store.directory.iterdir())
+    assert (filled.evaluate(2) == words).all()
+    assert sorted(path.name for path in filled.store.directory.iterdir()) == before
 
 
-def test_chunks_are_added_and_rows_beyond_the_records_do_not_count(words):
-    A = soft_members(RECORDS, CENTROIDS, HALF_WIDTHS, RADIUS)
-    offsets = [A[:, j] @ (RECORDS - c) for j, c in enumerate(CENTROIDS)]
-    expected = np.concatenate([A.sum(0)[:, None], np.stack(offsets)], 1)
-    np.testing.assert_allclose(KEYS.open(words), expected, rtol=0, atol=2e-3)
+def test_chunks_are_added_and_rows_beyond_the_records_do_not_count(filled, words):
+    radius = filled.step.radius
+    A = soft_members(RECORDS, CENTROIDS, HALF_WIDTHS, radius)
+    centre = np.zeros_like(CENTROIDS) if radius is None else CENTROIDS  # sums, or offsets
+    sums = [A[:, j] @ (RECORDS - c) for j, c in enumerate(centre)]
+    expected = np.concatenate([A.sum(0)[:, None], np.stack(sums)], 1)
+    np.testing.assert_allclose(filled.keys.open(words), expected, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", [RELIN_KEY, column_name(2, 0, 1)])
-def test_changed_and_missing_files_are_refused(filled, name):
-    path = filled.path(name)
+@pytest.mark.parametrize("what", ["key", "column"])
+def test_changed_and_missing_files_are_refused(filled, what):
+    name = RELIN_KEY if what == "key" else column_name(2, 0, filled.last)
+    path = filled.store.path(name)
     kept = path.read_bytes()
     try:
         path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
         with pytest.raises(RunError, match=f"{name}.*changed"):
-            evaluate(filled, STEP, 1)
+            filled.evaluate(1)
         path.unlink()
         with pytest.raises(RunError, match=f"{name}.*missing"):  # workers find it too
-            evaluate(filled, STEP, 2)
+            filled.evaluate(2)
     finally:
         path.write_bytes(kept)
 
@@ -252,7 +291,7 @@ def test_changed_and_missing_files_are_refused(filled, name):
 def test_a_worker_that_dies_ends_the_step_with_an_error(filled, monkeypatch):
     monkeypatch.setattr(parties, "_start", _die)
     with pytest.raises(RunError, match="ended early"):
-        evaluate(filled, STEP, 2)
+        filled.evaluate(2)
 
 
 def _die(*_):
