@@ -1,6 +1,7 @@
-"""Keys of one holder, two and three: what they hide, what they open, and attacks on them.
+"""Keys of one holder and of three: what they hide, what they open, and attacks on them.
 
-Two joint holders take half of the time of three, who run with the thorough tests.
+Keys of few primes show it: each prime and digit is treated like the others. Runs have all of them
+(tests/protocol/test_vertical.py), and test vectors (test_vertical_vectors.py).
 """
 
 import math
@@ -10,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from vertical_parties import ALONE, DOC_HASH, JOINT, MODULI, PAIR, digest, secret, silent
+from vertical_parties import DOC_HASH, SMALL, digest, keys_of, secret, silent
 
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.randomness import Stream
@@ -18,16 +19,14 @@ from flower_kmeans.vertical import keys, ring
 from flower_kmeans.vertical.keys import KeyHolder, confirmed_key
 from flower_kmeans.vertical.ring import SLOTS, N, pack, packed_bytes, unpack
 
+MODULI = SMALL
+ALONE, JOINT = keys_of(1, MODULI), keys_of(3, MODULI)
 Q0, PRIMES, DIGITS = MODULI.q0, MODULI.key, len(MODULI.data)
 VALUES = np.random.default_rng(8).uniform(-1, 1, 300)
 CHANGED = VALUES.copy()
 CHANGED[7] = -CHANGED[7]
 
-THREE = pytest.param(JOINT, id="three", marks=pytest.mark.thorough)
-joint = pytest.mark.parametrize("of", [pytest.param(PAIR, id="two"), THREE])
-alone_and_joint = pytest.mark.parametrize(
-    "of", [pytest.param(ALONE, id="alone"), pytest.param(PAIR, id="two"), THREE]
-)
+both = pytest.mark.parametrize("of", [ALONE, JOINT], ids=["alone", "joint"])
 
 
 def centred(words, p=Q0):
@@ -67,14 +66,14 @@ def test_common_polynomials_follow_from_a_name_alone():
         assert (a != keys.common(seed, name, PRIMES[:2])).mean() > 0.99
 
 
-@alone_and_joint
+@both
 def test_a_public_key_hides_small_errors(of):
     for i in (0, 1, len(PRIMES) - 1):
         error = phase(of.pk[:, i], of.holders, i)
         assert 0 < np.abs(error).max() <= 21 * len(of.holders)
 
 
-@alone_and_joint
+@both
 def test_a_relinearisation_key_hides_the_square_in_one_residue_of_each_digit(of):
     """Digit j: the special prime times the square, in residue j alone, and small errors."""
     # Products of ternary polynomials and errors: six standard deviations of their sums.
@@ -89,7 +88,7 @@ def test_a_relinearisation_key_hides_the_square_in_one_residue_of_each_digit(of)
             assert np.abs(centred(ring.addmod(left, ring.negmod(hidden, p), p), p)).max() <= bound
 
 
-@alone_and_joint
+@both
 def test_columns_hide_their_values(of):
     """Under the public key, and a sole holder's of half the size."""
     m = ring.encode(VALUES, MODULI.scales[0])
@@ -129,7 +128,7 @@ def test_a_public_key_that_holders_do_not_agree_on_is_refused():
 # ------------------------------------------------------------------------------ decryption
 
 
-@alone_and_joint
+@both
 def test_all_holders_multiply_and_open_and_fewer_learn_nothing(of):
     """A product of two columns on SEAL, its sum, and what holders' shares of it add up to."""
     x, y = np.random.default_rng(2).uniform(-1, 1, (2, SLOTS))
@@ -137,17 +136,16 @@ def test_all_holders_multiply_and_open_and_fewer_learn_nothing(of):
     product = of.engine.rescale(of.engine.multiply(a, b))
     words = of.engine.words(of.engine.rescale(of.engine.times(product, 1.0, MODULI.levels)))
     assert of.open(words) == pytest.approx(x @ y, abs=1e-3)
-    for left_out in of.holders if of is not ALONE else ():
+    for left_out in of.holders if of is JOINT else ():
         some = [holder for holder in of.holders if holder is not left_out]
         assert abs(of.open(words, some) - x @ y) > 100
 
 
-@joint
-def test_all_secrets_but_one_open_no_column(of):
-    column = of.encrypt(VALUES)[:, 0]
-    assert np.abs(phase(column, of.holders)).max() < 2**41
-    for left_out in of.holders:
-        some = [holder for holder in of.holders if holder is not left_out]
+def test_two_of_three_secrets_open_no_column():
+    column = JOINT.encrypt(VALUES)[:, 0]
+    assert np.abs(phase(column, JOINT.holders)).max() < 2**41
+    for left_out in JOINT.holders:
+        some = [holder for holder in JOINT.holders if holder is not left_out]
         # As wide as q0 allows, and no trace of the values in the constant, which is their mean.
         assert np.abs(phase(column, some)).max() > 0.99 * (Q0 // 2)
 
@@ -171,7 +169,7 @@ def test_opened_values_are_signed():
     assert keys.opened(MODULI, constants, shares).tolist() == values
 
 
-@alone_and_joint
+@both
 def test_an_encryption_of_zero_changes_every_word_and_not_the_value(of):
     """Without it c1 is a function of the computing party's data: holders confirm guesses."""
     words, c1 = of.encrypt(VALUES)[:, 0], []
@@ -286,20 +284,18 @@ def test_zeros_are_other_ones_for_other_words():
 @pytest.fixture(scope="module")
 def pair():
     """Two holders of a joint key, and the second one's first message."""
-    assert PAIR.digests  # the keys are made
-    return PAIR.holders, PAIR.last_message
+    holders = JOINT.holders[:2]
+    return holders, holders[1].first_message()
 
 
-@joint
-def test_all_holders_and_the_computing_party_compare_the_same_keys(of):
-    halves = of.half, np.ascontiguousarray(of.relin[:, 1])
-    expected = tuple(digest(pack(half, PRIMES)) for half in halves)
-    assert of.digests == [expected] * of.n_holders
+def test_all_holders_and_the_computing_party_compare_the_same_keys():
+    halves = JOINT.half, np.ascontiguousarray(JOINT.relin[:, 1])
+    assert JOINT.digests == [tuple(digest(pack(half, PRIMES)) for half in halves)] * 3
 
 
 def test_a_holder_answers_the_sum_that_it_has_formed_itself(pair):
-    holders, _ = pair
-    share = PAIR.first_share  # with the other one's message
+    holders, message = pair
+    share = holders[0].join([digest(message)], [message])
     h = keys.total([holder.relin_round1() for holder in holders], PRIMES)
     publics = [holder.public_share() for holder in holders]
     assert (share.public == keys.total(publics, PRIMES)).all()
@@ -339,13 +335,7 @@ def flipped(position):
 
 
 @pytest.mark.parametrize(
-    "forge",
-    [
-        # By default tests/protocol/test_vertical_attacks.py plays these attacks.
-        pytest.param(rogue_share, marks=pytest.mark.thorough),
-        pytest.param(of_a_false_sum, marks=pytest.mark.thorough),
-        *map(flipped, (0, packed_bytes(PRIMES), -1)),
-    ],
+    "forge", [rogue_share, of_a_false_sum, *map(flipped, (0, packed_bytes(PRIMES), -1))]
 )
 def test_a_first_message_that_differs_from_its_commitment_is_refused(pair, forge):
     (holder, _), message = pair
@@ -365,7 +355,7 @@ def test_malformed_messages_are_refused_even_if_committed_to(pair):
 
 def test_a_share_that_depends_on_the_others_is_a_key_that_one_holder_has():
     """Why holders commit to their shares: the last one cancels what the others sent."""
-    honest, rogue = PAIR.holders, KeyHolder(MODULI, secret(66), DOC_HASH)
+    honest, rogue = JOINT.holders[:2], KeyHolder(MODULI, secret(66), DOC_HASH)
     shares, chosen = [holder.public_share() for holder in honest], rogue.public_share()
     for share in shares:
         for i, p in enumerate(PRIMES):
@@ -386,13 +376,13 @@ def false_sum():
 def test_an_answer_to_a_false_sum_of_round_1_is_the_secret():
     """Why holders add up the others' committed shares themselves."""
     (victim,) = ALONE.holders
-    answer = centred(victim.relin_round2(false_sum()[:1])[0, 0])  # of the first digit
+    answer = centred(victim.relin_round2(false_sum())[0, 0])
     assert (np.rint(answer / (Q0 // 4)) == victim._s).all()
 
 
 def test_answers_to_two_sums_share_no_error():
     """Or their difference would be the secret times the sums' difference, exactly."""
-    holder, h, other = PAIR.holders[0], false_sum()[:1], false_sum()[:1]  # the first digit
+    holder, h, other = JOINT.holders[0], false_sum(), false_sum()
     other[0, 0, 0] = ring.addmod(other[0, 0, 0], other[0, 0, 0], Q0)
     first, second = (centred(holder.relin_round2(x)[0, 0]) for x in (h, other))
     errors = [a - x * (Q0 // 4) for a, x in ((first, holder._s), (second, 2 * holder._s))]

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from vertical_parties import ALONE, DOC_HASH, MODULI, PAIR, digest, secret
+from vertical_parties import ALONE, DOC_HASH, MODULI, digest, secret
 
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.vertical import keys, ring
+from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.ring import SLOTS, N, pack, rns, small_error, ternary
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vertical_vectors.json").read_text())
@@ -152,16 +153,14 @@ def share(holder, t, c1):
 
 
 def made():
-    return {**made_by_one(), "joint": made_by_two()}
-
-
-def made_by_one():
-    one = Holder(1)
+    one, two = Holder(1), Holder(2)
     half = one.public_share()
     pk = half, common(DOC_HASH, b"public key")
     nonce, column_half = column_alone(one, 3)
     sent = column_under(pk, 9, 4)
     c0, c1 = randomised(pk, [x[0] for x in sent], 0, b"value 5")
+    firsts = [np.stack([holder.public_share(), *holder.round1()]) for holder in (one, two)]
+    sums = plus(*firsts)
     return {
         "doc_hash": DOC_HASH.hex(),
         "primes": list(KEY),
@@ -172,27 +171,18 @@ def made_by_one():
         "column": sha(np.stack(sent), MODULI.data),
         "randomised": {"c0": c0, "c1": sha(c1[None], (Q0,))},
         "share": share(one, 2, [c1, c1[::-1]]),
+        "joint": {
+            "commitments": [sha(first, KEY) for first in firsts],
+            "digests": [sha(sums[:1], KEY), sha(sums[2::2], KEY)],
+            "round2": sha(np.stack(list(one.round2(sums[1:]))), KEY),
+        },
     }
 
 
-def made_by_two():
-    one, two = Holder(1), Holder(2)
-    firsts = [np.stack([holder.public_share(), *holder.round1()]) for holder in (one, two)]
-    sums = plus(*firsts)
-    return {
-        "commitments": [sha(first, KEY) for first in firsts],
-        "digests": [sha(sums[:1], KEY), sha(sums[2::2], KEY)],
-        "round2": sha(np.stack(list(one.round2(sums[1:]))), KEY),
-    }
-
-
-def test_vectors_of_one_holder_follow_from_the_definitions():
-    assert {**made_by_one(), "joint": VECTORS["joint"]} == VECTORS
-
-
-@pytest.mark.thorough  # by default the library's joint keys are compared with the vectors
-def test_vectors_of_two_holders_follow_from_the_definitions():
-    assert made_by_two() == VECTORS["joint"]
+# By default the library of one holder is compared with the vectors.
+@pytest.mark.thorough
+def test_vectors_follow_from_the_definitions():
+    assert made() == VECTORS
 
 
 # ------------------------------------------------------------------------------ the library
@@ -220,11 +210,15 @@ def test_an_encryption_of_zero_and_a_share():
     assert share.tolist() == VECTORS["share"]
 
 
+@pytest.mark.thorough  # by default test_keys.py has what holders of fewer primes send
 def test_joint_keys():
-    assert PAIR.digests  # the keys of parties 1 and 2 are made
-    share = PAIR.first_share
+    first, second = (KeyHolder(MODULI, secret(party), DOC_HASH) for party in (1, 2))
+    message = second.first_message()
+    commitments = [first.commitment(), second.commitment()]
+    assert commitments[1] == digest(message)
+    share = first.join(commitments[1:], [message])
     found = {
-        "commitments": [each.hex() for each in PAIR.commitments],
+        "commitments": [each.hex() for each in commitments],
         "digests": [each.hex() for each in share.digests],
         "round2": sha(share.round2, KEY),
     }
