@@ -2,23 +2,28 @@
 
 Every message goes through its encoding. A party is a `Client` made anew for each message from what
 its memory holds, so every message meets a restarted party.
+
+Tests that look at no value of a run let it have `made_up_steps`, which take no time.
 """
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import RecordDict
+from vertical_parties import small
 
 from flower_kmeans.algorithms.vertical import VerticalAlgorithm
 from flower_kmeans.data.domain import Box
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.ledger import Ledger
-from flower_kmeans.protocol import messages, relay
+from flower_kmeans.protocol import messages, parcels, relay
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.messages import Delivery, Joined, Reply, Request, Step
 from flower_kmeans.protocol.noise import sampler_of
@@ -29,6 +34,10 @@ from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, ope
 from flower_kmeans.protocol.server import Replies
 from flower_kmeans.protocol.session import ClientSession, unpack_session
 from flower_kmeans.protocol.wire import encode
+from flower_kmeans.vertical import parties
+from flower_kmeans.vertical.keys import KeyHolder
+from flower_kmeans.vertical.moduli import moduli
+from flower_kmeans.vertical.ring import N
 
 N_RECORDS = 400
 POLICY = replace(ClientPolicy.for_simulation(), in_memory=False, workers=1)
@@ -148,6 +157,48 @@ def interrupted(party: Party) -> Iterator[None]:
     before = path.read_bytes()
     yield
     path.write_bytes(before)
+
+
+def _made_up_words(store, step, n_workers):
+    """Return words of the shape of a step's, always the same."""
+    store.path(parties.RELIN_KEY)  # a file that changed ends the run
+    k, d = step.centroids.shape
+    random = np.random.default_rng(0)
+    return random.integers(0, step.moduli.q0, (k, 1 + d, 2, N), dtype=np.uint64)
+
+
+@contextmanager
+def made_up_steps() -> Iterator[None]:
+    """Give runs keys of few primes and steps whose words are made up.
+
+    Every message, file, seal, charge and share is that of a run, only smaller. What is opened is
+    random.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parcels, "moduli", lambda k, radius: small(moduli(k, radius)))
+        patch.setattr(parties, "evaluate", _made_up_words)
+        parcels.shape_of.cache_clear()
+        yield
+    parcels.shape_of.cache_clear()
+
+
+@contextmanager
+def shares_made_once() -> Iterator[None]:
+    """Keep the largest part of two holders' first messages, which follows from their secrets.
+
+    Holders make it at enrolment, for its hash, and at both messages of the set-up.
+    """
+    make = KeyHolder.relin_round1
+
+    @lru_cache(maxsize=2)
+    def made(secret, doc_hash, moduli):
+        return make(KeyHolder(moduli, secret, doc_hash))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            KeyHolder, "relin_round1", lambda self: made(self._secret, self._doc_hash, self._moduli)
+        )
+        yield
 
 
 class Forged:
