@@ -66,6 +66,18 @@ def pytest_fixture_setup(fixturedef, request):
         return (yield)
 
 
+@pytest.fixture(params=["made up", pytest.param("real", marks=pytest.mark.thorough)])
+def is_real(request):
+    """Let steps of vertical runs be made up, by default: for tests of everything around them."""
+    if request.param == "real":
+        yield True
+        return
+    from vertical_runs import made_up_steps
+
+    with made_up_steps():
+        yield False
+
+
 @pytest.fixture
 def quiet():
     """Keep Flower's log of every round from what a test prints."""

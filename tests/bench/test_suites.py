@@ -110,6 +110,7 @@ def test_round_trips_of_every_trust_model(script):
     assert table == [["own polling", "6.10", "3.00", "6.20"]]
 
 
+@pytest.mark.thorough  # by default tests/strategies/test_vertical.py compares the bytes of a run
 def test_bytes_of_vertical_runs_are_the_planned(script, monkeypatch):
     vertical = script("vertical")
     monkeypatch.setitem(sys.modules, "vertical", vertical)  # its processes import it by name

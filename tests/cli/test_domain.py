@@ -247,7 +247,7 @@ class TestSimulate:
         with pytest.raises(ConfigurationError, match="each of columns 'age', 'income'"):
             source.parties("columns:age,ward=surgery/admitted,income")
 
-    def test_a_vertical_run(self, run, visits, tmp_path):
+    def test_a_vertical_run(self, is_real, run, visits, tmp_path):
         pytest.importorskip("tenseal")
         result = run("simulate", "--data", "visits.csv", "--engine", "in-process", "--clusters", 2,
                      "--output", "out", "--domain", "domain.toml", "--strategy", "vertical",

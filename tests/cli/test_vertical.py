@@ -39,7 +39,7 @@ def table(tmp_path_factory):
 # --------------------------------------------------------------------------- simulate
 
 
-def test_simulate_splits_columns_and_writes_what_parties_learn(table, tmp_path):
+def test_simulate_splits_columns_and_writes_what_parties_learn(is_real, table, tmp_path):
     out = tmp_path / "out"
     result = invoke(
         "simulate", "--data", table, "--strategy", "vertical", "--split",

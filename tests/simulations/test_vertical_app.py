@@ -65,7 +65,7 @@ def test_it_installs_nothing_and_its_bounds_fit_its_customers(monkeypatch):
     assert (list(unnamed.lower), list(unnamed.upper)) == ([0, -2, 3], [1, 2.5, 4])
 
 
-def test_a_simulation_leaves_a_report_and_the_same_result_at_both_parties(run):
+def test_a_simulation_leaves_a_report_and_the_same_result_at_both_parties(is_real, run):
     report = run()
     values = json.loads(report.read_text("utf-8"))
     assert (values["trust"], values["n_clients"], values["finished"]) == ("vertical", 2, True)
@@ -75,7 +75,8 @@ def test_a_simulation_leaves_a_report_and_the_same_result_at_both_parties(run):
     np.testing.assert_array_equal(centroids, other[0])
     np.testing.assert_array_equal(counts, other[1])
     assert centroids.shape == (2, 4)
-    assert counts.sum() == pytest.approx(600, abs=30)
+    if is_real:
+        assert counts.sum() == pytest.approx(600, abs=30)
     assert not list((report.parent / "work").iterdir())
 
 
@@ -108,11 +109,12 @@ def nodes(tmp_path):
     return [write_node(tmp_path, slot, table[:, own]) for slot, own in enumerate(([0, 1], [2]))]
 
 
-def test_nodes_with_files_follow_their_operators(run, nodes):
+def test_nodes_with_files_follow_their_operators(is_real, run, nodes):
     run(nodes, bounds=BOUNDS)
     centroids, _ = read(nodes[0]["result"])
     np.testing.assert_array_equal(centroids, read(nodes[1]["result"])[0])
-    assert matched_centroid_error(centroids, CENTERS) < 0.01
+    if is_real:
+        assert matched_centroid_error(centroids, CENTERS) < 0.01
     for node in nodes:
         policy = ClientPolicy.from_file(node["policy-file"])
         assert list(Path(policy.state_dir).glob("*"))
@@ -152,7 +154,7 @@ def test_a_domain_that_was_read_off_records_is_refused(run, tmp_path, monkeypatc
         run(domains=f"{path},{other}")
 
 
-def test_rows_in_another_order_end_the_run(run, nodes, tmp_path):
+def test_rows_in_another_order_end_the_run(is_real, run, nodes, tmp_path):
     ids = Path(nodes[1]["ids"])
     ids.write_text("\n".join(reversed(ids.read_text("utf-8").splitlines())), "utf-8")
     with pytest.raises(RunError, match="party 0"):

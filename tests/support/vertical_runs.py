@@ -34,7 +34,7 @@ from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, ope
 from flower_kmeans.protocol.server import Replies
 from flower_kmeans.protocol.session import ClientSession, unpack_session
 from flower_kmeans.protocol.wire import encode
-from flower_kmeans.vertical import parties
+from flower_kmeans.vertical import costs, parties
 from flower_kmeans.vertical.keys import KeyHolder
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import N
@@ -175,7 +175,8 @@ def made_up_steps() -> Iterator[None]:
     random.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parcels, "moduli", lambda k, radius: small(moduli(k, radius)))
+        for module in (costs, parcels):
+            patch.setattr(module, "moduli", lambda k, radius: small(moduli(k, radius)))
         patch.setattr(parties, "evaluate", _made_up_words)
         parcels.shape_of.cache_clear()
         yield
