@@ -66,15 +66,15 @@ def pytest_fixture_setup(fixturedef, request):
         return (yield)
 
 
-@pytest.fixture(params=["made up", pytest.param("real", marks=pytest.mark.thorough)])
+@pytest.fixture(params=["straight", pytest.param("real", marks=pytest.mark.thorough)])
 def is_real(request):
-    """Let steps of vertical runs be made up, by default: for tests of everything around them."""
+    """Let signs of vertical runs be straight by default: for tests of everything around a step."""
     if request.param == "real":
         yield True
         return
-    from vertical_runs import made_up_steps
+    from vertical_runs import straight_signs
 
-    with made_up_steps():
+    with straight_signs():
         yield False
 
 

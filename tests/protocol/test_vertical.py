@@ -1,9 +1,12 @@
-"""Vertical runs of real parties: results, restarts, charges, and what a server sees."""
+"""Vertical runs of real parties: results, restarts, charges, and what a server sees.
 
-import itertools
+By default their signs are straight (`straight_signs`). tests/vertical has real ones of a step, and
+tests/strategies/test_vertical.py of a whole run.
+"""
+
 from collections import defaultdict
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import get_args
 from unittest import mock
 
 import numpy as np
@@ -23,7 +26,7 @@ from vertical_runs import (
     make_document,
     make_parties,
     make_run,
-    shares_made_once,
+    straight_signs,
 )
 
 from flower_kmeans.algorithms.base import COUNTS, SUMS, Statistic
@@ -52,12 +55,23 @@ from flower_kmeans.protocol.run import (
 )
 from flower_kmeans.protocol.session import forget_unfinished
 from flower_kmeans.protocol.vertical import erase_ended, work_dir
-from flower_kmeans.protocol.wire import MAX_MESSAGE, encode
+from flower_kmeans.protocol.wire import encode
 from flower_kmeans.secagg.hashing import u32
 from flower_kmeans.vertical.keys import secret_key
 from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.ring import unpack
 from flower_kmeans.vertical.store import Store
+
+
+@pytest.fixture(
+    scope="module",
+    autouse=True,
+    params=["straight", pytest.param("real", marks=pytest.mark.thorough)],
+)
+def _signs(request):
+    with straight_signs() if request.param == "straight" else nullcontext():
+        yield
+
 
 # ------------------------------------------------------------------------------ runs
 
@@ -215,40 +229,19 @@ def joint(tmp_path_factory):
     return story_of(tmp_path_factory.mktemp("joint"), (1, 1, 1), *steps, key_holders=2)
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    """Two holders and a party that only encrypts; a radius, several messages, one scale."""
-    domain = Box([0.0] * 4, [1.0, 2.0, 3.0, 4.0], scale="common")  # half widths below 1
-    steps = ("keys", [1, 2], 2), ("join", [1, 2], 4), ("encrypt", [3], 0)
-    directory = tmp_path_factory.mktemp("four")
-    with shares_made_once():
-        return story_of(directory, (1, 1, 1, 1), *steps, key_holders=2, radius=True, domain=domain)
-
-
-def stories(*names):
-    """Parametrize by the names of runs; by default those of two parties and of four."""
-    cases = [
-        pytest.param(name, marks=() if name in ("story", "four") else pytest.mark.thorough)
-        for name in names
-    ]
-    return pytest.mark.parametrize("name", cases)
-
-
-PARTS = {
-    "story": {},
-    # The holder's keys and its columns; each column of the other.
-    "one_holder": {(1, "keys"): 2, (2, "encrypt"): 2},
-    "joint": {(1, "join"): 2},
-    "four": {(1, "join"): 2, (3, "encrypt"): 2},
-}
-
-
-@stories(*PARTS)
-def test_parties_get_what_plaintext_gives_under_the_same_noise(name, request):
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("story", {}),
+        # The holder's keys and its columns; each column of the other.
+        ("one_holder", {(1, "keys"): 2, (2, "encrypt"): 2}),
+        ("joint", {(1, "join"): 2}),
+    ],
+)
+def test_parties_get_what_plaintext_gives_under_the_same_noise(name, parts, request):
     story = request.getfixturevalue(name)
     assert_same_result(story)
-    parts = {(i, q.step): r.parts for i, q, r in story.turns() if r.parts > 1}
-    assert parts == PARTS[name]
+    assert {(i, q.step): r.parts for i, q, r in story.turns() if r.parts > 1} == parts
 
 
 def test_every_party_adds_another_noise_share(story):
@@ -258,7 +251,7 @@ def test_every_party_adds_another_noise_share(story):
         assert not np.isclose(shares[0], shares[1]).any()
 
 
-@stories(*PARTS)
+@pytest.mark.parametrize("name", ["story", "one_holder", "joint"])
 def test_parcels_are_those_that_the_plan_lists(name, request):
     story = request.getfixturevalue(name)
     found, delivered = defaultdict(list), defaultdict(set)
@@ -275,49 +268,17 @@ def test_parcels_are_those_that_the_plan_lists(name, request):
     assert {slot for slot, _, _ in found} == set(range(len(story.parties)))
 
 
-@pytest.mark.parametrize("radius", [False, True])
-@pytest.mark.parametrize("n_clusters", [2, 5, 16])
-@pytest.mark.parametrize("holders", [1, 2, 3])
-def test_every_message_of_the_largest_runs_has_room(n_clusters, holders, radius):
-    """Parts hold 240 MB, and a holder receives the shares of all others at once."""
-    widths = (3, 2, 2, 2)
-    options = {"n_clusters": n_clusters, "n_rounds": 1, "initial": None, "n_records": 2**20}
-    run = make_run(widths, make_algorithm(widths, key_holders=holders, radius=radius, **options))
-    for slot, step in itertools.product(range(4), get_args(messages.Step)):
-        t = 1 if step in ("step", "open") else 0
-        planned = parcels.planned(run, slot, step, t)
-        if not planned:  # another slot's step
-            continue
-        assert all(each.n_bytes <= 200 * 10**6 for each in planned)
-        parts = parcels.in_parts(planned)
-        assert [each for part in parts for each in part] == list(planned)
-        assert all(sum(each.n_bytes for each in part) <= 240 * 10**6 for part in parts)
-        keys = [each.number for each in parts[0] if each.number < parcels.IDS]
-        assert keys == [each.number for each in planned if each.number < parcels.IDS] or t
-        mail = parcels.due(run, slot, step, t) if (step, t) != ("step", 1) else ()
-        assert sum(each.n_bytes for each in mail) < MAX_MESSAGE - 2**20
-
-
 # ------------------------------------------------------------------------------ restarts
 
 
-@pytest.mark.parametrize(
-    ("slot", "step", "times"),
-    [
-        (0, "step", 1),  # of another process than the one that did it first
-        pytest.param(0, "step", 2, marks=pytest.mark.thorough),
-        (1, "open", 2),
-    ],
-)
-def test_an_interrupted_step_is_done_again_with_the_same_bytes(story, tmp_path, slot, step, times):
+def test_an_interrupted_step_is_done_again_with_the_same_bytes(story, tmp_path):
     """The process ends after it has computed, and before its session is written."""
-    request, reply = story.of(slot, step, 2)
-    party = story.copies[slot].copied(tmp_path / str(slot))
-    for path in party.directory.glob("vertical/*"):
-        (path / "step-2").write_bytes(b"unfinished")  # a file that no session knows
-    for _ in range(times):
-        with interrupted(party):
-            assert encode(party.ask(request)) == encode(reply)
+    for slot, step in ((0, "step"), (1, "open")):
+        request, reply = story.of(slot, step, 2)
+        party = story.copies[slot].copied(tmp_path / str(slot))
+        for _ in range(2):
+            with interrupted(party):
+                assert encode(party.ask(request)) == encode(reply)
 
 
 def test_a_result_that_nobody_kept_is_delivered_again(story, tmp_path):
@@ -431,7 +392,7 @@ def test_limit_under_relayed_keys_a_stranger_that_joins_first_has_the_partys_pla
     assert spent_epsilon(parties[1].directory, 1e-6) == 0
 
 
-@stories("story", "one_holder", "four")
+@pytest.mark.parametrize("name", ["story", "one_holder"])
 def test_the_server_sees_no_centroid_and_nothing_but_uniform_bytes(name, request):
     story = request.getfixturevalue(name)
     result, algorithm = story.parties[0].results[0], story.run.algorithm

@@ -2,7 +2,7 @@
 
 A test plays the other party or parties, with separate sessions (`Forged`), so it can seal
 anything. Attack 1 is V1 of docs/threat-model.md, and so on. What is refused does not depend on the
-number of primes of a key, nor on the values of a step: keys have few primes, and steps are made up.
+polynomials of the sign: runs have straight ones, and keys of few primes.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ from harness import fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
-from vertical_parties import small
 from vertical_runs import (
     N_RECORDS,
     POLICY,
@@ -23,10 +22,10 @@ from vertical_runs import (
     blobs,
     code_of,
     interrupted,
-    made_up_steps,
     make_algorithm,
     make_parties,
     make_run,
+    straight_signs,
 )
 
 from flower_kmeans.errors import MessageError
@@ -42,13 +41,14 @@ from flower_kmeans.vertical.moduli import moduli
 from flower_kmeans.vertical.parties import column_name
 from flower_kmeans.vertical.ring import N, pack, packed_bytes
 
-Q = small(moduli(2))
+with straight_signs():
+    Q = moduli(2)
 WORDS = 6  # of a round with two clusters and two columns
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
-    with made_up_steps():
+    with straight_signs():
         yield
 
 

@@ -252,9 +252,9 @@ THREE_HOLDERS = (4, {"max_colluders": 2}, 2, ())
 @pytest.mark.parametrize(
     ("n_parties", "options", "factor", "words", "is_real"),
     [
-        (*ROSTER, "made up"),
-        (*TWO_HOLDERS, "made up"),
-        (*THREE_HOLDERS, "made up"),
+        (*ROSTER, "straight"),
+        (*TWO_HOLDERS, "straight"),
+        (*THREE_HOLDERS, "straight"),
         pytest.param(*ROSTER, "real", marks=pytest.mark.thorough),
         pytest.param(*TWO_HOLDERS, "real", marks=pytest.mark.slow),
         pytest.param(*THREE_HOLDERS, "real", marks=pytest.mark.slow),
@@ -264,7 +264,7 @@ THREE_HOLDERS = (4, {"max_colluders": 2}, 2, ())
 def test_more_parties_learn_the_means(n_parties, options, factor, words, is_real):
     """With a roster and a party that only encrypts, and with keys of two and three holders.
 
-    By default their steps are made up; tests/protocol/test_vertical.py has real ones of four.
+    By default their signs are straight (`straight_signs`).
     """
     widths = (1,) * n_parties
     strategy = made(widths, **options)

@@ -154,7 +154,6 @@ def expected():
 
 
 def test_a_step_opens_to_the_counts_and_sums_under_own_noise(party):
-    """Whatever the records are: none can make a step fail."""
     c1 = party.step(1, OWN, C)
     assert c1.shape == (VALUES, N)
     assert (c1 < MODULI.q0).all()
@@ -196,6 +195,15 @@ def test_a_step_and_the_one_before_are_kept(party, knows_words, tmp_path):
         assert found == [f"step-{t - 1}", f"step-{t}"]
     with pytest.raises(RunError, match="step-1"):
         party_of(store).open(1, np.zeros((1, VALUES), np.uint64), silent(VALUES))
+
+
+def test_records_cannot_make_a_step_fail(party):
+    """Values outside of the box, and what is not finite."""
+    assert (np.abs(OWN[:2]) > 1).any(axis=1).tolist() == [True, True]
+    assert np.isnan(OWN).any()
+    c1 = party.step(1, OWN, C)
+    values = party.open(1, share(c1), silent(VALUES)) / MODULI.unit
+    np.testing.assert_allclose(values, expected(), rtol=0, atol=1e-3)
 
 
 def test_hostile_shares_are_refused_and_no_secret_is_shown(party):
