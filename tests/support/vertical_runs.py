@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import soft
 from flwr.app import RecordDict
 
@@ -33,9 +32,6 @@ from flower_kmeans.protocol.run import PROTOCOL, Run, RunDocument, Vertical, ope
 from flower_kmeans.protocol.server import Replies
 from flower_kmeans.protocol.session import ClientSession, unpack_session
 from flower_kmeans.protocol.wire import encode
-from flower_kmeans.vertical import engine
-from flower_kmeans.vertical import moduli as moduli_module
-from flower_kmeans.vertical.signs import Stage
 
 N_RECORDS = 400
 POLICY = replace(ClientPolicy.for_simulation(), in_memory=False, workers=1)
@@ -157,26 +153,13 @@ def interrupted(party: Party) -> Iterator[None]:
     path.write_bytes(before)
 
 
-LINE = Stage(coefficients=(1.0,), bound=1.0)
-
-
 @contextmanager
 def straight_signs() -> Iterator[None]:
-    """Replace the sign's polynomials, of degree 15 three times, by a straight line.
-
-    Keys have a quarter of the primes, and a step takes a tenth of the time. Nothing else changes:
-    memberships are those of `soft_members` with the same line.
-    """
-    caches = (moduli_module.moduli, parcels.shape_of)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moduli_module, "_SIGN_LEVELS", 1)
-        for module in (engine, soft):
-            patch.setattr(module, "STAGES", (LINE,))
-        for cache in caches:
-            cache.cache_clear()
+    """Let runs have straight signs (`soft.straight_signs`)."""
+    with soft.straight_signs():
+        parcels.shape_of.cache_clear()
         yield
-    for cache in caches:
-        cache.cache_clear()
+    parcels.shape_of.cache_clear()
 
 
 class Forged:

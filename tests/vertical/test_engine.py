@@ -59,12 +59,9 @@ def on_border(C):
 # ---------------------------------------------------------------------- how exactly
 
 
-@pytest.mark.parametrize(
-    ("k", "d", "n"),
-    # By default, steps of party 0 are those of two clusters, and are done again (test_parties.py).
-    [pytest.param(2, 2, 5000, marks=pytest.mark.thorough), (3, 3, 2000)],
-)
-def test_counts_and_sums_are_the_polynomials(k, d, n):
+# By default test_parties.py has a step with the sign's real polynomials.
+@pytest.mark.parametrize(("k", "d", "n"), [(2, 2, 5000), (3, 3, 2000)])
+def test_counts_and_sums_are_the_polynomials(is_real, k, d, n):
     """The same input gives the same words: no restart makes holders open a second value."""
     rng, keys = np.random.default_rng(8), keys_of(1, moduli(k))
     X, C = rng.uniform(-1, 1, (n, d)), rng.uniform(-0.7, 0.7, (k, d))
@@ -119,8 +116,7 @@ def test_a_narrow_column_is_exact_away_from_borders():
     assert np.abs(e).max() < 1e-3
 
 
-@pytest.mark.thorough  # by default tests/protocol/test_vertical.py has a run with a radius
-def test_a_radius_stays_within_the_error_with_every_record_on_it():
+def test_a_radius_stays_within_the_error_with_every_record_on_it(is_real):
     """Fresh errors of the column and of its square both enter (sums: tests of the workers)."""
     keys, c, radius = keys_of(1, moduli(2, radius=True)), 0.5, 0.45
     X, C = np.tile([0.0, c + radius], (SLOTS, 1)), np.array([[0.0, c], [0.9, -0.9]])
@@ -133,17 +129,17 @@ def test_a_radius_stays_within_the_error_with_every_record_on_it():
 @pytest.mark.parametrize(
     ("largest", "C"),
     [
-        pytest.param(2.0**-20, TILTED, id="almost zero", marks=pytest.mark.thorough),
+        pytest.param(2.0**-20, TILTED, id="almost zero"),
         # no weight but 0, and halves of every record
         pytest.param(0.0, np.tile([0.2, 0.1], (2, 1)), id="equal centroids"),
     ],
 )
-def test_columns_of_zeros_do_not_stop_the_evaluation(largest, C):
+def test_columns_of_zeros_do_not_stop_the_evaluation(is_real, largest, C):
     """SEAL refuses products that are 0 for all to see: a failure that depends on records."""
-    x = np.zeros((50, 2))
+    x, keys = np.zeros((50, 2)), keys_of(1, moduli(2))
     x[3, 0] = largest
-    column = ALONE.encrypt_alone(x[:, 1], 5)
-    assert np.abs(errors(ALONE, [column], x, C)).max() < 1e-3
+    column = keys.encrypt_alone(x[:, 1], 5)
+    assert np.abs(errors(keys, [column], x, C)).max() < 1e-3
 
 
 # ---------------------------------------------------------------------- attacks

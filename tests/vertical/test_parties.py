@@ -1,14 +1,16 @@
-"""Party 0: its files, what it gives away, its workers, and that asking again changes nothing."""
+"""Party 0: its files, what it gives away, its workers, and that asking again changes nothing.
+
+By default signs are straight (`soft.straight_signs`); test_engine.py has real ones.
+"""
 
 import os
 import shutil
 import stat
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from soft import soft_members
-from vertical_parties import ALONE, DOC_HASH, MODULI, Keys, keys_of, secret, silent
+from soft import soft_members, start_straight, straight_signs
+from vertical_parties import DOC_HASH, keys_of, secret, silent
 
 from flower_kmeans.errors import ConfigurationError, MessageError, RunError
 from flower_kmeans.vertical import parties, signs
@@ -31,6 +33,31 @@ VALUES = 2 * 4
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(
+    scope="module",
+    autouse=True,
+    params=["straight", pytest.param("real", marks=pytest.mark.thorough)],
+)
+def _signs(request):
+    if request.param == "real":
+        yield
+        return
+    with straight_signs(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parties, "_start", start_straight)  # of workers
+        yield
+
+
+@pytest.fixture(scope="module")
+def keys():
+    """Keys of one holder."""
+    return keys_of(1, moduli(2))
+
+
+@pytest.fixture(scope="module")
+def keys_with_radius():
+    return keys_of(1, moduli(2, radius=True))
 
 
 # ------------------------------------------------------------------------------ files
@@ -105,15 +132,15 @@ def drawn(stream):
 
 
 def party_of(store, number=0):
-    return ComputingParty(MODULI, store, secret(number), DOC_HASH, BOX, (2, 1))
+    return ComputingParty(moduli(2), store, secret(number), DOC_HASH, BOX, (2, 1))
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory):
+def evaluated(keys, tmp_path_factory):
     """A party with keys and the other party's column, and the words that its step 1 computed."""
     made, found = party_of(Store(tmp_path_factory.mktemp("work") / "run")), []
-    made.take_keys(ALONE.pk, ALONE.relin)
-    made.take_column(1, 0, 0, ALONE.encrypt_alone(X[:, 2], 40))
+    made.take_keys(keys.pk, keys.relin)
+    made.take_column(1, 0, 0, keys.encrypt_alone(X[:, 2], 40))
 
     def kept(*args):
         found.append(evaluate(*args))
@@ -144,8 +171,8 @@ def restarted(party, tmp_path, number=0):
     return party_of(Store(folder, digests), number)
 
 
-def share(c1):
-    return ALONE.holders[0].decryption_share(1, c1, silent(len(c1)))[None]
+def share(keys, c1):
+    return keys.holders[0].decryption_share(1, c1, silent(len(c1)))[None]
 
 
 def expected():
@@ -153,20 +180,22 @@ def expected():
     return np.concatenate([A.sum(0)[:, None], A.T @ X], 1)
 
 
-def test_a_step_opens_to_the_counts_and_sums_under_own_noise(party):
+def test_a_step_opens_to_the_counts_and_sums_under_own_noise(keys, party):
     c1 = party.step(1, OWN, C)
     assert c1.shape == (VALUES, N)
-    assert (c1 < MODULI.q0).all()
-    values = party.open(1, share(c1), silent(VALUES))
-    np.testing.assert_allclose(values / MODULI.unit, expected(), rtol=0, atol=1e-3)
-    noise = party.open(1, share(c1), drawn) - values
+    assert (c1 < moduli(2).q0).all()
+    values = party.open(1, share(keys, c1), silent(VALUES))
+    np.testing.assert_allclose(values / moduli(2).unit, expected(), rtol=0, atol=1e-3)
+    noise = party.open(1, share(keys, c1), drawn) - values
     assert ((noise > 0) & (noise < 2**34)).all()
-    assert (party.open(1, share(c1), drawn) - values == noise).all()  # asked again: nothing new
+    assert (
+        party.open(1, share(keys, c1), drawn) - values == noise
+    ).all()  # asked again: nothing new
 
 
 def test_without_its_share_of_the_key_nothing_opens(party):
     constants = party.open(1, np.zeros((1, VALUES), np.uint64), silent(VALUES))
-    assert np.abs(constants / MODULI.unit - expected()).max() > 1e3
+    assert np.abs(constants / moduli(2).unit - expected()).max() > 1e3
 
 
 def test_a_repeated_step_gives_what_was_sent(party, tmp_path):
@@ -197,17 +226,17 @@ def test_a_step_and_the_one_before_are_kept(party, knows_words, tmp_path):
         party_of(store).open(1, np.zeros((1, VALUES), np.uint64), silent(VALUES))
 
 
-def test_records_cannot_make_a_step_fail(party):
+def test_records_cannot_make_a_step_fail(keys, party):
     """Values outside of the box, and what is not finite."""
     assert (np.abs(OWN[:2]) > 1).any(axis=1).tolist() == [True, True]
     assert np.isnan(OWN).any()
     c1 = party.step(1, OWN, C)
-    values = party.open(1, share(c1), silent(VALUES)) / MODULI.unit
+    values = party.open(1, share(keys, c1), silent(VALUES)) / moduli(2).unit
     np.testing.assert_allclose(values, expected(), rtol=0, atol=1e-3)
 
 
 def test_hostile_shares_are_refused_and_no_secret_is_shown(party):
-    hostile = np.full((1, VALUES), MODULI.q0 * (np.arange(VALUES) == 3), np.uint64)
+    hostile = np.full((1, VALUES), moduli(2).q0 * (np.arange(VALUES) == 3), np.uint64)
     with pytest.raises(MessageError, match="words below q0"):
         party.open(1, hostile, silent(VALUES))
     assert not [form for form in (repr(secret(0)), secret(0).hex()) if form in repr(party)]
@@ -219,79 +248,53 @@ RADIUS = 0.8
 CENTROIDS = np.array([[-0.4, 0.1, 0.3], [0.5, -0.2, -0.1]])
 HALF_WIDTHS = np.array([1.0, 0.5, 0.8])
 RECORDS = np.random.default_rng(0).uniform(-1, 1, (SLOTS + 300, 3)) * HALF_WIDTHS
+STEP = Step(RECORDS[:, :1], CENTROIDS, HALF_WIDTHS, (1, 1, 1), RADIUS)
 
 
-@dataclass
-class Filled:
-    """What a step needs, in two chunks; ``last`` is the number of a party's last ciphertext."""
-
-    keys: Keys
-    store: Store
-    step: Step
-    last: int
-
-    def evaluate(self, n_workers):
-        return evaluate(self.store, self.step, n_workers)
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(None, id="all records"),
-        pytest.param(RADIUS, id="radius", marks=pytest.mark.thorough),
-    ],
-)
-def filled(request, tmp_path_factory):
-    """Keys, and two chunks of the columns (and squares) of two parties."""
-    radius = request.param
-    keys = keys_of(1, moduli(2, radius=radius is not None))
-    store = Store(tmp_path_factory.mktemp("work") / "run")
-    store.write(RELIN_KEY, relin_file(keys.moduli, keys.relin))
+@pytest.fixture(scope="module")
+def filled(keys_with_radius, tmp_path_factory):
+    """Keys, and two chunks of the columns and squares of two parties."""
+    keys, filled = keys_with_radius, Store(tmp_path_factory.mktemp("work") / "run")
+    filled.write(RELIN_KEY, relin_file(keys.moduli, keys.relin))
     for slot in (1, 2):
         x, widths = RECORDS[:, slot : slot + 1], HALF_WIDTHS[slot : slot + 1]
-        columns = [signs.scaled_columns(x, widths)[:, 0]]
-        if radius is not None:
-            columns.append(signs.scaled_squares(x, widths))
-        for number, column in enumerate(columns):
-            for chunk, part in enumerate(np.split(column, [SLOTS])):
-                words = keys.encrypt_alone(part, 4 * slot + 2 * number + chunk)
-                store.write(column_name(slot, chunk, number), column_file(keys.moduli, words))
-    step = Step(RECORDS[:, :1], CENTROIDS, HALF_WIDTHS, (1, 1, 1), radius)
-    return Filled(keys, store, step, last=number)
+        columns = signs.scaled_columns(x, widths)[:, 0], signs.scaled_squares(x, widths)
+        for column in (0, 1):
+            for chunk, part in enumerate(np.split(columns[column], [SLOTS])):
+                words = keys.encrypt_alone(part, 4 * slot + 2 * column + chunk)
+                filled.write(column_name(slot, chunk, column), column_file(keys.moduli, words))
+    return filled
 
 
 @pytest.fixture(scope="module")
 def words(filled):
-    return filled.evaluate(1)
+    return evaluate(filled, STEP, 1)
 
 
 def test_two_workers_give_the_words_of_one(filled, words):
-    before = sorted(path.name for path in filled.store.directory.iterdir())
-    assert (filled.evaluate(2) == words).all()
-    assert sorted(path.name for path in filled.store.directory.iterdir()) == before
+    before = sorted(path.name for path in filled.directory.iterdir())
+    assert (evaluate(filled, STEP, 2) == words).all()
+    assert sorted(path.name for path in filled.directory.iterdir()) == before
 
 
-def test_chunks_are_added_and_rows_beyond_the_records_do_not_count(filled, words):
-    radius = filled.step.radius
-    A = soft_members(RECORDS, CENTROIDS, HALF_WIDTHS, radius)
-    centre = np.zeros_like(CENTROIDS) if radius is None else CENTROIDS  # sums, or offsets
-    sums = [A[:, j] @ (RECORDS - c) for j, c in enumerate(centre)]
-    expected = np.concatenate([A.sum(0)[:, None], np.stack(sums)], 1)
-    np.testing.assert_allclose(filled.keys.open(words), expected, rtol=0, atol=2e-3)
+def test_chunks_are_added_and_rows_beyond_the_records_do_not_count(keys_with_radius, words):
+    A = soft_members(RECORDS, CENTROIDS, HALF_WIDTHS, RADIUS)
+    offsets = [A[:, j] @ (RECORDS - c) for j, c in enumerate(CENTROIDS)]
+    expected = np.concatenate([A.sum(0)[:, None], np.stack(offsets)], 1)
+    np.testing.assert_allclose(keys_with_radius.open(words), expected, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("what", ["key", "column"])
-def test_changed_and_missing_files_are_refused(filled, what):
-    name = RELIN_KEY if what == "key" else column_name(2, 0, filled.last)
-    path = filled.store.path(name)
+@pytest.mark.parametrize("name", [RELIN_KEY, column_name(2, 0, 1)])
+def test_changed_and_missing_files_are_refused(filled, name):
+    path = filled.path(name)
     kept = path.read_bytes()
     try:
         path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
         with pytest.raises(RunError, match=f"{name}.*changed"):
-            filled.evaluate(1)
+            evaluate(filled, STEP, 1)
         path.unlink()
         with pytest.raises(RunError, match=f"{name}.*missing"):  # workers find it too
-            filled.evaluate(2)
+            evaluate(filled, STEP, 2)
     finally:
         path.write_bytes(kept)
 
@@ -299,7 +302,7 @@ def test_changed_and_missing_files_are_refused(filled, what):
 def test_a_worker_that_dies_ends_the_step_with_an_error(filled, monkeypatch):
     monkeypatch.setattr(parties, "_start", _die)
     with pytest.raises(RunError, match="ended early"):
-        filled.evaluate(2)
+        evaluate(filled, STEP, 2)
 
 
 def _die(*_):
