@@ -404,7 +404,8 @@ def test_the_server_sees_no_centroid_and_nothing_but_uniform_bytes(name, request
         assert not any(pattern in sent or pattern in reply for pattern in patterns)
     large = [p.data for _, _, r in story.turns() for p in r.parcels if len(p.data) > 10_000]
     assert large
-    assert all(byte_p_value(data[: 2**20]) > 1e-9 for data in large)
+    least = min(byte_p_value(data[: 2**20]) for data in large)
+    assert least > 1e-9, f"A parcel's bytes are uniform with p = {least}; 1e-9 is allowed."
 
 
 def test_nothing_secret_is_left_when_a_run_is_over(story):

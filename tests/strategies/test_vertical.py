@@ -263,7 +263,7 @@ THREE_HOLDERS = (4, {"max_colluders": 2}, 2, ())
     [
         (*ROSTER, "straight"),
         (*TWO_HOLDERS, "straight"),
-        (*THREE_HOLDERS, "straight"),
+        pytest.param(*THREE_HOLDERS, "straight", marks=pytest.mark.thorough),
         pytest.param(*ROSTER, "real", marks=pytest.mark.thorough),
         pytest.param(*TWO_HOLDERS, "real", marks=pytest.mark.slow),
         pytest.param(*THREE_HOLDERS, "real", marks=pytest.mark.slow),

@@ -53,6 +53,7 @@ def straight_signs() -> Iterator[None]:
         mock.patch.object(moduli, "_SIGN_LEVELS", 1),
         mock.patch.object(engine, "STAGES", line),
         mock.patch.object(sys.modules[__name__], "STAGES", line),
+        mock.patch.object(parties, "_start", _start_straight),
     ):
         moduli.moduli.cache_clear()
         try:
@@ -64,7 +65,7 @@ def straight_signs() -> Iterator[None]:
 _start, _until_the_end = parties._start, ExitStack()
 
 
-def start_straight(*state):
+def _start_straight(*state):
     """Start a worker of party 0 whose signs are straight, as long as its process lives."""
     _until_the_end.enter_context(straight_signs())
     _start(*state)

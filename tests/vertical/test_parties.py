@@ -6,10 +6,11 @@ By default signs are straight (`soft.straight_signs`); test_engine.py has real o
 import os
 import shutil
 import stat
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from soft import soft_members, start_straight, straight_signs
+from soft import soft_members, straight_signs
 from vertical_parties import DOC_HASH, keys_of, secret, silent
 
 from flower_kmeans.errors import ConfigurationError, MessageError, RunError
@@ -29,6 +30,7 @@ X[0, :2], X[1, :2] = 1.0, 0.0
 OWN = X[:, :2].copy()
 OWN[0], OWN[1, 0], OWN[1, 1] = 7.0, np.nan, -np.inf
 VALUES = 2 * 4
+WITHOUT_RADIUS, WITH_RADIUS = moduli(2), moduli(2, radius=True)  # of real signs
 
 
 def mode(path):
@@ -41,11 +43,7 @@ def mode(path):
     params=["straight", pytest.param("real", marks=pytest.mark.thorough)],
 )
 def _signs(request):
-    if request.param == "real":
-        yield
-        return
-    with straight_signs(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parties, "_start", start_straight)  # of workers
+    with straight_signs() if request.param == "straight" else nullcontext():
         yield
 
 
@@ -110,7 +108,7 @@ def test_too_little_disk_is_an_error_beforehand(store):
 
 def test_the_disk_is_what_files_take(store):
     """Files of the shapes of a run with one chunk and one encrypted column."""
-    q, values = moduli(2), 2 * 3
+    q, values = WITHOUT_RADIUS, 2 * 3
     store.write("relin", relin_file(q, np.zeros((len(q.data), 2, len(q.key), N), np.uint64)))
     store.write("column", column_file(q, np.zeros((2, len(q.data), N), np.uint64)))
     store.write("public", [bytes(2 * N * 8)])
@@ -119,7 +117,7 @@ def test_the_disk_is_what_files_take(store):
     planned = disk_bytes(q, 16_384, 1, 2, 1)
     assert used <= planned < 1.02 * used
     more = [disk_bytes(q, 16_385, 1, 2, 1), disk_bytes(q, 16_385, 1, 2, 2)]
-    more.append(disk_bytes(moduli(2, radius=True), 16_385, 2, 2, 2))
+    more.append(disk_bytes(WITH_RADIUS, 16_385, 2, 2, 2))
     assert planned < more[0] < more[1] < more[2]
 
 
@@ -155,6 +153,7 @@ def evaluated(keys, tmp_path_factory):
 
 @pytest.fixture
 def party(evaluated):
+    """It has done step 1."""
     return evaluated[0]
 
 
@@ -188,9 +187,8 @@ def test_a_step_opens_to_the_counts_and_sums_under_own_noise(keys, party):
     np.testing.assert_allclose(values / moduli(2).unit, expected(), rtol=0, atol=1e-3)
     noise = party.open(1, share(keys, c1), drawn) - values
     assert ((noise > 0) & (noise < 2**34)).all()
-    assert (
-        party.open(1, share(keys, c1), drawn) - values == noise
-    ).all()  # asked again: nothing new
+    again = party.open(1, share(keys, c1), drawn) - values
+    assert (again == noise).all()  # nothing new
 
 
 def test_without_its_share_of_the_key_nothing_opens(party):
