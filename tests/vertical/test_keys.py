@@ -1,7 +1,7 @@
 """Keys of one holder and of three: what they hide, what they open, and attacks on them.
 
 Keys of few primes show it: each prime and digit is treated like the others. Runs have all of them
-(tests/protocol/test_vertical.py), and test vectors (test_vertical_vectors.py).
+(tests/simulation/test_vertical.py), and test vectors (test_vertical_vectors.py).
 """
 
 import math
