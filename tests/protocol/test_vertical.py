@@ -1,7 +1,7 @@
 """Vertical runs of real parties: results, restarts, charges, and what a server sees.
 
 By default their signs are straight (`straight_signs`). tests/vertical has real ones of a step, and
-tests/strategies/test_vertical.py of a whole run.
+tests/simulation/test_vertical.py of a whole run.
 """
 
 from collections import defaultdict
