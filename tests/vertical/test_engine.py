@@ -59,7 +59,7 @@ def on_border(C):
 # ---------------------------------------------------------------------- how exactly
 
 
-# By default test_parties.py has a step with the sign's real polynomials.
+# By default the tests of errors below have the real polynomials of the sign.
 @pytest.mark.parametrize(("k", "d", "n"), [(2, 2, 5000), (3, 3, 2000)])
 def test_counts_and_sums_are_the_polynomials(is_real, k, d, n):
     """The same input gives the same words: no restart makes holders open a second value."""
