@@ -1,0 +1,859 @@
+"""Plant small faults into the library, one at a time, and print which tests kill which.
+
+    python .ci/mutants.py check        # every fault is found, is the only one there, and compiles
+    python .ci/mutants.py map          # once: which test reaches which line (the whole suite)
+    python .ci/mutants.py run          # every fault against the tests that reach it (a night)
+    python .ci/mutants.py table        # write docs/tables/mutants.md again from the results
+
+The faults are in `.ci/faults.toml`. Each is anchored by function and expression, not by line.
+`run` plants a fault into a copy of the tree, never into the tree itself. It runs the tests that
+reach the fault's lines, in batches, cheapest first: those of the default suite (`python -m pytest`),
+and then, if none of them fails, those that only the whole suite has (`-m "not slow and not
+deployment"`). A batch ends after a few failures, and the first batch with one is the last, so the
+table names some of the tests that kill a fault, not all of them. A killer counts once it has passed
+in the copy without a fault. A test that runs ten times longer than it should, and at least half a
+minute, has failed.
+
+The map is made by coverage with one context for each test. Four rules decide what reaches a line:
+
+- caches of the library are emptied before each test, so that no test profits from another;
+- what a fixture of a module or session runs is reached by all tests that ask for the fixture, and
+  what a test module runs while it is imported by all of its tests;
+- lines that run when the library is imported (constants, class bodies) are reached by all tests
+  that run any other line of that file;
+- other processes that a test starts are traced where they inherit its environment and end by
+  themselves. Ray's workers do neither for sure, nor do processes that are killed.
+
+Libraries were looked at: mutmut and cosmic-ray make mutants of all operators of a file, name them
+by number or position, and run all tests for each. Neither takes a list of chosen faults with
+anchors, which is what is needed here; the rest is short.
+"""
+
+import argparse
+import ast
+import functools
+import hashlib
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS = ROOT / ".ci" / "faults.toml"
+TABLE = ROOT / "docs" / "tables" / "mutants.md"
+WORK = ROOT / "build" / "mutants"
+PACKAGE = "flower_kmeans"
+ROOMS = ("privacy", "secagg", "protocol", "algorithms", "data")
+WHOLE = "not slow and not deployment"
+NOT_COPIED = (".git", "build", "dist", "site", ".venv", ".*_cache", ".hypothesis")
+# It reads the anchors, so it fails with every fault, and is evidence of none.
+OWN_TEST = "tests/test_mutants.py"
+# Tests and recorded seconds of the first batches; the last batch has all others.
+BATCHES = ((40, 15.0), (400, 90.0))
+KILLS = 3
+SLOWER, PATIENCE = 10.0, 30.0
+COLLECTING = 300.0
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class FaultError(Exception):
+    """A fault of the list cannot be planted, or a step lacks what an earlier one makes."""
+
+
+# ------------------------------------------------------------------------------ faults
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One small fault: in a function, the code ``old`` becomes ``new``."""
+
+    name: str
+    file: str  # within the package
+    function: str  # as `Ledger.charge`; `<module>` and classes stand for their own statements
+    old: str
+    new: str
+    nth: int = 0  # of equal places in source order, from 1; 0 where there is one place only
+    why: str = ""
+    planted_in: str = ""  # the test that plants the same by other means
+
+    @property
+    def room(self) -> str:
+        """The room of the faulty file."""
+        return self.file.partition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """The faulty file within the repository."""
+        return f"{PACKAGE}/{self.file}"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """The text of a file with a fault, and the lines that reach the fault."""
+
+    text: str
+    lines: range
+    at_import: bool  # whether these lines run when the file is imported, and then only
+
+
+def read_faults(path: Path = FAULTS) -> list[Fault]:
+    """Return the faults of the list, in its order."""
+    found = [Fault(**entry) for entry in tomllib.loads(path.read_text("utf-8"))["fault"]]
+    twice = [name for name, n in Counter(fault.name for fault in found).items() if n > 1]
+    if twice:
+        raise FaultError(f"Expected every name once. Got {twice} twice.")
+    return found
+
+
+def plant(fault: Fault, source: str) -> Planted:
+    """Return a file's text with a fault, or raise `FaultError`."""
+    tree = ast.parse(source)
+    old, new = _parsed(fault, fault.old), _parsed(fault, fault.new)
+    if isinstance(old, ast.expr) != isinstance(new, ast.expr):
+        raise _wrong(fault, "old and new as two expressions or as two statements")
+    node = _place(fault, tree, old)
+    ends = (node.end_lineno, node.end_col_offset)
+    assert ends[0] is not None and ends[1] is not None
+    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    first = lines[node.lineno - 1][: node.col_offset]
+    replacement = f"({fault.new.strip()})"
+    if isinstance(old, ast.stmt):
+        indent = " " * node.col_offset
+        replacement = textwrap.indent(textwrap.dedent(fault.new).strip(), indent)[len(indent) :]
+    rest = lines[ends[0] - 1][ends[1] :]
+    lines[node.lineno - 1 : ends[0]] = [first + replacement.encode() + rest]
+    text = b"".join(lines).decode()
+    owner, at_import = _statement_of(tree, node)
+    expected = ast.dump(_Replaced(node, new).visit(tree))
+    try:
+        compile(text, fault.path, "exec")
+    except SyntaxError as error:
+        raise _wrong(fault, f"code that compiles ({error})") from None
+    if ast.dump(ast.parse(text)) != expected:
+        raise _wrong(fault, "a place whose text can be replaced")
+    if expected == ast.dump(ast.parse(source)):
+        raise _wrong(fault, "a change")
+    return Planted(text, owner, at_import)
+
+
+class _Replaced(ast.NodeTransformer):
+    """Puts one node into the place of another."""
+
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self._old, self._new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        """Return the new node for the old one."""
+        return self._new if node is self._old else self.generic_visit(node)
+
+
+def _wrong(fault: Fault, expected: str) -> FaultError:
+    where = f"{fault.file}, {fault.function}"
+    return FaultError(f"Fault {fault.name!r} ({where}): expected {expected}. Old: {fault.old!r}")
+
+
+def _parsed(fault: Fault, text: str) -> ast.expr | ast.stmt:
+    try:
+        statements = ast.parse(textwrap.dedent(text).strip()).body
+    except SyntaxError as error:
+        raise _wrong(fault, f"Python in old and new ({error})") from None
+    if len(statements) != 1:
+        raise _wrong(fault, "one expression or one statement in old and new")
+    (statement,) = statements
+    return statement.value if isinstance(statement, ast.Expr) else statement
+
+
+def _place(fault: Fault, tree: ast.Module, old: ast.AST) -> Any:
+    """Return the node that a fault replaces: formatting and line breaks do not count."""
+    scope: ast.AST = tree
+    for part in () if fault.function == "<module>" else fault.function.split("."):
+        inner = [node for node in _own(scope) if getattr(node, "name", None) == part]
+        inner = [node for node in inner if isinstance(node, _DEFINITIONS)]
+        if len(inner) != 1:
+            raise _wrong(fault, f"one definition of {part!r}, not {len(inner)}")
+        (scope,) = inner
+    nodes = _own(scope) if isinstance(scope, ast.Module | ast.ClassDef) else ast.walk(scope)
+    wanted = ast.dump(old)
+    places: list[Any] = [
+        node for node in nodes if type(node) is type(old) and ast.dump(node) == wanted
+    ]
+    places.sort(key=lambda node: (node.lineno, node.col_offset))
+    if fault.nth and fault.nth <= len(places):
+        return places[fault.nth - 1]
+    if fault.nth or len(places) != 1:
+        nth = f"nth={fault.nth} among" if fault.nth else "one place, or nth among"
+        raise _wrong(fault, f"{nth} the {len(places)} places")
+    return places[0]
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module, class or function without those of definitions in it."""
+    for child in ast.iter_child_nodes(scope):
+        yield child
+        if not isinstance(child, _DEFINITIONS):
+            yield from _own(child)
+
+
+def _statement_of(tree: ast.Module, wanted: ast.AST) -> tuple[range, bool]:
+    """Return the lines of the statement around a node, and whether it runs at import only."""
+
+    def found(node: ast.AST, statement: ast.stmt | None, inside: bool) -> tuple[range, bool] | None:
+        owner = node if isinstance(node, ast.stmt) else statement
+        if node is wanted and owner is not None:
+            body = getattr(owner, "body", None)
+            last = max(body[0].lineno - 1, owner.lineno) if body else owner.end_lineno
+            return range(owner.lineno, (last or owner.lineno) + 1), not inside
+        for name, value in ast.iter_fields(node):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            deeper = inside or (is_function and name == "body")
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST) and (place := found(child, owner, deeper)):
+                    return place
+        return None
+
+    place = found(tree, None, False)
+    assert place is not None
+    return place
+
+
+def planted_in_tree(fault: Fault) -> Planted:
+    """Return the text of a file of this tree with a fault."""
+    path = ROOT / fault.path
+    if not path.is_file():
+        raise _wrong(fault, "a file of that name")
+    return plant(fault, path.read_text("utf-8"))
+
+
+def check(faults: Sequence[Fault]) -> list[str]:
+    """Return one sentence for each fault that cannot be planted."""
+    wrong = []
+    for fault in faults:
+        try:
+            planted_in_tree(fault)
+        except FaultError as error:
+            wrong.append(str(error))
+    return wrong
+
+
+# ------------------------------------------------------------------------------ within pytest
+# `-p mutants` loads this file into pytest; the environment says for which task.
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what a task needs."""
+    if "MUTANTS_MAP" in os.environ:
+        config.pluginmanager.register(_Mapping(Path(os.environ["MUTANTS_MAP"])))
+    if "MUTANTS_PLAN" in os.environ:
+        config.pluginmanager.register(_Chosen(Path(os.environ["MUTANTS_PLAN"])))
+
+
+class _Mapping:
+    """Gives every test a context of coverage, and notes its seconds and fixtures."""
+
+    def __init__(self, directory: Path) -> None:
+        import coverage
+
+        self._coverage = coverage.Coverage.current()
+        self._notes = (directory / f"tests-{os.getpid()}.jsonl").open("a", encoding="utf-8")
+        self._failed = False
+        self._context = "import"
+        self._switch("import")
+        for room in ROOMS:
+            for each in pkgutil.walk_packages([str(ROOT / PACKAGE / room)], f"{PACKAGE}.{room}."):
+                if not each.name.endswith(".fused"):  # needs numba, and is compiled
+                    importlib.import_module(each.name)
+
+    def _switch(self, context: str) -> None:
+        if self._coverage is not None:
+            self._coverage.switch_context(context)
+        os.environ["MUTANTS_CONTEXT"] = context
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Any:
+        """Note what a test module runs while it is imported."""
+        if isinstance(collector, pytest.Module):
+            self._switch(f"collect {collector.nodeid}")
+        result = yield
+        self._switch(self._context)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Any:
+        """Note what a fixture runs that many tests share."""
+        if fixturedef.scope != "function":
+            self._switch(_fixture(fixturedef))
+        result = yield
+        self._switch(self._context)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        """Note whether a test failed or was skipped."""
+        report = yield
+        self._failed = self._failed or not report.passed
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        """Run a test in its context."""
+        _empty_caches()
+        self._failed, self._context = False, f"test {item.nodeid}"
+        self._switch(self._context)
+        start = time.perf_counter()
+        result = yield
+        seconds = time.perf_counter() - start
+        self._context = "between"
+        self._switch(self._context)
+        info = getattr(item, "_fixtureinfo", None)
+        given = [each for group in info.name2fixturedefs.values() for each in group] if info else []
+        fixtures = sorted({_fixture(each) for each in given if each.scope != "function"})
+        note = {"id": item.nodeid, "seconds": round(seconds, 3), "passed": not self._failed}
+        self._notes.write(json.dumps({**note, "fixtures": fixtures}) + "\n")
+        self._notes.flush()
+        return result
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        """Write the data: processes of xdist end without it otherwise."""
+        if self._coverage is not None:
+            self._coverage.stop()
+            self._coverage.save()
+
+
+def _fixture(fixturedef: Any) -> str:
+    return f"fixture {fixturedef.baseid}::{fixturedef.argname}"
+
+
+def _empty_caches() -> None:
+    """Empty the library's caches: what is cached runs no line."""
+    for name, module in list(sys.modules.items()):
+        if not name.startswith(PACKAGE):
+            continue
+        owners = [module, *(each for each in vars(module).values() if isinstance(each, type))]
+        for owner in owners:
+            for value in list(vars(owner).values()):
+                function = getattr(value, "__func__", value)
+                if isinstance(function, functools._lru_cache_wrapper):
+                    function.cache_clear()
+
+
+class _Chosen:
+    """Runs the chosen tests in their order, and writes what happens."""
+
+    def __init__(self, plan: Path) -> None:
+        self._plan = json.loads(plan.read_text("utf-8"))
+
+    def _write(self, kind: str, nodeid: str) -> None:
+        with open(self._plan["events"], "a", encoding="utf-8") as file:
+            file.write(json.dumps([kind, nodeid]) + "\n")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
+        """Keep the chosen tests."""
+        order = {nodeid: i for i, nodeid in enumerate(self._plan["ids"])}
+        others = [item for item in items if item.nodeid not in order]
+        items[:] = sorted(
+            (item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid]
+        )
+        config.hook.pytest_deselected(items=others)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Write that a test module cannot be imported."""
+        if report.failed:
+            self._write("fail", report.nodeid)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Write that a test starts."""
+        self._write("start", nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write that a test failed."""
+        if report.failed:
+            self._write("fail", report.nodeid)
+        if report.when == "teardown":
+            self._write("end", report.nodeid)
+
+
+# ------------------------------------------------------------------------------ the map
+
+
+@dataclass
+class Map:
+    """Which tests reach which lines, as `make_map` found it.
+
+    Attributes
+    ----------
+    seconds : dict of str to float
+        Tests that passed, each with its seconds.
+    fixtures : dict of str to list of str
+        Shared fixtures, each with the tests that ask for it.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    fixtures: dict[str, list[str]] = field(default_factory=dict)
+    modules: dict[str, list[str]] = field(default_factory=dict)
+    _data: Any = None
+
+    @classmethod
+    def read(cls) -> "Map":
+        """Return the map that was made last."""
+        import coverage
+
+        path = WORK / "coverage"
+        if not path.is_file():
+            raise FaultError("Expected a map: run `python .ci/mutants.py map` first.")
+        found = cls()
+        for line in (WORK / "tests.jsonl").read_text("utf-8").splitlines():
+            note = json.loads(line)
+            if not note["passed"] or note["id"].startswith(OWN_TEST):
+                continue
+            found.seconds[note["id"]] = note["seconds"]
+            found.modules.setdefault(note["id"].partition("::")[0], []).append(note["id"])
+            for name in note["fixtures"]:
+                found.fixtures.setdefault(name, []).append(note["id"])
+        found._data = coverage.CoverageData(str(path))
+        found._data.read()
+        found.contexts = functools.cache(found.contexts)  # type: ignore[method-assign]
+        return found
+
+    def contexts(self, path: str) -> dict[int, list[str]]:
+        """Return the contexts of every line of a file."""
+        found: dict[int, list[str]] = self._data.contexts_by_lineno(str(ROOT / path))
+        return found
+
+    def tests_of(self, contexts: Iterable[str]) -> set[str]:
+        """Return the tests that passed and belong to contexts."""
+        found = set[str]()
+        for context in contexts:
+            kind, _, name = context.partition(" ")
+            if kind == "test":
+                found.add(name)
+            elif kind == "fixture":
+                found.update(self.fixtures.get(context, ()))
+            elif kind == "collect":
+                found.update(self.modules.get(name, ()))
+        return found & self.seconds.keys()
+
+    def reaching(self, fault: Fault, planted: Planted) -> set[str]:
+        """Return the tests that reach a fault's lines."""
+        by_line = self.contexts(fault.path)
+        contexts = {each for line in planted.lines for each in by_line.get(line, ())}
+        found = self.tests_of(contexts)
+        if planted.at_import or contexts & {"", "import"}:
+            found |= self.tests_of({each for line in by_line.values() for each in line})
+        return found
+
+
+def environment(root: Path, **more: str) -> dict[str, str]:
+    """Return the environment of tests in a tree."""
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    given = {name: value for name, value in os.environ.items() if not name.startswith("MUTANTS_")}
+    given.pop("PYTHONDONTWRITEBYTECODE", None)
+    path = os.pathsep.join((str(root), str(root / ".ci")))
+    return {**given, **threads, **quiet, "PYTHONPATH": path, **more}
+
+
+def pytest_command(*options: str) -> list[str]:
+    """Return the command that runs tests with this file as a plugin."""
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "mutants"] + [
+        *options
+    ]
+
+
+def hashes(faults: Iterable[Fault]) -> dict[str, str]:
+    """Return the hash of each file with a fault."""
+    paths = sorted({fault.path for fault in faults})
+    return {path: hashlib.sha256((ROOT / path).read_bytes()).hexdigest() for path in paths}
+
+
+def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
+    """Run the whole suite, or some tests of it, and write which lines each test reaches."""
+    import coverage
+
+    parts = WORK / "parts"
+    shutil.rmtree(WORK, ignore_errors=True)
+    parts.mkdir(parents=True)
+    settings = WORK / "coverage.ini"
+    files = "\n    ".join(str(ROOT / path) for path in hashes(faults))
+    settings.write_text(
+        "[run]\ncore = ctrace\nparallel = true\n"
+        f"data_file = {parts / 'data'}\ncontext = ${{MUTANTS_CONTEXT}}\n"
+        "disable_warnings =\n    no-data-collected\n    module-not-measured\n"
+        f"    module-not-imported\ninclude =\n    {files}\n"
+    )
+    (WORK / "files.json").write_text(json.dumps(hashes(faults)))
+    # Coverage starts itself in every process that has this setting, also in those of tests.
+    more = {"COVERAGE_PROCESS_START": str(settings), "MUTANTS_MAP": str(parts)}
+    command = pytest_command("-m", WHOLE, *(["-n", str(jobs)] if jobs > 1 else []), *tests)
+    code = subprocess.run(command, cwd=ROOT, env=environment(ROOT, **more), check=False).returncode
+    with (WORK / "tests.jsonl").open("w", encoding="utf-8") as file:
+        for notes in sorted(parts.glob("tests-*.jsonl")):
+            file.write(notes.read_text("utf-8"))
+    combined = coverage.Coverage(data_file=str(WORK / "coverage"), config_file=False)
+    combined.combine([str(path) for path in parts.glob("data.*")])
+    combined.save()
+    shutil.rmtree(parts)
+    found = Map.read()
+    print(f"{len(found.seconds)} tests passed in {sum(found.seconds.values()):.0f} seconds.")
+    return code
+
+
+# ------------------------------------------------------------------------------ the campaign
+
+
+@dataclass
+class Outcome:
+    """What became of a fault."""
+
+    fault: str
+    definition: str
+    suite: str = ""  # "default" or "thorough": where the killers are; empty if there is none
+    killers: list[str] = field(default_factory=list)
+    n_reaching: int = 0
+    n_default: int = 0
+    n_run: int = 0
+    whole: bool = True  # whether thorough tests were run too, where they had to be
+    seconds: float = 0.0
+
+
+def definition(fault: Fault) -> str:
+    """Return the hash of that which a result belongs to."""
+    parts = (fault.file, fault.function, fault.old, fault.new, str(fault.nth))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+class Copy:
+    """A copy of the tree, in which one fault at a time is planted."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "tree"
+        self._directory = directory
+        shutil.copytree(ROOT, self.root, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+        self._stamp = int(time.time())
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the copy."""
+        # Compiled files are valid by whole seconds and length, so no two texts may share a second.
+        self._stamp += 1
+        (self.root / path).write_text(text, "utf-8")
+        os.utime(self.root / path, (self._stamp, self._stamp))
+
+    def failures(self, ids: Sequence[str], kills: int, seconds: dict[str, float]) -> list[str]:
+        """Return which of some tests fail in the copy: at most about ``kills`` of them."""
+        events, plan = self._directory / "events.jsonl", self._directory / "plan.json"
+        events.write_text("")
+        plan.write_text(json.dumps({"ids": list(ids), "events": str(events)}))
+        files = list(dict.fromkeys(each.partition("::")[0] for each in ids))
+        options = ("-m", WHOLE, "--maxfail", str(kills), "--tb", "line", "--no-header", "-rN")
+        with (self._directory / "output.txt").open("w") as output:
+            process = subprocess.Popen(
+                pytest_command(*options, *files),
+                cwd=self.root,
+                env=environment(self.root, MUTANTS_PLAN=str(plan)),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            late = self._wait(process, events, seconds)
+        found = [nodeid for kind, nodeid in _events(events) if kind == "fail"]
+        if late:
+            found.append(late)
+        elif process.returncode not in (0, 1) and not found:
+            # The process crashed, or no test module could be imported at all.
+            started = [nodeid for kind, nodeid in _events(events) if kind == "start"]
+            if process.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+                raise FaultError(f"Expected the tests {list(ids)[:3]} ... in the tree. Got none.")
+            found.append(started[-1] if started else files[0])
+        return list(dict.fromkeys(found))
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], events: Path, seconds: dict[str, float]
+    ) -> str:
+        """Return the test that did not end in time, after its process was ended; or nothing."""
+        size, since, running = 0, time.monotonic(), ""
+        while process.poll() is None:
+            time.sleep(0.05)
+            if events.stat().st_size != size:
+                size, since = events.stat().st_size, time.monotonic()
+                last = _events(events)[-1:]
+                running = last[0][1] if last and last[0][0] == "start" else ""
+            limit = PATIENCE + SLOWER * seconds.get(running, 0.0) if running else COLLECTING
+            if time.monotonic() - since > limit:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return running or "tests"
+        return ""
+
+
+def _events(path: Path) -> list[tuple[str, str]]:
+    lines = path.read_text("utf-8").splitlines()
+    return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
+
+
+def in_batches(tests: Iterable[str], seconds: dict[str, float], module: str) -> Iterator[list[str]]:
+    """Yield tests in batches: the module's own and the cheapest first, each file's together."""
+
+    def price(nodeid: str) -> float:
+        own = f"/test_{module}.py::" in nodeid
+        return (seconds[nodeid] + 0.01) * (0.2 if own else 1.0)
+
+    left = sorted(tests, key=lambda nodeid: (price(nodeid), nodeid))
+    for most, budget in (*BATCHES, (len(left), float("inf"))):
+        batch, spent = list[str](), 0.0
+        while left and len(batch) < most and (not batch or spent + seconds[left[0]] <= budget):
+            spent += seconds[left[0]]
+            batch.append(left.pop(0))
+        if batch:
+            files = list(dict.fromkeys(each.partition("::")[0] for each in batch))
+            places = {name: i for i, name in enumerate(files)}
+            yield sorted(batch, key=lambda nodeid: places[nodeid.partition("::")[0]])
+
+
+class Campaign:
+    """Faults against tests."""
+
+    def __init__(self, found: Map, default: set[str], kills: int, whole: bool) -> None:
+        self._map, self._default, self._kills, self._whole = found, default, kills, whole
+        self._clean: dict[str, bool] = {}  # whether a test passes in a copy without a fault
+        self._lock = threading.Lock()
+
+    def judge(self, fault: Fault, copy: Copy) -> Outcome:
+        """Plant a fault, and return what became of it."""
+        start = time.monotonic()
+        source = (ROOT / fault.path).read_text("utf-8")
+        planted = plant(fault, source)
+        reaching = self._map.reaching(fault, planted)
+        default = reaching & self._default
+        outcome = Outcome(fault.name, definition(fault), whole=self._whole)
+        outcome.n_reaching, outcome.n_default = len(reaching), len(default)
+        module = Path(fault.file).stem
+        suites = {"default": default, "thorough": reaching - default if self._whole else set()}
+        for suite, tests in suites.items():
+            for batch in in_batches(tests, self._map.seconds, module):
+                killers = self._killers(fault, copy, planted.text, source, batch)
+                outcome.n_run += len(batch)
+                if killers:
+                    outcome.suite, outcome.killers = suite, killers
+                    break
+            if outcome.killers:
+                break
+        outcome.seconds = round(time.monotonic() - start, 1)
+        return outcome
+
+    def _killers(
+        self, fault: Fault, copy: Copy, text: str, source: str, batch: list[str]
+    ) -> list[str]:
+        """Return the tests of a batch that fail with a fault, and pass without."""
+        while True:
+            tests = [each for each in batch if self._clean.get(each, True)]
+            if not tests:
+                return []
+            copy.write(fault.path, text)
+            try:
+                failed = copy.failures(tests, self._kills, self._map.seconds)
+            finally:
+                copy.write(fault.path, source)
+            self._try_clean(copy, failed)
+            killers = [each for each in failed if self._clean.get(each, True)]
+            if killers or not failed:
+                return killers
+
+    def _try_clean(self, copy: Copy, failed: list[str]) -> None:
+        """Run tests that failed without the fault, once each."""
+        # A module that failed while it was imported stands for its tests, which passed in the map.
+        new = [each for each in failed if each in self._map.seconds and each not in self._clean]
+        if new:
+            bad = copy.failures(new, len(new), self._map.seconds)
+            with self._lock:
+                self._clean.update({each: each not in bad for each in new})
+
+
+def default_tests() -> set[str]:
+    """Return what `python -m pytest` runs."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(ROOT), check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise FaultError(f"Expected tests that can be collected. Got:\n{done.stdout[-2000:]}")
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def run(chosen: Sequence[Fault], jobs: int, whole: bool, kills: int, resume: bool) -> int:
+    """Judge faults, and append each outcome to the results as it is known."""
+    found = Map.read()
+    known = json.loads((WORK / "files.json").read_text("utf-8"))
+    stale = [path for path, value in hashes(chosen).items() if known.get(path) != value]
+    if stale:
+        raise FaultError(f"Expected a map of the tree as it is. These files changed: {stale}.")
+    done = read_outcomes() if resume else {}
+    left = [
+        fault
+        for fault in chosen
+        if fault.name not in done or done[fault.name].definition != definition(fault)
+    ]
+    default = default_tests()
+    new = len(default - found.seconds.keys())
+    print(f"{len(left)} faults. Default tests that failed in the map or are newer: {new}.")
+    campaign, lock = Campaign(found, default, kills, whole), threading.Lock()
+    queue = iter(left)
+
+    def work(directory: Path) -> None:
+        copy = Copy(directory)
+        while True:
+            with lock:
+                fault = next(queue, None)
+            if fault is None:
+                return
+            outcome = campaign.judge(fault, copy)
+            with lock, (WORK / "results.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+            what = f"{outcome.suite}: {', '.join(outcome.killers)}" if outcome.suite else "SURVIVES"
+            print(f"{outcome.seconds:7.1f} s  {outcome.fault}  {what}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
+        places = [Path(directory) / str(i) for i in range(jobs)]
+        for place in places:
+            place.mkdir()
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(work, places))
+    return 0
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+def read_outcomes() -> dict[str, Outcome]:
+    """Return the last outcome of each fault."""
+    path = WORK / "results.jsonl"
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    outcomes = (Outcome(**json.loads(line)) for line in lines)
+    return {outcome.fault: outcome for outcome in outcomes}
+
+
+def table(faults: Sequence[Fault], outcomes: dict[str, Outcome]) -> str:
+    """Return the table of all faults, with a summary by room."""
+    done = {
+        fault: outcomes[fault.name]
+        for fault in faults
+        if fault.name in outcomes and outcomes[fault.name].definition == definition(fault)
+    }
+
+    def those(suite: str, room: str = "") -> list[str]:
+        return [f.name for f, o in done.items() if o.suite == suite and f.room in (room or f.room)]
+
+    rows = []
+    for room in ROOMS:
+        n = sum(fault.room == room for fault in faults)
+        counts = [len(those(suite, room)) for suite in ("default", "thorough", "")]
+        rows.append((room, n, *counts, n - sum(counts)))
+    rows.append(("all", *(sum(row[i] for row in rows) for i in range(1, 6))))
+    lines = [
+        "# Faults and the tests that kill them",
+        "",
+        "`python .ci/mutants.py run` plants each of these faults alone into a copy of the tree and",
+        "runs the tests that reach it. The file says how. `python .ci/mutants.py table` makes this",
+        "page again from the results. Tests are some of those that fail, not all.",
+        "",
+        "| room | planted | killed by the default suite | by thorough tests only | by none | not run |",
+        "|---|--:|--:|--:|--:|--:|",
+        *("| " + " | ".join(map(str, row)) + " |" for row in rows),
+        "",
+        f"Killed by thorough tests only: {', '.join(those('thorough')) or 'none'}.",
+        "",
+        f"Killed by no test: {', '.join(those('')) or 'none'}.",
+        "",
+        "| fault | where | old | new | killed by |",
+        "|---|---|---|---|---|",
+    ]
+    for fault in faults:
+        outcome = done.get(fault)
+        killed = "not run"
+        if outcome is not None:
+            killed = "<br>".join(map(_code, outcome.killers)) or "none"
+            killed += " (thorough)" if outcome.suite == "thorough" else ""
+        where = f"{_code(fault.file)} {_code(fault.function)}"
+        cells = (fault.name, where, _code(fault.old), _code(fault.new), killed)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _code(text: str) -> str:
+    line = " ".join(text.split())
+    shown = line if len(line) <= 100 else f"{line[:97]}..."
+    marks = "``" if "`" in shown else "`"
+    return f"{marks}{shown.replace('|', chr(92) + '|')}{marks}"
+
+
+# ------------------------------------------------------------------------------ the command
+
+
+def _checked(faults: Sequence[Fault]) -> int:
+    wrong = check(faults)
+    print("\n".join(wrong), end="\n" if wrong else "")
+    counts = Counter(fault.room for fault in faults)
+    rooms = ", ".join(f"{counts[room]} in {room}" for room in ROOMS)
+    twins = sum(bool(fault.planted_in) for fault in faults)
+    print(f"{len(faults)} faults: {rooms}; {twins} are also planted by tests. {len(wrong)} wrong.")
+    return int(bool(wrong))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(description="Plant small faults, and run tests on them.")
+    tasks = parser.add_subparsers(dest="task", required=True)
+    tasks.add_parser("check", help="see that every fault can be planted")
+    mapping = tasks.add_parser("map", help="find which test reaches which line")
+    mapping.add_argument("--tests", nargs="+", default=(), help="not the whole suite, but these")
+    running = tasks.add_parser("run", help="run the tests that reach each fault")
+    running.add_argument("--fault", nargs="+", default=(), help="names; all without it")
+    running.add_argument("--suite", choices=("default", "whole"), default="whole")
+    running.add_argument("--kills", type=int, default=KILLS, help="failures that end a batch")
+    running.add_argument("--resume", action="store_true", help="leave out what has a result")
+    for task in (mapping, running):
+        task.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    tasks.add_parser("table", help="write the table from the results")
+    given = parser.parse_args(arguments)
+    faults = read_faults()
+    tasks_of: dict[str, Callable[[], int]] = {
+        "check": lambda: _checked(faults),
+        "map": lambda: make_map(faults, given.tests, given.jobs),
+    }
+    try:
+        if given.task in tasks_of:
+            return tasks_of[given.task]()
+        if given.task == "table":
+            TABLE.write_text(table(faults, read_outcomes()), "utf-8")
+            return 0
+        unknown = set(given.fault) - {fault.name for fault in faults}
+        if unknown:
+            raise FaultError(f"Expected names of faults. Got {sorted(unknown)}.")
+        chosen = [fault for fault in faults if not given.fault or fault.name in given.fault]
+        whole = given.suite == "whole"
+        return run(chosen, given.jobs, whole, given.kills, given.resume)
+    except FaultError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
