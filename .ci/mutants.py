@@ -7,9 +7,9 @@
 
 The faults are in `.ci/faults.toml`. Each is anchored by function and expression, not by line.
 `run` plants a fault into a copy of the tree, never into the tree itself. It runs the tests that
-reach the fault's lines, in batches, cheapest first: those of the default suite (`python -m pytest`),
-and then, if none of them fails, those that only the whole suite has (`-m "not slow and not
-deployment"`). A batch ends after a few failures, and the first batch with one is the last, so the
+reach the fault's lines, in batches, cheapest first: those of the default suite (`python -m
+pytest`), and then, if none of them fails, those that only the whole suite has (`-m "not slow and
+not deployment"`). A batch ends after a few failures, and the first batch with one is the last: the
 table names some of the tests that kill a fault, not all of them. A killer counts once it has passed
 in the copy without a fault. A test that runs ten times longer than it should, and at least half a
 minute, has failed.
@@ -124,44 +124,96 @@ def read_faults(path: Path = FAULTS) -> list[Fault]:
 
 def plant(fault: Fault, source: str) -> Planted:
     """Return a file's text with a fault, or raise `FaultError`."""
-    tree = ast.parse(source)
     old, new = _parsed(fault, fault.old), _parsed(fault, fault.new)
     if isinstance(old, ast.expr) != isinstance(new, ast.expr):
         raise _wrong(fault, "old and new as two expressions or as two statements")
-    node = _place(fault, tree, old)
-    ends = (node.end_lineno, node.end_col_offset)
-    assert ends[0] is not None and ends[1] is not None
+    node = _place(fault, _tree(source), old)
     lines = [line.encode() for line in source.splitlines(keepends=True)]
-    first = lines[node.lineno - 1][: node.col_offset]
     replacement = f"({fault.new.strip()})"
     if isinstance(old, ast.stmt):
         indent = " " * node.col_offset
         replacement = textwrap.indent(textwrap.dedent(fault.new).strip(), indent)[len(indent) :]
-    rest = lines[ends[0] - 1][ends[1] :]
-    lines[node.lineno - 1 : ends[0]] = [first + replacement.encode() + rest]
-    text = b"".join(lines).decode()
-    owner, at_import = _statement_of(tree, node)
-    expected = ast.dump(_Replaced(node, new).visit(tree))
+    # Columns count bytes.
+    before = lines[node.lineno - 1][: node.col_offset]
+    after = lines[node.end_lineno - 1][node.end_col_offset :]
+    changed = [before + replacement.encode() + after]
+    function, statement = _around(node)
+    unit = function or statement
+    first = min(each.lineno for each in (unit, *getattr(unit, "decorator_list", [])))
+    faulty = [*lines[first - 1 : node.lineno - 1], *changed]
+    faulty += lines[node.end_lineno : unit.end_lineno]
+    _require_change(fault, node, new, lines[first - 1 : unit.end_lineno], faulty, first)
+    text = b"".join([*lines[: first - 1], *faulty, *lines[unit.end_lineno :]]).decode()
+    # Of a statement with a body, the lines above the body reach the fault.
+    body = getattr(statement, "body", None)
+    last = max(body[0].lineno - 1, statement.lineno) if body else statement.end_lineno
+    at_import = function is None or function is statement
+    return Planted(text, range(statement.lineno, last + 1), at_import)
+
+
+@functools.lru_cache(maxsize=8)
+def _tree(source: str) -> ast.Module:
+    """Return the tree of a file, in which every node knows the one that it is in."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            vars(child)["parent"] = node
+    return tree
+
+
+def _around(node: Any) -> tuple[Any, Any]:
+    """Return the outermost function and the innermost statement that a node is in."""
+    function, statement = None, None
+    while not isinstance(node, ast.Module):
+        if statement is None and isinstance(node, ast.stmt):
+            statement = node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node
+        node = node.parent
+    return function, statement
+
+
+def _require_change(
+    fault: Fault,
+    node: Any,
+    new: ast.AST,
+    lines: Sequence[bytes],
+    faulty: Sequence[bytes],
+    first: int,
+) -> None:
+    """Require that a function or statement differs by the fault, and by nothing else."""
+    head = b"if True:\n" if lines[0][:1].isspace() else b"if True: pass\n"
+    before = ast.parse(head + b"".join(lines))
+    unchanged = ast.dump(before)
+    expected = ast.dump(_Replaced(node, new, first - 2).visit(before))
+    if expected == unchanged:
+        raise _wrong(fault, "a change")
     try:
-        compile(text, fault.path, "exec")
+        found = ast.parse(head + b"".join(faulty))
+        compile(found, fault.path, "exec")
     except SyntaxError as error:
         raise _wrong(fault, f"code that compiles ({error})") from None
-    if ast.dump(ast.parse(text)) != expected:
+    if ast.dump(found) != expected:
         raise _wrong(fault, "a place whose text can be replaced")
-    if expected == ast.dump(ast.parse(source)):
-        raise _wrong(fault, "a change")
-    return Planted(text, owner, at_import)
 
 
 class _Replaced(ast.NodeTransformer):
-    """Puts one node into the place of another."""
+    """Puts a node into the place of one with the type and place of another."""
 
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self._old, self._new = old, new
+    def __init__(self, old: Any, new: ast.AST, lines_before: int) -> None:
+        self._old, self._new, self._shift = old, new, lines_before
 
-    def visit(self, node: ast.AST) -> Any:
+    def visit(self, node: Any) -> Any:
         """Return the new node for the old one."""
-        return self._new if node is self._old else self.generic_visit(node)
+        old = self._old
+        if (
+            type(node) is type(old)
+            and (node.col_offset, node.end_col_offset) == (old.col_offset, old.end_col_offset)
+            and node.lineno + self._shift == old.lineno
+            and node.end_lineno + self._shift == old.end_lineno
+        ):
+            return self._new
+        return self.generic_visit(node)
 
 
 def _wrong(fault: Fault, expected: str) -> FaultError:
@@ -209,28 +261,6 @@ def _own(scope: ast.AST) -> Iterator[ast.AST]:
         yield child
         if not isinstance(child, _DEFINITIONS):
             yield from _own(child)
-
-
-def _statement_of(tree: ast.Module, wanted: ast.AST) -> tuple[range, bool]:
-    """Return the lines of the statement around a node, and whether it runs at import only."""
-
-    def found(node: ast.AST, statement: ast.stmt | None, inside: bool) -> tuple[range, bool] | None:
-        owner = node if isinstance(node, ast.stmt) else statement
-        if node is wanted and owner is not None:
-            body = getattr(owner, "body", None)
-            last = max(body[0].lineno - 1, owner.lineno) if body else owner.end_lineno
-            return range(owner.lineno, (last or owner.lineno) + 1), not inside
-        for name, value in ast.iter_fields(node):
-            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            deeper = inside or (is_function and name == "body")
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST) and (place := found(child, owner, deeper)):
-                    return place
-        return None
-
-    place = found(tree, None, False)
-    assert place is not None
-    return place
 
 
 def planted_in_tree(fault: Fault) -> Planted:
@@ -473,9 +503,8 @@ def environment(root: Path, **more: str) -> dict[str, str]:
 
 def pytest_command(*options: str) -> list[str]:
     """Return the command that runs tests with this file as a plugin."""
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "mutants"] + [
-        *options
-    ]
+    plugins = ("-p", "no:cacheprovider", "-p", "mutants")
+    return [sys.executable, "-m", "pytest", "-q", *plugins, *options]
 
 
 def hashes(faults: Iterable[Fault]) -> dict[str, str]:
@@ -774,7 +803,7 @@ def table(faults: Sequence[Fault], outcomes: dict[str, Outcome]) -> str:
         "runs the tests that reach it. The file says how. `python .ci/mutants.py table` makes this",
         "page again from the results. Tests are some of those that fail, not all.",
         "",
-        "| room | planted | killed by the default suite | by thorough tests only | by none | not run |",
+        "| room | planted | killed by default tests | by thorough tests only | by none | not run |",
         "|---|--:|--:|--:|--:|--:|",
         *("| " + " | ".join(map(str, row)) + " |" for row in rows),
         "",
