@@ -3,7 +3,7 @@
     python .ci/mutants.py check        # every fault is found, is the only one there, and compiles
     python .ci/mutants.py map          # once: which test reaches which line (the whole suite)
     python .ci/mutants.py run          # every fault against the tests that reach it (a night)
-    python .ci/mutants.py table        # write docs/tables/mutants.md again from the results
+    python .ci/mutants.py table        # write .ci/mutants.md again from the results
 
 The faults are in `.ci/faults.toml`. Each is anchored by function and expression, not by line.
 `run` plants a fault into a copy of the tree, never into the tree itself. It runs the tests that
@@ -56,7 +56,7 @@ from mutants_plugin import PACKAGE, ROOMS
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = ROOT / ".ci" / "faults.toml"
-TABLE = ROOT / "docs" / "tables" / "mutants.md"
+TABLE = ROOT / ".ci" / "mutants.md"
 WORK = ROOT / "build" / "mutants"
 WHOLE = "not slow and not deployment"
 NOT_COPIED = (".git", "build", "dist", "site", ".venv", ".*_cache", ".hypothesis")
@@ -376,8 +376,9 @@ def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
     import coverage
 
     parts = WORK / "parts"
-    shutil.rmtree(WORK, ignore_errors=True)
+    shutil.rmtree(parts, ignore_errors=True)
     parts.mkdir(parents=True)
+    (WORK / "coverage").unlink(missing_ok=True)
     settings = WORK / "coverage.ini"
     files = "\n    ".join(str(ROOT / path) for path in hashes(faults))
     settings.write_text(
@@ -401,7 +402,9 @@ def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
     combined.save()
     shutil.rmtree(parts)
     found = Map.read()
-    print(f"{len(found.seconds)} tests passed in {sum(found.seconds.values()):.0f} seconds.")
+    n_tests = len((WORK / "tests.jsonl").read_text("utf-8").splitlines())
+    seconds = sum(found.seconds.values())
+    print(f"{len(found.seconds)} of {n_tests} tests passed, in {seconds:.0f} seconds together.")
     return code
 
 
@@ -594,6 +597,8 @@ def run(chosen: Sequence[Fault], jobs: int, whole: bool, kills: int, resume: boo
     stale = [path for path, value in hashes(chosen).items() if known.get(path) != value]
     if stale:
         raise FaultError(f"Expected a map of the tree as it is. These files changed: {stale}.")
+    if len(chosen) == len(read_faults()) and not resume:
+        (WORK / "results.jsonl").unlink(missing_ok=True)
     done = read_outcomes() if resume else {}
     left = [
         fault
