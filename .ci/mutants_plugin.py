@@ -22,7 +22,9 @@ ROOMS = ("privacy", "secagg", "protocol", "algorithms", "data")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register what a task needs."""
-    if "MUTANTS_MAP" in os.environ:
+    # Where xdist starts the processes that run tests, they inherit this one's environment.
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if "MUTANTS_MAP" in os.environ and runs_tests:
         config.pluginmanager.register(_Mapping(Path(os.environ["MUTANTS_MAP"])))
     if "MUTANTS_PLAN" in os.environ:
         config.pluginmanager.register(_Chosen(Path(os.environ["MUTANTS_PLAN"])))
