@@ -66,7 +66,7 @@ OWN_TEST = "tests/test_mutants.py"
 BATCHES = ((40, 15.0), (400, 90.0))
 KILLS = 3
 SLOWER, PATIENCE = 10.0, 30.0
-COLLECTING = 300.0
+STUCK = 120.0  # seconds between tests and while a test module is imported
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -465,35 +465,34 @@ class Copy:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            late = self._wait(process, events, seconds)
-        found = [nodeid for kind, nodeid in _events(events) if kind == "fail"]
-        if late:
-            found.append(late)
-        elif process.returncode not in (0, 1) and not found:
-            # The process crashed, or no test module could be imported at all.
-            started = [nodeid for kind, nodeid in _events(events) if kind == "start"]
-            if process.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
-                raise FaultError(f"Expected the tests {list(ids)[:3]} ... in the tree. Got none.")
-            found.append(started[-1] if started else files[0])
+            is_late = self._wait(process, events, seconds)
+        happened = _events(events)
+        found = [nodeid for kind, nodeid in happened if kind == "fail"]
+        if process.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+            raise FaultError(f"Expected the tests {list(ids)[:3]} ... in the tree. Got none.")
+        is_crash = process.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if is_late or (is_crash and not found):
+            # It was ended, or it crashed, in the test or the import of a module that came last.
+            found.append(happened[-1][1] if happened else files[0])
         return list(dict.fromkeys(found))
 
     def _wait(
         self, process: subprocess.Popen[bytes], events: Path, seconds: dict[str, float]
-    ) -> str:
-        """Return the test that did not end in time, after its process was ended; or nothing."""
-        size, since, running = 0, time.monotonic(), ""
+    ) -> bool:
+        """Wait for a process; return whether it had to be ended, for nothing happened any more."""
+        size, since, limit = 0, time.monotonic(), STUCK
         while process.poll() is None:
             time.sleep(0.05)
             if events.stat().st_size != size:
-                size, since = events.stat().st_size, time.monotonic()
+                size, since, limit = events.stat().st_size, time.monotonic(), STUCK
                 last = _events(events)[-1:]
-                running = last[0][1] if last and last[0][0] == "start" else ""
-            limit = PATIENCE + SLOWER * seconds.get(running, 0.0) if running else COLLECTING
+                if last and last[0][0] == "start":
+                    limit = PATIENCE + SLOWER * seconds.get(last[0][1], 0.0)
             if time.monotonic() - since > limit:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                return running or "tests"
-        return ""
+                return True
+        return False
 
 
 def _events(path: Path) -> list[tuple[str, str]]:

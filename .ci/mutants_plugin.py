@@ -140,6 +140,11 @@ class _Chosen:
         )
         config.hook.pytest_deselected(items=others)
 
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Write which test module is imported."""
+        if isinstance(collector, pytest.Module):
+            self._write("import", collector.nodeid)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Write that a test module cannot be imported."""
         if report.failed:
