@@ -1,9 +1,12 @@
 """Plant small faults into the library, one at a time, and print which tests kill which.
 
     python .ci/mutants.py check        # every fault is found, is the only one there, and compiles
-    python .ci/mutants.py map          # once: which test reaches which line (the whole suite)
+    python .ci/mutants.py map          # which test reaches which line (the whole suite, once)
     python .ci/mutants.py run          # every fault against the tests that reach it (a night)
     python .ci/mutants.py table        # write .ci/mutants.md again from the results
+
+Maps and results are in `build/mutants`. `run --resume` goes on where a run ended; `run --fault NAME
+...` chooses. A change of the library needs a new map, a new test needs one to be counted.
 
 The faults are in `.ci/faults.toml`. Each is anchored by function and expression, not by line.
 `run` plants a fault into a copy of the tree, never into the tree itself. It runs the tests that
@@ -24,9 +27,9 @@ The map is made by coverage with one context for each test. Four rules decide wh
 - other processes that a test starts are traced where they inherit its environment and end by
   themselves. Ray's workers do neither for sure, nor do processes that are killed.
 
-Libraries were looked at: mutmut and cosmic-ray make mutants of all operators of a file, name them
-by number or position, and run all tests for each. Neither takes a list of chosen faults with
-anchors, which is what is needed here; the rest is short.
+The documents of two libraries were read. mutmut 3 and Cosmic Ray make their mutants by operators.
+mutmut knows the tests of a function, and changes no code outside of functions. Cosmic Ray runs one
+test command for all mutants. Neither takes a list of chosen faults with anchors.
 """
 
 import argparse
@@ -383,7 +386,7 @@ def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
     files = "\n    ".join(str(ROOT / path) for path in hashes(faults))
     settings.write_text(
         "[run]\ncore = ctrace\nparallel = true\n"
-        f"data_file = {parts / 'data'}\ncontext = ${{MUTANTS_CONTEXT}}\n"
+        f"data_file = {parts / 'coverage'}\ncontext = ${{MUTANTS_CONTEXT}}\n"
         "disable_warnings =\n    no-data-collected\n    module-not-measured\n"
         f"    module-not-imported\ninclude =\n    {files}\n"
     )
@@ -398,7 +401,7 @@ def make_map(faults: Sequence[Fault], tests: Sequence[str], jobs: int) -> int:
         for notes in sorted(parts.glob("tests-*.jsonl")):
             file.write(notes.read_text("utf-8"))
     combined = coverage.Coverage(data_file=str(WORK / "coverage"), config_file=False)
-    combined.combine([str(path) for path in parts.glob("data.*")])
+    combined.combine([str(parts)])
     combined.save()
     shutil.rmtree(parts)
     found = Map.read()
