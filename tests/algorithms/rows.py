@@ -33,6 +33,19 @@ from tests.algorithms.test_replay import CASES as REPLAYED
 
 RNG = np.random.default_rng
 N = 2000
+
+
+def library_algorithms() -> dict[str, type[Algorithm]]:
+    """Return the library's algorithms by name: every class below `Algorithm` that has its own."""
+    found, waiting = {}, [Algorithm]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if "name" in vars(kind) and kind.__module__.startswith("flower_kmeans."):
+            found[kind.name] = kind
+    return found
+
+
 BUDGET = PrivacyBudget(1.0, 1e-6)
 CLIENTS = PrivacyBudget(2.0, 1e-6, unit="client")
 OPEN = PrivacyBudget(None)
@@ -335,6 +348,11 @@ def run_of(algorithm, parts, stream=None, answering=None, until=None):
         answer = algorithm.unflatten(words, t, len(clients) / len(held))
         state = algorithm.update(state, answer, RNG(t))
     return state
+
+
+def population_of(algorithm, query):
+    """Return all candidates of a query of PE-means, in order."""
+    return np.concatenate(list(algorithm._population(query)))
 
 
 # --------------------------------------------------------------------------- further options

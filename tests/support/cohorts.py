@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import messages, removal, transcript
+from flower_kmeans.protocol import messages, pairs, removal, transcript
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.cohort import Client as Member
 from flower_kmeans.protocol.cohort import Frame
@@ -162,6 +162,11 @@ def make_nodes(
     return nodes, roster
 
 
+def kept_pairs() -> dict[Any, Any]:
+    """Return what this process keeps of pairs of clients, by what it belongs to."""
+    return dict(pairs._kept)
+
+
 class Cohort:
     """The library's server and its clients, whose nodes are numbers from 0, in order of slots.
 
@@ -268,6 +273,10 @@ class Cohort:
     def entries(self) -> tuple[Entry, ...]:
         """The sums that were announced."""
         return tuple(self.server._entries)
+
+    def announce(self, entry: Entry) -> None:
+        """Let the server announce a sum that it did not make."""
+        self.server._entries[entry] = 0
 
     def reframe(
         self,
