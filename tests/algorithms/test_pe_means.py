@@ -16,7 +16,7 @@ from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
 from flower_kmeans.privacy.randomness import Stream
-from tests.algorithms.rows import run_of
+from tests.algorithms.rows import population_of, run_of
 
 BUDGET = PrivacyBudget(1.0)
 EXACT = PrivacyBudget(None)
@@ -81,9 +81,8 @@ def test_the_seed_of_a_query_is_the_key_of_its_variations():
     for low, high in ((3, 0), (0, 3), (-1, -(2**63)), (2**63 - 1, 7)):
         arrays = {"centers": centers, "variations": np.array([2]), "seed": np.array([low, high])}
         key = low % 2**64 + 2**64 * (high % 2**64)
-        expected = list(variations(centers, 2, key, algorithm.space))
-        for found, block in zip(algorithm._population(Query(2, arrays)), expected, strict=True):
-            np.testing.assert_array_equal(found, block)
+        expected = np.concatenate(list(variations(centers, 2, key, algorithm.space)))
+        np.testing.assert_array_equal(population_of(algorithm, Query(2, arrays)), expected)
 
 
 # ----------------------------------------------------------------- updates
@@ -98,7 +97,7 @@ def round_of(algorithm, votes, state=None, answered=1.0):
 
 
 def population(algorithm, state):
-    return np.concatenate(list(algorithm._population(algorithm.query(state))))
+    return population_of(algorithm, algorithm.query(state))
 
 
 def test_selection_is_weighted_k_means_of_what_the_zeroing_rule_keeps():

@@ -100,11 +100,9 @@ def test_the_error_counts_the_noise_that_is_left(kind, least, away):
     """
     strategy = make(kind, "distributed-noise", min_clients=least)
     missing = range(1, min(away, strategy.n_rounds - 1) + 1)
-    run(strategy, faults=[Fault(1, t, "drop") for t in missing])
-    report, planned = (
-        strategy.report,
-        strategy.algorithm.cost_estimate(strategy._running.state, 1.0),
-    )
+    outcome = run(strategy, faults=[Fault(1, t, "drop") for t in missing])
+    report = strategy.report
+    planned = strategy.algorithm.cost_estimate(outcome.server.state, 1.0)
     assert (report.levels == ()) == (least == 6)
     assert report.answers == [5] * len(missing) + [6] * (strategy.n_rounds - len(missing))
     assert report.noise_factor == pytest.approx(math.sqrt(5 / 4 if away else 6 / 5))
