@@ -4,9 +4,11 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
+from switches import share_out_all_work
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from flower_kmeans import threads
@@ -20,13 +22,7 @@ from flower_kmeans.threads import sum_in_parts
 @pytest.fixture
 def three_threads(monkeypatch):
     """Return a switch: from its call on, any work is shared out over three threads."""
-
-    def switch():
-        monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
-        monkeypatch.setattr(threads, "_WORK_OF_NO_THREAD", 0)
-        monkeypatch.setattr(threads, "blas_threads", lambda: 3)
-
-    return switch
+    return partial(share_out_all_work, monkeypatch)
 
 
 def blas_of_all():

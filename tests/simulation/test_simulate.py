@@ -21,9 +21,9 @@ from harness import (
 )
 from msgspec import structs
 from scipy import stats
+from switches import small_blocks
 
 from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, simulate
-from flower_kmeans.data import sources
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -455,8 +455,7 @@ def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
         return simulate(strategy, partitions)
 
     whole = run([part.astype(float) for part in parts])
-    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 1)
-    monkeypatch.setattr(sources, "_FEWEST_ROWS", 11)
+    small_blocks(monkeypatch, 1, 11)
     for found in (run(parts), run(sources_of)):
         np.testing.assert_array_equal(found.centroids, whole.centroids)
         np.testing.assert_array_equal(found.counts, whole.counts)

@@ -249,14 +249,19 @@ class Cohort:
     # ------------------------------------------------------------------ what the server knows
 
     @property
+    def _cohort(self) -> Any:
+        """What the server keeps of its clients."""
+        return self.server._cohort
+
+    @property
     def enrolled(self) -> dict[int, Member]:
         """The clients with a slot."""
-        return self.server._cohort.clients
+        return self._cohort.clients
 
     @property
     def frame(self) -> Frame:
         """The cohort as it is now."""
-        return self.server._cohort.frame()
+        return self._cohort.frame()
 
     @property
     def committee(self) -> Committee:
@@ -286,7 +291,7 @@ class Cohort:
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
         """Take all but some clients for absent, others for the committee, or other keys."""
-        cohort = self.server._cohort
+        cohort = self._cohort
         self._claims = getattr(self, "_claims", cohort.claims)
         if present is not None:
             cohort.claims = {k: self._claims[k] for k in present}
@@ -300,7 +305,7 @@ class Cohort:
 
     def take(self, i: int, reply: Any) -> None:
         """Take up the session of an enrolment or a renewal at once."""
-        cohort = self.server._cohort
+        cohort = self._cohort
         if i not in cohort.clients:
             cohort.take(i, reply)
         elif reply.public_key != cohort.clients[i].public.public_key:

@@ -67,16 +67,20 @@ def fits(sample: NDArray[np.float64], law: Any = stats.norm) -> bool:
     return bool(min(shape, 2 * tail, 2 * (1 - tail)) > P_VALUE)
 
 
-def assert_scale(what: str, sample: NDArray[np.float64], law: Any = stats.norm) -> None:
-    """Require noise of the scale that it is divided by: 2/3 and 3/2 of that are rejected."""
+def assert_scale(
+    what: str, sample: NDArray[np.float64], law: Any = stats.norm, enough: int = 0
+) -> None:
+    """Require noise of the scale that it is divided by.
+
+    With ``enough`` words, 2/3 and 3/2 of the scale must be rejected.
+    """
     power = 2 if law is stats.norm else 1
-    measured = np.mean(np.abs(sample) ** power) ** (1 / power)
-    for name, factor in (("planned", 1.0), ("2/3 of the planned", 2 / 3), ("3/2 of it", 3 / 2)):
-        accepted = fits(sample / factor, law)
-        assert accepted == (factor == 1), (
-            f"{what}: the noise in {len(sample)} words is {measured:.3f} times the planned one, "
-            f"and {name} scale is {'accepted' if accepted else 'rejected'}"
-        )
+    size = np.mean(np.abs(sample) ** power) ** (1 / power)
+    measured = f"{what}: the noise of {len(sample)} words is {size:.3f} times the planned one"
+    assert fits(sample, law), f"{measured}, or has another shape"
+    if len(sample) >= enough:
+        for name, factor in (("2/3", 2 / 3), ("3/2", 3 / 2)):
+            assert not fits(sample / factor, law), f"{measured}, and {name} of it is accepted too"
 
 
 @contextmanager
