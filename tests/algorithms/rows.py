@@ -33,19 +33,6 @@ from tests.algorithms.test_replay import CASES as REPLAYED
 
 RNG = np.random.default_rng
 N = 2000
-
-
-def library_algorithms() -> dict[str, type[Algorithm]]:
-    """Return the library's algorithms by name: every class below `Algorithm` that has its own."""
-    found, waiting = {}, [Algorithm]
-    while waiting:
-        kind = waiting.pop()
-        waiting += kind.__subclasses__()
-        if "name" in vars(kind) and kind.__module__.startswith("flower_kmeans."):
-            found[kind.name] = kind
-    return found
-
-
 BUDGET = PrivacyBudget(1.0, 1e-6)
 CLIENTS = PrivacyBudget(2.0, 1e-6, unit="client")
 OPEN = PrivacyBudget(None)

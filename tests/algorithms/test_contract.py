@@ -33,12 +33,11 @@ from tests.algorithms.rows import (
     added,
     any_queries,
     grid_points,
-    library_algorithms,
     optional,
     queries_of,
     records_of,
 )
-from tests.support.documents import assert_survives
+from tests.support.documents import assert_survives, library_algorithms
 from tests.support.saying import assert_within
 
 

@@ -16,6 +16,7 @@ from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
 from flower_kmeans.protocol.noise import server_noise
 from tests.algorithms.rows import run_of
+from tests.support.saying import assert_within
 
 RNG = np.random.default_rng
 SIZES, MEANS = (900, 400, 200), np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -72,7 +73,8 @@ def test_without_privacy_sizes_are_exact_and_near_the_bounds():
     report = algorithm.sizes(state)
     np.testing.assert_array_equal(report.counts, sizes_of(algorithm, state, records))
     assert (report.noise, report.margin, report.min_size, report.max_size) == (0.0, 0.0, 400, 600)
-    assert max(max(400 - n, n - 600, 0) for n in report.counts) <= 0.04 * N / 3
+    off = [max(400 - n, n - 600, 0) for n in report.counts]
+    assert_within("a size misses its bounds by", off, most=0.04 * N / 3, unit="records")
     nearest = ((records[:, None] - algorithm.centroids(state)) ** 2).sum(axis=2).argmin(axis=1)
     assert np.abs(np.bincount(nearest) - N / 3).max() > 200  # what weights are for
     assert algorithm.warnings(state) == ()
@@ -133,7 +135,8 @@ def test_bounds_are_shares_where_there_are_not_as_many_records(factor):
     parts = records_of([round(factor * n) for n in SIZES])
     algorithm = build()
     sizes = np.array(algorithm.sizes(run_of(algorithm, parts)).counts) / factor
-    assert (np.maximum(400 - sizes, sizes - 600) <= 0.06 * N / 3).all()
+    off = np.maximum(400 - sizes, sizes - 600)
+    assert_within("a size misses its bounds by", off, most=0.06 * N / 3, unit="records")
 
 
 @pytest.mark.parametrize("bounds", [{}, {"min_size": 425, "max_size": 575}])
@@ -154,7 +157,8 @@ def test_half_of_the_true_number_of_records_loses_no_cells(bounds):
         weights = algorithm.weights(state) if bounds else 0.0
         labels = np.argmin(distances - weights, axis=1)
         loss.append(distances[np.arange(6000), labels].mean())
-    assert loss[0] <= 1.03 * loss[1]
+    what = "with half of n_records the loss is"
+    assert_within(what, loss[0] / loss[1], most=1.03, unit="of that with all")
 
 
 def test_counts_of_those_who_answered_are_scaled_for_weights_and_not_in_the_result():
@@ -167,7 +171,8 @@ def test_counts_of_those_who_answered_are_scaled_for_weights_and_not_in_the_resu
     half = np.concatenate(shuffled[:5])
     np.testing.assert_array_equal(counts, sizes_of(algorithm, state, half))
     sizes = sizes_of(algorithm, state, whole)
-    assert (np.maximum(400 - sizes, sizes - 600) <= 0.08 * N / 3).all()
+    off = np.maximum(400 - sizes, sizes - 600)
+    assert_within("a size misses its bounds by", off, most=0.08 * N / 3, unit="records")
 
 
 def test_a_cluster_whose_clients_did_not_answer_keeps_its_masses():

@@ -16,6 +16,7 @@ from flower_kmeans.secagg import shares
 from flower_kmeans.secagg.base import PartError, Sharing, SumContext, SumError, secure_sum
 from flower_kmeans.secagg.shares import PRIMES, RING, from_residues, to_residues, uniform
 from tests.support.ring import eliminate, generator, lied, pack, residues_of, unpack
+from tests.support.saying import assert_within
 
 SUM = secure_sum("shares")
 EVERYONE = np.ones(5, dtype=bool)
@@ -323,4 +324,6 @@ def test_elements_have_the_uniform_law():
             counts = np.bincount(kept, minlength=size)
             starts = np.arange(prime) * 64 // prime if size == 64 else np.arange(prime) % 61
             expected = np.bincount(starts, minlength=size) * (n / prime)
-            assert stats.chisquare(counts, expected).pvalue > 1e-9
+            found = stats.chisquare(counts, expected).pvalue
+            what = f"{size} kinds of residues modulo {prime} have, if uniform, the p-value"
+            assert_within(what, found, least=1e-9, strict=True)
