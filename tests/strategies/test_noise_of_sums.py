@@ -167,7 +167,7 @@ def cases():
     found.append(("SuLloyd", "trusted-server", "record", "unequal columns"))
     found.append(("SuLloyd", "trusted-server", "client", "pure epsilon"))
     for situation, choice in SITUATIONS.items():
-        if choice.options.get("min_clients"):
+        if choice.options.get("min_clients"):  # those where noise beyond the plan is removed
             found.append(("FastLloyd", "distributed-noise", "record", situation))
     for trust in ("clients-only", "distributed-noise"):
         for situation in ("more come than planned", "members are absent"):

@@ -1,6 +1,5 @@
 """Assertions whose failure says what was measured, and what was allowed."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ def assert_within(
     sentence: str,
     found: Any,
     *,
-    least: Any = -math.inf,
-    most: Any = math.inf,
+    least: Any = None,
+    most: Any = None,
     unit: str = "",
     slack: Any = 0,
     strict: bool = False,
@@ -25,6 +24,8 @@ def assert_within(
     __tracebackhide__ = True
     numbers = np.atleast_1d(np.asarray(found, dtype=object))
     for bound, is_most in ((most, True), (least, False)):
+        if bound is None:
+            continue
         limits = np.broadcast_to(np.asarray(bound, dtype=object), numbers.shape)
         wrong = [
             (abs(float(number - limit)), place)
@@ -33,7 +34,7 @@ def assert_within(
         ]
         if wrong:
             worst = max(wrong)[1]
-            value, limit = float(numbers.flat[worst]), float(limits.flat[worst])
+            value, limit = numbers.flat[worst], limits.flat[worst]
             name = ("less than" if strict else "at most") if is_most else "at least"
             name = "more than" if strict and not is_most else name
             place = f" (number {worst} of {numbers.size})" if numbers.size > 1 else ""
@@ -48,7 +49,10 @@ def _holds(number: Any, limit: Any, is_most: bool, slack: Any, strict: bool) -> 
     return bool(number > limit if strict else number >= limit - slack)
 
 
-def _text(value: float) -> str:
-    """Return a number with six digits, or with all of them where six would make it a whole one."""
+def _text(number: Any) -> str:
+    """Return an integer, or a number with six digits; with all where six would make it whole."""
+    if isinstance(number, int):
+        return str(number)
+    value = float(number)
     short = f"{value:.6g}"
     return repr(value) if float(short) != value and float(short).is_integer() else short
