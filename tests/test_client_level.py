@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from asking import Split, SplitAlgorithm
-from harness import fits, noise_of_run, run_recorded
+from harness import run_recorded
 from msgspec import structs
-from scipy import stats
 
 from flower_kmeans import Box, PrivacyBudget, simulate
 from flower_kmeans.canonical import real_to_text
@@ -31,7 +30,7 @@ def strategy(cls=GLloyd, trust="trusted-server", k=K, epsilon=1.0, delta=None, *
     return cls(k, BOX, PrivacyBudget(epsilon, delta, "client"), trust=trust, **options)
 
 
-# --------------------------------------------------------------------------- carried noise
+# --------------------------------------------------------------------------- planned noise
 
 
 def gaussian_scales(clip, rounds, shares_grow_by=1.0):
@@ -48,33 +47,33 @@ def laplace_scales(clip, rounds):
     return wide, wide / share
 
 
-def check_scales(noises, scales, law=stats.norm):
-    """Accept noise of these scales in every round and part, and none of 2/3 or 3/2 of them."""
-    for rounds in zip(*noises, strict=True):
-        vectors = np.array(rounds, dtype=float)
-        for part, scale in zip((vectors[:, : 2 * K], vectors[:, 2 * K :]), scales, strict=True):
-            sample = part.reshape(-1) / scale
-            assert fits(sample, law)
-            for wrong in (2 / 3, 3 / 2):
-                assert not fits(sample * wrong, law)
+def planned_scales(made):
+    """Return the scale that a plan gives to the noise of sums, and to that of counts."""
+    algorithm, found = made.algorithm, []
+    units, places = algorithm.sensitivities(1), algorithm.places(1)
+    for release in made.plan.rounds[0]:
+        (block,) = release.blocks
+        (unit,) = set(units[places[block]])
+        found.append(unit * release.noise_multiplier * made.noise_factor)
+    return found
 
 
+# That finished sums have this noise is tested with all strategies (test_noise_of_sums.py).
 @pytest.mark.parametrize("clip", [None, 7.5])
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_released_sums_carry_clip_times_the_noise_for_records(trust, clip):
-    """The exact sum is that of clipped answers: what remains of the release is the noise."""
-    made = [strategy(trust=trust, clip=clip) for _ in range(6)]
-    noises = [noise_of_run(each, CORNER) for each in made]
+def test_noise_for_clients_is_clip_times_the_noise_for_records(trust, clip):
+    made = strategy(trust=trust, clip=clip)
     # Five clients share noise for two; where the server sees the sums, four honest ones keep it.
     shared = {"clients-only": math.sqrt(5 / 2), "distributed-noise": math.sqrt(5 / 4)}
     factor = shared.get(trust, 1.0)
-    assert made[0].noise_factor == factor
-    check_scales(noises, gaussian_scales(100.0 if clip is None else clip, 2, factor))
+    assert made.noise_factor == factor
+    expected = gaussian_scales(100.0 if clip is None else clip, 2, factor)
+    assert planned_scales(made) == pytest.approx(expected, rel=1e-6)
 
 
-def test_released_sums_carry_clip_times_the_laplace_noise_for_records():
-    noises = [noise_of_run(strategy(SuLloyd, delta=0.0), CORNER) for _ in range(10)]
-    check_scales(noises, laplace_scales(100.0, 2), stats.laplace)
+def test_laplace_noise_for_clients_is_clip_times_that_for_records():
+    expected = laplace_scales(100.0, 2)
+    assert planned_scales(strategy(SuLloyd, delta=0.0)) == pytest.approx(expected, rel=1e-6)
 
 
 # --------------------------------------------------------------------------- what a client counts
@@ -97,7 +96,7 @@ def test_a_client_counts_as_clip_records_at_most(cls):
 
 
 def test_a_document_must_mean_one_number_of_clients():
-    run = run_recorded(strategy(k=2), CORNER).strategy._running.run
+    run = run_recorded(strategy(k=2), CORNER).run
     document = run.document
 
     def changed(privacy=None, **algorithm):

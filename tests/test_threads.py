@@ -3,9 +3,13 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
+from switches import share_out_all_work
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from flower_kmeans import threads
 from flower_kmeans.algorithms.numerics.assignment import cluster_sums
@@ -18,18 +22,22 @@ from flower_kmeans.threads import sum_in_parts
 @pytest.fixture
 def three_threads(monkeypatch):
     """Return a switch: from its call on, any work is shared out over three threads."""
-
-    def switch():
-        monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
-        monkeypatch.setattr(threads, "_WORK_OF_NO_THREAD", 0)
-        monkeypatch.setattr(threads, "blas_threads", lambda: 3)
-
-    return switch
+    return partial(share_out_all_work, monkeypatch)
 
 
 def blas_of_all():
     """Return how many threads BLAS has, of all libraries."""
-    return {library["num_threads"] for library in threads._controller().info()}
+    return {
+        library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+    }
+
+
+@contextmanager
+def three_threads_of_blas():
+    """Let BLAS have three threads for a while, where tests have one, whoever set that."""
+    with threadpool_limits(3, "blas"):
+        threads._let_any_thread_set(force=True)
+        yield
 
 
 def record_parts(n_rows, work):
@@ -81,10 +89,8 @@ def test_an_error_waits_for_the_other_parts_and_blas_has_one_thread_until_then(t
         time.sleep(0.05)
         found.append(blas_of_all())
 
-    with threads._controller().limit(limits=3):  # tests have one
-        threads._let_any_thread_set(force=True)
-        with pytest.raises(ValueError, match="the first part"):
-            sum_in_parts(9, 9, part)
+    with three_threads_of_blas(), pytest.raises(ValueError, match="the first part"):
+        sum_in_parts(9, 9, part)
     assert found == [{1}, {1}, {1}]
 
 
@@ -127,9 +133,8 @@ def test_overlapping_calls_restore_the_threads_of_blas(three_threads):
         for _ in range(5):
             cluster_sums(records, np.zeros((3, 2), dtype=np.int64))
 
-    with threads._controller().limit(limits=3):  # tests have one
+    with three_threads_of_blas():
         assert blas_of_all() == {3}
-        threads._let_any_thread_set(force=True)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(call, range(4)))
         assert blas_of_all() == {3}

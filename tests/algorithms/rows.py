@@ -337,6 +337,11 @@ def run_of(algorithm, parts, stream=None, answering=None, until=None):
     return state
 
 
+def population_of(algorithm, query):
+    """Return all candidates of a query of PE-means, in order."""
+    return np.concatenate(list(algorithm._population(query)))
+
+
 # --------------------------------------------------------------------------- further options
 
 _OF_CLIENTS = {"budget": CLIENTS, "n_clients": 50}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flower_kmeans.algorithms.client_clipping import clip_factor, move_of_a_record, shortened
 from flower_kmeans.privacy.budget import PrivacyBudget
+from tests.support.saying import assert_within
 
 CLIENT = PrivacyBudget(1.0, unit="client")
 NORMS = ("l1", "l2")
@@ -32,7 +33,9 @@ def check(values, units, norm):
     assert clipped.dtype == np.int64
     assert clipped.shape == values.shape
     size = exact_norm(values, units, norm)
-    assert exact_norm(clipped, units, norm) <= 1
+    assert_within(
+        f"the clipped answer has the {norm} norm", exact_norm(clipped, units, norm), most=1
+    )
     slack = Fraction(1, 10**9)
     power = 1 if norm == "l1" else 2
     for v, w, u in zip(values.tolist(), clipped.tolist(), units.tolist(), strict=True):
@@ -40,10 +43,11 @@ def check(values, units, norm):
             assert w == 0
             continue
         assert w == 0 or (w < 0) == (v < 0)
-        assert abs(w) <= abs(v)
+        assert_within("a word is clipped to", abs(w), most=abs(v))
         # Nothing is lost but a grid step, and what floats leave open.
         kept = Fraction(abs(v)) ** power * min(1, 1 / size if size else 1)
-        assert Fraction(abs(w) + 1) ** power >= kept * (1 - slack)
+        next_step = Fraction(abs(w) + 1) ** power
+        assert_within("a word and one step more is", next_step, least=kept * (1 - slack))
         if size <= 1 - slack:
             assert w == v
 
@@ -96,8 +100,9 @@ def test_plain_floats_exceed_the_bound_where_this_does_not(norm):
         values = rng.integers(-(2**62), 2**62, size=5)
         units = np.full(5, float(np.linalg.norm(values.astype(np.float64), norm == "l1" or 2)))
         exceeded += exact_norm(naive(values, units, norm), units, norm) > 1
-        assert exact_norm(clip_to_units(values, units, norm), units, norm) <= 1
-    assert exceeded > 20
+        size = exact_norm(clip_to_units(values, units, norm), units, norm)
+        assert_within(f"the clipped answer has the {norm} norm", size, most=1)
+    assert_within("of 200 answers, naive floats exceed the norm in", exceeded, least=21)
 
 
 # --------------------------------------------------------------------------- one record more
@@ -155,9 +160,10 @@ def test_one_record_moves_a_release_no_further_than_is_charged(norm, clip, unit)
     units = np.array([unit, unit]) * clip
     (worst,) = worst_moves([(units, norm)], [clip], reach=int(2.5 * unit * clip) + 3)
     bound = move_of_a_record(units, norm, 1 / clip)
-    assert worst <= bound <= 2
-    if clip >= 1 and unit > 1:  # attained: one record beside none
-        assert worst >= 1 / clip
+    assert_within("what is charged for a record is", bound, most=2)
+    # Attained, in all but the coarsest grids: one record beside none.
+    least = 1 / clip if clip >= 1 and unit > 1 else 0
+    assert_within("one record moves the clipped answer by", worst, least=least, most=bound)
 
 
 @pytest.mark.default_cases("values")
@@ -170,6 +176,8 @@ def test_one_factor_for_several_releases(norms, clips):
     scaled = worst_moves(parts, clips, 9, together=True)
     shared = max(1 / clip for clip in clips)
     for worst, (part, norm), clip in zip(scaled, parts, clips, strict=True):
-        assert worst <= move_of_a_record(part, norm, 1 / clip, shared)
+        bound = move_of_a_record(part, norm, 1 / clip, shared)
+        assert_within("one record moves a release with a joint factor by", worst, most=bound)
     # More than the record itself: it changes the factor of the other release, too.
-    assert max(worst * clip for worst, clip in zip(scaled, clips, strict=True)) > 1.2
+    furthest = max(worst * clip for worst, clip in zip(scaled, clips, strict=True))
+    assert_within("the most that one record moves a release is", furthest, least=1.2, strict=True)

@@ -23,6 +23,7 @@ from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
 from tests.algorithms.rows import box, run_of
+from tests.support.saying import assert_within
 
 BUDGET, PURE = PrivacyBudget(1.0, 1e-6), PrivacyBudget(1.0, 0.0)
 OPEN = PrivacyBudget(None)
@@ -138,10 +139,11 @@ def test_one_record_changes_each_release_by_its_unit_at_most(
     bounds = replaced_bounds(gaussian)
     for name, found in largest_changes(gaussian, others, 60).items():
         units = [laplace.block_sensitivities(1)[name], gaussian.block_sensitivities(1)[name]]
-        assert (found <= bounds[name] + 1e-9).all(), name
-        assert (found <= np.array(units) + 1e-9).all(), name
+        what = f"release {name!r}, in l1 and l2: a record that is replaced moves it by"
+        assert_within(what, found, most=bounds[name], slack=1e-9)
+        assert_within(what, found, most=units, slack=1e-9)
         if name != "counts" and others == n - 1 and isinstance(gaussian.domain, Box):
-            assert (found >= 0.38 / most * bounds[name]).all(), name
+            assert_within(what, found, least=0.38 / most * bounds[name])
 
 
 def test_the_bounds_are_nearly_attained():
@@ -150,7 +152,10 @@ def test_the_bounds_are_nearly_attained():
     found = largest_changes(swap, 3, 300)
     near = made(2, 1, 4, low=2, assignment=FREE)
     for algorithm, changes in ((swap, found), (near, largest_changes(near, 3, 60))):
-        assert (changes["sums"] >= 0.8 * replaced_bounds(algorithm)["sums"]).all()
+        least = 0.8 * replaced_bounds(algorithm)["sums"]
+        assert_within(
+            "the most that a record moves the sums, in l1 and l2, is", changes["sums"], least=least
+        )
     counting = made(2, 1, 4, low=1, high=3, mechanism="laplace")
     centroids = np.array([[-ONE], [ONE]])
     one = answer(counting, centroids, [-ONE, -ONE, ONE, ONE])
@@ -179,11 +184,17 @@ def test_units_are_those_of_a_replaced_slot(assignment, mechanism):
         algorithm = made(4, 3, n=12, low=2, high=12, aggregation=aggregation, **options)
         units, bounds = algorithm.block_sensitivities(1), replaced_bounds(algorithm)
         for name, unit in units.items():
-            assert bounds[name][place] <= unit * (1 + 1e-12)
+            what = f"release {name!r}: a slot that is replaced moves it by"
+            assert_within(what, bounds[name][place], most=unit * (1 + 1e-12))
             assert unit == pytest.approx(bounds[name][place])
 
 
 # ------------------------------------------------------------------ slots
+
+
+def slots_of(algorithm, points):
+    """Return the points that fill a client's slots, and how many slots each of them has."""
+    return algorithm._slots(GridRecords.from_grid(points, Q))
 
 
 @pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 9, 30])
@@ -191,14 +202,15 @@ def test_a_record_that_comes_or_goes_replaces_one_slot(n):
     rng, algorithm = np.random.default_rng(2), made(n=6)
 
     def slots(points):
-        found, sizes = algorithm._slots(GridRecords.from_grid(points.reshape(-1, 2), Q))
+        found, sizes = slots_of(algorithm, points.reshape(-1, 2))
         assert sizes.sum() == 6
         return Counter(dict(zip(map(tuple, found.tolist()), sizes.tolist(), strict=True)))
 
     for _ in range(20):
         records = rng.integers(-1, 2, (n + 1, 2)) * ONE
         one, other = slots(records), slots(records[:-1])
-        assert (one - other).total() + (other - one).total() <= 2
+        differing = (one - other).total() + (other - one).total()
+        assert_within("a record that comes or goes changes", differing, most=2, unit="slots")
         assert n >= 6 or other[0, 0] >= 6 - n
 
 
@@ -208,7 +220,7 @@ def test_which_records_stay_follows_from_seed_and_record_alone():
     kept = []
     for seed in (0, 1):
         algorithm = made(n=50, low=10, high=30, seed=seed)
-        ways = [algorithm._slots(GridRecords.from_grid(p, Q)) for p in (records, records[::-1])]
+        ways = [slots_of(algorithm, points) for points in (records, records[::-1])]
         np.testing.assert_array_equal(ways[0][0], ways[1][0])
         kept.append({tuple(point) for point in ways[0][0].tolist()})
     assert 0 < len(kept[0] & kept[1]) < min(map(len, kept))
@@ -292,8 +304,8 @@ def test_large_assignments_have_the_cost_that_scipy_finds(low, high, most):
     n, k = 240, 6
     costs = np.random.default_rng(9).integers(0, 2**30, (n, k))
     found = bounded_assignment([costs], np.ones(n, np.int64), low, high, most)
-    assert (found.sum(axis=0) >= low).all()
-    assert (found.sum(axis=0) <= high).all()
+    sizes = found.sum(axis=0)
+    assert_within("a cluster gets", sizes, least=low, most=high, unit="units")
     by_row, by_column = np.kron(np.eye(n), np.ones(k)), np.kron(np.ones(n), np.eye(k))
     matrix = np.vstack([by_row, -by_row, by_column, -by_column])
     limits = np.repeat([most, -1, high, -low], [n, n, k, k])
@@ -315,9 +327,9 @@ def test_equal_points_are_one_row_of_the_flow(most):
         together = np.zeros_like(one)
         np.add.at(together, rows, other)
         np.testing.assert_array_equal(one, together)
-        assert (one.sum(axis=1) >= sizes).all()
-        assert (one <= sizes[:, None]).all()
-        assert (one.sum(axis=1) <= most * sizes).all()
+        given = one.sum(axis=1)
+        assert_within("all clusters get of a row", given, least=sizes, most=most * sizes)
+        assert_within("a cluster gets of a row", one, most=sizes[:, None])
 
 
 def test_the_nearest_slots_are_those_of_a_sort():
@@ -517,8 +529,7 @@ def test_what_can_be_kept_is_solved_whatever_the_records_are():
             blocks = answer(algorithm, rng.integers(-ONE, ONE + 1, (k, 1)), records)
             if "counts" in blocks:
                 counts = blocks["counts"] >> Q
-                assert low <= counts.min()
-                assert counts.max() <= high
+                assert_within("a cluster gets", counts, least=low, most=high, unit="slots")
     assert n_tried > 60
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flower_kmeans.algorithms import GLloydAlgorithm, Query, algorithm_from_config
-from flower_kmeans.algorithms.base import _REGISTRY, UNUSABLE
+from flower_kmeans.algorithms.base import UNUSABLE
 from flower_kmeans.data.domain import Ball, GridRecords
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, MessageError
@@ -37,12 +37,13 @@ from tests.algorithms.rows import (
     queries_of,
     records_of,
 )
-from tests.support.documents import assert_survives
+from tests.support.documents import assert_survives, library_algorithms
+from tests.support.saying import assert_within
 
 
 def test_every_algorithm_is_here():
     here = {make().name for make in RUNS.values()}
-    library = {n for n, kind in _REGISTRY.items() if kind.__module__.startswith("flower_kmeans.")}
+    library = set(library_algorithms())
     assert here == {kind.name for kind, _ in OPTIONS} == library
     # Elsewhere: Lloyd has no noise, and in the two others one record replaces another.
     enumerated = {grid.kind.name for grid in GRIDS.values()}
@@ -87,7 +88,8 @@ def test_one_record_changes_each_release_by_its_unit_at_most(name, where):
     assert set(largest) == {release.name for release in algorithm.plan().releases}
     for release, found in largest.items():
         least = 1.0 if where == "line" else GRIDS[name].short.get(release, 1.0)
-        assert least - 1e-12 <= max(found) <= 1 + 1e-12, release
+        what = f"release {release!r}: a record moves it by"
+        assert_within(what, max(found), least=least, most=1, unit="units", slack=1e-12)
 
 
 DECLARED = TableDomain([Category("c", ("a", "b", "other"), "other"), Number("x", 1, 100, "log")])
@@ -112,8 +114,10 @@ def test_records_of_declared_columns_keep_each_release(name, monkeypatch):
         )
         for release, words in algorithm.release_words(query.round):
             largest.setdefault(release.name, []).append(sizes(release, changes[:, words]).max())
-    assert all(max(found) <= 1 + 1e-12 for found in largest.values())
-    assert name != "glloyd" or max(largest["sums"]) >= 1 - 1e-12
+    for release, found in largest.items():
+        least = 1 if (name, release) == ("glloyd", "sums") else 0
+        what = f"release {release!r}: a declared record moves it by"
+        assert_within(what, max(found), least=least, most=1, unit="units", slack=1e-12)
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -196,14 +200,16 @@ def test_one_client_changes_each_release_by_its_unit_at_most(name, where, number
             assert len(records) or not change.any()
             for release, words in algorithm.release_words(query.round):
                 size = np.linalg.norm(change[words], 1 if release.norm == "l1" else 2)
-                assert size <= 1 + 1e-12
+                what = f"round {query.round}, release {release.name!r}: a client moves it by"
+                assert_within(what, size, most=1, unit="units", slack=1e-12)
                 key = query.round, release.name
                 largest[key] = max(largest.get(key, 0.0), size)
     # It is attained but for truncation. Joint clipping takes one factor for a round: of the
     # release that needs it.
     for t in range(1, algorithm.n_rounds + 1):
         found = [size for (number, _), size in largest.items() if number == t]
-        assert (max if algorithm.has_joint_clipping else min)(found) >= 0.97, t
+        attained = max(found) if algorithm.has_joint_clipping else min(found)
+        assert_within(f"round {t}: some client moves it by", attained, least=0.97, unit="units")
 
 
 @pytest.mark.default_cases("values")
@@ -221,15 +227,19 @@ def test_one_record_of_a_clipped_client_moves_no_more_than_is_charged(name, clip
             joint = algorithm.has_joint_clipping and len(releases) > 1
             factor = 2 if joint or release.norm == "l1" else 1
             least = 1 / algorithm.clip_of(release)
-            assert least < move <= factor * max(least, 1 / clip) * 1.1 + 0.02
+            most = factor * max(least, 1 / clip) * 1.1 + 0.02
+            what = f"release {release.name!r}: what is charged for a record is"
+            assert_within(what, move, most=most, unit="of a client")
+            assert_within(what, move, least=least, unit="of a client", strict=True)
         for records in clients_of(algorithm):
             with_it, without = (added(algorithm, query, part) for part in (records, records[1:]))
             for (release, words), move in zip(releases, moves, strict=True):
                 change = (with_it - without)[words]
                 size = np.linalg.norm(change, 1 if release.norm == "l1" else 2)
-                assert size <= move
+                what = f"release {release.name!r}: a record of a clipped client moves it by"
+                assert_within(what, size, most=move, unit="of a client")
                 largest = max(largest, size * algorithm.clip_of(release))
-    assert largest > 0.9
+    assert_within("the most that a record moves a release is", largest, least=0.9, strict=True)
 
 
 def test_without_privacy_no_client_is_clipped():
@@ -551,7 +561,9 @@ PRIVATE = KINDS[1:]
 
 
 def make(kind, **options):
-    return optional(_REGISTRY[kind], **{"budget": OPEN if kind == "lloyd" else BUDGET, **options})
+    return optional(
+        library_algorithms()[kind], **{"budget": OPEN if kind == "lloyd" else BUDGET, **options}
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -596,7 +608,7 @@ def test_distances_must_be_exact(kind):
     d = 20 if kind == "hdpe-means" else 3
     options = {"n_server_points": 5} if kind == "feddp" else {}
     with pytest.raises(ConfigurationError, match=f"fraction_bits=25 is too fine for {d} columns"):
-        _REGISTRY[kind](2, Ball(1.0, [0.0] * d), OPEN, fraction_bits=25, **options)
+        library_algorithms()[kind](2, Ball(1.0, [0.0] * d), OPEN, fraction_bits=25, **options)
 
 
 # --------------------------------------------------------------------------- plans

@@ -11,6 +11,7 @@ from flower_kmeans.algorithms import FastLloydAlgorithm, FedDPAlgorithm, GLloydA
 from flower_kmeans.data.domain import Box, GridRecords
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
+from tests.support.saying import assert_within
 
 RNG = np.random.default_rng
 Q = 3  # a grid small enough to enumerate
@@ -122,10 +123,12 @@ def test_estimates_are_right_on_average_and_as_wide_as_they_say(kind):
     z = np.array(z)
     # Both fail by chance once in 500 million runs: six standard errors of the mean, and the law of
     # the sum of squares. A little of each is left to what the correction does not reach.
-    assert abs(z.mean()) < 6 / 20 + 0.1
-    assert fits_scale(z)
+    what = "the mean error of an estimate, in the standard errors that it states, is"
+    assert_within(what, abs(z.mean()), most=6 / 20 + 0.1, strict=True)
+    spread = f"errors of estimates have {z.std():.3f} times the stated deviation"
+    assert fits_scale(z), spread
     for wrong in (2 / 3, 3 / 2):
-        assert not fits_scale(z * wrong)
+        assert not fits_scale(z * wrong), f"{spread}, and {wrong:.3f} of it is accepted too"
 
 
 def fits_scale(z):

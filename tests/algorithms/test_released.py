@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flower_kmeans.algorithms.released import CONFIDENCE, SizeReport, note_on_noise
+from tests.support.saying import assert_within
 
 COUNTS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40)
 NOISE = st.floats(1e-3, 1e5)
@@ -63,8 +64,9 @@ def test_all_intervals_hold_at_once_as_often_as_they_say(k):
         return int((np.abs(noise) <= margin).all(axis=1).sum())
 
     least = stats.binom.ppf(1e-9, n, CONFIDENCE)
-    assert covered(10.0) >= least
-    assert covered(10.0 * 2 / 3) < least
+    what = f"of {n} times all intervals held"
+    assert_within(what, covered(10.0), least=least)
+    assert_within(f"{what}, with 2/3 of the noise,", covered(10.0 * 2 / 3), most=least, strict=True)
     # A union bound is not far from exact: independent intervals hold at most this often.
     exact = (1 - (1 - CONFIDENCE) / k) ** k
     assert covered(10.0) <= stats.binom.isf(1e-9, n, exact)

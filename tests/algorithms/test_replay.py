@@ -15,11 +15,11 @@ import pytest
 
 from flower_kmeans import algorithms
 from flower_kmeans.algorithms import Algorithm, SynopsisAlgorithm
-from flower_kmeans.algorithms.base import _REGISTRY
 from flower_kmeans.algorithms.numerics.initialization import public_words, random_words
 from flower_kmeans.algorithms.numerics.portable import normals
 from flower_kmeans.data.domain import Ball, Box, GridRecords
 from flower_kmeans.privacy.budget import PrivacyBudget
+from tests.support.documents import library_algorithms
 from tests.support.processors import environments, outputs, printed
 
 N = 1500
@@ -121,7 +121,7 @@ def digest(name: str) -> str:
 
 def test_every_replayable_algorithm_is_here():
     assert {make().name for make in CASES.values()} == {
-        name for name, algorithm in _REGISTRY.items() if algorithm.replayable
+        name for name, algorithm in library_algorithms().items() if algorithm.replayable
     }
 
 

@@ -12,6 +12,7 @@ from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.randomness import Stream
 from tests.algorithms.rows import run_of, sum_of
+from tests.support.saying import assert_within
 
 BUDGET = PrivacyBudget(1.0)
 CLIENTS = PrivacyBudget(1.0, unit="client")
@@ -361,7 +362,8 @@ def test_without_noise_it_finds_the_means_of_separate_gaussians(domain, n_record
     algorithm = build(domain, 5, EXACT, n_records=n_records)
     state = run_of(algorithm, [records])
     # The mean of 800 records deviates by 8 * 0.05^2 / 800, squared; the rest is rounding.
-    assert matched_centroid_error(algorithm.centroids(state), means) < 3e-4
+    off = matched_centroid_error(algorithm.centroids(state), means)
+    assert_within("centroids are off the means by", off, most=3e-4, strict=True)
     np.testing.assert_allclose(np.sort(algorithm.counts(state)), np.full(5, 800))
     assert algorithm.warnings(state) == ()
 
@@ -375,7 +377,9 @@ def test_with_noise_it_comes_near_the_optimum(k, d, n):
     algorithm = build(Ball(1.2 * np.sqrt(d), [0.5] * d), k, PrivacyBudget(2.0), n_records=n)
     state = run_of(algorithm, [records], Stream.from_key(bytes(range(32))))
     best = np.array([part.mean(axis=0) for part in np.split(records[: n // k * k], k)])
-    assert inertia(records, algorithm.centroids(state)) < 1.05 * inertia(records, best)
+    found, least = inertia(records, algorithm.centroids(state)), inertia(records, best)
+    what = "the inertia is"
+    assert_within(what, found / least, most=1.05, unit="of the best one", strict=True)
 
 
 def test_few_records_of_many_columns_make_a_run():

@@ -28,40 +28,61 @@ def build(k=3, domain=BALL, budget=BUDGET, **options):
     return SynopsisAlgorithm(k, domain, budget, **{"n_records": 1000, **options})
 
 
-def decided(signal, k, d):
-    """The recipe's decisions, in its own words."""
-    snc = signal / (k * d**0.25)
-    n_synopses = 1 + (snc > 6) + (snc > 14)
-    full = math.sqrt(2 * d) / (math.sqrt(0.08) * signal) < 0.35 and d <= 128
-    p = min(d, 64 if full else 16)
-    share = 1 / (1 + (p / 4) ** 0.2)
-    weights = np.array([1.0, 1.5, 2.25])[:n_synopses]
-    part = min(0.55, max(0.30, 0.55 * (8 / d) ** 0.25))
-    cells = [
-        int(np.clip(signal * math.sqrt(part * w) * math.sqrt(share), 2 * k, 5 * k))
-        for w in weights / weights.sum()
-    ]
-    return full, p, cells, share
+# Worked out by hand from "Decided in advance" (docs/guarantees.md), for (S, k, d). How many rounds
+# the synopsis has follows from c = S/(k d^1/4). They have 0.55 (8/d)^1/4 of mu^2, at least 0.30 and
+# at most 0.55, each 1.5 times as much as the one before. Counts have f = 1/(1 + (p/4)^0.2) of it.
+# So a round with the part x has S sqrt(x f) cells, rounded down, between 2k and 5k.
+BY_HAND = {
+    # c = 20/(10 * 1.414) = 1.4: one round. sqrt(8) = 2.83 is not below 0.35 sqrt(0.08) 20 = 1.98.
+    # f = 1/2, and 20 sqrt(0.55/2) = 10.5 cells are fewer than 2 * 10.
+    "weak": ((20, 10, 4), (False, 4, (20,), 0.5)),
+    # c = 8.5: two rounds, with 0.22 and 0.33. 2.83 is below 11.9.
+    # 120 sqrt(0.22/2) = 39.8 and 120 sqrt(0.33/2) = 48.7 cells.
+    "two rounds": ((120, 10, 4), (True, 4, (39, 48), 0.5)),
+    # c = 70.7: three rounds. 1000 sqrt(0.55/4.75/2) = 241 cells are more than 5 * 10.
+    "strong": ((1000, 10, 4), (True, 4, (50, 50, 50), 0.5)),
+    # c = 500/(40 * 2.83) = 4.4: one round. sqrt(128) = 11.3 is below 49.5, so p = 64.
+    # f = 1/(1 + 16^0.2) = 1/2.7411 = 0.36482, and the round has 0.55/8^1/4 = 0.32703.
+    # 500 sqrt(0.32703 * 0.36482) = 172.7 cells.
+    "64 directions": ((500, 40, 64), (True, 64, (172,), 0.36482)),
+    # More than 128 columns: no second moments, and p = 16. c = 100/(10 * 4) = 2.5: one round.
+    # f = 1/(1 + 4^0.2) = 1/2.31951 = 0.43113, and 0.55/32^1/4 = 0.231 is less than 0.30.
+    # 100 sqrt(0.30 * 0.43113) = 35.96 cells.
+    "many columns": ((100, 10, 256), (False, 16, (35,), 0.43113)),
+}
 
 
-@pytest.mark.parametrize("d", [1, 2, 16, 17, 64, 65, 128, 129, 784])
-@pytest.mark.parametrize("k", [1, 4, 64])
-@pytest.mark.parametrize(
-    "signal", [0.5, 2.9, 3.1, 5.9, 6.1, 7.9, 8.1, 13.9, 14.1, 19.9, 20.1, 100.0, 500.0, 3000.0, 1e5]
-)
-def test_the_schedule_is_that_of_the_recipe(signal, k, d):
+@pytest.mark.parametrize("case", BY_HAND)
+def test_the_schedule_is_that_of_the_recipe(case):
+    (signal, k, d), (moments, n_directions, cells, count_share) = BY_HAND[case]
     found = Schedule.of(signal, k, d)
-    full, p, cells, share = decided(signal, k, d)
-    assert (found.moments, found.n_directions) == (full, p)
-    assert list(found.cells) == cells
-    assert found.n_refinements == 4
-    assert found.count_share == pytest.approx(share)
-    assert 6 <= found.n_rounds <= 8
+    assert (found.moments, found.n_directions, found.cells) == (moments, n_directions, cells)
+    assert found.count_share == pytest.approx(count_share, abs=1e-5)
+    assert found.n_rounds == 1 + len(cells) + 4
     assert found.signal == signal
 
 
+@pytest.mark.parametrize("d", [1, 17, 128, 129])
+def test_a_stronger_signal_buys_more_of_everything(d):
+    """More rounds and cells, and second moments; for any number of clusters, within the limits."""
+    for k in (1, 4, 64):
+        schedules = [Schedule.of(signal, k, d) for signal in np.geomspace(0.5, 1e5, 60).tolist()]
+        rounds = [found.n_rounds for found in schedules]
+        assert rounds == sorted(rounds)
+        assert {rounds[0], rounds[-1]} == {6, 8}
+        n_cells = [sum(found.cells) for found in schedules]
+        assert n_cells == sorted(n_cells)
+        moments = [found.moments for found in schedules]
+        assert moments == sorted(moments)
+        assert (moments[0], moments[-1]) == (False, d <= 128)
+        for found in schedules:
+            assert list(found.cells) == sorted(found.cells)
+            assert all(2 * k <= number <= 5 * k for number in found.cells)
+            assert found.n_directions == min(d, 64 if found.moments else 16)
+
+
 def test_a_signal_at_a_threshold_does_not_exceed_it():
-    for signal, n_synopses in ((6.0, 1), (14.0, 2), (20.0, 3)):
+    for signal, n_synopses in ((6.0, 1), (6.1, 2), (14.0, 2), (14.1, 3)):
         assert len(Schedule.of(signal, 1, 1).cells) == n_synopses
     for d in (1, 64, 128):  # noise of the largest eigenvalue against 0.35
         signal = math.sqrt(2 * d / 0.08) / 0.35

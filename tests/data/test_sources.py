@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from switches import small_blocks
 
 from flower_kmeans.data import sources
 from flower_kmeans.data.records import check_records
@@ -71,7 +72,7 @@ KINDS = {
 @pytest.mark.parametrize("block", [64, 300, 2**20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_source_has_the_same_records_in_the_same_order(kind, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 3 * block)
+    small_blocks(monkeypatch, 3 * block)
     monkeypatch.setattr(sources, "_CHECKED_NUMBERS", 3 * 41)
     for columns in (None, NAMES):
         source = as_source(KINDS[kind](tmp_path), 3, columns)
@@ -93,8 +94,7 @@ def test_borders_do_not_show(sizes, block, random):
     rows = rows.reshape(-1, 2)
     parts = np.split(rows, np.cumsum(sizes)[:-1]) if sizes else []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sources, "_BLOCK_NUMBERS", 2 * block)
-        patched.setattr(sources, "_FEWEST_ROWS", 1)
+        small_blocks(patched, 2 * block, 1)
         found = as_source(lambda: parts, 2).loaded()
     np.testing.assert_array_equal(found, rows[np.isfinite(rows).all(axis=1)])
 
@@ -223,7 +223,7 @@ def test_files_whose_cells_decide_their_types_are_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["map", "data set", "folder"])
 def test_files_that_change_during_a_pass_are_an_error(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 3 * 64)
+    small_blocks(monkeypatch, 3 * 64)
     source = as_source(KINDS[kind](tmp_path), 3)
     blocks = source.blocks()
     next(blocks)
@@ -330,7 +330,7 @@ def test_blocks_are_copies_of_bounded_size():
 
 
 def test_a_simulation_may_tell_which_record_is_malformed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 3 * 64)
+    small_blocks(monkeypatch, 3 * 64)
     for kind in ("array", "map", "chunks", "data set"):
         with pytest.raises(DataError, match=r"partitions\[4\] must be finite.* in row 3"):
             checked_source(KINDS[kind](tmp_path), 3, None, "partitions[4]")

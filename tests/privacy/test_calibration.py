@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from saying import assert_within
 
 from flower_kmeans.errors import BudgetError, ConfigurationError
 from flower_kmeans.privacy.calibration import (
@@ -61,8 +62,9 @@ def test_epsilon_agrees_with_tensorflow_privacy(row):
 def test_calibration_is_tight_and_never_over_the_budget(epsilon, exponent):
     delta = 10**exponent
     mu = mu_of_budget(epsilon, delta)
-    assert delta_of_mu(mu, epsilon) <= delta
-    assert delta_of_mu(math.nextafter(mu, math.inf), epsilon) > delta
+    assert_within("the calibrated mu costs a delta of", delta_of_mu(mu, epsilon), most=delta)
+    beyond = delta_of_mu(math.nextafter(mu, math.inf), epsilon)
+    assert beyond > delta, f"the next larger mu costs {beyond!r}, which is within {delta!r}"
     assert epsilon_of_mu(mu, delta) == pytest.approx(epsilon, rel=1e-9, abs=2e-15)
 
 
@@ -194,9 +196,10 @@ def test_the_least_scale_is_found(place, shape):
     # A high end of 16 sets the grid's width: 2^5 / 2^16.
     fine = 2.0**-11
     found = least_scale(excess, step / 2, 16.0)
-    assert excess(found) <= 0
-    assert found == fine or excess(found - fine) > 0
-    assert len(calls) < 60
+    assert_within("the scale that is found exceeds the budget by", excess(found), most=0)
+    less = excess(found - fine)
+    assert found == fine or less > 0, f"a smaller scale, {found - fine!r}, is within the budget"
+    assert_within("it took", len(calls), most=59, unit="evaluations")
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 40.0])
@@ -206,7 +209,8 @@ def test_costs_beyond_numerical_composition_are_added_up(mu, laplace):
     total = math.fsum(laplace)
     gaussian = epsilon_of_mu(mu, 1e-6)
     assert mixture_epsilon(mu, laplace, 1e-6) == total + gaussian
-    assert mixture_delta(mu, laplace, 1.001 * total + 2 * gaussian) <= 1e-6
+    found = mixture_delta(mu, laplace, 1.001 * total + 2 * gaussian)
+    assert_within("beyond the sum of all costs delta is", found, most=1e-6)
     assert mixture_delta(mu, laplace, total * 0.999) == 1.0
 
 
@@ -215,5 +219,6 @@ def test_costs_beyond_numerical_composition_are_added_up(mu, laplace):
 def test_numerical_composition_lies_between_the_gaussian_part_and_the_sum(cost, mu):
     gaussian = epsilon_of_mu(mu, 1e-6)
     found = mixture_epsilon(mu, (cost,) * 20, 1e-6)
-    assert gaussian * (1 - 1e-3) <= found <= (20 * cost + gaussian) * (1 + 1e-3)
+    least, most = gaussian * (1 - 1e-3), (20 * cost + gaussian) * (1 + 1e-3)
+    assert_within("numerical composition gives an epsilon of", found, least=least, most=most)
     assert mixture_epsilon(mu, (cost,), 0.0) == (math.inf if mu else cost)

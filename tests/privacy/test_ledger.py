@@ -53,6 +53,17 @@ def state_dir(tmp_path):
     return tmp_path / "state"
 
 
+def connection(ledger):
+    """Return the ledger's own connection, of which a test counts the work or limits the room."""
+    return ledger._db
+
+
+def tamper(state_dir, statement, *values):
+    """Change a ledger's file from outside."""
+    with closing(sqlite3.connect(state_dir / FILE_NAME, isolation_level=None)) as other:
+        other.execute(statement, values)
+
+
 @pytest.fixture
 def ledger(state_dir):
     with Ledger(state_dir) as opened:
@@ -205,15 +216,17 @@ def test_a_thousand_runs_do_not_slow_the_next_one(ledger):
     def steps(run):
         """Return statements, and steps of SQLite's machine, of one charge."""
         statements, ticks = [], []
-        ledger._db.set_trace_callback(statements.append)
-        ledger._db.set_progress_handler(lambda: ticks.append(1), 1)
+        connection(ledger).set_trace_callback(statements.append)
+        connection(ledger).set_progress_handler(lambda: ticks.append(1), 1)
         kind = (("gaussian", "l2"), ("laplace", "l1"))[run % 2]
         release = Release("all", *kind, 10.0 + run / 7, "a")  # none has the scale of another
         answer = Answer(number(run), 1, 1, bytes(32), bytes(32))
         ledger.charge(answer, price_of("record", [[release]]), LOOSE, 0, b"")
         return len(statements), len(ticks)
 
-    ledger._db.execute("PRAGMA synchronous = OFF")  # a thousand writes to the disk take long
+    connection(ledger).execute(
+        "PRAGMA synchronous = OFF"
+    )  # a thousand writes to the disk take long
     found = [steps(run) for run in range(1, 1003)]
     assert {statements for statements, _ in found[1:]} == {found[1][0]}
     # A deeper tree takes a few steps more.
@@ -317,7 +330,7 @@ def test_gaussian_noise_never_meets_a_total_delta_of_zero(ledger):
 def test_enrolments_without_an_answer_cost_a_bounded_file(ledger, state_dir):
     """Thousands of documents, each padded: the file stays that of the few that are kept."""
     document = bytes(20_000)
-    ledger._db.execute("PRAGMA synchronous = OFF")
+    connection(ledger).execute("PRAGMA synchronous = OFF")
     charge(ledger, answer_of(1), PLAN, LOOSE)
     for run in (2, 3):
         ledger.vote(answer_of(run).run, 1, b"v" * 32, 0, b"voted")
@@ -451,7 +464,9 @@ def test_what_a_crash_left_half_written_is_undone(state_dir):
 def test_a_ledger_that_stays_locked_allows_nothing(ledger, state_dir, monkeypatch):
     monkeypatch.setattr(ledgers, "_BUSY_SECONDS", 0.05)
     locked = pytest.raises(LedgerError, match="locked")
-    with Ledger(state_dir) as second, ledger._exclusive(), locked:
+    other = sqlite3.connect(state_dir / FILE_NAME, isolation_level=None)
+    with Ledger(state_dir) as second, closing(other), locked:
+        other.execute("BEGIN IMMEDIATE")
         charge(second, answer_of(), PLAN, LOOSE)
     assert content_of(state_dir)[0] == []
 
@@ -459,12 +474,13 @@ def test_a_ledger_that_stays_locked_allows_nothing(ledger, state_dir, monkeypatc
 def test_a_disk_that_is_full_allows_nothing(ledger, state_dir):
     charge(ledger, answer_of(1), PLAN, LOOSE)
     before = content_of(state_dir)
-    (pages,) = ledger._db.execute("PRAGMA page_count").fetchone()
-    ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+    disk = connection(ledger)
+    (pages,) = disk.execute("PRAGMA page_count").fetchone()
+    disk.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerError, match="full"):
         ledger.charge(answer_of(2), price(PLAN), LOOSE, 0, bytes(100_000))
     assert content_of(state_dir) == before
-    ledger._db.execute("PRAGMA max_page_count = 10000")
+    disk.execute("PRAGMA max_page_count = 10000")
     ledger.charge(answer_of(2), price(PLAN), LOOSE, 0, bytes(100_000))
     assert ledger.epsilon(DELTA) == cost(2)
 
@@ -554,15 +570,15 @@ def test_what_is_no_directory_and_no_ledger_is_one_sentence(tmp_path, state_dir)
 def test_a_commit_is_on_the_disk_and_what_is_erased_is_overwritten(ledger):
     """`fullfsync` matters on macOS alone, where `fsync` leaves data in the drive's cache."""
     settings = ("synchronous", "fullfsync", "checkpoint_fullfsync", "secure_delete")
-    found = [ledger._db.execute(f"PRAGMA {setting}").fetchone() for setting in settings]
+    found = [connection(ledger).execute(f"PRAGMA {setting}").fetchone() for setting in settings]
     assert found == [(3,), (1,), (1,), (1,)]
 
 
 @pytest.mark.parametrize("version", [2, 4])
 @pytest.mark.parametrize("use", USES)
 def test_ledgers_of_other_versions_are_refused_and_left_as_they_are(state_dir, version, use):
-    with Ledger(state_dir) as ledger:
-        ledger._db.execute(f"PRAGMA user_version = {version}")
+    Ledger(state_dir).close()
+    tamper(state_dir, f"PRAGMA user_version = {version}")
     before = (state_dir / FILE_NAME).read_bytes()
     with pytest.raises(LedgerError, match=rf"version 3\. Got version {version} instead") as caught:
         use(state_dir)
@@ -571,11 +587,11 @@ def test_ledgers_of_other_versions_are_refused_and_left_as_they_are(state_dir, v
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"rounds": [[{}]]}', '{"rounds": 5}', "[1.5, 0, 0]"])
-def test_charges_that_cannot_be_read_allow_nothing(ledger, text):
+def test_charges_that_cannot_be_read_allow_nothing(ledger, state_dir, text):
     charge(ledger, answer_of(), PLAN, LOOSE)
-    ledger._db.execute("UPDATE runs SET reserved = ?", (text,))
+    tamper(state_dir, "UPDATE runs SET reserved = ?", text)
     with pytest.raises(LedgerError):
         end(ledger)
-    ledger._db.execute("UPDATE sums SET charge = ?", (text,))
+    tamper(state_dir, "UPDATE sums SET charge = ?", text)
     with pytest.raises(LedgerError):
         charge(ledger, answer_of(2), PLAN, LOOSE)

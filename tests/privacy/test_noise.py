@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from saying import assert_within
 from scipy import stats
 from scipy.special import ndtri
 
@@ -68,6 +69,16 @@ def fit(draws, probability, limit):
     return stats.chisquare(observed, probability * draws.size).pvalue
 
 
+def accepted(what, p_value):
+    sentence = f"{what}: under its own law the draws have the p-value"
+    assert_within(sentence, p_value, least=SIGNIFICANCE, strict=True)
+
+
+def rejected(what, p_value, factor):
+    sentence = f"{what}: under {factor:.3f} times the scale the draws have the p-value"
+    assert_within(sentence, p_value, most=1e-12, strict=True)
+
+
 @pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda v: v["sampler"])
 def test_vectors(vector):
     stream = Stream.from_key(bytes.fromhex(VECTORS["key"]))
@@ -83,9 +94,10 @@ def test_vectors(vector):
 def test_every_small_integer_has_its_probability(name, scale, key):
     limit = math.ceil(4 * scale)
     draws = sample(name, scale, 50_000, key)
-    assert fit(draws, mass(name, scale, limit), limit) > SIGNIFICANCE
+    accepted(f"{name} of scale {scale}", fit(draws, mass(name, scale, limit), limit))
     for factor in (2 / 3, 3 / 2):
-        assert fit(draws, mass(name, scale * factor, limit), limit) < 1e-12
+        p_value = fit(draws, mass(name, scale * factor, limit), limit)
+        rejected(f"{name} of scale {scale}", p_value, factor)
 
 
 def assert_scale(draws, std, law=stats.norm):
@@ -95,9 +107,10 @@ def assert_scale(draws, std, law=stats.norm):
     discrete Gaussian's cells differ by less than a thousandth.
     """
     spread = draws + np.random.default_rng(0).uniform(-0.5, 0.5, draws.size)
-    assert stats.kstest(spread / std, law.cdf).pvalue > SIGNIFICANCE
+    what = f"noise of scale {std} with the deviation {np.std(draws):.4g}"
+    accepted(what, stats.kstest(spread / std, law.cdf).pvalue)
     for factor in (2 / 3, 3 / 2):
-        assert stats.kstest(spread / (std * factor), law.cdf).pvalue < 1e-12
+        rejected(what, stats.kstest(spread / (std * factor), law.cdf).pvalue, factor)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -251,10 +264,11 @@ def test_a_share_in_parts_has_the_law_of_a_share():
     part = discrete_gaussian(part_variance(GAUSSIAN, unit, 4, 8), Stream.from_key(KEYS[1]))
     limit = 12
     for draws, std in [(rest, 2.0), (part, 2.0), (rest + part, 8**0.5)]:
-        assert fit(draws, mass("discrete-gaussian/2", std, limit), limit) > SIGNIFICANCE
+        what = f"a share, or a part of it, of deviation {std:.4g}"
+        accepted(what, fit(draws, mass("discrete-gaussian/2", std, limit), limit))
         for factor in (2 / 3, 3 / 2):
             wrong = mass("discrete-gaussian/2", std * factor, 6)
-            assert fit(draws, wrong, 6) < 1e-12
+            rejected(what, fit(draws, wrong, 6), factor)
     assert not part_variance(GAUSSIAN, np.zeros(9), 4, 8).any()
 
 

@@ -18,7 +18,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 import pytest
-from cohorts import BLIND, PROTECTED, SHARED, Cohort
+from cohorts import BLIND, PROTECTED, SHARED, Cohort, kept_pairs
 from documents import TRUSTS, make_algorithm
 from harness import without_noise
 from malformed import second_encodings
@@ -579,7 +579,7 @@ def close_with(scene, named, added):
     sums = scene.sums(1, 1, answers[0].tag)
     total = scene.run.trust.sum.combine([answers[i].words for i in added], sums)
     entry = scene.entry(1, 1, tag=answers[0].tag, survivors=scene.bitmap(named), words=total)
-    scene.server._entries[entry] = 0
+    scene.announce(entry)
 
 
 @stopped_by("require_checksum")
@@ -1033,7 +1033,7 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     names = [
         pairs.Pairs(s.doc_hash, session, s.identity(i))._name for i, session in enumerate(sessions)
     ]
-    kept = [value for key, value in pairs._kept.items() if key[0] in names]
+    kept = [value for key, value in kept_pairs().items() if key[0] in names]
     assert kept
     for t in (1, 2, 3):
         s.round(t)
@@ -1045,7 +1045,7 @@ def test_37_lasting_keys_stolen_after_the_run_open_nothing(start, trust, ledger)
     secrets = {getattr(session, field) for session in sessions for field in keys} - {b""}
     left = b"".join(everything_in(node) for node in s.nodes)
     assert not any(secret in left for secret in (*secrets, *kept))
-    assert not any(key[0] in names for key in pairs._kept)
+    assert not any(key[0] in names for key in kept_pairs())
 
     # A thief of all lasting keys tries every secret that two recorded public keys make.
     stolen = [s.identity(i).secret for i in range(7)]

@@ -21,9 +21,9 @@ from flwr.app import ConfigRecord, RecordDict
 from harness import watched_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from switches import small_blocks
 
 from flower_kmeans.algorithms.base import Algorithm
-from flower_kmeans.data import sources
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import MemoryChangedError
 from flower_kmeans.privacy.randomness import token
@@ -380,8 +380,7 @@ class Loads:
 def test_a_run_is_the_same_wherever_records_come_from(
     tmp_path, monkeypatch, trust, ledger, copy, kind
 ):
-    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 2)
-    monkeypatch.setattr(sources, "_FEWEST_ROWS", 7)
+    small_blocks(monkeypatch, 2, 7)
     policy = {"copy_records": copy}
     cohort = Cohort(tmp_path, trust, ledger=ledger, policy=policy)
     digests = [transcript.data_digest(node.records) for node in cohort.nodes]

@@ -251,7 +251,7 @@ def test_strangers_are_not_heard(trust, keys, why, tmp_path):
 def test_a_slot_goes_to_the_owner_of_its_secret_key(trust, tmp_path):
     """A node that enrols with another's lasting public key cannot make its tags."""
     net = make_net(tmp_path, trust)
-    static = net.server._roster.keys[sorted(net.nodes).index(31)]
+    static = net.roster.keys[sorted(net.nodes).index(31)]
     net.nodes[3].change = on(Enrolled | Refusal, static=lambda own: static)
     net.play()
     assert net.answers[0] == 7  # neither the impostor nor the owner

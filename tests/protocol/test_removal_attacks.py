@@ -15,6 +15,7 @@ from flower_kmeans.protocol.noise import noise_share
 from flower_kmeans.secagg.base import SumError
 from flower_kmeans.secagg.key_agreement import noise_key
 from tests.support.cohorts import Cohort, code
+from tests.support.noise_parts import key_of_words, lengths, noise_of_parts
 
 M = 6
 LEVELS = (3, 5)  # with M' = 2 and one colluder: for 4 and 6 answers
@@ -45,7 +46,7 @@ def context_of(cohort: Cohort, answers: dict):
 
 def opened_keys(cohort, context, replies: dict[int, Added], n_parts: int):
     """Return the keys that open, by their client's place in the sum that was added for."""
-    length, size = removal._lengths(cohort.run, context)
+    length, size = lengths(cohort.run, context)
     keys = {}
     for client in range(M):
         place = slice(length + size * client, length + size * (client + 1))
@@ -53,7 +54,7 @@ def opened_keys(cohort, context, replies: dict[int, Added], n_parts: int):
         try:
             key_context = replace(context, n_words=removal.KEY_WORDS)
             words = cohort.trust.sum.open(given, np.ones(M, bool), key_context).vector
-            keys[client] = removal._from_words(words)
+            keys[client] = key_of_words(words)
         except (SumError, OverflowError):
             continue
     return keys
@@ -69,7 +70,7 @@ def test_every_split_of_the_votes_opens_keys_of_no_larger_sum(cohort: Cohort) ->
         assert isinstance(first, Added)
         assert code(second) == Code.CONFLICT
     context = context_of(cohort, answers)
-    length, size = removal._lengths(cohort.run, context)
+    length, size = lengths(cohort.run, context)
     for split in itertools.product(orders, repeat=M):
         large = {i: replies[i, o, LARGE] for i, o in enumerate(split) if o == orders[0]}
         small = {i: replies[i, o, SMALL] for i, o in enumerate(split) if o == orders[1]}
@@ -98,6 +99,6 @@ def test_without_the_vote_the_attack_would_succeed(cohort: Cohort, monkeypatch) 
     for i in SMALL:
         secret = cohort.nodes[i].session(cohort.doc_hash).secret
         noise = removal.client_noise(run, 1, secret, context.digest)
-        noise -= removal._removable_noise(run, 1, context.digest, [keys[i]], 2)
+        noise -= noise_of_parts(run, 1, context.digest, keys[i], 2)
         stream = Stream.from_key(noise_key(secret, context.digest))
         np.testing.assert_array_equal(noise, noise_share(*given, 5, stream))

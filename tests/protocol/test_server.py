@@ -226,8 +226,8 @@ def test_clients_and_server_agree_on_the_roster(tmp_path):
     net, other = make_net(tmp_path, n=5), make_net(tmp_path, n=5)
     for run, roster in (
         (net.server.run, None),
-        (net.server.run, other.server._roster),
-        (make_run("plain", "none"), net.server._roster),
+        (net.server.run, other.roster),
+        (make_run("plain", "none"), net.roster),
     ):
         with pytest.raises(ConfigurationError, match="roster that the run document names"):
             Server(run, roster=roster)
@@ -291,7 +291,7 @@ def test_beyond_64_slots_a_committee_is_drawn(trust, keys, epoch, has_beacon, tm
 def test_the_server_takes_an_epoch_whose_committee_is_there(tmp_path):
     document = {"rounds": 1, "min_clients": 40, "max_colluders": 1}
     net = make_net(tmp_path, n=90, document=document)
-    roster = net.server._roster
+    roster = net.roster
     present = [set(drawn(roster.keys, roster.beacon, e)) for e in range(16)]
     absent = set(sorted(present[0])[:22])  # of epoch 0 too few are left: 42 of 64
     expected = next(e for e in range(16) if len(present[e] - absent) > 44)

@@ -15,7 +15,8 @@ from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.secagg import shares
 from flower_kmeans.secagg.base import PartError, Sharing, SumContext, SumError, secure_sum
 from flower_kmeans.secagg.shares import PRIMES, RING, from_residues, to_residues, uniform
-from tests.support.ring import eliminate, generator, lied, pack, unpack
+from tests.support.ring import eliminate, generator, lied, pack, residues_of, unpack
+from tests.support.saying import assert_within
 
 SUM = secure_sum("shares")
 EVERYONE = np.ones(5, dtype=bool)
@@ -90,7 +91,7 @@ def test_many_parts_are_added_exactly(monkeypatch):
     for batch in (1, 7, 2**17):
         monkeypatch.setattr(shares, "_BATCH_ELEMENTS", batch)
         total = unpack(SUM.combine(iter([largest] * 1000), context), 3)
-        assert shares._fields(total).tolist() == [[(p - 1) * 1000 % p] * 3 for p in PRIMES]
+        assert residues_of(total).tolist() == [[(p - 1) * 1000 % p] * 3 for p in PRIMES]
 
 
 def test_dealings_are_repeatable_and_differ_by_everything():
@@ -277,7 +278,7 @@ def test_signed_words_are_residues_and_back(values):
     residues = to_residues(np.array(values))
     assert residues.tolist() == [[value % p for value in values] for p in PRIMES]
     assert from_residues(residues).tolist() == values
-    assert shares._fields(unpack(pack(residues), len(values))).tolist() == residues.tolist()
+    assert residues_of(unpack(pack(residues), len(values))).tolist() == residues.tolist()
 
 
 @given(st.lists(st.integers(0, 2**53 - 1), min_size=1, max_size=20), st.sampled_from(PRIMES))
@@ -310,7 +311,7 @@ def test_words_that_are_no_elements_are_skipped_in_order(monkeypatch):
     monkeypatch.setattr(shares, "words", drawn)
     expected = [word % 2**63 for word in good] * 10
     found = uniform(bytes(32), 0, 40)
-    np.testing.assert_array_equal(found, shares._fields(np.array(expected, dtype=np.uint64)))
+    np.testing.assert_array_equal(found, residues_of(np.array(expected, dtype=np.uint64)))
     assert len(asked) > 1  # the first draw did not hold enough
 
 
@@ -324,4 +325,6 @@ def test_elements_have_the_uniform_law():
             counts = np.bincount(kept, minlength=size)
             starts = np.arange(prime) * 64 // prime if size == 64 else np.arange(prime) % 61
             expected = np.bincount(starts, minlength=size) * (n / prime)
-            assert stats.chisquare(counts, expected).pvalue > 1e-9
+            found = stats.chisquare(counts, expected).pvalue
+            what = f"{size} kinds of residues modulo {prime} have, if uniform, the p-value"
+            assert_within(what, found, least=1e-9, strict=True)

@@ -21,9 +21,9 @@ from harness import (
 )
 from msgspec import structs
 from scipy import stats
+from switches import small_blocks
 
 from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, simulate
-from flower_kmeans.data import sources
 from flower_kmeans.errors import (
     ConfigurationError,
     ConfigurationTypeError,
@@ -68,7 +68,7 @@ def fast(trust="oblivious-server", k=3, n_records=240, epsilon=1.0, domain=BOX, 
 
 def _leaks(outcome: Outcome):
     """Return the little-endian words and floats that a server must not find in its view."""
-    one, algorithm = outcome.one, outcome.strategy._running.run.algorithm
+    one, algorithm = outcome.one, outcome.strategy.algorithm
     numbers = [one.centroids, one.counts]
     on_grid = [algorithm.domain.to_unit(one.centroids), one.counts]
     words = [np.rint(array * 2**algorithm.fraction_bits).astype("<i8") for array in on_grid]
@@ -157,7 +157,7 @@ def test_the_sum_of_all_answers_is_uniform_too():
     sums = []
     for _ in range(6):
         outcome = run_recorded(fast(n_records=60, n_rounds=3, min_clients=3, k=20), DATA_A)
-        sums += [entry.words for entry in outcome.strategy._running._entries]
+        sums += [entry.words for entry in outcome.announced]
     assert byte_p_value(b"".join(sums)) > P_VALUE
 
 
@@ -166,8 +166,8 @@ def test_no_centroid_or_count_is_anywhere_in_what_the_server_sees_or_keeps(trust
     outcome = run_recorded(fast(trust, n_records=240), parted(blobs()))
     leaks = _leaks(outcome)
     assert len(leaks) >= 12
-    server = outcome.strategy._running
-    kept = b"".join(encode(entry) for entry in server._entries)
+    server = outcome.server
+    kept = b"".join(encode(entry) for entry in outcome.announced)
     assert len(kept) > 1000
     for haystack in (_view(outcome), kept):
         assert not [leak for leak in leaks if leak in haystack]
@@ -175,7 +175,7 @@ def test_no_centroid_or_count_is_anywhere_in_what_the_server_sees_or_keeps(trust
     assert not len(outcome.result.arrays)
     # The search itself can find something: the same run where the server may see everything.
     outcome = run_recorded(fast("trusted-server", n_records=240), parted(blobs()))
-    states = outcome.strategy._running.state.arrays["counts"].astype("<i8").tobytes()
+    states = outcome.server.state.arrays["counts"].astype("<i8").tobytes()
     assert [leak for leak in _leaks(outcome) if leak in states]
 
 
@@ -455,8 +455,7 @@ def test_partitions_may_be_chunks_files_and_maps(kind, tmp_path, monkeypatch):
         return simulate(strategy, partitions)
 
     whole = run([part.astype(float) for part in parts])
-    monkeypatch.setattr(sources, "_BLOCK_NUMBERS", 1)
-    monkeypatch.setattr(sources, "_FEWEST_ROWS", 11)
+    small_blocks(monkeypatch, 1, 11)
     for found in (run(parts), run(sources_of)):
         np.testing.assert_array_equal(found.centroids, whole.centroids)
         np.testing.assert_array_equal(found.counts, whole.counts)
@@ -510,7 +509,7 @@ def test_a_policy_that_refuses_everything_ends_quickly_and_says_why():
 @pytest.mark.parametrize("trust", BLIND)
 def test_a_session_is_erased_from_every_memory_after_a_run(trust):
     outcome = run_recorded(fast(trust), parted(blobs()))
-    run_id = outcome.strategy._running.run.doc_hash
+    run_id = outcome.run.doc_hash
     for state in outcome.grid.states.values():
         session = ContextMemory(state).load(run_id)
         assert session.over == DELIVERED

@@ -13,6 +13,7 @@ from flower_kmeans.algorithms.numerics.cost import user_scale
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import ObliviousServerError
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd
+from tests.support.saying import assert_within
 
 RNG = np.random.default_rng
 RECORDS = np.repeat(CENTERS, 400, axis=0) + RNG(1).normal(size=(1200, 3))
@@ -74,7 +75,8 @@ def test_without_noise_the_cost_is_exact(kind, trust, domain):
     assert (cost.standard_error == 0) == (trust == "plain")
     # The correction for noise that was planned for, and is not there, is small.
     slack = 0.0 if trust == "plain" else 0.05 * exact
-    assert abs(cost.value - exact) <= rounding * 1.000001 + slack
+    most = rounding * 1.000001 + slack
+    assert_within(f"the cost {exact} is missed by", abs(cost.value - exact), most=most)
     assert 1000 < exact < 4500  # about the 3 * 1200 of the records' variance
 
 
@@ -86,7 +88,9 @@ def test_the_cost_is_within_seven_standard_errors(kind, trust, start):
     exact, _ = exact_cost(outcome)
     report = outcome.strategy.report
     assert 0 < report.cost.standard_error < exact
-    assert abs(report.cost.value - exact) < 7 * report.cost.standard_error
+    off = abs(report.cost.value - exact) / report.cost.standard_error
+    what = f"the cost {report.cost.value} is off the exact one by"
+    assert_within(what, off, most=7, unit="standard errors", strict=True)
     assert report.to_dict()["cost"] == {**vars(report.cost)}
     assert report.to_dict()["releases"][-1]["name"] == "cost"
 
@@ -101,11 +105,9 @@ def test_the_error_counts_the_noise_that_is_left(kind, least, away):
     """
     strategy = make(kind, "distributed-noise", min_clients=least)
     missing = range(1, min(away, strategy.n_rounds - 1) + 1)
-    run(strategy, faults=[Fault(1, t, "drop") for t in missing])
-    report, planned = (
-        strategy.report,
-        strategy.algorithm.cost_estimate(strategy._running.state, 1.0),
-    )
+    outcome = run(strategy, faults=[Fault(1, t, "drop") for t in missing])
+    report = strategy.report
+    planned = strategy.algorithm.cost_estimate(outcome.server.state, 1.0)
     assert (report.levels == ()) == (least == 6)
     assert report.answers == [5] * len(missing) + [6] * (strategy.n_rounds - len(missing))
     assert report.noise_factor == pytest.approx(math.sqrt(5 / 4 if away else 6 / 5))

@@ -6,15 +6,13 @@ from functools import cache
 
 import numpy as np
 import pytest
-from harness import fits, run_recorded, without_noise
+from harness import run_recorded, without_noise
 from rows import CENTERS, SERVER, SIGHTED
 
 from flower_kmeans import Ball, PrivacyBudget
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.errors import ConfigurationError, ObliviousServerError, RunError
 from flower_kmeans.metrics import matched_centroid_error
-from flower_kmeans.privacy.noise import draw
-from flower_kmeans.protocol import noise as noises
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.strategies import FastLloyd, FedDPKMeans, GLloyd, SuLloyd
 
@@ -96,9 +94,8 @@ def test_the_servers_points_are_in_no_message(trust):
     needles += [part.tobytes() for row in algorithm.server_points for part in (row, row[:2])]
     assert not [needle for needle in needles if needle in messages]
     assert not [text for text in texts if text in report]
-    document = strategy._running.run
-    assert document.data in messages
-    config = document.document.body.algorithm
+    assert outcome.run.data in messages
+    config = outcome.run.document.body.algorithm
     assert config["n_server_points"] == len(SERVER)
     assert [name for name in config if "server" in name] == ["n_server_points"]
     # They were used: their projections were what the second query was made of.
@@ -116,33 +113,6 @@ def test_projections_to_all_directions_are_the_servers_points(k):
     lifted = algorithm.projection.lift(arrays["points"], arrays["projection"])
     back = BALL.from_unit(lifted * 2.0**-algorithm.fraction_bits)
     assert (np.abs(back - SERVER).max() < 0.01) == (k >= 3)
-
-
-def test_finished_runs_carry_the_planned_noise_while_the_radius_narrows(monkeypatch):
-    """The words of all Lloyd rounds, in their units: those of sums are of the first radius."""
-    drawn = {}
-
-    def recorded(each, units, stream):
-        noise = draw(each, units, stream)
-        found = drawn.setdefault((each.name, set(units.tolist()).pop()), [])
-        found.append(noise / units / each.noise_multiplier)
-        return noise
-
-    monkeypatch.setattr(noises, "draw", recorded)
-    for _ in range(4):
-        strategy = make("trusted-server", k=60, server_data=RNG(2).uniform(-8, 8, (80, 3)))
-        run(strategy, [np.zeros((200, 3))] * 6)  # so near to each other that the radius narrows
-    algorithm = strategy.algorithm
-    assert algorithm.sums == "narrowing"
-    assert int(strategy._running.state.arrays["factor"][0]) > 4
-    units = dict(list(drawn))  # of each name one
-    assert units["lloyd-sums"] == 4.0 * algorithm.radius
-    assert units["spread"] == algorithm.radius**2 >> algorithm.fraction_bits
-    for name in ("lloyd-sums", "lloyd-counts"):
-        found = drawn[name, units[name]]
-        assert len(found) == 2 * 4  # two rounds of four runs
-        for factor in (1, 2 / 3, 3 / 2):
-            assert fits(np.concatenate(found) * factor) == (factor == 1)
 
 
 @pytest.mark.parametrize("options", [{"clips": {"weights": 90.0}}, {"contribution": "means"}])

@@ -16,6 +16,7 @@ from flower_kmeans.algorithms.pe_means import HALVED, WARNINGS
 from flower_kmeans.cli.outputs import print_warnings
 from flower_kmeans.protocol.messages import Added, Answer, Ask, decode_request
 from flower_kmeans.protocol.wire import encode, from_content, to_content
+from tests.algorithms.rows import population_of
 
 BLIND = pytest.mark.parametrize("trust", rows.BLIND)
 NAMES = pytest.mark.parametrize("name", ["PEMeans", "HDPEMeans", "SynopsisKMeans"])
@@ -180,7 +181,7 @@ def test_queries_do_not_grow_with_the_population(name, trust):
         assert {name: a.size for name, a in asked[2].arrays.items()} == {
             "centers": 3 * len(algorithm.space.half_widths), "variations": 1, "seed": 2,
         }  # fmt: skip
-        candidates = np.concatenate(list(algorithm._population(asked[2]))).astype(np.int64)
+        candidates = population_of(algorithm, asked[2]).astype(np.int64)
         sent = b"".join(item.data for item in outcome.grid.sent)
         assert len(candidates) <= most
         chosen = {row.tobytes() for q in asked[1:] for row in q.arrays["centers"]}

@@ -358,9 +358,8 @@ def test_a_strategy_can_be_started_again():
         run_recorded(strategy, PARTS[:2], timeout=0.5)
     first = run_recorded(strategy, PARTS, start=stock_start)
     np.testing.assert_array_equal(first.result.arrays["centroids"].numpy(), first.one.centroids)
-    run = strategy._running.run.document.run
     second = run_recorded(strategy, PARTS[:4])
-    assert strategy._running.run.document.run != run
+    assert second.run.document.run != first.run.document.run
     assert strategy.report.n_clients == 4
     assert not np.array_equal(first.one.counts, second.one.counts)
 
@@ -381,8 +380,7 @@ def test_a_roster_run_names_the_roster(tmp_path):
     roster, policies = write_roster(tmp_path, 5)
     strategy = make("clients-only", keys="roster", roster_file=roster)
     outcome = run_recorded(strategy, PARTS, policy=policies)
-    document = strategy._running.run.document
-    assert document.roster == Roster.from_file(roster).digest
+    assert outcome.run.document.roster == Roster.from_file(roster).digest
     assert outcome.strategy.report.keys == "roster"
     assert len(outcome.results) == 5
     refused(make(keys="roster").start, "roster_file with keys='roster'")

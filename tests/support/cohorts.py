@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm
 from flower_kmeans.privacy.ledger import Ledger, Limit
 from flower_kmeans.privacy.randomness import token
-from flower_kmeans.protocol import messages, removal, transcript
+from flower_kmeans.protocol import messages, pairs, removal, transcript
 from flower_kmeans.protocol.client import Client
 from flower_kmeans.protocol.cohort import Client as Member
 from flower_kmeans.protocol.cohort import Frame
@@ -162,6 +162,11 @@ def make_nodes(
     return nodes, roster
 
 
+def kept_pairs() -> dict[Any, Any]:
+    """Return what this process keeps of pairs of clients, by what it belongs to."""
+    return dict(pairs._kept)
+
+
 class Cohort:
     """The library's server and its clients, whose nodes are numbers from 0, in order of slots.
 
@@ -244,14 +249,19 @@ class Cohort:
     # ------------------------------------------------------------------ what the server knows
 
     @property
+    def _cohort(self) -> Any:
+        """What the server keeps of its clients."""
+        return self.server._cohort
+
+    @property
     def enrolled(self) -> dict[int, Member]:
         """The clients with a slot."""
-        return self.server._cohort.clients
+        return self._cohort.clients
 
     @property
     def frame(self) -> Frame:
         """The cohort as it is now."""
-        return self.server._cohort.frame()
+        return self._cohort.frame()
 
     @property
     def committee(self) -> Committee:
@@ -269,6 +279,10 @@ class Cohort:
         """The sums that were announced."""
         return tuple(self.server._entries)
 
+    def announce(self, entry: Entry) -> None:
+        """Let the server announce a sum that it did not make."""
+        self.server._entries[entry] = 0
+
     def reframe(
         self,
         *,
@@ -277,7 +291,7 @@ class Cohort:
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
         """Take all but some clients for absent, others for the committee, or other keys."""
-        cohort = self.server._cohort
+        cohort = self._cohort
         self._claims = getattr(self, "_claims", cohort.claims)
         if present is not None:
             cohort.claims = {k: self._claims[k] for k in present}
@@ -291,7 +305,7 @@ class Cohort:
 
     def take(self, i: int, reply: Any) -> None:
         """Take up the session of an enrolment or a renewal at once."""
-        cohort = self.server._cohort
+        cohort = self._cohort
         if i not in cohort.clients:
             cohort.take(i, reply)
         elif reply.public_key != cohort.clients[i].public.public_key:

@@ -31,6 +31,17 @@ KINDS = {
 }
 
 
+def library_algorithms() -> dict[str, type[Algorithm]]:
+    """Return the library's algorithms by name: every class below `Algorithm` that has its own."""
+    found, waiting = dict[str, type[Algorithm]](), list[type[Algorithm]]([Algorithm])
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if "name" in vars(kind) and kind.__module__.startswith("flower_kmeans."):
+            found[kind.name] = kind
+    return found
+
+
 def make_algorithm(kind: type[Algorithm], trust: str = "", **options: Any) -> Algorithm:
     """Return a small algorithm on the unit square, private unless nobody adds noise."""
     budget = PrivacyBudget(None if trust == "plain" else 1.0)

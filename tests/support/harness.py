@@ -20,9 +20,19 @@ from flower_kmeans.algorithms.base import Algorithm, Query
 from flower_kmeans.client import ClientPolicy, kmeans_client_app
 from flower_kmeans.data.domain import GridRecords
 from flower_kmeans.errors import MessageError
-from flower_kmeans.protocol.messages import Ask, Reply, Request, decode_reply, decode_request
+from flower_kmeans.protocol.messages import (
+    Ask,
+    Enrol,
+    Entry,
+    Reply,
+    Request,
+    decode_reply,
+    decode_request,
+)
 from flower_kmeans.protocol.results import ClientResult
 from flower_kmeans.protocol.roster import write_members
+from flower_kmeans.protocol.run import Run, open_run
+from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.wire import decode_arrays, from_content
 from flower_kmeans.simulation.faults import Fault, FaultyClientApp, FaultyGrid
 from flower_kmeans.simulation.in_process import InProcessGrid, task_identity
@@ -57,6 +67,22 @@ def fits(sample: NDArray[np.float64], law: Any = stats.norm) -> bool:
     else:
         tail = stats.gamma(len(sample)).cdf(np.sum(np.abs(sample)))
     return bool(min(shape, 2 * tail, 2 * (1 - tail)) > P_VALUE)
+
+
+def assert_scale(
+    what: str, sample: NDArray[np.float64], law: Any = stats.norm, enough: int = 0
+) -> None:
+    """Require noise of the scale that it is divided by.
+
+    With ``enough`` words, 2/3 and 3/2 of the scale must be rejected.
+    """
+    power = 2 if law is stats.norm else 1
+    size = np.mean(np.abs(sample) ** power) ** (1 / power)
+    measured = f"{what}: the noise of {len(sample)} words is {size:.3f} times the planned one"
+    assert fits(sample, law), f"{measured}, or has another shape"
+    if len(sample) >= enough:
+        for name, factor in (("2/3", 2 / 3), ("3/2", 3 / 2)):
+            assert not fits(sample / factor, law), f"{measured}, and {name} of it is accepted too"
 
 
 @contextmanager
@@ -157,6 +183,22 @@ class Outcome:
     result: Result
     results: dict[int, ClientResult]
     sums: dict[int, NDArray[np.int64]]
+
+    @property
+    def server(self) -> Server:
+        """The server of the run. Nowhere else do tests look into a strategy for it."""
+        return self.strategy._running
+
+    @property
+    def announced(self) -> list[Entry]:
+        """The sums that the server announced, and keeps."""
+        return list(self.server._entries)
+
+    @property
+    def run(self) -> Run:
+        """The run as its clients read it from the document that was last sent."""
+        sent = [item.message.doc for item in self.grid.sent if isinstance(item.message, Enrol)]
+        return open_run(sent[-1])
 
     @property
     def queries(self) -> list[Query]:

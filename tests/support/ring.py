@@ -15,9 +15,14 @@ def pack(residues: NDArray[Any]) -> bytes:
     return shares._joined(residues).astype("<u8").tobytes()
 
 
+def residues_of(words: NDArray[np.uint64]) -> NDArray[Any]:
+    """Return residues of shape (3, n) from words of elements."""
+    return shares._fields(words)
+
+
 def lied(part: bytes, prime: int | slice, block: int = 0, by: int = 1) -> bytes:
     """Return a share or sum-share that is false in one block, modulo one prime or more."""
-    residues = shares._fields(unpack(part, len(part) // 8)).astype(np.int64)
+    residues = residues_of(unpack(part, len(part) // 8)).astype(np.int64)
     primes = np.array(shares.PRIMES)[prime]
     residues[prime, block] = (residues[prime, block] + by) % primes
     return pack(residues)

@@ -4,9 +4,10 @@ from functools import cache
 
 import numpy as np
 from asking import Split
-from harness import Outcome, run_recorded
+from harness import Outcome, exact_statistic, run_recorded
 
 from flower_kmeans import Ball, Box, PrivacyBudget
+from flower_kmeans.algorithms.base import Query
 from flower_kmeans.strategies import (
     ConstrainedLloyd,
     FastLloyd,
@@ -86,15 +87,55 @@ def parts_of(name: str) -> list[np.ndarray]:
     return np.array_split(RNG(2).permutation(records), M)
 
 
-def make(name: str, trust: str | None, *, unit="record", epsilon=8.0, **options) -> KMeansStrategy:
+def make(
+    name: str, trust: str | None, *, unit="record", epsilon=8.0, delta=1e-6, **options
+) -> KMeansStrategy:
     """Return the strategy of a row; without noise for the trust "plain"."""
     cls, d, usual, _ = ROWS[name]
-    budget = PrivacyBudget(None) if trust == "plain" else PrivacyBudget(epsilon, 1e-6, unit)
+    budget = PrivacyBudget(None) if trust == "plain" else PrivacyBudget(epsilon, delta, unit)
     domain = Ball(14.0, [0.0] * d)
-    planned = {"domain": domain, "n_records": N, "n_clients": M, "min_clients": 4}
-    return cls(n_clusters=3, privacy=budget, trust=trust, **planned | usual | options)
+    planned = {
+        "n_clusters": 3, "domain": domain, "n_records": N, "n_clients": M, "min_clients": 4,
+    }  # fmt: skip
+    return cls(privacy=budget, trust=trust, **planned | usual | options)
 
 
 def run(name: str, strategy: KMeansStrategy, parts=None, **options) -> Outcome:
     """Run it with the row's records, or others."""
     return run_recorded(strategy, parts_of(name) if parts is None else parts, **options)
+
+
+# --------------------------------------------------------------------------- cases
+
+
+def listed(*units: str, trusts=TRUSTS, names=ROWS) -> list[tuple[str, str, str]]:
+    """Return all of these rows, trust models and units that a strategy runs with."""
+    every = [(name, trust, unit) for name in names for trust in trusts for unit in units]
+    return [case for case in every if runs(*case)]
+
+
+# --------------------------------------------------------------------------- sums of runs
+
+
+def queries(outcome: Outcome) -> list[Query]:
+    """Return the queries of a run: those that were sent, or those that clients computed."""
+    if outcome.queries:
+        return outcome.queries
+    algorithm, found = outcome.strategy.algorithm, []
+    state = algorithm.initial_state()
+    for t, n in enumerate(outcome.strategy.report.answers, start=1):
+        found.append(algorithm.query(state))
+        answer = algorithm.unflatten(outcome.sums[t], t, n / len(outcome.grid.states), n)
+        state = algorithm.update(state, answer)
+    return found
+
+
+def present(outcome: Outcome, t: int, parts):
+    """Return the parts of those in the sum of a round."""
+    away = {entry.client for entry in outcome.strategy.report.dropped if entry.round == t}
+    return [part for i, part in enumerate(parts) if i not in away]
+
+
+def exact(outcome: Outcome, query: Query, parts) -> np.ndarray:
+    """Return the sum of some parts' answers without noise."""
+    return sum(exact_statistic(outcome.strategy.algorithm, query, part) for part in parts)

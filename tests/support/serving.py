@@ -10,6 +10,7 @@ from typing import Any
 from cohorts import Node, make_nodes, make_run
 
 from flower_kmeans.protocol.messages import Reply, Request
+from flower_kmeans.protocol.roster import Roster
 from flower_kmeans.protocol.server import Server
 from flower_kmeans.protocol.wire import encode
 
@@ -32,6 +33,7 @@ class Net:
 
     server: Server
     nodes: dict[int, Node]
+    roster: Roster | None = None
     lossy: Lossy = lambda node_id, kind, t, attempt: ""  # what happens to a request
     trips: list[str] = field(default_factory=list)  # kinds of all round trips
     log: list[tuple[str, int, Request, Any]] = field(default_factory=list)
@@ -139,7 +141,7 @@ def make_net(
     nodes, roster = make_nodes(n, own, keys=keys, ledger=ledger)
     run = make_run(trust, keys, roster=roster, **(document or {}))
     server = Server(run, roster=roster if run.document.keys == "roster" else None)
-    made = Net(server, {7 * i + 3: node for i, node in enumerate(nodes)}, **net)
+    made = Net(server, {7 * i + 3: node for i, node in enumerate(nodes)}, roster, **net)
     for node_id, lie in (lies or {}).items():
         made.nodes[node_id].change = lie
     return made

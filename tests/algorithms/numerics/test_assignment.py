@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from switches import share_out_all_work
 
-from flower_kmeans import threads
 from flower_kmeans.algorithms.numerics import assignment
 from flower_kmeans.algorithms.numerics.assignment import (
     assign,
@@ -139,9 +139,7 @@ def test_blocks_and_threads_change_nothing(monkeypatch, k, radius2):
     centroids = rng.integers(-(2**16), 2**16, (k, 3))
     expected = cluster_sums(records, centroids, radius2)
     assert 0 < expected[1].sum() < 5_003
-    monkeypatch.setattr(threads, "_WORK_PER_THREAD", 1)
-    monkeypatch.setattr(threads, "_WORK_OF_NO_THREAD", 0)
-    monkeypatch.setattr(threads, "blas_threads", lambda: 3)
+    share_out_all_work(monkeypatch)
     for block_bytes in (1, 2**15, 2**17):
         monkeypatch.setattr(assignment, "_BLOCK_BYTES", block_bytes)
         got = cluster_sums(records, centroids, radius2)

@@ -17,8 +17,10 @@ from flower_kmeans.algorithms.numerics.transport import (
     squared_distances,
 )
 from tests.support.processors import outputs
+from tests.support.saying import assert_within
 
 GRID = 2.0**16
+MISSED = "cells miss their bounds, over an equal share, by"
 
 
 def cloud(n, p, seed=0, scale=0.1):
@@ -92,7 +94,8 @@ def test_the_dual_reaches_the_least_cost_of_a_linear_program(kind, seed):
     low, high = bounds_of(kind, k)
     best = least_cost(costs, masses, low, high)
     value = dual(costs, masses, power_weights(costs, masses, low, high), low, high)
-    assert best * (1 - 1e-3) <= value <= best * (1 + 1e-9)
+    least, most = best * (1 - 1e-3), best * (1 + 1e-9)
+    assert_within(f"of the least cost {best} the dual reaches", value, least=least, most=most)
 
 
 @pytest.mark.parametrize("kind", ["equal", "low", "high", "both"])
@@ -104,9 +107,10 @@ def test_sizes_and_cost_of_many_points_are_those_of_the_least_cost(kind):
     centers = grid_means(points, ones, np.arange(n) * k // n, points[:k])
     costs, (low, high) = squared_distances(points, centers), bounds_of(kind, k)
     weights = power_weights(costs, ones, low, high)
-    assert missed(shares(costs, ones, weights), low, high) <= 0.03
+    assert_within(MISSED, missed(shares(costs, ones, weights), low, high), most=0.03)
     found = costs[np.arange(n), power_cells(costs, weights)].mean()
-    assert abs(found / least_cost(costs, ones, low, high) - 1) <= 0.01
+    ratio = found / least_cost(costs, ones, low, high)
+    assert_within("the cost is", ratio, least=0.99, most=1.01, unit="of the least one")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,9 +121,15 @@ def test_weights_have_the_sign_of_the_bound_that_binds(kind):
     weights = power_weights(costs, masses, low, high)
     found = shares(costs, masses, weights)
     if high > low:
-        assert np.abs(found[weights > 0] - low).max(initial=0) * k < 0.03
-        assert np.abs(found[weights < 0] - high).max(initial=0) * k < 0.03
-    assert missed(found, low, high) < 0.03
+        off = np.abs(found[weights > 0] - low).max(initial=0) * k
+        assert_within(
+            "a cell with a positive weight is off the lower bound by", off, most=0.03, strict=True
+        )
+        off = np.abs(found[weights < 0] - high).max(initial=0) * k
+        assert_within(
+            "a cell with a negative weight is off the upper bound by", off, most=0.03, strict=True
+        )
+    assert_within(MISSED, missed(found, low, high), most=0.03, strict=True)
     assert (kind == "none") <= (not weights.any())
 
 
@@ -140,7 +150,7 @@ def test_wide_gaps_between_clusters_are_crossed():
     costs = squared_distances(points, points[[0, 999]])
     ones = np.ones(1000, dtype=np.int64)
     found = shares(costs, ones, power_weights(costs, ones, 0.5, 0.5))
-    assert np.abs(found - 0.5).max() <= 0.005
+    assert_within("a cell has the share", found, least=0.495, most=0.505)
 
 
 # --------------------------------------------------------------------------- units and scale
@@ -152,7 +162,9 @@ def test_masses_count_by_their_shares_and_in_any_order():
     costs = squared_distances(points, points[:k])
     masses = np.where(np.arange(2000) % 3, rng.integers(0, 2**8, 2000), 0)
     found = power_weights(costs, masses << 40, 1 / k, 1 / k)
-    assert missed(shares(costs, masses, found), 1 / k, 1 / k) < 0.03
+    assert_within(
+        MISSED, missed(shares(costs, masses, found), 1 / k, 1 / k), most=0.03, strict=True
+    )
     np.testing.assert_array_equal(found, power_weights(costs, masses << 20, 1 / k, 1 / k))
     order = rng.permutation(2000)
     again = power_weights(costs[order], masses[order] << 40, 1 / k, 1 / k)
@@ -197,7 +209,7 @@ def test_equal_points_are_not_split_and_no_cell_takes_more_than_one_place_too_ma
     ones = np.ones(len(points), dtype=np.int64)
     heaviest = np.unique(points, axis=0, return_counts=True)[1].max() / len(points)
     found = shares(costs, ones, power_weights(costs, ones, 0.0, 1.2 / k))
-    assert missed(found, 0.0, 1.2 / k) <= heaviest * k + 1e-9
+    assert_within(MISSED, missed(found, 0.0, 1.2 / k), most=heaviest * k + 1e-9)
 
 
 # --------------------------------------------------------------------------- centres
@@ -212,9 +224,14 @@ def test_the_start_has_cells_within_the_bounds_around_their_means():
     )
     costs = squared_distances(points, found.points)
     labels = power_cells(costs, found.weights)
-    assert missed(shares(costs, masses, found.weights), low, high) < 0.02
+    assert_within(
+        MISSED, missed(shares(costs, masses, found.weights), low, high), most=0.02, strict=True
+    )
     means = np.stack([points[labels == j].mean(axis=0) for j in range(k)])
-    assert np.abs(means - found.points).max() < 0.01 * GRID
+    off = np.abs(means - found.points) / GRID
+    assert_within(
+        "a centre is off the mean of its cell by", off, most=0.01, unit="of the scale", strict=True
+    )
     assert found.cost == pytest.approx(2**30 * costs[np.arange(4000), labels].sum())
     assert found.points.dtype == found.weights.dtype == np.int64
 
