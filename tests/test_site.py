@@ -156,6 +156,7 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.skipif(chromium() is None, reason="no Chromium on this machine (apt: chromium)")
 def test_a_browser_asks_nobody_but_the_sites_own_server(tmp_path):

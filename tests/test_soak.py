@@ -112,6 +112,7 @@ def test_replies_are_folded_as_they_arrive_and_let_go(trust):
 PARTS = parts(WAVE + 20)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
 def test_memory_does_not_grow_with_rounds_times_clients(trust):
     m, k, d, few, many = 40, 16, 8, 3, 15
@@ -206,6 +207,7 @@ def objects(caches):
     return Counter(f"{type(thing).__module__}.{type(thing).__name__}" for thing in gc.get_objects())
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("quiet")
 def test_two_hundred_runs_leave_nothing_behind(caches):
     """Beside bounded caches, a run may not leave a single object."""

@@ -1,5 +1,6 @@
 """What a client agrees to answer: checked before anything is computed or sent."""
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -233,7 +234,8 @@ class ClientPolicy:
             yield is_met, "a private run, for trusts lacks 'plain'", "epsilon=None"
             return
         # Not turned around: neither limit admits NaN.
-        yield epsilon <= self.max_epsilon, f"epsilon <= max_epsilon={self.max_epsilon}", epsilon
+        limit = f"epsilon <= max_epsilon={self.max_epsilon}"
+        yield epsilon <= self.max_epsilon, limit, _shown_epsilon(epsilon)
         yield delta <= self.max_delta, f"delta <= max_delta={self.max_delta}", delta
         unit = run.plan.budget.unit
         yield unit in self.units, f"unit in units={list(self.units)}", unit
@@ -261,6 +263,13 @@ class ClientPolicy:
         if self.roster_file is None or self.member_key_file is None:
             return None
         return read_identity(self.roster_file, self.member_key_file)
+
+
+def _shown_epsilon(epsilon: float) -> float:
+    """Return an epsilon for a message, rounded upward to six decimals."""
+    if not math.isfinite(epsilon):
+        return epsilon
+    return math.ceil(epsilon * 1e6) / 1e6
 
 
 def _first(limits: Limits) -> str | None:

@@ -287,6 +287,7 @@ def test_the_assignment_is_the_best_on_all_levels(n, k, low, high, most, first):
         np.testing.assert_array_equal(found, held)
 
 
+@pytest.mark.default_cases("130")
 @pytest.mark.parametrize("k", [130, 220])
 def test_later_levels_decide_between_many_clusters(k):
     """All costs are equal, so prices of ties add up along paths through all clusters."""

@@ -32,6 +32,7 @@ def leave(directory, clustering, columns, **values):
     write_centroids(directory, clustering, columns)
 
 
+@pytest.mark.default_cases("()", "('--trust', 'plain')")
 @pytest.mark.parametrize("options", [
     (),
     ("--trust", "clients-only", "--min-size", "100", "--max-size", "400"),

@@ -75,6 +75,7 @@ def drawn(path, kind, *options):
     return result.output, output.read_text("utf-8")
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("with_synopsis", [True, False])
 def test_every_kind_is_drawn_from_released_values(tmp_path, kind, with_synopsis):

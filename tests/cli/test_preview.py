@@ -143,6 +143,7 @@ def test_the_server_of_feddp_has_points_of_the_same_clusters(planned):
     assert float(rows_of(result.stdout)["200"][0]) == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.thorough
 def test_whole_clients_and_bounds_on_sizes_are_simulated_too(planned):
     for given in (("--unit", "client", "--strategy", "glloyd"), ("--min-size", 200)):
         result = planned(*SMALL, "--epsilon", 50, *given)

@@ -138,6 +138,7 @@ def shares_and_plan(shares, share_std):
     return variance, planned
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("shares", "share_std"), SHARES)
 def test_a_sum_of_shares_is_as_private_as_planned(shares, share_std):
     """The convolution itself, not the discrete Gaussian that it nearly is."""
@@ -162,6 +163,7 @@ def test_a_sum_of_unequal_parts_is_as_private_as_planned(weights, variance_of):
         assert largest_step([0.98 * part for part in parts], planned) > mu
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("shares", "share_std"), [(2, 2.0), (3, 2.0), (8, 2.0)])
 @pytest.mark.parametrize("shift", [1, 3])
 def test_the_profile_of_a_sum_of_shares_stays_below_the_plans(shares, share_std, shift):

@@ -48,6 +48,7 @@ def laplace_tradeoff(alpha, cost):
     return mpmath.exp(-cost) * (1 - alpha)
 
 
+@pytest.mark.default_cases("1e-06", "0.2", "1", "8", "150")
 @pytest.mark.parametrize("cost", COSTS)
 def test_a_laplace_release_reveals_no_more_than_its_gaussian_one(cost):
     mu = laplace_mu(cost)
@@ -221,6 +222,7 @@ def loss_of(releases):
     return laplace_loss(releases[0].cost, len(releases))
 
 
+@pytest.mark.default_cases("either", "pure")
 @pytest.mark.parametrize("first", FIRST)
 def test_runs_chosen_after_a_result_keep_the_ledgers_limit(first, tmp_path):
     with Ledger(tmp_path / "state") as ledger:
@@ -255,6 +257,7 @@ def fixed_epsilon(releases):
     return PrivacyPlan(PrivacyBudget(EPSILON, DELTA), None, (releases,)).epsilon()
 
 
+@pytest.mark.thorough
 def test_what_one_fixed_composition_allows_exceeds_the_limit():
     """The same adversary, where runs are composed as if they had been fixed beforehand."""
     first = FIRST["gaussian"]

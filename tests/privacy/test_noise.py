@@ -300,6 +300,7 @@ def test_scales_out_of_range(value):
     assert -ndtri(2.0**-44) * 2.0**55 < 2.0**63  # the farthest that the fast path can reach
 
 
+@pytest.mark.default_cases("1.4210854715202004e-14")
 @pytest.mark.parametrize("error", [noise._FLOAT_ERROR, 1e9])
 def test_draws_do_not_depend_on_how_many_are_drawn_at_once(error, monkeypatch):
     """Of many streams, of each stream, and settled exactly: the same noise and words."""

@@ -166,6 +166,7 @@ def exact_delta(square, epsilon):
         return (above - mpmath.exp(e) * mpmath.erfc((e / mu + mu / 2) / root)) / 2
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("epsilon", [0.1, 0.3, 0.7, 1.0, 2.0, 8.0])
 @pytest.mark.parametrize("delta", [1e-5, 3e-7, 1e-9])
 def test_what_a_gaussian_plan_states_is_rounded_upward(epsilon, delta):

@@ -80,6 +80,7 @@ def test_without_noise_the_cost_is_exact(kind, trust, domain):
     assert 1000 < exact < 4500  # about the 3 * 1200 of the records' variance
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("start", [None, stock_start])
 @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server"])
 @KIND
@@ -95,6 +96,7 @@ def test_the_cost_is_within_seven_standard_errors(kind, trust, start):
     assert report.to_dict()["releases"][-1]["name"] == "cost"
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("least", "away"), [(3, 0), (6, 0), (3, 4)])
 @KIND
 def test_the_error_counts_the_noise_that_is_left(kind, least, away):
@@ -115,6 +117,7 @@ def test_the_error_counts_the_noise_that_is_left(kind, least, away):
     assert report.cost.value > planned.value
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("cost", [False, True])
 @pytest.mark.parametrize("unit", ["record", "client"])
 @KIND

@@ -265,6 +265,7 @@ def test_a_plan_warns_where_the_noise_is_more_than_is_useful(trust, caplog):
     assert note not in json.dumps(strategy.plan.to_config())
 
 
+@pytest.mark.thorough
 def test_the_warning_is_for_the_clients_that_a_run_expects(caplog):
     """Planned for at least 4 clients, and run with 6, whose shares make more noise."""
     epsilon = next(

@@ -71,6 +71,7 @@ def read_back(dom):
 POLICY = "Content-Security-Policy"
 
 
+@pytest.mark.default_cases("<script>fetch('/planted.gif')</script>")
 @pytest.mark.parametrize(
     "planted",
     [
@@ -91,6 +92,7 @@ def test_what_is_fetched_would_be_noticed_and_the_policy_stops_it(page, planted)
     assert [url.endswith("/planted.gif") for url in free.requested] == [True]
 
 
+@pytest.mark.thorough
 def test_requests_to_elsewhere_would_be_noticed_too(page):
     """They do not reach the server that counts, but the browser's own log has them."""
     elsewhere = "http://127.0.0.1:9/planted.gif"  # nobody answers there
@@ -118,6 +120,7 @@ def test_every_section_is_there_and_nothing_overflows(page, widest, width):
         assert all(s["left"] >= 0 and s["right"] <= width for s in found["section"])
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("width", [1200, 400])
 def test_intervals_are_readable_for_few_clusters_and_many(sized, width):
     found = measure(sized, width)
@@ -146,6 +149,7 @@ def test_paper_cuts_nothing(page, widest):
     assert any(table["right"] > width for table in measure(widest, width)["table"])
 
 
+@pytest.mark.thorough
 def test_an_overflow_would_be_noticed(page):
     mutated = page.replace("<footer>", '<div style="width:700px">wide</div><footer>')
     assert measure(mutated, 400)["scroll"] > 400
