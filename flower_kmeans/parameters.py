@@ -92,10 +92,14 @@ def whole(low: int = -LARGEST, high: int = LARGEST, *, auto: bool = False) -> Ki
     return Kind(check, values=values, parse=int)
 
 
-def real(low: float, high: float) -> Kind:
-    """Declare a real of a range."""
+def real(low: float, high: float, *, auto: bool = False) -> Kind:
+    """Declare a real of a range; ``auto`` is one to choose."""
 
     def check(name: str, value: Any) -> float:
+        if auto and isinstance(value, str):
+            raise ConfigurationError(
+                f"Expected {name} in [{low:g}, {high:g}], or 'auto'. Got {value!r} instead."
+            )
         _require_number(name, value)
         if not low <= value <= high:
             raise ConfigurationError(

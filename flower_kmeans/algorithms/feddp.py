@@ -55,6 +55,7 @@ MOST_AUTO_LLOYD_ROUNDS = 2  # measured: one repairs too little, and three add no
 AUTO_NOISE = 0.1  # of a mean over the domain's radius: beyond it a second Lloyd round does harm
 AUTO_NOISE_OF_CLIENTS = 0.05  # the same for clients, measured with clips from the server's points
 DEFAULT_ALPHA = 0.8
+AUTO_WEIGHT = 2.0  # standard deviations of a weight's noise; measured (docs/tables/feddp.md)
 AUTO_RADIUS = 0.6  # over the domain's: a wider one saves little noise, and misses records
 WIDE_ALPHA = 2.7  # makes the domain's diameter of any radius above `AUTO_RADIUS`
 
@@ -77,7 +78,8 @@ WARNINGS = (
 )
 NO_SIGNAL, NO_EIGEN, ALL_LIGHT, FEW, EQUAL, NOT_LIFTED, KEPT = range(len(WARNINGS))
 
-_ANY_WEIGHT = 1e-6  # no server point is too light without noise
+_ANY_WEIGHT = 1e-6  # without noise every server point with a record has more
+_MOST_WEIGHT = 2.0**53
 _STEPS = 300  # of Lloyd's algorithm, for each start: a server's points are few
 
 Arrays = dict[str, NDArray[Any]]
@@ -122,8 +124,10 @@ class FedDPAlgorithm(base.Algorithm):
     margin : float
         A record takes part in the lift if its nearest projected centre is at most ``margin`` times
         as far as the second; in (0, 1]. The paper's theory has 1/3.
-    min_weight : float
-        Server points of a smaller noisy weight are dropped.
+    min_weight : float or "auto"
+        Server points of a smaller noisy weight, in records, are dropped. ``"auto"`` is two standard
+        deviations of a weight's planned noise, so that few points without records stay; without
+        noise it drops those without records alone.
     sums : {"auto", "absolute", "relative", "narrowing"}
         What a Lloyd round adds up: records, as in the paper, or their offsets within a radius, as
         in FastLloyd. ``"narrowing"`` also releases the sum of squared distances in the first round,
@@ -157,7 +161,7 @@ class FedDPAlgorithm(base.Algorithm):
     n_lloyd_rounds: Annotated[int, whole(0, base.MAX_ROUNDS, auto=True)] = AUTO
     n_rounds: int = field(init=False)
     margin: Annotated[float, real(1e-6, 1.0)] = 1.0
-    min_weight: Annotated[float, real(1e-6, 2.0**53)] = 5.0
+    min_weight: Annotated[float, real(_ANY_WEIGHT, _MOST_WEIGHT, auto=True)] = AUTO
     sums: Annotated[
         Literal["absolute", "relative", "narrowing"],
         choice("auto", "absolute", "relative", "narrowing"),
@@ -200,6 +204,9 @@ class FedDPAlgorithm(base.Algorithm):
             self._put(n_lloyd_rounds=self._auto_rounds())
         self._put(n_rounds=N_INITIAL + self.n_lloyd_rounds)
         self._put_narrowing(sums, alpha)
+        # Last, since a weight's noise follows from the plan, and so from all that is chosen above.
+        if is_auto(self.min_weight):
+            self._put(min_weight=self._auto_min_weight())
         if self.cost and not self.n_lloyd_rounds:
             raise ConfigurationError(
                 "Expected n_lloyd_rounds >= 1 with cost=True, which belongs to the last of them. "
@@ -632,6 +639,11 @@ class FedDPAlgorithm(base.Algorithm):
         noise /= self.domain.l2_bound(self.fraction_bits) * size
         longest = AUTO_NOISE if self.clip is None else AUTO_NOISE_OF_CLIENTS
         return most if noise <= longest else 1
+
+    def _auto_min_weight(self) -> float:
+        """Return two standard deviations of the planned noise of a weight, in records."""
+        noise = self.noise_of(WEIGHTS)[COUNTS] * 2.0**-self.fraction_bits
+        return min(max(_ANY_WEIGHT, AUTO_WEIGHT * noise), _MOST_WEIGHT)
 
     def _put_server_points(self, server_data: ArrayLike | None) -> None:
         """Put the points on the grid, where there are some, and their number."""

@@ -43,8 +43,8 @@ class Case(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def case_of(name: str, options: Options) -> Case:
-    """Return what all runs on a data set share."""
+def case_of(name: str, options: Options, n_each: int = SERVER_EACH) -> Case:
+    """Return what all runs on a data set share; the server owns so many records of each cluster."""
     data = options.load(name)
     records, k, labels = to_unit_box(data.records), data.n_clusters, data.labels
     if labels is None:
@@ -52,7 +52,7 @@ def case_of(name: str, options: Options) -> Case:
     rng = public_generator(0, 0)
     taken = np.concatenate(
         [
-            rng.permutation(np.flatnonzero(labels == label))[:SERVER_EACH]
+            rng.permutation(np.flatnonzero(labels == label))[:n_each]
             for label in range(labels.max() + 1)
         ]
     )

@@ -20,7 +20,12 @@ from flower_kmeans.algorithms.feddp import (
     pseudo_clients,
 )
 from flower_kmeans.data.domain import Ball, Box, GridRecords
-from flower_kmeans.errors import BudgetError, ConfigurationError, ConfigurationTypeError
+from flower_kmeans.errors import (
+    BudgetError,
+    ConfigurationError,
+    ConfigurationTypeError,
+    MessageError,
+)
 from flower_kmeans.metrics import inertia, matched_centroid_error
 from flower_kmeans.privacy.budget import PrivacyBudget
 from flower_kmeans.privacy.calibration import mu_of_budget
@@ -253,14 +258,110 @@ CORNERS = [[-8, -8], [8, 8]]  # of means of -7.75 and 7.5, rounded
     ],
 )
 def test_weights_decide_where_the_projected_centres_are(weights, centers, warnings):
-    state = after(build(), 2, np.array(weights) * 8, **PROJECTED)
+    algorithm = build(min_weight=5)
+    state = after(algorithm, 2, np.array(weights) * 8, **PROJECTED)
     assert centers in (None, sorted(state.arrays["centers"].tolist()))
-    assert build().warnings(state) == warnings
+    assert algorithm.warnings(state) == warnings
+
+
+def weight_noise(algorithm):
+    """Standard deviation of the planned noise of a weight, in records, from the plan alone."""
+    (release,) = algorithm.plan().rounds[1]
+    scale = math.sqrt(2) if release.mechanism == "laplace" else 1.0
+    return release.noise_multiplier * scale * algorithm.clip_of(release)
+
+
+OF_WEIGHTS = [
+    {},
+    {"budget": PrivacyBudget(0.25)},
+    {"mechanisms": "laplace"},
+    {"mechanisms": {"weights": "laplace"}, "n_lloyd_rounds": 0},
+    {"shares": {"weights": 0.4}},
+    {**OF_CLIENTS, "clips": {"weights": 3.0}},
+    {**OF_CLIENTS, **MEANS, "clip": 7.0},
+    {**OF_CLIENTS, "mechanisms": "laplace"},
+]
+
+
+@pytest.mark.parametrize("options", OF_WEIGHTS)
+def test_the_least_weight_is_two_deviations_of_its_planned_noise(options):
+    algorithm = make(2, SQUARE, **options)
+    least = 2 * weight_noise(algorithm)
+    assert algorithm.min_weight == pytest.approx(least, rel=1e-12)
+    # Two points stand for the records. The others are within the noise, and count for nothing.
+    words = np.full(6, math.floor(0.99 * least * 2**16))
+    words[[0, 2]] = math.ceil(1.01 * least * 2**16)
+    points = PROJECTED["points"] * 1000
+    state = after(algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points)
+    assert sorted(state.arrays["centers"].tolist()) == [[-8000, -8000], [8000, 8000]]
+    assert algorithm.warnings(state) == ()
+
+
+def test_twice_the_noise_makes_the_least_weight_twice_as_large():
+    one, two = (make(**OF_CLIENTS, clips={"weights": clip}) for clip in (3.0, 6.0))
+    assert weight_noise(two) == pytest.approx(2 * weight_noise(one))
+    assert two.min_weight == pytest.approx(2 * one.min_weight)
+    # Twice the deviation is a quarter of mu^2, here beside the same rest.
+    one, two = (make(shares=dict.fromkeys(RELEASES, 1.0) | {"weights": w}) for w in (4e-6, 1e-6))
+    assert two.min_weight == pytest.approx(2 * one.min_weight, rel=1e-5)
+
+
+@pytest.mark.parametrize("n_records", [None, 1000])
+def test_without_noise_points_without_records_are_dropped_alone(n_records):
+    algorithm = make(2, SQUARE, OPEN, n_records=n_records)
+    words = np.array([1, 0, 1, 0, 0, 0]) << 16
+    points = PROJECTED["points"] * 1000
+    state = after(algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points)
+    assert sorted(state.arrays["centers"].tolist()) == [[-8000, -8000], [8000, 8000]]
+    assert algorithm.warnings(state) == ()
+
+
+@pytest.mark.parametrize("options", [*OF_WEIGHTS, {"budget": OPEN}])
+def test_a_least_weight_that_is_given_stays(options):
+    """Five records, as the default was, whatever the noise."""
+    algorithm = make(2, SQUARE, **options, min_weight=5)
+    assert (algorithm.min_weight, algorithm.least_weight) == (5.0, 5 << 16)
+    assert algorithm.plan() == make(2, SQUARE, **options).plan()
+    words = np.array([5 << 16, (5 << 16) - 1, 5 << 16, 0, -9, 7])
+    points = PROJECTED["points"] * 1000
+    state = after(algorithm, 2, words, projection=np.eye(2, dtype=np.int64), points=points)
+    assert sorted(state.arrays["centers"].tolist()) == [[-8000, -8000], [8000, 8000]]
+
+
+@pytest.mark.parametrize("options", [*OF_WEIGHTS, {"min_weight": 5}, {"budget": OPEN}])
+def test_documents_have_the_least_weight_that_was_chosen(options):
+    algorithm = make(2, SQUARE, **options)
+    config = algorithm.to_config()
+    assert float.fromhex(config["min_weight"]) == algorithm.min_weight
+    client = algorithm_from_config(config, SQUARE, algorithm.budget)
+    assert client.min_weight == algorithm.min_weight
+    for other in ("auto", 5.0, "5", None):
+        with pytest.raises((ConfigurationError, ConfigurationTypeError, MessageError)):
+            algorithm_from_config({**config, "min_weight": other}, SQUARE, algorithm.budget)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (0, ConfigurationError, r"Expected min_weight in \[1e-06, 9.*\]. Got 0 instead"),
+        (-5.0, ConfigurationError, r"min_weight in .* Got -5.0 instead"),
+        (math.nan, ConfigurationError, "min_weight in .* Got nan instead"),
+        (math.inf, ConfigurationError, "min_weight in .* Got inf instead"),
+        ("noise", ConfigurationError, r"min_weight in .*, or 'auto'. Got 'noise' instead"),
+        ("5", ConfigurationError, r"min_weight in .*, or 'auto'. Got '5' instead"),
+        (None, ConfigurationTypeError, "min_weight must be a number, got NoneType"),
+        (True, ConfigurationTypeError, "min_weight must be a number, got bool"),
+    ],
+)
+def test_other_least_weights_are_refused(value, error, message):
+    with pytest.raises(error, match=message):
+        make(min_weight=value)
 
 
 def test_projected_points_may_all_be_equal():
     alike = {**PROJECTED, "points": np.zeros((6, 2), np.int64)}
-    assert build().warnings(after(build(), 2, np.full(6, 80), **alike)) == WARNINGS[4:5]
+    algorithm = build(min_weight=5)
+    assert algorithm.warnings(after(algorithm, 2, np.full(6, 80), **alike)) == WARNINGS[4:5]
 
 
 def test_clusters_without_enough_records_are_lifted_from_their_projection():
