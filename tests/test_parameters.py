@@ -40,6 +40,7 @@ class Declared:
     rounds: Annotated[int, whole(1, 7, auto=True)] = AUTO
     any: Annotated[int, whole()] = DERIVED
     bounded: Annotated[float, real(0.5, 2.0)] = 1.0
+    chosen: Annotated[float, real(0.5, 2.0, auto=True)] = AUTO
     clip: Annotated[float | None, POSITIVE, "clients"] = None
     size: Annotated[int | None, whole(0, 9), "given"] = None
     cost: Annotated[bool, FLAG, "given"] = False
@@ -68,6 +69,9 @@ class Declared:
         ({"bounded": 10**400}, ConfigurationError, "bounded in"),
         ({"bounded": "1"}, ConfigurationTypeError, "bounded must be a number, got str"),
         ({"bounded": True}, ConfigurationTypeError, "bounded must be a number, got bool"),
+        ({"chosen": 0.4}, ConfigurationError, r"chosen in \[0.5, 2\]. Got 0.4 instead"),
+        ({"chosen": "1"}, ConfigurationError, r"chosen in \[0.5, 2\], or 'auto'. Got '1' instead"),
+        ({"chosen": None}, ConfigurationTypeError, "chosen must be a number, got NoneType"),
         ({"clip": 0}, ConfigurationError, "clip positive and finite. Got 0 instead"),
         ({"clip": -1.0}, ConfigurationError, "clip positive and finite"),
         ({"clip": math.nan}, ConfigurationError, "clip positive and finite"),
@@ -98,19 +102,23 @@ def test_attributes_are_plain_values():
 
 def test_what_is_left_to_the_library_passes():
     made = Declared(1, clips=None)
+    assert made.chosen == AUTO
     assert (made.rounds, made.how, made.any, made.clip, made.clips) == (AUTO, AUTO, None, None, ())
 
 
-FULL = Declared(2, rounds=3, any=4, clip=0.5, size=0, cost=True, how="b", clips={"x": 2})
+FULL = Declared(
+    2, rounds=3, any=4, chosen=2, clip=0.5, size=0, cost=True, how="b", clips={"x": 2}
+)
 
 
 def test_a_document_has_what_is_declared():
     always = {"k": 2, "rounds": 3, "any": 4, "bounded": "0x1.0000000000000p+0", "how": "b"}
+    always |= {"chosen": "0x1.0000000000000p+1"}
     given = {"size": 0, "cost": True}
     clients = {"clip": "0x1.0000000000000p-1", "clips": {"x": "0x1.0000000000000p+1"}}
     assert write_parameters(FULL, True) == always | given | clients
     assert write_parameters(FULL, False) == always | given
-    plain = Declared(2, rounds=3, any=4, how="b")
+    plain = Declared(2, rounds=3, any=4, chosen=2, how="b")
     assert write_parameters(plain, False) == always
     for holder, protects in ((FULL, True), (plain, False)):
         values = read_parameters(Declared, write_parameters(holder, protects), protects)
@@ -130,6 +138,7 @@ def test_a_document_has_what_is_declared():
         ({"clips": []}, ConfigurationTypeError),
         ({"clip": 0.5}, MessageError),
         ({"bounded": "1.0"}, MessageError),
+        ({"chosen": "auto"}, MessageError),
     ],
 )
 def test_a_document_has_one_encoding(change, error):
@@ -137,7 +146,7 @@ def test_a_document_has_one_encoding(change, error):
         read_parameters(Declared, write_parameters(FULL, True) | change, True)
 
 
-@pytest.mark.parametrize("lacking", ["k", "rounds", "bounded", "clip", "clips"])
+@pytest.mark.parametrize("lacking", ["k", "rounds", "bounded", "chosen", "clip", "clips"])
 def test_a_document_lacks_no_field(lacking):
     config = write_parameters(FULL, True)
     del config[lacking]

@@ -93,6 +93,8 @@ TRUSTS = ("trusted-server", "distributed-noise")
 SUMS = ("auto", "absolute", "relative", "narrowing")
 PROJECTED = 16
 """Columns beyond which PE-means' paper recommends HDPE-means."""
+MIN_WEIGHT = 5.0
+"""Of FedDP-KMeans: the same for all noise, as in all tables of these experiments."""
 LLOYD_CLIP = 20.0
 """Of 5, 7, 10, 14, 20, 30 the best for DP-Lloyd with 50 records a client (docs/tables/feddp.md)."""
 
@@ -160,6 +162,7 @@ def strategy_of(
     if method == FEDDP:
         of_clients = {"clip": setting.clip, "clips": dict(setting.clips) or None}
         options |= {"contribution": setting.contribution, "sums": setting.sums}
+        options |= {"min_weight": MIN_WEIGHT}
         return FedDPKMeans(server_data=population.server_data, **of_clients, **options)
     start = {PLUS_PLUS: server_kmeans_plus_plus, LLOYD: server_lloyd}.get(method)
     if start is not None:

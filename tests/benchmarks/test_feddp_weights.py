@@ -1,0 +1,88 @@
+"""The script on the weight of FedDP-KMeans's server points: its rules, its runs and its tables."""
+
+import numpy as np
+import pytest
+from scripts import load_script
+from suites import cells
+
+from flower_kmeans.algorithms.base import COUNTS
+from flower_kmeans.bench.harness import Options, plan_of
+
+
+@pytest.fixture
+def weights(monkeypatch):
+    return load_script(monkeypatch, "feddp_weights")
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Two clusters far from each other, under the name of s1."""
+    rng = np.random.default_rng(0)
+    centers = np.repeat([[4.0, 1.0], [-5.0, 9.0]], 150, axis=0)
+    labels = np.repeat([0, 1], 150)
+    np.savez(tmp_path / "s1.npz", X=centers + rng.normal(size=(300, 2)), y=labels)
+    return Options(1, data=(f"{tmp_path / 's1.npz'}:2",))
+
+
+def test_rules_of_a_run_differ_in_the_least_weight_alone(weights, options, monkeypatch):
+    monkeypatch.setitem(weights.SETTINGS, weights.RECORDS, weights.Setting((2.0,)))
+    found = plan_of(weights.SUITE, options).options
+
+    def measure(rule):
+        return weights.measure(weights.Task("s1", weights.RECORDS, 2.0, 1000, rule), found)
+
+    rows = {rule: measure(rule) for rule in weights.RULES}
+    voted = weights.voted_of("s1", weights.RECORDS, 2.0, 1000, found)
+    noise = voted.algorithm.noise_of(2)[COUNTS] / 2.0**16
+    assert rows["5"]["least"] == 5.0
+    for rule, number in weights.DEVIATIONS.items():
+        assert rows[rule]["least"] == pytest.approx(number * noise)
+    assert rows["default"] == pytest.approx(rows["2 deviations"])
+    # The heaviest points that together have more than all records, and no further one.
+    words = np.sort(voted.answer.blocks[COUNTS] / 2.0**16)[::-1]
+    n_heaviest = int(np.argmax(np.cumsum(words) > 260)) + 1
+    assert rows["votes"]["kept"] == n_heaviest
+    assert all(0.99 < row["ratio"] < 20 for row in rows.values())
+    # Steps that change nothing are left out, and so change nothing.
+    monkeypatch.setattr(weights, "steps_until_still", weights._all_steps)
+    assert measure("default") == rows["default"]
+
+
+def test_sets_and_seeds_of_the_choice_and_of_the_report_are_others(weights, tmp_path):
+    assert not {*weights.TUNED} & {*weights.OTHERS}
+    options = Options(6, data=("separated_5_2_21", "separated_8_8_34"))
+    tasks = plan_of(weights.SUITE, options).tasks
+    tuned = [task for task in tasks if task.data in weights.TUNED]
+    others = [task for task in tasks if task.data not in weights.TUNED]
+    assert {task.rule for task in tuned} == {*weights.TUNING_RULES}
+    assert {task.rule for task in others} == {"5", "default"}
+    assert {task.run for task in tuned} == set(range(6))
+    assert {task.run for task in others} == set(range(1000, 1006))
+    assert {task.setting for task in tasks} == {*weights.SETTINGS}
+    few = {task.run for task in tuned if task.setting != weights.RECORDS}
+    assert few == set(range(weights.FEW_RUNS))
+
+
+def test_tables_compare_the_default_with_5_run_by_run(weights):
+    rows = [
+        {"data": name, "setting": "records", "epsilon": 0.5, "run": run, "rule": rule}
+        | {"ratio": ratio, "kept": 3, "least": 5.0}
+        for name, rule, run, ratio in (
+            ("adult", "default", 1001, 1.5),
+            ("adult", "5", 1000, 2.0),
+            ("adult", "default", 1000, 1.0),
+            ("adult", "5", 1001, 3.0),
+            ("s1", "5", 1000, 1.0),
+            ("s1", "default", 1000, 5.0),
+            ("g2_32_50", "5", 0, 1.25),
+            ("g2_32_50", "votes", 0, 1.5),
+        )
+    ]
+    text = weights.tables_of(rows, Options(1))
+    _, chosen, _, _, _, table, _, means = text.split("\n\n")
+    assert cells(chosen) == [["records", "0.5", "1.250", "", "", "", "1.500", ""]]
+    assert cells(table) == [
+        ["records", "adult", "0.5", "2.500 ± 6.4 (2)", "1.250 ± 3.2 (2)", "0.500 ± 0"],
+        ["records", "s1", "0.5", "1.000 (1)", "5.000 (1)", "5.000"],
+    ]
+    assert cells(means) == [["records", "0.5", "1.581", "2.500"]]
