@@ -2,10 +2,10 @@
 
     python benchmarks/feddp_weights.py --data-dir DIR --output build/feddp-weights
 
-A server point whose noisy weight is below ``min_weight`` is dropped. Rules that differ from 5 follow
-the noise of a weight: one, two or three of its standard deviations, the default, and the cut that
-PE-means makes for votes (the heaviest points until their weights exceed the number of records, or
-the sum of all noisy weights).
+A server point whose noisy weight is below ``min_weight`` is dropped. Rules that differ from 5
+follow the noise of a weight: one, two or three of its standard deviations, the default, and the cut
+that PE-means makes for votes (the heaviest points until their weights exceed the number of records,
+or the sum of all noisy weights).
 
 The rules are compared on `TUNED` with seeds from 0 on. The default and 5 are then compared on
 `OTHERS` with seeds from 1000 on. Runs of one data set, setting, epsilon and seed differ in the rule
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.base import COUNTS, Query, State, Statistic
-from flower_kmeans.algorithms.feddp import N_INITIAL, WEIGHTS, FedDPAlgorithm
+from flower_kmeans.algorithms.feddp import WEIGHTS, FedDPAlgorithm
 from flower_kmeans.algorithms.numerics import grid_kmeans
 from flower_kmeans.algorithms.numerics.initialization import public_generator
 from flower_kmeans.algorithms.numerics.postprocess import scaled, zero_small
@@ -61,8 +61,8 @@ N_CLIENTS = 200
 class Setting(NamedTuple):
     """What is protected and how, and what the server owns.
 
-    ``n_each`` records of each cluster, and uniform points of a domain ``width`` times as wide as the
-    range of the records.
+    ``n_each`` records of each cluster, and uniform points of a domain that is ``width`` times as
+    wide as the range of the records.
     """
 
     epsilons: tuple[float | None, ...]
@@ -133,7 +133,7 @@ def measure(task: Task, options: Options) -> Mapping[str, Any]:
     algorithm = FedDPAlgorithm(**{**voted.options, **given})
     with mock.patch.object(grid_kmeans, "_steps", steps_until_still):
         state = algorithm.update(voted.state, voted.answer)
-    for number in range(N_INITIAL, algorithm.n_rounds + 1):
+    for _ in range(WEIGHTS, algorithm.n_rounds):
         answer = noisy_sum(algorithm, algorithm.query(state), voted.parts, voted.noise)
         state = algorithm.update(state, answer)
     kept = np.count_nonzero(voted.answer.blocks[COUNTS] >= algorithm.least_weight)
@@ -326,11 +326,11 @@ SUITE = Suite(
     "The cost of FedDP-KMeans over that of scikit-learn's KMeans (the best of ten starts) under "
     "rules for the smallest weight of a server point; 1 is as good as without privacy. Means, 95% "
     "intervals and, in brackets, numbers of runs. The server owns 20 records of each cluster, 200 "
-    f"under \"many points\", and {SERVER_UNIFORM} uniform points. Single records are protected, or "
-    f"{N_CLIENTS} whole clients, at the default delta; \"plain\" has no noise. The rules were "
+    f"under 'many points', and {SERVER_UNIFORM} uniform points of the domain, which is the range "
+    "of the records, or three times as wide under 'wide bounds'. Single records are protected, or "
+    f"{N_CLIENTS} whole clients, at the default delta; 'plain' has no noise. The rules were "
     f"compared on {', '.join(TUNED)} with seeds from 0 on; the default and 5 are on other sets with "
-    f"seeds from {FIRST_SEED} on. Records are scaled by their own range, which a real run must not "
-    "do.",
+    f"seeds from {FIRST_SEED} on. The range is read off the records, which a real run must not do.",
     Task,
     {"ratio": float, "kept": int, "least": float},
     tasks_of,

@@ -106,9 +106,7 @@ def test_what_is_left_to_the_library_passes():
     assert (made.rounds, made.how, made.any, made.clip, made.clips) == (AUTO, AUTO, None, None, ())
 
 
-FULL = Declared(
-    2, rounds=3, any=4, chosen=2, clip=0.5, size=0, cost=True, how="b", clips={"x": 2}
-)
+FULL = Declared(2, rounds=3, any=4, chosen=2, clip=0.5, size=0, cost=True, how="b", clips={"x": 2})
 
 
 def test_a_document_has_what_is_declared():
