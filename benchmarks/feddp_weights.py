@@ -329,8 +329,8 @@ SUITE = Suite(
     f"under 'many points', and {SERVER_UNIFORM} uniform points of the domain, which is the range "
     "of the records, or three times as wide under 'wide bounds'. Single records are protected, or "
     f"{N_CLIENTS} whole clients, at the default delta; 'plain' has no noise. The rules were "
-    f"compared on {', '.join(TUNED)} with seeds from 0 on; the default and 5 are on other sets with "
-    f"seeds from {FIRST_SEED} on. The range is read off the records, which a run must not do.",
+    f"compared on {', '.join(TUNED)} with seeds from 0 on; the default and 5 are on other sets "
+    f"with seeds from {FIRST_SEED} on. The range is read off the records, which a run must not do.",
     Task,
     {"ratio": float, "kept": int, "least": float},
     tasks_of,
