@@ -50,7 +50,7 @@ OTHERS = ("adult", "separated_8_8_34", "s1", "blobs_4_16", "uneven_16_4", "synth
 FIRST_SEED = 1000
 """Of the runs on `OTHERS`."""
 SPECIAL = {"adult": (0.93,)}
-"""Further budgets of single data sets, where records are protected."""
+"""Further budgets of single data sets, with the bounds of the records and with wide ones."""
 SMALLEST = 1e-6
 """The least ``min_weight``."""
 QUICK_RUNS = 2
@@ -72,12 +72,12 @@ class Setting(NamedTuple):
     width: float = 1.0
 
 
-RECORDS = "records"
+RECORDS, WIDE = "records", "wide bounds"
 SETTINGS = {
     RECORDS: Setting((0.25, 0.5, 1.0, 4.0)),
     "Laplace": Setting((0.5, 2.0), mechanisms="laplace"),
     "many points": Setting((0.5, 2.0), n_each=10 * SERVER_EACH),
-    "wide bounds": Setting((0.5, 2.0), width=3.0),
+    WIDE: Setting((0.5, 2.0), width=3.0),
     "clients": Setting((1.0, 4.0), unit="client"),
     "plain": Setting((None,)),
 }
@@ -115,10 +115,10 @@ def tasks_of(options: Options) -> Iterator[Task]:
             run = number if is_tuned else FIRST_SEED + number
             rules = TUNING_RULES if is_tuned else (PAPER, DEFAULT)
             for setting, (epsilons, *_) in SETTINGS.items():
-                if setting == RECORDS:
-                    epsilons = (*epsilons, *SPECIAL.get(name, ()))
-                elif number >= FEW_RUNS:
+                if setting != RECORDS and number >= FEW_RUNS:
                     continue
+                if setting in (RECORDS, WIDE):
+                    epsilons = (*epsilons, *SPECIAL.get(name, ()))
                 for epsilon in epsilons:
                     for rule in rules:
                         yield Task(name, setting, epsilon, run, rule)
