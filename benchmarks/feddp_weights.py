@@ -244,8 +244,8 @@ def least_of(rule: str, voted: Voted) -> float:
 
 def tables_of(rows: Sequence[Row], options: Options) -> str:
     """Return the rules on the sets that they were chosen on, and the default on the others."""
-    tuned = [row for row in rows if row["data"] in TUNED]
-    others = [row for row in rows if row["data"] not in TUNED]
+    tuned = whole([row for row in rows if row["data"] in TUNED], TUNING_RULES)
+    others = whole([row for row in rows if row["data"] not in TUNED], (PAPER, DEFAULT))
     parts = []
     if tuned:
         parts += ["Chosen on, as geometric means over data sets:", summary(tuned, TUNING_RULES)]
@@ -254,6 +254,14 @@ def tables_of(rows: Sequence[Row], options: Options) -> str:
         parts += ["Others:", table(others, (PAPER, DEFAULT), paired=True)]
         parts += ["Others, as geometric means over data sets:", summary(others, (PAPER, DEFAULT))]
     return "\n\n".join(parts)
+
+
+def whole(rows: Sequence[Row], rules: Sequence[str]) -> list[Row]:
+    """Return the rows of runs that all rules have made: a mean is over the same runs for each."""
+    by = ("data", "setting", "epsilon", "run")
+    done = tables.grouped(rows, by, "rule")
+    named = [row for row in rows if row["rule"] in rules]
+    return [row for row in named if {*rules} <= {*done[tuple(row[name] for name in by)]}]
 
 
 def ratios_of(rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -294,8 +302,8 @@ def table(rows: Sequence[Row], rules: Sequence[str], *, paired: bool = False) ->
     lines = []
     for (setting, name, epsilon), found in by_place(rows, ("setting", "data", "epsilon")).items():
         ratios = ratios_of(found)
-        cells = [tables.cell(ratios.get(rule, [])) for rule in rules]
-        if paired and all(rule in ratios for rule in rules):
+        cells = [tables.cell(ratios[rule]) for rule in rules]
+        if paired:
             pairs = zip(ratios[DEFAULT], ratios[PAPER], strict=True)
             cells.append(tables.cell([ours / paper for ours, paper in pairs], count=False))
         lines.append([setting, name, shown_epsilon(epsilon), *cells])
@@ -314,9 +322,8 @@ def summary(rows: Sequence[Row], rules: Sequence[str]) -> str:
             means = [
                 float(np.mean(ratios_of(of_set)[rule]))
                 for of_set in by_place(found, ("data",)).values()
-                if rule in ratios_of(of_set)
             ]
-            cells.append(f"{math.exp(float(np.mean(np.log(means)))):.3f}" if means else "")
+            cells.append(f"{math.exp(float(np.mean(np.log(means)))):.3f}")
         lines.append([setting, shown_epsilon(epsilon), *cells])
     return tables.markdown(["setting", "epsilon", *rules], lines, 1)
 

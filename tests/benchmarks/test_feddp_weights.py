@@ -6,6 +6,7 @@ from scripts import load_script
 from suites import cells
 
 from flower_kmeans.algorithms.base import COUNTS
+from flower_kmeans.algorithms.numerics import grid_kmeans
 from flower_kmeans.bench.harness import Options, plan_of
 
 
@@ -43,9 +44,16 @@ def test_rules_of_a_run_differ_in_the_least_weight_alone(weights, options, monke
     n_heaviest = int(np.argmax(np.cumsum(words) > 260)) + 1
     assert rows["votes"]["kept"] == n_heaviest
     assert all(0.99 < row["ratio"] < 20 for row in rows.values())
-    # Steps that change nothing are left out, and so change nothing.
-    monkeypatch.setattr(weights, "steps_until_still", weights._all_steps)
-    assert measure("default") == rows["default"]
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 2, 30])
+def test_steps_that_change_nothing_are_left_out_and_so_change_nothing(weights, n_steps):
+    points = np.random.default_rng(1).integers(-1000, 1000, (60, 2))
+    data = grid_kmeans._Data(points, np.arange(60))
+    cost, centers = weights.steps_until_still(data, points[:4], n_steps)
+    expected, where = grid_kmeans._steps(data, points[:4], n_steps)
+    assert cost == expected
+    np.testing.assert_array_equal(centers, where)
 
 
 def test_sets_and_seeds_of_the_choice_and_of_the_report_are_others(weights, tmp_path):
@@ -74,13 +82,14 @@ def test_tables_compare_the_default_with_5_run_by_run(weights):
             ("adult", "5", 1001, 3.0),
             ("s1", "5", 1000, 1.0),
             ("s1", "default", 1000, 5.0),
-            ("g2_32_50", "5", 0, 1.25),
-            ("g2_32_50", "votes", 0, 1.5),
+            ("s1", "5", 1001, 9.0),  # of a run that is not done
+            ("g2_32_50", "5", 1, 9.0),
+            *(("g2_32_50", rule, 0, 1.25 + i) for i, rule in enumerate(weights.TUNING_RULES)),
         )
     ]
     text = weights.tables_of(rows, Options(1))
     _, chosen, _, _, _, table, _, means = text.split("\n\n")
-    assert cells(chosen) == [["records", "0.5", "1.250", "", "", "", "1.500", ""]]
+    assert cells(chosen) == [["records", "0.5", *(f"{i}.250" for i in range(1, 7))]]
     assert cells(table) == [
         ["records", "adult", "0.5", "2.500 ± 6.4 (2)", "1.250 ± 3.2 (2)", "0.500 ± 0"],
         ["records", "s1", "0.5", "1.000 (1)", "5.000 (1)", "5.000"],
