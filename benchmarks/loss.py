@@ -72,6 +72,7 @@ class Printed(NamedTuple):
 PRINTED = {
     "birch2": Printed(0.0000, 0.0003, None, 0.0031, 0.0124),
     "iris": Printed(0.0363, 0.2894, None, 0.3979, 1.3048),
+    "adult": Printed(0.0015, 0.0056, None, 0.0155, 0.0213),
     "blobs_4_4": Printed(0.0207, 0.0778, None, 0.1777, 0.2355),
     "blobs_16_4": Printed(0.0122, 0.0445, None, 0.0990, 0.1409),
     "blobs_64_4": Printed(0.0091, 0.0379, None, 0.0818, 0.1191),

@@ -32,7 +32,8 @@ from flower_kmeans.errors import ConfigurationError, DataError
 FloatArray = NDArray[np.float64]
 LabelArray = NDArray[np.int64]
 
-FILES = {"s1": 15, "lsun": 3, "iris": 3, "wine": 3, "breast": 2, "birch2": 100, "adult": 3}
+FILES = {"s1": 15, "lsun": 3, "iris": 3, "wine": 3, "breast": 2, "birch2": 100}
+FILES |= {"adult": 3, "unbalance": 8}
 FILES |= {f"g2mg_{d}_30": 2 for d in (2, 4, 16, 128)}
 """Files that a directory may hold, and their number of clusters."""
 SUBSETS = {"birch2": 25_000}
