@@ -37,6 +37,7 @@ from flower_kmeans import Ball, PrivacyBudget, strategies
 from flower_kmeans.bench import plots, script, tables
 from flower_kmeans.bench.data import Data, family_of
 from flower_kmeans.bench.harness import Options, Row, Suite, Task
+from flower_kmeans.bench.runner import load_suite
 from flower_kmeans.bench.tables import Curve, areas_of, interval, markdown, shown_half
 from flower_kmeans.metrics import nicv
 
@@ -319,7 +320,10 @@ def main() -> None:
     parser = script.parser_of(SUITE)
     parser.add_argument("--every", action="store_true", help="PEMeans beyond 16 columns: hours")
     parsed = parser.parse_args()
-    script.run(replace(SUITE, tasks=partial(tasks_of, every=parsed.every)), parsed)
+    # The suite of this file as a module: in place of that of a script the runner would load it
+    # anew, and lose these tasks.
+    suite = load_suite(__file__)
+    script.run(replace(suite, tasks=partial(tasks_of, every=parsed.every)), parsed)
 
 
 if __name__ == "__main__":

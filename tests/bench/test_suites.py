@@ -1,6 +1,7 @@
 """The scripts that measure time, memory and bytes: each measures a small task and shows it."""
 
 import csv
+import math
 import os
 import subprocess
 import sys
@@ -134,6 +135,25 @@ def test_losses_of_vertical_runs(script, monkeypatch):
     labels = np.array([5, 5, 5, 7, 7, 9])
     assert loss.accuracy(labels, np.array([1, 1, 0, 0, 0, 2])) == pytest.approx(5 / 6)
     assert loss.accuracy(labels, np.zeros(6, dtype=np.int64)) == pytest.approx(3 / 6)
+
+
+def test_the_noise_that_the_paper_describes(script):
+    """Few rounds divide epsilon by their number, many by its root; sums are of columns 2 wide."""
+    loss, delta = script("vertical_loss"), 1e-4
+    for rounds in (1, 5):
+        of_a_round = math.sqrt(2 * math.log(1.25 * rounds / delta)) * rounds
+        assert loss.described_multiplier(1.0, delta, rounds) == pytest.approx(of_a_round)
+    part = 1 / (2 * math.sqrt(2 * 400 * math.log(2 / delta)))
+    of_a_round = math.sqrt(2 * math.log(1.25 * 800 / delta)) / part
+    assert loss.described_multiplier(1.0, delta, 400) == pytest.approx(of_a_round)
+    budget = loss.PrivacyBudget(1.0, delta)
+    box = loss.Box([0.0] * 40, [1.0] * 40)
+    algorithm = loss.VerticalAlgorithm(10, box, budget, n_records=10_000, radius=False)
+    noise = loss.described_noise(algorithm, 1, 5, np.random.default_rng(0))
+    sums, counts = np.split(noise / 2.0**algorithm.fraction_bits, [400])
+    assert len(counts) == 10
+    assert sums.std() == pytest.approx(2 * loss.described_multiplier(1.0, delta, 5), rel=0.1)
+    assert counts.std() == pytest.approx(loss.described_multiplier(1.0, delta, 5), rel=0.6)
 
 
 def test_the_peak_of_memory_outlasts_what_was_held(script):

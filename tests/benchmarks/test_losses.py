@@ -1,6 +1,7 @@
 """The scripts that measure losses: their tasks, their protocols, and what they show."""
 
 import math
+import subprocess
 import sys
 
 import numpy as np
@@ -84,6 +85,14 @@ def test_tasks_are_those_that_apply(script, monkeypatch, name, narrow, wide, n_t
         assert {(task.data, task.method) for task in more} == {("sklearn-breast", "PEMeans")}
         monkeypatch.setattr(module, "find_spec", lambda name: name == "diffprivlib")
         assert "diffprivlib" in {task.method for task in module.tasks_of(plan.options)}
+
+
+def test_the_command_has_the_tasks_of_every(script, tmp_path):
+    """Run as a script: nothing is measured in no time, and the tasks that are left are counted."""
+    command = [sys.executable, script("loss").__file__, "--data", "sklearn-breast", "--runs", "1"]
+    command += ["--methods", "PEMeans", "--every", "--minutes", "0", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "5 runs are left" in done.stdout + done.stderr
 
 
 def test_blobs_are_those_of_the_paper(script):
