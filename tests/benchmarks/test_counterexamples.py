@@ -26,10 +26,12 @@ def options(tmp_path):
 
 
 def test_directions_are_unit_vectors_and_always_the_same(script):
-    vectors = script.directions(500, 16)
-    assert vectors.shape == (500, 16)
+    vectors, centres = script.directions(500, 16)
+    assert (vectors.shape, centres.shape) == ((500, 16), (script.N_DIRECTIONS, 16))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0)
-    np.testing.assert_array_equal(vectors, script.directions(500, 16))
+    np.testing.assert_allclose(np.linalg.norm(centres, axis=1), 1.0)
+    assert (vectors @ centres.T).max(axis=1).mean() > 0.4
+    np.testing.assert_array_equal(vectors, script.directions(500, 16)[0])
     assert script.load(SMALL, Options(1)).n_clusters == script.N_DIRECTIONS
     with pytest.raises(ConfigurationError, match="Expected a data set"):
         script.load("directions_120", Options(1))
