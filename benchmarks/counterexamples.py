@@ -50,7 +50,7 @@ from flower_kmeans.bench.harness import Options, Row, Suite, Task
 from flower_kmeans.strategies import KMeansStrategy
 
 FIRST_SEED = 1000
-EPSILONS = (1.0, 4.0)
+EPSILONS = (0.25, 1.0, 4.0)
 ADULT = "adult"
 MADE = ("directions_16000_256", "directions_16000_768")
 QUICK = ("directions_2000_256",)
