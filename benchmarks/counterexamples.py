@@ -17,7 +17,7 @@ no script of their own:
 
     python benchmarks/loss.py --data-dir DIR --data adult \
         --methods KMeans SynopsisKMeans PEMeans FastLloyd
-    python benchmarks/loss.py --data-dir DIR --data unbalance --epsilons 0.25 1 4 \
+    python benchmarks/utility.py --data-dir DIR --data unbalance --runs 20 \
         --methods KMeans SynopsisKMeans FastLloyd FastLloyd:paper
 
 Seeds are from 1000 on, and noise is the operating system's. No constant of the library was chosen
