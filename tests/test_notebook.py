@@ -41,6 +41,7 @@ def test_the_guarantee_and_every_release_are_shown(name, trust):
     assert "n_releases=" in repr(plan)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "trust"), MODES)
 def test_a_strategy_shows_no_result_and_a_report_no_released_number(name, trust):
     """A server that is blind, or one that sees the sums: what it learned is not in their repr."""

@@ -62,6 +62,7 @@ NOT_BY_DEFAULT = {
     ],
     "the other tests in a browser": [
         "report/html/test_browser.py::test_an_overflow_would_be_noticed",
+        "report/html/test_browser.py::test_paper_cuts_nothing",
         "report/html/test_browser.py::test_requests_to_elsewhere_would_be_noticed_too",
         "test_site.py::test_a_browser_asks_nobody_but_the_sites_own_server",
     ],
@@ -69,8 +70,9 @@ NOT_BY_DEFAULT = {
         "test_soak.py::test_memory_does_not_grow_with_rounds_times_clients",
         "test_soak.py::test_two_hundred_runs_leave_nothing_behind",
     ],
-    "the other tests of the engine and of vectors": [
+    "the other tests of parties, of the engine and of vectors": [
         "vertical/test_engine.py::test_a_narrow_column_is_exact_away_from_borders",
+        "vertical/test_parties.py::test_two_workers_give_the_words_of_one",
         "vertical/test_vertical_vectors.py::test_joint_keys",
         "vertical/test_vertical_vectors.py::test_vectors_follow_from_the_definitions",
     ],

@@ -90,6 +90,7 @@ class ListGrid(InProcessGrid):
             yield reply
 
 
+@pytest.mark.default_cases("oblivious-server")
 @pytest.mark.parametrize("trust", ["oblivious-server", "clients-only"])
 def test_replies_are_folded_as_they_arrive_and_let_go(trust):
     """Two things are watched of each reply; the one before may live until the next is there."""

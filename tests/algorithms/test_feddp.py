@@ -459,6 +459,7 @@ def test_without_noise_it_finds_the_means_of_separate_gaussians(sums, n_lloyd_ro
         assert estimate.value == pytest.approx(exact, rel=1e-3)
 
 
+@pytest.mark.default_cases("gaussian")
 @pytest.mark.parametrize("mechanisms", ["gaussian", "laplace"])
 def test_with_noise_it_comes_near_the_optimum(mechanisms):
     """A smaller version of the paper's mixture, with noise from a fixed key."""
@@ -711,6 +712,7 @@ def test_norms_are_those_of_records_drawn_from_the_servers_points():
             assert norms[f"{stage}-counts"][i] == pytest.approx(np.linalg.norm(counts))
 
 
+@pytest.mark.default_cases("options0", "options5")
 @pytest.mark.parametrize(
     "options", [{}, {"margin": 0.2}, {"seed": 3}, {"fraction_bits": 10}, {"cost": True}, MEANS]
 )

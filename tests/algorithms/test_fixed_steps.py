@@ -68,12 +68,21 @@ def expect_equal_steps(algorithm):
             assert one == other, (kind, number, (one - other, other - one))
 
 
+TAKE_LONG = (
+    "hdpe-means",
+    "pe-means-exact",
+    "synopsis-blind",
+    "synopsis-exact",
+    "synopsis-sized",
+    "synopsis-strong",
+    "synopsis-wide",
+)
 # Exact sizes take the steps of bounds on sizes.
 TESTED = [
     pytest.param(
         name,
         marks=[pytest.mark.slow] * (name == "synopsis-sized-exact")
-        + [pytest.mark.thorough] * (name in ("synopsis-sized", "synopsis-wide", "hdpe-means")),
+        + [pytest.mark.thorough] * (name in TAKE_LONG),
     )
     for name in REPLAYABLE
 ]

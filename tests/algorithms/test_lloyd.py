@@ -113,6 +113,7 @@ def test_sulloyd_splits_epsilon_as_su_et_al(d):
     assert all(some.cost >= pure.cost * (1 - 1e-4) for some, pure in pairs)
 
 
+@pytest.mark.default_cases("2-7-1.16", "16-5-2.2")
 @pytest.mark.parametrize(
     ("d", "n_rounds", "less"), [(2, 7, 1.16), (16, 5, 2.2), (64, 5, 4.2), (784, 7, 16)]
 )
@@ -141,6 +142,7 @@ def test_sulloyd_needs_less_noise_the_more_columns_there_are(d, n_rounds, less):
     assert words == 4 * d + 4
 
 
+@pytest.mark.default_cases("2-1")
 @pytest.mark.parametrize(("d", "n_rounds"), [(2, 1), (16, 2)])
 def test_the_noise_of_columns_keeps_delta_and_uses_it(d, n_rounds):
     """Against the privacy loss of a record in a corner, simulated."""

@@ -119,6 +119,9 @@ def digest(name: str) -> str:
     return found.hexdigest()[:32]
 
 
+TAKE_LONG = ("synopsis-sized", "synopsis-sized-exact", "synopsis-wide")
+
+
 def test_every_replayable_algorithm_is_here():
     assert {make().name for make in CASES.values()} == {
         name for name, algorithm in library_algorithms().items() if algorithm.replayable
@@ -144,7 +147,10 @@ def test_states_are_the_same_integers_on_every_processor(name, found):
     assert {digests[name] for digests in found} == {DIGESTS[name]}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name in TAKE_LONG)) for name in CASES],
+)
 def test_no_generator_decides_about_a_state(name, monkeypatch):
     """A replayable update draws from raw words of its seed and round alone."""
 

@@ -118,6 +118,7 @@ def test_sizes_are_released_after_the_last_round_only():
     assert sum(algorithm.sizes(after).counts) == N
 
 
+@pytest.mark.default_cases("1.0")
 @pytest.mark.parametrize("epsilon", [None, 1.0])
 def test_records_that_are_all_equal_make_a_run(epsilon):
     """Equal records are never split: one cell has them all, and its interval shows it."""
@@ -130,6 +131,7 @@ def test_records_that_are_all_equal_make_a_run(epsilon):
     assert sorted(sizes_of(algorithm, state, np.full((N, 2), 0.5))) == [0, 0, N]
 
 
+@pytest.mark.default_cases("0.5")
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_bounds_are_shares_where_there_are_not_as_many_records(factor):
     parts = records_of([round(factor * n) for n in SIZES])

@@ -171,6 +171,7 @@ def test_shares_below_the_threshold_say_nothing_and_all_of_them_open(parts):
     assert math.isnan(line.ratio)
 
 
+@pytest.mark.default_cases("GLloyd distributed-noise record", "PEMeans trusted-server client")
 @pytest.mark.parametrize("text", ATTACKED)
 def test_bounds_stay_below_the_claim_while_guesses_are_good(audit, text):
     line = audit.attack(cell_of(audit, text), audit.Effort(250, 1, SURE))

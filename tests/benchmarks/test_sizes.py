@@ -95,6 +95,7 @@ def test_measures_of_clusters_by_weights_and_of_those_of_a_flow(
     assert {name: found[name] for name in {**wanted, **blank}} == pytest.approx(wanted | blank)
 
 
+@pytest.mark.default_cases("SynopsisKMeans")
 @pytest.mark.parametrize("method", ["SynopsisKMeans", "SynopsisKMeans:oblivious"])
 def test_private_runs_are_near_the_exact_ones(sizes, method, quiet):
     def run(bounds, method, epsilon=50.0):

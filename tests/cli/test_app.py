@@ -144,6 +144,7 @@ class TestSimulate:
         assert facts_of(result.stdout)["Cost"].startswith("NOT PRIVATE")
         assert report["epsilon"] is None
 
+    @pytest.mark.default_cases("2-6-2 to 6")
     @pytest.mark.parametrize(("clusters", "words"), [("2-6", "2 to 6"), ("any", "1 to 20")])
     def test_a_run_that_chooses_finds_the_blobs_and_says_how_many(self, simulated, clusters, words):
         options = ("--clusters", clusters, "--clients", 4)

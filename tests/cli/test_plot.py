@@ -96,6 +96,7 @@ def test_every_kind_is_drawn_from_released_values(tmp_path, kind, with_synopsis)
         assert shares[0] >= shares[1]
 
 
+@pytest.mark.default_cases("axes")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_is_not_private_is_marked(tmp_path, kind):
     exact = leave(tmp_path, synopsis=synopsis_of(), report=finished("Lloyd", "plain").report)
@@ -144,6 +145,7 @@ def test_the_suffix_is_the_format(tmp_path, suffix):
     assert output.read_bytes().startswith(start)
 
 
+@pytest.mark.default_cases("axes")
 @pytest.mark.parametrize("kind", ["axes", "pairs"])
 def test_records_that_are_added_are_marked(tmp_path, kind):
     path = leave(tmp_path, synopsis=synopsis_of())
@@ -205,6 +207,7 @@ def test_profiles_are_deviations_of_all_records(tmp_path):
         assert min(abs(value - each) for each in shown) < 0.07
 
 
+@pytest.mark.default_cases("False")
 @pytest.mark.parametrize("with_synopsis", [True, False])
 def test_one_column_has_pictures_too(tmp_path, with_synopsis):
     domain, centroids = Box([0.0], [10.0]), np.array([[2.0], [7.0]])

@@ -151,6 +151,7 @@ def test_a_sum_of_shares_is_as_private_as_planned(shares, share_std):
         assert largest_step([0.98 * mpmath.mpf(variance)] * shares, planned) > mu
 
 
+@pytest.mark.default_cases("weights0")
 @pytest.mark.parametrize("weights", [(4, 4, 9), (4, 30), (4, 6, 9, 25)])
 def test_a_sum_of_unequal_parts_is_as_private_as_planned(weights, variance_of):
     """As the rest of noise shares, of which the server removed some parts."""
@@ -187,6 +188,7 @@ def test_the_profile_of_a_sum_of_shares_stays_below_the_plans(shares, share_std,
         assert exceeds(0.98 * variance) > 0
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("share_std", [2.0, 2.5])
 @pytest.mark.parametrize("shares", [2, 3, 4, 8])
 def test_how_far_a_sum_of_shares_is_from_a_discrete_gaussian(shares, share_std):

@@ -49,6 +49,7 @@ def accountant_epsilon(plan, delta):
     return accountant.get_epsilon(delta)
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 @pytest.mark.parametrize("delta", [1e-5, 1e-9])
 def test_gaussian_plans_agree_with_dp_accounting(epsilon, delta):

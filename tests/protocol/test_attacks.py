@@ -1017,6 +1017,7 @@ def test_36_another_group_key_after_the_first_entry(start, trust):
     assert s.group_key(0) == before
 
 
+@pytest.mark.default_cases("values")
 @stopped_by(
     f"{PROTOCOL}.session.ClientSession.end",
     to=lambda session, how: setattr(session, "over", how),

@@ -293,6 +293,7 @@ def test_a_policy_that_lost_its_ledger_refuses_the_rest_of_a_private_run(tmp_pat
 # --------------------------------------------------------------------------- processes
 
 
+@pytest.mark.default_cases("False")
 @pytest.mark.parametrize("sends", [False, True])
 def test_a_process_that_dies_before_or_after_sending_is_charged_once(sends, tmp_path):
     cohort = start(tmp_path).set_up()

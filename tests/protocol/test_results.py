@@ -133,6 +133,7 @@ def test_wrong_synopses_are_refused(tmp_path, trust):
     assert found.synopsis.means.shape == (m, p)
 
 
+@pytest.mark.default_cases("distributed-noise", "oblivious-server")
 @pytest.mark.parametrize("trust", TRUSTS)
 def test_clients_of_every_server_have_weights_and_sizes(tmp_path, trust):
     cohort = cohort_of(tmp_path, trust, **BOUNDS).play()
@@ -152,6 +153,7 @@ def test_clients_of_every_server_have_weights_and_sizes(tmp_path, trust):
     assert first.size_report.noise == pytest.approx(planned * factor.get(trust, 1.0))
 
 
+@pytest.mark.default_cases("oblivious-server")
 @pytest.mark.parametrize("trust", BLIND)
 def test_the_noise_is_that_of_the_last_round_also_of_a_repeated_result(tmp_path, trust):
     """``on_result`` fails once, so the client answers a repeated request from its memory."""

@@ -230,6 +230,7 @@ def test_the_hierarchy_separates_blobs():
 # --------------------------------------------------------------------------- whole runs
 
 
+@pytest.mark.default_cases("distributed-noise", "clients-only")
 @pytest.mark.parametrize(
     "trust", ["trusted-server", "distributed-noise", "clients-only", "oblivious-server"]
 )

@@ -39,6 +39,7 @@ def test_it_is_an_app_that_installs_nothing(apps):
     assert defaults["trust"] == "oblivious-server"
 
 
+@pytest.mark.default_cases("distributed-noise")
 @pytest.mark.parametrize("trust", ["oblivious-server", "distributed-noise", "trusted-server"])
 def test_a_run_leaves_report_centroids_and_picture(apps, tmp_path, trust):
     client_app, server_app = apps

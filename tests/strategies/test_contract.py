@@ -110,7 +110,7 @@ def test_the_report_lists_every_release_with_its_cost(name, trust, unit):
     "FedDPKMeans",
     "PEMeans",
     "HDPEMeans",
-    "SynopsisKMeans, bounds",
+    "SynopsisKMeans",
     "Split",
     "constrained, mna",
     "constrained, amn, laplace",
@@ -204,7 +204,7 @@ def test_clients_with_a_ledger_resume_where_they_were(name, trust, unit, tmp_pat
             assert epsilon == pytest.approx(strategy.plan.epsilon(), rel=1e-9)
 
 
-@pytest.mark.default_cases("FastLloyd-clients-only", "SynopsisKMeans, bounds-distributed-noise")
+@pytest.mark.default_cases("FastLloyd-clients-only", "FedDPKMeans-distributed-noise")
 @pytest.mark.ray
 @pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_what_the_algorithm_notes_is_in_the_clients_logs_alone(caplog, trust):
     assert strategy.report.warnings == ()
 
 
+@pytest.mark.default_cases("values")
 @BLIND
 @NAMES
 def test_clients_that_lose_their_memory_replay_the_transcript(name, trust):
@@ -139,6 +140,7 @@ def test_clients_that_lose_their_memory_replay_the_transcript(name, trust):
     assert outcome.one.centroids.shape[0] == 3
 
 
+@pytest.mark.default_cases("SynopsisKMeans")
 @NAMES
 def test_clients_of_one_process_share_their_updates_and_need_not(name, monkeypatch):
     algorithm = type(make(name, "oblivious-server").algorithm)
@@ -166,6 +168,7 @@ def test_clients_of_one_process_share_their_updates_and_need_not(name, monkeypat
 # --------------------------------------------------------------------------- of PE-means
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("trust", ["distributed-noise", "trusted-server", "plain"])
 @pytest.mark.parametrize("name", ["PEMeans", "HDPEMeans"])
 def test_queries_do_not_grow_with_the_population(name, trust):

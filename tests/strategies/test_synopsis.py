@@ -235,6 +235,7 @@ def test_sizes_are_those_of_the_clients_that_answered_the_last_round(trust):
     assert np.abs(sizes_of(strategy, result) - result.counts).max() > 50
 
 
+@pytest.mark.default_cases("oblivious-server")
 @pytest.mark.parametrize("trust", ["distributed-noise", "oblivious-server"])
 def test_clients_may_hold_whole_clusters(trust):
     """Only sums over all clients are bounded: who holds what changes nothing."""

@@ -269,6 +269,7 @@ def words(filled):
     return evaluate(filled, STEP, 1)
 
 
+@pytest.mark.thorough
 def test_two_workers_give_the_words_of_one(filled, words):
     before = sorted(path.name for path in filled.directory.iterdir())
     assert (evaluate(filled, STEP, 2) == words).all()

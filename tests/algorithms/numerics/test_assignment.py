@@ -131,6 +131,7 @@ def test_largest_exact_dimension(q, d):
     assert counts == [[1, 0], [2, 0], [3, 0]]
 
 
+@pytest.mark.default_cases("5-536870912")
 @pytest.mark.parametrize(("k", "radius2"), [(5, 2**29), (2_000, 2**24)])
 def test_blocks_and_threads_change_nothing(monkeypatch, k, radius2):
     rng = np.random.default_rng(3)

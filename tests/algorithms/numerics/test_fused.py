@@ -73,6 +73,7 @@ def test_all_statistics_of_random_records(shape, bits, kind):
     assert votes.sum() == n
 
 
+@pytest.mark.default_cases("(30000, 9, 3)")
 @pytest.mark.parametrize("shape", [(9_000, 15, 64), (9_000, 40, 20), (30_000, 9, 3)], ids=str)
 def test_threads_that_share_the_rows_do_not_share_buffers(shape, monkeypatch):
     for module in (threads, assignment):
@@ -145,6 +146,7 @@ def test_halves_round_to_even_and_values_out_of_range_are_clipped():
         check(lambda b=box: cell_sums(GridRecords(records, b, 13), centroids, np.full(9, 99), 13))
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize("d", [3, 12])
 @pytest.mark.parametrize("kind", ["column", "common", "ball"])
 def test_float32_records_count_as_the_same_numbers_in_float64(d, kind):

@@ -127,6 +127,7 @@ def test_the_first_centre_is_drawn_by_weight():
     np.testing.assert_allclose(shares, weights / 8, atol=0.05)  # six standard errors are 0.047
 
 
+@pytest.mark.default_cases("1000-16-16")
 @pytest.mark.parametrize(("n", "p", "k"), [(1500, 2, 15), (1000, 16, 16), (800, 2, 40)])
 def test_it_is_as_good_as_scikit_learns(n, p, k):
     ratios = []

@@ -98,6 +98,7 @@ def test_the_dual_reaches_the_least_cost_of_a_linear_program(kind, seed):
     assert_within(f"of the least cost {best} the dual reaches", value, least=least, most=most)
 
 
+@pytest.mark.default_cases("equal", "both")
 @pytest.mark.parametrize("kind", ["equal", "low", "high", "both"])
 def test_sizes_and_cost_of_many_points_are_those_of_the_least_cost(kind):
     sizes = np.rint(2500 * 0.7 ** np.arange(10) * 0.3 / (1 - 0.7**10)).astype(int)

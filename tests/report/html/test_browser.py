@@ -103,6 +103,7 @@ def test_requests_to_elsewhere_would_be_noticed_too(page):
     assert free.requested == [elsewhere]
 
 
+@pytest.mark.default_cases("400")
 @pytest.mark.parametrize("width", [1200, 400])
 def test_every_section_is_there_and_nothing_overflows(page, widest, width):
     for each in (page, widest):
@@ -137,6 +138,7 @@ def test_intervals_are_readable_for_few_clusters_and_many(sized, width):
     assert all(table["right"] <= 717 for table in paper["table"])
 
 
+@pytest.mark.thorough
 def test_paper_cuts_nothing(page, widest):
     """On paper nothing scrolls: all tables must fit the width, A4's within Chromium's margins."""
     width = round((210 / 25.4 - 2 * 0.4) * 96)
@@ -172,6 +174,7 @@ def lightness(colour):
     return sum(int(c) for c in colour.strip("rgb()").split(",")) / 3
 
 
+@pytest.mark.default_cases("True")
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_picture_of_the_page_is_not_blank(page, tmp_path, dark):
     image = pytest.importorskip("PIL.Image")

@@ -52,6 +52,7 @@ def test_a_tree_that_would_not_fit_into_memory_is_left_out():
     assert "a mixture of 2001 parts" in section.text
 
 
+@pytest.mark.default_cases("1e-200")
 @pytest.mark.parametrize("radius", [1e-200, 1e200])
 def test_costs_whose_squares_are_no_floats_are_those_of_the_scaled_domain(radius):
     synopsis = synopsis_of(30)
@@ -93,6 +94,7 @@ def test_the_suggested_number_and_that_of_the_run_are_marked(k, marks):
     assert f"Its costs suggest 3; this run has {k}." in section.text
 
 
+@pytest.mark.default_cases("30-3", "3-3")
 @pytest.mark.parametrize(("m", "k"), [(30, 3), (100, 3), (100, 1), (100, 70), (3, 3)])
 def test_the_tree_is_cut_into_as_many_clusters_as_the_run_has(m, k):
     synopsis = synopsis_of(m)
@@ -133,6 +135,7 @@ def test_without_noise_there_are_no_intervals():
     assert "over the noise" not in section.text
 
 
+@pytest.mark.default_cases("distributed-noise")
 @pytest.mark.parametrize("trust", ["distributed-noise", "clients-only"])
 def test_the_page_of_a_server_has_it_where_it_saw_the_sums(trust):
     strategy = strategy_of("SynopsisKMeans", trust)

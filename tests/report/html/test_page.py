@@ -34,6 +34,7 @@ from flower_kmeans.strategies import SynopsisKMeans
 SECTIONS = ("guarantee", "trust", "releases", "rounds", "centroids", "run", "statements")
 
 
+@pytest.mark.default_cases("values")
 @pytest.mark.parametrize(("name", "trust"), MODES)
 def test_every_run_has_its_page(name, trust):
     clustering = finished(name, trust)

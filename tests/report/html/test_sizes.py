@@ -44,6 +44,7 @@ def rows_of(svg):
     return rows
 
 
+@pytest.mark.default_cases("oblivious-server")
 @pytest.mark.parametrize("trust", ["trusted-server", "oblivious-server"])
 def test_a_servers_page_has_them_where_it_saw_the_sums(trust):
     strategy = strategy_of("SynopsisKMeans", trust, min_size=80, max_size=120)
