@@ -145,6 +145,7 @@ def test_internals_and_large_packages_are_imported_in_one_file(prefixes, module)
     assert importing(*prefixes) == ({f"flower_kmeans.{module}"} if module else set())
 
 
+@pytest.mark.default_cases("strategies-absent1", "client-absent3")
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [

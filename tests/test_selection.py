@@ -31,6 +31,7 @@ NOT_BY_DEFAULT = {
         "bench/test_suites.py::test_bytes_of_vertical_runs_are_the_planned",
         "benchmarks/test_audit.py::test_it_goes_on_where_it_was_stopped_and_writes_everything",
         "benchmarks/test_audit.py::test_recorded_runs_and_confidence_are_those_of_the_command",
+        "benchmarks/test_losses.py::test_the_command_has_the_tasks_of_every",
         "cli/test_preview.py::test_whole_clients_and_bounds_on_sizes_are_simulated_too",
         "simulations/test_feddp_experiments.py::test_its_commands_run_in_two_processes",
         "simulations/test_feddp_experiments.py::test_the_documents_commands_share_an_output",
@@ -54,11 +55,16 @@ NOT_BY_DEFAULT = {
                 "references_and_arrays_are_partitions_and_the_connection_stays",
             )
         ),
+        "simulation/test_simulate.py::test_clients_on_ray_have_faults",
         "simulation/test_vertical.py::test_ray_gives_the_same_result",
         "simulations/test_existing_app.py::test_both_work_on_ray",
     ],
     "the other tests of test_filter": [
         "privacy/test_filter.py::test_what_one_fixed_composition_allows_exceeds_the_limit",
+    ],
+    "test_document_blocks, and a deployment of a new app in .ci/run": [
+        "cli/test_new.py::test_its_own_test_passes_in_its_directory_and_beside_it",
+        "deployment/test_namespaces.py::test_machines_reach_each_other_at_the_ports_of_their_firewalls_only",
     ],
     "the other tests in a browser": [
         "report/html/test_browser.py::test_an_overflow_would_be_noticed",
@@ -68,6 +74,7 @@ NOT_BY_DEFAULT = {
     ],
     "the other tests of test_soak": [
         "test_soak.py::test_memory_does_not_grow_with_rounds_times_clients",
+        "test_soak.py::test_what_a_client_is_sent_does_not_grow_with_the_cohort_but_for_path_and_bitmap",
         "test_soak.py::test_two_hundred_runs_leave_nothing_behind",
     ],
     "the other tests of parties, of the engine and of vectors": [

@@ -149,6 +149,7 @@ def asks_of(m, trust):
     return asks, keys - {bytes(32)}
 
 
+@pytest.mark.thorough
 def test_what_a_client_is_sent_does_not_grow_with_the_cohort_but_for_path_and_bitmap():
     """Only committee members are sent keys of others, at most 64."""
     sizes = {}

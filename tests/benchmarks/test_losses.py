@@ -87,6 +87,7 @@ def test_tasks_are_those_that_apply(script, monkeypatch, name, narrow, wide, n_t
         assert "diffprivlib" in {task.method for task in module.tasks_of(plan.options)}
 
 
+@pytest.mark.thorough
 def test_the_command_has_the_tasks_of_every(script, tmp_path):
     """Run as a script: nothing is measured in no time, and the tasks that are left are counted."""
     command = [sys.executable, script("loss").__file__, "--data", "sklearn-breast", "--runs", "1"]

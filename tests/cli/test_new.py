@@ -63,6 +63,7 @@ def test_it_is_short_and_says_which_commands_come_next(made):
         assert line.strip().replace("my-app", ".") in readme
 
 
+@pytest.mark.thorough
 def test_its_own_test_passes_in_its_directory_and_beside_it(made):
     _, directory = made
     for where in (directory, directory.parent):

@@ -147,6 +147,7 @@ def listening(net, name, host, *ports):
             process.kill()
 
 
+@pytest.mark.thorough
 def test_machines_reach_each_other_at_the_ports_of_their_firewalls_only(network):
     link = namespaces.Machine("link", "10.99.0.1", serves=(8000,))
     node = namespaces.Machine("node0", "10.99.0.10", reaches=(8000,))

@@ -138,7 +138,7 @@ def shares_and_plan(shares, share_std):
     return variance, planned
 
 
-@pytest.mark.default_cases("values")
+@pytest.mark.default_cases("2-2.0", "3-2.0", "8-2.0")
 @pytest.mark.parametrize(("shares", "share_std"), SHARES)
 def test_a_sum_of_shares_is_as_private_as_planned(shares, share_std):
     """The convolution itself, not the discrete Gaussian that it nearly is."""
@@ -225,7 +225,7 @@ def discrete_epsilon(variance, shift, n, delta):
     return brentq(excess, 0.0, 60.0, xtol=1e-12)
 
 
-@pytest.mark.default_cases("values")
+@pytest.mark.default_cases("2-1-1-1e-06", "4-1-8-1e-06", "20-2-1-1e-11")
 @pytest.mark.parametrize(("std", "shift", "n", "delta"), GRID)
 def test_epsilon_is_not_exceeded(std, shift, n, delta, variance_of):
     wider = variance_of(std)
@@ -234,7 +234,7 @@ def test_epsilon_is_not_exceeded(std, shift, n, delta, variance_of):
         assert discrete_epsilon(wider, shift, n, delta * factor) <= planned + 1e-9
 
 
-@pytest.mark.default_cases("values")
+@pytest.mark.default_cases("2-1-1-1e-06", "20-2-1-1e-11")
 @pytest.mark.parametrize(("std", "shift", "n", "delta"), [row for row in GRID if row[2] == 1])
 def test_what_is_added_is_at_most_three_times_what_is_needed(std, shift, n, delta, variance_of):
     """In epsilon, at the deltas where it is needed most."""

@@ -573,7 +573,7 @@ def test_a_large_roster_has_a_beacon_and_draws_its_committee():
 # --------------------------------------------------------------------------- Ray
 
 
-@pytest.mark.default_cases("clients-only")
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize("trust", ["clients-only", "oblivious-server"])
