@@ -68,7 +68,7 @@ from flower_kmeans.vertical.store import Store
     autouse=True,
     params=["straight", pytest.param("real", marks=pytest.mark.thorough)],
 )
-def _signs(request):
+def kind_of_signs(request):
     with straight_signs() if request.param == "straight" else nullcontext():
         yield
 
@@ -126,7 +126,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def story(kind_of_signs, tmp_path_factory):
     """Two parties, two rounds; every request is repeated, each to a new process."""
     ids = [f"customer {i}" for i in range(N_RECORDS)]
     parties = make_parties(tmp_path_factory.mktemp("two"), blobs(), ids=ids)
@@ -214,7 +214,7 @@ def story_of(directory, widths, *set_up, **options):
 
 
 @pytest.fixture(scope="module")
-def one_holder(tmp_path_factory):
+def one_holder(kind_of_signs, tmp_path_factory):
     """Three parties, one with the key; records within a radius, several messages, one scale."""
     domain = Box([0.0] * 4, [1.0, 2.0, 3.0, 4.0], scale="common")  # half widths below 1
     steps = ("keys", [1], 2), ("encrypt", [2], 0)
@@ -223,7 +223,7 @@ def one_holder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def joint(tmp_path_factory):
+def joint(kind_of_signs, tmp_path_factory):
     """Three parties, two of which hold the key together; slot 1 joins in two messages."""
     steps = ("keys", [1, 2], 2), ("join", [1, 2], 4)
     return story_of(tmp_path_factory.mktemp("joint"), (1, 1, 1), *steps, key_holders=2)

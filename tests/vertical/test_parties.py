@@ -42,19 +42,19 @@ def mode(path):
     autouse=True,
     params=["straight", pytest.param("real", marks=pytest.mark.thorough)],
 )
-def _signs(request):
+def kind_of_signs(request):
     with straight_signs() if request.param == "straight" else nullcontext():
         yield
 
 
 @pytest.fixture(scope="module")
-def keys():
+def keys(kind_of_signs):
     """Keys of one holder."""
     return keys_of(1, moduli(2))
 
 
 @pytest.fixture(scope="module")
-def keys_with_radius():
+def keys_with_radius(kind_of_signs):
     return keys_of(1, moduli(2, radius=True))
 
 
