@@ -83,12 +83,19 @@ def prepare(docs: Path) -> None:
         place.write_bytes(content)
 
 
+def copy_package(package: Path) -> None:
+    """Copy the package, whose docstrings the site shows, with the folders of an installed one."""
+    leave_out = shutil.ignore_patterns("__pycache__", "strategies.py")  # loads the folder
+    shutil.copytree(ROOT / "flower_kmeans", package, ignore=leave_out)
+    shutil.copytree(ROOT / "strategies", package / "strategies", ignore=leave_out)
+
+
 def main(site: str = "site") -> int:
     """Build the site in a temporary directory and put it into ``site``; return the exit code."""
     with tempfile.TemporaryDirectory() as work:
         prepare(Path(work, "docs"))
         shutil.copy(ROOT / "mkdocs.yml", work)
-        Path(work, "flower_kmeans").symlink_to(ROOT / "flower_kmeans")  # docstrings
+        copy_package(Path(work, "flower_kmeans"))
         built = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict"], cwd=work)
         if built.returncode == 0:
             shutil.rmtree(site, ignore_errors=True)

@@ -16,17 +16,18 @@ MADE = ("PKG-INFO", "setup.cfg")  # by setuptools, beside flower_kmeans.egg-info
 
 
 def in_repository() -> set[str]:
-    """Return the repository's files, those of a link to a folder too, without what runs leave."""
+    """Return the repository's files, without what runs leave."""
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
     files += [path for pattern in FILES for path in ROOT.glob(pattern)]
-    names = {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
-    return names | {f"flower_kmeans/{name}" for name in names if name.startswith("strategies/")}
+    return {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
 
 
 def in_package(names: set[str]) -> set[str]:
-    """Return those files that a wheel holds."""
+    """Return the files that a wheel holds; there the strategies are a folder of the package."""
     endings = (".py", ".j2", ".css", "/py.typed")
-    return {name for name in names if name.startswith("flower_kmeans/") and name.endswith(endings)}
+    inside = {f"flower_kmeans/{name}" for name in names if name.startswith("strategies/")}
+    inside |= {name for name in names if name.startswith("flower_kmeans/")}
+    return {name for name in inside if name.endswith(endings)}
 
 
 def compared(archive: str, found: set[str], expected: set[str]) -> bool:

@@ -6,14 +6,18 @@ private, and runs only where one process holds all partitions.
 """
 
 from flower_kmeans.baselines import KFed
-from flower_kmeans.strategies._base import KMeansStrategy, RoundInfo
-from flower_kmeans.strategies.constrained import ConstrainedLloyd
-from flower_kmeans.strategies.fastlloyd import FastLloyd
-from flower_kmeans.strategies.feddp import FedDPKMeans
-from flower_kmeans.strategies.lloyd import GLloyd, Lloyd, SuLloyd
-from flower_kmeans.strategies.pe_means import HDPEMeans, PEMeans
-from flower_kmeans.strategies.synopsis import SynopsisKMeans
-from flower_kmeans.strategies.vertical import VerticalKMeans
+
+from ._base import KMeansStrategy, RoundInfo
+from ._declared import Option as Option
+from ._declared import meanings_of as meanings_of
+from ._declared import options_of as options_of
+from .constrained import ConstrainedLloyd
+from .fastlloyd import FastLloyd
+from .feddp import FedDPKMeans
+from .lloyd import GLloyd, Lloyd, SuLloyd
+from .pe_means import HDPEMeans, PEMeans
+from .synopsis import SynopsisKMeans
+from .vertical import VerticalKMeans
 
 __all__ = [
     "ConstrainedLloyd",

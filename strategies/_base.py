@@ -60,8 +60,9 @@ from flower_kmeans.protocol.trust import PLAIN, TRUST_MODELS, TrustModel, trust_
 from flower_kmeans.report.clustering import FinishedRun
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import Synopsis
-from flower_kmeans.strategies._declared import describe, own_parameters
 from flower_kmeans.templates import html_summary
+
+from ._declared import describe, own_parameters
 
 # With fewer, the noise of all clients exceeds the planned one by more: its deviation grows by
 # sqrt(|S| / M') (docs/guarantees.md, "Distributed noise").

@@ -1,7 +1,8 @@
 """ConstrainedLloyd: bounds on every client's cluster sizes, with noise that covers re-routing."""
 
 from flower_kmeans.algorithms.constrained import ConstrainedLloydAlgorithm
-from flower_kmeans.strategies._base import KMeansStrategy
+
+from ._base import KMeansStrategy
 
 
 class ConstrainedLloyd(KMeansStrategy):

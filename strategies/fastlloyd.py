@@ -1,7 +1,8 @@
 """FastLloyd: radius-bounded relative updates with Gaussian noise."""
 
 from flower_kmeans.algorithms.fastlloyd import FastLloydAlgorithm
-from flower_kmeans.strategies._base import KMeansStrategy
+
+from ._base import KMeansStrategy
 
 
 class FastLloyd(KMeansStrategy):

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.feddp import FedDPAlgorithm
 from flower_kmeans.algorithms.numerics.initialization import public_generator
-from flower_kmeans.strategies._base import KMeansStrategy
+
+from ._base import KMeansStrategy
 
 
 class FedDPKMeans(KMeansStrategy):

@@ -6,7 +6,8 @@ from flower_kmeans.algorithms.lloyd import GLloydAlgorithm, LloydAlgorithm, SuLl
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.strategies._base import KMeansStrategy
+
+from ._base import KMeansStrategy
 
 
 class Lloyd(KMeansStrategy):

@@ -1,7 +1,8 @@
 """PE-means and HDPE-means: private evolution of centroids by votes."""
 
 from flower_kmeans.algorithms.pe_means import HDPEMeansAlgorithm, PEMeansAlgorithm
-from flower_kmeans.strategies._base import KMeansStrategy
+
+from ._base import KMeansStrategy
 
 
 class PEMeans(KMeansStrategy):

@@ -5,7 +5,8 @@ from typing import Any, cast
 from flower_kmeans.algorithms.synopsis import SynopsisAlgorithm
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.strategies._base import KMeansStrategy
+
+from ._base import KMeansStrategy
 
 
 class SynopsisKMeans(KMeansStrategy):

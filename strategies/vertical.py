@@ -25,9 +25,10 @@ from flower_kmeans.protocol.server import HasEnough, Kind, Replies
 from flower_kmeans.protocol.trust import VERTICAL
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.vertical import VerticalReport
-from flower_kmeans.strategies._base import ClusteringStrategy, Keys, OnRound, Privacy, RosterFile
 from flower_kmeans.vertical.costs import Costs, costs
 from flower_kmeans.vertical.moduli import moduli
+
+from ._base import ClusteringStrategy, Keys, OnRound, Privacy, RosterFile
 
 LEAST_TIMEOUT = 600.0
 _STEPS: tuple[Step, Step] = "step", "close"  # of a round, and after the last one

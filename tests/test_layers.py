@@ -31,16 +31,13 @@ LEVELS = {
     )
     for name in names.split()
 }
-MODULES = sorted(
-    path
-    for folder in (PACKAGE, ROOT / "strategies")
-    for path in folder.rglob("*.py")
-    if not path.is_relative_to(PACKAGE / "strategies")
-)
+STRATEGIES = ROOT / "strategies"
+SHIM = PACKAGE / "strategies.py"  # what is imported in a checkout, in place of the folder
+MODULES = sorted(path for folder in (PACKAGE, STRATEGIES) for path in folder.rglob("*.py"))
 
 
 def name_of(path):
-    if path.is_relative_to(ROOT / "strategies"):
+    if path.is_relative_to(STRATEGIES):
         return ".".join(["flower_kmeans", "strategies", path.stem])
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
@@ -58,9 +55,18 @@ def imports(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path} has a relative import"
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            module = imported_from(path, node)
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found
+
+
+def imported_from(path, node):
+    """Return the module that names are imported from, also where a dot stands for its package."""
+    if not node.level:
+        return node.module
+    assert path.is_relative_to(STRATEGIES), f"{path} has a relative import"
+    package = name_of(path).split(".")[: -node.level]
+    return ".".join([*package, node.module] if node.module else package)
 
 
 def importing(*prefixes):
@@ -198,6 +204,97 @@ def test_the_package_loads_lazily_and_has_its_public_names():
     wanted = "Lloyd SuLloyd GLloyd FastLloyd FedDPKMeans KFed PEMeans HDPEMeans SynopsisKMeans"
     names = importlib.import_module("flower_kmeans.strategies").__all__
     assert {*wanted.split(), "ConstrainedLloyd", "VerticalKMeans"} <= {*names}
+
+
+def public_names(path):
+    """Return the names that a module has for type checkers, without imports of modules."""
+    names = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.AnnAssign):
+            names.add(node.target.id)
+    return names
+
+
+def test_type_checkers_find_all_public_names_of_the_strategies():
+    expected = public_names(STRATEGIES / "__init__.py")
+    assert {*importlib.import_module("flower_kmeans.strategies").__all__, "BY_NAME"} <= expected
+    (for_checkers,) = [node for node in tree(SHIM).body if isinstance(node, ast.If)]
+    assert ast.unparse(for_checkers.test) == "TYPE_CHECKING"
+    assert all(node.module == "strategies" for node in for_checkers.body)
+    aliases = [alias for node in for_checkers.body for alias in node.names]
+    assert all(alias.asname == alias.name for alias in aliases)  # or it is not exported
+    assert {alias.name for alias in aliases} == expected
+
+
+def test_strategies_have_one_name_everywhere():
+    """Type checkers know modules of the folder by other names, so they import each other by dots.
+
+    A class that Python knew by two names would not be the class that workers of Ray load.
+    """
+    for path in STRATEGIES.glob("*.py"):
+        absolute = {
+            node.module
+            for node in ast.walk(tree(path))
+            if isinstance(node, ast.ImportFrom) and not node.level
+        }
+        assert not [name for name in absolute if "strategies" in name.split(".")], path
+    strategies = importlib.import_module("flower_kmeans.strategies")
+    for name in set(strategies.__all__) - {"KFed"}:
+        each = getattr(strategies, name)
+        assert each.__module__.startswith("flower_kmeans.strategies."), each
+        assert getattr(sys.modules[each.__module__], name) is each
+
+
+WHILE_ANOTHER_THREAD_IMPORTS = """
+import sys, threading
+from importlib.machinery import PathFinder, SourceFileLoader
+
+found = []
+
+def import_too():
+    from flower_kmeans.strategies import BY_NAME, VerticalKMeans
+    found.append(VerticalKMeans in BY_NAME.values())
+
+class Loader(SourceFileLoader):
+    def exec_module(self, module):
+        other.start()
+        other.join(1)  # it fails at once, or waits for the end of this import
+        assert other.is_alive()
+        super().exec_module(module)
+
+class AtTheLastModule:
+    def find_spec(name, path, target=None):
+        if name == "flower_kmeans.strategies.vertical":
+            spec = PathFinder.find_spec(name, path)
+            spec.loader = Loader(name, spec.origin)
+            return spec
+
+other = threading.Thread(target=import_too)
+sys.meta_path.insert(0, AtTheLastModule)
+import flower_kmeans.strategies
+other.join()
+assert found == [True]
+"""
+
+
+def test_a_thread_that_imports_the_strategies_too_waits_for_all_names():
+    assert_in_process(WHILE_ANOTHER_THREAD_IMPORTS)
+
+
+def test_no_file_is_a_symbolic_link():
+    """A checkout without symbolic links holds a text file in place of each."""
+    folders = ("flower_kmeans", "strategies", "tests", "docs", "simulations", "benchmarks", ".ci")
+    paths = [*ROOT.glob("*.*"), *(path for each in folders for path in (ROOT / each).rglob("*"))]
+    assert STRATEGIES / "__init__.py" in paths
+    assert not [path for path in paths if path.is_symlink()]
+    if (ROOT / ".git").exists():  # not in a source distribution
+        listed = subprocess.run(
+            ["git", "ls-files", "--stage"], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.splitlines()
+        assert any(line.endswith("\tstrategies/__init__.py") for line in listed)
+        assert not [line for line in listed if line.startswith("120000 ")]
 
 
 def test_no_name_of_a_package_hides_its_module():

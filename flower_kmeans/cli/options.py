@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flower_kmeans.data.domain import Box
-    from flower_kmeans.strategies import KMeansStrategy, VerticalKMeans
-    from flower_kmeans.strategies._declared import Option
+    from flower_kmeans.strategies import KMeansStrategy, Option, VerticalKMeans
 
 Engine = StrEnum("Engine", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"})
 
@@ -65,8 +64,7 @@ def spelled(parameter: str) -> str:
 @cache
 def options_by_strategy() -> "dict[str, dict[str, Option]]":
     """Return the parameters that can be written as options, by strategy and by name."""
-    from flower_kmeans.strategies import BY_NAME
-    from flower_kmeans.strategies._declared import options_of
+    from flower_kmeans.strategies import BY_NAME, options_of
 
     return {name: options_of(strategy) for name, strategy in BY_NAME.items()}
 
@@ -236,8 +234,7 @@ def _with_signature(function: Callable[..., None], own: list[Parameter]) -> Call
 def _strategy_options() -> list[Any]:
     """Return the options of `Settings.read`, as typer makes them."""
     from flower_kmeans.protocol.trust import TRUST_MODELS
-    from flower_kmeans.strategies import BY_NAME, KMeansStrategy
-    from flower_kmeans.strategies._declared import meanings_of
+    from flower_kmeans.strategies import BY_NAME, KMeansStrategy, meanings_of
 
     models = "\n\n".join(f"{name}: {model.learns}." for name, model in TRUST_MODELS.items())
     own = [

@@ -32,8 +32,7 @@ from flower_kmeans.protocol.trust import TRUST_MODELS
 from flower_kmeans.protocol.wire import encode
 from flower_kmeans.report.clustering import Clustering
 from flower_kmeans.report.report import Dropped
-from flower_kmeans.strategies import BY_NAME
-from flower_kmeans.strategies._declared import options_of
+from flower_kmeans.strategies import BY_NAME, options_of
 
 CENTERS = np.array([[-3.0, 1.0], [3.0, 2.0], [0.0, 9.0]])
 

@@ -1,6 +1,6 @@
 """Whole runs with clients that are silent, as nodes that have lost their network are."""
 
-from functools import partial
+from functools import partialmethod
 
 import numpy as np
 import pytest
@@ -64,8 +64,8 @@ def make(trust, **options):
 def run(strategy, is_lost, monkeypatch, timeout=3600.0):
     """Run a strategy and return the seconds of its clock and the results by client."""
     clock, results = Clock(), {}
-    own = partial(Exchange, clock=clock, sleep=clock.sleep)
-    monkeypatch.setattr("flower_kmeans.strategies._base.Exchange", own)
+    timed = partialmethod(Exchange.__init__, clock=clock, sleep=clock.sleep)
+    monkeypatch.setattr(Exchange, "__init__", timed)
     app = kmeans_client_app(
         lambda context: PARTS[int(context.node_config["partition-id"])],
         SIMULATED,

@@ -5,7 +5,7 @@ import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partialmethod
 
 import msgspec
 import numpy as np
@@ -382,8 +382,8 @@ def test_a_party_that_is_silent_is_waited_for_twice(tmp_path, monkeypatch):
     def sleep(seconds):
         now[0] += seconds
 
-    timed = partial(Exchange, clock=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr("flower_kmeans.strategies.vertical.Exchange", timed)
+    timed = partialmethod(Exchange.__init__, clock=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr(Exchange, "__init__", timed)
     strategy = made()
     grid = SilentGrid(Recorder(strategy.widths, tmp_path), 2)
     with task_identity(), pytest.raises(RunError, match="party 1 to 'keys'") as caught:
