@@ -226,6 +226,8 @@ def test_type_checkers_find_all_public_names_of_the_strategies():
     aliases = [alias for node in for_checkers.body for alias in node.names]
     assert all(alias.asname == alias.name for alias in aliases)  # or it is not exported
     assert {alias.name for alias in aliases} == expected
+    # Without it a checkout that is installed as editable has no types for other projects.
+    assert (STRATEGIES / "py.typed").exists()
 
 
 def test_strategies_have_one_name_everywhere():
