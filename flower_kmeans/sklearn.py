@@ -1,20 +1,24 @@
 """Private k-means as a scikit-learn estimator, for one holder of all records (central model)."""
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
 from os import PathLike
+from reprlib import repr as shortened
+from threading import Lock
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import Bounds
+from scipy.spatial.distance import cdist
 from sklearn.base import (
     BaseEstimator,
     ClassNamePrefixFeaturesOutMixin,
     ClusterMixin,
     TransformerMixin,
 )
-from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -23,17 +27,26 @@ from flower_kmeans.data.records import check_columns, named_columns
 from flower_kmeans.errors import BudgetError, ConfigurationError, DataError, RunError
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.privacy.filter import price_of
-from flower_kmeans.privacy.ledger import Ledger, Limit
+from flower_kmeans.privacy.filter import Charge, price_of
+from flower_kmeans.privacy.ledger import Ledger, Limit, spent_epsilon
 from flower_kmeans.privacy.plan import PrivacyPlan
 from flower_kmeans.protocol.policy import ClientPolicy
 from flower_kmeans.report.clustering import Clustering
+from flower_kmeans.report.report import Report
 from flower_kmeans.simulation import simulate
 from flower_kmeans.strategies import BY_NAME, KMeansStrategy
 
 Floats = NDArray[np.float64]
 
 __all__ = ["PrivateKMeans"]
+
+_FORMS = (
+    "bounds as (lower, upper), numbers or one for each column, or as one (low, high) for each "
+    "column in a list, or in a dict by the columns' names, or as a Box or Ball, which are public"
+)
+# Squares of distances beyond these leave float64's range, or lose digits at its lower end.
+_SMALLEST_DISTANCE = 1e-140
+_LARGEST_DISTANCE = 1e150
 
 
 class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseEstimator):  # type: ignore[misc]
@@ -47,8 +60,11 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     **Every call of** ``fit`` **spends its budget again**, and with it every clone that a grid
     search or a cross-validation fits: their budgets add up. With ``state_dir`` all fits are
     charged to one ledger, and a fit that would exceed ``max_total_epsilon`` is refused before it
-    reads a record. There is no ``score`` method, so a search needs its own ``scoring``, whose
-    choice is not private.
+    reads a record. Without it nothing is refused: `total_privacy_spent_` says what the fits of an
+    estimator and its clones cost together, and a warning says it at the 2nd, 10th, 100th, ... fit.
+
+    A search without ``scoring`` takes `score`, which is exact. So its choice among fits, and the
+    scores that it keeps, are not private.
 
     Parameters
     ----------
@@ -56,15 +72,26 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         Number of clusters. With ``strategy="synopsis"`` also a pair (low, high) or ``None``: the
         fit chooses it.
     epsilon : float or None, default: 1.0
-        Of each fit; ``None`` fits without privacy.
+        Of each fit; ``None`` fits without privacy, and is refused beside a ledger (``state_dir``).
     delta : float, optional
         Default: ``min(1e-6, 1 / (100 n_records))``.
-    bounds : (lower, upper) or Box or Ball
-        Public bounds, numbers or one for each column, in the units of ``X``. Records outside are
-        clipped. Bounds that were read from the records are not private. With a `TableDomain`,
-        ``X`` is what its ``encode`` returns.
+    bounds : (lower, upper) or list of (low, high) or dict or Box or Ball
+        Public bounds in the units of ``X``. Records outside are clipped. Bounds that were read from
+        the records are not private. The forms are:
+
+        - ``(lower, upper)``, each a number for all columns or one number for each column,
+        - ``[(low, high), ...]``, one pair for each column,
+        - a dict from each column of ``X``, by name or by number, to its ``(low, high)``,
+        - ``scipy.optimize.Bounds``, `Box` or `Ball`. With a `TableDomain`, ``X`` is what its
+          ``encode`` returns.
+
+        Two rows for two columns are read as ``(lower, upper)`` or as two pairs, whichever gives
+        bounds. If both do, and they differ, they are refused.
     n_records : int, optional
-        Approximate public number of records. Default: ``len(X)``, then public.
+        Approximate public number of records. Required where the fit is private: a count of the
+        records would differ between neighbours, and what is released depends on it. The number
+        need not be that of ``X``; a fold of a cross-validation has fewer. Default, without privacy:
+        ``len(X)``.
     strategy : str, default: "synopsis"
         Name of a strategy that runs with a trusted server, as on the command line.
     options : mapping of str to object, optional
@@ -87,7 +114,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     clustering_ : Clustering
         Centroids, counts and the report of the fit.
     privacy_spent_ : tuple of (float, float)
-        Epsilon and delta of the last fit; ``(inf, 1.0)`` without privacy.
+        Epsilon and delta of the last fit; ``(inf, 1.0)`` if it is not private.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (n_features_in_,)
         Where ``X`` names its columns.
@@ -128,12 +155,14 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         X : array-like of shape (n, n_features)
             Finite numbers.
         y : None
-            Ignored.
+            Ignored. Weights of records are not taken: a record with a weight would count as
+            several, and the budget protects one.
 
         Raises
         ------
         ConfigurationError, ConfigurationTypeError
-            If a parameter cannot be used; nothing is spent then.
+            If a parameter cannot be used, if ``n_records`` is missing for a private fit, or if
+            ``epsilon`` is ``None`` beside a ledger; nothing is spent then.
         DataError
             If ``X`` has other columns than ``bounds``, in number or names; nothing is spent then.
         LedgerError
@@ -142,8 +171,10 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
             If ``max_total_epsilon`` would be exceeded; nothing is spent then. Or if the fit could
             not be finished; what was charged before stays charged.
         """
+        self._require_public_parameters()
         records = validate_data(self, X, dtype=np.float64, order="C")
         seed = int(check_random_state(self.random_state).randint(2**31))
+        # Counted only where nothing is private (`_require_public_parameters`).
         n_records = len(records) if self.n_records is None else self.n_records
         kind = BY_NAME.get(self.strategy)
         if kind is None or not issubclass(kind, KMeansStrategy):
@@ -170,9 +201,10 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         strategy = kind(**parameters, **options)
         self.clustering_ = self._clustered(strategy, records)
         report = self.clustering_.report
-        self.privacy_spent_ = (
-            (np.inf, 1.0) if report.epsilon is None else (report.epsilon, report.delta)
-        )
+        epsilon, delta = np.inf, 1.0
+        if report.guarantee_holds and report.epsilon is not None and report.delta is not None:
+            epsilon, delta = report.epsilon, report.delta
+        self.privacy_spent_ = (epsilon, delta)
         self.cluster_centers_ = self.clustering_.centroids
         self.cluster_counts_ = self.clustering_.counts
         return self
@@ -193,22 +225,97 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
 
     def transform(self, X: ArrayLike) -> Floats:
         """Return the distance of each record to each centroid, (n, n_clusters), in X's units."""
-        return np.asarray(euclidean_distances(self._checked(X), self.cluster_centers_))
+        return _distances(self._checked(X), self.cluster_centers_)
+
+    def score(self, X: ArrayLike, y: None = None) -> float:
+        """Return minus the cost of records, which is exact and **not private**.
+
+        The cost is the sum of squared distances of all records to the centroid that `predict` gives
+        them, in squared units of ``X``: minus `Clustering.inertia`, as ``KMeans.score``. Whoever
+        sees it, or a choice that was made by it, learns about ``X`` beyond the budget.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+            Finite numbers.
+        y : None
+            Ignored.
+        """
+        records = self._checked(X)  # first: before `fit` there is no clustering
+        return -self.clustering_.inertia(records)
+
+    @property
+    def total_privacy_spent_(self) -> tuple[float, float]:
+        """Epsilon and delta of all fits together, by the filter that ledgers use.
+
+        With ``state_dir`` these are all charges of the ledger, at ``max_total_delta``. Without it
+        they are the fits of this estimator and of its clones in this process, at the largest delta
+        of them, also those that failed on their way. Fits of pickled copies, as in a search with
+        several processes, and of other estimators are not counted. It is ``(inf, 1.0)`` if a fit
+        was not private.
+        """
+        if self.state_dir is None:
+            return self._shared_account().total
+        delta = self._limit().delta
+        return spent_epsilon(self.state_dir, delta) or 0.0, delta
+
+    def __sklearn_clone__(self) -> Self:
+        """Return a clone as of any estimator, which shares the account of its fits with this."""
+        twin: Self = super().__sklearn_clone__()
+        twin._account = self._shared_account()
+        return twin
+
+    def _shared_account(self) -> "_Account":
+        # Not made by __init__, which may set nothing but its arguments.
+        account: _Account = vars(self).setdefault("_account", _Account())
+        return account
+
+    def _require_public_parameters(self) -> None:
+        """Require that no parameter of a private fit has to be counted, and no fit to be free."""
+        if self.epsilon is not None and self.n_records is None:
+            raise ConfigurationError(
+                "Expected n_records, the approximate public number of records, with a private "
+                f"budget. Got None with epsilon={self.epsilon!r}."
+            )
+        if self.state_dir is None:
+            for name in ("max_total_epsilon", "max_total_delta"):
+                limit = getattr(self, name)
+                if limit is not None:
+                    raise ConfigurationError(
+                        "Expected state_dir, for the ledger of all fits, with max_total_epsilon or "
+                        f"max_total_delta. Got None with {name}={limit!r}."
+                    )
+        elif self.epsilon is None:
+            raise ConfigurationError(
+                "Expected a private epsilon beside the ledger in state_dir, to which every fit is "
+                "charged. Got None."
+            )
+
+    def _limit(self) -> Limit:
+        """Return what all fits in the ledger may cost together."""
+        epsilon = 10.0 if self.max_total_epsilon is None else self.max_total_epsilon
+        delta = 1e-6 if self.max_total_delta is None else self.max_total_delta
+        return Limit(epsilon, delta)
 
     def _clustered(self, strategy: KMeansStrategy, records: Floats) -> Clustering:
-        epsilon, delta = self.max_total_epsilon, self.max_total_delta
         policy = ClientPolicy.for_simulation()
-        if self.state_dir is not None:
-            epsilon, delta = 10.0 if epsilon is None else epsilon, 1e-6 if delta is None else delta
+        if self.state_dir is None:
+            is_private = strategy.plan.is_private and _starts_privately(self.options)
+            self._shared_account().add(strategy.plan, is_private)
+        else:
+            limit = self._limit()
             policy = replace(
-                policy, state_dir=self.state_dir, max_total_epsilon=epsilon, max_total_delta=delta
+                policy,
+                state_dir=self.state_dir,
+                max_total_epsilon=limit.epsilon,
+                max_total_delta=limit.delta,
             )
-            _require_room(self.state_dir, strategy.plan, Limit(epsilon, delta))
-        elif epsilon is not None or delta is not None:
-            raise ConfigurationError(
-                "Expected state_dir, for the ledger of all fits, with max_total_epsilon or "
-                "max_total_delta. Got none."
-            )
+            if not _starts_privately(self.options):
+                raise ConfigurationError(
+                    "Expected initial from a private run beside the ledger in state_dir. Got the "
+                    "result of a run that was not private."
+                )
+            _require_room(self.state_dir, strategy.plan, limit)
         return simulate(strategy, [records], policy=policy)
 
     @property
@@ -227,15 +334,234 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
                 raise DataError(f"Expected bounds of {n_features} columns. Got {found}.")
             check_columns(named_columns(X), self.bounds.columns)
             return self.bounds
-        try:
-            lower, upper = self.bounds
-            low, high = (np.broadcast_to(np.asarray(e, float), n_features) for e in (lower, upper))
-        except (TypeError, ValueError):
-            raise ConfigurationError(
-                "Expected bounds as (lower, upper), numbers or one for each column, which are "
-                f"public. Got {type(self.bounds).__name__} for {n_features} columns."
-            ) from None
-        return Box(low, high)
+        return _read_bounds(self.bounds, _names_of(X, n_features))
+
+
+class _Account:
+    """Sum of what the fits of an estimator and its clones cost together, without a ledger.
+
+    Clones share one account, as long as they stay in one process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._charge = Charge()
+        self._delta = 0.0
+        self._n_fits = 0
+        self._is_private = True
+        self._must_tell_of_copies = False  # which count their fits themselves
+
+    @property
+    def total(self) -> tuple[float, float]:
+        """Epsilon and delta of all fits together; ``(inf, 1.0)`` if one was not private."""
+        if not self._is_private:
+            return np.inf, 1.0
+        return self._charge.epsilon(self._delta), self._delta
+
+    def add(self, plan: PrivacyPlan, is_private: bool) -> None:
+        """Count a fit before it begins, and warn about the sum at some numbers of fits."""
+        with self._lock:
+            if not is_private:
+                self._n_fits += 1
+                self._is_private = False
+                return
+            own = _charge_of(plan)
+            charge = self._charge + own
+            delta = max(self._delta, plan.budget.delta or 0.0)
+            number = self._n_fits + 1
+            # Before it counts: where warnings are errors, the fit does not take place.
+            if self._must_tell_of_copies:
+                warnings.warn(
+                    "This estimator was pickled, as for other processes, so total_privacy_spent_ "
+                    "lacks the fits of its copies. Fits on the same records add up. With "
+                    "state_dir a ledger counts all of them.",
+                    stacklevel=4,
+                )
+            if _is_told(number) and self._is_private:
+                ten = (own * 10).epsilon(delta)
+                warnings.warn(
+                    f"This is fit {number} of an estimator and its clones. On the same records "
+                    f"they cost epsilon={charge.epsilon(delta):.3g} at delta={delta:.3g} together, "
+                    f"and ten fits like this one cost epsilon={ten:.3g}. Without state_dir no "
+                    "ledger limits them.",
+                    stacklevel=4,
+                )
+            self._must_tell_of_copies = False
+            self._charge = charge
+            self._delta = delta
+            self._n_fits = number
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the account itself: a copy of an estimator is fitted on the same records."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the content for a pickle, and remember to tell that its copy counts by itself."""
+        self._must_tell_of_copies = True
+        state = dict(vars(self))
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the content of a pickle."""
+        vars(self).update(state)
+        self._lock = Lock()
+
+
+def _is_told(number: int) -> bool:
+    """Return whether a warning says what so many fits cost: 2, 10, 100, 1000 and so on."""
+    digits = str(number)
+    return number == 2 or (number > 1 and digits == "1".ljust(len(digits), "0"))
+
+
+def _charge_of(plan: PrivacyPlan) -> Charge:
+    """Return what a private fit charges, for one record."""
+    _, of_record = price_of(plan.budget.unit, plan.rounds).whole
+    return of_record
+
+
+# --------------------------------------------------------------------------- bounds
+
+
+def _names_of(X: Any, n_features: int) -> list[Any]:
+    """Return the names of a table's columns, which need not be text, or else their numbers."""
+    names = getattr(X, "column_names", None)  # of pyarrow, whose `columns` are no names
+    if names is None:
+        names = getattr(X, "columns", None)
+    if names is None or callable(names) or len(names) != n_features:
+        return list(range(n_features))
+    return list(names)
+
+
+def _read_bounds(bounds: Any, names: Sequence[Any]) -> Box:
+    """Return the box of bounds in one of the forms that `PrivateKMeans` takes."""
+    n_features = len(names)
+    columns = None
+    if hasattr(bounds, "keys"):
+        columns = _as_text(names)
+        readings = [_as_pairs(_in_order(bounds, names), n_features)]
+    elif isinstance(bounds, Bounds):
+        # These hold a single number as an array of one.
+        sides = [
+            np.squeeze(side) if np.size(side) == 1 else side for side in (bounds.lb, bounds.ub)
+        ]
+        readings = [_as_sides(sides, n_features)]
+    elif isinstance(bounds, list | tuple) or (isinstance(bounds, np.ndarray) and bounds.ndim):
+        # A side may have names too, as a row of a table has.
+        rows = [_in_order(row, names) if hasattr(row, "keys") else row for row in bounds]
+        readings = [_as_sides(rows, n_features)]
+        if not any(hasattr(row, "keys") for row in bounds):
+            readings.append(_as_pairs(rows, n_features))
+    else:
+        readings = []
+    boxes: list[Box] = []
+    errors: list[str] = []
+    for reading in readings:
+        if reading is not None:
+            try:
+                boxes.append(Box(*reading, columns=columns))
+            except ConfigurationError as error:
+                errors.append(str(error))
+    if len(set(boxes)) == 1:
+        return boxes[0]
+    if boxes:
+        raise ConfigurationError(
+            "Expected bounds of two columns that can be read in one way, such as Box(lower, upper) "
+            f"or a dict from columns to (low, high). Got {shortened(bounds)}, which are other "
+            "bounds as (lower, upper) than as two (low, high)."
+        )
+    if errors:
+        # With two readings it is not known which one was meant.
+        detail = f": {errors[0]}" if len(errors) == 1 else "."
+        raise ConfigurationError(
+            "Expected bounds that are finite, with low below high in each column. Got "
+            f"{shortened(bounds)}{detail}"
+        )
+    raise ConfigurationError(
+        f"Expected {_FORMS}. Got {shortened(bounds)} for {n_features} columns."
+    )
+
+
+def _in_order(bounds: Any, names: Sequence[Any]) -> list[Any]:
+    """Return the values of a mapping, or of a row of a table, in the order of the columns."""
+    given = dict(bounds.items())
+    numbers = range(len(names))
+    for keys in (names, numbers):
+        # Names that come twice say nothing about which of the columns is which.
+        is_clear = len(given) == len(bounds.keys()) == len(names)
+        if is_clear and given.keys() == set(keys):
+            return [given[key] for key in keys]
+    raise ConfigurationError(
+        f"Expected bounds for the columns {shortened(list(names))} of X. "
+        f"Got {shortened(list(bounds.keys()))}."
+    )
+
+
+def _as_text(names: Sequence[Any]) -> list[str] | None:
+    """Return the names if a `Box` can have them."""
+    texts = [name for name in names if isinstance(name, str) and name and name.isprintable()]
+    return texts if len(texts) == len(names) else None
+
+
+def _as_sides(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | None:
+    """Return (lower, upper) if the rows have this form."""
+    if len(rows) != 2:
+        return None
+    sides = []
+    for row in rows:
+        side = _real_numbers(row)
+        if side is None or side.shape not in ((), (n_features,)):
+            return None
+        sides.append(np.broadcast_to(side, n_features))
+    return sides[0], sides[1]
+
+
+def _as_pairs(rows: Sequence[Any], n_features: int) -> tuple[Floats, Floats] | None:
+    """Return (lower, upper) if the rows are one (low, high) for each column."""
+    pairs = [_real_numbers(row) for row in rows]
+    if len(pairs) != n_features or any(pair is None or pair.shape != (2,) for pair in pairs):
+        return None
+    table = np.array(pairs, dtype=np.float64)
+    return table[:, 0], table[:, 1]
+
+
+def _real_numbers(values: Any) -> Floats | None:
+    """Return an array of numbers, or ``None``; text that spells numbers is none."""
+    if isinstance(values, np.ma.MaskedArray):
+        return None
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        return None
+    return array.astype(np.float64) if array.dtype.kind in "iuf" else None
+
+
+# --------------------------------------------------------------------------- distances
+
+
+def _distances(records: Floats, centroids: Floats) -> Floats:
+    """Return the distance of each record to each centroid, (n, k), from their differences.
+
+    The quicker expansion of squares loses the digits of records that are far from 0.
+    """
+    distances: Floats = cdist(records, centroids)
+    is_safe = (distances > _SMALLEST_DISTANCE) & (distances < _LARGEST_DISTANCE)
+    for j in np.flatnonzero(~is_safe.all(axis=0)):
+        rows = np.flatnonzero(~is_safe[:, j])
+        differences = np.abs(records[rows] - centroids[j])
+        largest = differences.max(axis=1)
+        scale = np.where((largest > 0) & (largest < np.inf), largest, 1.0)
+        distances[rows, j] = scale * np.linalg.norm(differences / scale[:, None], axis=1)
+    return distances
+
+
+# --------------------------------------------------------------------------- ledgers
+
+
+def _starts_privately(options: Mapping[str, Any] | None) -> bool:
+    """Return whether no fit that was not private gives the initial centroids."""
+    report = getattr((options or {}).get("initial"), "report", None)
+    return not isinstance(report, Report) or report.guarantee_holds
 
 
 def _require_room(state_dir: str | PathLike[str], plan: PrivacyPlan, limit: Limit) -> None:

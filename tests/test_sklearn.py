@@ -1,14 +1,17 @@
 """PrivateKMeans, the scikit-learn estimator."""
 
+import copy
 import pickle
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import Bounds
 from sklearn.base import clone
 from sklearn.cluster import KMeans
 from sklearn.exceptions import FitFailedWarning
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -23,10 +26,13 @@ from flower_kmeans.errors import (
     RunError,
     TooFewClientsError,
 )
+from flower_kmeans.privacy.budget import PrivacyBudget
+from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.privacy.ledger_file import FILE_NAME
 from flower_kmeans.protocol.session import LedgerMemory
 from flower_kmeans.sklearn import PrivateKMeans
+from flower_kmeans.strategies import SynopsisKMeans
 
 NEW_NOISE = "The check fits twice and compares: every fit draws new noise, whatever random_state."
 EXPECTED_FAILURES = {
@@ -48,8 +54,15 @@ LABELS = np.repeat(np.arange(3), 400)
 
 
 def estimator(**changes):
-    given = {"n_clusters": 3, "bounds": (-10, 10), "random_state": 0, **changes}
+    given = {"n_clusters": 3, "bounds": (-10, 10), "n_records": 1200, "random_state": 0, **changes}
     return PrivateKMeans(**given)
+
+
+def box_of(bounds, X):
+    """Return the lower and upper bounds that a fit without privacy used."""
+    fitted = estimator(n_clusters=2, bounds=bounds, epsilon=None, strategy="lloyd").fit(X)
+    domain = fitted.clustering_.domain
+    return list(domain.lower), list(domain.upper)
 
 
 @parametrize_with_checks(
@@ -127,11 +140,15 @@ def test_options_reach_the_strategy():
     [
         ({"bounds": None}, "Expected bounds as .lower, upper."),
         ({"bounds": ([0, 0, 0], [1, 1, 1])}, "for 2 columns"),
+        ({"n_records": None}, r"Expected n_records.*Got None with epsilon=1\.0"),
+        ({"n_records": 0}, "n_records"),
+        ({"epsilon": None, "state_dir": "ledger"}, "Expected a private epsilon.*Got None"),
         ({"strategy": "vertical"}, "Expected strategy in"),
         ({"strategy": "kmeans"}, "Got 'kmeans'"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"n_clusters": 0}, "n_clusters"),
-        ({"max_total_epsilon": 0.5}, "Expected state_dir"),
+        ({"max_total_epsilon": 0.5}, r"Expected state_dir.*Got None with max_total_epsilon=0\.5"),
+        ({"max_total_delta": 1e-9, "epsilon": None}, "with max_total_delta=1e-09"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(changes, message):
@@ -151,6 +168,294 @@ def test_columns_are_those_of_the_bounds():
     ):
         with pytest.raises(DataError, match="columns"):
             estimator(bounds=bounds).fit(records)
+
+
+FRAME = pd.DataFrame({"a": [0.0, 1.0, 2.0], "b": [10.0, 20.0, 30.0], "c": [-1.0, 0.0, 1.0]})
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ([0, 10, -1], [2, 30, 1]),
+        np.array([[0, 10, -1], [2, 30, 1]]),
+        [(0, 2), (10, 30), (-1, 1)],
+        np.array([[0, 2], [10, 30], [-1, 1]]),
+        Bounds([0, 10, -1], [2, 30, 1]),
+        {"c": (-1, 1), "a": (0, 2), "b": [10, 30]},
+        {2: (-1, 1), 1: (10, 30), 0: (0, 2)},
+        pd.DataFrame({"c": [-1, 1], "b": [10, 30], "a": [0, 2]}),
+        (pd.Series({"c": -1, "b": 10, "a": 0}), pd.Series({"a": 2, "b": 30, "c": 1})),
+        ({"c": -1, "b": 10, "a": 0}, [2, 30, 1]),
+    ],
+    ids=lambda bounds: type(bounds).__name__,
+)
+def test_every_form_of_bounds_is_read_by_columns(bounds):
+    assert box_of(bounds, FRAME) == ([0, 10, -1], [2, 30, 1])
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ((-1, 40), ([-1, -1], [40, 40])),
+        (np.array([-1, 40]), ([-1, -1], [40, 40])),
+        (Bounds(-1, 40), ([-1, -1], [40, 40])),
+        ((-1, [2, 30]), ([-1, -1], [2, 30])),
+        # One of the readings alone gives bounds, or both give the same.
+        ([(0, 2), (0, 30)], ([0, 0], [2, 30])),
+        ([[0, 0], [2, 30]], ([0, 0], [2, 30])),
+        ([(0, 10), (10, 30)], ([0, 10], [10, 30])),
+        # Names say which rows are sides.
+        (({"a": 0, "b": 10}, {"a": 2, "b": 30}), ([0, 10], [2, 30])),
+        (Bounds([0, 10], [2, 30]), ([0, 10], [2, 30])),
+    ],
+)
+def test_bounds_of_two_columns(bounds, expected):
+    assert box_of(bounds, FRAME[["a", "b"]]) == expected
+
+
+@pytest.mark.parametrize("bounds", [([0, 10], [2, 30]), [(0, 10), (2, 30)], [[0, 10], [2, 30]]])
+def test_two_rows_that_are_other_bounds_when_read_the_other_way_are_refused(bounds):
+    for given in (bounds, np.array(bounds)):
+        with pytest.raises(ConfigurationError, match=r"read in one way, such as Box.*Got .*0"):
+            box_of(given, FRAME[["a", "b"]])
+    box = Box(*bounds)
+    assert box_of(box, FRAME[["a", "b"]]) == (list(box.lower), list(box.upper))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ([(0, 2)] * 2, "Expected bounds as .* for 3 columns"),
+        ([(0, 2)] * 4, "for 3 columns"),
+        ([(0, 2), (0, 2), (0, 1, 2)], "for 3 columns"),
+        (([0], [2]), "for 3 columns"),
+        (Bounds([0, 10], [2, 30]), "for 3 columns"),
+        (Bounds(), "finite"),
+        ([(None, 2)] * 3, "for 3 columns"),
+        ((0, np.nan), "finite.*nan in column 0"),
+        ([(0, 2), (10, np.inf), (-1, 1)], "finite.*inf in column 1"),
+        ([(0, 2), (30, 10), (-1, 1)], r"low below high.*lower=30\.0 and upper=10\.0 in column 1"),
+        ((2, 2), "low below high"),
+        ("02", "Got '02'"),
+        (("0", "2"), "for 3 columns"),
+        ([(False, True)] * 3, "for 3 columns"),
+        (zip((0, 10, -1), (2, 30, 1), strict=True), "Got <zip"),
+        ({0, 2}, "for 3 columns"),
+        (5, "Got 5"),
+        (np.array(5), "for 3 columns"),
+        (np.ma.masked_array([[0, 2]] * 3, [[True, False]] * 3), "for 3 columns"),
+        ({"a": (0, 2), "b": (10, 30)}, r"columns \['a', 'b', 'c'\] of X. Got \['a', 'b'\]"),
+        ({"a": (0, 2), "b": (10, 30), "d": (-1, 1)}, "Got .*'d'"),
+        ({"a": 0, "b": 10, "c": -1}, "for 3 columns"),
+        ({"lower": [0, 10, -1], "upper": [2, 30, 1]}, "Got .'lower', 'upper'."),
+    ],
+    ids=repr,
+)
+def test_other_bounds_are_refused_with_the_reason(bounds, message):
+    with pytest.raises(ConfigurationError, match=message):
+        box_of(bounds, FRAME)
+
+
+def test_numbers_that_name_columns_are_their_names_before_their_places():
+    frame = FRAME[["a", "b"]].set_axis([1, 0], axis=1)
+    assert box_of({0: (10, 30), 1: (0, 2)}, frame) == ([0, 10], [2, 30])
+    twice = FRAME[["a", "b"]].set_axis(["a", "a"], axis=1)
+    with pytest.raises(ConfigurationError, match="of X"):
+        box_of({"a": (0, 30), "b": (0, 30)}, twice.to_numpy())
+
+
+def test_a_private_fit_counts_no_record():
+    """What is released of neighbours, and for how much, follows from public numbers alone."""
+    with pytest.raises(ConfigurationError) as first:
+        estimator(n_records=None).fit(RECORDS)
+    with pytest.raises(ConfigurationError) as second:
+        estimator(n_records=None).fit(RECORDS[1:])
+    assert str(first.value) == str(second.value)
+    for given in (100, 453, 10_000):
+        plans = set()
+        for records in (RECORDS, RECORDS[1:], RECORDS[:5]):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                fitted = estimator(n_clusters=15, n_records=given).fit(records)
+            plans.add(fitted.clustering_.report.plan)
+        expected = SynopsisKMeans(
+            15,
+            Box([-10] * 2, [10] * 2),
+            PrivacyBudget(1.0),
+            n_records=given,
+            trust="trusted-server",
+            min_clients=1,
+        )
+        assert plans == {expected.plan}
+
+
+def test_without_privacy_the_records_are_counted():
+    fitted = estimator(epsilon=None, n_records=None).fit(RECORDS)
+    assert fitted.clustering_.report.plan.n_records == len(RECORDS)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e8, 1.7e9, -1e12])
+@pytest.mark.parametrize("width", [1e-3, 1.0, 1e200])
+def test_distances_are_exact_wherever_the_records_are(offset, width):
+    records = (RECORDS * width / 10) + offset
+    # Bounds of some columns are far from 0, and of others not.
+    records[:, 1] -= offset
+    low = np.array([offset - 2 * width, -2 * width])
+    bounds = Box(low, low + 4 * width)
+    fitted = estimator(epsilon=None, bounds=bounds).fit(records)
+    differences = (records[:, None] - fitted.cluster_centers_) / width
+    expected = np.sqrt((differences**2).sum(axis=2))
+    found = fitted.transform(records) / width
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-300)
+    np.testing.assert_array_equal(found.argmin(axis=1), fitted.predict(records))
+
+
+def test_distances_of_equal_points_are_zero_and_of_the_farthest_finite():
+    fitted = estimator(epsilon=None).fit(RECORDS)
+    fitted.cluster_centers_ = np.array([[0.0, 0.0], [1e-300, 0.0], [-1e300, 1e300]])
+    found = fitted.transform([[0.0, 0.0], [1e-300, 0.0], [2e-300, 0.0]])
+    np.testing.assert_allclose(found[:, 0], [0, 1e-300, 2e-300], rtol=1e-12)
+    np.testing.assert_allclose(found[:, 1], [1e-300, 0, 1e-300], rtol=1e-12)
+    np.testing.assert_allclose(found[:, 2], np.sqrt(2) * 1e300, rtol=1e-12)
+
+
+def test_the_score_is_minus_the_cost_of_these_records():
+    fitted = estimator(epsilon=5.0).fit(RECORDS)
+    held_out = RECORDS[::7]
+    residuals = held_out - fitted.cluster_centers_[fitted.predict(held_out)]
+    assert fitted.score(held_out) == pytest.approx(-(residuals**2).sum())
+    assert fitted.score(held_out, y=LABELS[::7]) == fitted.score(held_out)
+    exact = KMeans(3, init=fitted.cluster_centers_, n_init=1, max_iter=1).fit(RECORDS)
+    exact.cluster_centers_ = fitted.cluster_centers_
+    assert fitted.score(held_out) == pytest.approx(exact.score(held_out))
+    assert "not private" in PrivateKMeans.score.__doc__
+
+
+def test_known_classes_change_nothing_and_weights_are_not_taken():
+    fitted = estimator(epsilon=None).fit(RECORDS, LABELS)
+    again = estimator(epsilon=None).fit(RECORDS, LABELS[::-1])
+    np.testing.assert_array_equal(fitted.cluster_centers_, again.cluster_centers_)
+    with pytest.raises(TypeError, match="sample_weight"):
+        estimator().fit(RECORDS, sample_weight=np.ones(len(RECORDS)))
+
+
+def composed(n_fits, delta=1e-6):
+    """Return the epsilon of fits with epsilon 1 each, from the textbook of Gaussian noise."""
+    return epsilon_of_mu(mu_of_budget(1.0, delta) * np.sqrt(n_fits), delta)
+
+
+def test_a_search_without_scoring_says_what_its_fits_cost_together():
+    """Three candidates, three folds and the last fit: ten fits."""
+    search = GridSearchCV(estimator(), {"n_clusters": [2, 3, 4]}, cv=3)
+    with pytest.warns(UserWarning, match="fits like this one") as told:
+        search.fit(RECORDS)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    texts = [str(warning.message) for warning in told]
+    assert [text.split(" of ")[0] for text in texts] == ["This is fit 2", "This is fit 10"]
+    assert f"cost epsilon={composed(2):.3g} at delta=1e-06 together" in texts[0]
+    for text in texts:
+        assert f"ten fits like this one cost epsilon={composed(10):.3g}" in text
+    for estimators in (search.best_estimator_, search.estimator):
+        epsilon, delta = estimators.total_privacy_spent_
+        assert (epsilon, delta) == (pytest.approx(composed(10), rel=1e-6), 1e-6)
+    assert search.best_estimator_.privacy_spent_[0] == pytest.approx(1.0)
+    assert search.score(RECORDS) == search.best_estimator_.score(RECORDS)
+
+
+def test_a_cross_validation_and_a_pipeline_count_their_fits():
+    base = estimator()
+    pipeline = make_pipeline(FunctionTransformer(lambda X: X / 2), base)
+    with pytest.warns(UserWarning, match="This is fit 2"):
+        scores = cross_val_score(pipeline, RECORDS, cv=3)
+    assert np.isfinite(scores).all()
+    assert base.total_privacy_spent_[0] == pytest.approx(composed(3), rel=1e-6)
+    assert estimator().total_privacy_spent_ == (0.0, 0.0)
+
+
+def test_fits_of_different_budgets_add_up_at_the_largest_delta(tmp_path):
+    """And to the same as a ledger says of them."""
+    pure = {"strategy": "sulloyd", "delta": 0.0, "epsilon": 0.5}
+    base = estimator(**pure).fit(RECORDS)
+    assert base.total_privacy_spent_ == (pytest.approx(0.5), 0.0)
+    with pytest.warns(UserWarning, match="epsilon=1 at delta=0 together"):
+        base.fit(RECORDS)
+    other = {"strategy": "synopsis", "delta": 1e-7, "epsilon": 1.0}
+    twin = clone(base).set_params(**other).fit(RECORDS)
+    charged = estimator(state_dir=tmp_path / "own", max_total_delta=1e-7)
+    for budget in (pure, pure, other):
+        charged.set_params(**budget).fit(RECORDS)
+    assert base.total_privacy_spent_ == charged.total_privacy_spent_
+    assert base.total_privacy_spent_[1] == 1e-7
+    twin.set_params(epsilon=None, delta=None).fit(RECORDS)
+    assert base.total_privacy_spent_ == (np.inf, 1.0)
+
+
+def test_a_fit_that_fails_counts_and_one_that_is_refused_does_not(monkeypatch):
+    base = estimator()
+    with pytest.raises(ConfigurationError):
+        base.set_params(n_clusters=0).fit(RECORDS)
+    assert base.total_privacy_spent_ == (0.0, 0.0)
+
+    def fails(*_, **__):
+        raise TooFewClientsError("No client answered.")
+
+    monkeypatch.setattr("flower_kmeans.sklearn.simulate", fails)
+    with pytest.raises(TooFewClientsError):
+        base.set_params(n_clusters=3).fit(RECORDS)
+    assert base.total_privacy_spent_[0] == pytest.approx(1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="This is fit 2"):
+            base.fit(RECORDS)
+    assert base.total_privacy_spent_[0] == pytest.approx(1.0)
+
+
+def test_copies_count_together_and_pickles_say_that_they_do_not():
+    base = estimator()
+    copied = copy.deepcopy(base.fit(RECORDS))
+    with pytest.warns(UserWarning, match="This is fit 2"):
+        copied.fit(RECORDS)
+    assert base.total_privacy_spent_ == copied.total_privacy_spent_
+    elsewhere = pickle.loads(pickle.dumps(base))  # noqa: S301 (made in this line)
+    for each in (base, elsewhere):
+        with pytest.warns(UserWarning, match="lacks the fits of its copies"):
+            each.fit(RECORDS)
+
+
+def test_with_a_ledger_the_total_is_that_of_the_ledger(tmp_path):
+    charged = estimator(state_dir=tmp_path / "own", max_total_epsilon=5.0)
+    assert charged.total_privacy_spent_ == (0.0, 1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search = GridSearchCV(charged, {"n_clusters": [2, 3, 4]}, cv=3).fit(RECORDS)
+    assert search.best_estimator_.total_privacy_spent_ == (
+        pytest.approx(composed(10), rel=1e-6),
+        1e-6,
+    )
+    assert spent_epsilon(tmp_path / "own", 1e-6) == charged.total_privacy_spent_[0]
+
+
+def test_a_start_from_a_fit_without_privacy_is_not_private(tmp_path):
+    start = {"initial": estimator(epsilon=None).fit(RECORDS).clustering_}
+    given = {"strategy": "fastlloyd", "options": start}
+    base = estimator(**given).fit(RECORDS)
+    assert base.privacy_spent_ == base.total_privacy_spent_ == (np.inf, 1.0)
+    with pytest.raises(ConfigurationError, match="Expected initial from a private run"):
+        estimator(**given, state_dir=tmp_path / "own").fit(RECORDS)
+    private = {"initial": estimator(strategy="fastlloyd").fit(RECORDS).clustering_}
+    fitted = estimator(strategy="fastlloyd", options=private, state_dir=tmp_path / "own")
+    assert fitted.fit(RECORDS).privacy_spent_[0] == pytest.approx(1.0)
+
+
+def test_no_fit_passes_a_ledger_for_free(tmp_path):
+    spent = estimator(state_dir=tmp_path / "own", max_total_epsilon=1.0).fit(RECORDS)
+    before = spent.total_privacy_spent_
+    for strategy in ("synopsis", "lloyd", "fastlloyd"):
+        with pytest.raises(ConfigurationError, match="Expected a private epsilon beside"):
+            clone(spent).set_params(epsilon=None, strategy=strategy).fit(RECORDS)
+    with pytest.raises(ConfigurationError, match="Lloyd, which is not private"):
+        clone(spent).set_params(strategy="lloyd").fit(RECORDS)
+    assert spent.total_privacy_spent_ == before
 
 
 def test_all_fits_are_charged_to_one_ledger_and_refused_beyond_its_limit(tmp_path):
@@ -195,8 +500,3 @@ def test_a_fit_that_fails_on_its_way_is_not_said_to_be_refused(tmp_path, monkeyp
         estimator(epsilon=0.5, state_dir=tmp_path / "own").fit(RECORDS)
     assert "max_total_epsilon" not in str(error.value)
     assert spent_epsilon(tmp_path / "own", 1e-6) > 0.4
-
-
-def test_a_search_without_scoring_is_refused():
-    with pytest.raises(TypeError, match="score"):
-        GridSearchCV(estimator(), {"n_clusters": [2, 3]}).fit(RECORDS)

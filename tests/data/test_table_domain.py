@@ -440,7 +440,7 @@ def test_what_was_read_off_records_has_no_private_budget():
     with pytest.raises(ConfigurationError, match="read off records"):
         GLloyd(2, read_off, PrivacyBudget(1.0), n_records=100)
     with pytest.raises(ConfigurationError, match="public knowledge"):
-        PrivateKMeans(2, bounds=read_off).fit(encoded({}, {}, {}))
+        PrivateKMeans(2, bounds=read_off, n_records=3).fit(encoded({}, {}, {}))
     assert Lloyd(2, read_off, n_records=100).domain is read_off
 
 
