@@ -7,7 +7,7 @@ from inspect import signature
 from os import PathLike
 from reprlib import repr as shortened
 from threading import Lock
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -64,7 +64,8 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
     estimator and its clones cost together, and a warning says it at the 2nd, 10th, 100th, ... fit.
 
     A search without ``scoring`` takes `score`, which is exact. So its choice among fits, and the
-    scores that it keeps, are not private.
+    scores that it keeps, are not private. For a choice of the number of clusters within one budget
+    see ``n_clusters``.
 
     Parameters
     ----------
@@ -205,6 +206,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         if report.guarantee_holds and report.epsilon is not None and report.delta is not None:
             epsilon, delta = report.epsilon, report.delta
         self.privacy_spent_ = (epsilon, delta)
+        self._own_account().is_fitted = True
         self.cluster_centers_ = self.clustering_.centroids
         self.cluster_counts_ = self.clustering_.counts
         return self
@@ -232,7 +234,8 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
 
         The cost is the sum of squared distances of all records to the centroid that `predict` gives
         them, in squared units of ``X``: minus `Clustering.inertia`, as ``KMeans.score``. Whoever
-        sees it, or a choice that was made by it, learns about ``X`` beyond the budget.
+        sees it, or a choice that was made by it, learns about ``X`` beyond the budget. The cost
+        falls with further clusters, so it compares fits with one number of clusters.
 
         Parameters
         ----------
@@ -250,25 +253,26 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
 
         With ``state_dir`` these are all charges of the ledger, at ``max_total_delta``. Without it
         they are the fits of this estimator and of its clones in this process, at the largest delta
-        of them, also those that failed on their way. Fits of pickled copies, as in a search with
-        several processes, and of other estimators are not counted. It is ``(inf, 1.0)`` if a fit
-        was not private.
+        of them, also those that failed on their way; fits of other estimators are not counted. It
+        is ``(inf, 1.0)`` if a fit was not private, or if one of them was pickled before it was
+        fitted, as a search with several processes does: those fits are counted by a ledger alone.
         """
         if self.state_dir is None:
-            return self._shared_account().total
+            return self._own_account().sums.total
         delta = self._limit().delta
         return spent_epsilon(self.state_dir, delta) or 0.0, delta
 
     def __sklearn_clone__(self) -> Self:
-        """Return a clone as of any estimator, which shares the account of its fits with this."""
+        """Return a clone as of any estimator, whose fits are counted with those of this one."""
         twin: Self = super().__sklearn_clone__()
-        twin._account = self._shared_account()
+        twin._account = _Account(self._own_account().sums)
         return twin
 
-    def _shared_account(self) -> "_Account":
+    def _own_account(self) -> "_Account":
         # Not made by __init__, which may set nothing but its arguments.
-        account: _Account = vars(self).setdefault("_account", _Account())
-        return account
+        if not hasattr(self, "_account"):
+            self._account = _Account(_Sums())
+        return self._account
 
     def _require_public_parameters(self) -> None:
         """Require that no parameter of a private fit has to be counted, and no fit to be free."""
@@ -301,7 +305,7 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         policy = ClientPolicy.for_simulation()
         if self.state_dir is None:
             is_private = strategy.plan.is_private and _starts_privately(self.options)
-            self._shared_account().add(strategy.plan, is_private)
+            self._own_account().sums.add(strategy.plan, is_private)
         else:
             limit = self._limit()
             policy = replace(
@@ -337,11 +341,10 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         return _read_bounds(self.bounds, _names_of(X, n_features))
 
 
-class _Account:
-    """Sum of what the fits of an estimator and its clones cost together, without a ledger.
+class _Sums:
+    """What the fits of an estimator and its clones cost together, without a ledger."""
 
-    Clones share one account, as long as they stay in one process.
-    """
+    _is_told_here: ClassVar[bool] = False  # whether this process was warned about copies
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -349,55 +352,65 @@ class _Account:
         self._delta = 0.0
         self._n_fits = 0
         self._is_private = True
-        self._must_tell_of_copies = False  # which count their fits themselves
+        self._is_complete = True  # no fit takes place where it is not counted
+        self._is_copy = False  # in another process than where it began, or read from a file
+        self._must_tell = False  # that it has become incomplete
 
     @property
     def total(self) -> tuple[float, float]:
-        """Epsilon and delta of all fits together; ``(inf, 1.0)`` if one was not private."""
-        if not self._is_private:
+        """Epsilon and delta of all fits, ``(inf, 1.0)`` if they have no bound that is known."""
+        if not (self._is_private and self._is_complete):
             return np.inf, 1.0
         return self._charge.epsilon(self._delta), self._delta
 
     def add(self, plan: PrivacyPlan, is_private: bool) -> None:
         """Count a fit before it begins, and warn about the sum at some numbers of fits."""
         with self._lock:
+            number = self._n_fits + 1
             if not is_private:
-                self._n_fits += 1
                 self._is_private = False
+                self._n_fits = number
                 return
             own = _charge_of(plan)
             charge = self._charge + own
             delta = max(self._delta, plan.budget.delta or 0.0)
-            number = self._n_fits + 1
             # Before it counts: where warnings are errors, the fit does not take place.
-            if self._must_tell_of_copies:
-                warnings.warn(
-                    "This estimator was pickled, as for other processes, so total_privacy_spent_ "
-                    "lacks the fits of its copies. Fits on the same records add up. With "
-                    "state_dir a ledger counts all of them.",
-                    stacklevel=4,
-                )
-            if _is_told(number) and self._is_private:
-                ten = (own * 10).epsilon(delta)
+            if not self._is_complete:
+                self._tell_of_copies()
+            elif self._is_private and _is_told(number):
+                forecast = ""
+                if number < 10:
+                    ten = (own * 10).epsilon(delta)
+                    forecast = f", and ten fits like this one would cost epsilon={ten:.3g}"
                 warnings.warn(
                     f"This is fit {number} of an estimator and its clones. On the same records "
-                    f"they cost epsilon={charge.epsilon(delta):.3g} at delta={delta:.3g} together, "
-                    f"and ten fits like this one cost epsilon={ten:.3g}. Without state_dir no "
-                    "ledger limits them.",
+                    f"they cost epsilon={charge.epsilon(delta):.3g} at delta={delta:.3g} together"
+                    f"{forecast}. Without state_dir no ledger limits them.",
                     stacklevel=4,
                 )
-            self._must_tell_of_copies = False
             self._charge = charge
             self._delta = delta
             self._n_fits = number
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return the account itself: a copy of an estimator is fitted on the same records."""
-        return self
+    def lose_count(self) -> None:
+        """Know that fits may take place elsewhere, which are not counted."""
+        self._is_complete = False
+        self._must_tell = True
+
+    def _tell_of_copies(self) -> None:
+        # Each task of a search has a copy of its own in a worker, which warns once for all.
+        if self._must_tell and not (self._is_copy and _Sums._is_told_here):
+            warnings.warn(
+                "This estimator was pickled before it was fitted, as for other processes, and the "
+                "fits of its copies are not counted: total_privacy_spent_ is (inf, 1.0). Fits on "
+                "the same records add up. With state_dir a ledger counts and limits all of them.",
+                stacklevel=5,
+            )
+            _Sums._is_told_here = True
+        self._must_tell = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the content for a pickle, and remember to tell that its copy counts by itself."""
-        self._must_tell_of_copies = True
+        """Return the content for a pickle, without the lock."""
         state = dict(vars(self))
         del state["_lock"]
         return state
@@ -406,6 +419,26 @@ class _Account:
         """Take the content of a pickle."""
         vars(self).update(state)
         self._lock = Lock()
+        self._is_copy = True
+
+
+class _Account:
+    """One estimator's account with the sums that it shares with its clones."""
+
+    def __init__(self, sums: _Sums, is_fitted: bool = False) -> None:
+        self.sums = sums
+        self.is_fitted = is_fitted
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Account":
+        """Return an account with the same sums, as a copied estimator has the same records."""
+        return _Account(self.sums, self.is_fitted)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the content for a pickle."""
+        # A fitted estimator is pickled to be kept or used, any other to be fitted elsewhere.
+        if not self.is_fitted:
+            self.sums.lose_count()
+        return dict(vars(self))
 
 
 def _is_told(number: int) -> bool:

@@ -260,8 +260,11 @@ def test_numbers_that_name_columns_are_their_names_before_their_places():
     frame = FRAME[["a", "b"]].set_axis([1, 0], axis=1)
     assert box_of({0: (10, 30), 1: (0, 2)}, frame) == ([0, 10], [2, 30])
     twice = FRAME[["a", "b"]].set_axis(["a", "a"], axis=1)
-    with pytest.raises(ConfigurationError, match="of X"):
-        box_of({"a": (0, 30), "b": (0, 30)}, twice.to_numpy())
+    for named in ({"a": (0, 30)}, {"a": (0, 30), "b": (0, 30)}):
+        with pytest.raises(ConfigurationError, match=r"columns \['a', 'a'\] of X"):
+            box_of(named, twice)
+    with pytest.raises(ConfigurationError, match=r"columns \[0, 1\] of X. Got \['a', 'b'\]"):
+        box_of({"a": (0, 2), "b": (10, 30)}, frame.to_numpy())
 
 
 def test_a_private_fit_counts_no_record():
@@ -347,14 +350,14 @@ def composed(n_fits, delta=1e-6):
 def test_a_search_without_scoring_says_what_its_fits_cost_together():
     """Three candidates, three folds and the last fit: ten fits."""
     search = GridSearchCV(estimator(), {"n_clusters": [2, 3, 4]}, cv=3)
-    with pytest.warns(UserWarning, match="fits like this one") as told:
+    with pytest.warns(UserWarning, match="This is fit") as told:
         search.fit(RECORDS)
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     texts = [str(warning.message) for warning in told]
     assert [text.split(" of ")[0] for text in texts] == ["This is fit 2", "This is fit 10"]
-    assert f"cost epsilon={composed(2):.3g} at delta=1e-06 together" in texts[0]
-    for text in texts:
-        assert f"ten fits like this one cost epsilon={composed(10):.3g}" in text
+    assert f"they cost epsilon={composed(2):.3g} at delta=1e-06 together" in texts[0]
+    assert f"ten fits like this one would cost epsilon={composed(10):.3g}" in texts[0]
+    assert f"they cost epsilon={composed(10):.3g} at delta=1e-06 together. " in texts[1]
     for estimators in (search.best_estimator_, search.estimator):
         epsilon, delta = estimators.total_privacy_spent_
         assert (epsilon, delta) == (pytest.approx(composed(10), rel=1e-6), 1e-6)
@@ -410,16 +413,35 @@ def test_a_fit_that_fails_counts_and_one_that_is_refused_does_not(monkeypatch):
     assert base.total_privacy_spent_[0] == pytest.approx(1.0)
 
 
-def test_copies_count_together_and_pickles_say_that_they_do_not():
+def test_copies_count_together_and_a_fitted_pickle_goes_on():
     base = estimator()
     copied = copy.deepcopy(base.fit(RECORDS))
     with pytest.warns(UserWarning, match="This is fit 2"):
         copied.fit(RECORDS)
     assert base.total_privacy_spent_ == copied.total_privacy_spent_
-    elsewhere = pickle.loads(pickle.dumps(base))  # noqa: S301 (made in this line)
-    for each in (base, elsewhere):
-        with pytest.warns(UserWarning, match="lacks the fits of its copies"):
+    kept = pickle.loads(pickle.dumps(base))  # noqa: S301 (made in this line)
+    assert kept.total_privacy_spent_ == base.total_privacy_spent_
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copy.deepcopy(estimator()).fit(RECORDS)
+        kept.fit(RECORDS)
+    assert kept.total_privacy_spent_[0] == pytest.approx(composed(3), rel=1e-6)
+
+
+def test_fits_in_other_processes_have_no_total_without_a_ledger(monkeypatch):
+    monkeypatch.setattr("flower_kmeans.sklearn._Sums._is_told_here", False)
+    base = estimator().fit(RECORDS)
+    # As a search with several processes does for each of its tasks.
+    sent = [pickle.loads(pickle.dumps(clone(base))) for _ in range(3)]  # noqa: S301 (own pickles)
+    assert base.total_privacy_spent_ == (np.inf, 1.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for each in (*sent, base, base):
             each.fit(RECORDS)
+            assert each.total_privacy_spent_ == (np.inf, 1.0)
+            assert each.privacy_spent_[0] == pytest.approx(1.0)
+    # Once for all tasks of a worker, and once in the process of the search.
+    assert ["pickled before it was fitted" in str(each.message) for each in told] == [True, True]
 
 
 def test_with_a_ledger_the_total_is_that_of_the_ledger(tmp_path):
