@@ -1,28 +1,185 @@
-"""Files that the library writes: who may read them, and names from data files in them."""
+"""Files that the library writes: whole or not at all, who may read them, and names in them."""
 
+import errno
+import io
 import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from types import TracebackType
+from typing import Any, BinaryIO, cast
 
 from flower_kmeans.errors import ConfigurationError
 
 _FORMULA = ("=", "+", "-", "@")
+_ELSEWHERE = "or name another place"
+_CURES = {
+    errno.ENOSPC: f"make room there, {_ELSEWHERE}",
+    errno.EDQUOT: f"make room within the quota of this user, {_ELSEWHERE}",
+    errno.EFBIG: f"let this user write larger files, {_ELSEWHERE}",
+    errno.EACCES: f"let this user write there, {_ELSEWHERE}",
+    errno.EPERM: f"let this user write there, {_ELSEWHERE}",
+    errno.EROFS: "name a place that is not read-only",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "name a place in a directory",
+    errno.ENOENT: "make its directory first",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EIO: "look after the disk, which fails",
+    errno.EMFILE: "let this user open more files (ulimit -n)",
+    errno.ENFILE: "close other programs: the machine has too many open files",
+}
+"""What helps against an error of the machine, by its number."""
 
 
-def open_private(path: str | os.PathLike[str]) -> BinaryIO:
+def reason_and_cure(error: OSError) -> str:
+    """Return why the machine refused, and what helps, as ``REASON: CURE``."""
+    reason = error.strerror or str(error) or type(error).__name__
+    # Of Python's own error where no temporary directory can be used: its text is the reason.
+    if error.errno == errno.ENOENT and "temporary directory" in reason:
+        return f"{reason}: make room in one of these, or name another one in TMPDIR"
+    cure = _CURES.get(error.errno or 0)
+    return reason if cure is None else f"{reason}: {cure}"
+
+
+class _Recorded(io.FileIO):
+    """A file that remembers the error of a write, which writers above it may hide."""
+
+    failed: OSError | None = None
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+
+
+class _PrivateFile:
+    """A new file beside its place, to which it is renamed at the end of ``with``.
+
+    An error leaves what was there before, and no new file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            _require_replaceable(path)
+            # Mode 0600 from the first moment, and a name that nobody has.
+            number, name = tempfile.mkstemp(".part", f".{path.name[:64]}.", path.parent)
+        except OSError as error:
+            raise self._error(error) from None
+        self._part = Path(name)
+        self._raw = _Recorded(number, "w")
+        self._file = io.BufferedWriter(self._raw)
+
+    def __enter__(self) -> BinaryIO:
+        return cast(BinaryIO, self._file)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        except OSError as failed:
+            raise self._error(self._raw.failed or failed) from None
+        finally:
+            # After an error; there is none left otherwise.
+            with suppress(OSError, ValueError):
+                self._file.close()
+            with suppress(OSError):
+                self._raw.close()
+            with suppress(OSError):
+                self._part.unlink(missing_ok=True)
+        # Whatever a library made of it. An interrupt stays one.
+        if self._raw.failed is not None and isinstance(error, Exception):
+            raise self._error(self._raw.failed) from None
+
+    def _finish(self) -> None:
+        """Give the file its name, once all of it is on the disk."""
+        if self._raw.failed is not None:  # and a library went on
+            raise self._raw.failed
+        if not self._file.closed:  # a library may have closed it
+            self._file.flush()
+            _sync(self._raw.fileno())
+            self._file.close()
+        # A link is replaced, and not followed.
+        os.replace(self._part, self._path)
+
+    def _error(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(
+            f"Expected a file that can be written. Got {self._path}: {reason_and_cure(error)}."
+        )
+
+
+def _require_replaceable(path: Path) -> None:
+    """Refuse what is there and is neither a file nor a link, such as a directory or a device."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        raise OSError(errno.EINVAL, "It is not an ordinary file")
+
+
+def _sync(number: int) -> None:
+    """Wait until a file is on its disk: some file systems find out only here that it is full."""
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # it cannot wait
+            raise
+
+
+def open_private(path: str | os.PathLike[str]) -> _PrivateFile:
     """Open a new binary file, its owner's alone to read and write, in place of what was there.
 
-    A `ConfigurationError` if that cannot be, as where a directory has the name.
+    It has its name from the end of ``with`` on, when all of it is written. After an error, what
+    was there before is still there. A `ConfigurationError` if that cannot be, as where a directory
+    has the name or the disk is full.
+    """
+    return _PrivateFile(Path(path))
+
+
+@contextmanager
+def written_together(output: Path, names: tuple[str, ...]) -> Iterator[Path]:
+    """Yield a directory for the files of one run, which take their places in ``output`` at the end.
+
+    Of these names, those that the run did not write are removed there: they are of a run before.
+    After an error nothing in ``output`` is changed.
     """
     try:
-        # A new file, since an old one keeps its mode, and a link would be followed.
-        Path(path).unlink(missing_ok=True)
-        # "x" fails if somebody puts a file there in between; the mode holds from the first moment.
-        return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+        place = Path(tempfile.mkdtemp(".part", ".run.", output))
     except OSError as error:
         raise ConfigurationError(
-            f"Expected a file that can be written. Got {path}: {error.strerror}."
+            f"Expected output to be a directory that can be written to. "
+            f"Got {output} instead: {reason_and_cure(error)}."
         ) from None
+    try:
+        yield place
+        for name in names:
+            if (place / name).exists():
+                os.replace(place / name, output / name)
+            else:
+                (output / name).unlink(missing_ok=True)
+    except ConfigurationError as error:
+        # The user knows the place where the file would be, and not the one where it was written.
+        raise type(error)(str(error).replace(str(place), str(output))) from None
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected a file that can be written. "
+            f"Got {error.filename2 or error.filename or output}: {reason_and_cure(error)}."
+        ) from None
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def printable(text: str) -> str:
@@ -55,5 +212,5 @@ def prepare_directory(output: Path) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"Expected output to be a directory that can be written to. "
-            f"Got {output} instead: {error.strerror}."
+            f"Got {output} instead: {reason_and_cure(error)}."
         ) from None

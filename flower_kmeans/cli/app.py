@@ -17,19 +17,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from flower_kmeans.cli.options import (
     Engine,
     Settings,
     StrategyCommand,
+    escape_what_cannot_be_printed,
     even_widths,
     listed,
     one_sentence,
     placeholders,
+    print_error,
+    sentence_of,
     with_settings,
 )
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.files import prepare_directory, printable
+from flower_kmeans.files import prepare_directory, printable, written_together
 from flower_kmeans.version import __version__
 
 if TYPE_CHECKING:
@@ -38,8 +42,23 @@ if TYPE_CHECKING:
 
     OnRound = Callable[[RoundInfo], None]
 
+
+class _Commands(TyperGroup):
+    """All commands; nothing that a terminal or a disk refuses ends one with a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command that the arguments name."""
+        escape_what_cannot_be_printed()
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:  # of what is printed outside of a command, such as its help
+            print_error(sentence_of(error))
+            sys.exit(1)
+
+
 app = typer.Typer(
     name="flower-kmeans",
+    cls=_Commands,
     help="Private, federated k-means for the Flower framework.",
     no_args_is_help=True,
     add_completion=False,
@@ -137,7 +156,7 @@ def simulate(
     from flower_kmeans.progress import ProgressBar
     from flower_kmeans.report.html import elbow_shown, html_report
     from flower_kmeans.simulation import simulate as run
-    from flower_kmeans.simulation.engines import choose_engine
+    from flower_kmeans.simulation.engines import choose_engine, started
 
     console, private = Console(highlight=False), settings.is_private
     seed = settings.given.get("seed", 0)
@@ -188,28 +207,30 @@ def simulate(
         # That of a photograph is public, and all parties with columns know theirs.
         parameters["n_records"] = source.n_records or len(source.records)
     chosen = settings.make(box, **parameters)
-    place = choose_engine(chosen, engine.value)
+    wanted = choose_engine(chosen, engine.value)
     # Before the run, which may take long: an output that cannot be written must not waste it.
     prepare_directory(output)
-    console.print(
-        Text(
-            f"{printable(source.name)}: {_number(len(source.records), 'record')} of "
-            f"{_number(len(partitions), 'party' if parties else 'client')}, "
-            f"{_number(len(source.columns), 'column')}; "
-            f"{type(chosen).__name__}, {_planned_clusters(chosen)}, engine {place}"
-        ),
-        soft_wrap=True,
-    )
-    for note in chosen.plan.notes:
-        console.print(Text(note, style="bold"), soft_wrap=True)
     start = time.perf_counter()
-    with ProgressBar(console) as bar, _quiet(verbose):
-        clustering = run(
-            chosen,
-            partitions,
-            engine=place,
-            on_round=_round_printer(console, bar, "party" if parties else "client"),
+    is_free = engine is Engine.AUTO
+    with _quiet(verbose), started(wanted, or_here=is_free) as (place, other_engine):
+        console.print(
+            Text(
+                f"{printable(source.name)}: {_number(len(source.records), 'record')} of "
+                f"{_number(len(partitions), 'party' if parties else 'client')}, "
+                f"{_number(len(source.columns), 'column')}; "
+                f"{type(chosen).__name__}, {_planned_clusters(chosen)}, engine {place}"
+            ),
+            soft_wrap=True,
         )
+        for note in filter(None, (other_engine, *chosen.plan.notes)):
+            console.print(Text(note, style="bold"), soft_wrap=True)
+        with ProgressBar(console) as bar:
+            clustering = run(
+                chosen,
+                partitions,
+                engine=place,
+                on_round=_round_printer(console, bar, "party" if parties else "client"),
+            )
     seconds = time.perf_counter() - start
     inertia = clustering.inertia(source.records) / len(source.records)
     n_clusters = len(clustering.centroids)
@@ -244,16 +265,17 @@ def simulate(
     if clustering.synopsis is not None:
         facts["elbow"] = elbow_shown(clustering.synopsis, n_clusters).to_dict()
     facts["page"] = {"facts": told, "not_private": not_private, "sizes": sizes}
-    files = out.write_page(output, page)
-    files += out.write_report(output, clustering.report.to_dict() | facts)
-    files += out.write_centroids(output, clustering, source.columns, read_off)
     privacy = f"epsilon {clustering.report.epsilon:.4g}" if private else "not private"
     caption = f"after: {n_clusters} colours, {privacy}"
-    picture = "none: it needs two columns"
-    if len(source.columns) > 1:
-        picture = "none: it needs matplotlib (pip install 'flower-kmeans[plots]')"
-    if source.draw(output / "picture.png", clustering, caption):
-        picture = "picture.png, which shows the records themselves"
+    missing = source.lacks_for_picture()
+    picture = missing or f"{out.PICTURE}, which shows the records themselves"
+    # All together, so that a full disk leaves the results of an earlier run as they were.
+    with written_together(output, out.FILES) as place_of_files:
+        files = out.write_page(place_of_files, page)
+        files += out.write_report(place_of_files, clustering.report.to_dict() | facts)
+        files += out.write_centroids(place_of_files, clustering, source.columns, read_off)
+        if missing is None:
+            source.draw(place_of_files / out.PICTURE, clustering, caption)
     out.print_warnings(console, clustering.report, statements)
     noted = " (NOT PRIVATE: bounds are from the records)" if not_private else ""
     lines = {

@@ -128,7 +128,6 @@ def assign(found: Found, data: Path, output: Path) -> Assigned:
     if output.exists() and output.samefile(data):
         raise ConfigurationError(f"Expected an output beside the data. Got {output} for both.")
     make = csv.CSVWriter if output.suffix.lower() == ".csv" else parquet.ParquetWriter
-    part = output.with_name(f".{output.name}.part")
     n_records, n_without = 0, 0
     unread = list(found.inputs) if isinstance(found.domain, TableDomain) else []
     with ExitStack() as stack:
@@ -151,9 +150,7 @@ def assign(found: Found, data: Path, output: Path) -> Assigned:
             _require_columns(schema.names, found, data)
             for name, kind in zip(ADDED, (pa.int64(), pa.float64()), strict=True):
                 schema = schema.append(pa.field(name, kind))
-            # Only a whole output has its name: half of one would look like all.
-            stack.callback(part.unlink, missing_ok=True)
-            with open_private(part) as file, make(file, schema) as writer:
+            with open_private(output) as file, make(file, schema) as writer:
                 for batch in batches:
                     labels, distances, missing = _clusters(batch, found)
                     added = pa.array(labels, mask=missing), pa.array(distances, mask=missing)
@@ -163,7 +160,6 @@ def assign(found: Found, data: Path, output: Path) -> Assigned:
                     n_without += int(np.count_nonzero(missing))
                     if isinstance(found.domain, TableDomain):
                         unread = found.domain.unread(batch, unread)
-            part.replace(output)
         except (pa.ArrowException, UnicodeError):
             # The reader's own text quotes the cell it failed on.
             raise DataError(

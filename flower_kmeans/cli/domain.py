@@ -19,6 +19,7 @@ from flower_kmeans.data.records import as_number
 from flower_kmeans.data.table_domain import Category, Date, Number, TableDomain, category_of
 from flower_kmeans.data.tables import read_columns
 from flower_kmeans.errors import ConfigurationError, KMeansError
+from flower_kmeans.files import reason_and_cure
 
 Column = Number | Category | Date
 T = TypeVar("T")
@@ -32,11 +33,16 @@ def write(domain: TableDomain, path: Path) -> None:
     Its owner alone may read one that was read off records.
     """
     mode = 0o600 if domain.from_records else 0o666
+    is_begun = False
     try:
+        # New: what is there, also since it was looked for, is not replaced.
         with open(path, "xb", opener=lambda at, how: os.open(at, how, mode)) as file:
+            is_begun = True
             file.write(domain.to_toml().encode())
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from None
+        if is_begun:
+            path.unlink(missing_ok=True)  # half of a file would declare half of the columns
+        raise ConfigurationError(f"{path} cannot be written: {reason_and_cure(error)}.") from None
 
 
 def ask() -> TableDomain:

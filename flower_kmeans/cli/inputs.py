@@ -14,6 +14,7 @@ from flower_kmeans.data import datasets
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.extras import require
 from flower_kmeans.report.clustering import Clustering
 
 DEFAULT_CLIENTS = 20
@@ -155,6 +156,20 @@ class Source:
             return len(names)
         return sum(len(c.coordinates()) for c in self.domain.declared if c.name in names)
 
+    def lacks_for_picture(self) -> str | None:
+        """Return why there can be no picture, if there can be none."""
+        if self.image is not None:
+            return None
+        if len(self.columns) < 2:
+            return "none: it needs two columns"
+        if find_spec("matplotlib") is None:
+            return "none: it needs matplotlib (pip install 'flower-kmeans[plots]')"
+        try:
+            require("matplotlib.figure", "it", "plots")
+        except ConfigurationError as error:  # an installation that is broken
+            return f"none: {error}"
+        return None
+
     def draw(self, path: Path, clustering: Clustering, caption: str) -> bool:
         """Write the photograph in its new colours, or a scatter plot of a table with two columns.
 
@@ -168,7 +183,7 @@ class Source:
                 path, self.image, labels, clustering.centroids, clustering.counts, caption
             )
             return True
-        if len(self.columns) < 2 or find_spec("matplotlib") is None:
+        if self.lacks_for_picture() is not None:
             return False
         picture.save_scatter_picture(path, self.records, labels, clustering.centroids, self.columns)
         return True

@@ -2,12 +2,14 @@
 
 import keyword
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 import jinja2
 
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import reason_and_cure
 
 _FILES = {  # template: where it goes, below the app's directory
     "pyproject.toml": "pyproject.toml",
@@ -46,13 +48,17 @@ def make_app(directory: Path) -> None:
     )
     try:
         directory.mkdir()
-        for template, place in _FILES.items():
-            path = directory / place.format(package=package)
-            path.parent.mkdir(exist_ok=True)
-            text = templates.get_template(f"{template}.j2").render(name=name, package=package)
-            path.write_text(text, encoding="utf-8")
+        try:
+            for template, place in _FILES.items():
+                path = directory / place.format(package=package)
+                path.parent.mkdir(exist_ok=True)
+                text = templates.get_template(f"{template}.j2").render(name=name, package=package)
+                path.write_text(text, encoding="utf-8")
+        except OSError:
+            shutil.rmtree(directory, ignore_errors=True)  # no half of an app is left
+            raise
     except OSError as error:
         raise ConfigurationError(
             f"Expected a new directory in one that can be written to. Got {directory} instead: "
-            f"{error.strerror}."
+            f"{reason_and_cure(error)}."
         ) from None

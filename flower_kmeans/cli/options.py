@@ -6,8 +6,11 @@ help, for Flower takes a second to import.
 """
 
 import csv
+import errno
+import io
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, wraps
@@ -21,7 +24,7 @@ from rich.text import Text
 from typer.core import TyperCommand
 
 from flower_kmeans.errors import ConfigurationError, KMeansError
-from flower_kmeans.files import printable
+from flower_kmeans.files import printable, reason_and_cure
 from flower_kmeans.parameters import is_auto
 
 if TYPE_CHECKING:
@@ -41,12 +44,48 @@ _HINTS = {
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turn an error of ours into its sentence and exit code 1."""
+    """Turn an error of ours, or one of the machine, into its sentence and exit code 1."""
     try:
         yield
     except KMeansError as error:
-        Console(stderr=True).print(Text(f"Error: {printable(str(error))}"), soft_wrap=True)
+        print_error(str(error))
         raise typer.Exit(1) from None
+    except (OSError, MemoryError) as error:
+        # Whoever read the output has gone, as `head` does: click ends without a word then.
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            raise
+        print_error(sentence_of(error))
+        raise typer.Exit(1) from None
+
+
+def print_error(text: str) -> None:
+    """Print an error as a line of its own on stderr."""
+    Console(stderr=True).print(Text(f"Error: {printable(text)}"), soft_wrap=True)
+
+
+def sentence_of(error: OSError | MemoryError) -> str:
+    """Return what the machine refused, why, and what helps.
+
+    Output that could not be printed is dropped, since the end of the process would try it again.
+    """
+    if isinstance(error, MemoryError):
+        return f"There is not enough memory: {str(error) or 'the machine gave no more'}."
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()
+        return f"The output cannot be printed: {reason_and_cure(error)}."
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    what = f"{' or '.join(names)} cannot be used" if names else "The machine refused"
+    return f"{what}: {reason_and_cure(error)}."
+
+
+def escape_what_cannot_be_printed() -> None:
+    r"""Let streams print characters that their encoding has not as ``\u03b5``, and not fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def listed(text: str) -> list[str]:

@@ -24,6 +24,10 @@ from flower_kmeans.report.clustering import Clustering, readable
 from flower_kmeans.report.report import Report
 from flower_kmeans.report.synopsis import FILE_NAME
 
+PICTURE = "picture.png"
+FILES = ("report.html", "report.json", "centroids.npz", "centroids.csv", FILE_NAME, PICTURE)
+"""All files that a simulation may leave."""
+
 
 def write_centroids(
     output: Path,

@@ -16,6 +16,7 @@ from rich.text import Text
 from flower_kmeans.bench.generators import separated_clusters, sizes_of
 from flower_kmeans.cli.plot import require_file
 from flower_kmeans.errors import ConfigurationError
+from flower_kmeans.files import open_private
 from flower_kmeans.metrics import inertia
 
 if TYPE_CHECKING:
@@ -226,4 +227,5 @@ def _draw(path: Path, rows: Sequence[Loss]) -> None:
         ylabel="mean cost / that of k-means",
         bands=False,
     )
-    figure.savefig(path)
+    with open_private(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower())

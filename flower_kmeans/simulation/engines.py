@@ -7,8 +7,10 @@ a deployment, and never passes the grid.
 
 import shutil
 import tempfile
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -30,6 +32,7 @@ from flower_kmeans.data.domain import check_records
 from flower_kmeans.data.records import check_columns, named_columns
 from flower_kmeans.data.sources import RecordsLike, checked_source, is_stream
 from flower_kmeans.errors import ConfigurationError, RunError
+from flower_kmeans.files import reason_and_cure
 from flower_kmeans.parameters import require_type
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS
@@ -43,6 +46,7 @@ from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
 from flower_kmeans.vertical.engine import require_tenseal
 
 Engine = Literal["in-process", "ray", "auto"]
+Place = Literal["in-process", "ray"]
 Records = list[Any]  # of what `as_source` takes
 AnyStrategy = KMeansStrategy | VerticalKMeans
 Partitions = Sequence[Any] | Callable[[int], RecordsLike]
@@ -51,6 +55,9 @@ Start = Callable[[Grid], None]
 _TIMEOUT = 600.0
 _MUCH_WORK = 5e9
 """Rounds x records x clusters x columns that take about 20 s in one process; Ray starts in 10 s."""
+
+_lock = threading.Lock()
+_at_work: set[int] = set()  # ids of the strategies that have a run in this process
 
 
 def simulate(
@@ -65,6 +72,9 @@ def simulate(
     on_round: Callable[[RoundInfo], None] | None = None,
 ) -> Clustering:
     """Run a strategy over simulated clients.
+
+    Runs of several strategies may overlap in threads of one process. On Ray they share one
+    connection.
 
     Parameters
     ----------
@@ -83,7 +93,8 @@ def simulate(
     engine : {"in-process", "ray", "auto"}, default: "in-process"
         In this process, one client after the other, or as tasks on Ray. ``"auto"`` takes Ray where
         it is installed, partitions are neither chunks nor files, and a run takes longer than a few
-        seconds in this process.
+        seconds in this process. Where Ray then cannot be started, the run goes on in this process,
+        with a `RuntimeWarning` that says why.
     ray_address : str, optional
         ``HOST:PORT`` of a running Ray cluster, whose nodes have the same packages as this process.
         Default: the cluster that this process is connected to, that in the environment's
@@ -124,7 +135,6 @@ def simulate(
                 "Got chunks or files."
             )
         chosen = "in-process"
-    engine = chosen
     _check_faults(faults, len(records), strategy)
     require_type("policy", policy, ClientPolicy | None, "a ClientPolicy")
     accepted = _checked_policy(policy, len(records))
@@ -136,22 +146,21 @@ def simulate(
     def start(grid: Grid) -> None:
         strategy.start(FaultyGrid(grid) if faults else grid, timeout=timeout)
 
-    own_on_round = strategy.on_round
-    strategy.on_round = on_round or own_on_round
-    try:
-        with (
-            connected(ray_address) if engine == "ray" else nullcontext(),
-            _with_work_dir(accepted, strategy, engine) as placed,
-            _with_keys(strategy, len(records)) as (roster, keys),
-            strategy.expecting(len(records)),
-        ):
-            load = partitions if callable(partitions) else None
-            clients = Clients(partial(_client_app, placed, faults), load, roster)
-            own = [Own(*each) for each in zip(records, keys, strict=True)]
-            run = _run_in_process if engine == "in-process" else _run_on_ray
-            result = run(start, clients, own)
-    finally:
-        strategy.on_round = own_on_round
+    with (
+        _alone(strategy),
+        _told(strategy, on_round),
+        started(chosen, ray_address, or_here=engine == "auto") as (place, note),
+        _with_work_dir(accepted, strategy, place) as placed,
+        _with_keys(strategy, len(records)) as (roster, keys),
+        strategy.expecting(len(records)),
+    ):
+        if note is not None:
+            warnings.warn(note, RuntimeWarning, stacklevel=2)
+        load = partitions if callable(partitions) else None
+        clients = Clients(partial(_client_app, placed, faults), load, roster)
+        own = [Own(*each) for each in zip(records, keys, strict=True)]
+        run = _run_in_process if place == "in-process" else _run_on_ray
+        result = run(start, clients, own)
     if result is None:
         raise RunError("No client reported a result.")
     outcome = result.centroids, result.counts, strategy.domain, strategy.report
@@ -160,9 +169,7 @@ def simulate(
     return Clustering(*outcome, result.weights, result.size_report, synopsis)
 
 
-def choose_engine(
-    strategy: AnyStrategy, engine: Engine, ray_address: str | None = None
-) -> Literal["in-process", "ray"]:
+def choose_engine(strategy: AnyStrategy, engine: Engine, ray_address: str | None = None) -> Place:
     """Return the engine of a run, which ``"auto"`` leaves to the run's public numbers."""
     if engine not in get_args(Engine):
         raise ConfigurationError(f"Expected engine in {get_args(Engine)}. Got {engine!r} instead.")
@@ -177,6 +184,61 @@ def choose_engine(
     size = strategy.n_clusters * strategy.domain.n_features * (strategy.n_records or 0)
     is_much = strategy.n_rounds * size > _MUCH_WORK and not isinstance(strategy, VerticalKMeans)
     return "ray" if is_much and find_spec("ray") is not None else "in-process"
+
+
+@contextmanager
+def started(
+    engine: Place, ray_address: str | None = None, *, or_here: bool = False
+) -> Iterator[tuple[Place, str | None]]:
+    """Start an engine, and yield it with a note if it is another one.
+
+    Parameters
+    ----------
+    engine : {"in-process", "ray"}
+        What `choose_engine` returned.
+    ray_address : str, optional
+        As in `simulate`.
+    or_here : bool, default: False
+        Whether to go on in this process where Ray cannot be started, unless an address is given.
+    """
+    with ExitStack() as stack:
+        note = None
+        if engine == "ray":
+            try:
+                stack.enter_context(connected(ray_address))
+            except ConfigurationError as error:
+                if not or_here or ray_address is not None:
+                    raise
+                engine, note = "in-process", f"The run goes on in this process. {error}"
+        yield engine, note
+
+
+@contextmanager
+def _alone(strategy: AnyStrategy) -> Iterator[None]:
+    """Keep a strategy to one run at a time: two would mix their results and their reports."""
+    with _lock:
+        if id(strategy) in _at_work:
+            raise ConfigurationError(
+                "Expected a strategy of its own for each run at the same time. Got one that has a "
+                "run in this process already."
+            )
+        _at_work.add(id(strategy))
+    try:
+        yield
+    finally:
+        with _lock:
+            _at_work.discard(id(strategy))
+
+
+@contextmanager
+def _told(strategy: AnyStrategy, on_round: Callable[[RoundInfo], None] | None) -> Iterator[None]:
+    """Let a strategy call this function after each round of a run, if there is one."""
+    before = strategy.on_round
+    strategy.on_round = on_round or before
+    try:
+        yield
+    finally:
+        strategy.on_round = before
 
 
 def _checked_policy(policy: ClientPolicy | None, n_clients: int) -> ClientPolicy:
@@ -274,13 +336,20 @@ def _check_faults(faults: Sequence[Fault], n_clients: int, strategy: AnyStrategy
 @contextmanager
 def _private_directory() -> Iterator[Path]:
     """Make a directory that only this user can read."""
-    with tempfile.TemporaryDirectory(prefix="flower-kmeans-") as name:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="flower-kmeans-")
+    except OSError as error:
+        raise ConfigurationError(
+            "Expected a temporary directory for the files of this run. "
+            f"Got none: {reason_and_cure(error)}."
+        ) from None
+    with made as name:
         yield Path(name)
 
 
 @contextmanager
 def _with_work_dir(
-    policy: ClientPolicy, strategy: AnyStrategy, engine: Engine
+    policy: ClientPolicy, strategy: AnyStrategy, engine: Place
 ) -> Iterator[ClientPolicy]:
     """Yield a policy that names a directory for the files of a vertical run's party 0."""
     if engine == "ray" and policy.state_dir is not None:

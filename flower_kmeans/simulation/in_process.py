@@ -28,18 +28,39 @@ _FIRST_NODE_ID = 1001
 _PAUSE = 0.02
 _numbers = count(1)  # of messages, for all grids of this process
 
+# The private names, since Flower's properties raise while nothing is set.
+_IDENTITY = {"_task_id": 1, "_run_id": _RUN_ID, "_node_id": _SERVER_NODE_ID}
+# Runs may be in several threads, so they may overlap in any order.
+_lock = threading.Lock()
+_overlapping = 0
+_set_here: list[str] = []  # those names that were not set when the first of them began
+
 
 @contextmanager
 def task_identity() -> Iterator[None]:
-    """Give this process the identity that Flower requires for creating messages."""
-    # The private names, since Flower's properties raise while nothing is set.
-    before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
-    TaskIdentity.task_id, TaskIdentity.run_id = 1, _RUN_ID
-    TaskIdentity.node_id = _SERVER_NODE_ID
+    """Give this process the identity that Flower requires for creating messages.
+
+    It belongs to the process, and is the same for all simulations: of those that overlap, the first
+    sets it and the last removes it. One that Flower has set, as for a ServerApp that simulates,
+    stays as it is, since other threads make their messages by it.
+    """
+    global _overlapping
+    with _lock:
+        if _overlapping == 0:
+            _set_here[:] = [name for name in _IDENTITY if getattr(TaskIdentity, name) is None]
+            for name in _set_here:
+                setattr(TaskIdentity, name, _IDENTITY[name])
+        _overlapping += 1
     try:
         yield
     finally:
-        TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id = before
+        with _lock:
+            _overlapping -= 1
+            # Flower may have set its own meanwhile.
+            is_ours = all(getattr(TaskIdentity, name) == _IDENTITY[name] for name in _set_here)
+            if _overlapping == 0 and is_ours:
+                for name in _set_here:
+                    setattr(TaskIdentity, name, None)
 
 
 class PolledGrid(Grid):

@@ -9,11 +9,11 @@ import logging
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from flwr.app import Context, Message
 
 from flower_kmeans.client import ClientResult, LoadData, OnResult
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, RunError
+from flower_kmeans.extras import require
 from flower_kmeans.simulation.clients import Clients, LoadMember, MakeApp, Own, partition_of
 from flower_kmeans.simulation.in_process import (
     App,
@@ -41,6 +42,11 @@ _NEW = "local"  # Ray's word for a new cluster on this machine
 _CONNECT_SECONDS = 10.0
 _RETRIES = 3
 """How often Ray runs a task again whose worker or node was lost."""
+_MOST_TEXT = 300  # of the reason why Ray does not start
+
+# A process has one connection, which runs in several of its threads share.
+_lock = threading.Lock()
+_sharing = 0  # runs that use the connection which one of them made
 
 
 class _Job(NamedTuple):
@@ -216,25 +222,45 @@ def connected(address: str | None) -> Iterator[None]:
     """Be connected to a Ray cluster, with its tasks' output kept from this process.
 
     A connection that the caller has made is used, and left as it was. Without one, and without an
-    address, Ray takes that in RAY_ADDRESS, or else starts on this machine.
+    address, Ray takes that in RAY_ADDRESS, or else starts on this machine. Runs that overlap share
+    the connection that the first of them made, and the last one ends it.
     """
-    if find_spec("ray") is None:
-        raise ConfigurationError(
-            "The engine 'ray' needs the package ray: install it with "
-            "pip install 'flower-kmeans[simulation]', or choose the engine 'in-process'."
-        )
-    import ray
-
-    if ray.is_initialized():
-        found = ray.get_runtime_context().gcs_address
-        if address not in (None, found):
-            raise ConfigurationError(
-                f"Expected ray_address as {found!r}, to which this process is connected, or None. "
-                f"Got {address!r} instead."
-            )
+    global _sharing
+    ray: Any = require("ray", "The engine 'ray'", instead=", or choose the engine 'in-process'")
+    with _lock:
+        if not ray.is_initialized():
+            _connect(address)
+            is_shared = True
+        else:
+            _require_address(address)
+            is_shared = _sharing > 0
+        _sharing += is_shared
+    try:
         _require_processors()
         yield
-        return
+    finally:
+        with _lock:
+            _sharing -= is_shared
+            if is_shared and _sharing == 0:
+                ray.shutdown()
+
+
+def _require_address(address: str | None) -> None:
+    """Refuse another cluster than the one that this process is connected to."""
+    import ray
+
+    found = ray.get_runtime_context().gcs_address
+    if address not in (None, found):
+        raise ConfigurationError(
+            f"Expected ray_address as {found!r}, to which this process is connected, or None. "
+            f"Got {address!r} instead."
+        )
+
+
+def _connect(address: str | None) -> None:
+    """Connect this process to a cluster, or start one on this machine."""
+    import ray
+
     # Not any cluster that this machine happens to have, which may be somebody else's.
     address = address or os.environ.get("RAY_ADDRESS") or _NEW
     _require_cluster(address)
@@ -248,13 +274,16 @@ def connected(address: str | None) -> Iterator[None]:
             logging_level=logging.ERROR,
             runtime_env={"env_vars": {"PYTHONPATH": path}},
         )
-    except (ConnectionError, ValueError):
-        raise _no_cluster(address) from None
-    try:
-        _require_processors()
-        yield
-    finally:
-        ray.shutdown()
+    except Exception as error:  # Ray raises many kinds where it does not start
+        with suppress(Exception):
+            ray.shutdown()  # of what it had started
+        if address != _NEW and isinstance(error, ConnectionError | ValueError):
+            raise _no_cluster(address) from None
+        reason = " ".join(str(error).split())[:_MOST_TEXT].rstrip(".")
+        raise ConfigurationError(
+            f"Ray cannot be started ({type(error).__name__}: {reason}): mend that, or choose the "
+            "engine 'in-process'."
+        ) from None
 
 
 def _require_cluster(address: str) -> None:

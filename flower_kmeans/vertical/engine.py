@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.extras import broken, is_missing
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.vertical.keys import KeyHolder, expand, relin_common
 from flower_kmeans.vertical.moduli import Moduli, moduli
@@ -43,7 +44,12 @@ _ALMOST_ZERO = 1e-12
 def _seal() -> ModuleType:
     try:
         import tenseal.sealapi as seal
-    except (ImportError, OSError):  # OSError: built for another system
+    except Exception as error:  # one that is broken, or built for another system, raises anything
+        if not is_missing(error, "tenseal.sealapi"):
+            raise ConfigurationError(
+                f"Party 0 of a vertical run needs the package tenseal. {broken('tenseal', error)}. "
+                "Where its version 0.3.18 has no wheel, let another party be party 0."
+            ) from None
         raise ConfigurationError(
             "Party 0 of a vertical run needs the package tenseal: install it with "
             "pip install 'flower-kmeans[vertical]'. Its version 0.3.18 has wheels for CPython 3.11 "
