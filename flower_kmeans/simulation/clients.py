@@ -69,5 +69,6 @@ def partition_of(context: Context) -> int:
 
 def is_reference(value: Any) -> bool:
     """Return whether a value is a reference to an object of a Ray cluster."""
-    ray = sys.modules.get("ray")  # nobody has one without it
-    return ray is not None and isinstance(value, ray.ObjectRef)
+    # Nobody has one without that module, or before another thread has imported all of it.
+    kind = getattr(sys.modules.get("ray"), "ObjectRef", None)
+    return kind is not None and isinstance(value, kind)
