@@ -1,17 +1,29 @@
 """Files that the library writes: their owner's alone, and no names in them that act."""
 
 import csv
+import errno
 import io
 import os
+import re
+import resource
 import stat
 import unicodedata
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_kmeans.errors import ConfigurationError
-from flower_kmeans.files import csv_name, open_private, prepare_directory, printable
+from flower_kmeans.files import (
+    csv_name,
+    open_private,
+    prepare_directory,
+    printable,
+    reason_and_cure,
+    written_together,
+)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
@@ -36,9 +48,149 @@ def test_a_private_file_is_its_owners_alone_whatever_was_there(umask, before, tm
     assert len(target.read_bytes()) > 3  # a link is replaced and not followed
 
 
-def test_a_directory_in_the_place_of_a_file_is_one_sentence(tmp_path):
+def test_what_is_no_file_is_left_and_one_sentence(tmp_path):
     with pytest.raises(ConfigurationError, match="Expected a file that can be written"):
         open_private(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match=r"pipe: It is not an ordinary file\."):
+        open_private(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    with pytest.raises(ConfigurationError, match="No such file or directory: make its directory"):
+        open_private(tmp_path / "none" / "file")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+FULL_WORDS = "No space left on device: make room there, or name another place"
+LARGE_WORDS = "File too large: let this user write larger files, or name another place"
+LIMIT = 10_000
+
+
+@contextmanager
+def failing(at):
+    """Let the machine refuse to write on; return the words that say so.
+
+    At "write" it is the operating system itself, by a limit on the size of files.
+    """
+    if at == "write":
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, before[1]))
+        try:
+            yield LARGE_WORDS
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+
+        def fail(*args, **kwargs):
+            raise FULL
+
+        patch.setattr(os, at, fail)
+        yield FULL_WORDS
+
+
+def save(path, content, error=None):
+    with open_private(path) as file:
+        file.write(content)
+        if error is not None:
+            raise error
+
+
+def names_in(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("at", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("before", [None, b"an earlier result"])
+def test_a_full_disk_is_one_sentence_and_leaves_what_was_there(tmp_path, at, before):
+    path = tmp_path / "result.npz"
+    if before is not None:
+        path.write_bytes(before)
+    with (
+        failing(at) as words,
+        pytest.raises(ConfigurationError, match=f"result.npz: {words}"),
+        open_private(path) as file,
+    ):
+        np.savez(file, values=np.arange(LIMIT))
+    assert names_in(tmp_path) == ([] if before is None else ["result.npz"])
+    assert before is None or path.read_bytes() == before
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_full_disk_is_the_cause_whatever_a_library_makes_of_it(tmp_path, goes_on):
+    def save_by_a_library(file):
+        try:
+            file.write(bytes(10 * LIMIT))
+        except OSError:
+            if not goes_on:
+                raise ValueError("the library's own") from None
+
+    with (
+        failing("write") as words,
+        pytest.raises(ConfigurationError, match=words),
+        open_private(tmp_path / "a") as file,
+    ):
+        save_by_a_library(file)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
+def test_another_error_is_its_callers_and_leaves_what_was_there(tmp_path, error):
+    (tmp_path / "a").write_bytes(b"before")
+    with pytest.raises(type(error)):
+        save(tmp_path / "a", b"half", error)
+    assert names_in(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"before"
+
+
+def test_a_file_has_its_name_when_it_is_whole(tmp_path):
+    with open_private(tmp_path / "a") as file:
+        file.write(b"half")
+        file.flush()
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a").read_bytes() == b"half"
+
+
+def test_files_of_one_run_take_their_places_together(tmp_path):
+    names = ("report.json", "centroids.npz", "picture.png")
+
+    def write(content, chosen, output=tmp_path):
+        with written_together(output, names) as place:
+            for name in chosen:
+                save(place / name, content)
+
+    (tmp_path / "notes.txt").touch()
+    write(b"1", names)
+    assert names_in(tmp_path) == sorted([*names, "notes.txt"])
+    write(b"2", names[:2])  # a run without a picture: that of the run before is no longer right
+    assert names_in(tmp_path) == sorted([*names[:2], "notes.txt"])
+    for at in ("write", "fsync"):
+        with failing(at) as words, pytest.raises(ConfigurationError) as caught:
+            write(bytes(10 * LIMIT), names)
+        assert f"Got {tmp_path / 'report.json'}: {words}" in str(caught.value)
+    assert names_in(tmp_path) == sorted([*names[:2], "notes.txt"])
+    assert {(tmp_path / name).read_bytes() for name in names[:2]} == {b"2"}
+    with pytest.raises(ConfigurationError, match="output to be a directory"):
+        write(b"5", names, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FULL, FULL_WORDS),
+        (PermissionError(errno.EACCES, "Permission denied"), "let this user write there"),
+        (OSError(errno.EROFS, "Read-only file system"), "name a place that is not read-only"),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            r"found in \['/tmp'\]: make room in one of these, or name another one in TMPDIR",
+        ),
+        (OSError(errno.EXDEV, "Invalid cross-device link"), "^Invalid cross-device link$"),
+        (OSError("in words alone"), "^in words alone$"),
+        (OSError(), "^OSError$"),
+    ],
+)
+def test_an_error_of_the_machine_has_its_reason_and_a_cure(error, words):
+    assert re.search(words, reason_and_cure(error))
 
 
 def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path):

@@ -75,9 +75,8 @@ def sentence_of(error: OSError | MemoryError) -> str:
     except OSError:
         with suppress(OSError):
             sys.stdout.close()
-        return f"The output cannot be printed: {reason_and_cure(error)}."
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    what = f"{' or '.join(names)} cannot be used" if names else "The machine refused"
+    what = f"{' or '.join(names)} cannot be used" if names else "The operating system refused"
     return f"{what}: {reason_and_cure(error)}."
 
 

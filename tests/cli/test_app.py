@@ -1,11 +1,16 @@
 """The command: what it writes, what it prints, and that every error is one sentence."""
 
 import csv
+import errno
 import inspect
 import json
+import os
 import re
+import resource
 import stat
+import subprocess
 import sys
+import types
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -503,6 +508,84 @@ class TestErrors:
         result = simulate(run, blobs, *PUBLIC, "--engine", "ray")
         assert_one_sentence(result, "ray", "flower-kmeans[simulation]", "in-process")
 
+    def test_a_full_disk_leaves_an_earlier_result(self, run, blobs, tmp_path):
+        lloyd = ("--strategy", "lloyd", "--lower", -5, "--upper", 10)
+        assert simulate(run, blobs, *lloyd).exit_code == 0
+        before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        largest, second = sorted(map(len, before.values()))[:-3:-1]
+        assert len(before["picture.png"]) == largest
+        # The operating system itself refuses files of more bytes: the first one, and the last one.
+        for most, name in ((100, "report.html"), ((largest + second) // 2, "picture.png")):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limit[1]))
+            try:
+                result = simulate(run, blobs, *lloyd)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            assert_one_sentence(result, f"Got out/{name}: File too large", "name another place")
+            found = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+            assert found == before
+
+    @pytest.mark.parametrize(
+        ("error", "words"),
+        [
+            (OSError(errno.ENOSPC, "No space left on device", "/var/x"), "/var/x cannot be used"),
+            (OSError(errno.EMFILE, "Too many open files"), "(ulimit -n)"),
+            (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), "TMPDIR"),
+            (MemoryError("Unable to allocate 8.0 GiB"), "memory: Unable to allocate 8.0 GiB."),
+        ],
+    )
+    def test_what_the_machine_refuses(self, run, blobs, monkeypatch, error, words):
+        def refuse(*args, **kwargs):
+            raise error
+
+        monkeypatch.setattr("flower_kmeans.simulation.simulate", refuse)
+        assert_one_sentence(simulate(run, blobs, *PUBLIC), words)
+
+    @pytest.mark.parametrize("arguments", [["plan"], ["--help"], ["--version"]])
+    def test_output_that_cannot_be_printed(self, tmp_path, arguments):
+        command = [sys.executable, "-c", "from flower_kmeans.cli.app import main; main()"]
+        with open("/dev/full", "w") as full:
+            found = subprocess.run(
+                [*command, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert found.returncode == 1
+        words = "Error: The operating system refused: No space left on device: make room there"
+        assert found.stderr.startswith(words)
+        assert found.stderr.count("\n") == 1
+
+    def test_a_broken_package_costs_the_picture_alone(self, run, blobs, tmp_path, monkeypatch):
+        for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+            monkeypatch.delitem(sys.modules, name)
+        (tmp_path / "matplotlib.py").write_text("raise ImportError('libpng16.so.16: no such file')")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        result = simulate(run, blobs, *PUBLIC)
+        assert result.exit_code == 0, result.output
+        words = "installed but cannot be imported (ImportError: libpng16.so.16: no such file)"
+        assert words in facts_of(result.stdout)["Picture"]
+        assert (tmp_path / "out" / "report.json").exists()
+        assert not (tmp_path / "out" / "picture.png").exists()
+
+    def test_auto_goes_on_in_this_process_where_ray_does_not_start(
+        self, run, blobs, tmp_path, monkeypatch
+    ):
+        def init(**options):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        ray = types.ModuleType("ray")
+        ray.init, ray.is_initialized = init, lambda: False
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.delenv("RAY_ADDRESS")
+        monkeypatch.setattr("flower_kmeans.simulation.engines._MUCH_WORK", 0)
+        monkeypatch.setattr("flower_kmeans.simulation.engines.find_spec", lambda name: object())
+        result = simulate(run, blobs, *PUBLIC, "--engine", "auto")
+        assert result.exit_code == 0, result.output
+        assert "The run goes on in this process. Ray cannot be started" in result.stdout
+        assert "No space left on device" in result.stdout
+        assert json.loads((tmp_path / "out" / "report.json").read_text())["engine"] == "in-process"
+        result = simulate(run, blobs, *PUBLIC, "--engine", "ray")
+        assert_one_sentence(result, "Ray cannot be started", "No space left", "'in-process'")
+
     def test_text_and_missing_values_say_what_to_do(self, run, tmp_path):
         """And show no record."""
         path = tmp_path / "people.csv"
@@ -694,6 +777,42 @@ def test_missing_clients_are_a_warning(capsys):
     print_warnings(Console(), report, ("WARNING: this.", "No warning."))
     expected = "WARNING: this.\nWARNING: 1 of 5 clients missed a round.\n"
     assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_in_any_encoding_ends_no_command(blobs, tmp_path, monkeypatch, encoding):
+    monkeypatch.chdir(tmp_path)
+    text = blobs.read_text().replace("height,weight", "größe_ε,weight")
+    (tmp_path / "größe_ε.csv").write_text(text, encoding="utf-8")
+    options = ["--strategy", "lloyd", "--columns", "größe_ε,weight", "--bounds", "größe_ε=-5:5"]
+    for bounds, code in (["weight=0:10"], 0), (["ε=0:1"], 1):
+        result = CliRunner(charset=encoding).invoke(
+            app, ["simulate", "--data", "größe_ε.csv", *options, "--bounds", *bounds]
+        )
+        assert result.exit_code == code, result.output
+        shown = (result.stdout if code == 0 else result.stderr).encode(encoding).decode(encoding)
+        assert ("größe" in shown) == (encoding == "latin-1")
+        assert r"\u03b5" in shown
+    names = np.load(tmp_path / "flower-kmeans-out" / "centroids.npz")["columns"]
+    assert names.tolist() == ["größe_ε", "weight"]
+
+
+def test_a_terminal_of_ascii_ends_no_command(tmp_path):
+    own = {
+        "LC_ALL": "C",
+        "PYTHONIOENCODING": "ascii",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+    }
+    command = "from flower_kmeans.cli.app import main; main()"
+    for arguments in (["plan"], ["plan", "--help"], ["new", "ε"]):
+        found = subprocess.run(
+            [sys.executable, "-c", command, *arguments],
+            env=os.environ | own, cwd=tmp_path, capture_output=True, check=False,
+        )  # fmt: skip
+        assert found.returncode == (arguments[0] == "new"), found.stderr
+        assert (found.stdout + found.stderr).isascii()
+        assert b"Traceback" not in found.stderr
 
 
 def test_help_lists_the_commands_and_the_version_is_that_of_the_package(run):
