@@ -59,6 +59,9 @@ NOT_BY_DEFAULT = {
         "simulation/test_vertical.py::test_ray_gives_the_same_result",
         "simulations/test_existing_app.py::test_both_work_on_ray",
     ],
+    "the other tests of test_overlaps: threads, and one connection that a pretended Ray counts": [
+        "simulation/test_overlaps.py::test_runs_on_ray_may_end_in_another_order_than_they_began",
+    ],
     "the other tests of test_filter": [
         "privacy/test_filter.py::test_what_one_fixed_composition_allows_exceeds_the_limit",
     ],
