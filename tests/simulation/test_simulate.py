@@ -4,6 +4,7 @@ import hashlib
 import json
 import stat
 import sys
+import tempfile
 from dataclasses import replace
 from itertools import combinations
 
@@ -639,3 +640,15 @@ def test_one_client_has_nobody_to_hide_among():
     with pytest.raises(ConfigurationError, match="max_colluders < min_clients=1"):
         simulate(fast(n_rounds=2), parted(blobs(), 1))
     assert simulate(fast("trusted-server"), parted(blobs(), 1)).report.n_clients == 1
+
+
+def test_without_a_temporary_directory_a_run_with_a_roster_says_what_to_do(monkeypatch):
+    def nowhere():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/var/tmp']")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", nowhere)
+    with pytest.raises(ConfigurationError, match=r"Got none: .* in \['/tmp', .* in TMPDIR\.$"):
+        simulate(fast(keys="roster"), parted(blobs()))
+    # Others need none.
+    assert simulate(Lloyd(3, BOX, n_rounds=2), parted(blobs())).report.answers == [6] * 2

@@ -216,6 +216,18 @@ def test_the_installed_tenseal_computes_as_expected(fresh):
     require_tenseal()
 
 
+def test_a_broken_tenseal_says_why(fresh, monkeypatch, tmp_path):
+    (tmp_path / "tenseal").mkdir()
+    text = "raise OSError('libseal.so: invalid ELF header')"
+    (tmp_path / "tenseal" / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.split(".")[0] == "tenseal"]:
+        monkeypatch.delitem(sys.modules, name)
+    words = r"cannot be imported \(OSError: libseal.so: invalid ELF header\): install it anew"
+    with pytest.raises(ConfigurationError, match=words):
+        require_tenseal()
+
+
 def test_a_missing_tenseal_is_one_clear_error(fresh, monkeypatch):
     monkeypatch.setitem(sys.modules, "tenseal", None)
     monkeypatch.setitem(sys.modules, "tenseal.sealapi", None)
