@@ -92,6 +92,10 @@ def test_many_parts_are_added_exactly(monkeypatch):
         monkeypatch.setattr(shares, "_BATCH_ELEMENTS", batch)
         total = unpack(SUM.combine(iter([largest] * 1000), context), 3)
         assert residues_of(total).tolist() == [[(p - 1) * 1000 % p] * 3 for p in PRIMES]
+        # And a malformed one is named, in whichever batch it is.
+        with pytest.raises(PartError) as caught:
+            SUM.combine(iter([largest] * 9 + [b""] + [largest] * 9), context)
+        assert caught.value.index == 9
 
 
 def test_dealings_are_repeatable_and_differ_by_everything():
