@@ -156,12 +156,16 @@ class Processes:
             process.wait()
         self._running.clear()
         # The SuperLink starts helpers in new sessions, which no group signal reaches. They may have
-        # started others meanwhile, and a process that was killed is there for a moment longer.
+        # started others meanwhile, a process that was killed is there for a moment longer, and one
+        # that has just begun shows no environment yet. So nothing may be left twice in a row.
         deadline = time.monotonic() + _GRACE
-        while (left := self.left()) and time.monotonic() < deadline:
+        n_empty = 0
+        while n_empty < 2 and time.monotonic() < deadline:
+            left = self.left()
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            n_empty = 0 if left else n_empty + 1
             time.sleep(_POLL)
 
     def left(self) -> list[int]:
