@@ -502,6 +502,9 @@ def test_sizes_that_are_not_given_are_those_of_the_thesis():
     algorithm = ConstrainedLloydAlgorithm(15, box(2), BUDGET, n_records=5000, n_clients=2)
     assert (algorithm.min_size, algorithm.max_size) == (223, 1000)
     assert (algorithm.client_bounds, algorithm.n_slots) == ((112, 500), 2500)
+    # Every client has a slot for each of its records, also where they do not divide evenly.
+    uneven = ConstrainedLloydAlgorithm(15, box(2), BUDGET, n_records=5001, n_clients=2)
+    assert uneven.n_slots == 2501
 
 
 def test_what_can_be_kept_is_solved_whatever_the_records_are():

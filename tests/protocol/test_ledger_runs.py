@@ -145,6 +145,19 @@ def test_the_end_erases_secrets_from_the_file_and_keeps_charge_answer_and_vote(t
     assert code(node.send(cohort.ask_of(0, 1))) == Code.STALE
 
 
+@pytest.mark.parametrize("trust", ["clients-only", "trusted-server"])
+def test_the_end_gives_back_what_was_reserved_for_rounds_without_an_answer(trust, tmp_path):
+    cohort = start(tmp_path, trust).set_up()
+    everyone = range(len(cohort.nodes))
+    for t in (1, 2):
+        cohort.round(t)
+    cohort.round(3, [i for i in everyone if i != 0])
+    assert spent(cohort.nodes[0]) == pytest.approx(cost(cohort.run), rel=1e-9)
+    cohort.finish()
+    assert spent(cohort.nodes[0]) == pytest.approx(cost(cohort.run, 2), rel=1e-9)
+    assert spent(cohort.nodes[1]) == pytest.approx(cost(cohort.run), rel=1e-9)
+
+
 @pytest.mark.parametrize("how", ["forget", "30 days"])
 def test_a_run_that_failed_is_forgotten_and_stays_charged(how, tmp_path, monkeypatch):
     cohort = start(tmp_path, "clients-only").set_up()
