@@ -222,7 +222,7 @@ def least_scale(excess: Callable[[float], float], low: float, high: float) -> fl
         middle = (first + last) // 2
         # Epsilon is nearly a line in the inverse of the scale, so interpolation finds the place in
         # a few evaluations, each of which is a numerical composition; every fourth step bisects.
-        if turn % 4:
+        if turn % 4 and above < math.inf:
             part = above / (above - below)
             place = 1 / ((1 - part) / first + part / last)
             # Towards the farther end, so that both ends close in.

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from flower_kmeans.canonical import real_to_text
-from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.errors import BudgetError, ConfigurationError, MessageError
 from flower_kmeans.parameters import require_positive
 from flower_kmeans.privacy.budget import PrivacyBudget, budget_from_config
 from flower_kmeans.privacy.calibration import (
@@ -313,7 +313,8 @@ def calibrate(
     Raises
     ------
     BudgetError
-        If no scale can meet the budget (delta 0 with Gaussian noise).
+        If no scale can meet the budget: delta 0 with Gaussian noise, or one that is nearly 0 with
+        Gaussian and Laplace noise.
     """
     given = tuple(tuple(releases) for releases in rounds)
     if not budget.is_private:
@@ -443,6 +444,14 @@ def _mixture_scale(releases: Sequence[Release], epsilon: float, delta: float) ->
         scaled = _scaled(releases, scale)
         mu, laplace = _split(scaled)
         over = mixture_epsilon(mu, laplace, delta) / epsilon - 1
+        # Every composition adds about 1e-15 to the probability of an infinite loss, however large
+        # the noise is.
+        if over == math.inf and scale >= high:
+            raise BudgetError(
+                f"Expected a larger delta, such as 1e-9. Got {delta:g}, which the numerical "
+                "composition of Laplace and Gaussian noise does not reach: take a larger one, or "
+                "noise of one kind."
+            )
         # Both numbers are printed, so both must hold; they may differ in their last digits.
         return max(over, 1e-9) if mixture_delta(mu, laplace, epsilon) > delta else over
 

@@ -202,6 +202,13 @@ def test_the_least_scale_is_found(place, shape):
     assert_within("it took", len(calls), most=59, unit="evaluations")
 
 
+def test_the_least_scale_is_found_beside_scales_without_any_epsilon():
+    def excess(scale):
+        return math.inf if scale < 3.0 else 5.0 - scale
+
+    assert least_scale(excess, 0.5, 16.0) == 5.0
+
+
 @pytest.mark.parametrize("mu", [0.0, 0.5, 40.0])
 @pytest.mark.parametrize("laplace", [(1e4,), (1e3, 1e99), (600.0,) * 1000, (400.0,) * 10])
 def test_costs_beyond_numerical_composition_are_added_up(mu, laplace):

@@ -110,6 +110,21 @@ def test_pure_privacy_is_the_sum_of_the_epsilons():
             calibrate(PrivacyBudget(0.8, 0.0), rounds, 1000)
 
 
+@pytest.mark.parametrize("delta", [1e-12, 1e-14, 1e-15, 1e-17, 1e-300, 5e-324])
+@pytest.mark.parametrize("rounds", [GAUSSIAN, LAPLACE, MIXED], ids=["gaussian", "laplace", "mixed"])
+def test_a_delta_of_nearly_nothing_has_a_plan_or_is_named(delta, rounds):
+    budget = PrivacyBudget(0.8, delta)
+    if rounds is MIXED and delta <= 1e-15:
+        with pytest.raises(BudgetError, match=f"larger delta, such as 1e-9. Got {delta:g}, "):
+            calibrate(budget, rounds, 1000)
+        return
+    plan = calibrate(budget, rounds, 1000)
+    assert plan.epsilon() <= 0.8
+    assert plan.epsilon() == pytest.approx(0.8, rel=1e-3)
+    assert plan.delta(0.8) <= delta
+    assert plan_from_config(plan.to_config()) == plan
+
+
 @pytest.mark.parametrize(
     ("unit", "numbers"), [("record", (50_000, None)), ("client", (10**7, 50_000))]
 )
