@@ -97,8 +97,10 @@ def all_records(
         with other columns: nothing that a single record decides.
     """
     check_columns(named_columns(records), columns)
-    pyarrow = sys.modules.get("pyarrow")  # nobody has a table of it without
-    if pyarrow is not None and isinstance(records, pyarrow.Table | pyarrow.RecordBatch):
+    # Nobody has a table of it without that module, or before another thread has imported all of it.
+    pyarrow = sys.modules.get("pyarrow")
+    kinds = tuple(getattr(pyarrow, name, ()) for name in ("Table", "RecordBatch"))
+    if isinstance(records, kinds):
         cells = [text_as_bytes(column) for column in records.columns]
         records = records.from_arrays(cells, names=records.schema.names)
     if isinstance(records, list | tuple):

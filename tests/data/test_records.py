@@ -1,5 +1,8 @@
 """Records as users hand them over; inside a run, the client answers with the good ones."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -169,6 +172,13 @@ def test_named_columns_are_those_of_the_run(make):
         with pytest.raises(DataError, match="columns") as caught:
             usable_records(table, 2, columns)
         assert "7.89" not in str(caught.value)
+
+
+def test_an_array_is_read_while_another_thread_imports_pyarrow(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", types.ModuleType("pyarrow"))  # without its names
+    found, n_null = usable_records(np.array([[1.0, 2.0], [3.0, 4.0]]), 2)
+    np.testing.assert_array_equal(found, [[1, 2], [3, 4]])
+    assert n_null == 0
 
 
 @pytest.mark.parametrize(
