@@ -126,6 +126,9 @@ def test_a_dead_centroid_goes_beside_the_fullest():
     assert moved(found) == [[0, 0], [300, 0], [0, 3000]]  # a tenth of what lies between 0 and 2
     alive = clusters([[0, 0], [1000, 0], [0, 3000]], [400, 30, 100], [0, 0, 0])
     assert moved(alive) == alive[0].tolist()
+    # The fullest has less than four times the noise, so it may be no fuller than the dead one.
+    noisy = clusters([[0, 0], [1000, 0], [0, 3000]], [39, 8, 38], [0, 0, 0], (10.0, 1.0))
+    assert moved(noisy) == noisy[0].tolist()
 
 
 def test_dead_centroids_share_the_full_clusters():
