@@ -249,7 +249,7 @@ def test_two_rows_that_are_other_bounds_when_read_the_other_way_are_refused(boun
         ({"a": 0, "b": 10, "c": -1}, "for 3 columns"),
         ({"lower": [0, 10, -1], "upper": [2, 30, 1]}, "Got .'lower', 'upper'."),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__ if isinstance(value, zip) else repr(value),
 )
 def test_other_bounds_are_refused_with_the_reason(bounds, message):
     with pytest.raises(ConfigurationError, match=message):
