@@ -26,6 +26,7 @@ NOT_BY_DEFAULT = {
     ],
     "the other tests of suites, of their execution, and of the audit": [
         "bench/test_execution.py::test_a_suite_that_measures_time_runs_alone",
+        "bench/test_execution.py::test_a_script_runs_in_two_processes",
         "bench/test_execution.py::test_each_task_may_have_a_process_for_itself",
         "bench/test_suites.py::test_a_client_on_ray_is_measured",
         "bench/test_suites.py::test_bytes_of_vertical_runs_are_the_planned",
@@ -71,6 +72,7 @@ NOT_BY_DEFAULT = {
     ],
     "the other tests in a browser": [
         "report/html/test_browser.py::test_an_overflow_would_be_noticed",
+        "report/html/test_browser.py::test_light_and_dark_follow_the_reader",
         "report/html/test_browser.py::test_paper_cuts_nothing",
         "report/html/test_browser.py::test_requests_to_elsewhere_would_be_noticed_too",
         "test_site.py::test_a_browser_asks_nobody_but_the_sites_own_server",

@@ -40,6 +40,21 @@ from tests.algorithms.rows import (
 from tests.support.documents import assert_survives, library_algorithms
 from tests.support.saying import assert_within
 
+# One row of each algorithm: the others differ in options.
+PLAIN = (
+    "lloyd",
+    "sulloyd",
+    "glloyd",
+    "constrained-lloyd",
+    "fastlloyd",
+    "feddp",
+    "pe-means",
+    "hdpe-means",
+    "synopsis",
+    "synopsis-sized",
+    "vertical",
+)
+
 
 def test_every_algorithm_is_here():
     here = {make().name for make in RUNS.values()}
@@ -136,6 +151,7 @@ def test_records_outside_the_bounds_count_as_records_on_them(name):
             np.testing.assert_array_equal(array, found[1].blocks[block])
 
 
+@pytest.mark.default_cases(*PLAIN)
 @pytest.mark.parametrize("name", [name for name in RUNS if "constrained" not in name])
 def test_statistics_add_up_and_no_records_add_zeros(name):
     """But where clients fill slots, which makes a client's statistic no sum over its records."""
@@ -302,6 +318,7 @@ def changed(query, name, array):
     return Query(query.round, {**query.arrays, name: array})
 
 
+@pytest.mark.default_cases(*PLAIN)
 @pytest.mark.parametrize("name", RUNS)
 def test_every_single_violation_is_refused_without_a_value(name):
     algorithm = RUNS[name]()
@@ -372,6 +389,7 @@ def test_centroids_in_the_corners_of_a_ball_are_refused(name, t, key):
 DTYPES = [np.int64, np.int32, np.uint64, np.float64, np.bool_, np.dtype(">i8"), np.dtype("<U3")]
 
 
+@pytest.mark.default_cases(*PLAIN)
 @pytest.mark.parametrize("name", RUNS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
@@ -423,7 +441,7 @@ TOTAL = [
         marks=(
             [pytest.mark.thorough if (where, epsilon) == FIRST else pytest.mark.slow]
             if name == "synopsis-sized"
-            else []
+            else [pytest.mark.thorough] * name.startswith("feddp-")
         ),
     )
     for name, grid in GRIDS.items()

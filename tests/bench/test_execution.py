@@ -354,6 +354,7 @@ def test_a_script_has_an_option_for_each_column(suite, tmp_path, capsys, monkeyp
         script.main(suite, ["--methods", "none at all", "--data", "mine"])
 
 
+@pytest.mark.thorough
 def test_a_script_runs_in_two_processes(toy, tmp_path, done):
     """Also where it has functions that are wrapped, which can be found by name only."""
     source = toy.read_text().replace("1.0 / 3", "third()")

@@ -44,7 +44,11 @@ def test_the_kernel_is_there():
 
 @pytest.mark.default_cases("values")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("bits", [1, 16, 20, 25])
+@pytest.mark.parametrize(
+    "bits",
+    # Finer grids have wider integers, for which the kernel is compiled once more.
+    [1, 16, 20, pytest.param(25, marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize("kind", ["column", "common", "ball"])
 def test_all_statistics_of_random_records(shape, bits, kind):
     (n, k, d), rng = shape, RNG([*shape, bits])

@@ -121,7 +121,7 @@ def test_every_section_is_there_and_nothing_overflows(page, widest, width):
         assert all(s["left"] >= 0 and s["right"] <= width for s in found["section"])
 
 
-@pytest.mark.default_cases("values")
+@pytest.mark.default_cases("100-400")
 @pytest.mark.parametrize("width", [1200, 400])
 def test_intervals_are_readable_for_few_clusters_and_many(sized, width):
     found = measure(sized, width)
@@ -159,6 +159,7 @@ def test_an_overflow_would_be_noticed(page):
     assert all(section["height"] == 0 for section in measure(hidden, 400)["section"])
 
 
+@pytest.mark.thorough
 def test_light_and_dark_follow_the_reader(page):
     bright = {}
     for dark in (False, True):
