@@ -190,7 +190,7 @@ def options_of(
 def steps_until_still(data: Any, centers: IntArray, n_steps: int) -> tuple[int, IntArray]:
     """Return what Lloyd's steps find, without those that would change nothing.
 
-    The library does all steps, so that time tells nothing. Here that would take most of the time.
+    The library takes every step, so its time reveals nothing. Here they would take most of it.
     """
     cost = 0
     for done in range(n_steps):

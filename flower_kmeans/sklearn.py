@@ -233,9 +233,9 @@ class PrivateKMeans(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMi
         """Return minus the cost of records, which is exact and **not private**.
 
         The cost is the sum of squared distances of all records to the centroid that `predict` gives
-        them, in squared units of ``X``: minus `Clustering.inertia`, as ``KMeans.score``. Whoever
-        sees it, or a choice that was made by it, learns about ``X`` beyond the budget. The cost
-        falls with further clusters, so it compares fits with one number of clusters.
+        them, in squared units of ``X``: minus `Clustering.inertia`, as ``KMeans.score``. It
+        reveals something about ``X`` beyond the budget, and so does a choice that was made by it.
+        The cost falls with further clusters, so it compares fits with one number of clusters.
 
         Parameters
         ----------

@@ -51,7 +51,7 @@ def one_sentence() -> Iterator[None]:
         print_error(str(error))
         raise typer.Exit(1) from None
     except (OSError, MemoryError) as error:
-        # Whoever read the output has gone, as `head` does: click ends without a word then.
+        # The program that read the output has ended, as `head` does: click ends silently then.
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise
         print_error(sentence_of(error))
