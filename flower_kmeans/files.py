@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,6 +138,34 @@ def _sync(number: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # it cannot wait
             raise
+
+
+def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = False) -> bytes:
+    """Return a file's content that others may not write, or, if it is secret, not even read."""
+    try:
+        with open(path, "rb") as file:  # mode and content are those of one and the same file
+            facts, content = os.fstat(file.fileno()), file.read()
+    except OSError as error:
+        raise ConfigurationError(f"The {name} {path} cannot be read: {error.strerror}.") from None
+    own = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
+    if facts.st_uid not in (0, own):
+        raise ConfigurationError(
+            f"Expected the {name} {path} to belong to this user or to root. "
+            f"Got user id {facts.st_uid} instead."
+        )
+    mode = stat.S_IMODE(facts.st_mode)
+    if mode & (0o077 if is_secret else 0o022):
+        wanted = "with mode 0600. Got" if is_secret else "writable by its owner alone. Got mode"
+        raise ConfigurationError(f"Expected the {name} {path} {wanted} {mode:04o} instead.")
+    return content
+
+
+def read_toml(content: bytes, what: str) -> dict[str, Any]:
+    """Return the values of a TOML file, which a `ConfigurationError` names as ``what``."""
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"The {what} is not TOML: {error}.") from None
 
 
 def open_private(path: str | os.PathLike[str]) -> _PrivateFile:

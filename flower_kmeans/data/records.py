@@ -16,23 +16,6 @@ _TRUTH = {"true": "1", "false": "0"}
 _NOT_NUMBERS = (np.ndarray, np.datetime64, np.timedelta64)  # though float() takes some of them
 
 
-class MissingValuesError(DataError):
-    """A column has cells that cannot be used. The text says how many; for the data's owner."""
-
-    def __init__(
-        self,
-        column: str,
-        bad: int,
-        n_records: int,
-        what: str = "empty, NaN or infinite",
-        remedy: str = "fill them in or remove them first",
-    ) -> None:
-        super().__init__(
-            f"The column {column!r} is {what} in {bad} of {n_records} records: {remedy}."
-        )
-        self.column = column
-
-
 def check_records(
     records: ArrayLike,
     n_features: int | None = None,

@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from decimal import Context
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -22,15 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.data.domain import Box, Domain, check_names, difference, domain_from_config
-from flower_kmeans.data.records import FloatArray, MissingValuesError, numbers, text_as_bytes
+from flower_kmeans.data.findings import ColumnFindings, Findings
+from flower_kmeans.data.records import FloatArray, text_as_bytes
+from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.errors import ConfigurationError, DataError
 
 Coordinates = dict[str, tuple[float, float]]  # columns of the box by name, with their bounds
 
 _EXACT = Context(prec=40)
 _DAY_ZERO = date(1970, 1, 1).toordinal()  # of NumPy's dates
-_UNUSABLE = "empty, or not what the domain declares,"
-_REMEDY = "correct or remove them, or state in the domain what they count as (missing)"
 _NOT_PUBLIC = """\
 # NOT PRIVATE: these bounds and categories were read off records. They are exact facts about single
 # records, and no run with this file is private. Replace them by public knowledge, and remove the
@@ -59,8 +59,9 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
         With ``"log"`` records are compared by their decimal logarithm, and the centroid is a
         geometric mean. ``lower`` is above 0 then.
     missing : float, optional
-        The public number that a cell without a finite number counts as. Without it, the record
-        counts as none.
+        The public number that a missing cell counts as. Without it, its record counts as none. A
+        cell with something else than a finite number is unreadable, and its record counts as none
+        in any case.
     """
 
     lower: float
@@ -84,11 +85,19 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
                      for bound in (self.lower, self.upper))  # fmt: skip
         return {f"log10({self.name})": (low, high)}
 
-    def encode(self, cells: NDArray[Any]) -> FloatArray:
-        """Return the column of the box, (n, 1), with NaN where a cell holds no finite number."""
-        found = numbers(cells)
-        values = np.full(len(cells), np.nan) if found is None else found
-        values = np.where(np.isfinite(values), np.clip(values, self.lower, self.upper), np.nan)
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Bounds of what `read` returns."""
+        return self.lower, self.upper
+
+    def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
+        """Return the numbers of a column, (n,), with NaN where a cell holds no finite number."""
+        values = spelling.numbers(cells)
+        return np.where(np.isfinite(values), values, np.nan)
+
+    def place(self, values: FloatArray) -> FloatArray:
+        """Return the column of the box, (n, 1), of what `read` returned."""
+        values = np.clip(values, self.lower, self.upper)
         if self.scale == "log":
             # Once more, since this logarithm may be rounded beyond that of a bound.
             ((low, high),) = self.coordinates().values()
@@ -135,16 +144,23 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
             )
         return {f"{self.name}={value}": (0.0, 1.0) for value in self.values}
 
-    def encode(self, cells: NDArray[Any]) -> FloatArray:
-        """Return the columns of the box, (n, m), with NaN where a cell is in no category."""
-        places: dict[str | None, int] = {value: i for i, value in enumerate(self.values)}
-        found = np.array(
-            [places.get(category_of(cell), -1) for cell in cells.tolist()], dtype=np.intp
-        )
-        columns = np.zeros((len(cells), len(self.values)))
-        known = np.flatnonzero(found >= 0)
-        columns[known, found[known]] = 1.0
-        columns[found < 0] = np.nan
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Bounds of what `read` returns."""
+        return 0.0, float(len(self.values) - 1)
+
+    def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
+        """Return the place of each cell's category, (n,), with NaN where it is in none."""
+        places: dict[str | None, float] = {value: float(i) for i, value in enumerate(self.values)}
+        found = [places.get(category_of(cell), np.nan) for cell in cells.tolist()]
+        return np.array(found, dtype=np.float64)
+
+    def place(self, values: FloatArray) -> FloatArray:
+        """Return the columns of the box, (n, m), of what `read` returned."""
+        columns = np.zeros((len(values), len(self.values)))
+        known = np.flatnonzero(~np.isnan(values))
+        columns[known, values[known].astype(np.intp)] = 1.0
+        columns[np.isnan(values)] = np.nan
         return columns
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
@@ -162,7 +178,8 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
     lower, upper : datetime.date
         Public bounds; dates outside are moved to them.
     missing : datetime.date, optional
-        The public date that a cell without a date counts as. Without it, the record counts as none.
+        The public date that a missing cell counts as. Without it, its record counts as none. A cell
+        with something else than a date is unreadable, and its record counts as none in any case.
 
     Notes
     -----
@@ -180,14 +197,21 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
         bounds = float(self.lower.toordinal()), float(self.upper.toordinal())
         return {f"days({self.name})": bounds}
 
-    def encode(self, cells: NDArray[Any]) -> FloatArray:
-        """Return the column of the box, (n, 1): days since the year 1, NaN where there is none."""
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Bounds of what `read` returns."""
+        return float(self.lower.toordinal()), float(self.upper.toordinal())
+
+    def read(self, cells: NDArray[Any], spelling: Spelling = USUAL) -> FloatArray:
+        """Return the days of a column since the year 1, (n,), with NaN where there is none."""
         if cells.dtype.kind == "M":
             days = cells.astype("datetime64[D]")
-            values = np.where(np.isnat(days), np.nan, days.astype(np.int64) + float(_DAY_ZERO))
-        else:
-            values = np.array([_day(cell) for cell in cells.tolist()], dtype=np.float64)
-        return np.clip(values, self.lower.toordinal(), self.upper.toordinal())[:, None]
+            return np.where(np.isnat(days), np.nan, days.astype(np.int64) + float(_DAY_ZERO))
+        return np.array([_day(cell, spelling) for cell in cells.tolist()], dtype=np.float64)
+
+    def place(self, values: FloatArray) -> FloatArray:
+        """Return the column of the box, (n, 1), of what `read` returned."""
+        return np.clip(values, *self.limits)[:, None]
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
         """Return values of the box, (k, 1), as dates."""
@@ -288,7 +312,12 @@ class TableDomain(Box):
         """SHA-256 of all declarations, 64 hexadecimal digits: to be the same at all parties."""
         return hashlib.sha256(self.to_toml().encode()).hexdigest()
 
-    def encode(self, table: Any, malformed: Literal["error", "nan"] = "error") -> FloatArray:
+    def encode(
+        self,
+        table: Any,
+        malformed: Literal["error", "nan"] = "error",
+        spelling: Spelling = USUAL,
+    ) -> FloatArray:
         """Return the records of a table in the columns of the box, (n, d).
 
         Parameters
@@ -296,43 +325,67 @@ class TableDomain(Box):
         table : mapping, DataFrame, or table or batch of pyarrow
             Has the declared columns by name; others do not count.
         malformed : {"error", "nan"}
-            What to do with a cell that is empty, or not what its column declares, where the column
-            has no ``missing``. ``"error"`` stops. ``"nan"`` is for `load_data` in a run: it is NaN,
-            which makes the record a null record. All of a record is NaN if no cell is usable,
-            whatever ``missing`` says.
+            What to do with a cell that is unreadable, because it is not what its column declares,
+            and with a missing cell, where the column has no ``missing``. ``"error"`` stops.
+            ``"nan"`` is for `load_data` in a run: it is NaN, which makes the record a null record.
+            All of a record is NaN if no cell is usable, whatever ``missing`` says.
+        spelling : Spelling
+            How text writes numbers and dates.
 
         Raises
         ------
         DataError
             If a column is missing, or columns differ in length: nothing that a single record
-            decides. With ``malformed="error"`` also for a cell as above.
+            decides. With ``malformed="error"`` also for cells as above, of all columns at once.
         """
-        parts = [column.encode(_cells(table, column.name)) for column in self.declared]
-        if len({len(part) for part in parts}) > 1:
-            raise DataError("Expected columns of one length.")
-        absent = np.array([np.isnan(part[:, 0]) for part in parts])
-        unusable = absent.all(axis=0)
-        for column, part, rows in zip(self.declared, parts, absent, strict=True):
-            if column.missing is not None:
-                part[rows] = column.encode(np.array([column.missing], dtype=object))
-            elif malformed == "error" and rows.any():
-                n_bad, n = int(np.count_nonzero(rows)), len(rows)
-                raise MissingValuesError(column.name, n_bad, n, _UNUSABLE, _REMEDY)
-        if malformed == "error" and unusable.any():
-            raise DataError("Expected a usable cell in every record. Some have none.")
-        records = np.concatenate(parts, axis=1)
-        records[unusable] = np.nan
+        findings = self.findings()
+        records = self.examine(table, findings, spelling)
+        if malformed == "error":
+            findings.require_readable("the table")
+            findings.require_present("the table")
         return records
 
-    def unread(self, table: Any, names: Sequence[str]) -> list[str]:
-        """Return those of some declared columns of which a table has no usable cell.
+    def findings(self) -> Findings:
+        """Return findings on the declared columns, of no records yet."""
+        return Findings(
+            tuple(
+                ColumnFindings(
+                    column.name,
+                    column.__struct_config__.tag,  # type: ignore[arg-type]
+                    has_rule=column.missing is not None,
+                )
+                for column in self.declared
+            )
+        )
 
-        Their dates have another format, or their categories other names, and every record has the
-        value for missing cells.
+    def examine(self, table: Any, findings: Findings, spelling: Spelling = USUAL) -> FloatArray:
+        """Return records as `encode` does with ``"nan"``, and count what their cells are.
+
+        ``findings`` are those of `findings`, to which the counts are added.
         """
-        chosen = [column for column in self.declared if column.name in names]
-        cells = {column.name: column.encode(_cells(table, column.name)) for column in chosen}
-        return [name for name, part in cells.items() if np.isnan(part[:, 0]).all()]
+        cells = [_cells(table, column.name) for column in self.declared]
+        if len({len(each) for each in cells}) > 1:
+            raise DataError("Expected columns of one length.")
+        parts = []
+        unusable = np.ones(len(cells[0]), dtype=bool)
+        for column, own, found in zip(self.declared, cells, findings.columns, strict=True):
+            values = column.read(own, spelling)
+            # A category may be called NA.
+            missing = are_missing(own) & np.isnan(values)
+            found.add(own, values, missing, column.limits)
+            unusable &= np.isnan(values)
+            part = column.place(values)
+            if column.missing is not None:
+                rule = column.place(column.read(np.array([column.missing], dtype=object)))
+                # A category may stand for all that are not listed, but no number for what is none.
+                is_for_all = isinstance(column, Category)
+                part[np.isnan(values) if is_for_all else missing] = rule
+            parts.append(part)
+        records = np.concatenate(parts, axis=1)
+        records[unusable] = np.nan
+        findings.n_records += len(records)
+        findings.n_void += int(np.count_nonzero(np.isnan(records).any(axis=1)))
+        return records
 
     def decode(self, points: FloatArray) -> dict[str, list[Any]]:
         """Return points of the box, (k, d), as columns in the user's units, by name.
@@ -418,13 +471,13 @@ def category_of(cell: Any) -> str | None:
         return None
 
 
-def _day(cell: Any) -> float:
+def _day(cell: Any, spelling: Spelling) -> float:
     """Return the day of a date, counted from the year 1, or NaN."""
     try:
         if isinstance(cell, np.datetime64):
             cell = cell.astype("datetime64[D]").item()
         text = cell.decode() if isinstance(cell, bytes) else cell
-        day = datetime.fromisoformat(text.strip()) if isinstance(text, str) else text
+        day = spelling.date(text) if isinstance(text, str) else text
         return float(day.toordinal())
     except Exception:  # as in `category_of`
         return np.nan

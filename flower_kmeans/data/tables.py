@@ -1,22 +1,126 @@
-"""Tables of records from csv, npy, npz and parquet files."""
+"""Tables of records from files: csv, npy, npz, parquet, Excel, or a database.
 
-import csv
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+All commands and all nodes read a table by `open_table`, block by block and cell by cell. A node
+differs only in that a malformed cell makes a null record instead of an error.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress, islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_kmeans.data.records import MissingValuesError, as_number, text_as_bytes
-from flower_kmeans.data.table_domain import TableDomain, category_of
+from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
+from flower_kmeans.data.findings import ColumnFindings, Findings
+from flower_kmeans.data.reading import USUAL_READING, Header, Reading, read_source_file
+from flower_kmeans.data.spelling import Spelling, are_missing
+from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 
-Header = Literal[True] | Sequence[str]
-_Columns = dict[str, NDArray[Any]]
-_SUFFIXES = (".csv", ".npy", ".npz", ".parquet")
+BoolArray = NDArray[np.bool_]
+Columns = dict[str, NDArray[Any]]
+T = TypeVar("T")
+
+BLOCK_ROWS = 65_536
+_CSV = (".csv", ".tsv", ".txt")
+_EXCEL = (".xlsx", ".xlsm", ".xls", ".ods")
+_SUFFIXES = (*_CSV, ".npy", ".npz", ".parquet", *_EXCEL)
+
+log = logging.getLogger("flower_kmeans.data")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some records of a table, as they are written.
+
+    Attributes
+    ----------
+    columns : dict from str to ndarray of shape (m,)
+        Cells by column: text as the file has it, or numbers, dates and objects of a format with
+        types.
+    n_records : int
+    malformed : ndarray of shape (m,)
+        Records of which no cell is known.
+    first_malformed : int
+        Number of the line of the first of them in its file, from 1; 0 if there is none.
+    """
+
+    columns: Columns
+    n_records: int
+    malformed: BoolArray
+    first_malformed: int = 0
+
+
+@dataclass(frozen=True)
+class OpenTable:
+    """A table of which the columns are known, and no record was read.
+
+    Attributes
+    ----------
+    path : str
+        The file or database, for messages.
+    names : tuple of str
+        Of the columns, in order. They may be empty or occur twice.
+    has_names : bool
+        Whether the table itself names its columns.
+    beside : tuple of str
+        Names of what an npz file holds beside its columns.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    has_names: bool
+    _read: Callable[[Sequence[str]], Iterator[Block]] = field(repr=False)
+    beside: tuple[str, ...] = ()
+
+    def blocks(self, wanted: Sequence[str]) -> Iterator[Block]:
+        """Yield blocks of records with the wanted columns.
+
+        Raises
+        ------
+        ConfigurationError, DataError
+            If one of them is not there, or occurs twice, or if the file cannot be read.
+        """
+        self.require(wanted)
+        return self._read(tuple(dict.fromkeys(wanted)))
+
+    def require(self, wanted: Collection[str]) -> None:
+        """Require that the table has some columns, each of them once."""
+        available = (*self.names, *self.beside)
+        twice = [name for name in wanted if available.count(name) > 1]
+        if twice:
+            raise DataError(
+                f"Expected the columns of {self.path} with different names. Got two columns with "
+                f"the same name {twice[0]!r}: give one of them another name."
+            )
+        shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
+        for name in wanted:
+            if name not in available:
+                raise ConfigurationError(
+                    f"Expected one of the columns {shown}. Got {name!r} instead."
+                )
+
+    def features(self, excluded: Collection[str | None]) -> tuple[str, ...]:
+        """Return all columns but some, all of which must have different names."""
+        nameless = [i for i, name in enumerate(self.names, 1) if not name]
+        if nameless:
+            first = nameless[0]
+            index = " It looks like the row numbers of pandas." if nameless == [1] else ""
+            raise DataError(
+                f"Expected a name for each column of {self.path}. Got none for column {first}."
+                f"{index} Name the columns to cluster by (--columns, features= or a domain), or "
+                "give it a name."
+            )
+        self.require(self.names)
+        found = tuple(name for name in self.names if name not in excluded)
+        if not found:
+            raise DataError(f"The data file {self.path} has no column to cluster by.")
+        return found
 
 
 @dataclass(frozen=True)
@@ -30,15 +134,18 @@ class Table:
     columns : tuple of str
         Names of the d features.
     labels : ndarray of shape (n,), optional
-        The label column, of any type; never a feature.
+        The label column, of any type; never a feature. Those of a csv file are text.
     others : mapping from str to ndarray of shape (n,)
         Columns that were kept beside the features, to split by.
+    findings : Findings
+        How many cells were missing or unreadable, for the holder of the records alone.
     """
 
     records: NDArray[np.float64]
     columns: tuple[str, ...]
     labels: NDArray[Any] | None = None
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    findings: Findings = field(default_factory=lambda: Findings(()), repr=False, compare=False)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the features, for NumPy."""
@@ -50,8 +157,11 @@ class Table:
     def column(self, name: str) -> NDArray[Any]:
         """Return the values of a feature or of a column that was kept."""
         features = zip(self.columns, self.records.T, strict=True)
-        columns: _Columns = {**dict(features), **self.others}
-        _require_columns([name], columns)
+        columns: Columns = {**dict(features), **self.others}
+        if name not in columns:
+            raise ConfigurationError(
+                f"Expected one of the columns {', '.join(columns)}. Got {name!r} instead."
+            )
         return columns[name]
 
 
@@ -64,18 +174,24 @@ def load_table(
     malformed: Literal["error", "nan"] = "error",
     header: Header | None = None,
     domain: TableDomain | None = None,
+    reading: Reading = USUAL_READING,
 ) -> Table:
-    """Read records from a csv, npy, npz or parquet file.
+    """Read records from a csv, npy, npz, parquet or Excel file, or from a database.
 
     Columns without a name are called ``x0``, ``x1``, ... An npz file holds either one
     two-dimensional array (with, optionally, ``columns``: its names) and any number of
     one-dimensional ones as long as it has rows, which may serve as label or to split by; or
     one-dimensional arrays only, which are the columns.
 
+    A record with a missing cell is left out, unless the domain states what the cell counts as. How
+    many there were, and what else its holder must know of the cells, is logged here, and in the
+    table's `findings`.
+
     Parameters
     ----------
     path : path
-        The suffix names the format.
+        The suffix names the format. A ``source.toml`` names the data and how to read it
+        (`read_source_file`), and an address such as ``sqlite:///PATH`` a database.
     label : str, optional
         Column with labels. It is not a feature.
     features : sequence of str, optional
@@ -84,182 +200,376 @@ def load_table(
     keep : collection of str
         Further columns to return, whatever they hold.
     malformed : {"error", "nan"}
-        What to do with a cell of a feature that is no finite number, and with a line of a csv file
-        that has more or fewer cells than there are columns. ``"error"`` stops. ``"nan"`` is for
-        `load_data` in a run, where no single record may decide whether a client answers
-        (docs/guarantees.md, "Neighbours, budget, delta"): such a cell, or all of such a line, is
-        NaN, and so a null record. Each line of a csv file is a record then, also within quotes.
+        What to do with a cell of a feature that is neither missing nor a finite number, and with a
+        line of a csv file that has more or fewer cells than there are columns. ``"error"`` stops,
+        with all columns that have such cells. ``"nan"`` is for `load_data` in a run, where no
+        single record may decide whether a client answers (docs/guarantees.md, "Neighbours, budget,
+        delta"): such a cell, or all of such a line, is NaN, and so a null record. Rows keep their
+        places then: one with a missing cell is NaN as well.
     header : True or sequence of str, optional
         ``True`` if the first line of a csv file names its columns, or the names if it does not: the
-        file is then separated by commas. By default the first line is no header if it holds numbers
-        only; with ``malformed="nan"`` this is not guessed from a record, and has to be said. With a
-        domain the default is ``True``.
+        file is then separated by commas, unless ``reading`` has another delimiter. By default the
+        first line names the columns if none of its cells looks like a number, and is a record if
+        all do; a line of both kinds is an error. With ``malformed="nan"`` this is not guessed from
+        a record, and has to be said.
     domain : TableDomain, optional
         In place of ``features``: the records are in the columns of its box, as its ``encode`` makes
-        them of the declared columns. Cells of a csv file are then read as they are written. With
-        ``malformed="error"`` each declared column that is not empty must have a usable cell.
+        them of the declared columns.
+    reading : Reading
+        How the file writes cells: delimiter, decimal comma, encoding and the like.
 
     Raises
     ------
     ConfigurationError, DataError
         If an option does not fit the file, a package to read it is missing, or it cannot be read.
     """
+    reading = reading.with_options(header=header)
+    table = read_table(path, reading, label, features, keep, malformed, domain)
+    for line in table.findings.lines():
+        log.warning("%s: %s", Path(path).name, line)
+    return table
+
+
+def read_table(
+    path: str | Path,
+    reading: Reading = USUAL_READING,
+    label: str | None = None,
+    features: Sequence[str] | None = None,
+    keep: Collection[str] = (),
+    malformed: str = "error",
+    domain: TableDomain | None = None,
+) -> Table:
+    """Return what `load_table` returns; what was found of its cells is not logged."""
     if malformed not in ("error", "nan"):
         raise ConfigurationError(
             f"Expected malformed as 'error' or 'nan'. Got {malformed!r} instead."
         )
-    lenient = malformed == "nan"
     if domain is not None and features is not None:
         raise ConfigurationError("Expected features or domain, which has them. Got both.")
-    beside = [*(() if label is None else (label,)), *keep]
-    if domain is not None and not lenient and header is None:
-        header = True
-    columns, side = read_columns(path, header, lenient or domain is not None, beside)
-    available = {**columns, **side}
-    _require_columns([*beside, *(features or ())], available)
-    labels = None if label is None else available[label]
-    if domain is not None:
-        others = {name: available[name] for name in keep}
-        declared = [column.name for column in domain.declared]
-        unread = [] if lenient else domain.unread(available, declared)
-        # A column may be empty where its cells have a rule, but not full of what nothing reads.
-        unread = [name for name in unread if any(map(category_of, available[name].tolist()))]
-        if unread:
-            raise DataError(f"Expected cells in {path} as the domain declares {unread}. Got none.")
-        return Table(domain.encode(available, malformed), domain.columns or (), labels, others)
-    if features is None:
-        features = [
-            name
-            for name, values in columns.items()
-            if name != label and (name not in keep or (not lenient and _is_number(values)))
-        ]
-    elif label in features:
+    if features is not None and label in features:
         raise ConfigurationError(f"The label column {label!r} cannot be a feature as well.")
-    elif len(set(features)) < len(features):
+    if features is not None and len(set(features)) < len(features):
         raise ConfigurationError("Expected every feature once. Got one of them twice.")
-    if not features:
-        raise DataError(f"The data file {path} has no column to cluster by.")
-    return Table(
-        records=_stack({name: available[name] for name in features}, lenient),
-        columns=tuple(features),
-        labels=labels,
-        others={name: available[name] for name in keep if name not in features},
-    )
+    is_node = malformed == "nan"
+    opened = open_table(path, reading, recognises=not is_node)
+    beside = [*keep] if label is None else [label, *keep]
+    opened.require(beside)
+    if domain is not None:
+        chosen = _declared(opened, domain)
+    elif features is not None:
+        chosen = tuple(features)
+    else:
+        excluded = {label, *keep} if is_node else {label}
+        chosen = opened.features(excluded)
+    loaded = _load(opened, reading, chosen, domain, beside)
+    if not is_node:
+        if features is None and domain is None:
+            loaded = _without_text(loaded, keep)
+        loaded.findings.require_readable(opened.path)
+    is_void = ~np.isfinite(loaded.records).all(axis=1)
+    loaded.findings.n_void = int(np.count_nonzero(is_void))
+    if not is_node and is_void.any():
+        loaded = _with_rows(loaded, ~is_void)
+    labels = None if label is None else loaded.others[label]
+    others = {name: loaded.others[name] for name in keep if name not in loaded.columns}
+    return replace(loaded, labels=labels, others=others)
 
 
-def read_columns(
-    path: str | Path,
-    header: Header | None = None,
-    by_cell: bool = False,
-    beside: Collection[str] = (),
-) -> tuple[_Columns, _Columns]:
-    """Return a file's columns by name, of any type, and what it holds beside them.
+def _load(
+    opened: OpenTable,
+    reading: Reading,
+    chosen: Sequence[str],
+    domain: TableDomain | None,
+    beside: Sequence[str],
+) -> Table:
+    """Return all records of a table, NaN where they are not usable, with the columns beside."""
+    if domain is None:
+        names = tuple(chosen)
+        findings = Findings(tuple(map(ColumnFindings, chosen)))
+    else:
+        names = domain.columns or ()
+        findings = domain.findings()
+    parts = [np.empty((0, len(names)))]
+    kept: dict[str, list[NDArray[Any]]] = {name: [] for name in beside}
+    for block in opened.blocks([*chosen, *beside]):
+        records = np.full((block.n_records, len(names)), np.nan)
+        is_whole = ~block.malformed
+        cells = {name: block.columns[name][is_whole] for name in chosen}
+        if domain is None:
+            records[is_whole] = _numbers(cells, findings, reading.spelling)
+        else:
+            records[is_whole] = domain.examine(cells, findings, reading.spelling)
+        findings.add_malformed(block.n_records - int(is_whole.sum()), block.first_malformed)
+        parts.append(records)
+        for name, found in kept.items():
+            found.append(block.columns[name])
+    others = {name: np.concatenate(found or [np.empty(0)]) for name, found in kept.items()}
+    return Table(np.concatenate(parts), names, None, others, findings)
 
-    With ``by_cell``, no cell changes how others are read, but for the columns ``beside``.
+
+def _declared(opened: OpenTable, domain: TableDomain) -> tuple[str, ...]:
+    """Return the names of declared columns, each of which a table has once."""
+    names = tuple(column.name for column in domain.declared)
+    available = (*opened.names, *opened.beside)
+    for name in names:
+        n_found = available.count(name)
+        if n_found != 1:
+            # Other names are not listed: without a header, they are a record.
+            raise DataError(
+                f"Expected the column {name!r} once in the table {opened.path}. "
+                f"Got it {n_found} times."
+            )
+    return names
+
+
+def _numbers(cells: Columns, findings: Findings, spelling: Spelling) -> NDArray[np.float64]:
+    """Return columns without declarations as records, NaN where a cell is no finite number."""
+    parts = []
+    for own, found in zip(cells.values(), findings.columns, strict=True):
+        if own.ndim != 1:
+            raise DataError(f"Expected the column {found.name!r} as one cell for each record.")
+        values = spelling.numbers(own)
+        values = np.where(np.isfinite(values), values, np.nan)
+        found.add(own, values, are_missing(own))
+        parts.append(values)
+    findings.n_records += len(parts[0])
+    return np.stack(parts, axis=1)
+
+
+def _without_text(table: Table, keep: Collection[str]) -> Table:
+    """Return a table in which no kept column is a feature that holds text, or nothing."""
+    is_feature = [
+        name not in keep or (found.n_read > 0 and not found.n_unreadable)
+        for name, found in zip(table.columns, table.findings.columns, strict=True)
+    ]
+    if not any(is_feature):
+        raise DataError("Expected a column to cluster by beside those that are kept. Got none.")
+    columns = tuple(compress(table.columns, is_feature))
+    table.findings.columns = tuple(compress(table.findings.columns, is_feature))
+    return replace(table, records=table.records[:, is_feature], columns=columns)
+
+
+def _with_rows(table: Table, chosen: BoolArray) -> Table:
+    others = {name: values[chosen] for name, values in table.others.items()}
+    return replace(table, records=table.records[chosen], others=others)
+
+
+# --------------------------------------------------------------------------- formats
+
+
+def open_table(
+    data: str | Path, reading: Reading = USUAL_READING, *, recognises: bool = True
+) -> OpenTable:
+    """Return a table with its columns; no record is read yet.
+
+    Parameters
+    ----------
+    data : path or str
+        A file, an address of a database, or a ``source.toml`` that names one of both.
+    reading : Reading
+        How it is read; options of a ``source.toml`` hold where this has none.
+    recognises : bool
+        Whether the first line may be recognised as names or as a record. At a node it may not.
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        If there is no such file, its format or its columns cannot be known, or a package to read
+        it is missing.
     """
-    path = Path(path)
-    if path.suffix.lower() not in _SUFFIXES:
-        raise ConfigurationError(
-            f"Expected data in a file that ends in {', '.join(_SUFFIXES)}. Got {path} instead."
-        )
+    if Path(data).suffix.lower() == ".toml":
+        named, own = read_source_file(data)
+        return open_table(named, own.updated_by(reading), recognises=recognises)
+    if "://" in str(data):
+        return _open_database(str(data), reading)
+    path = Path(data)
+    suffix = _suffix(path)
     if not path.is_file():
         raise DataError(f"The data file {path} does not exist.")
-    suffix = path.suffix.lower()
     if suffix in (".npy", ".npz"):
-        return _read_numpy(path)
-    if suffix == ".csv" and by_cell:
-        return _read_lines(path, header), {}
-    require("pyarrow", f"A {suffix[1:]} file")
-    from pyarrow import ArrowException, parquet
-
-    try:
-        table = _read_csv(path, header) if suffix == ".csv" else parquet.read_table(path)
-        names = [str(name).strip() for name in table.column_names]
-        columns = [
-            text_as_bytes(column) if by_cell and name not in beside else column
-            for name, column in zip(names, table.columns, strict=True)
-        ]
-        # Nulls become NaN in columns of numbers, which is what the check of features looks for.
-        arrays = [np.asarray(column.to_numpy()) for column in columns]
-    except (ArrowException, OSError, UnicodeError):
-        # The reader's own text quotes the lines it failed on.
-        kind = "csv table in UTF-8" if suffix == ".csv" else "parquet table"
-        raise DataError(f"The data file {path} is not a {kind}.") from None
-    if len(set(names)) < len(names):
-        raise DataError(f"The data file {path} has two columns with the same name.")
-    return dict(zip(names, arrays, strict=True)), {}
-
-
-def _read_csv(path: Path, header: Header | None) -> Any:
-    from pyarrow import csv as arrow_csv
-
-    first, delimiter = first_line(path)
-    names: list[str] | None = None
-    if header is None:
-        cells = [cell.strip().strip('"') for cell in first.split(delimiter)]
-        if first and all(_is_number_text(cell) for cell in cells):
-            names = _default_names(len(cells))
-    elif header is not True:
-        names, delimiter = list(header), ","
-    return arrow_csv.read_csv(
-        path,
-        read_options=arrow_csv.ReadOptions(column_names=names),
-        parse_options=arrow_csv.ParseOptions(delimiter=delimiter),
-    )
-
-
-def _read_lines(path: Path, header: Header | None) -> _Columns:
-    """Return the columns of a csv file as text, line by line: no line changes another's cells."""
-    if header is None:
+        return _open_numpy(path)
+    if suffix == ".parquet":
+        return _open_parquet(path)
+    if reading.header is None and not recognises:
         raise ConfigurationError(
-            "Expected header with malformed='nan': True if a csv file's first line names its "
+            "Expected header with malformed='nan': True if the first line of a file names its "
             "columns, else their names. Got None: it is not guessed from a record."
         )
+    return _open_excel(path, reading) if suffix in _EXCEL else _open_csv(path, reading)
+
+
+def _suffix(path: Path) -> str:
+    """Return the suffix that names a format, in lower case, also of a compressed csv file."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz" and Path(path.stem).suffix.lower() in _CSV:
+        return Path(path.stem).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ConfigurationError(
+            f"Expected data in a file that ends in {', '.join(_SUFFIXES)} or .csv.gz. "
+            f"Got {path} instead."
+        )
+    return suffix
+
+
+def _open_csv(path: Path, reading: Reading) -> OpenTable:
+    file = open_csv(path, reading)
+
+    def read(wanted: Sequence[str]) -> Iterator[Block]:
+        places = [file.names.index(name) for name in wanted]
+        for rows in batched(file.records()):
+            yield _block_of_rows(rows, wanted, places)
+
+    return OpenTable(str(path), file.names, file.has_names, read)
+
+
+def _block_of_rows(
+    rows: Sequence[tuple[int, Sequence[Any] | None]], wanted: Sequence[str], places: Sequence[int]
+) -> Block:
+    """Return a block of rows with their numbers; a malformed one has empty cells."""
+    malformed = np.array([row is None for _, row in rows], dtype=bool)
+    columns = {}
+    for name, place in zip(wanted, places, strict=True):
+        cells = ["" if row is None else row[place] for _, row in rows]
+        columns[name] = as_objects(cells)
+    first = next((number for number, row in rows if row is None), 0)
+    return Block(columns, len(rows), malformed, first)
+
+
+def batched(rows: Iterator[T], n: int = BLOCK_ROWS) -> Iterator[list[T]]:
+    """Yield rows in lists of at most ``n``."""
+    while batch := list(islice(rows, n)):
+        yield batch
+
+
+def as_objects(cells: Sequence[Any]) -> NDArray[Any]:
+    """Return cells as an array (m,) of objects, also where each of them is a list."""
+    return np.fromiter(cells, dtype=object, count=len(cells))
+
+
+def _whole(columns: Columns) -> Block:
+    """Return a block of columns, of which no record is malformed."""
+    n_records = len(next(iter(columns.values()), ()))
+    if any(len(cells) != n_records for cells in columns.values()):
+        raise DataError("Expected columns of one length.")
+    return Block(columns, n_records, np.zeros(n_records, dtype=bool))
+
+
+def _open_parquet(path: Path) -> OpenTable:
+    require("pyarrow", "A parquet file")
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    error = DataError(f"The data file {path} is not a parquet table.")
     try:
-        # Only "\n" ends a line, and no byte fails to decode: a stray one stays within its record.
-        with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as file:
-            first = file.readline() if header is True else ""
-            delimiter = _delimiter(first)
-            cells = _cells_of_line(first, delimiter) if header is True else header
-            names = [name.strip() for name in cells]
-            nothing = [""] * len(names)
-            rows = [_cells_of_line(line, delimiter) for line in file if line.strip()]
-    except OSError:
-        raise DataError(f"The data file {path} is not a csv table.") from None
-    if not names or len(set(names)) < len(names):
-        raise DataError(f"Expected the data file {path} with columns of different names.")
-    # A malformed line is an empty record, not a missing one: rows keep their numbers.
-    table = np.array(
-        [row if len(row) == len(names) else nothing for row in rows], dtype=object
-    ).reshape(len(rows), len(names))
-    return dict(zip(names, table.T, strict=True))
+        with ParquetFile(path) as file:
+            stored = tuple(map(str, file.schema_arrow.names))
+    except (ArrowException, OSError):
+        raise error from None
+    names = tuple(name.strip() for name in stored)
+
+    def read(wanted: Sequence[str]) -> Iterator[Block]:
+        # In the order that is wanted, with the names as the file has them.
+        columns = {name: stored[names.index(name)] for name in wanted}
+        try:
+            with ParquetFile(path) as file:
+                for batch in file.iter_batches(BLOCK_ROWS, columns=list(columns.values())):
+                    cells = {n: cells_of_arrow(batch.column(own)) for n, own in columns.items()}
+                    yield _whole(cells)
+        except (ArrowException, OSError):
+            # The reader's own text quotes what it failed on.
+            raise error from None
+
+    return OpenTable(str(path), names, True, read)
 
 
-def _cells_of_line(line: str, delimiter: str) -> list[str]:
-    """Return the cells of one line, which ends where its text does, whatever it quotes."""
-    line = line.rstrip("\r\n")
-    if '"' not in line:  # much faster
-        return line.split(delimiter)
-    try:
-        return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:
-        return []
+def cells_of_arrow(column: Any) -> NDArray[Any]:
+    """Return the cells of a column of pyarrow, (m,), each as it is whatever others hold."""
+    from pyarrow import compute, large_binary, types
+
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if str(kind) in ("string", "large_string", "string_view"):
+        # One cell that is not UTF-8 would be an error about the whole column.
+        stored = column.cast(large_binary()).to_pylist()
+        cells = [None if c is None else c.decode("utf-8", "surrogateescape") for c in stored]
+        return as_objects(cells)
+    if types.is_timestamp(kind) and kind.tz is not None:
+        column = compute.local_timestamp(column)
+    is_plain = types.is_floating(kind) or types.is_temporal(kind)
+    is_full = (types.is_integer(kind) or types.is_boolean(kind)) and not column.null_count
+    if is_plain or is_full:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    # An integer beside a null would become a float, which has not all of its digits.
+    return as_objects(column.to_pylist())
 
 
-def first_line(path: Path) -> tuple[str, str]:
-    """Return the first line of a csv file, and what separates its cells."""
-    # Spreadsheets begin a file with a byte order mark, which would become part of the first name.
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = file.readline().rstrip("\r\n")
-    return first, _delimiter(first)
+def _open_excel(path: Path, reading: Reading) -> OpenTable:
+    from flower_kmeans.data.excel import open_sheet
+
+    sheet = open_sheet(path, reading.sheet)
+    has_names = reading.header is None or reading.header is True
+    names = tuple(reading.header or ())
+    if has_names:
+        first = next(_filled_rows(sheet.rows()), (1, []))[1]
+        if reading.header is None:
+            has_names = names_columns(first, path)
+        names = tuple(map(_name_of, first)) if has_names else default_names(len(first))
+
+    def read(wanted: Sequence[str]) -> Iterator[Block]:
+        places = [names.index(name) for name in wanted]
+        rows = _filled_rows(sheet.rows())
+        if has_names:
+            next(rows, None)
+        sized = ((number, row if len(row) == len(names) else None) for number, row in rows)
+        for batch in batched(sized):
+            yield _block_of_rows(batch, wanted, places)
+
+    return OpenTable(str(path), names, has_names, read)
 
 
-def _delimiter(line: str) -> str:
-    # Of a tie the first counts, so a line without any has commas.
-    return max(",;\t", key=line.count)
+def _filled_rows(rows: Iterator[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the rows of a sheet that are not blank, with their numbers."""
+    return ((number, row) for number, row in enumerate(rows, 1) if any(map(_is_filled, row)))
 
 
-def _read_numpy(path: Path) -> tuple[_Columns, _Columns]:
+def _is_filled(cell: Any) -> bool:
+    return cell is not None and cell != ""
+
+
+def _name_of(cell: Any) -> str:
+    return "" if cell is None else str(cell).strip()
+
+
+def _open_database(uri: str, reading: Reading) -> OpenTable:
+    if reading.query is None:
+        raise ConfigurationError(
+            f"Expected a query with the database {uri}: --query, or query in the source.toml. "
+            "Got none."
+        )
+    from flower_kmeans.data.sql import open_query  # what only some need
+
+    query = open_query(uri, reading.query)
+
+    def read(wanted: Sequence[str]) -> Iterator[Block]:
+        for columns in query.blocks():
+            yield _whole({name: columns[name] for name in wanted})
+
+    return OpenTable(uri, query.names, True, read)
+
+
+def _open_numpy(path: Path) -> OpenTable:
+    columns, side = _read_numpy(path)
+    cells = {**columns, **side}
+
+    def read(wanted: Sequence[str]) -> Iterator[Block]:
+        yield _whole({name: cells[name] for name in wanted})
+
+    return OpenTable(str(path), tuple(columns), True, read, tuple(side))
+
+
+def _read_numpy(path: Path) -> tuple[Columns, Columns]:
+    """Return the columns of a file of NumPy, and what it holds beside them."""
     try:
         # Loading a pickle may run code that it brings.
         loaded = np.load(path, allow_pickle=False)
@@ -286,60 +596,16 @@ def _read_numpy(path: Path) -> tuple[_Columns, _Columns]:
     return columns, {name: array for name, array in side.items() if name not in columns}
 
 
-def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> _Columns:
+def _columns_of_array(array: NDArray[Any], names: Sequence[str] | None) -> Columns:
     fields = array.dtype.names
     if fields is not None and array.ndim == 1:
         return {name: array[name] for name in fields}
     if array.ndim != 2:
         raise DataError(f"Expected a two-dimensional array of records. Got {array.ndim}-d instead.")
     if names is None:
-        names = _default_names(array.shape[1])
+        names = default_names(array.shape[1])
     if len(names) != array.shape[1] or len(set(names)) < len(names):
         raise DataError(
             f"Expected {array.shape[1]} different names in columns. Got {len(names)} names instead."
         )
     return dict(zip(names, array.T, strict=True))
-
-
-def _stack(features: Mapping[str, NDArray[Any]], lenient: bool) -> NDArray[np.float64]:
-    if len({len(values) for values in features.values()}) > 1:
-        raise DataError("Expected columns of one length.")
-    records = np.empty((len(next(iter(features.values()))), len(features)))
-    for i, (name, values) in enumerate(features.items()):
-        numbers = values
-        if lenient and not _is_number(values) and values.dtype.kind in "OSTUc":
-            numbers = np.array([as_number(cell) for cell in values.tolist()], dtype=np.float64)
-        if values.ndim != 1 or (len(values) and not _is_number(numbers)):
-            raise DataError(
-                f"The column {name!r} does not hold numbers (dates and text do not count): "
-                "name the columns to cluster by with --columns, or turn it into numbers."
-            )
-        records[:, i] = numbers
-        bad = 0 if lenient else int(np.count_nonzero(~np.isfinite(records[:, i])))
-        if bad:
-            raise MissingValuesError(name, bad, len(records))
-    return records
-
-
-def _default_names(n: int) -> list[str]:
-    return [f"x{i}" for i in range(n)]
-
-
-def _is_number(values: NDArray[Any]) -> bool:
-    return values.dtype.kind in "biuf"
-
-
-def _is_number_text(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _require_columns(names: Collection[str], available: Collection[str]) -> None:
-    columns = list(available)
-    shown = ", ".join(columns[:20]) + (", ..." if len(columns) > 20 else "")
-    for name in names:
-        if name not in columns:
-            raise ConfigurationError(f"Expected one of the columns {shown}. Got {name!r} instead.")

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, get_args
 from flower_kmeans.data.domain import Ball, Box, Domain, check_names, difference
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.files import read_file, read_toml
 from flower_kmeans.privacy.budget import Unit
 from flower_kmeans.protocol import trust
-from flower_kmeans.protocol.roster import Identity, read_file, read_identity, read_toml
+from flower_kmeans.protocol.roster import Identity, read_identity
 from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run, Vertical
 
 UNITS: tuple[str, ...] = get_args(Unit)

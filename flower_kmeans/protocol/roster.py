@@ -8,8 +8,6 @@ committee has.
 
 import os
 import re
-import stat
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_kmeans.errors import ConfigurationError, MessageError
+from flower_kmeans.files import read_file, read_toml
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol.committee import MAX_POSITIONS, roster_digest
 from flower_kmeans.secagg.key_agreement import KEY_BYTES, agree, public_key
@@ -26,34 +25,6 @@ ROSTER_FILE = "roster.toml"
 BEACON = "beacon"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _KEY, _BEACON = range(KEY_BYTES, KEY_BYTES + 1), range(16, 65)  # bytes that they may have
-
-
-def read_file(path: str | os.PathLike[str], name: str, *, is_secret: bool = False) -> bytes:
-    """Return a file's content that others may not write, or, if it is secret, not even read."""
-    try:
-        with open(path, "rb") as file:  # mode and content are those of one and the same file
-            facts, content = os.fstat(file.fileno()), file.read()
-    except OSError as error:
-        raise ConfigurationError(f"The {name} {path} cannot be read: {error.strerror}.") from None
-    own = os.geteuid() if hasattr(os, "geteuid") else 0  # not on every system
-    if facts.st_uid not in (0, own):
-        raise ConfigurationError(
-            f"Expected the {name} {path} to belong to this user or to root. "
-            f"Got user id {facts.st_uid} instead."
-        )
-    mode = stat.S_IMODE(facts.st_mode)
-    if mode & (0o077 if is_secret else 0o022):
-        wanted = "with mode 0600. Got" if is_secret else "writable by its owner alone. Got mode"
-        raise ConfigurationError(f"Expected the {name} {path} {wanted} {mode:04o} instead.")
-    return content
-
-
-def read_toml(content: bytes, what: str) -> dict[str, Any]:
-    """Return the values of a TOML file, which a `ConfigurationError` names as ``what``."""
-    try:
-        return tomllib.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise ConfigurationError(f"The {what} is not TOML: {error}.") from None
 
 
 @dataclass(frozen=True)

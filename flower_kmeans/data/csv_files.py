@@ -1,0 +1,258 @@
+"""The cells of csv files: every command and every node reads the same bytes the same way.
+
+An end of a line (LF, CR or CRLF) ends a record, within quotes too, and each line is decoded and
+divided by itself, by Python's ``csv`` module. So no byte of a record changes another record: a
+stray quote would otherwise swallow all that follows it. ``benchmarks/csv_readers.py`` compares
+readers that take a whole file.
+"""
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from flower_kmeans.data.reading import DELIMITERS, Reading
+from flower_kmeans.errors import ConfigurationError, DataError
+
+Cells = list[str]
+
+_UTF_8_MARK = "\ufeff"
+_UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "gzip: let its name end in .gz",
+    b"PK\x03\x04": "a zip archive or an Excel file: let its name end in .xlsx if it is one",
+    b"PAR1": "parquet: let its name end in .parquet",
+    b"\x93NUMPY": "an array of NumPy: let its name end in .npy",
+    b"SQLite format 3\x00": "an SQLite database: name it as sqlite:///PATH, with a query",
+}
+_SEPARATOR_LINE = re.compile(r"sep=(.)", re.IGNORECASE)  # with which Excel begins some files
+_NUMBER_LIKE = re.compile(
+    r"""
+    [+-]? [\d.,'\u2019\s]* \d [\d.,'\u2019\s]* (?:e[+-]?\d+)? \s* %?  # in any country's way
+    | [+-]? 0x[0-9a-f]+
+    | \d{1,4} [-/.] \d{1,2} [-/.] \d{1,4} (?: [T\s] [\d:.+-]+ )?  # a date
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class CsvFile:
+    """A csv file of which the columns are known, and no record was read.
+
+    Attributes
+    ----------
+    path : Path
+    names : tuple of str
+        Of the columns, without spaces around them. They may be empty or occur twice.
+    delimiter : str
+        What separates cells.
+    has_names : bool
+        Whether the first line names the columns.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    delimiter: str
+    has_names: bool
+    _encoding: str
+    _skips_separator: bool = False
+
+    def records(self) -> Iterator[tuple[int, Cells | None]]:
+        """Yield the number of each record's line, and its cells, as many as there are names.
+
+        Cells are ``None`` for a malformed record, which has more or fewer cells, or a quote that
+        does not end. Bytes that the encoding has not stay what they were, and are in no number or
+        category. A blank line is no record.
+        """
+        width = len(self.names)
+        with _open(self.path, self._encoding) as lines:
+            filled = _filled(lines)
+            for _ in range(int(self._skips_separator) + int(self.has_names)):
+                next(filled, None)
+            for number, line in filled:
+                cells = cells_of_line(line, self.delimiter)
+                yield number, cells if len(cells) == width else None
+
+
+def open_csv(path: Path, reading: Reading) -> CsvFile:
+    """Return a csv file with its columns.
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        If it cannot be read, or its columns cannot be known. Where ``reading.header`` is given, no
+        record decides this.
+    """
+    knows_names = reading.header is not None and reading.header is not True
+    if knows_names:
+        # The first line is a record, from which nothing is recognised.
+        names = tuple(name.strip() for name in reading.header or ())
+        encoding = reading.encoding or "utf-8"
+        return CsvFile(path, names, reading.delimiter or ",", False, encoding)
+    encoding = reading.encoding or _recognised_encoding(path)
+    with _open(path, encoding) as lines:
+        first, separator = _first_lines(lines)
+    if not first:
+        raise DataError(f"Expected a first line with the names of columns in {path}. Got none.")
+    delimiter = reading.delimiter or separator or _recognised_delimiter(first, path)
+    cells = [cell.strip() for cell in cells_of_line(first, delimiter)]
+    if not cells:
+        raise DataError(
+            f"Expected the first line of {path} with quotes that end. Got one that does not: "
+            "a name of a column cannot hold the end of a line."
+        )
+    if any(not is_decoded(cell) for cell in cells):
+        raise DataError(
+            f"Expected the first line of {path} in {encoding}. Got other bytes: name its encoding, "
+            "such as cp1252 for files of Windows, with --encoding or encoding=."
+        )
+    has_names = reading.header is True or names_columns(cells, path)
+    names = tuple(cells) if has_names else default_names(len(cells))
+    return CsvFile(path, names, delimiter, has_names, encoding, separator is not None)
+
+
+def default_names(n: int) -> tuple[str, ...]:
+    """Return names for ``n`` columns that have none."""
+    return tuple(f"x{i}" for i in range(n))
+
+
+def names_columns(cells: Sequence[Any], path: Path) -> bool:
+    """Return whether a first line names the columns: it does if no cell of it looks like a number.
+
+    It is a record if each cell looks like a number. A line of both kinds is a `ConfigurationError`:
+    a record would be lost, or names would be read as one.
+    """
+    numbers = [cell for cell in cells if _looks_like_number(cell)]
+    empty = [cell for cell in cells if cell is None or str(cell).strip() == ""]
+    if not numbers:
+        return True
+    if len(numbers) == len(cells):
+        return False
+    what = "numbers and empty cells" if len(numbers) + len(empty) == len(cells) else "both"
+    raise ConfigurationError(
+        f"Expected names in all cells of the first line of {path}, or numbers in all. Got {what}: "
+        "say that it names the columns, with --header true or header=True, or give their names, "
+        "with --header NAME,NAME or header=[...], if it is a record."
+    )
+
+
+def cells_of_line(line: str, delimiter: str) -> Cells:
+    """Return the cells of one line; none if a quote in it does not end.
+
+    Spaces after a delimiter do not count.
+    """
+    if '"' in line:
+        reader = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
+        try:
+            return next(reader, [])
+        except csv.Error:
+            return []
+    cells = line.split(delimiter)  # much faster
+    if " " in line:
+        cells = [cell.lstrip(" ") for cell in cells]
+    return cells
+
+
+def is_decoded(cell: str) -> bool:
+    """Return whether all bytes of a cell are characters of its file's encoding."""
+    # What is not became a surrogate, or the sign of UTF-16 for it.
+    return not any("\udc80" <= c <= "\udcff" or c == "\ufffd" for c in cell)
+
+
+def is_gzip(path: Path) -> bool:
+    """Return whether the name of a file says that it is compressed."""
+    return path.suffix.lower() == ".gz"
+
+
+@contextmanager
+def _open(path: Path, encoding: str) -> Iterator[Iterator[str]]:
+    """Yield the lines of a file without their ends, decoded."""
+    try:
+        with _open_bytes(path) as file:
+            yield _decoded(file, encoding)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "damaged"
+        raise DataError(f"The data file {path} cannot be read: {reason}.") from None
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    if is_gzip(path):
+        return gzip.open(path, "rb")
+    return path.open("rb")
+
+
+def _decoded(file: IO[bytes], encoding: str) -> Iterator[str]:
+    is_wide = Reading(encoding=encoding).is_utf_16
+    if is_wide:
+        for line in io.TextIOWrapper(file, encoding, errors="replace", newline=None):
+            yield line.removesuffix("\n")
+        return
+    is_first = True
+    # Latin-1 has a character for each byte, so that lines are divided before they are decoded.
+    for raw in io.TextIOWrapper(file, "latin-1", newline=None):
+        line = raw.removesuffix("\n").encode("latin-1").decode(encoding, "surrogateescape")
+        if is_first:
+            # Spreadsheets begin a file with a byte order mark.
+            line = line.removeprefix(_UTF_8_MARK)
+            is_first = False
+        yield line
+
+
+def _filled(lines: Iterator[str]) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, with their numbers in the file."""
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip(" "))
+
+
+def _first_lines(lines: Iterator[str]) -> tuple[str, str | None]:
+    """Return the first line with cells, and the delimiter that a line before it names."""
+    filled = (line for _, line in _filled(lines))
+    first = next(filled, "")
+    separator = _SEPARATOR_LINE.fullmatch(first)
+    if separator is None:
+        return first, None
+    return next(filled, ""), separator[1]
+
+
+def _recognised_encoding(path: Path) -> str:
+    try:
+        with _open_bytes(path) as file:
+            start = file.read(16)
+    except OSError as error:
+        raise DataError(f"The data file {path} cannot be read: {error.strerror}.") from None
+    for mark, format_ in _OTHER_FORMATS.items():
+        if start.startswith(mark):
+            raise DataError(f"Expected {path} as a csv file. Its first bytes are of {format_}.")
+    return "utf-16" if start.startswith(_UTF_16_MARKS) else "utf-8"
+
+
+def _recognised_delimiter(line: str, path: Path) -> str:
+    """Return what separates the names of columns: that of which there is most outside quotes."""
+    bare = re.sub(r'"[^"]*"', "", line)
+    counts = {delimiter: bare.count(delimiter) for delimiter in DELIMITERS}
+    most = max(counts.values())
+    found = [delimiter for delimiter, count in counts.items() if count == most]
+    if most == 0:
+        return ","
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"Expected one delimiter in the first line of {path}. "
+            f"Got {' and '.join(map(repr, found))} equally often: "
+            "name it with --delimiter or delimiter=."
+        )
+    return found[0]
+
+
+def _looks_like_number(cell: Any) -> bool:
+    """Return whether a cell is a number or a date, or is written like one in some country."""
+    if cell is None or isinstance(cell, bool):
+        return False
+    if isinstance(cell, str):
+        return _NUMBER_LIKE.fullmatch(cell.strip()) is not None
+    return True

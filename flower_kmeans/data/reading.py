@@ -1,0 +1,178 @@
+"""How one party reads its own records: options, or a ``source.toml`` that stays with it."""
+
+import codecs
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from flower_kmeans.data.spelling import Spelling
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.files import read_file, read_toml
+
+Header = Literal[True] | Sequence[str]
+
+DELIMITERS = (",", ";", "\t", "|")
+"""What may separate the cells of a line where nobody says what does."""
+
+_ASCII = bytes(range(128))
+_UTF_16 = ("utf-16", "utf-16-le", "utf-16-be")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a party reads its own file: nothing of it leaves that party.
+
+    Parameters
+    ----------
+    header : True or sequence of str, optional
+        ``True`` if the first line names the columns, or their names if it does not. By default it
+        is recognised, which a node never does.
+    delimiter : str, optional
+        What separates the cells of a csv file: one character. By default that of comma, semicolon,
+        tab and bar which the first line has most of; a comma where ``header`` gives names.
+    decimal, thousands, format : str, optional
+        How numbers and dates are written: see `Spelling`.
+    encoding : str, optional
+        Of a csv file; UTF-8 by default, or UTF-16 where the file says so.
+    sheet : str, optional
+        Of an Excel file with several sheets.
+    query : str, optional
+        The ``SELECT`` whose rows are the records, of a database.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If a value is of another type, or none that can be.
+    """
+
+    header: Header | None = None
+    delimiter: str | None = None
+    decimal: str = "."
+    thousands: str | None = None
+    format: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    query: str | None = None
+    spelling: Spelling = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("delimiter", "thousands", "format", "encoding", "sheet", "query"):
+            _require_text(name, getattr(self, name))
+        _require_text("decimal", self.decimal or None)
+        _require_header(self.header)
+        if self.delimiter is not None:
+            _require_delimiter(self.delimiter)
+        if self.encoding is not None:
+            _require_encoding(self.encoding)
+        if self.delimiter == self.decimal:
+            raise ConfigurationError(
+                f"Expected delimiter other than decimal. Got {self.decimal!r} for both."
+            )
+        spelling = Spelling(self.decimal, self.thousands, self.format)
+        object.__setattr__(self, "spelling", spelling)
+
+    def with_options(self, **options: Any) -> Self:
+        """Return the reading with those options in place that are not ``None``."""
+        given = {name: value for name, value in options.items() if value is not None}
+        return replace(self, **given)
+
+    def updated_by(self, other: Self) -> Self:
+        """Return the reading with what another one says in place of what this one does."""
+        given = {name: getattr(other, name) for name in _NAMES}
+        return self.with_options(
+            **{
+                name: value
+                for name, value in given.items()
+                if value != getattr(USUAL_READING, name)
+            }
+        )
+
+    @property
+    def is_utf_16(self) -> bool:
+        """Whether characters have two bytes or four."""
+        return self.encoding is not None and codecs.lookup(self.encoding).name in _UTF_16
+
+
+def read_source_file(path: str | os.PathLike[str]) -> tuple[str, Reading]:
+    """Return what a ``source.toml`` names: its data, a path or a database, and how to read it.
+
+    Its keys are ``data`` and the parameters of `Reading`. A relative path is taken from the file's
+    own directory. The file is its owner's alone (mode 0600).
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If the file cannot be read, others may read it, or it holds another key or value.
+    """
+    values = read_toml(read_file(path, "source file", is_secret=True), f"source file {path}")
+    known = ["data", *_NAMES]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigurationError(
+            f"Expected keys in the source file {path} among {known}. Got {unknown} instead."
+        )
+    data = values.pop("data", None)
+    if not isinstance(data, str) or not data:
+        raise ConfigurationError(
+            f"Expected data in the source file {path}: a path, or a database such as "
+            f"'postgresql://HOST/NAME'. Got {data!r} instead."
+        )
+    try:
+        reading = Reading(**_frozen(values))
+    except (ConfigurationError, ConfigurationTypeError) as error:
+        raise type(error)(f"In the source file {path}: {error}") from None
+    if "://" in data:
+        return data, reading
+    return str(Path(path).resolve().parent / data), reading
+
+
+def _frozen(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+
+
+def _require_text(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigurationTypeError(f"Expected {name} as a text. Got {value!r} instead.")
+
+
+def _require_header(header: object) -> None:
+    if header is None or header is True:
+        return
+    is_listed = isinstance(header, Sequence) and not isinstance(header, str | bytes)
+    if not is_listed or not all(isinstance(name, str) for name in header):
+        raise ConfigurationTypeError(
+            "Expected header as True, if the first line names the columns, or as a list of names. "
+            f"Got {header!r} instead."
+        )
+
+
+def _require_delimiter(delimiter: str) -> None:
+    if len(delimiter) != 1 or delimiter in '"\r\n\0' or ord(delimiter) > 127:
+        raise ConfigurationError(
+            "Expected delimiter as one ASCII character that is no quote and no end of a line, "
+            f"such as ';'. Got {delimiter!r} instead."
+        )
+
+
+def _require_encoding(encoding: str) -> None:
+    """Require an encoding in which a record's bytes change no other record."""
+    try:
+        name = codecs.lookup(encoding).name
+        # Lines are divided before they are decoded, each by itself. In others an end of a line is
+        # another byte, or the byte of an end of a line is a part of a character.
+        is_right = name in _UTF_16 or _ASCII.decode(encoding) == _ASCII.decode("ascii")
+    except (LookupError, UnicodeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise ConfigurationError(
+            "Expected encoding as one that Python knows and whose first 128 characters are "
+            f"ASCII's, such as 'utf-8' or 'cp1252', or as 'utf-16'. Got {encoding!r} instead."
+        )
+
+
+USUAL_READING = Reading()
+_NAMES = tuple(each.name for each in fields(Reading) if each.init)

@@ -1,0 +1,169 @@
+"""How numbers, dates and missing cells are written in one party's file.
+
+Each cell is read by itself, so that a record stays what it is whatever others hold. A cell is
+*missing* if it is empty or spells that there is no value. It is *unreadable* if it holds something
+else that its column does not have.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.data.records import as_number, numbers
+from flower_kmeans.errors import ConfigurationError
+
+BoolArray = NDArray[np.bool_]
+
+MISSING_TEXTS = frozenset(
+    (
+        *("", "na", "n/a", "nan", "-nan", "nat", "null", "none", "<na>", "#n/a", "#na"),
+        *("#n/a n/a", "1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind"),
+    )
+)
+"""Texts of missing cells, in lower case: those that R, pandas, spreadsheets and C libraries
+write."""
+
+_DECIMALS = (".", ",")
+# Also those that word processors put between the digits of one number: no-break, narrow and thin
+# spaces, and the typographic apostrophe.
+_ALIKE = {" ": " \u00a0\u202f\u2009", "'": "'\u2019"}
+_THOUSANDS = (".", ",", " ", "'")
+
+
+def is_missing(cell: Any) -> bool:
+    """Return whether a cell says that there is no value."""
+    if cell is None:
+        return True
+    if isinstance(cell, bytes):
+        cell = cell.decode(errors="surrogateescape")
+    if isinstance(cell, str):
+        return cell.strip().lower() in MISSING_TEXTS
+    if type(cell).__name__ == "NAType":  # of pandas, which compares as neither
+        return True
+    try:
+        # NaN, and what pandas and NumPy have in place of a date, differ from themselves.
+        return bool(cell != cell)
+    except Exception:  # whatever an object of the loader raises
+        return False
+
+
+def are_missing(cells: NDArray[Any]) -> BoolArray:
+    """Return which cells of a column, (n,), are missing."""
+    kind = cells.dtype.kind
+    if kind in "fc":
+        return np.isnan(cells)
+    if kind in "mM":
+        return np.isnat(cells)
+    if kind in "biu":
+        return np.zeros(len(cells), dtype=bool)
+    return np.fromiter(map(is_missing, cells.tolist()), dtype=bool, count=len(cells))
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How a party's file writes numbers and dates.
+
+    Parameters
+    ----------
+    decimal : {".", ","}
+        Before the fraction of a number.
+    thousands : {".", ",", " ", "'"}, optional
+        Between groups of three digits; a number may be written without. A space stands for
+        no-break and narrow spaces too, the apostrophe also for the typographic one. By default
+        numbers have no groups.
+    date_format : str, optional
+        Of dates, as ``datetime.strptime`` has it: ``"%d.%m.%Y"``. By default dates are those of
+        ISO 8601: 2024-02-29.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is none of these, or ``decimal`` is ``thousands`` as well.
+    """
+
+    decimal: str = "."
+    thousands: str | None = None
+    date_format: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.decimal not in _DECIMALS:
+            raise ConfigurationError(f"Expected decimal as '.' or ','. Got {self.decimal!r}.")
+        if self.thousands is not None and self.thousands not in _THOUSANDS:
+            raise ConfigurationError(
+                f"Expected thousands as one of {list(_THOUSANDS)}. Got {self.thousands!r}."
+            )
+        if self.thousands == self.decimal:
+            raise ConfigurationError(
+                f"Expected thousands other than decimal. Got {self.decimal!r} for both."
+            )
+        if self.date_format is not None:
+            _require_format(self.date_format)
+
+    @cached_property
+    def _groups(self) -> str:
+        """Return the characters that may stand between groups of digits."""
+        if self.thousands is None:
+            return ""
+        return _ALIKE.get(self.thousands, self.thousands)
+
+    @cached_property
+    def _number(self) -> "re.Pattern[str]":
+        """Return what a number looks like."""
+        groups = rf"[0-9]{{1,3}}(?:[{re.escape(self._groups)}][0-9]{{3}})+|" if self._groups else ""
+        fraction = rf"(?:{re.escape(self.decimal)}[0-9]*)?"
+        leading = rf"{re.escape(self.decimal)}[0-9]+"
+        return re.compile(rf"[+-]?(?:(?:{groups}[0-9]+){fraction}|{leading})(?:[eE][+-]?[0-9]+)?")
+
+    @property
+    def _is_usual(self) -> bool:
+        """Whether numbers are written as Python writes them."""
+        return self.decimal == "." and self.thousands is None
+
+    def number(self, cell: Any) -> float:
+        """Return the number that a cell is or spells, or NaN."""
+        if self._is_usual or not isinstance(cell, str | bytes):
+            return as_number(cell)
+        text = cell.decode(errors="surrogateescape") if isinstance(cell, bytes) else cell
+        text = text.strip()
+        if self._number.fullmatch(text) is None:
+            # True and false are written alike everywhere.
+            return as_number(text) if text.lower() in ("true", "false") else np.nan
+        for group in self._groups:
+            text = text.replace(group, "")
+        return float(text.replace(self.decimal, "."))
+
+    def numbers(self, cells: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the numbers of a column, (n,), with NaN where a cell is or spells none."""
+        kind = cells.dtype.kind
+        if self._is_usual or kind not in "OSTU":
+            found = numbers(cells)
+            return np.full(len(cells), np.nan) if found is None else found
+        return np.array([self.number(cell) for cell in cells.tolist()], dtype=np.float64)
+
+    def date(self, text: str) -> date:
+        """Return the date that a text spells; ``ValueError`` if it spells none."""
+        if self.date_format is None:
+            return datetime.fromisoformat(text.strip())
+        return datetime.strptime(text.strip(), self.date_format)
+
+
+USUAL = Spelling()
+"""Numbers with a decimal point and without groups, and dates of ISO 8601."""
+
+
+def _require_format(text: str) -> None:
+    """Require of a format that it holds a day: what it writes, it reads as the same day."""
+    day = datetime(2023, 11, 27)
+    try:
+        is_right = datetime.strptime(day.strftime(text), text).date() == day.date()
+    except (ValueError, re.error):
+        is_right = False
+    if not is_right:
+        raise ConfigurationError(
+            f"Expected format with day, month and year, such as '%d.%m.%Y'. Got {text!r} instead."
+        )
