@@ -30,6 +30,7 @@ from flower_kmeans.cli.options import (
     placeholders,
     print_error,
     sentence_of,
+    with_reading,
     with_settings,
 )
 from flower_kmeans.errors import ConfigurationError
@@ -37,6 +38,7 @@ from flower_kmeans.files import prepare_directory, printable, written_together
 from flower_kmeans.version import __version__
 
 if TYPE_CHECKING:
+    from flower_kmeans.data.reading import Reading
     from flower_kmeans.progress import ProgressBar
     from flower_kmeans.strategies import KMeansStrategy, RoundInfo, VerticalKMeans
 
@@ -65,6 +67,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # its traceback would print local variables, that is, records
 )
 
+_DATA = (
+    "A csv, npy, npz, parquet or Excel file, a database (with --query), or a source.toml that "
+    "names one."
+)
 _DOMAIN = "A domain.toml, which declares columns and public bounds: flower-kmeans domain init."
 _DOMAIN_OF_RUN = "The domain.toml of the run, where its centroids.npz does not have it."
 # Stands first in the report of such a run, whose epsilon is otherwise that of its noise.
@@ -94,12 +100,13 @@ def _root(
 
 @app.command(cls=StrategyCommand)
 @with_settings
+@with_reading
 def simulate(
     settings: Settings,
     *,
+    reading: "Reading",
     data: Annotated[
-        Path | None,
-        typer.Option(help="A csv, npy, npz or parquet file; by default a bundled photograph."),
+        str | None, typer.Option(help=f"{_DATA} By default a bundled photograph.")
     ] = None,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN)] = None,
     columns: Annotated[
@@ -151,8 +158,8 @@ def simulate(
 
     from flower_kmeans.cli import inputs as sources
     from flower_kmeans.cli import outputs as out
-    from flower_kmeans.data.datasets import load_table
     from flower_kmeans.data.table_domain import TableDomain
+    from flower_kmeans.data.tables import read_table
     from flower_kmeans.progress import ProgressBar
     from flower_kmeans.report.html import elbow_shown, html_report
     from flower_kmeans.simulation import simulate as run
@@ -168,19 +175,19 @@ def simulate(
                 )
         source = sources.photo()
     elif domain is None:
-        source = sources.table(data, columns, label, split)
+        source = sources.table(data, reading, columns, label, split)
     else:
         if bounds_from_data or bounds or (columns, lower, upper) != (None, None, None):
             raise ConfigurationError(
                 "Expected --domain, which has columns and bounds, without --columns, --bounds, "
                 "--lower, --upper and --bounds-from-data. Got one of these as well."
             )
-        source = sources.table(data, None, label, split, TableDomain.from_file(domain))
+        source = sources.table(data, reading, None, label, split, TableDomain.from_file(domain))
     settings.check_server("--server-data", "a file with points of the server's own", server_data)
     parameters: dict[str, Any] = {}
     if server_data is not None:
         features = None if source.domain else list(source.columns)
-        points = load_table(server_data, features=features, domain=source.domain)
+        points = read_table(server_data, reading, features=features, domain=source.domain)
         parameters["server_data"] = points.records
     parties = source.parties(split) if settings.is_vertical else []
     if parties:

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from flower_kmeans.cli.options import even_widths, listed
 from flower_kmeans.data import datasets
 from flower_kmeans.data.domain import Box
+from flower_kmeans.data.reading import Reading
 from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.tables import read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.report.clustering import Clustering
@@ -247,7 +249,8 @@ def photo() -> Source:
 
 
 def table(
-    path: Path,
+    data: str,
+    reading: Reading,
     columns: str | None,
     label: str | None,
     split: str | None,
@@ -259,17 +262,24 @@ def table(
     if split is not None and _is_partitioner(split):
         by = datasets.partitioner_of(split)[1].get("partition_by")
         keep = [by] if isinstance(by, str) else []
-    loaded = datasets.load_table(
-        path,
-        label=label,
-        features=None if columns is None else listed(columns),
+    loaded = read_table(
+        data,
+        reading,
+        label,
+        None if columns is None else listed(columns),
         # The column to split by need not hold numbers, nor be a feature.
-        keep=keep,
+        keep,
         domain=domain,
     )
+    name = _name_of(data)
     if not len(loaded.records):
-        raise ConfigurationError(f"The data file {path} has no records.")
-    return Source(path.name, loaded.records, loaded.columns, table=loaded, domain=domain)
+        raise ConfigurationError(f"The data file {name} has no usable records.")
+    return Source(name, loaded.records, loaded.columns, table=loaded, domain=domain)
+
+
+def _name_of(data: str) -> str:
+    """Return what a report calls the data: a file by its name, a database by its address."""
+    return data if "://" in data else Path(data).name
 
 
 def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:

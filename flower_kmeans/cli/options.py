@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from flower_kmeans.data.domain import Box
+    from flower_kmeans.data.reading import Reading
     from flower_kmeans.strategies import KMeansStrategy, Option, VerticalKMeans
 
 Engine = StrEnum("Engine", {"AUTO": "auto", "IN_PROCESS": "in-process", "RAY": "ray"})
@@ -259,6 +260,69 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             command(Settings.read(**options), **others)
 
     return _with_signature(called, own)
+
+
+def with_reading(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say how a party's file is read, as one ``reading``."""
+    own = [each for each in signature(command).parameters.values() if each.name != "reading"]
+    added = _reading_options()
+
+    @wraps(command)
+    def called(*arguments: Any, **options: Any) -> None:
+        written = {each.name: options.pop(each.name) for each in added}
+        with one_sentence():
+            reading = _reading_of(**written)
+        command(*arguments, reading=reading, **options)
+
+    return _with_signature(called, [*own, *added])
+
+
+def _reading_options() -> list[Parameter]:
+    return [
+        _option("header", "--header", str | None, "true|NAME,NAME",
+                "true if the first line names the columns, or their names if it is a record."),
+        _option("delimiter", "--delimiter", str | None, None,
+                "What separates the cells of a csv file, such as ';' or tab."),
+        _option("decimal", "--decimal", str | None, ".|,", "What stands before a fraction."),
+        _option("thousands", "--thousands", str | None, None,
+                "What stands between groups of three digits: one of . , ' or a space."),
+        _option("date_format", "--date-format", str | None, None,
+                "How dates are written, such as %d.%m.%Y; by default 2024-02-29."),
+        _option("encoding", "--encoding", str | None, None,
+                "Of a csv file, such as cp1252; by default UTF-8."),
+        _option("sheet", "--sheet", str | None, None, "Of an Excel file with several sheets."),
+        _option("query", "--query", str | None, "SQL",
+                "The SELECT whose rows are the records, of a database."),
+    ]  # fmt: skip
+
+
+def _reading_of(
+    *,
+    header: str | None,
+    delimiter: str | None,
+    decimal: str | None,
+    thousands: str | None,
+    date_format: str | None,
+    encoding: str | None,
+    sheet: str | None,
+    query: str | None,
+) -> "Reading":
+    """Return the reading that options describe."""
+    from flower_kmeans.data.reading import Reading
+
+    names: Any = None if header is None else listed(header)
+    is_said = header is not None and header.strip().lower() == "true"
+    return Reading().with_options(
+        header=True if is_said else names,
+        # Which few shells let people type.
+        delimiter="\t" if delimiter in ("tab", "\\t") else delimiter,
+        decimal=decimal,
+        thousands=thousands,
+        format=date_format,
+        encoding=encoding,
+        sheet=sheet,
+        query=query,
+    )
 
 
 def _with_signature(function: Callable[..., None], own: list[Parameter]) -> Callable[..., None]:
