@@ -403,8 +403,10 @@ def plan(
 
 
 @app.command()
+@with_reading
 def assign(
     *,
+    reading: "Reading",
     centroids: Annotated[
         Path, typer.Option(help="The centroids.npz of a run: of simulate, or of a node.")
     ] = Path("flower-kmeans-out/centroids.npz"),
@@ -413,7 +415,7 @@ def assign(
         typer.Option(help="Use another number of clusters, from the synopsis.npz beside the file."),
     ] = None,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN_OF_RUN)] = None,
-    data: Annotated[Path, typer.Option(help="A csv file with names of columns, or parquet.")],
+    data: Annotated[str, typer.Option(help=_DATA)],
     output: Annotated[Path, typer.Option(help="The file to write, csv or parquet.")] = Path(
         "assigned.csv"
     ),
@@ -430,11 +432,12 @@ def assign(
         found = read_centroids(centroids, domain)
         if clusters is not None:
             found = with_clusters(found, centroids, clusters)
-        n_records, n_without, unread = assign(found, data, output)
-        without = f"; {n_without:,} with missing cells have none" if n_without else ""
-        typer.echo(f"Assigned clusters to {_number(n_records, 'record')} in {output}{without}.")
-        for name in unread:
-            typer.echo(f"WARNING: no cell of {name!r} is what the domain declares.", err=True)
+        done = assign(found, data, output, reading)
+        without = f"; {done.n_without:,} with missing cells have none" if done.n_without else ""
+        number = _number(done.findings.n_records, "record")
+        typer.echo(f"Assigned clusters to {number} in {output}{without}.")
+        for line in done.findings.lines():
+            typer.echo(line, err=True)
 
 
 @app.command()
@@ -458,8 +461,10 @@ def report(
 
 
 @app.command()
+@with_reading
 def plot(
     *,
+    reading: "Reading",
     kind: Annotated[
         str,
         typer.Option(
@@ -477,10 +482,7 @@ def plot(
     columns: Annotated[
         str | None, typer.Option(help="Of pairs, as NAME,NAME; the first six by default.")
     ] = None,
-    records: Annotated[
-        Path | None,
-        typer.Option(help="Your own records to draw: a csv, npy, npz or parquet file."),
-    ] = None,
+    records: Annotated[str | None, typer.Option(help=f"Your own records to draw. {_DATA}")] = None,
     domain: Annotated[Path | None, typer.Option(help=_DOMAIN_OF_RUN)] = None,
 ) -> None:
     """Draw the clusters of a run, from what it released alone.
@@ -493,7 +495,7 @@ def plot(
         if kind not in list(Kind):
             raise ConfigurationError(f"Expected --kind in {[*map(str, Kind)]}. Got {kind!r}.")
         names = None if columns is None else listed(columns)
-        is_private = draw(Kind(kind), centroids, output, records, names, domain)
+        is_private = draw(Kind(kind), centroids, output, records, names, domain, reading)
         held = "only what the run released" if records is None else "THE RECORDS THEMSELVES"
         typer.echo(f"Wrote {output}, which shows {held}.")
         if not is_private:

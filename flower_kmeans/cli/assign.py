@@ -1,16 +1,19 @@
-"""Clusters of new records, from what a run left: csv or parquet in and out, a batch at a time."""
+"""Clusters of new records, from what a run left, a block at a time."""
 
+import csv
+import io
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.data.domain import Domain
+from flower_kmeans.data.findings import ColumnFindings, Findings
+from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.table_domain import TableDomain, declared_as, domain_of
-from flower_kmeans.data.tables import first_line
+from flower_kmeans.data.tables import Block, open_table, records_of
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private
@@ -18,7 +21,6 @@ from flower_kmeans.report.clustering import Floats, assigned
 from flower_kmeans.report.synopsis import FILE_NAME, Synopsis
 
 ADDED = ("cluster", "distance")
-_BATCH_ROWS = 65_536
 
 
 class Found(NamedTuple):
@@ -97,79 +99,54 @@ def with_clusters(found: Found, path: Path, n_clusters: int) -> Found:
 class Assigned(NamedTuple):
     """What was assigned: facts about the records, for their holder."""
 
-    n_records: int
     n_without: int  # records without a cluster
-    unread: list[str]  # declared columns without any usable cell
+    findings: Findings
 
 
-def assign(found: Found, data: Path, output: Path) -> Assigned:
+def assign(found: Found, data: str, output: Path, reading: Reading = USUAL_READING) -> Assigned:
     """Write the records of a file with their clusters and distances.
 
     ``cluster`` is that of `Clustering.predict`, and ``distance`` the Euclidean one to its centroid,
-    in the user's units. Both are empty for a record with an empty cell, NaN or infinity. A cell
-    without a number is an error, which leaves an earlier output as it was. Other columns of a csv
-    file are text, so that a code such as 007 stays what it is. It may have commas, semicolons or
-    tabs; an output in csv has commas. With a `TableDomain`, cells are those that it declares, none
-    is an error, and distances are of scaled records.
+    in the user's units; with a `TableDomain` it is that of scaled records. Both are empty for a
+    record with a missing cell, unless the domain states what the cell counts as. Malformed cells
+    are an error, which leaves an earlier output as it was. Other columns of a csv file are text, so
+    that a code such as 007 stays what it is. An output in csv has commas.
     """
-    pa, csv, parquet = (
-        require(name, "Assigning records") for name in ("pyarrow", "pyarrow.csv", "pyarrow.parquet")
-    )
-    for path in (data, output):
-        is_right = path.suffix.lower() in (".csv", ".parquet") and path.parent.is_dir()
-        if not is_right or path.is_dir():
-            raise ConfigurationError(
-                "Expected files that end in .csv or .parquet, in directories that exist. "
-                f"Got {path}."
-            )
-    if not data.is_file():
-        raise DataError(f"The data file {data} does not exist.")
+    suffix = output.suffix.lower()
+    is_place = output.parent.is_dir() and not output.is_dir()
+    if suffix not in (".csv", ".parquet") or not is_place:
+        raise ConfigurationError(
+            "Expected an output that ends in .csv or .parquet, in a directory that exists. "
+            f"Got {output}."
+        )
+    opened = open_table(data, reading)
     # By the file and not the name: the output takes the place of what was there.
-    if output.exists() and output.samefile(data):
+    source = Path(opened.path)
+    if output.exists() and source.exists() and output.samefile(source):
         raise ConfigurationError(f"Expected an output beside the data. Got {output} for both.")
-    make = csv.CSVWriter if output.suffix.lower() == ".csv" else parquet.ParquetWriter
-    n_records, n_without = 0, 0
-    unread = list(found.inputs) if isinstance(found.domain, TableDomain) else []
-    with ExitStack() as stack:
-        try:
-            if data.suffix.lower() == ".csv":
-                parts = csv.ParseOptions(delimiter=first_line(data)[1])
-                header = stack.enter_context(csv.open_csv(data, parse_options=parts))
-                names = [name.strip() for name in header.schema.names]
-                lines = csv.ReadOptions(column_names=names, skip_rows_after_names=1)
-                # Whatever a column looks like in its first lines.
-                types = dict.fromkeys(names, pa.string())
-                if not isinstance(found.domain, TableDomain):
-                    types |= dict.fromkeys(found.columns, pa.float64())
-                cells = csv.ConvertOptions(column_types=types)
-                source = stack.enter_context(csv.open_csv(data, lines, parts, cells))
-                batches, schema = iter(source), source.schema
-            else:
-                source = stack.enter_context(parquet.ParquetFile(data))
-                batches, schema = source.iter_batches(_BATCH_ROWS), source.schema_arrow
-            _require_columns(schema.names, found, data)
-            for name, kind in zip(ADDED, (pa.int64(), pa.float64()), strict=True):
-                schema = schema.append(pa.field(name, kind))
-            with open_private(output) as file, make(file, schema) as writer:
-                for batch in batches:
-                    labels, distances, missing = _clusters(batch, found)
-                    added = pa.array(labels, mask=missing), pa.array(distances, mask=missing)
-                    arrays = [*batch.columns, *added]
-                    writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-                    n_records += batch.num_rows
-                    n_without += int(np.count_nonzero(missing))
-                    if isinstance(found.domain, TableDomain):
-                        unread = found.domain.unread(batch, unread)
-        except (pa.ArrowException, UnicodeError):
-            # The reader's own text quotes the cell it failed on.
-            raise DataError(
-                f"Expected {data} as a table in UTF-8, with numbers in the columns "
-                f"{list(found.inputs)}. It cannot be read as one."
-            ) from None
-    return Assigned(n_records, n_without, unread if n_records else [])
+    names = (*opened.names, *opened.beside)
+    _require_columns(names, found, opened.path)
+    findings = _findings_of(found)
+    n_without = 0
+    with open_private(output) as file:
+        writer = _ParquetOutput(file, names) if suffix == ".parquet" else _CsvOutput(file, names)
+        for block in opened.blocks(names):
+            labels, distances, missing = _clusters(block, found, findings, reading)
+            writer.write(block, labels, distances, missing)
+            n_without += int(np.count_nonzero(missing))
+        # Of all blocks, so that a user learns of all columns at once; the output is dropped then.
+        findings.require_readable(opened.path)
+        writer.close()
+    return Assigned(n_without, findings)
 
 
-def _require_columns(names: Sequence[str], found: Found, data: Path) -> None:
+def _findings_of(found: Found) -> Findings:
+    if isinstance(found.domain, TableDomain):
+        return found.domain.findings()
+    return Findings(tuple(map(ColumnFindings, found.columns)))
+
+
+def _require_columns(names: Sequence[str], found: Found, data: str) -> None:
     wanted = found.inputs
     missing = [name for name in wanted if name not in names]
     doubled = [name for name in wanted if list(names).count(name) > 1]
@@ -185,13 +162,11 @@ def _require_columns(names: Sequence[str], found: Found, data: Path) -> None:
         raise DataError(f"Expected no columns {list(ADDED)} in {data}: the output has them anew.")
 
 
-def _clusters(batch: Any, found: Found) -> tuple[NDArray[np.int64], Floats, NDArray[np.bool_]]:
-    """Return cluster, distance and whether both are missing, for each record of a batch."""
-    if isinstance(found.domain, TableDomain):
-        records = found.domain.encode(batch, "nan")
-    else:
-        columns = (batch.column(name).cast("float64", safe=False) for name in found.columns)
-        records = np.column_stack([each.to_numpy(zero_copy_only=False) for each in columns])
+def _clusters(
+    block: Block, found: Found, findings: Findings, reading: Reading
+) -> tuple[NDArray[np.int64], Floats, NDArray[np.bool_]]:
+    """Return cluster, distance and whether both are missing, for each record of a block."""
+    records = records_of(block, found.inputs, _declared(found), findings, reading.spelling)
     missing = np.asarray(~np.isfinite(records).all(axis=1))
     # Any finite number does: what is computed from it is masked.
     records[missing] = 0.0
@@ -201,3 +176,93 @@ def _clusters(batch: Any, found: Found) -> tuple[NDArray[np.int64], Floats, NDAr
         offsets /= found.domain.unit
     distances: Floats = np.linalg.norm(offsets, axis=1)
     return labels, distances, missing
+
+
+def _declared(found: Found) -> TableDomain | None:
+    return found.domain if isinstance(found.domain, TableDomain) else None
+
+
+# --------------------------------------------------------------------------- outputs
+
+
+class _CsvOutput:
+    """Writes records with their clusters as csv, in UTF-8."""
+
+    def __init__(self, file: BinaryIO, names: Sequence[str]) -> None:
+        # Bytes that are not UTF-8 stay what they were.
+        self._text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
+        self._writer = csv.writer(self._text, lineterminator="\n")
+        self._writer.writerow([*names, *ADDED])
+
+    def write(
+        self,
+        block: Block,
+        labels: NDArray[np.int64],
+        distances: Floats,
+        missing: NDArray[np.bool_],
+    ) -> None:
+        """Add a block of records."""
+        absent = missing.tolist()
+        added = [
+            ["" if is_absent else value for value, is_absent in zip(values, absent, strict=True)]
+            for values in (labels.tolist(), distances.tolist())
+        ]
+        cells = [map(_as_text, column.tolist()) for column in block.columns.values()]
+        self._writer.writerows(zip(*cells, *added, strict=True))
+
+    def close(self) -> None:
+        """Write what is left, and leave the file to its owner."""
+        self._text.flush()
+        self._text.detach()
+
+
+class _ParquetOutput:
+    """Writes records with their clusters as parquet; columns of a parquet file keep their types."""
+
+    def __init__(self, file: BinaryIO, names: Sequence[str]) -> None:
+        self._pa = require("pyarrow", "A parquet file")
+        self._file = file
+        self._names = names
+        self._writer: Any = None
+
+    def write(
+        self,
+        block: Block,
+        labels: NDArray[np.int64],
+        distances: Floats,
+        missing: NDArray[np.bool_],
+    ) -> None:
+        """Add a block of records."""
+        batch = block.stored
+        if batch is None:
+            batch = self._pa.table(
+                {name: self._column(cells) for name, cells in block.columns.items()}
+            )
+        table = self._pa.table(batch)
+        for name, values in zip(ADDED, (labels, distances), strict=True):
+            table = table.append_column(name, self._pa.array(values, mask=missing))
+        if self._writer is None:
+            from pyarrow.parquet import ParquetWriter
+
+            self._writer = ParquetWriter(self._file, table.schema)
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is None:  # a table without records
+            none = np.empty(0, dtype=object)
+            empty = Block(dict.fromkeys(self._names, none), 0, np.zeros(0, dtype=bool))
+            self.write(empty, np.zeros(0, np.int64), np.zeros(0), np.zeros(0, dtype=bool))
+        self._writer.close()
+
+    def _column(self, cells: NDArray[Any]) -> Any:
+        """Return a column with a type that no single cell decides."""
+        if cells.dtype != object:
+            return self._pa.array(cells)
+        texts = [None if cell is None else _as_text(cell) for cell in cells.tolist()]
+        return self._pa.array(texts, self._pa.string())
+
+
+def _as_text(cell: Any) -> Any:
+    """Return a cell as csv files have it; one without a value is empty."""
+    return "" if cell is None or cell != cell else cell

@@ -14,7 +14,7 @@ from flower_kmeans.data import datasets
 from flower_kmeans.data.domain import Box
 from flower_kmeans.data.reading import Reading
 from flower_kmeans.data.table_domain import TableDomain
-from flower_kmeans.data.tables import read_table
+from flower_kmeans.data.tables import data_name, read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.report.clustering import Clustering
@@ -271,15 +271,10 @@ def table(
         keep,
         domain=domain,
     )
-    name = _name_of(data)
+    name = data_name(data)
     if not len(loaded.records):
         raise ConfigurationError(f"The data file {name} has no usable records.")
     return Source(name, loaded.records, loaded.columns, table=loaded, domain=domain)
-
-
-def _name_of(data: str) -> str:
-    """Return what a report calls the data: a file by its name, a database by its address."""
-    return data if "://" in data else Path(data).name
 
 
 def parse_bounds(text: str) -> tuple[str, tuple[float, float]]:

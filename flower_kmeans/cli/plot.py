@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from flower_kmeans.algorithms.released import CONFIDENCE
 from flower_kmeans.cli.assign import Found, read_centroids, synopsis_beside
+from flower_kmeans.data.reading import USUAL_READING, Reading
 from flower_kmeans.data.table_domain import Date, Number, TableDomain
-from flower_kmeans.data.tables import load_table
+from flower_kmeans.data.tables import data_name, read_table
 from flower_kmeans.errors import ConfigurationError
 from flower_kmeans.extras import require
 from flower_kmeans.files import open_private, printable
@@ -62,9 +63,10 @@ def draw(
     kind: Kind,
     centroids: Path,
     output: Path,
-    records: Path | None,
+    records: str | None,
     columns: Sequence[str] | None,
     domain: Path | None = None,
+    reading: Reading = USUAL_READING,
 ) -> bool:
     """Write a picture of a run to a file that its owner alone may read.
 
@@ -77,12 +79,14 @@ def draw(
         The ``centroids.npz`` of the run, with its ``synopsis.npz`` beside, if there is one.
     output : Path
         Its suffix is one of `SUFFIXES`.
-    records : Path or None
+    records : str or None
         Records to add, in a file with the run's columns: the picture then shows them.
     columns : sequence of str or None
         Of "pairs": by default the first six.
     domain : Path or None
         As `read_centroids` takes it.
+    reading : Reading
+        How the file with records is read.
 
     Raises
     ------
@@ -97,7 +101,7 @@ def draw(
     if columns is not None and kind is not Kind.PAIRS:
         raise ConfigurationError(f"Expected --columns with pairs only. Got it with {kind}.")
     found, figure = read_centroids(centroids, domain), Figure(layout="constrained", dpi=120)
-    held = None if records is None else _records_of(found, records)
+    held = None if records is None else _records_of(found, records, reading)
     picture = Picture(found, synopsis_beside(centroids, found.domain), held, columns)
     if len(found.columns) == 1 and kind is Kind.AXES:
         kind = Kind.PAIRS  # along one column the picture is a density
@@ -110,7 +114,7 @@ def draw(
     draw_one[kind](figure, picture)
     notes = [] if found.is_private else [NOT_PRIVATE]
     if records is not None:
-        notes.append(f"HOLDS RECORDS of {printable(records.name)}: as confidential as these")
+        notes.append(f"HOLDS RECORDS of {printable(data_name(records))}: as confidential as these")
     note, colour = "; ".join(notes) or "from released values only", "red" if notes else "gray"
     figure.supxlabel(note, fontsize=8, color=colour, parse_math=False)
     with open_private(output) as file:
@@ -118,11 +122,10 @@ def draw(
     return found.is_private
 
 
-def _records_of(found: Found, path: Path) -> Floats:
+def _records_of(found: Found, data: str, reading: Reading) -> Floats:
     domain = found.domain if isinstance(found.domain, TableDomain) else None
     features = None if domain is not None else found.columns
-    loaded = load_table(path, features=features, domain=domain, malformed="nan", header=True)
-    return loaded.records[np.isfinite(loaded.records).all(axis=1)]
+    return read_table(data, reading, features=features, domain=domain).records
 
 
 def _places(found: Found, columns: Sequence[str] | None) -> list[int]:

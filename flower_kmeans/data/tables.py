@@ -48,12 +48,15 @@ class Block:
         Records of which no cell is known.
     first_malformed : int
         Number of the line of the first of them in its file, from 1; 0 if there is none.
+    stored : RecordBatch of pyarrow, optional
+        The same columns with the types that a parquet file has.
     """
 
     columns: Columns
     n_records: int
     malformed: BoolArray
     first_malformed: int = 0
+    stored: Any = None
 
 
 @dataclass(frozen=True)
@@ -292,19 +295,34 @@ def _load(
     parts = [np.empty((0, len(names)))]
     kept: dict[str, list[NDArray[Any]]] = {name: [] for name in beside}
     for block in opened.blocks([*chosen, *beside]):
-        records = np.full((block.n_records, len(names)), np.nan)
-        is_whole = ~block.malformed
-        cells = {name: block.columns[name][is_whole] for name in chosen}
-        if domain is None:
-            records[is_whole] = _numbers(cells, findings, reading.spelling)
-        else:
-            records[is_whole] = domain.examine(cells, findings, reading.spelling)
-        findings.add_malformed(block.n_records - int(is_whole.sum()), block.first_malformed)
-        parts.append(records)
+        parts.append(records_of(block, chosen, domain, findings, reading.spelling))
         for name, found in kept.items():
             found.append(block.columns[name])
     others = {name: np.concatenate(found or [np.empty(0)]) for name, found in kept.items()}
     return Table(np.concatenate(parts), names, None, others, findings)
+
+
+def records_of(
+    block: Block,
+    chosen: Sequence[str],
+    domain: TableDomain | None,
+    findings: Findings,
+    spelling: Spelling,
+) -> NDArray[np.float64]:
+    """Return the records of a block, (m, d), and count what their cells are.
+
+    A record with a cell that is not usable has NaN there; a malformed one has nothing else.
+    """
+    is_whole = ~block.malformed
+    cells = {name: block.columns[name][is_whole] for name in chosen}
+    if domain is None:
+        found = _numbers(cells, findings, spelling)
+    else:
+        found = domain.examine(cells, findings, spelling)
+    records = np.full((block.n_records, found.shape[1]), np.nan)
+    records[is_whole] = found
+    findings.add_malformed(block.n_records - len(found), block.first_malformed)
+    return records
 
 
 def _declared(opened: OpenTable, domain: TableDomain) -> tuple[str, ...]:
@@ -398,6 +416,11 @@ def open_table(
     return _open_excel(path, reading) if suffix in _EXCEL else _open_csv(path, reading)
 
 
+def data_name(data: str) -> str:
+    """Return what a report calls the data: a file by its name, a database by its address."""
+    return data if "://" in data else Path(data).name
+
+
 def _suffix(path: Path) -> str:
     """Return the suffix that names a format, in lower case, also of a compressed csv file."""
     suffix = path.suffix.lower()
@@ -435,9 +458,9 @@ def _block_of_rows(
     return Block(columns, len(rows), malformed, first)
 
 
-def batched(rows: Iterator[T], n: int = BLOCK_ROWS) -> Iterator[list[T]]:
-    """Yield rows in lists of at most ``n``."""
-    while batch := list(islice(rows, n)):
+def batched(rows: Iterator[T]) -> Iterator[list[T]]:
+    """Yield rows in lists, each as long as a block may be."""
+    while batch := list(islice(rows, BLOCK_ROWS)):
         yield batch
 
 
@@ -474,7 +497,8 @@ def _open_parquet(path: Path) -> OpenTable:
             with ParquetFile(path) as file:
                 for batch in file.iter_batches(BLOCK_ROWS, columns=list(columns.values())):
                     cells = {n: cells_of_arrow(batch.column(own)) for n, own in columns.items()}
-                    yield _whole(cells)
+                    named = batch.select(list(columns.values())).rename_columns(list(columns))
+                    yield replace(_whole(cells), stored=named)
         except (ArrowException, OSError):
             # The reader's own text quotes what it failed on.
             raise error from None

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_kmeans import Box, PrivacyBudget, simulate
-from flower_kmeans.cli import assign as module
 from flower_kmeans.cli.app import app
 from flower_kmeans.cli.outputs import write_centroids
+from flower_kmeans.data import tables
 from flower_kmeans.strategies import SynopsisKMeans
 
 COLUMNS = ("age", "weight")
@@ -43,7 +43,7 @@ def run(tmp_path, clustering, monkeypatch):
 def test_clusters_and_distances_are_those_of_predict(
     run, clustering, monkeypatch, suffix, batch_rows
 ):
-    monkeypatch.setattr(module, "_BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(tables, "BLOCK_ROWS", batch_rows)
     table = pd.DataFrame({"weight": RECORDS[:, 1], "name": "somebody", "age": RECORDS[:, 0]})
     write = table.to_parquet if suffix == "parquet" else table.to_csv
     write(f"new.{suffix}", index=False)
@@ -74,7 +74,7 @@ def test_other_numbers_of_clusters_come_from_the_synopsis(run, tmp_path, cluster
 
 
 def test_a_record_with_a_missing_cell_has_no_cluster_and_others_keep_theirs(run, tmp_path):
-    (tmp_path / "new.csv").write_text("age,weight\n20,50\n,50\n70,inf\n70,60\n")
+    (tmp_path / "new.csv").write_text("age,weight\n20,50\n,50\n70,nan\n70,60\n")
     result = run("--data", "new.csv", "--output", "out.csv")
     assert (result.exit_code, "; 2 with missing cells have none." in result.output) == (0, True)
     found = pd.read_csv("out.csv")
@@ -131,14 +131,14 @@ def test_a_bad_cell_far_down_leaves_an_earlier_output(run, tmp_path, suffix):
     [
         (("--data", "new.csv"), "age,height\n1,2\n", "lacks ['weight']"),
         (("--data", "new.csv"), "age,weight,cluster\n1,2,3\n", "no columns"),
-        (("--data", "new.csv"), "age,weight\n1,heavy\n", "It cannot be read as one."),
+        (("--data", "new.csv"), "age,weight\n1,heavy\n", "1 of 1 cells of 'weight' hold no number"),
         (("--data", "new.csv"), "age,weight,age\n1,2,3\n", "Got ['age'] twice"),
         (("--data", "none.csv"), "", "does not exist"),
         (("--data", "new.csv", "--output", "new.csv"), "age,weight\n1,2\n", "beside the data"),
         (("--data", "new.csv", "--output", "out.txt"), "age,weight\n1,2\n", ".parquet"),
         (("--data", "new.csv", "--output", "no/x.csv"), "age,weight\n1,2\n", "that exist"),
         (("--data", "new.csv", "--output", "d.csv"), "age,weight\n1,2\n", "Got d.csv"),
-        (("--data", "new.csv"), "age,weight,\xe2ge\n1,2,3\n", "in UTF-8"),
+        (("--data", "new.csv"), "age,weight,\xe2ge\n1,2,3\n", "in utf-8"),
         (("--data", "new.csv", "--centroids", "new.csv"), "age,weight\n1,2\n", "centroids.npz"),
     ],
 )
