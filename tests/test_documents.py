@@ -13,13 +13,25 @@ from asking import Split
 from pages import PAGES, ROOT, blocks, page_id
 
 import flower_kmeans
-from flower_kmeans import Box, ClientPolicy, Fault, PrivacyBudget, kmeans_client_app, simulate
+from flower_kmeans import (
+    Box,
+    ClientPolicy,
+    Fault,
+    PrivacyBudget,
+    TableDomain,
+    kmeans_client_app,
+    simulate,
+)
 from flower_kmeans.algorithms import FastLloydAlgorithm
+from flower_kmeans.cli.check import _HINTS as HINTS
+from flower_kmeans.cli.check import check_node
 from flower_kmeans.errors import ConfigurationError, TooFewClientsError
 from flower_kmeans.privacy.calibration import epsilon_of_mu, mu_of_budget
 from flower_kmeans.protocol import messages
 from flower_kmeans.protocol.committee import corrupt_positions
 from flower_kmeans.protocol.messages import Answer, Code, decode_reply
+from flower_kmeans.protocol.policy import DOMAIN_EXAMPLES
+from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.protocol.run import PROTOCOL, RunDocument, Vertical
 from flower_kmeans.protocol.trust import TRUST_MODELS, trust_model
 from flower_kmeans.protocol.wire import from_content
@@ -213,6 +225,39 @@ def test_the_documented_policy_file_is_one(tmp_path):
     assert (policy.trusts, policy.columns) == (("oblivious-server",), ("x0", "x1"))
     assert policy.domain == Box([-14, -14], [14, 14])
     assert policy.allows_private_work
+
+
+def test_the_documented_policies_with_a_domain_are_complete(tmp_path):
+    """A node with the files that the page shows, and nothing else, could take part."""
+    found = [each.text for each in blocks(ROOT / "docs/reference/domains.md")]
+    domain, *policies = [text for text in found if "[[columns]]" in text or "state_dir" in text]
+    write_members(tmp_path / "member", ("a", "b", "c"))
+    for name, text in (("domain", domain), ("by_path", policies[0]), ("by_table", policies[1])):
+        (tmp_path / f"{name}.toml").write_text(text, "utf-8")
+        (tmp_path / f"{name}.toml").chmod(0o600)
+    assert len(policies) == 2
+    declared = TableDomain.from_file(tmp_path / "domain.toml")
+    by_path = check_node(tmp_path / "by_path.toml")
+    by_table = check_node(tmp_path / "by_table.toml")
+    assert all(finding.is_well for finding in by_path + by_table), by_path + by_table
+    assert ClientPolicy.from_file(tmp_path / "by_path.toml").domain == declared
+    pinned = ClientPolicy.from_file(tmp_path / "by_table.toml")
+    assert pinned.domain == Box([0, 1000], [120, 1_000_000])
+    assert pinned.columns == ("age", "income")
+    (lines,) = (finding.text for finding in by_path if finding.name == "domain")
+    assert "age: number 0 to 120, a missing cell counts as 40\n" in lines
+    assert "income: number 1000 to 1e6, log scale\n" in lines
+
+
+def test_errors_point_to_examples_that_are_there():
+    pointer = re.compile(r"(docs/[\w/-]+\.md) has (?:an example|examples) under '([^']+)'")
+    pointers = [pointer.search(text) for text in (DOMAIN_EXAMPLES, HINTS["policy file"])]
+    for match in pointers:
+        page, heading = match.groups()
+        text = (ROOT / page).read_text("utf-8")
+        section = re.search(rf"^#+ {heading}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert "state_dir" in section[1]
+    assert HINTS["domain"].endswith(DOMAIN_EXAMPLES)
 
 
 def test_the_documented_number_of_runs_fits_into_the_total():

@@ -534,19 +534,21 @@ def _domain() -> None:
 
 
 @domain_app.command("init")
+@with_reading
 def domain_init(
     *,
+    reading: "Reading",
     output: Annotated[Path, typer.Option(help="The new file.")] = Path("domain.toml"),
     from_records: Annotated[
-        Path | None,
-        typer.Option(help="Ask nothing; derive it from this file's records: NOT private."),
+        str | None,
+        typer.Option(help=f"Ask nothing; derive it from these records: NOT private. {_DATA}"),
     ] = None,
 ) -> None:
     """Make a domain.toml: names, kinds and public bounds of the columns to cluster by.
 
     It asks for what is publicly known, and reads no records. With --from-records, it asks nothing:
     the file says that it is not private, policies refuse it, and reports of runs with it begin with
-    NOT PRIVATE.
+    NOT PRIVATE. It says how many cells of each column are missing, and why columns are left out.
     """
     with one_sentence():
         from flower_kmeans.cli.domain import ask, read_off, write
@@ -555,13 +557,13 @@ def domain_init(
             raise ConfigurationError(
                 f"Expected --output as a new file in a directory that exists. Got {output}."
             )
-        domain, left_out = (ask(), []) if from_records is None else read_off(from_records)
-        write(domain, output)
+        found = None if from_records is None else read_off(from_records, reading)
+        domain = ask() if found is None else found.domain
+        write(domain, output, None if found is None else found.comments())
         typer.echo(f"Wrote {_number(len(domain.declared), 'column')} to {output}.")
-        if left_out:
-            names = printable(", ".join(left_out))
-            typer.echo(f"Left out (no extent, no name or too many categories): {names}.")
-        if from_records is not None:
+        if found is not None:
+            for line in found.lines():
+                typer.echo(printable(line))
             _warn_of_bounds()
 
 

@@ -1,6 +1,6 @@
 """Whether a node could take part in private runs: for its operator, and nothing is changed.
 
-Each finding is one line of ``flower-kmeans check``. It holds names and limits, but no record's
+Each finding is one row of ``flower-kmeans check``. It holds names and limits, but no record's
 value and no number of records.
 """
 
@@ -25,12 +25,12 @@ from rich.text import Text
 
 from flower_kmeans.data.domain import Ball, Domain, difference
 from flower_kmeans.data.records import MissingValuesError, as_number, check_columns
-from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.data.table_domain import TableDomain, number_text, shortened
 from flower_kmeans.data.tables import load_table
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError, RunError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.protocol.committee import MAX_POSITIONS
-from flower_kmeans.protocol.policy import ClientPolicy
+from flower_kmeans.protocol.policy import DOMAIN_EXAMPLES, ClientPolicy
 from flower_kmeans.protocol.roster import Identity, Roster
 from flower_kmeans.protocol.trust import PLAIN, VERTICAL, trust_model
 from flower_kmeans.version import __version__
@@ -42,12 +42,12 @@ _FIRST_HTTP = (1, 40)
 _SECONDS = 10.0
 _HINTS = {
     "versions": f"Install what fits: pip install 'flwr>={FLWR[0]},<{FLWR[1]}'.",
-    "policy file": "docs/threat-model.md has an example under 'What an operator decides'.",
+    "policy file": "docs/deploy.md has an example under 'Several machines'.",
     "accepts": "Change these settings in the policy file.",
     "keys": "flower-kmeans keygen makes and checks them; only the node's own user may read a key.",
     "ledger": "state_dir must be this node's own directory, mode 0700, in an existing one.",
     "vertical": "Party 0 computes on encrypted columns; docs/vertical.md says what it needs.",
-    "domain": "flower-kmeans domain init makes one, which all parties share.",
+    "domain": f"flower-kmeans domain init makes one, which all parties share. {DOMAIN_EXAMPLES}",
     "data": "The file needs numbers in the columns that the policy pins, or what a domain.toml "
     "declares. Without one, no cell may be empty.",
     "SuperLink": "docs/deploy.md says which ports must be open, and how certificates are made.",
@@ -91,15 +91,17 @@ def check_node(
         if VERTICAL.name in policy.trusts:
             findings.append(_find("vertical", _vertical, policy))
         declared = policy.domain if isinstance(policy.domain, TableDomain) else None
+        named = f"the policy file {policy_file}"
         if domain is not None:
+            named = f"the domain file {domain}"
             try:
                 declared = TableDomain.from_file(domain)
             except KMeansError as error:
                 return [*findings, _bad("domain", error)]
         if declared is not None:
-            findings.append(_find("domain", _domain, declared, policy))
+            findings.append(_find("domain", _domain, declared, policy, named, policy_file))
         if data is not None:
-            findings.append(_find("data", _data, Path(data), policy, header, declared))
+            findings.append(_find("data", _data, Path(data), policy, header, declared, policy_file))
     if superlink is not None:
         findings.append(_find("SuperLink", _superlink, superlink, root_certificates))
     return findings
@@ -125,7 +127,10 @@ def _find(name: str, look: Callable[..., str], *arguments: Any) -> Finding:
 
 
 def _bad(name: str, error: KMeansError) -> Finding:
-    return Finding(name, False, f"{error} {_HINTS[name]}")
+    text = str(error)
+    if name == "policy file" and text.endswith(DOMAIN_EXAMPLES):
+        return Finding(name, False, text)  # which points to an example already
+    return Finding(name, False, f"{text} {_HINTS[name]}")
 
 
 # --------------------------------------------------------------------------- what is looked at
@@ -159,8 +164,13 @@ def _accepted(policy: ClientPolicy) -> str:
     if nothing:
         raise ConfigurationError(f"Every run is refused: {' and '.join(nothing)} admit nothing.")
     columns, domain = policy.columns, policy.domain
-    bounds = "any bounds (pin domain)" if domain is None else _bounds(domain)
-    named = "any columns (pin columns)" if columns is None else f"columns {_listed(columns)}"
+    if isinstance(domain, TableDomain):
+        names = tuple(column.name for column in domain.declared)
+        bounds = "bounds as its domain.toml declares them (see the row domain)"
+        named = f"columns {_listed(names)}"
+    else:
+        bounds = "any bounds (pin domain)" if domain is None else _bounds(domain, columns)
+        named = "any columns (pin columns)" if columns is None else f"columns {_listed(columns)}"
     return "; ".join(
         (
             f"trust {' or '.join(policy.trusts)}",
@@ -278,31 +288,64 @@ def _vertical(policy: ClientPolicy) -> str:
     )
 
 
-def _domain(declared: TableDomain, policy: ClientPolicy) -> str:
+def _domain(
+    declared: TableDomain, policy: ClientPolicy, named: str, policy_file: str | os.PathLike[str]
+) -> str:
     if declared.from_records:
         raise ConfigurationError(
-            "Expected a domain from public knowledge. Got one that was read off records."
+            f"Expected a domain from public knowledge in {named}. Got one that was read off "
+            "records (from_records)."
         )
-    check_columns(declared.columns, policy.columns)
     pinned = policy.domain
-    found = difference(declared, pinned) if pinned else None
-    if found is None and isinstance(pinned, TableDomain) and pinned.digest != declared.digest:
-        found = "digest", _groups(declared.digest), _groups(pinned.digest)
-    if found is not None:
+    differs = None if pinned is None else _mismatch(declared, pinned)
+    if differs is not None:
+        expected, got = differs
         raise ConfigurationError(
-            f"Expected the domain as the policy pins it, with {found[0]} {found[2]}. "
-            f"Got {found[1]} instead."
+            f"Expected the domain as the key domain in the policy file {policy_file} pins it: "
+            f"{expected}. Got in {named}: {got}."
+        )
+    if policy.columns not in (None, declared.columns):
+        raise ConfigurationError(
+            f"Expected the columns of the box in the order of the key columns in the policy file "
+            f"{policy_file}: {_listed(policy.columns or ())}. Got in {named}: "
+            f"{_listed(declared.columns or ())}."
         )
     rules = [column.name for column in declared.declared if column.missing is None]
-    void = f"a missing cell in {_listed(tuple(rules))} makes its record count as none; "
+    void = f"a missing cell in {_listed(tuple(rules))} drops its record; "
     return (
         f"{len(declared.declared)} declared columns, {declared.n_features} in the box; "
-        f"{void if rules else ''}digest {_groups(declared.digest)}, which all parties must have."
+        f"{void if rules else ''}digest {_groups(declared.digest)}, which all parties must have.\n"
+        f"{shortened(declared.describe(), _LINE)}"
     )
 
 
+def _mismatch(declared: TableDomain, pinned: Domain) -> tuple[str, str] | None:
+    """Return in words how a domain was pinned and how it is declared, where they differ."""
+    if not isinstance(pinned, TableDomain):
+        found = difference(declared, pinned)
+        if found is None:
+            return None
+        return f"{found[0]} {found[2]}", f"{found[1]}, in the columns of its box"
+    if pinned.digest == declared.digest:
+        return None
+    ours, theirs = pinned.declared, declared.declared
+    length = max(len(ours), len(theirs))
+    first = next(i for i in range(length) if ours[i : i + 1] != theirs[i : i + 1])
+    return _declaration(pinned, first), _declaration(declared, first)
+
+
+def _declaration(domain: TableDomain, i: int) -> str:
+    lines = domain.describe()
+    column = lines[i] if i < len(lines) else "no further column"
+    return f"{column} (digest {_groups(domain.digest)})"
+
+
 def _data(
-    path: Path, policy: ClientPolicy, header: Sequence[str] | None, declared: TableDomain | None
+    path: Path,
+    policy: ClientPolicy,
+    header: Sequence[str] | None,
+    declared: TableDomain | None,
+    policy_file: str | os.PathLike[str],
 ) -> str:
     void = None
     try:
@@ -321,11 +364,15 @@ def _data(
     check_columns(columns, policy.columns)
     if policy.domain is not None and policy.domain.n_features != len(columns):
         raise DataError(
-            f"Expected {policy.domain.n_features} columns, as domain has. Got {len(columns)} "
-            f"({_listed(columns)}) instead."
+            f"Expected {policy.domain.n_features} columns, as the key domain in the policy file "
+            f"{policy_file} has. Got {len(columns)} ({_listed(columns)}) instead. "
+            f"{DOMAIN_EXAMPLES}"
         )
     pinned = "as pinned" if policy.columns else "and the policy pins no names"
-    kind = "numbers" if declared is None else "declared cells"
+    kind = "numbers"
+    if declared is not None:
+        kind = "declared cells"
+        columns = tuple(column.name for column in declared.declared)
     found = f"{path} is a table of {kind} with the columns {_listed(columns)}, {pinned}."
     if void is not None:
         found += f" Some records, such as those without a usable cell in {void!r}, count as none."
@@ -371,13 +418,18 @@ def _superlink(address: str, root_certificates: str | os.PathLike[str] | None) -
 # --------------------------------------------------------------------------- words
 
 
+_LINE = "\n"  # between the columns of a domain
+
+
 def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
+    return shortened([repr(name) for name in names])
 
 
-def _bounds(domain: Domain) -> str:
+def _bounds(domain: Domain, columns: tuple[str, ...] | None) -> str:
     if isinstance(domain, Ball):
-        return f"bounds: within {domain.radius:g} of a centre, {domain.n_features} columns"
-    pairs = list(zip(domain.lower, domain.upper, strict=True))
-    shown = ", ".join(f"{low:g} to {high:g}" for low, high in pairs[:20])
-    return f"bounds {shown}{', ...' if len(pairs) > 20 else ''}"
+        radius = number_text(domain.radius)
+        return f"bounds: within {radius} of a centre, {domain.n_features} columns"
+    names = columns or tuple(f"column {i}:" for i in range(domain.n_features))
+    pairs = zip(names, domain.lower, domain.upper, strict=True)
+    texts = [f"{name} {number_text(low)} to {number_text(high)}" for name, low, high in pairs]
+    return f"bounds {shortened(texts)}"

@@ -3,8 +3,13 @@
 It asks, and reads no records unless it is told to. Then the file itself says that it is not public.
 """
 
+import json
+import math
 import os
-from collections.abc import Callable
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,19 +20,46 @@ from numpy.typing import NDArray
 
 from flower_kmeans.cli.options import listed
 from flower_kmeans.data.domain import check_names
-from flower_kmeans.data.records import as_number
-from flower_kmeans.data.table_domain import Category, Date, Number, TableDomain, category_of
-from flower_kmeans.data.tables import read_columns
+from flower_kmeans.data.findings import Findings
+from flower_kmeans.data.reading import USUAL_READING, Reading
+from flower_kmeans.data.spelling import MISSING_TEXTS, Spelling, is_missing
+from flower_kmeans.data.table_domain import (
+    Category,
+    Date,
+    Number,
+    TableDomain,
+    category_of,
+    day_of,
+    shortened,
+)
+from flower_kmeans.data.tables import OpenTable, open_table
 from flower_kmeans.errors import ConfigurationError, KMeansError
 from flower_kmeans.files import reason_and_cure
 
 Column = Number | Category | Date
 T = TypeVar("T")
 
+_RULE = "A missing cell drops its record, unless the domain states what it counts as (missing)."
 MAX_CATEGORIES = 20  # of a column of text that is read off: more are names or codes of records
 
 
-def write(domain: TableDomain, path: Path) -> None:
+# The kinds of cells, by which a column is declared; some of them are words of a reason.
+_NUMBER, _DATE, _TEXT = "numbers", "dates", "other texts"
+_MISSING, _NESTED, _NO_NUMBER = "missing", "nested", "no number"
+_CONSTANT = "constant: one value in all cells that have one"
+_NO_NUMBERS = MISSING_TEXTS | {"inf", "-inf"}
+_FOREIGN_DATE = re.compile(
+    r"(?:\d{1,2}[./-] ?\d{1,2}[./-] ?\d{2}(?:\d{2})?"  # 29.2.2024, 2/29/24
+    r"|\d{4}[./-]\d{1,2}[./-]\d{1,2}"  # 2024/2/29
+    r"|\d{1,2}[. -]+[A-Za-z]{3,9}[. -]+\d{2}(?:\d{2})?"  # 29 Feb 2024
+    r"|[A-Za-z]{3,9}[. ]+\d{1,2},? +\d{4})"  # Feb 29, 2024
+    r"(?:[ T]+\d{1,2}:\d{2}.*)?"
+)
+
+
+def write(
+    domain: TableDomain, path: Path, comments: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """Write a domain to a new file; an older one may be what a run agreed on.
 
     Its owner alone may read one that was read off records.
@@ -38,7 +70,7 @@ def write(domain: TableDomain, path: Path) -> None:
         # New: what is there, also since it was looked for, is not replaced.
         with open(path, "xb", opener=lambda at, how: os.open(at, how, mode)) as file:
             is_begun = True
-            file.write(domain.to_toml().encode())
+            file.write(domain.to_toml(comments).encode())
     except OSError as error:
         if is_begun:
             path.unlink(missing_ok=True)  # half of a file would declare half of the columns
@@ -48,6 +80,7 @@ def write(domain: TableDomain, path: Path) -> None:
 def ask() -> TableDomain:
     """Return the domain that somebody answers for, column by column."""
     typer.echo("Answer from public knowledge, such as a form or a rule; no records are read.")
+    typer.echo(_RULE)
     names = typer.prompt("Columns to cluster by, as NAME,NAME", value_proc=_names)
     return TableDomain([_until_right(_column, name) for name in names])
 
@@ -62,7 +95,7 @@ def _column(name: str) -> Column:
         values = typer.prompt(
             f'{name}: its categories, as VALUE,VALUE ("a, b" in quotes)', value_proc=_names
         )
-        missing = _optional(f"{name}: the category for all other cells", str.strip)
+        missing = _optional(f"{name}: the category for a missing or unlisted cell", str.strip)
         return Category(name, values, missing)
     if kind == "date":
         lower, upper = (typer.prompt(f"{name}: {end} date", value_proc=_day) for end in _ENDS)
@@ -89,7 +122,7 @@ def _until_right(make: Callable[[str], Column], name: str) -> Column:
 
 def _optional(question: str, read: Callable[[str], T]) -> T | None:
     answer: T | None = typer.prompt(
-        f"{question} (Enter: leave such records out)",
+        f"{question} (Enter: a missing cell drops its record)",
         default="",
         show_default=False,
         value_proc=lambda text: read(text) if text.strip() else None,
@@ -122,34 +155,216 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 # --------------------------------------------------------------------------- not private
 
 
-def read_off(path: Path) -> tuple[TableDomain, list[str]]:
-    """Return a domain read off a file's records, and the columns that it leaves out.
+@dataclass(frozen=True)
+class ReadOff:
+    """A domain that was read off a file's records, and the facts that are for their holder.
+
+    Attributes
+    ----------
+    domain : TableDomain
+        Of the columns that were declared.
+    n_records : int
+        Of the file.
+    gaps : dict from str to int
+        By the name of a declared column: its cells that are missing or unreadable, if any.
+    left_out : list of (str, str)
+        Names of all other columns, each with its own reason.
+    """
+
+    domain: TableDomain
+    n_records: int
+    gaps: dict[str, int]
+    left_out: list[tuple[str, str]]
+
+    def comments(self) -> dict[str, list[str]]:
+        """Return what the file says beside columns that have gaps, without their number.
+
+        Others may come to have the file, without the line that says where it is from.
+        """
+        columns = {column.name: column for column in self.domain.declared}
+        return {
+            name: [
+                "NOT PUBLIC: some cells of this column are missing or unreadable.",
+                f"{_RULE} Such as:",
+                f"missing = {_example(columns[name])}",
+            ]
+            for name in self.gaps
+        }
+
+    def lines(self) -> list[str]:
+        """Return what the terminal says of gaps and of columns that were left out."""
+        lines = []
+        for column in self.domain.declared:
+            if column.name in self.gaps:
+                lines.append(
+                    f"{column.name}: {self.gaps[column.name]:,} of {self.n_records:,} cells are "
+                    f"missing or unreadable. To keep their records, write into the file what such "
+                    f"a cell counts as, such as missing = {_example(column)}."
+                )
+        if lines:
+            lines.append(_RULE)
+        return lines + [f"Left out {name}: {reason}." for name, reason in self.left_out]
+
+
+class _LeftOutError(Exception):
+    """A column is not declared, for the reason that the text gives."""
+
+
+def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
+    """Return a domain read off a file's records, with what it leaves out and why.
 
     Numbers and truths have the bounds that occur, dates too, and text the categories that occur.
-    What has no extent, more than `MAX_CATEGORIES` values or no printable name is left out.
+    Cells are read as all commands read them.
     """
+    opened = open_table(data, reading)
+    counts = Counter(opened.names)
+    usable = [name for name, n in counts.items() if n == 1]
+    cells = _cells_of(opened, usable)
     found: list[Column] = []
-    left_out = []
-    for name, cells in read_columns(path)[0].items():
+    gaps, left_out = {}, []
+    for i, name in enumerate(opened.names, 1):
+        is_name = bool(name) and name.isprintable()
+        shown = name if is_name else f"column {i}"
         try:
-            found += TableDomain([_found(name, cells)]).declared
-        except (KMeansError, ValueError):  # the latter from NumPy, for a column without a value
-            left_out.append(name)
+            if counts[name] > 1:
+                raise _LeftOutError("no name" if not name else "several columns have this name")
+            column = _declared(name, cells[name], reading.spelling)
+        except _LeftOutError as error:
+            left_out.append((shown, str(error)))
+            continue
+        found.append(column)
+        n_gaps = int(np.isnan(column.read(cells[name], reading.spelling)).sum())
+        if n_gaps:
+            gaps[name] = n_gaps
     if not found:
-        raise ConfigurationError(f"{path} has no column of numbers, dates or few categories.")
-    return TableDomain(found, from_records=True), left_out
+        reasons = shortened([f"{name}: {reason}" for name, reason in left_out], "; ")
+        raise ConfigurationError(
+            f"{opened.path} has no column of numbers, dates or few categories. {reasons}."
+        )
+    n_records = len(next(iter(cells.values())))
+    return ReadOff(TableDomain(found, from_records=True), n_records, gaps, left_out)
 
 
-def _found(name: str, cells: NDArray[Any]) -> Column:
-    """Return a declaration of what occurs in a column, which may have no extent."""
-    if {*map(type, cells.tolist())} <= {bool, type(None)}:
-        # Which are read however a file spells them: True, TRUE or true.
-        cells = np.array([as_number(cell) for cell in cells.tolist()])
-    if cells.dtype.kind in "iuf":
-        finite = cells[np.isfinite(cells)]
-        return Number(name, float(finite.min()), float(finite.max()))
+def _cells_of(opened: OpenTable, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the cells of some columns; an error if a line is malformed."""
+    if not opened.has_names:
+        raise ConfigurationError(
+            f"Expected the names of columns in the first line of {opened.path}. "
+            "Got numbers instead: name the columns with --header."
+        )
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    findings = Findings(())
+    for block in opened.blocks(names):
+        for name, found in parts.items():
+            found.append(block.columns[name])
+        n_malformed = int(np.count_nonzero(block.malformed))
+        findings.n_records += block.n_records - n_malformed
+        findings.add_malformed(n_malformed, block.first_malformed)
+    findings.require_readable(opened.path)
+    return {name: np.concatenate(found or [np.empty(0)]) for name, found in parts.items()}
+
+
+def _declared(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
+    """Return a valid declaration of what occurs in a column, or raise a `_LeftOutError`."""
+    if not name or not name.isprintable():
+        raise _LeftOutError("no printable name")
+    column = _found(name, cells, spelling)
+    try:
+        return TableDomain([column]).declared[0]
+    except KMeansError as error:
+        raise _LeftOutError(f"what occurs cannot be declared: {error}".rstrip(".")) from None
+
+
+def _found(name: str, cells: NDArray[Any], spelling: Spelling) -> Column:
+    if cells.ndim != 1:
+        raise _LeftOutError("nested: a cell holds several values")
+    if cells.dtype.kind in "biuf":
+        return _number_of(name, cells[np.isfinite(cells)])
     if cells.dtype.kind == "M":
         days = cells[~np.isnat(cells)].astype("datetime64[D]")
-        return Date(name, days.min().item(), days.max().item())
-    values = sorted({category_of(cell) or "" for cell in cells.tolist()} - {""})
-    return Category(name, tuple(values) if len(values) <= MAX_CATEGORIES else ())
+        if not len(days):
+            raise _LeftOutError("no value at all")
+        return _date_of(name, days.min().item(), days.max().item())
+    listed_cells = cells.tolist()
+    kinds = [_kind(cell, spelling) for cell in listed_cells]
+    counts = Counter(kind for kind in kinds if kind != _MISSING)
+    readable = {kind for kind in counts if kind != _NO_NUMBER}
+    if not counts:
+        raise _LeftOutError("no value at all")
+    if _NESTED in counts:
+        raise _LeftOutError(f"nested: {counts[_NESTED]:,} cells hold several values")
+    if readable == {_NUMBER}:
+        values = [
+            spelling.number(cell)
+            for cell, kind in zip(listed_cells, kinds, strict=True)
+            if kind == _NUMBER
+        ]
+        return _number_of(name, np.array(values))
+    if readable == {_DATE}:
+        days_found = [
+            int(day_of(cell, spelling))
+            for cell, kind in zip(listed_cells, kinds, strict=True)
+            if kind == _DATE
+        ]
+        first, last = date.fromordinal(min(days_found)), date.fromordinal(max(days_found))
+        return _date_of(name, first, last)
+    return _category_in(name, listed_cells, counts)
+
+
+def _number_of(name: str, values: NDArray[Any]) -> Number:
+    if not len(values):
+        raise _LeftOutError("no value at all")
+    lower, upper = float(values.min()), float(values.max())
+    if lower == upper:
+        raise _LeftOutError(_CONSTANT)
+    return Number(name, lower, upper)
+
+
+def _date_of(name: str, first: Any, last: Any) -> Date:
+    if first == last:
+        raise _LeftOutError(_CONSTANT)
+    return Date(name, first, last)
+
+
+def _category_in(name: str, cells: list[Any], counts: Counter[str]) -> Category:
+    texts = {category_of(cell) for cell in cells if not is_missing(cell)}
+    values = sorted(text for text in texts if text)
+    words = [value for value in values if value.casefold() not in _NO_NUMBERS]
+    if not words:
+        raise _LeftOutError("no value at all")
+    if all(map(_FOREIGN_DATE.fullmatch, words)):
+        raise _LeftOutError("dates in an unknown format (they are read as 2024-02-29)")
+    if len(values) == 1:
+        raise _LeftOutError(_CONSTANT)
+    if len(values) <= MAX_CATEGORIES:
+        return Category(name, tuple(values))
+    found = {kind: counts[kind] for kind in (_NUMBER, _DATE, _TEXT) if counts[kind]}
+    if len(found) > 1:
+        parts = [f"{n:,} {kind if n != 1 else kind[:-1]}" for kind, n in found.items()]
+        raise _LeftOutError(f"mixed kinds: {', '.join(parts)}")
+    raise _LeftOutError(f"more than {MAX_CATEGORIES} categories ({len(values):,} found)")
+
+
+def _kind(cell: Any, spelling: Spelling) -> str:
+    """Return the kind of one cell of a column without a type of its own."""
+    if isinstance(cell, list | tuple | dict | np.ndarray):
+        return _NESTED
+    text = category_of(cell)
+    if is_missing(cell):
+        return _MISSING
+    if math.isfinite(spelling.number(cell)):
+        return _NUMBER
+    if math.isfinite(day_of(cell, spelling)):
+        return _DATE
+    if text is None or text.casefold() in _NO_NUMBERS:
+        return _NO_NUMBER
+    return _TEXT
+
+
+def _example(column: Column) -> str:
+    """Return a value of ``missing`` that the column may have, as TOML has it."""
+    if isinstance(column, Category):
+        return json.dumps(column.values[0], ensure_ascii=False)
+    if isinstance(column, Date):
+        return str(column.lower + (column.upper - column.lower) / 2)
+    return repr(column.lower / 2 + column.upper / 2)

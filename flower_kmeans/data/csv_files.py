@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from flower_kmeans.data.reading import DELIMITERS, Reading
 from flower_kmeans.errors import ConfigurationError, DataError
@@ -90,12 +90,11 @@ def open_csv(path: Path, reading: Reading) -> CsvFile:
         If it cannot be read, or its columns cannot be known. Where ``reading.header`` is given, no
         record decides this.
     """
-    knows_names = reading.header is not None and reading.header is not True
-    if knows_names:
+    given = reading.given_names
+    if given is not None:
         # The first line is a record, from which nothing is recognised.
-        names = tuple(name.strip() for name in reading.header or ())
         encoding = reading.encoding or "utf-8"
-        return CsvFile(path, names, reading.delimiter or ",", False, encoding)
+        return CsvFile(path, given, reading.delimiter or ",", False, encoding)
     encoding = reading.encoding or _recognised_encoding(path)
     with _open(path, encoding) as lines:
         first, separator = _first_lines(lines)
@@ -184,7 +183,7 @@ def _open(path: Path, encoding: str) -> Iterator[Iterator[str]]:
 
 def _open_bytes(path: Path) -> IO[bytes]:
     if is_gzip(path):
-        return gzip.open(path, "rb")
+        return cast(IO[bytes], gzip.open(path, "rb"))
     return path.open("rb")
 
 

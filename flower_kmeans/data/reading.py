@@ -90,6 +90,13 @@ class Reading:
         )
 
     @property
+    def given_names(self) -> tuple[str, ...] | None:
+        """Names of the columns where the first line is a record; ``None`` if they are not given."""
+        if self.header is None or self.header is True:
+            return None
+        return tuple(name.strip() for name in self.header)
+
+    @property
     def is_utf_16(self) -> bool:
         """Whether characters have two bytes or four."""
         return self.encoding is not None and codecs.lookup(self.encoding).name in _UTF_16
@@ -143,7 +150,8 @@ def _require_header(header: object) -> None:
     if header is None or header is True:
         return
     is_listed = isinstance(header, Sequence) and not isinstance(header, str | bytes)
-    if not is_listed or not all(isinstance(name, str) for name in header):
+    names: Sequence[Any] = header if isinstance(header, Sequence) else ()
+    if not is_listed or not all(isinstance(name, str) for name in names):
         raise ConfigurationTypeError(
             "Expected header as True, if the first line names the columns, or as a list of names. "
             f"Got {header!r} instead."

@@ -56,9 +56,9 @@ def are_missing(cells: NDArray[Any]) -> BoolArray:
     """Return which cells of a column, (n,), are missing."""
     kind = cells.dtype.kind
     if kind in "fc":
-        return np.isnan(cells)
+        return np.asarray(np.isnan(cells))
     if kind in "mM":
-        return np.isnat(cells)
+        return np.asarray(np.isnat(cells))
     if kind in "biu":
         return np.zeros(len(cells), dtype=bool)
     return np.fromiter(map(is_missing, cells.tolist()), dtype=bool, count=len(cells))

@@ -22,14 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_kmeans.data.domain import Box, Domain, check_names, difference, domain_from_config
+from flower_kmeans.data.domain_file import line_of, mistake, place_of
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.records import FloatArray, text_as_bytes
 from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
-from flower_kmeans.errors import ConfigurationError, DataError
+from flower_kmeans.errors import ConfigurationError, DataError, KMeansError
 
 Coordinates = dict[str, tuple[float, float]]  # columns of the box by name, with their bounds
 
 _EXACT = Context(prec=40)
+_ZEROS = 6  # at the end of a number: so many are counted and not written
 _DAY_ZERO = date(1970, 1, 1).toordinal()  # of NumPy's dates
 _NOT_PUBLIC = """\
 # NOT PRIVATE: these bounds and categories were read off records. They are exact facts about single
@@ -38,6 +40,14 @@ _NOT_PUBLIC = """\
 from_records = true
 
 """
+
+
+class _DeclarationError(ConfigurationError):
+    """A key of a declaration contradicts another one."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
 
 
 class _Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
@@ -69,14 +79,21 @@ class Number(_Column, tag="number", frozen=True, forbid_unknown_fields=True):
     scale: Literal["linear", "log"] = "linear"
     missing: float | None = None
 
+    def describe(self) -> str:
+        """Return the declaration in words, in the user's units."""
+        scale = ", log scale" if self.scale == "log" else ""
+        bounds = f"number {number_text(self.lower)} to {number_text(self.upper)}{scale}"
+        return bounds + _counts_as(None if self.missing is None else number_text(self.missing))
+
     def coordinates(self) -> Coordinates:
         """Return the column of the box, or raise a `ConfigurationError`."""
         above = 0.0 if self.scale == "log" else -np.inf
         _require_order(self.name, self.lower, self.upper, self.missing)
         if not self.lower > above:
-            raise ConfigurationError(
+            raise _DeclarationError(
+                "lower",
                 f"Expected lower above 0 in the column {self.name!r}, whose scale is log. "
-                f"Got {self.lower!r} instead."
+                f"Got {self.lower!r} instead.",
             )
         if self.scale == "linear":
             return {self.name: (self.lower, self.upper)}
@@ -128,19 +145,27 @@ class Category(_Column, tag="category", frozen=True, forbid_unknown_fields=True)
     values: tuple[str, ...]
     missing: str | None = None
 
+    def describe(self) -> str:
+        """Return the declaration in words; of many categories the first ones."""
+        values = [_category_text(value) for value in self.values]
+        missing = None if self.missing is None else _category_text(self.missing)
+        return f"category {shortened(values)}{_counts_as(missing)}"
+
     def coordinates(self) -> Coordinates:
         """Return the columns of the box, or raise a `ConfigurationError`."""
         check_names(self.values, f"values of the column {self.name!r}")
         stripped = [value for value in self.values if value == value.strip()]
         if len(self.values) < 2 or len(stripped) < len(self.values):
-            raise ConfigurationError(
+            raise _DeclarationError(
+                "values",
                 f"Expected values of the column {self.name!r} as two or more, without spaces "
-                f"around them. Got {list(self.values)} instead."
+                f"around them. Got {list(self.values)} instead.",
             )
         if self.missing is not None and self.missing not in self.values:
-            raise ConfigurationError(
+            raise _DeclarationError(
+                "missing",
                 f"Expected missing of the column {self.name!r} as one of its values "
-                f"{list(self.values)}. Got {self.missing!r} instead."
+                f"{list(self.values)}. Got {self.missing!r} instead.",
             )
         return {f"{self.name}={value}": (0.0, 1.0) for value in self.values}
 
@@ -191,6 +216,11 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
     upper: date
     missing: date | None = None
 
+    def describe(self) -> str:
+        """Return the declaration in words."""
+        missing = None if self.missing is None else str(self.missing)
+        return f"date {self.lower} to {self.upper}{_counts_as(missing)}"
+
     def coordinates(self) -> Coordinates:
         """Return the column of the box, or raise a `ConfigurationError`."""
         _require_order(self.name, self.lower, self.upper, self.missing)
@@ -207,7 +237,7 @@ class Date(_Column, tag="date", frozen=True, forbid_unknown_fields=True):
         if cells.dtype.kind == "M":
             days = cells.astype("datetime64[D]")
             return np.where(np.isnat(days), np.nan, days.astype(np.int64) + float(_DAY_ZERO))
-        return np.array([_day(cell, spelling) for cell in cells.tolist()], dtype=np.float64)
+        return np.array([day_of(cell, spelling) for cell in cells.tolist()], dtype=np.float64)
 
     def place(self, values: FloatArray) -> FloatArray:
         """Return the column of the box, (n, 1), of what `read` returned."""
@@ -276,16 +306,32 @@ class TableDomain(Box):
         ConfigurationError
             If it is no TOML, has other keys or values, or declares what cannot be.
         """
+        begin = f"Expected the {what} as a domain."
         try:
             decoded = text.decode("utf-8") if isinstance(text, bytes) else text
             # Some editors begin a file with a byte order mark.
-            values = msgspec.convert(tomllib.loads(decoded.removeprefix("\ufeff")), _File)
-        except ValueError as error:  # also what msgspec raises
-            raise ConfigurationError(
-                f"Expected the {what} as a domain: [[columns]] with kind, name and bounds or "
-                f"values. {error}."
-            ) from None
-        return cls(values.columns, values.from_records)
+            decoded = decoded.removeprefix("\ufeff")
+            values = tomllib.loads(decoded)
+        except ValueError as error:
+            raise ConfigurationError(f"{begin} It is not TOML: {error}.") from None
+        found = mistake(values, decoded)
+        if found is not None:
+            raise ConfigurationError(f"{begin} {found}")
+        try:
+            file = msgspec.convert(values, _File)
+        except ValueError as error:  # which is also what msgspec raises
+            raise ConfigurationError(f"{begin} {error}.") from None
+        for i, column in enumerate(file.columns):
+            try:
+                cls([column])
+            except KMeansError as error:
+                key = error.key if isinstance(error, _DeclarationError) else None
+                place = place_of(line_of(decoded, i, key), key, column.name)
+                raise ConfigurationError(f"{begin} {place}: {error}") from None
+        try:
+            return cls(file.columns, file.from_records)
+        except KMeansError as error:
+            raise ConfigurationError(f"{begin} {error}") from None
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
@@ -298,13 +344,22 @@ class TableDomain(Box):
             ) from None
         return cls.from_toml(content, f"domain file {path}")
 
-    def to_toml(self) -> str:
-        """Return the text that `from_toml` reads, the same for equal domains."""
+    def describe(self) -> list[str]:
+        """Return each declaration in words, as ``NAME: ...``, in the user's units."""
+        return [f"{column.name}: {column.describe()}" for column in self.declared]
+
+    def to_toml(self, comments: Mapping[str, Sequence[str]] | None = None) -> str:
+        """Return the text that `from_toml` reads, the same for equal domains.
+
+        ``comments`` has lines that stand below a column, by its name; the domain has none of them.
+        """
+        notes = comments or {}
         parts = [_NOT_PUBLIC] if self.from_records else []
         for column in self.declared:
             values = {"kind": column.__struct_config__.tag, **msgspec.structs.asdict(column)}
             lines = (f"{key} = {_toml(v)}" for key, v in values.items() if v is not None)
-            parts.append("\n".join(("[[columns]]", *lines, "")))
+            below = (f"# {note}" for note in notes.get(column.name, ()))
+            parts.append("\n".join(("[[columns]]", *lines, *below, "")))
         return "\n".join(parts)
 
     @property
@@ -429,12 +484,14 @@ def domain_of(arrays: Mapping[str, NDArray[Any]]) -> Domain:
 
 def _require_order(name: str, lower: Any, upper: Any, missing: Any) -> None:
     if not lower < upper:
-        raise ConfigurationError(
-            f"Expected lower below upper in the column {name!r}. Got {lower} and {upper} instead."
+        raise _DeclarationError(
+            "lower",
+            f"Expected lower below upper in the column {name!r}. Got {lower} and {upper} instead.",
         )
     if missing is not None and not lower <= missing <= upper:
-        raise ConfigurationError(
-            f"Expected missing of the column {name!r} within its bounds. Got {missing} instead."
+        raise _DeclarationError(
+            "missing",
+            f"Expected missing of the column {name!r} within its bounds. Got {missing} instead.",
         )
 
 
@@ -471,7 +528,7 @@ def category_of(cell: Any) -> str | None:
         return None
 
 
-def _day(cell: Any, spelling: Spelling) -> float:
+def day_of(cell: Any, spelling: Spelling = USUAL) -> float:
     """Return the day of a date, counted from the year 1, or NaN."""
     try:
         if isinstance(cell, np.datetime64):
@@ -481,6 +538,32 @@ def _day(cell: Any, spelling: Spelling) -> float:
         return float(day.toordinal())
     except Exception:  # as in `category_of`
         return np.nan
+
+
+def shortened(texts: Sequence[str], separator: str = ", ", n: int = 20) -> str:
+    """Return texts in one, of which the first ``n`` are shown and the others counted."""
+    shown = list(texts[:n])
+    if len(texts) > n:
+        shown.append(f"and {len(texts) - n:,} more")
+    return separator.join(shown)
+
+
+def number_text(number: float) -> str:
+    """Return a number as short as it is exact: 120, 0.5, 1e6."""
+    text = repr(float(number) + 0.0).removesuffix(".0").replace("e+", "e")
+    digits = text.rstrip("0")
+    zeros = len(text) - len(digits)
+    is_whole = text.removeprefix("-").isdigit()
+    return f"{digits}e{zeros}" if is_whole and zeros >= _ZEROS else text
+
+
+def _category_text(value: str) -> str:
+    # In quotes where it could not be told from two of them.
+    return json.dumps(value, ensure_ascii=False) if "," in value else value
+
+
+def _counts_as(missing: str | None) -> str:
+    return "" if missing is None else f", a missing cell counts as {missing}"
 
 
 def _toml(value: Any) -> str:

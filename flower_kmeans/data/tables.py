@@ -269,7 +269,7 @@ def read_table(
         if features is None and domain is None:
             loaded = _without_text(loaded, keep)
         loaded.findings.require_readable(opened.path)
-    is_void = ~np.isfinite(loaded.records).all(axis=1)
+    is_void = np.asarray(~np.isfinite(loaded.records).all(axis=1))
     loaded.findings.n_void = int(np.count_nonzero(is_void))
     if not is_node and is_void.any():
         loaded = _with_rows(loaded, ~is_void)
@@ -532,20 +532,21 @@ def _open_excel(path: Path, reading: Reading) -> OpenTable:
     from flower_kmeans.data.excel import open_sheet
 
     sheet = open_sheet(path, reading.sheet)
-    has_names = reading.header is None or reading.header is True
-    names = tuple(reading.header or ())
-    if has_names:
+    names = reading.given_names
+    has_names = names is None
+    if names is None:
         first = next(_filled_rows(sheet.rows()), (1, []))[1]
-        if reading.header is None:
-            has_names = names_columns(first, path)
+        has_names = reading.header is True or names_columns(first, path)
         names = tuple(map(_name_of, first)) if has_names else default_names(len(first))
+    columns = names
+    width = len(columns)
 
     def read(wanted: Sequence[str]) -> Iterator[Block]:
-        places = [names.index(name) for name in wanted]
+        places = [columns.index(name) for name in wanted]
         rows = _filled_rows(sheet.rows())
         if has_names:
             next(rows, None)
-        sized = ((number, row if len(row) == len(names) else None) for number, row in rows)
+        sized = ((number, row if len(row) == width else None) for number, row in rows)
         for batch in batched(sized):
             yield _block_of_rows(batch, wanted, places)
 

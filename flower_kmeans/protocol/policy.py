@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from flower_kmeans.data.domain import Ball, Box, Domain, check_names, difference
+from flower_kmeans.data.domain_file import unknown_key
 from flower_kmeans.data.table_domain import TableDomain
-from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError, KMeansError
 from flower_kmeans.files import read_file, read_toml
 from flower_kmeans.privacy.budget import Unit
 from flower_kmeans.protocol import trust
@@ -18,6 +19,7 @@ from flower_kmeans.protocol.run import MAX_ATTEMPTS, Run, Vertical
 
 UNITS: tuple[str, ...] = get_args(Unit)
 _STRICT = (trust.OBLIVIOUS_SERVER, trust.DISTRIBUTED_NOISE, trust.CLIENTS_ONLY)
+DOMAIN_EXAMPLES = "docs/reference/domains.md has examples under 'In a policy'."
 _SHOWN = 200  # characters of a document's value in a client's log
 
 Limits = Iterator[tuple[bool, str, object]]
@@ -120,12 +122,14 @@ class ClientPolicy:
             columns, n_features = columns or domain.columns, domain.n_features
             if columns and (len(columns) != n_features or domain.columns not in (None, columns)):
                 raise ConfigurationError(
-                    f"Expected columns as the {n_features} of domain, or None. Got {columns}."
+                    f"Expected columns as the {n_features} of domain, or None. Got {columns}. "
+                    f"{DOMAIN_EXAMPLES}"
                 )
         object.__setattr__(self, "columns", columns)
         if isinstance(domain, TableDomain) and domain.from_records:
             raise ConfigurationError(
-                "Expected domain from public knowledge. Got one that was read off records."
+                "Expected domain from public knowledge. Got one that was read off records. "
+                f"{DOMAIN_EXAMPLES}"
             )
         # With one file alone the client would fall back to relayed keys unnoticed.
         if (self.roster_file is None) != (self.member_key_file is None):
@@ -180,8 +184,11 @@ class ClientPolicy:
                 # Not from the working directory, which is Flower's choice.
                 values[name] = str(folder / value)
             elif name == "domain":
-                values[name] = _domain_of(value, folder)
-        return cls(**values)
+                values[name] = _domain_of(value, Path(path))
+        try:
+            return cls(**values)
+        except KMeansError as error:
+            raise type(error)(f"In the policy file {path}: {error}") from None
 
     def objection(self, run: Run) -> str | None:
         """Return the first limit that a run exceeds, in a sentence for the log, or ``None``.
@@ -331,24 +338,36 @@ _RULES = (
     _Rule(_PATHS, str | os.PathLike | None, "a path or None"),
 )
 
-_DOMAINS: dict[tuple[str, ...], Callable[..., Domain]] = {
-    ("lower", "upper"): Box,
-    ("lower", "scale", "upper"): Box,
-    ("center", "radius"): Ball,
-}
+_BOX, _BALL = ("lower", "upper", "scale"), ("center", "radius")  # keys of a table
 
 
-def _domain_of(values: Any, folder: Path) -> Domain:
-    if isinstance(values, str):
-        path = folder / values
-        return TableDomain.from_toml(read_file(path, "domain file"), f"domain file {path}")
+def _domain_of(values: Any, path: Path) -> Domain:
+    """Return the domain that a policy file at a path names or holds."""
+    begin = f"The key domain in the policy file {path}:"
     try:
-        return _DOMAINS[tuple(sorted(values))](**values)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            "Expected domain in a policy file as a path, or as a table of lower, upper and perhaps "
-            f"scale, or of radius and center. Got: {error}"
-        ) from None
+        if isinstance(values, str):
+            file = path.resolve().parent / values
+            return TableDomain.from_toml(read_file(file, "domain file"), f"domain file {file}")
+        if isinstance(values, dict):
+            return _domain_of_table(values)
+    except (KMeansError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{begin} {error} {DOMAIN_EXAMPLES}") from None
+    raise ConfigurationError(
+        f"{begin} expected the path of a domain.toml in quotes, or a table of lower and upper, or "
+        f"of radius and center. Got {values!r} instead. {DOMAIN_EXAMPLES}"
+    )
+
+
+def _domain_of_table(values: dict[str, Any]) -> Domain:
+    is_ball = bool({*_BALL} & {*values})
+    known = _BALL if is_ball and not {*_BOX} & {*values} else _BOX
+    for key in values:
+        if key not in known:
+            raise ConfigurationError(f"In its table: {unknown_key(key, known)}")
+    for key in known:
+        if key not in values and key != "scale":
+            raise ConfigurationError(f"In its table: expected {key}; got nothing.")
+    return Ball(**values) if known is _BALL else Box(**values)
 
 
 def tightest(operator: ClientPolicy, app: ClientPolicy) -> ClientPolicy:

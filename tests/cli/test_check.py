@@ -86,7 +86,10 @@ def run(node, *arguments):
     found = {}
     for line in result.output.splitlines():
         cells = [cell.strip() for cell in line.split("│")]
-        if len(cells) == 5:
+        if len(cells) == 5 and not cells[2]:  # a further line of a finding
+            assert not cells[1]
+            found[list(found)[-1]].text += f"\n{cells[3]}"
+        elif len(cells) == 5:
             assert cells[1] in ("ok", "no")
             found[cells[2]] = SimpleNamespace(is_well=cells[1] == "ok", text=cells[3])
     assert (result.exit_code == 0) == all(finding.is_well for finding in found.values())
@@ -236,7 +239,7 @@ def three_columns(node):
         ("data", "does not hold numbers", records("age,income\nx,1\n")),
         ("data", "not a csv table", records(f"age,income\n{SECRET}\n")),
         ("data", "does not exist", lambda node: (node / "records.csv").unlink()),
-        ("data", "Expected 2 columns", three_columns),
+        ("data", "Expected 2 columns, as the key domain in the policy file", three_columns),
     ],
 )
 def test_what_is_wrong_is_named_with_what_to_do(name, expected, spoil, node):
@@ -268,7 +271,7 @@ def test_what_the_node_would_accept_is_in_words(node):
         "max_colluders of at least 1",
         "at most 100 rounds, with 3 attempts each",
         "keys roster",
-        "bounds 0 to 120, 0 to 250000",
+        "bounds age 0 to 120, income 0 to 250000;",
         "columns 'age', 'income'",
     ):
         assert words in text
@@ -279,6 +282,19 @@ def test_what_the_node_would_accept_is_in_words(node):
         assert words in text
     written(node / "policy.toml", 'state_dir = "state"\n[domain]\nradius = 2\ncenter = [0, 0, 0]')
     assert "within 2 of a centre, 3 columns" in run(node)[1]["accepts"].text
+
+
+def test_bounds_without_names_are_numbered_and_long_lists_are_counted(node):
+    def accepted(n):
+        bounds = f"lower = {[0.25] * n}\nupper = {[10**6] * n}"
+        written(node / "policy.toml", f'state_dir = "state"\n[domain]\n{bounds}')
+        return run(node)[1]["accepts"].text
+
+    text = accepted(2)
+    assert "bounds column 0: 0.25 to 1e6, column 1: 0.25 to 1e6;" in text
+    text = accepted(25)
+    assert "column 19: 0.25 to 1e6, and 5 more;" in text
+    assert "column 20" not in text
 
 
 @pytest.mark.parametrize("beacon", ["", "5a" * 32])

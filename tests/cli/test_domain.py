@@ -125,7 +125,8 @@ class TestInit:
         result = run("domain", "init", "--from-records", "visits.csv", "--output", "off.toml")
         assert result.exit_code == 0, result.output
         assert "NOT private" in result.stderr
-        assert "Left out (no extent, no name or too many categories): name." in result.output
+        assert f"Left out name: more than 20 categories ({N:,} found)." in result.output
+        assert f"age: 120 of {N:,} cells are missing or unreadable." in result.output
         assert (tmp_path / "off.toml").read_text("utf-8").startswith("# NOT PRIVATE")
         found = TableDomain.from_file(tmp_path / "off.toml")
         assert found.from_records
@@ -160,12 +161,110 @@ class TestInit:
         path.write_text(",flag,half,one\n0,True,TRUE,x\n1,False,,x\n2,True,false,x\n")
         result = run("domain", "init", "--from-records", "t.csv", "--output", "off.toml")
         assert result.exit_code == 0, result.output
-        assert "too many categories): , one." in result.output
+        assert "Left out column 1: no printable name.\n" in result.output
+        assert "Left out one: constant: one value in all cells that have one.\n" in result.output
         assert stat.S_IMODE((tmp_path / "off.toml").stat().st_mode) == 0o600
         found = TableDomain.from_file(tmp_path / "off.toml")
         assert found.declared == (Number("flag", 0, 1), Number("half", 0, 1))
         records = load_table(path, domain=found, malformed="nan", header=True).records
         np.testing.assert_array_equal(records, [[1, 1], [0, np.nan], [1, 0]])
+
+    def test_each_column_that_is_left_out_has_its_own_reason(self, run, tmp_path):
+        rows = range(30)
+        columns = {
+            "constant": ["x"] * 30,
+            "one": [1] * 30,
+            "empty": [""] * 30,
+            "nothing": ["n/a"] * 30,
+            "names": [f"p{i}" for i in rows],
+            "mixed": [*range(25), "?", "!", "2020-01-01", "", "-"],
+            "gregorian": [f"{i % 9 + 1}.2.2024" for i in rows],
+            "written": [f"Feb {i % 9 + 1}, 2024" for i in rows],
+            "\u200b": list(rows),
+            "codes": ["1", "A", "n/a"] * 10,
+            "age": [*range(28), "n/a", "inf"],
+            "day": [f"2024-02-{i % 9 + 10}T10:00" for i in range(29)] + [""],
+        }
+        pd.DataFrame(columns).to_csv(tmp_path / "t.csv", index=False, encoding="utf-8")
+        result = run("domain", "init", "--from-records", "t.csv", "--output", "off.toml")
+        assert result.exit_code == 0, result.output
+        one = "constant: one value in all cells that have one."
+        unknown = "dates in an unknown format (they are read as 2024-02-29)."
+        assert [line for line in result.output.splitlines() if "Left out" in line] == [
+            f"Left out constant: {one}",
+            f"Left out one: {one}",
+            "Left out empty: no value at all.",
+            "Left out nothing: no value at all.",
+            "Left out names: more than 20 categories (30 found).",
+            "Left out mixed: mixed kinds: 25 numbers, 1 date, 3 other texts.",
+            f"Left out gregorian: {unknown}",
+            f"Left out written: {unknown}",
+            "Left out column 9: no printable name.",
+        ]
+        domain = TableDomain.from_file(tmp_path / "off.toml")
+        assert domain.describe() == [
+            "codes: category 1, A, n/a",
+            "age: number 0 to 27",
+            "day: date 2024-02-10 to 2024-02-18",
+        ]
+        assert "age: 2 of 30 cells are missing or unreadable." in result.output
+        assert "day: 1 of 30 cells are missing or unreadable." in result.output
+        assert "such as missing = 2024-02-14." in result.output
+        assert "codes:" not in result.output
+
+    def test_nested_and_typed_columns(self, run, tmp_path):
+        frame = pd.DataFrame(
+            {
+                "lists": [[1], [2], [3]],
+                "day": pd.to_datetime(["2024-01-01", None, "2024-02-01"]),
+                "flag": [True, None, False],
+                "ward": ["a", None, "b"],
+                "none": [None, None, None],
+            }
+        )
+        frame.to_parquet(tmp_path / "t.parquet")
+        result = run("domain", "init", "--from-records", "t.parquet", "--output", "off.toml")
+        assert result.exit_code == 0, result.output
+        assert "Left out lists: nested: 3 cells hold several values.\n" in result.output
+        assert "Left out none: no value at all.\n" in result.output
+        assert TableDomain.from_file(tmp_path / "off.toml").describe() == [
+            "day: date 2024-01-01 to 2024-02-01",
+            "flag: number 0 to 1",
+            "ward: category a, b",
+        ]
+        assert result.output.count("1 of 3 cells are missing or unreadable.") == 3
+
+    def test_a_file_that_no_command_reads_by_a_domain_is_refused_alike(self, run, tmp_path):
+        for text, words in (("a,b,a\n1,2,3\n4,5,6\n", "'a' more than once"),
+                            ("41,2\n3,4\n", "Got numbers instead")):  # fmt: skip
+            (tmp_path / "t.csv").write_text(text, "utf-8")
+            result = run("domain", "init", "--from-records", "t.csv", "--output", "off.toml")
+            failed(result, words, "first line")
+            assert "41" not in result.stderr
+        assert not (tmp_path / "off.toml").exists()
+
+    def test_the_file_and_a_simulation_say_the_same_of_missing_cells(self, run, visits, tmp_path):
+        """With the values that the comments name, the file works as it is written."""
+        visits.loc[visits.index[:7], "admitted"] = ""
+        visits.drop(columns="name").to_csv(tmp_path / "visits.csv", index=False)
+        result = run("domain", "init", "--from-records", "visits.csv", "--output", "off.toml")
+        rule = "A missing cell drops its record, unless the domain states what it counts as"
+        text = (tmp_path / "off.toml").read_text("utf-8")
+        assert rule in result.output
+        assert text.count(rule) == 2  # beside age and admitted
+        assert f"admitted: 7 of {N:,} cells" in result.output
+        assert "120" not in text.replace("1200", "")
+        counts = failed(
+            run(*SIMULATE, "--domain", "off.toml"), f"7 of {N}", "'admitted'", "missing"
+        )
+        assert counts
+        stated = text.replace("# missing =", "missing =")
+        (tmp_path / "off.toml").write_text(stated, "utf-8")
+        rules = {c.name: c.missing for c in TableDomain.from_file(tmp_path / "off.toml").declared}
+        assert [name for name, rule in rules.items() if rule is not None] == ["admitted", "age"]
+        result = run(*SIMULATE, "--domain", "off.toml", "--strategy", "lloyd")
+        assert result.exit_code == 0, result.output
+        assert rule in run("domain", "init", "--output", "new.toml", answers=ANSWERS).output
 
     def test_records_without_any_extent_are_one_sentence(self, run, tmp_path):
         lines = [f"p{i},1,2020-01-01,," for i in range(30)]
@@ -175,7 +274,12 @@ class TestInit:
             failed(run("domain", "init", "--from-records", name, "--output", "o.toml"), words)
         np.savez(tmp_path / "u.npz", name=[f"p{i}" for i in range(30)], one=np.ones(30),
                  day=np.full(30, "2020", "datetime64[D]"), none=np.full(30, np.nan))  # fmt: skip
-        failed(run("domain", "init", "--from-records", "u.npz", "--output", "o.toml"), "no column")
+        failed(
+            run("domain", "init", "--from-records", "u.npz", "--output", "o.toml"),
+            "no column",
+            "name: more than 20 categories (30 found); one: constant",
+            "none: no value at all",
+        )
         assert not (tmp_path / "o.toml").exists()
 
 
@@ -349,7 +453,13 @@ class TestCheck:
             assert "7132" not in result.output
             assert "Traceback" not in result.output
             rows = ([c.strip() for c in line.split("│")] for line in result.output.splitlines())
-            return result.exit_code, {row[2]: row[1:4:2] for row in rows if len(row) == 5}
+            found = {}
+            for row in rows:
+                if len(row) == 5 and row[2]:
+                    found[row[2]] = row[1:4:2]
+                elif len(row) == 5:  # a further line of a finding
+                    found[list(found)[-1]][1] += f"\n{row[3]}"
+            return result.exit_code, found
 
         return check
 
@@ -360,13 +470,30 @@ class TestCheck:
         groups = re.search(r"digest ([0-9a-f ]{79}),", found["domain"][1])[1]
         assert groups.replace(" ", "") == digest
         assert "4 declared columns, 6 in the box" in found["domain"][1]
-        assert "'income', 'admitted' makes its record count as none" in found["domain"][1]
-        assert "'log10(income)'" in found["data"][1]
+        assert (
+            "; a missing cell in 'income', 'admitted' drops its record; digest"
+            in found["domain"][1]
+        )
+        assert "'age', 'income', 'ward', 'admitted', as pinned" in found["data"][1]
+        assert "columns 'age', 'income', 'ward', 'admitted'" in found["accepts"][1]
+        assert found["domain"][1].split("\n")[1:] == [
+            "age: number 0 to 120, a missing cell counts as 40",
+            "income: number 1000 to 1e6, log scale",
+            "ward: category surgery, medicine, other, a missing cell counts as other",
+            "admitted: date 2020-01-01 to 2024-12-31",
+        ]
+        for name in ("accepts", "domain", "data"):
+            for encoded in ("log10", "days(", "ward=", "737425"):
+                assert encoded not in found[name][1]
         for add in ("no age,1,unlisted,2024-02-29", ",5,,2020-01-01"):
             assert node(add=add)[0] == 0
         (tmp_path / "domain.toml").write_text("columns = 1", "utf-8")
         code, found = node()
         assert (code, found["policy file"][0]) == (1, "no")
+        said = found["policy file"][1]
+        assert "The key domain in the policy file policy.toml: Expected the domain file" in said
+        assert "key 'columns': expected a [[columns]] for each column; got 1." in said
+        assert said.endswith("docs/reference/domains.md has examples under 'In a policy'.")
 
     @pytest.mark.parametrize(
         "line",
@@ -405,8 +532,33 @@ class TestCheck:
             "off": "from_records = true\n" + DOMAIN,
         }
         texts["rules"] = DOMAIN.replace("missing = 40", "missing = 41")
-        words = ["[[columns]]", "bounds of column 0", "columns", "read off records", "digest"]
+        words = [
+            "[[columns]]",
+            "pins it: age: number 0 to 120, a missing cell counts as 40 (digest",
+            "ward: category surgeries, medicine, other, a missing",
+            "from public knowledge in the domain file off.toml. Got one that was read off records",
+            "in the domain file rules.toml: age: number 0 to 120, a missing cell counts as 41 (dig",
+        ]
         for (name, text), word in zip(texts.items(), words, strict=True):
             (tmp_path / f"{name}.toml").write_text(text, "utf-8")
             code, found = node("--domain", f"{name}.toml")
             assert (code, found["domain"][0], word in found["domain"][1]) == (1, "no", True), found
+            assert f"{name}.toml" in found["domain"][1]
+            assert "docs/reference/domains.md has examples" in found["domain"][1]
+        assert "the key domain in the policy file policy.toml pins" in found["domain"][1]
+        box = 'state_dir = "state"\n[domain]\nlower = [0]\nupper = [1]\n'
+        (tmp_path / "policy.toml").write_text(box, "utf-8")
+        found = node("--domain", "domain.toml")[1]
+        assert "pins it: number of columns 1. Got in the domain file" in found["domain"][1]
+        (tmp_path / "policy.toml").write_text('state_dir = "state"\ncolumns = ["age"]\n', "utf-8")
+        found = node("--domain", "domain.toml")[1]
+        assert "the key columns in the policy file policy.toml: 'age'. Got" in found["domain"][1]
+
+    def test_long_lists_are_cut_and_counted(self, node, tmp_path):
+        values = [f"v{i}" for i in range(30)]
+        numbers = [Number(f"n{i}", 0, 1) for i in range(22)]
+        declared = TableDomain([Category("c", tuple(values)), *numbers])
+        (tmp_path / "domain.toml").write_text(declared.to_toml(), "utf-8")
+        lines = node()[1]["domain"][1].split("\n")
+        assert lines[1].endswith("v18, v19, and 10 more")
+        assert lines[-2:] == ["n18: number 0 to 1", "and 3 more"]

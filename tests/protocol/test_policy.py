@@ -17,7 +17,7 @@ from flower_kmeans.data.domain import Ball, Box
 from flower_kmeans.data.table_domain import Category, Number, TableDomain
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 from flower_kmeans.privacy.budget import PrivacyBudget
-from flower_kmeans.protocol.policy import ClientPolicy, tightest
+from flower_kmeans.protocol.policy import DOMAIN_EXAMPLES, ClientPolicy, tightest
 from flower_kmeans.protocol.roster import write_members
 from flower_kmeans.protocol.run import Horizontal, Run, open_run
 from flower_kmeans.protocol.trust import TRUST_MODELS
@@ -269,6 +269,44 @@ def test_every_setting_is_read(tmp_path):
 def test_files_that_cannot_be_followed_are_refused(error, match, text, tmp_path):
     with pytest.raises(error, match=match):
         ClientPolicy.from_file(write(tmp_path, text))
+
+
+AGE = '[[columns]]\nkind = "number"\nname = "age"\nlower = {}\nupper = 1\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("domain = 7", "expected the path of a domain.toml in quotes, or a table"),
+        ("domain = [0, 1]", "expected the path of a domain.toml in quotes, or a table"),
+        ('domain = "none.toml"', "none.toml cannot be read"),
+        ('domain = "age.toml"', "Line 4, column 'age', key 'lower': Expected lower below upper"),
+        ("[domain]\nlower = [0]", "expected upper; got nothing"),
+        ("[domain]\nlower = [0]\nuper = [1]", "got 'uper' (did you mean 'upper'?)"),
+        ("[domain]\nradius = 1", "expected center; got nothing"),
+        ("[domain]\nradius = 1\ncentre = [0]", "got 'centre' (did you mean 'center'?)"),
+        ("[domain]", "expected lower; got nothing"),
+        ("[domain]\nlower = [1]\nupper = [0]", "lower must be below upper"),
+        ('columns = ["a"]\n[domain]\nlower = [0, 0]\nupper = [1, 1]', "columns as the 2 of domain"),
+        ('domain = "off.toml"', "Got one that was read off records"),
+    ],
+)
+def test_errors_of_a_domain_name_the_file_the_key_and_an_example(text, words, tmp_path):
+    for name, content in (
+        ("age", AGE.format(2)),
+        ("off", "from_records = true\n" + AGE.format(0)),
+    ):
+        (tmp_path / f"{name}.toml").write_text(content, "utf-8")
+        (tmp_path / f"{name}.toml").chmod(0o600)
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigurationError) as error:
+        ClientPolicy.from_file(path)
+    said = str(error.value)
+    assert words in said
+    assert f"the policy file {path}" in said
+    assert "domain" in said.replace(words, "")
+    assert said.endswith(DOMAIN_EXAMPLES)
+    assert "\n" not in said
 
 
 def test_a_file_that_is_not_there_or_not_the_operators_is_refused(tmp_path):

@@ -6,7 +6,6 @@
 import gzip
 import logging
 import tempfile
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,8 +103,8 @@ INPUTS = [
           PLAIN.replace(",", "\t").encode("utf-16"), ROWS),
     Input("names in Windows' encoding", "gr\xf6\xdfe,b\n1.5,2\n3,4\n".encode("cp1252"),
           "cp1252", "cp1252"),
-    Input("names in Windows' encoding, that is named", "gr\xf6\xdfe,b\n1.5,2\n3,4\n".encode("cp1252"),
-          ROWS, reading={"encoding": "cp1252"}),
+    Input("names in Windows' encoding, that is named",
+          "gr\xf6\xdfe,b\n1.5,2\n3,4\n".encode("cp1252"), ROWS, reading={"encoding": "cp1252"}),
     Input("bytes that are not UTF-8 in a number", b"a,b\n1.5\xff,2\n3,4\n", "another encoding",
           HALF),
     Input("bytes that are not UTF-8 in a column that is not used",
@@ -123,7 +122,7 @@ INPUTS = [
           "numbers and empty cells", [[3, 4, 8]], reading={}, header=["a", "b", "c"]),
     Input("a first line of names and numbers", "a,2019\n1.5,2\n3,4\n", "both", ROWS),
     Input("the same, and --header true", "a,2019\n1.5,2\n3,4\n", ROWS, reading={"header": True}),
-    Input("no header, decimal commas", "1,5;2\n3;4\n", "no number", "no number"),
+    Input("no header, decimal commas", "1,5;2;7\n3;4;8\n", "no number", [[3, 4, 8]]),
     Input("the nameless index of pandas", ",a,b\n0,1.5,2\n1,3,4\n", "row numbers of pandas",
           "row numbers of pandas"),
     Input("the nameless index of pandas, and named features", ",a,b\n0,1.5,2\n1,3,4\n", ROWS,
@@ -217,5 +216,3 @@ def _words(records: Any, said: str) -> str:
 
 if __name__ == "__main__":
     print(table(), end="")
-
-

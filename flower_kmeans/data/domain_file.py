@@ -1,0 +1,192 @@
+"""The first mistake in a domain.toml, in one sentence: its line, its column, its key.
+
+TOML's reader knows no lines once it has read a file, so they are looked up in the text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from datetime import date, datetime
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+_TABLE = re.compile(r"^[ \t]*\[\[[ \t]*(?:columns|\"columns\"|'columns')[ \t]*\]\]", re.MULTILINE)
+_TOP = ("columns", "from_records")
+_SHOWN = 60  # characters of a value in a sentence
+
+
+class _Key(NamedTuple):
+    """What the value of a key is, and whether a file must have it."""
+
+    expected: str
+    is_kind: Callable[[Any], bool]
+    is_needed: bool
+
+
+def _is_number(value: Any) -> bool:
+    # To Python a truth is an integer.
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_date(value: Any) -> bool:
+    # To Python a time is a date as well.
+    return isinstance(value, date) and not isinstance(value, datetime)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_scale(value: Any) -> bool:
+    return _is_text(value) and value in ("linear", "log")
+
+
+_NAME = _Key("text in quotes", _is_text, True)
+_NUMBER, _DATE = "a number without quotes", "a date without quotes, such as 2024-02-29"
+KEYS: dict[str, dict[str, _Key]] = {
+    "number": {
+        "name": _NAME,
+        "lower": _Key(_NUMBER, _is_number, True),
+        "upper": _Key(_NUMBER, _is_number, True),
+        "scale": _Key('"linear" or "log"', _is_scale, False),
+        "missing": _Key(_NUMBER, _is_number, False),
+    },
+    "category": {
+        "name": _NAME,
+        "values": _Key('texts in quotes, such as ["a", "b"]', _is_texts, True),
+        "missing": _Key("text in quotes", _is_text, False),
+    },
+    "date": {
+        "name": _NAME,
+        "lower": _Key(_DATE, _is_date, True),
+        "upper": _Key(_DATE, _is_date, True),
+        "missing": _Key(_DATE, _is_date, False),
+    },
+}
+
+
+def mistake(values: Mapping[str, Any], text: str) -> str | None:
+    """Return the first mistake in what a domain.toml holds, or ``None``; ``text`` has its lines."""
+    for key in values:
+        if key not in _TOP:
+            return f"{place_of(_line_of_key(text, key), key)}: {unknown_key(key, _TOP)}"
+    columns = values.get("columns")
+    if not isinstance(columns, list) or not columns:
+        place = place_of(_line_of_key(text, "columns"), "columns")
+        got = "nothing" if columns is None else _shown(columns)
+        return f"{place}: expected a [[columns]] for each column; got {got}."
+    if not isinstance(values.get("from_records", False), bool):
+        place = place_of(_line_of_key(text, "from_records"), "from_records")
+        return f"{place}: expected true or false; got {_shown(values['from_records'])}."
+    names = set()
+    for i, column in enumerate(columns):
+        found = _mistake_in(i, column, text)
+        if found is not None:
+            return found
+        name = column["name"]
+        if name in names:
+            place = place_of(line_of(text, i, "name"), "name", name)
+            return f"{place}: expected another name in each column; got {name!r} once more."
+        names.add(name)
+    return None
+
+
+def _mistake_in(i: int, column: Any, text: str) -> str | None:
+    if not isinstance(column, dict):
+        return f"Column {i + 1}: expected a table [[columns]]; got {_shown(column)}."
+
+    def at(key: str) -> str:
+        return place_of(line_of(text, i, key), key, column.get("name", i + 1))
+
+    kind = column.get("kind")
+    if not isinstance(kind, str) or kind not in KEYS:
+        got = "nothing" if kind is None else _shown(kind)
+        hint = _did_you_mean(kind, KEYS)
+        return f'{at("kind")}: expected "number", "category" or "date"; got {got}{hint}.'
+    keys = KEYS[kind]
+    for key in column:
+        if key != "kind" and key not in keys:
+            return f"{at(key)}: {unknown_key(key, ('kind', *keys))}"
+    for key, rule in keys.items():
+        if key not in column:
+            if rule.is_needed:
+                return f"{at(key)}: expected {rule.expected}; got nothing."
+        elif not rule.is_kind(column[key]):
+            hint = _did_you_mean(column[key], ("linear", "log")) if key == "scale" else ""
+            return f"{at(key)}: expected {rule.expected}; got {_shown(column[key])}{hint}."
+    return None
+
+
+def line_of(text: str, column: int, key: str | None = None) -> int | None:
+    """Return the line of a column's key, else of its [[columns]], from 1; ``None`` if unclear."""
+    if _is_unclear(text):
+        return None
+    starts = list(_TABLE.finditer(text))
+    if column >= len(starts):
+        return None  # written as columns = [{...}]
+    stop = starts[column + 1].start() if column + 1 < len(starts) else len(text)
+    found = None if key is None else _key(key).search(text, starts[column].end(), stop)
+    place = starts[column].end() if found is None else found.end()
+    return text.count("\n", 0, place) + 1
+
+
+def unknown_key(key: str, known: Collection[str]) -> str:
+    """Return what is said of a key that a file must not have."""
+    return f"expected one of {', '.join(known)}; got {key!r}{_did_you_mean(key, known)}."
+
+
+def _did_you_mean(value: Any, known: Collection[str]) -> str:
+    near = get_close_matches(value, known, 1) if isinstance(value, str) else []
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def place_of(line: int | None, key: str | None, column: Any = None) -> str:
+    """Return where something is in a file, as it begins a sentence."""
+    parts = [] if line is None else [f"line {line}"]
+    if column is not None:
+        parts.append(f"column {column!r}")
+    if key is not None:
+        parts.append(f"key {key!r}")
+    place = ", ".join(parts)
+    return place[0].upper() + place[1:]
+
+
+def _line_of_key(text: str, key: str) -> int | None:
+    """Return the line of a key or table of the whole file, from 1; ``None`` if unclear."""
+    if _is_unclear(text):
+        return None
+    found = _key(key).search(text)
+    if found is None:
+        found = re.search(rf"^[ \t]*\[+[ \t]*{_spelled(key)}[ \t]*\]", text, re.MULTILINE)
+    return None if found is None else text.count("\n", 0, found.end()) + 1
+
+
+def _key(key: str) -> re.Pattern[str]:
+    return re.compile(rf"^[ \t]*{_spelled(key)}[ \t]*=", re.MULTILINE)
+
+
+def _spelled(key: str) -> str:
+    name = re.escape(key)
+    return f"(?:{name}|\"{name}\"|'{name}')"
+
+
+def _is_unclear(text: str) -> bool:
+    # Text over several lines may hold lines that look like keys.
+    return '"""' in text or "'''" in text
+
+
+def _shown(value: Any) -> str:
+    """Return a value as TOML would have it, in one line and not all of a long one."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        shown = f"the text {json.dumps(value)}"
+    elif isinstance(value, dict):
+        shown = "a table"
+    else:
+        shown = str(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
