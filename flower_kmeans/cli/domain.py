@@ -227,10 +227,12 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
         shown = name if is_name else f"column {i}"
         try:
             if counts[name] > 1:
-                raise _LeftOutError("no name" if not name else "several columns have this name")
+                what = "no name" if not name else f"{counts[name]} columns have this name"
+                raise _LeftOutError(what)
             column = _declared(name, cells[name], reading.spelling)
         except _LeftOutError as error:
-            left_out.append((shown, str(error)))
+            if (shown, str(error)) not in left_out:  # of the first column of the name
+                left_out.append((shown, str(error)))
             continue
         found.append(column)
         n_gaps = int(np.isnan(column.read(cells[name], reading.spelling)).sum())

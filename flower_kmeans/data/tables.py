@@ -70,7 +70,7 @@ class OpenTable:
     names : tuple of str
         Of the columns, in order. They may be empty or occur twice.
     has_names : bool
-        Whether the table itself names its columns.
+        Whether the columns have names, of the table itself or given; else they are called x0, x1.
     beside : tuple of str
         Names of what an npz file holds beside its columns.
     """
@@ -442,7 +442,8 @@ def _open_csv(path: Path, reading: Reading) -> OpenTable:
         for rows in batched(file.records()):
             yield _block_of_rows(rows, wanted, places)
 
-    return OpenTable(str(path), file.names, file.has_names, read)
+    has_names = file.has_names or reading.given_names is not None
+    return OpenTable(str(path), file.names, has_names, read)
 
 
 def _block_of_rows(
@@ -550,7 +551,7 @@ def _open_excel(path: Path, reading: Reading) -> OpenTable:
         for batch in batched(sized):
             yield _block_of_rows(batch, wanted, places)
 
-    return OpenTable(str(path), names, has_names, read)
+    return OpenTable(str(path), columns, has_names or reading.given_names is not None, read)
 
 
 def _filled_rows(rows: Iterator[list[Any]]) -> Iterator[tuple[int, list[Any]]]:
