@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flower_kmeans.data.domain import Domain
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.reading import USUAL_READING, Reading
+from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.data.table_domain import TableDomain, declared_as, domain_of
 from flower_kmeans.data.tables import Block, open_table, records_of
 from flower_kmeans.errors import ConfigurationError, DataError
@@ -131,7 +132,7 @@ def assign(found: Found, data: str, output: Path, reading: Reading = USUAL_READI
     with open_private(output) as file:
         writer = _ParquetOutput(file, names) if suffix == ".parquet" else _CsvOutput(file, names)
         for block in opened.blocks(names):
-            labels, distances, missing = _clusters(block, found, findings, reading)
+            labels, distances, missing = _clusters(block, found, findings, opened.spelling)
             writer.write(block, labels, distances, missing)
             n_without += int(np.count_nonzero(missing))
         # Of all blocks, so that a user learns of all columns at once; the output is dropped then.
@@ -163,10 +164,10 @@ def _require_columns(names: Sequence[str], found: Found, data: str) -> None:
 
 
 def _clusters(
-    block: Block, found: Found, findings: Findings, reading: Reading
+    block: Block, found: Found, findings: Findings, spelling: Spelling
 ) -> tuple[NDArray[np.int64], Floats, NDArray[np.bool_]]:
     """Return cluster, distance and whether both are missing, for each record of a block."""
-    records = records_of(block, found.inputs, _declared(found), findings, reading.spelling)
+    records = records_of(block, found.inputs, _declared(found), findings, spelling)
     missing = np.asarray(~np.isfinite(records).all(axis=1))
     # Any finite number does: what is computed from it is masked.
     records[missing] = 0.0

@@ -229,13 +229,13 @@ def read_off(data: str, reading: Reading = USUAL_READING) -> ReadOff:
             if counts[name] > 1:
                 what = "no name" if not name else f"{counts[name]} columns have this name"
                 raise _LeftOutError(what)
-            column = _declared(name, cells[name], reading.spelling)
+            column = _declared(name, cells[name], opened.spelling)
         except _LeftOutError as error:
             if (shown, str(error)) not in left_out:  # of the first column of the name
                 left_out.append((shown, str(error)))
             continue
         found.append(column)
-        n_gaps = int(np.isnan(column.read(cells[name], reading.spelling)).sum())
+        n_gaps = int(np.isnan(column.read(cells[name], opened.spelling)).sum())
         if n_gaps:
             gaps[name] = n_gaps
     if not found:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from flower_kmeans.data.csv_files import default_names, names_columns, open_csv
 from flower_kmeans.data.findings import ColumnFindings, Findings
 from flower_kmeans.data.reading import USUAL_READING, Header, Reading, read_source_file
-from flower_kmeans.data.spelling import Spelling, are_missing
+from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
@@ -73,6 +73,8 @@ class OpenTable:
         Whether the columns have names, of the table itself or given; else they are called x0, x1.
     beside : tuple of str
         Names of what an npz file holds beside its columns.
+    spelling : Spelling
+        How its text writes numbers and dates.
     """
 
     path: str
@@ -80,6 +82,7 @@ class OpenTable:
     has_names: bool
     _read: Callable[[Sequence[str]], Iterator[Block]] = field(repr=False)
     beside: tuple[str, ...] = ()
+    spelling: Spelling = USUAL
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[Block]:
         """Yield blocks of records with the wanted columns.
@@ -264,7 +267,7 @@ def read_table(
     else:
         excluded = {label, *keep} if is_node else {label}
         chosen = opened.features(excluded)
-    loaded = _load(opened, reading, chosen, domain, beside)
+    loaded = _load(opened, chosen, domain, beside)
     if not is_node:
         if features is None and domain is None:
             loaded = _without_text(loaded, keep)
@@ -280,7 +283,6 @@ def read_table(
 
 def _load(
     opened: OpenTable,
-    reading: Reading,
     chosen: Sequence[str],
     domain: TableDomain | None,
     beside: Sequence[str],
@@ -295,7 +297,7 @@ def _load(
     parts = [np.empty((0, len(names)))]
     kept: dict[str, list[NDArray[Any]]] = {name: [] for name in beside}
     for block in opened.blocks([*chosen, *beside]):
-        parts.append(records_of(block, chosen, domain, findings, reading.spelling))
+        parts.append(records_of(block, chosen, domain, findings, opened.spelling))
         for name, found in kept.items():
             found.append(block.columns[name])
     others = {name: np.concatenate(found or [np.empty(0)]) for name, found in kept.items()}
@@ -398,6 +400,11 @@ def open_table(
     if Path(data).suffix.lower() == ".toml":
         named, own = read_source_file(data)
         return open_table(named, own.updated_by(reading), recognises=recognises)
+    opened = _opened(data, reading, recognises)
+    return replace(opened, spelling=reading.spelling)
+
+
+def _opened(data: str | Path, reading: Reading, recognises: bool) -> OpenTable:
     if "://" in str(data):
         return _open_database(str(data), reading)
     path = Path(data)

@@ -1,0 +1,100 @@
+"""Options and source.toml: how one party reads its own file."""
+
+import pytest
+
+from flower_kmeans.data.reading import Reading, read_source_file
+from flower_kmeans.data.tables import load_table, open_table
+from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
+
+TEXT = "alter;preis\n40;1.000,5\n50;2\n"
+SOURCE = 'data = "t.csv"\ndelimiter = ";"\ndecimal = ","\nthousands = "."\nheader = true\n'
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "t.csv").write_text(TEXT)
+    path = tmp_path / "source.toml"
+    path.write_text(SOURCE)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_source_file_says_how_its_data_is_read(source, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")  # its paths are from its own directory
+    for options in ({}, {"malformed": "nan"}):
+        table = load_table(source, **options)
+        assert table.columns == ("alter", "preis")
+        assert table.records.tolist() == [[40, 1000.5], [50, 2]]
+    data, reading = read_source_file(source)
+    assert data == str(tmp_path / "t.csv")
+    assert reading == Reading(True, ";", ",", ".")
+
+
+def test_an_option_holds_in_place_of_what_the_file_says(source, tmp_path):
+    (tmp_path / "t.csv").write_text(TEXT.replace(";", "|"))
+    opened = open_table(source, Reading(delimiter="|"))
+    assert opened.names == ("alter", "preis")
+
+
+def test_a_node_needs_the_header_from_its_settings(source):
+    source.write_text(SOURCE.replace("header = true\n", ""))
+    assert load_table(source).columns == ("alter", "preis")
+    with pytest.raises(ConfigurationError, match="header"):
+        load_table(source, malformed="nan")
+    source.write_text(SOURCE.replace("true", '["a", "b"]'))
+    table = load_table(source, malformed="nan")
+    assert (table.columns, len(table.records)) == (("a", "b"), 3)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_source_file_that_others_may_read_is_refused(source, mode):
+    source.chmod(mode)
+    with pytest.raises(ConfigurationError, match="with mode 0600"):
+        load_table(source)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('data = "t.csv"\ndecimals = ","\n', r"among .*'decimal'.* Got \['decimals'\]"),
+        ("delimiter = ';'\n", "Expected data in the source file"),
+        ("data = 3\n", "Expected data in the source file"),
+        ('data = "t.csv"\ndecimal = 5\n', r"source\.toml: Expected decimal"),
+        ('data = "t.csv"\nheader = "a,b"\n', r"source\.toml: Expected header"),
+        ("data", "is not TOML"),
+    ],
+)
+def test_a_source_file_with_a_mistake_is_one_sentence(source, text, words):
+    source.write_text(text)
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=words):
+        read_source_file(source)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(({"delimiter": text}, "delimiter as one") for text in (";;", '"', "\n", "\u00a7")),
+        ({"delimiter": ",", "decimal": ","}, "delimiter other than decimal"),
+        *(
+            ({"encoding": name}, "encoding as one")
+            for name in ("nonsense", "utf-7", "cp037", "utf-32", "base64", "a\0")
+        ),
+        ({"header": "a,b"}, "header as True"),
+        ({"header": [1]}, "header as True"),
+        ({"sheet": 1}, "sheet as a text"),
+        ({"query": ""}, "query as a text"),
+    ],
+)
+def test_what_is_no_reading_is_refused(options, words):
+    with pytest.raises((ConfigurationError, ConfigurationTypeError), match=words):
+        Reading(**options)
+
+
+@pytest.mark.parametrize(
+    "name", ["utf-8", "UTF8", "cp1252", "latin-1", "gbk", "shift_jis", "utf-16"]
+)
+def test_encodings_of_which_a_byte_stays_in_its_line(name, tmp_path):
+    Reading(encoding=name)
+    (tmp_path / "t.csv").write_bytes("a,b\n1,2\n3,4\n".encode(name))
+    table = load_table(tmp_path / "t.csv", reading=Reading(encoding=name))
+    assert table.records.tolist() == [[1, 2], [3, 4]]
