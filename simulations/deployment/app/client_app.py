@@ -3,11 +3,13 @@
 What a node has and accepts is said by its operator, in ``--node-config``:
 
 ``data``
-    The file with the node's records: csv or npy. A cell that is no number, or a line with too many
-    or too few cells, makes its record count as none: it neither stops a run nor shows.
+    The file with the node's records, such as csv or parquet, or a source.toml that says which file
+    or database it is and how it is written. A cell that is no number, or a line with too many or
+    too few cells, makes its record count as none: it neither stops a run nor shows, but the node's
+    own log has how many there were.
 ``header``
     For a csv file whose first line is a record: the names of its columns, ``a,b``. Otherwise left
-    out, and the first line names them.
+    out, and the first line names them, or the source.toml says so.
 ``domain``
     A domain.toml, the same at all nodes and at the server: it declares categories, dates and other
     columns, and what a missing cell counts as. Otherwise left out, and all columns are numbers.
@@ -28,16 +30,21 @@ from flwr.common.logger import log
 
 from flower_kmeans import TableDomain, kmeans_client_app
 from flower_kmeans.client import ClientResult
-from flower_kmeans.data.datasets import Table, load_table
+from flower_kmeans.data.reading import Header
+from flower_kmeans.data.tables import Table, load_table
 
 
 def load_data(context: Context) -> Table:
     """Return the records of the node's file, with the names of its columns."""
-    header, domain = (context.node_config.get(name) for name in ("header", "domain"))
+    data = str(context.node_config["data"])
+    names, domain = (context.node_config.get(name) for name in ("header", "domain"))
+    header: Header | None = None if data.endswith(".toml") else True
+    if names is not None:
+        header = str(names).split(",")
     return load_table(
-        Path(str(context.node_config["data"])),
+        data,
         malformed="nan",
-        header=True if header is None else str(header).split(","),
+        header=header,
         domain=None if domain is None else TableDomain.from_file(str(domain)),
     )
 
