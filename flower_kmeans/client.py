@@ -70,7 +70,8 @@ def register_kmeans(
         that returns an iterable of array-likes, anew at each call. They are read in blocks, once
         per answer, and not copied into memory; with a ``state_dir``, a run that commits to records
         copies them to a file there, unless the policy forbids it. Of files the columns that the
-        domain names are read, or all where it names none.
+        domain names are read, or all where it names none. A `flower_kmeans.data.sql.Query` of a
+        database is made once in a run, which goes on with such a copy.
     policy : ClientPolicy, optional
         What this client accepts. The default accepts no private run, because it names no ledger.
         Where the node's operator names a policy file (``--node-config 'policy-file="/..."'``), it

@@ -66,6 +66,23 @@ NOT_BY_DEFAULT = {
     "the other tests of test_filter": [
         "privacy/test_filter.py::test_what_one_fixed_composition_allows_exceeds_the_limit",
     ],
+    "the first test of a PostgreSQL server, and those of SQLite": [
+        *(
+            f"data/test_sql.py::test_{name}"
+            for name in (
+                "a_million_rows_of_postgresql_take_bounded_memory",
+                "a_pass_that_ends_early_closes_its_connection",
+                "a_password_comes_from_the_environment_or_a_file",
+                "a_row_that_fails_says_nothing_about_its_record",
+                "a_server_that_cannot_be_reached_is_said_clearly",
+                "other_types_of_postgresql_are_refused_unless_the_query_turns_them",
+                "postgresql_makes_one_select_and_writes_nothing",
+                "records_of_postgresql_are_encoded_as_declared",
+                "texts_of_other_encodings_are_read",
+            )
+        ),
+        "simulations/test_omop.py::test_postgresql_has_the_same_records",
+    ],
     "test_document_blocks, and a deployment of a new app in .ci/run": [
         "cli/test_new.py::test_its_own_test_passes_in_its_directory_and_beside_it",
         "deployment/test_namespaces.py::test_machines_reach_each_other_at_the_ports_of_their_firewalls_only",

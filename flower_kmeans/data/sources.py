@@ -1,8 +1,9 @@
 """Where a client's records come from, read in blocks of bounded size, as often as they are needed.
 
-An array, a memory map, a factory of chunks, a file or data set of pyarrow and a data set of Ray all
-become a `Source`. Blocks are copies: what happens to the loader's memory while one is used changes
-nothing. Their borders show in no result, because sums of integers are exact.
+An array, a memory map, a factory of chunks, a file or data set of pyarrow, a data set of Ray and a
+query of a database all become a `Source`. Blocks are copies: what happens to the loader's memory
+while one is used changes nothing. Their borders show in no result, because sums of integers are
+exact.
 """
 
 import mmap
@@ -35,7 +36,8 @@ Tables = Iterator[NDArray[Any]]  # named, as a function in a function makes its 
 Part = Callable[[NDArray[Any]], IntArray]  # from a block of records to words that add up
 RecordsLike = Any
 """An array-like; a function that returns an iterable of array-likes, anew each time it is called; a
-``pyarrow.dataset.Dataset``, a ``pyarrow.parquet.ParquetFile`` or a ``ray.data.Dataset``."""
+``pyarrow.dataset.Dataset``, a ``pyarrow.parquet.ParquetFile``, a ``ray.data.Dataset`` or a
+`flower_kmeans.data.sql.Query`."""
 
 _BLOCK_NUMBERS = 2**22  # of a block: 32 MB in float64
 _FEWEST_ROWS = 64
@@ -60,6 +62,8 @@ class Source:
     n_rows: int = sys.maxsize  # at most
     in_memory: bool = False
     is_finite: bool = False  # and nobody else can change it: a copy of checked records
+    is_live: bool = False
+    """Whether each pass may find other records, so that a run reads them once and keeps a copy."""
     sum_in_place: Callable[[Part], tuple[IntArray, int]] | None = None
     """Sums a function over all blocks where they are; also returns the number of null records."""
     n_null: int = 0
@@ -158,8 +162,12 @@ def checked_source(
 ) -> RecordsLike:
     """Return records of which all are finite: as an array, or as given if they are a stream.
 
-    For simulations, which may tell a user which record is malformed.
+    For simulations, which may tell a user which record is malformed. A live source is read once,
+    into memory.
     """
+    if _reader_of(records) is _of_query:
+        records = as_source(records, n_features, columns).loaded(keep_null=True)
+        columns = None
     if not is_stream(records):
         check_columns(named_columns(records), columns, name)
         floats = np.float64, np.float32
@@ -439,6 +447,45 @@ def _any_copy(column: Any) -> dict[str, bool]:
     return {} if hasattr(column, "chunks") else {"zero_copy_only": False}
 
 
+# --------------------------------------------------------------------------- databases
+
+
+def _of_query(query: Any, n_features: int, columns: Sequence[str] | None) -> Source:
+    """Return the rows of a query: numbers, or what its domain makes of the columns it declares."""
+    domain = query.domain
+    if domain is None:
+        names = list(query.names if columns is None else columns)
+        encoded = names
+    else:
+        names = [column.name for column in domain.declared]
+        encoded = list(domain.columns)
+        check_columns(encoded, columns)
+    if len(encoded) != n_features:
+        raise DataError(f"records must have {n_features} columns, got {len(encoded)}.")
+    for name in names:
+        if name not in query.names:
+            raise DataError(
+                f"Expected the column {name!r} in the query. Got {', '.join(query.names)}."
+            )
+
+    def parts() -> Tables:
+        for block in query.blocks():
+            if domain is not None:
+                yield domain.encode(block, "nan")
+            else:
+                yield np.column_stack([_number_cells(block[name], name) for name in names])
+
+    return Source(n_features, np.dtype(np.float64), parts, is_live=True)
+
+
+def _number_cells(cells: NDArray[Any], name: str) -> NDArray[np.float64]:
+    """Return the cells of a column as numbers, with NaN where one is none."""
+    found = numbers(cells)
+    if found is None:  # the column's type, which no record decides
+        raise ConfigurationTypeError(f"Expected the column {name!r} as numbers. Got dates.")
+    return found
+
+
 # --------------------------------------------------------------------------- Ray
 
 
@@ -577,4 +624,5 @@ _READERS: tuple[tuple[str, str, _Reader], ...] = (
     ("pyarrow.dataset", "Dataset", _of_dataset),
     ("pyarrow.parquet", "ParquetFile", _of_parquet_file),
     ("ray.data", "Dataset", _of_ray),
+    ("flower_kmeans.data.sql", "Query", _of_query),
 )

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from threading import Lock
 from typing import Any
@@ -48,6 +48,10 @@ SOFTWARE = f"flower-kmeans {__version__}"
 # Each time, another process of this node answered another message of the run in the meantime.
 _TRIES = 8
 _CHECKSUM = np.ones(1, dtype=np.int64)  # of one vector
+_NO_COPIES = (
+    "The records come from a database, where each message could find others. Expected "
+    "copy_records = true in the policy, for a private copy of this run, or records in a file."
+)
 _MOST_STATES = 4  # clients of one process are rarely in more rounds of more runs at once
 _states: dict[bytes, bytes] = {}
 _lock = Lock()
@@ -284,15 +288,35 @@ class _Conversation:
 
     @cached_property
     def _source(self) -> Source:
-        """The user's records, which are asked for once per message at most."""
+        """The user's records, which are asked for once per message at most; live ones are held."""
         domain = self._run.algorithm.domain
         with RefuseError.of_user():
-            return as_source(self._client.load_records(), domain.n_features, domain.columns)
+            source = as_source(self._client.load_records(), domain.n_features, domain.columns)
+        if not source.is_live:
+            return source
+        refuse_unless(self._policy.copy_records, Code.POLICY, _NO_COPIES)
+        held = self._memory.held(self._usable(source), domain.n_features)
+        return replace(held, is_live=True)
+
+    def _copy_of_live(self) -> Source | None:
+        """Return a run's copy of records that may be others at each pass; ``None`` for others."""
+        if not self._policy.copy_records:
+            _ = self._source  # a live one is refused
+            return None
+        copy = self._memory.load_records(self._doc_hash, self._session)
+        if copy is None and self._source.is_live:
+            # Also if the copy was lost: each round protects the records that it reads.
+            shape = self._source.n_rows, self._source.n_features
+            self._memory.save_records(self._doc_hash, self._session, self._source.blocks(), shape)
+            return self._source
+        return copy
 
     def _blocks(self) -> Blocks:
-        """Yield the user's usable records."""
-        source, n_records = self._source, 0
-        blocks = source.blocks()
+        return self._usable(self._source)
+
+    def _usable(self, source: Source) -> Blocks:
+        """Yield the usable records of a source."""
+        n_records, blocks = 0, source.blocks()
         while True:
             with RefuseError.of_user():
                 block = next(blocks, None)
@@ -304,12 +328,13 @@ class _Conversation:
 
     def _total(self, query: Query) -> Integers:
         """Return the statistic of all records, (words,), in one pass."""
-        algorithm, session, copy = self._run.algorithm, self._session, self._copy
+        algorithm, session = self._run.algorithm, self._session
         n_words = self._run.document.words[query.round - 1] - 1  # without the checksum word
         total = np.zeros(n_words, dtype=np.int64)
         part = partial(algorithm.words_of, query)
         commits, whole = self._run.trust.commits_to_records, algorithm.needs_all_records
-        if not (commits or whole) and self._source.sum_in_place is not None:
+        copy = self._copy if commits else self._copy_of_live()
+        if copy is None and not (commits or whole) and self._source.sum_in_place is not None:
             with RefuseError.of_user():
                 words, n_null = self._source.sum_in_place(part)
             _warn_of_null(n_null)

@@ -69,9 +69,10 @@ class ClientPolicy:
         Smallest accepted number of clients that may pool what they know with each other and the
         server. Of no effect in unprotected runs.
     copy_records : bool, default: True
-        Where a client commits to its records, answer the whole run from a private copy that lies
-        with the client's session and is removed with it. Otherwise the server can see up to three
-        times in a run that records changed (docs/threat-model.md).
+        Where a client commits to its records, or reads them from a database, answer the whole run
+        from a private copy that lies with the client's session and is removed with it. Otherwise
+        the server can see up to three times in a run that committed records changed
+        (docs/threat-model.md), and runs on a database are refused.
     party : int, optional
         This client's slot in vertical runs with relayed keys, which are refused without it.
         ``domain`` and ``columns`` then pin the columns of this slot alone.

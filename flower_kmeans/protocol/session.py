@@ -6,7 +6,7 @@ It is kept under the hash of the run document: in the ledger if the client's pol
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -30,6 +30,7 @@ DELIVERED, FORGOTTEN, SPENT = 1, 2, 3
 """How a run is over: with its result, unfinished and erased, or after too many sessions."""
 _PREFIX = "kmeans."
 _SECRET_BYTES = 32
+_HELD_NUMBERS = 2**22  # of a block: 32 MB
 
 Records = NDArray[Any]  # (m, n_features), float32 or float64
 
@@ -188,8 +189,12 @@ class ContextMemory:
         """Return whether a copy of records has room: no more of them than there are in memory."""
         return source.in_memory
 
+    def held(self, blocks: Iterable[Records], n_features: int) -> Source:
+        """Return what a live source yields once, in memory as long as it is used."""
+        return as_source(joined(blocks, n_features), n_features)
+
     def load_records(self, run: bytes, session: ClientSession) -> Source | None:
-        """Return the copy of the records that a session committed to, or ``None``."""
+        """Return the copy of the records of a session, or ``None``."""
         data = self._get(run, "copy")
         if data[:_SECRET_BYTES] != session.commitment:
             return None
@@ -202,7 +207,7 @@ class ContextMemory:
     def save_records(
         self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]
     ) -> None:
-        """Keep a copy of the records that a session committed to, until the run is over."""
+        """Keep a copy of the records of a session, until the run is over."""
         records = joined(blocks, shape[1])
         copy = encode((records.dtype.str, shape[1], records.tobytes()))
         self._set(run, copy=session.commitment + copy)
@@ -265,15 +270,42 @@ class LedgerMemory:
         """Return whether a copy of records has room: a disk has it."""
         return True
 
+    def held(self, blocks: Iterable[Records], n_features: int) -> Source:
+        """Return what a live source yields once, in a file without a name, which nobody else has.
+
+        It takes its room until the source is no longer used.
+        """
+        try:
+            with tempfile.TemporaryFile(dir=self._directory) as file:
+                for block in blocks:
+                    values = np.ascontiguousarray(block, np.float64)
+                    file.write(values.reshape(-1).view(np.uint8).data)
+                file.flush()
+                n_rows = file.tell() // (n_features * np.dtype(np.float64).itemsize)
+                # The map outlives the open file, and a map of nothing is refused.
+                shape = n_rows, n_features
+                records = np.memmap(file, np.float64, "r", 0, shape) if n_rows else np.empty(shape)
+        except OSError as error:
+            raise LedgerError(
+                f"Records cannot be copied to {self._directory}: {error.strerror}."
+            ) from None
+        step = max(1, _HELD_NUMBERS // n_features)
+
+        def parts() -> Iterator[Records]:
+            for start in range(0, n_rows, step):
+                yield records[start : start + step]
+
+        return Source(n_features, records.dtype, parts, n_rows, is_finite=True)
+
     def load_records(self, run: bytes, session: ClientSession) -> Source | None:
-        """Return the copy of the records that a session committed to, or ``None``."""
+        """Return the copy of the records of a session, or ``None``."""
         path = self._copy_file(run, session)
         return _read_array(lambda: np.load(path, mmap_mode="r", allow_pickle=False))
 
     def save_records(
         self, run: bytes, session: ClientSession, blocks: Iterable[Records], shape: tuple[int, int]
     ) -> None:
-        """Keep a copy of the records that a session committed to, in a private file."""
+        """Keep a copy of the records of a session, in a private file."""
         path = self._copy_file(run, session)
         try:
             # Mode 0600 from the start, and a name that no other process of the node writes to.

@@ -281,7 +281,13 @@ class VerticalParty:
         width = self._body.widths[self._slot]
         with RefuseError.of_user():
             # A copy: another process may write to the loader's memory.
-            table = as_source(self.load_records(), width, names).loaded(keep_null=True)
+            source = as_source(self.load_records(), width, names)
+            if source.is_live:
+                raise errors.DataError(
+                    "Expected the same records in the same order in the whole vertical run. Got a "
+                    "query of a database: write its result to a file first."
+                )
+            table = source.loaded(keep_null=True)
         if len(table) != self._algorithm.n_records:
             raise RefuseError(Code.DATA, f"Expected n_records={self._algorithm.n_records} records.")
         digest = transcript.data_digest(table)

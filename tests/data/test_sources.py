@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from databases import sqlite_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from switches import small_blocks
@@ -12,6 +13,7 @@ from switches import small_blocks
 from flower_kmeans.data import sources
 from flower_kmeans.data.records import check_records
 from flower_kmeans.data.sources import as_source, checked_source, is_stream
+from flower_kmeans.data.sql import Query
 from flower_kmeans.errors import ConfigurationTypeError, DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -65,6 +67,10 @@ KINDS = {
         ~ds.field("a").is_null()
     ),
     "in memory": lambda path: ds.dataset(arrow()),
+    "SQLite": lambda path: Query(
+        sqlite_table(path / f"{len(os.listdir(path))}.db", NAMES, TABLE.astype(float).tolist()),
+        "SELECT * FROM t",
+    ),
     "union": lambda path: ds.dataset([folder(path / "parts"), ds.dataset(arrow(TABLE[:0]))]),
 }
 

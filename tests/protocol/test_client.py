@@ -5,6 +5,7 @@ What an attacker sends is in test_attacks.py.
 
 import gc
 import logging
+import stat
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from cohorts import BLIND, KEYS, SHARED, Cohort, Node, code, records_of
+from databases import sqlite_script, sqlite_table
 from documents import TRUSTS
 from flwr.app import ConfigRecord, RecordDict
 from harness import watched_sums
@@ -24,8 +26,10 @@ from hypothesis import strategies as st
 from switches import small_blocks
 
 from flower_kmeans.algorithms.base import Algorithm
+from flower_kmeans.data.sources import as_source
+from flower_kmeans.data.sql import Query
 from flower_kmeans.errors import MessageError
-from flower_kmeans.privacy.ledger import MemoryChangedError
+from flower_kmeans.privacy.ledger import Ledger, MemoryChangedError
 from flower_kmeans.privacy.randomness import token
 from flower_kmeans.protocol import checks, client, messages, pairs, removal, transcript
 from flower_kmeans.protocol.client import Client
@@ -451,6 +455,130 @@ def test_chunks_that_fail_are_data_and_charge_nothing(tmp_path, trust, error):
     assert reply == Refusal(code=Code.DATA, doc_hash=cohort.doc_hash)
     session = node.session(cohort.doc_hash)
     assert session is None if commits else not session.answered
+
+
+# ------------------------------------------------------------------------------ live records
+
+
+def database(node, path):
+    """Let a node's records be a query of a database that has them, and a null record."""
+    uri = sqlite_table(path, ["x", "y"], [*node.records.tolist(), (None, 0.5)])
+    query = Query(uri, "SELECT * FROM t ORDER BY x")
+    node.records = lambda: query
+    return query
+
+
+@pytest.mark.default_cases("values")
+@each_ledger
+@each_trust
+def test_a_run_reads_a_database_once(tmp_path, trust, ledger, caplog):
+    """Its rounds answer from a private copy, whatever happens to it, and the copy ends with it."""
+    cohort = Cohort(tmp_path, trust, ledger=ledger)
+    node, rows = cohort.nodes[0], cohort.nodes[0].records
+    database(node, tmp_path / "x.db")
+    cohort.set_up()
+    assert cohort.round(1) == [0, 1, 2, 3, 4]
+    (tmp_path / "x.db").unlink()
+    if ledger:
+        (path,) = copies(node)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        np.testing.assert_array_equal(np.load(path), rows[rows[:, 0].argsort()])
+    for t in (2, 3):
+        assert cohort.round(t) == [0, 1, 2, 3, 4]
+    assert node.n_loads == 1
+    cohort.finish()
+    assert not cohort.refusals
+    left = copies(node) if ledger else node.state[f"kmeans.{cohort.doc_hash.hex()}"].values()
+    assert len(b"".join(left)) < 200
+    null = [record.getMessage() for record in caplog.records if "malformed" in record.getMessage()]
+    assert null == ["1 records are malformed or not finite; each counts as none."]
+
+
+@each_ledger
+def test_a_database_that_changes_between_rounds_changes_no_result(tmp_path, ledger):
+    def centroids(name, change, records=None):
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "x.db"
+        cohort = Cohort(tmp_path / name, "plain", ledger=ledger)
+        node = cohort.nodes[0]
+        query = database(node, path)
+        if records is not None:
+            node.records = lambda: partial(records, query)
+        cohort.set_up()
+        for t in (1, 2, 3):
+            assert cohort.round(t) == [0, 1, 2, 3, 4]
+            sqlite_script(path, change)
+        cohort.finish()
+        return node.results[0].centroids
+
+    def anew(query):
+        return (np.column_stack(list(block.values())) for block in query.blocks())
+
+    change = "UPDATE t SET x = 1, y = 0"
+    expected = centroids("same", "SELECT 1")
+    np.testing.assert_array_equal(centroids("changed", change), expected)
+    # A function that reads the database anew finds other records.
+    np.testing.assert_array_equal(centroids("same anew", "SELECT 1", anew), expected)
+    assert not np.array_equal(centroids("changed anew", change, anew), expected)
+
+
+@pytest.mark.default_cases("values")
+@each_ledger
+@each_trust
+def test_a_database_is_refused_where_records_may_not_be_copied(tmp_path, trust, ledger, caplog):
+    """Before anything is read, sent or charged."""
+    cohort = Cohort(tmp_path, trust, ledger=ledger, policy={"copy_records": False})
+    node = cohort.nodes[0]
+    database(node, tmp_path / "x.db")
+    cohort.set_up()
+    with mock.patch.object(Query, "blocks", side_effect=AssertionError("It was read.")):
+        if trust == OBLIVIOUS:  # it commits to its records when it enrols
+            assert 0 not in cohort.enrolled
+        else:
+            assert code(cohort.ask(0)) == Code.POLICY
+    assert {(i, reply.code) for i, reply in cohort.refusals} == {(0, Code.POLICY)}
+    assert "copy_records = true in the policy" in caplog.text
+    if ledger:
+        assert not copies(node)
+        with Ledger(node.policy.state_dir) as opened:
+            assert opened.last_answer(cohort.doc_hash) is None
+
+
+@pytest.mark.parametrize("trust", ["distributed-noise", OBLIVIOUS])
+def test_a_copy_of_a_database_that_is_lost_or_damaged_is_made_anew(tmp_path, trust):
+    """A run that commits to records shows whether they changed, any other one does not."""
+    cohort = Cohort(tmp_path, trust, ledger=True)
+    node = cohort.nodes[0]
+    query = database(node, tmp_path / "x.db")
+    cohort.set_up()
+    assert cohort.round(1) == [0, 1, 2, 3, 4]
+    (path,) = copies(node)
+    before = path.read_bytes()
+    path.write_bytes(before[:100])
+    assert cohort.round(2) == [0, 1, 2, 3, 4]
+    assert path.read_bytes() == before
+    path.unlink()
+    sqlite_script(tmp_path / "x.db", "DELETE FROM t WHERE x < 0.5")
+    reply = cohort.ask(0, t=3)
+    (path,) = copies(node)
+    rows = np.load(path)
+    assert len(rows) == len(as_source(query, 2).loaded()) < 40
+    if trust == OBLIVIOUS:
+        assert code(reply) == Code.RENEW
+    else:
+        assert isinstance(reply, Answer)
+
+
+def test_a_database_without_records_is_read_once_too(tmp_path):
+    cohort = Cohort(tmp_path, ledger=True)
+    node = cohort.nodes[0]
+    node.records = np.empty((0, 2))
+    database(node, tmp_path / "x.db")
+    cohort.set_up()
+    for t in (1, 2):
+        assert cohort.round(t) == [0, 1, 2, 3, 4]
+        sqlite_script(tmp_path / "x.db", "INSERT INTO t VALUES (0.5, 0.5)")
+    assert node.n_loads == 1
 
 
 # ------------------------------------------------------------------------------ keys

@@ -163,6 +163,32 @@ def test_a_copy_of_records_is_kept_as_long_as_its_session(memory, tmp_path):
         assert len(b"".join(memory._state[f"kmeans.{RUN.hex()}"].values())) < RECORDS.nbytes
 
 
+@pytest.mark.parametrize("sizes", [(), (0,), (1, 2), (3, 0)])
+def test_what_a_live_source_yields_once_is_held_without_a_file_of_a_name(memory, tmp_path, sizes):
+    rows = RECORDS[: sum(sizes)]
+    block = np.empty((3, 2))  # which blocks of a source share
+
+    def blocks():
+        start = 0
+        for size in sizes:
+            block[:size] = rows[start : start + size]
+            start += size
+            yield block[:size]
+
+    source = memory.held(blocks(), 2)
+    block[:] = 9
+    for _ in range(2):
+        np.testing.assert_array_equal(source.loaded(), rows)
+    assert (source.n_rows, source.n_features) == rows.shape
+    if not isinstance(memory, ContextMemory):
+        assert {path.name for path in (tmp_path / "state").iterdir()} == {"ledger.sqlite3"}
+
+
+def test_records_that_cannot_be_held_are_an_error(ledger, tmp_path):
+    with pytest.raises(LedgerError, match="cannot be copied"):
+        LedgerMemory(ledger, LIMIT, tmp_path / "no").held([RECORDS], 2)
+
+
 def test_files_of_records_are_their_owners_and_go_with_their_session(ledger, tmp_path):
     memory, session = LedgerMemory(ledger, LIMIT, tmp_path / "state"), begun()
     before = os.umask(0)

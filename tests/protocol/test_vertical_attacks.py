@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from databases import sqlite_table
 from harness import fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from vertical_runs import (
     straight_signs,
 )
 
+from flower_kmeans.data.sql import Query
 from flower_kmeans.errors import MessageError
 from flower_kmeans.privacy.ledger import spent_epsilon
 from flower_kmeans.protocol import messages
@@ -336,6 +338,17 @@ def test_other_records_than_announced_are_refused_before_anything_is_charged(
     scene.party.records = records
     reply = scene.party.ask(scene.turn("keys"))
     assert reply == Refusal(code=Code.DATA, doc_hash=scene.run.doc_hash)
+    assert spent_epsilon(scene.party.directory, 1e-6) == 0
+
+
+def test_a_query_of_a_database_is_refused(holders_scene, tmp_path, caplog):
+    """Its rows may be others, or in another order, at each message."""
+    scene = holders_scene.before.copied(tmp_path / "copy")
+    uri = sqlite_table(tmp_path / "x.db", ["x"], blobs()[:, 1:].tolist())
+    scene.party.records = Query(uri, "SELECT * FROM t")
+    reply = scene.party.ask(scene.turn("keys"))
+    assert reply == Refusal(code=Code.DATA, doc_hash=scene.run.doc_hash)
+    assert "write its result to a file first" in caplog.text
     assert spent_epsilon(scene.party.directory, 1e-6) == 0
 
 

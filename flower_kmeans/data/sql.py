@@ -1,0 +1,358 @@
+"""Records of a database: the result of one query, read in blocks of bounded size.
+
+SQLite is read by Python's own module, which gives each cell as it is stored. ADBC's driver for it
+takes the type of a column from the rows that come first and fails at a later cell of another type
+(tried: 2,000 integers, then a text), so there one record could decide the fate of all others.
+
+PostgreSQL is read through ADBC (Apache-2.0). Its columns have the types that the server declares.
+psycopg (LGPL-3.0) was tried too, with a cursor at the server: it makes an object of each cell, and
+fails at a date that Python cannot write, such as 'infinity', which is a single record's.
+
+No error has a server's text about rows: it may quote a cell. Texts about connections and about a
+query that is prepared, and not yet run, are quoted: nothing has read a record then.
+"""
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_kmeans.data.table_domain import TableDomain
+from flower_kmeans.errors import ConfigurationError, DataError, KMeansError
+from flower_kmeans.extras import require
+from flower_kmeans.parameters import require_type
+
+Block = dict[str, NDArray[Any]]  # columns of one length, by name
+
+_POSTGRESQL = ("postgresql://", "postgres://")
+_SQLITE = "sqlite:///"
+_BLOCK_ROWS = 2**16
+_BLOCK_CELLS = 2**20  # of a block from SQLite, as Python's objects
+_FEWEST_ROWS = 64
+# A database without an encoding gives bytes as they are, of which not all need be UTF-8.
+_SET_ENCODING = """
+    SELECT set_config('client_encoding', CASE current_setting('server_encoding')
+        WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END, false)
+"""
+_BATCH_BYTES = 2**22  # of a batch from PostgreSQL
+_SECRETS = ("password", "sslpassword")  # parameters of a URI
+_VIEW = "flower_kmeans_query"
+_READ_VIEW = "SELECT * FROM temp.flower_kmeans_query"
+_REPEATED = re.compile(r"(.+):\d+", re.DOTALL)  # how SQLite renames the second column of a name
+_NAMELESS = ("", "?column?")
+_PLAIN = ("bool", "int2", "int4", "int8", "float4", "float8", "date", "timestamp", "timestamptz")
+# PostgreSQL's dates begin in 4713 BC. What has no place in the type that ADBC gives is before that.
+_FIRST_DATE = np.datetime64("-5000-01-01")
+_OF_QUERY = ("25", "42")  # classes of SQLSTATE: not read-only; syntax, names, permissions
+_KINDS = {
+    "08": "a lost connection",
+    "22": "a value that an expression of the query cannot take",
+    "25": "a query that does more than to read",
+    "42": "syntax, a name, a type or a missing permission",
+    "53": "too few resources of the server",
+    "57": "an administrator, or a time-out of the server",
+}
+
+
+def is_uri(text: str) -> bool:
+    """Return whether a text names a database: ``postgresql://...`` or ``sqlite:///FILE``."""
+    return text.lower().startswith((*_POSTGRESQL, _SQLITE))
+
+
+@dataclass(frozen=True)
+class Query:
+    """The records that a query of a database finds, one for each row of its result.
+
+    For `load_data` of a client, and for the partitions of `simulate`. In a run the query is made
+    once, when the client first needs its records, and the run goes on with a private copy
+    (``copy_records`` of the `ClientPolicy`). Nothing is read, and no connection made, before.
+
+    Parameters
+    ----------
+    uri : str
+        ``sqlite:///FILE`` (``sqlite:////srv/clinic.db`` for an absolute path), or
+        ``postgresql://USER@HOST:PORT/DATABASE`` as PostgreSQL's own programs take it. A password
+        comes from the environment variable PGPASSWORD or a password file (PGPASSFILE).
+    query : str
+        One SELECT (or WITH). The database is opened for reading only.
+    domain : TableDomain, optional
+        Declares the columns to read, as of ``domain.toml``. Without it, all columns that the run
+        names are numbers, or all columns of the query are where it names none.
+
+    Raises
+    ------
+    ConfigurationError, ConfigurationTypeError
+        If the URI is none, or has a password in it.
+
+    Notes
+    -----
+    A row that makes the database fail, such as a division by zero, makes the whole query fail: the
+    client then refuses because of one record. Let the query compute nothing that can fail.
+    """
+
+    uri: str
+    query: str
+    domain: TableDomain | None = None
+
+    def __post_init__(self) -> None:
+        require_type("uri", self.uri, str, "a text")
+        require_type("query", self.query, str, "a text")
+        require_type("domain", self.domain, TableDomain | None, "a TableDomain")
+        if not is_uri(self.uri):
+            raise ConfigurationError(
+                "Expected uri as postgresql://USER@HOST/DATABASE or sqlite:///FILE. Got another."
+            )
+        _require_no_password(self.uri)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the result's columns, in order; no record is read for them."""
+        with self._opened() as result:
+            return result.names
+
+    def blocks(self) -> Iterator[Block]:
+        """Make the query, and yield its rows in blocks of at most 65,536.
+
+        Yields
+        ------
+        dict from str to ndarray of shape (m,)
+            Columns by name: numbers, booleans or dates (datetime64), or Python's objects with
+            ``None`` where a cell is NULL. The type of a cell never depends on others.
+
+        Raises
+        ------
+        ConfigurationError, DataError
+            If the database cannot be reached, or cannot make the query.
+        """
+        with self._opened() as result:
+            yield from result.blocks()
+
+    def _opened(self) -> "AbstractContextManager[_Result]":
+        if self.uri.lower().startswith(_SQLITE):
+            return _sqlite(self.uri, self.query)
+        return _postgresql(self.uri, self.query)
+
+
+def open_query(uri: str, query: str) -> Query:
+    """Return a query that its database accepts, with known ``names``; see `Query`.
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        If the URI or the query cannot be used, or the database cannot be reached.
+    """
+    opened = Query(uri, query)
+    _ = opened.names  # which the database is asked for here
+    return opened
+
+
+class _Result(NamedTuple):
+    """A query that a database has accepted, and not yet made."""
+
+    names: tuple[str, ...]
+    blocks: Callable[[], Iterator[Block]]
+
+
+def _require_no_password(uri: str) -> None:
+    parts = urlsplit(uri)
+    keys = {unquote(part.partition("=")[0]) for part in parts.query.split("&")}
+    if not uri.lower().startswith(_SQLITE) and (
+        parts.password is not None or keys.intersection(_SECRETS)
+    ):
+        # The URI is not quoted.
+        raise ConfigurationError(
+            "Expected a database's URI without a password, which files and logs would keep. Set "
+            "the environment variable PGPASSWORD, or PGPASSFILE to a password file, instead."
+        )
+
+
+def _refuse_names(got: str) -> NoReturn:
+    raise ConfigurationError(
+        "Expected one SELECT (or WITH), whose columns all have different names: call each of them "
+        f"with AS in the query. Got {got}."
+    )
+
+
+def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a result, all of which must be different."""
+    if not names:
+        _refuse_names("no columns")
+    for place, name in enumerate(names):
+        if name in _NAMELESS:
+            _refuse_names(f"column {place + 1} without a name")
+        if name in names[:place]:
+            _refuse_names(f"{name!r} twice")
+    return tuple(names)
+
+
+# --------------------------------------------------------------------------- SQLite
+
+
+@contextmanager
+def _sqlite(uri: str, query: str) -> Iterator[_Result]:
+    path = Path(uri[len(_SQLITE) :])
+    if not path.is_file():
+        raise DataError(f"The database file {path} does not exist.")
+    with _errors_of_sqlite(path, is_prepared=False):
+        # Nothing is written to the file, nor made beside it.
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+    with closing(connection):
+        # Else one text that is not UTF-8 would be an error of the whole query.
+        connection.text_factory = _text
+        with _errors_of_sqlite(path, is_prepared=True):
+            # A view is one SELECT by the grammar, and has names before anything is computed.
+            connection.execute(f"CREATE TEMP VIEW {_VIEW} AS\n{query}")
+            columns = connection.execute(f"PRAGMA temp.table_info({_VIEW})").fetchall()
+        found = [name for _, name, *_ in columns]
+        known = {name.lower() for name in found}
+        for name in found:
+            renamed = _REPEATED.fullmatch(name)
+            if renamed is not None and renamed[1].lower() in known:
+                _refuse_names(f"{renamed[1]!r} twice")
+        names = _checked_names(found)
+        size = min(_BLOCK_ROWS, max(_FEWEST_ROWS, _BLOCK_CELLS // len(names)))
+
+        def blocks() -> Iterator[Block]:
+            with _errors_of_sqlite(path, is_prepared=False):
+                cursor = connection.execute(_READ_VIEW)
+            while True:
+                with _errors_of_sqlite(path, is_prepared=False):
+                    rows = cursor.fetchmany(size)
+                if not rows:
+                    return
+                columns = zip(*rows, strict=True)
+                arrays = (np.array(column, dtype=object) for column in columns)
+                yield dict(zip(names, arrays, strict=True))
+
+        yield _Result(names, blocks)
+
+
+def _text(data: bytes) -> str:
+    """Return the text of a cell; bytes that are not UTF-8 become U+FFFD."""
+    return data.decode("utf-8", "replace")
+
+
+@contextmanager
+def _errors_of_sqlite(path: Path, *, is_prepared: bool) -> Iterator[None]:
+    """Turn errors into ours, with SQLite's text only while a query ``is_prepared``."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+        if is_prepared and name == "SQLITE_ERROR":
+            raise ConfigurationError(
+                f"Expected a query that SQLite can make: one SELECT (or WITH). Got: {error}."
+            ) from None
+        raise DataError(
+            f"The query of the database file {path} failed ({name}): the file, or a value that an "
+            "expression of the query cannot take."
+        ) from None
+
+
+# --------------------------------------------------------------------------- PostgreSQL
+
+
+@contextmanager
+def _postgresql(uri: str, query: str) -> Iterator[_Result]:
+    driver: Any = require("adbc_driver_postgresql.dbapi", "A PostgreSQL database", "sql")
+    # The driver writes behind the query, where there may be a semicolon or a comment.
+    query = query.strip().removesuffix(";") + "\n"
+    try:
+        connection = driver.connect(f"postgresql://{uri.partition('://')[2]}")
+    except Exception as error:
+        # The client's own text: it names host, user and database, and never a password.
+        lines = str(error).partition("Failed to connect:")[2].strip().splitlines()
+        said = lines[0].rstrip(".") if lines else "no connection"
+        raise DataError(f"Expected a PostgreSQL server that can be reached. Got: {said}.") from None
+    with closing(connection), closing(connection.cursor()) as cursor:
+        with _errors_of_postgresql(is_prepared=True):
+            # Of the only transaction, and nothing that a query calls can take it back.
+            cursor.execute("SET TRANSACTION READ ONLY")
+            cursor.execute(_SET_ENCODING)
+            cursor.fetchall()
+            schema = cursor.adbc_execute_schema(query)
+        names = _checked_names(schema.names)
+        for field in schema:
+            _require_plain(field)
+
+        def blocks() -> Iterator[Block]:
+            with _errors_of_postgresql(is_prepared=False):
+                size = {"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
+                cursor.adbc_statement.set_options(**size)
+                cursor.execute(query)
+                reader = cursor.fetch_record_batch()
+            with closing(reader):
+                while True:
+                    with _errors_of_postgresql(is_prepared=False):
+                        batch = next(reader, None)
+                    if batch is None:
+                        return
+                    for start in range(0, batch.num_rows, _BLOCK_ROWS):
+                        piece = batch.slice(start, _BLOCK_ROWS)
+                        arrays = map(_cells, piece.columns)
+                        yield dict(zip(names, arrays, strict=True))
+
+        yield _Result(names, blocks)
+
+
+def _require_plain(field: Any) -> None:
+    """Require a column of numbers, text, booleans or dates, as its table declares it."""
+    import pyarrow
+
+    declared = (field.metadata or {}).get(b"POSTGRESQL:type", b"?").decode()
+    is_text = pyarrow.types.is_string(field.type)  # also of an enumeration
+    if not (is_text or declared in _PLAIN or declared == "numeric"):
+        raise ConfigurationError(
+            f"Expected the column {field.name!r} as a number, text, boolean or date. Got "
+            f"{declared}: turn it into one of them in the query, such as CAST(... AS text)."
+        )
+
+
+def _cells(column: Any) -> NDArray[Any]:
+    """Return a column of pyarrow as `Query.blocks` gives it."""
+    import pyarrow
+
+    kind = column.type
+    if isinstance(kind, pyarrow.BaseExtensionType):  # numeric, in decimal digits
+        digits = column.storage.to_pylist()
+        return np.array([np.nan if cell is None else float(cell) for cell in digits])
+    if pyarrow.types.is_string(kind):
+        texts = column.cast(pyarrow.binary()).to_pylist()
+        return np.array([None if cell is None else _text(cell) for cell in texts], dtype=object)
+    if pyarrow.types.is_temporal(kind):
+        dates = column.to_numpy(zero_copy_only=False).copy()
+        dates[dates < _FIRST_DATE] = np.datetime64("NaT")
+        return np.asarray(dates)
+    if column.null_count and not pyarrow.types.is_floating(kind):
+        # As numbers with NaN, large integers beside a NULL would be others.
+        return np.array(column.to_pylist(), dtype=object)
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+@contextmanager
+def _errors_of_postgresql(*, is_prepared: bool) -> Iterator[None]:
+    """Turn errors into ours, with the server's text only while a query ``is_prepared``."""
+    try:
+        yield
+    except KMeansError:
+        raise
+    except Exception as error:
+        # The driver has none for rows that follow the first ones.
+        state = getattr(error, "sqlstate", None) or ""
+        said = re.search(r"ERROR:\s*(.*)", str(error)) if is_prepared else None
+        if said is not None:
+            raise ConfigurationError(
+                f"Expected a query that PostgreSQL can make: one SELECT (or WITH). Got: {said[1]}."
+            ) from None
+        kind = _KINDS.get(state[:2], f"{_KINDS['22']}, or {_KINDS['08']}")
+        number = f"SQLSTATE {state}" if state else "while its rows were read"
+        found = ConfigurationError if state[:2] in _OF_QUERY else DataError
+        raise found(f"The query of the database failed ({number}): {kind}.") from None
