@@ -29,6 +29,7 @@ from flower_kmeans.data.records import (
     numbers,
     text_as_bytes,
 )
+from flower_kmeans.data.spelling import Spelling
 from flower_kmeans.errors import ConfigurationTypeError, DataError, KMeansError
 
 IntArray = NDArray[np.int64]
@@ -471,19 +472,19 @@ def _of_query(query: Any, n_features: int, columns: Sequence[str] | None) -> Sou
     def parts() -> Tables:
         for block in query.blocks():
             if domain is not None:
-                yield domain.encode(block, "nan")
+                yield domain.encode(block, "nan", query.spelling)
             else:
-                yield np.column_stack([_number_cells(block[name], name) for name in names])
+                cells = [_number_cells(block[name], name, query.spelling) for name in names]
+                yield np.column_stack(cells)
 
     return Source(n_features, np.dtype(np.float64), parts, is_live=True)
 
 
-def _number_cells(cells: NDArray[Any], name: str) -> NDArray[np.float64]:
+def _number_cells(cells: NDArray[Any], name: str, spelling: Spelling) -> NDArray[np.float64]:
     """Return the cells of a column as numbers, with NaN where one is none."""
-    found = numbers(cells)
-    if found is None:  # the column's type, which no record decides
+    if cells.dtype.kind in "mM":  # the column's type, which no record decides
         raise ConfigurationTypeError(f"Expected the column {name!r} as numbers. Got dates.")
-    return found
+    return spelling.numbers(cells)
 
 
 # --------------------------------------------------------------------------- Ray

@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_kmeans.data.spelling import USUAL, Spelling
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, DataError, KMeansError
 from flower_kmeans.extras import require
@@ -86,6 +87,8 @@ class Query:
     domain : TableDomain, optional
         Declares the columns to read, as of ``domain.toml``. Without it, all columns that the run
         names are numbers, or all columns of the query are where it names none.
+    spelling : Spelling
+        How text writes numbers and dates.
 
     Raises
     ------
@@ -101,6 +104,7 @@ class Query:
     uri: str
     query: str
     domain: TableDomain | None = None
+    spelling: Spelling = USUAL
 
     def __post_init__(self) -> None:
         require_type("uri", self.uri, str, "a text")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from flower_kmeans.data.spelling import USUAL, Spelling, are_missing
 from flower_kmeans.data.table_domain import TableDomain
 from flower_kmeans.errors import ConfigurationError, DataError
 from flower_kmeans.extras import require
+
+if TYPE_CHECKING:
+    from flower_kmeans.data.sql import Query
 
 BoolArray = NDArray[np.bool_]
 Columns = dict[str, NDArray[Any]]
@@ -234,6 +237,49 @@ def load_table(
     for line in table.findings.lines():
         log.warning("%s: %s", Path(path).name, line)
     return table
+
+
+def load_records(
+    data: str | Path,
+    *,
+    domain: TableDomain | None = None,
+    header: Header | None = None,
+    reading: Reading = USUAL_READING,
+) -> "Table | Query":
+    """Return a client's records, as ``load_data`` returns them in a run.
+
+    Those of a file are read now, as by `load_table` with ``malformed="nan"``. Those of a database
+    are a `Query`, which a run makes once.
+
+    Parameters
+    ----------
+    data : path or str
+        A file, a ``source.toml``, or an address of a database.
+    domain : TableDomain, optional
+        Declares the columns. Without it they are numbers: all of a file, and of a database those
+        that the run names.
+    header : True or sequence of str, optional
+        As of `load_table`. By default a ``source.toml`` says it, and the first line of another file
+        names its columns.
+    reading : Reading
+
+    Raises
+    ------
+    ConfigurationError, DataError
+        As of `load_table`.
+    """
+    is_source_file = Path(data).suffix.lower() == ".toml"
+    if header is None and not is_source_file:
+        header = True
+    named, own = str(data), reading.with_options(header=header)
+    if is_source_file:
+        named, stated = read_source_file(data)
+        own = stated.updated_by(own)
+    if "://" not in named:
+        return load_table(named, malformed="nan", domain=domain, reading=own)
+    from flower_kmeans.data.sql import Query
+
+    return Query(named, _required_query(own), domain, own.spelling)
 
 
 def read_table(
@@ -575,20 +621,23 @@ def _name_of(cell: Any) -> str:
 
 
 def _open_database(uri: str, reading: Reading) -> OpenTable:
-    if reading.query is None:
-        raise ConfigurationError(
-            f"Expected a query with the database {uri}: --query, or query in the source.toml. "
-            "Got none."
-        )
     from flower_kmeans.data.sql import open_query  # what only some need
 
-    query = open_query(uri, reading.query)
+    query = open_query(uri, _required_query(reading))
 
     def read(wanted: Sequence[str]) -> Iterator[Block]:
         for columns in query.blocks():
             yield _whole({name: columns[name] for name in wanted})
 
     return OpenTable(uri, query.names, True, read)
+
+
+def _required_query(reading: Reading) -> str:
+    if reading.query is None:
+        raise ConfigurationError(
+            "Expected a query with a database: --query, or query in the source.toml. Got none."
+        )
+    return reading.query
 
 
 def _open_numpy(path: Path) -> OpenTable:

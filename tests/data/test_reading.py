@@ -1,9 +1,14 @@
 """Options and source.toml: how one party reads its own file."""
 
+import sqlite3
+
+import numpy as np
 import pytest
 
 from flower_kmeans.data.reading import Reading, read_source_file
-from flower_kmeans.data.tables import load_table, open_table
+from flower_kmeans.data.sources import as_source
+from flower_kmeans.data.sql import Query
+from flower_kmeans.data.tables import load_records, load_table, open_table
 from flower_kmeans.errors import ConfigurationError, ConfigurationTypeError
 
 TEXT = "alter;preis\n40;1.000,5\n50;2\n"
@@ -98,3 +103,30 @@ def test_encodings_of_which_a_byte_stays_in_its_line(name, tmp_path):
     (tmp_path / "t.csv").write_bytes("a,b\n1,2\n3,4\n".encode(name))
     table = load_table(tmp_path / "t.csv", reading=Reading(encoding=name))
     assert table.records.tolist() == [[1, 2], [3, 4]]
+
+
+def test_what_load_data_returns(source, tmp_path):
+    records = load_records(source)
+    assert records.columns == ("alter", "preis")
+    (tmp_path / "u.csv").write_text("a,b\n1,x\n3,4\n")
+    np.testing.assert_array_equal(load_records(tmp_path / "u.csv").records, [[1, np.nan], [3, 4]])
+    assert len(load_records(tmp_path / "u.csv", header=["a", "b"]).records) == 3
+
+
+def test_a_database_is_a_query_that_a_run_makes_once(source, tmp_path):
+    with sqlite3.connect(tmp_path / "t.db") as database:
+        database.execute("create table visits(age, cost)")
+        database.execute("insert into visits values (40, '1,5'), (NULL, '2'), (50, 3)")
+    query = 'query = "select * from visits"\n'
+    address = f'data = "sqlite:///{tmp_path}/t.db"\ndecimal = ","\n'
+    source.write_text(address + query)
+    query = load_records(source)
+    assert isinstance(query, Query)
+    assert query.names == ("age", "cost")
+    expected = [[40, 1.5], [50, 3]]
+    np.testing.assert_array_equal(as_source(query, 2).loaded(), expected)
+    np.testing.assert_array_equal(load_table(source).records, expected)
+    source.write_text(address)
+    for load in (load_records, load_table):
+        with pytest.raises(ConfigurationError, match="Expected a query with a database"):
+            load(source)

@@ -23,6 +23,7 @@ What a node has and accepts is said by its operator, in ``--node-config``:
 import os
 from logging import INFO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -30,22 +31,16 @@ from flwr.common.logger import log
 
 from flower_kmeans import TableDomain, kmeans_client_app
 from flower_kmeans.client import ClientResult
-from flower_kmeans.data.reading import Header
-from flower_kmeans.data.tables import Table, load_table
+from flower_kmeans.data.tables import load_records
 
 
-def load_data(context: Context) -> Table:
-    """Return the records of the node's file, with the names of its columns."""
-    data = str(context.node_config["data"])
+def load_data(context: Context) -> Any:
+    """Return the records of the node's file, with the names of its columns, or its query."""
     names, domain = (context.node_config.get(name) for name in ("header", "domain"))
-    header: Header | None = None if data.endswith(".toml") else True
-    if names is not None:
-        header = str(names).split(",")
-    return load_table(
-        data,
-        malformed="nan",
-        header=header,
+    return load_records(
+        str(context.node_config["data"]),
         domain=None if domain is None else TableDomain.from_file(str(domain)),
+        header=None if names is None else str(names).split(","),
     )
 
 
